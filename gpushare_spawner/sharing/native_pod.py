@@ -33,7 +33,7 @@ class NativePodLayer(SharingLayer[PodSpec]):
         since: float,
     ) -> None:
         """Raises ValueError for a template without a GPU, and for a GPU whose index is not known."""
-        self.session = _session(tenant, template, placement, gpu_indices, since)
+        self.session = granted_session(tenant, template, placement, gpu_indices, since)
         """Return the content of the pod's annotations."""
         self._node = placement.node
         self._unit_size = unit_size
@@ -60,9 +60,11 @@ class NativePodLayer(SharingLayer[PodSpec]):
         return {**pod, "spec": {**spec, "affinity": pinned(spec.get("affinity"), self._node)}}
 
 
-def _session(
+def granted_session(
     tenant: Tenant, template: Template, placement: Placement, gpu_indices: Mapping[str, int], since: float
 ) -> PodSession:
+    """Return what the pod's annotations say. Raises ValueError for a template without a GPU, and for a GPU that is not
+    among those whose indices are known."""
     if template.gpu is None:
         raise ValueError(f"template {template.name} asks for no GPU: there is nothing to grant")
     unknown = [gpu for gpu in placement.gpus if gpu not in gpu_indices]

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from gpushare_spawner.spawner.kubernetes.cluster.pods import RESERVATION, Ended, annotation, ended_by_node
 from gpushare_spawner.spawner.kubernetes.unschedulable import LASTS, UNSCHEDULABLE, Cause, Unschedulable, unschedulable
 from gpushare_spawner.wording.spawn.scheduler import cannot_start, missing, not_taken
+
+NOT_PREPARED = "FailedPrepareDynamicResources"
+"""Reason of the event by which the kubelet says that a claim of the pod could not be prepared. It tries again, after 15
+to 65 s."""
+BY_AGENT = "gpushare: "
+"""Begins what the agent says in that event; otherwise the agent is not there, and comes."""
 
 
 class NotAdmitted(Exception):
@@ -49,7 +55,8 @@ class NotAdmitted(Exception):
 class Admission:
     """One try to get a pod onto its node. ``token`` is the annotation of the pod that is meant.
 
-    ``scaling`` says whether a node is being added for the pod: nothing counts against the node then.
+    ``scaling`` says whether a node is being added for the pod: nothing counts against the node then. ``events`` returns
+    those about pods of that name.
     """
 
     def __init__(
@@ -58,11 +65,13 @@ class Admission:
         node: str,
         clock: Callable[[], float] = time.monotonic,
         scaling: Callable[[], bool] = lambda: False,
+        events: Callable[[], Iterable[Mapping[str, Any]]] = tuple,
     ) -> None:
         self._token = token
         self._node = node
         self._clock = clock
         self._scaling = scaling
+        self._events = events
         self._seen: Any = None
         self._found: Unschedulable | None = None
         self._since: dict[Cause, float] = {}
@@ -75,6 +84,7 @@ class Admission:
         """
         if pod is not None and pod is self._seen and self._found is None:
             # asked for again and again, and the same until the watch brings another
+            self._check_prepared(pod)
             return False
         if runs(pod):
             return True
@@ -96,6 +106,20 @@ class Admission:
         causes = self._found.causes if self._found is not None else frozenset()
         # a reason of another kind begins anew; other figures in the message do not
         self._since = {cause: self._since.get(cause, self._clock()) for cause in causes}
+
+    def _check_prepared(self, pod: Mapping[str, Any]) -> None:
+        """Raises NotAdmitted where the agent cannot give the pod what its claim has."""
+        if not pod["spec"].get("resourceClaims"):
+            return
+        for event in self._events():
+            said = str(event.get("message") or "")
+            if (
+                event.get("reason") == NOT_PREPARED
+                and BY_AGENT in said
+                and event["involvedObject"].get("uid") == pod["metadata"]["uid"]
+            ):
+                words = said.partition(BY_AGENT)[2].strip()
+                raise NotAdmitted.ended(Ended(NOT_PREPARED, words, self._node))
 
     def _lasts(self) -> bool:
         now = self._clock()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
 from aiohttp import ClientError
@@ -30,7 +30,7 @@ class PodLauncher:
     ``reserve`` finds another share, ``start_pod`` makes the pod of the attempt's share and waits until it runs,
     ``remove_pod`` removes it again, ``pod`` is what the watch shows of it. ``tries``: refusals by nodes and failures of
     the API, at most; refusals by the scheduler do not count, as each leaves one node less. ``start_timeout``: seconds
-    for all of it. ``scaling`` says whether the cluster adds a node for the pod.
+    for all of it. ``scaling`` says whether the cluster adds a node for the pod, ``events`` what happened to it.
     """
 
     def __init__(
@@ -47,6 +47,7 @@ class PodLauncher:
         log: logging.Logger,
         name: str,
         scaling: Callable[[], bool] = lambda: False,
+        events: Callable[[], Iterable[Mapping[str, Any]]] = tuple,
     ) -> None:
         self._attempt = attempt
         self._reservations = reservations
@@ -59,6 +60,7 @@ class PodLauncher:
         self._log = log
         self._name = name
         self._scaling = scaling
+        self._events = events
         self._refused: dict[str, str] = {}
         """What is missing on the nodes that did not take the pod."""
 
@@ -90,7 +92,7 @@ class PodLauncher:
                 self._attempt.reserved(share)
             # another layer's scheduler can keep a pod waiting for as long as it likes
             scaling = self._scaling if share.offer is None else lambda: True
-            self._attempt.admission = Admission(share.token, share.placement.node, scaling=scaling)
+            self._attempt.admission = Admission(share.token, share.placement.node, scaling=scaling, events=self._events)
             try:
                 return await self._start_pod()
             except NotAdmitted as error:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from gpushare_spawner.model.placement import Placement
+from gpushare_spawner.model.report import ClaimsReport
 from gpushare_spawner.model.share import Share
 from gpushare_spawner.placement import Allocation, Requested
 from gpushare_spawner.placement.node_resources import NOTHING
@@ -43,6 +44,8 @@ class PodShare(Reservation):
     """A share that is put aside for a pod. ``token`` is the pod's annotation by which it is recognised."""
 
     token: str
+    claims: ClaimsReport | None = None
+    """What the node says of claims; None: it gives GPUs as extended resources."""
 
 
 class PodReservations(Reservations[PodShare]):
@@ -115,7 +118,9 @@ class PodReservations(Reservations[PodShare]):
         gpus = tuple(snapshot.gpus[gpu] for gpu in placement.gpus)
         # the person's share may be less than the devices that it takes
         placement = replace(placement, borrowed=min(placement.borrowed, ticket.request.share.units))
-        ticket.result.set_result(PodShare(ticket.request, placement, gpus, token))
+        ticket.result.set_result(
+            PodShare(ticket.request, placement, gpus, token, claims=self.cluster.claims_of(placement.node))
+        )
         return allocation
 
     def _give_elsewhere(self, ticket: Ticket, offer: LayerOffer, placement: Placement, token: str) -> Allocation:

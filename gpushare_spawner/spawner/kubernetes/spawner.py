@@ -35,6 +35,7 @@ from gpushare_spawner.spawner.base import GPUShareBase, applied_when_placed
 from gpushare_spawner.spawner.form.form import Form
 from gpushare_spawner.spawner.kubernetes import settings
 from gpushare_spawner.spawner.kubernetes.attempt import PodAttempt
+from gpushare_spawner.spawner.kubernetes.claims import PodClaims
 from gpushare_spawner.spawner.kubernetes.cleanup import LastSearch, PodCleanup
 from gpushare_spawner.spawner.kubernetes.cluster.capacity import ClusterCapacity
 from gpushare_spawner.spawner.kubernetes.cluster.layer_reader import LayerReader
@@ -364,6 +365,7 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
             log=self.log,
             name=self._log_name,
             scaling=self._node_is_added,
+            events=lambda: self.events,
         )
 
     def _node_is_added(self) -> bool:
@@ -393,7 +395,7 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
         """KubeSpawner's manifest, and the share in it."""
         pod = await super().get_pod_manifest()
         share = self._attempt.reservation
-        return pod if share is None else build_pod(pod, share, self.share_unit_size, self.hub.api_url)
+        return pod if share is None else build_pod(pod, share, self.share_unit_size, self.hub.api_url, self.namespace)
 
     def get_env(self) -> dict[str, Any]:
         """KubeSpawner's environment; a template without a GPU hides those of the node."""
@@ -404,7 +406,10 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
 
     async def _make_create_pod_request(self, pod: Any, request_timeout: float) -> bool:
         request = super()._make_create_pod_request(pod, request_timeout)
-        return await self._attempt.pod_created(request, self.pod_name, self.log)
+        created = await self._attempt.pod_created(request, self.pod_name, self.log)
+        if created and self._attempt.reservation is not None:
+            await PodClaims(self.api, self.log).make(self._attempt.reservation, self.pod_name, self.namespace)
+        return created
 
     async def _make_delete_pod_request(self, *args: Any, **kwargs: Any) -> bool:
         request = super()._make_delete_pod_request(*args, **kwargs)

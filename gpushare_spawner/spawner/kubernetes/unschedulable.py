@@ -16,6 +16,9 @@ from gpushare_spawner.model.kubernetes import RESOURCE_PREFIX
 UNSCHEDULABLE = "Unschedulable"
 """Kubernetes' word for a pod that the scheduler finds no node for."""
 
+CLAIMS = "cannot allocate all claims"
+"""What the scheduler says where a claim of the pod cannot be allocated (its plugin dynamicresources, 1.34 to 1.36)."""
+
 TRIGGERED_SCALE_UP = "TriggeredScaleUp"
 """Reason of the event by which the cluster autoscaler says that it adds a node for a pod."""
 
@@ -24,7 +27,7 @@ class Cause(Enum):
     """Kinds of reasons."""
 
     UNITS = "units"
-    """The node's status lacks units of a GPU."""
+    """The node's status, or its ResourceSlice, lacks units of a GPU."""
     NOT_READY = "not ready"
     """The node is being added, or its kubelet restarts."""
     CLAIM = "claim"
@@ -101,7 +104,8 @@ def _mismatch(reason: str) -> bool:
 
 
 def _cause(reason: str) -> Cause:
-    if RESOURCE_PREFIX in reason:
+    # of claims the scheduler says no more, whatever the cause is
+    if RESOURCE_PREFIX in reason or CLAIMS in reason:
         return Cause.UNITS
     if "node.kubernetes.io/not-ready" in reason or "node.kubernetes.io/unreachable" in reason:
         return Cause.NOT_READY

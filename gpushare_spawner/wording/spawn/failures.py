@@ -10,6 +10,7 @@ POD_NOT_SEEN = "the hub has not seen its pod"
 _NODE_DID = {
     "UnexpectedAdmissionError": "could not give the server its GPU: the GPU is gone or taken, or the node "
     "was restarted",
+    "FailedPrepareDynamicResources": "could not give the server its GPU share",
     "NodeShutdown": "was shut down",
     "Terminated": "was shut down",
     "Evicted": "evicted the server",

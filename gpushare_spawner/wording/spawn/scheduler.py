@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 _SENTENCES = (
     (r"Insufficient gpushare-spawner\.io/gpu-\d+", "it does not offer the units of the GPU that its agent reports"),
+    (r"cannot allocate all claims", "it does not offer the share of the GPU that its agent reports"),
     (r"Insufficient cpu", "it has too little free CPU"),
     (r"Insufficient memory", "it has too little free memory"),
     (r"Insufficient ephemeral-storage", "it has too little free ephemeral storage"),

@@ -25,7 +25,7 @@ from gpushare_spawner.model.kubernetes import (
     pod_session,
     read_report,
 )
-from gpushare_spawner.model.report import Notice, Report
+from gpushare_spawner.model.report import ClaimsReport, Notice, Report
 from gpushare_spawner.model.session_id import split_session_id
 from gpushare_spawner.model.share import UNITS_PER_GPU, Share
 from gpushare_spawner.placement import Allocation, LedgerFeed, Source
@@ -212,6 +212,11 @@ class ClusterSnapshots:
     def shows(self, token: str) -> bool:
         """Return whether the pod of a reservation has been seen and is counted."""
         return token in self._of_token
+
+    def claims_of(self, node: str) -> ClaimsReport | None:
+        """Return how pods get GPUs by claims on a node; None: as extended resources."""
+        report = self.feed.reported(node)
+        return report.claims if report is not None else None
 
     def counted_pods(self) -> Set[str]:
         """Reservations whose pods are taken off the free CPU, memory and pods of their nodes already."""

@@ -20,8 +20,9 @@ WITHOUT_GPU = {"NVIDIA_VISIBLE_DEVICES": "void", "CUDA_VISIBLE_DEVICES": "-1"}
 Toolkit, environment variables: void is "as if there were no GPU".)"""
 
 
-def build_pod(pod: V1Pod, share: PodShare, unit_size: int, hub: str) -> V1Pod:
-    """Return KubeSpawner's manifest with the share in it. ``hub``: the URL of the API of the hub that makes the pod.
+def build_pod(pod: V1Pod, share: PodShare, unit_size: int, hub: str, namespace: str = "") -> V1Pod:
+    """Return KubeSpawner's manifest with the share in it. ``hub``: the URL of the API of the hub that makes the pod in
+    ``namespace``.
 
     Raises SpawnRefused for a manifest that is pinned to another node than the share's, and for a share that its sharing
     layer cannot give.
@@ -31,8 +32,9 @@ def build_pod(pod: V1Pod, share: PodShare, unit_size: int, hub: str) -> V1Pod:
         raise SpawnRefused(
             words.pinned_elsewhere(placed, str(pinned), HOSTNAME_LABEL), reason="bad-template", status=500
         )
+    layer = renderer_of(share, unit_size, time.time(), pod.metadata.name, namespace)
     try:
-        changed = renderer_of(share, unit_size, time.time()).render(fragment(pod))
+        changed = layer.render(fragment(pod))
     except LayerCannot as error:
         raise SpawnRefused(str(error), reason="bad-template", status=500) from None
     changed["metadata"]["annotations"].update({RESERVATION: share.token, HUB: hub})
