@@ -11,7 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 from pydantic_core import PydanticCustomError
 
 from gpushare_spawner.model.controls import MOST_KEEPS
-from gpushare_spawner.model.layers import LayerName
+from gpushare_spawner.model.layers import LAYERS, BrokenPromise, LayerName, Promises, broken_promises
 from gpushare_spawner.model.memory_engine import MemoryEngine
 from gpushare_spawner.model.quantity import Bytes, Cores, PercentOrBytes, Seconds
 from gpushare_spawner.model.share import UNITS_PER_GPU, Share, units_from_fraction
@@ -19,6 +19,8 @@ from gpushare_spawner.model.tier import Tier
 
 IDLE_ORDER = "idle_order"
 """Type of the error of idle actions in the wrong order; its context has the names and seconds of two of them."""
+LAYER_CANNOT = "layer_cannot"
+"""Type of the error of a promise that the template's layer cannot keep; its context has the fields of BrokenPromise."""
 
 
 class _Part(BaseModel):
@@ -326,7 +328,28 @@ class Template(_Part):
                 )
         if self.idle.release_resources is not None:
             self._check_release_resources(self.idle.release_resources)
+        if self.gpu.layer is not None:
+            for broken in self.broken_promises(self.gpu.layer):
+                context = {"field": broken.field, "what": broken.what, "advice": broken.advice}
+                raise PydanticCustomError(LAYER_CANNOT, "{field}: {what}; {advice}", context)
         return self
+
+    def broken_promises(self, layer: LayerName) -> tuple[BrokenPromise, ...]:
+        """Return what the template promises that a layer cannot keep; empty: it can have that layer."""
+        if self.gpu is None:
+            return ()
+        memory = self.gpu.memory
+        given = memory.model_fields_set
+        promises = Promises(
+            share=self.gpu.share,
+            engine=memory.engine.value if "engine" in given else None,
+            oversubscribe="oversubscribe" in given and memory.oversubscribe,
+            guarantee=memory.guarantee,
+            limit=memory.limit if "limit" in given else None,
+            downgrade=self.idle.downgrade_after is not None,
+            release=self.idle.release_after is not None,
+        )
+        return broken_promises(promises, LAYERS[layer])
 
     def _check_release_resources(self, kept: ReleaseResources) -> None:
         """Kubernetes lowers a request in place only where the pod's QoS class stays.

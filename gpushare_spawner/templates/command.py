@@ -1,4 +1,4 @@
-"""``gpushare templates``: check template files, quotas and the idle policy before a hub reads them; JSON Schemas.
+"""``gpushare templates``: check template files and the files beside them before a hub reads them; JSON Schemas.
 
 One command checks all: they are in one folder, and a wrong file of any kind is the same surprise for a hub.
 """
@@ -22,14 +22,16 @@ from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.templates.folder import DEFAULT_FOLDER, TemplateFolder, Templates, default_folder
 from gpushare_spawner.templates.idle_file import IDLE_FILE, idle_file
+from gpushare_spawner.templates.layer_check import layer_notes, layer_problems, legacy_notes
+from gpushare_spawner.templates.layers_file import LAYERS_FILE, layers_file
 from gpushare_spawner.templates.quota_file import QUOTA_FILE, QuotaFile, QuotasInForce
-from gpushare_spawner.templates.schema import idle_schema, quota_schema, template_schema
+from gpushare_spawner.templates.schema import idle_schema, layers_schema, quota_schema, template_schema
 from gpushare_spawner.wording.amounts import memory, plural
 from gpushare_spawner.wording.pod_requests import perhaps_not_requested
 from gpushare_spawner.wording.quotas import exceeds_cluster
 from gpushare_spawner.wording.spawn.cards import idle_actions
 
-SCHEMAS = {"template": template_schema, "quotas": quota_schema, "idle": idle_schema}
+SCHEMAS = {"template": template_schema, "quotas": quota_schema, "idle": idle_schema, "layers": layers_schema}
 
 LARGEST_GPU = 80 * 2**30
 """Bytes; the shipped templates are made for GPUs up to this size."""
@@ -40,9 +42,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parts = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     check = parts.add_parser(
         "check",
-        help="check the templates, the quotas and the idle policy of a folder",
+        help="check the templates, the quotas, the idle policy and the sharing layers of a folder",
         description="Reads each *.yaml and *.yml file of the folder; quotas.yaml has quotas, idle.yaml idle actions "
-        "for all templates, the others templates. The exit status is 1 if there is a problem.",
+        "for all templates, layers.yaml the sharing layers of nodes, the others templates. A template is a problem too "
+        "if it promises what its layer cannot keep. The exit status is 1 if there is a problem.",
     )
     check.add_argument(
         "folder",
@@ -60,12 +63,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     schema = parts.add_parser(
         "schema",
-        help="print the JSON Schema of a template file, of quotas.yaml or of idle.yaml",
+        help="print the JSON Schema of a template file, of quotas.yaml, of idle.yaml or of layers.yaml",
         description="Editors use the schema to complete and check the files. Save it in the templates' folder as "
         "template.schema.json, and begin each file with # yaml-language-server: $schema=template.schema.json",
     )
     schema.add_argument(
-        "of", metavar="FILE", choices=SCHEMAS, nargs="?", default="template", help="template (default), quotas or idle"
+        "of",
+        metavar="FILE",
+        choices=SCHEMAS,
+        nargs="?",
+        default="template",
+        help="template (default), quotas, idle or layers",
     )
 
 
@@ -90,11 +98,14 @@ def check(folder: Path, gpus: int | None = None) -> int:
     templates = TemplateFolder(folder, log=quiet).load()
     quotas = QuotaFile(folder, log=quiet).load()
     idle = idle_file(folder, log=quiet).load()
+    layers = layers_file(folder, log=quiet).load()
     # a log or a file has no width limit
     out = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
     if templates.templates:
         out.print(_table(templates, idle.content))
-    problems = [*templates.problems, *quotas.problems, *idle.problems]
+    problems = [*templates.problems, *quotas.problems, *idle.problems, *layers.problems]
+    if layers.content is not None:
+        problems += layer_problems(templates, layers.content)
     for problem in problems:
         # one unwrapped line each, so that editors can jump to file:line
         out.print(Text(_printable(str(problem)), style="red"), soft_wrap=True)
@@ -107,10 +118,12 @@ def check(folder: Path, gpus: int | None = None) -> int:
     for template in templates:
         for note in filter(None, (_memory_note(template), _requests_note(template))):
             out.print(Text(_printable(f"{templates.files[template.name]}: {note}"), style="yellow"), soft_wrap=True)
-    for warning in _quota_warnings(quotas, gpus):
+    layer_warnings = layer_notes(templates, layers.content) if layers.content is not None else []
+    for warning in [*layer_warnings, *legacy_notes(templates, layers.content), *_quota_warnings(quotas, gpus)]:
         out.print(Text(_printable(warning), style="yellow"), soft_wrap=True)
-    policy = f", {IDLE_FILE}" if idle.content is not None else ""
-    out.print(f"{plural(len(templates), 'template')}{_number_of(quotas)}{policy}, no problems.")
+    files = ((IDLE_FILE, idle.content), (LAYERS_FILE, layers.content))
+    beside = "".join(f", {name}" for name, content in files if content is not None)
+    out.print(f"{plural(len(templates), 'template')}{_number_of(quotas)}{beside}, no problems.")
     return 0
 
 

@@ -10,7 +10,7 @@ import logging
 import os
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from gpushare_spawner.model.template import Template
 from gpushare_spawner.templates.idle_file import IDLE_FILE
 from gpushare_spawner.templates.layers_file import LAYERS_FILE
 from gpushare_spawner.templates.parser import TEMPLATE
+from gpushare_spawner.templates.parser import Path as FieldPath
 from gpushare_spawner.templates.problems import Problem, log_problems
 from gpushare_spawner.templates.quota_file import QUOTA_FILE
 from gpushare_spawner.templates.watched_file import Signature, WatchedFile, signature_of
@@ -36,6 +37,8 @@ class Templates:
     problems: tuple[Problem, ...] = ()
     files: dict[str, str] = field(default_factory=dict)
     """File names by template names."""
+    lines: Mapping[str, Mapping[FieldPath, int]] = field(default_factory=dict)
+    """The line of each field, counted from 1, by template names."""
 
     def __iter__(self) -> Iterator[Template]:
         return iter(self.templates)
@@ -109,6 +112,7 @@ class TemplateFolder:
         problems = [self._folder_problem] if self._folder_problem is not None else []
         templates: dict[str, Template] = {}
         files: dict[str, str] = {}
+        all_lines: dict[str, Mapping[FieldPath, int]] = {}
         default: str | None = None
         for name in sorted(self._files):
             file = self._files[name]
@@ -132,7 +136,8 @@ class TemplateFolder:
                 default = template.name
             templates[template.name] = template
             files[template.name] = name
-        return Templates(tuple(templates.values()), tuple(problems), files)
+            all_lines[template.name] = lines
+        return Templates(tuple(templates.values()), tuple(problems), files, all_lines)
 
     def _log_changes(self, before: Templates) -> None:
         log_problems(self._log, "Template", self.path, before.problems, self._now.problems)

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from gpushare_spawner.model.quota import NAME_TAKEN
-from gpushare_spawner.model.template import IDLE_ORDER
+from gpushare_spawner.model.template import IDLE_ORDER, LAYER_CANNOT
 from gpushare_spawner.wording.amounts import duration
 
 
@@ -51,7 +51,15 @@ def problems_of(
     for details in error.errors(include_url=False, include_context=True):
         path = _path(details, root)
         what, advice = _words(details, path, root)
-        yield Problem(file, _line(path, lines), ".".join(map(str, path)), what, advice)
+        yield Problem(file, line_of(path, lines), ".".join(map(str, path)), what, advice)
+
+
+def line_of(path: tuple[str | int, ...], lines: Mapping[tuple[str | int, ...], int]) -> int | None:
+    """Return the line of a field, or of the nearest field around it that the file has; None: of none."""
+    for length in range(len(path), -1, -1):
+        if path[:length] in lines:
+            return lines[path[:length]]
+    return None
 
 
 def _one_line(text: str) -> str:
@@ -63,6 +71,8 @@ def _path(details: ErrorDetails, root: type[BaseModel]) -> tuple[str | int, ...]
     if details["type"] == NAME_TAKEN:
         context = details.get("ctx", {})
         return ("groups", context["department"], "teams", context["team"])
+    if details["type"] == LAYER_CANNOT:
+        return tuple(details.get("ctx", {})["field"].split("."))
     # the name of a mapping's entry that is wrong itself
     where = details["loc"][:-1] if details["loc"][-1:] == ("[key]",) else details["loc"]
     # A rule over several parts of a file fails at its root; its message begins with the part that it is about.
@@ -72,19 +82,15 @@ def _path(details: ErrorDetails, root: type[BaseModel]) -> tuple[str | int, ...]
     return where
 
 
-def _line(path: tuple[str | int, ...], lines: Mapping[tuple[str | int, ...], int]) -> int | None:
-    for length in range(len(path), -1, -1):
-        if path[:length] in lines:
-            return lines[path[:length]]
-    return None
-
-
 def _model_at(path: Sequence[str | int], root: type[BaseModel]) -> type[BaseModel] | None:
     """Return the model whose fields are at this path of a file; None within free-form parts and mappings."""
     at: Any = root
     for name in path:
+        if _is_model(at) and isinstance(name, int):
+            # an entry of a list, whose type stands for the list already
+            continue
         if _is_model(at):
-            found = at.model_fields.get(name) if isinstance(name, str) else None
+            found = at.model_fields.get(str(name))
             at = found and found.annotation
         else:
             # a mapping by name: the values' type
@@ -148,6 +154,8 @@ def _words(details: ErrorDetails, path: tuple[str | int, ...], root: type[BaseMo
             return f"{second} must be more than {first}", ""
         case kind if kind == NAME_TAKEN:
             return f"{limits['team']} is {limits['first']} already", "give each JupyterHub group one quota"
+        case kind if kind == LAYER_CANNOT:
+            return limits["what"], limits["advice"]
         case "value_error":
             message = details["msg"].removeprefix("Value error, ").removeprefix(f"{path[-1]}: " if path else "")
             what, _, advice = message.partition(": ")

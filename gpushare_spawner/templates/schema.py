@@ -1,4 +1,4 @@
-"""The JSON Schemas of a template file, of the quota file and of the idle policy, for editors."""
+"""The JSON Schemas of a template file and of the files beside templates, for editors."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from gpushare_spawner.model.idle_policy import IdlePolicy
+from gpushare_spawner.model.layers import LayersFile
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.template import Template
 
@@ -30,6 +31,11 @@ def quota_schema() -> dict[str, Any]:
 def idle_schema() -> dict[str, Any]:
     """Return the JSON Schema (draft 2020-12) of the file `idle.yaml`; see `template_schema`."""
     return file_schema(IdlePolicy, "Idle policy")
+
+
+def layers_schema() -> dict[str, Any]:
+    """Return the JSON Schema (draft 2020-12) of the file `layers.yaml`; see `template_schema`."""
+    return file_schema(LayersFile, "Layers")
 
 
 def file_schema(model: type[BaseModel], title: str) -> dict[str, Any]:

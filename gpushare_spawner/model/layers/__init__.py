@@ -22,11 +22,13 @@ from gpushare_spawner.model.layers.options import (
     NvshareOptions,
     ReplicaOptions,
 )
+from gpushare_spawner.model.layers.promises import BrokenPromise, Promises, broken_promises
 from gpushare_spawner.model.layers.rules import LayerRule, LayersFile, matches
 
 __all__ = [
     "LAYERS",
     "AllOptions",
+    "BrokenPromise",
     "DraOptions",
     "Enforcement",
     "HamiOptions",
@@ -42,8 +44,10 @@ __all__ = [
     "MigOptions",
     "NvshareOptions",
     "PlacedBy",
+    "Promises",
     "ReplicaOptions",
     "Source",
     "Where",
+    "broken_promises",
     "matches",
 ]

@@ -81,6 +81,8 @@ class Layer:
     compute: Enforcement
     """Whether a session is kept within its part of the GPU's time."""
     places: PlacedBy
+    largest_units: int = 100
+    """The largest part of one GPU, in units of 1 %; a whole GPU is possible besides."""
     reach: frozenset[IdleReach] = frozenset()
     oversubscribes: bool = False
     """Whether sessions together can allocate more memory than the GPU has."""
@@ -119,6 +121,7 @@ LAYERS: dict[LayerName, Layer] = {
             memory=Enforcement.NONE,
             compute=Enforcement.NONE,
             places=PlacedBy.SCHEDULER,
+            largest_units=50,
             note="A GPU has as many sessions as it has replicas. Sessions that work take turns of equal length.",
             source=Source(
                 "NVIDIA/k8s-device-plugin", "0.20.0", ("api/config/v1/sharing.go", "internal/lm/resource.go")
@@ -132,6 +135,7 @@ LAYERS: dict[LayerName, Layer] = {
             compute=Enforcement.SOFTWARE,
             places=PlacedBy.SCHEDULER,
             where=_ON_BOTH,
+            largest_units=50,
             note="A session has an equal part of the GPU's memory and threads, one for each replica. A fault in one "
             "session's GPU program ends the GPU programs of all sessions on that GPU.",
             source=Source(
