@@ -2,7 +2,7 @@
 
 Builds libgpushare.so and the simulated driver with gcc (or clang), once with AddressSanitizer and UBSan and once
 with ThreadSanitizer, and runs preload_stress.c on them against an agent that grants and revokes at random, with and
-without oversubscription. Exit status 0: no finding. Where no compiler with sanitizers is there, says so in one sentence
+without oversubscription; without it the driver also suspends the program again and again. Exit status 0: no finding. Where no compiler with sanitizers is there, says so in one sentence
 and exits with 0.
 
 ThreadSanitizer knows C11 atomics but not membarrier(2); the library is built so that launches use a fence instead,
@@ -12,6 +12,7 @@ which is the path of kernels without membarrier.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import random
 import shutil
@@ -165,6 +166,36 @@ def first_gpu(folder: Path, environment: dict[str, str]) -> bytes:
     return subprocess.run([str(folder / "uuid")], env=environment, check=True, capture_output=True).stdout
 
 
+class Suspender(threading.Thread):
+    """Suspends a process by the driver and brings it back, again and again, until it ends."""
+
+    def __init__(self, program: subprocess.Popen[str], environment: dict[str, str]) -> None:
+        super().__init__(daemon=True)
+        self.times = 0
+        self._program = program
+        # the caller's driver is one without sanitizers, on the same state
+        own = environment | {"LD_LIBRARY_PATH": str(gpushare_simgpu.folder())}
+        command = [sys.executable, str(HERE / "checkpoint_caller.py")]
+        self._caller = subprocess.Popen(command, env=own, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def _ask(self, *call: object) -> bool:
+        assert self._caller.stdin is not None
+        assert self._caller.stdout is not None
+        self._caller.stdin.write(json.dumps(call) + "\n")
+        self._caller.stdin.flush()
+        return bool(json.loads(self._caller.stdout.readline())[0] == "CUDA_SUCCESS")
+
+    def run(self) -> None:
+        pid = self._program.pid
+        while self._program.poll() is None:
+            if self._ask("lock", pid, 200):
+                self.times += self._ask("checkpoint", pid) and self._ask("restore", pid)
+                self._ask("unlock", pid)
+            time.sleep(0.02)
+        self._caller.kill()
+        self._caller.communicate()
+
+
 def check(name: str, seconds: int) -> bool:
     """Build and run with one sanitizer. True: no finding, or none can be had here."""
     with tempfile.TemporaryDirectory() as path:
@@ -176,7 +207,8 @@ def check(name: str, seconds: int) -> bool:
             return True
         libraries(cc, flags, folder)
         environment = os.environ | OPTIONS | {
-            "SIMGPU_STATE": str(folder / "state"), "SIMGPU_MEMORY": "256MiB", "SANITIZER_FLAGS": " ".join(flags),
+            "SIMGPU_STATE": str(folder / "state"), "SIMGPU_MEMORY": "256MiB",
+            "SIMGPU_CHECKPOINT_MANAGED": "refuse", "SANITIZER_FLAGS": " ".join(flags),
             "GPUSHARE_SOCKET": str(folder / "session.sock"), "GPUSHARE_LOG": "error",
         }  # fmt: skip
         gpu = first_gpu(folder, {k: v for k, v in environment.items() if k != "GPUSHARE_SOCKET"})
@@ -185,14 +217,20 @@ def check(name: str, seconds: int) -> bool:
             agent = RestlessAgent(folder / "session.sock", [gpu], total=1 << 28, oversubscribed=oversubscribed)
             threading.Thread(target=agent.serve, daemon=True).start()
             program = [str(folder / "stress"), str(gpushare_simgpu.KERNELS), str(seconds)]
-            done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=seconds * 20 + 60)
+            stress = subprocess.Popen(
+                program, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            )
+            suspender = None if oversubscribed else Suspender(stress, environment)
+            if suspender:
+                suspender.start()
+            said, errors = stress.communicate(timeout=seconds * 20 + 60)
             agent.stop()
-            memory = "managed" if oversubscribed else "plain"
-            result = done.stdout.strip() or "no result"
-            print(f"sanitize: {name} with {cc}, {memory} memory: {result}; status {done.returncode}")
-            if done.stderr:
-                print(done.stderr[-20000:])
-            clean = clean and done.returncode == 0
+            memory = f"plain memory, suspended {suspender.times} times" if suspender else "managed memory"
+            result = said.strip() or "no result"
+            print(f"sanitize: {name} with {cc}, {memory}: {result}; status {stress.returncode}")
+            if errors:
+                print(errors[-20000:])
+            clean = clean and stress.returncode == 0
         return clean
 
 
