@@ -2,8 +2,8 @@
 
 Builds libgpushare.so and the simulated driver with gcc (or clang), once with AddressSanitizer and UBSan and once
 with ThreadSanitizer, and runs preload_stress.c on them against an agent that grants and revokes at random, with and
-without oversubscription; without it the driver also suspends the program again and again. Exit status 0: no finding. Where no compiler with sanitizers is there, says so in one sentence
-and exits with 0.
+without oversubscription; without it the driver also suspends the program again and again. Exit status 0: no finding.
+Where no compiler with sanitizers is there, says so in one sentence and exits with 0.
 
 ThreadSanitizer knows C11 atomics but not membarrier(2); the library is built so that launches use a fence instead,
 which is the path of kernels without membarrier.

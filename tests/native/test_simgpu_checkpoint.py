@@ -679,3 +679,39 @@ def test_threads_at_work_are_suspended_again_and_again(simulated: Start, caller:
     program.say()
     assert program.hear() == [[], True, True]
     program.finish()
+
+
+def test_a_process_on_two_gpus_returns_to_both_or_to_none(simulated: Start, caller: Call) -> None:
+    settings = {"SIMGPU_DEVICES": "2", "SIMGPU_CONTEXT_MEMORY": "10MiB"}
+    program = simulated(
+        """
+        machines = [Machine(0), Machine(1)]
+        places = []
+        for number, machine in enumerate(machines):
+            check(cu.cuCtxSetCurrent(machine.context))
+            places.append(machine.plain(300 << 20))
+            check(cu.cuMemsetD32(places[-1], number + 1, 1000))
+        say(True)
+        listen()
+        say([int(machine.read(at, 1000).sum()) for machine, at in zip(machines, places, strict=True)])
+        """,
+        **settings,
+    )
+    program.hear()
+    agent, pid = caller(**settings), program.pid
+    agent.does(pid, "lock", "checkpoint")
+    assert [agent.shown(gpu)["used"] for gpu in range(2)] == [0, 0]
+    other = simulated(
+        "machine = Machine(1); taken = machine.plain(800 << 20); say(0); listen(); cu.cuMemFree(taken); say(0); listen()",
+        **settings,
+    )
+    other.hear()
+    assert agent.error("restore", pid) == "OUT_OF_MEMORY"
+    assert agent.shown(0) == {"used": 0, "processes": {}}
+    other.say()
+    other.hear()
+    agent.does(pid, "restore", "unlock")
+    assert agent.shown(0) == {"used": 310, "processes": {str(pid): 310}}
+    assert agent.shown(1)["processes"][str(pid)] == 310
+    program.say()
+    assert program.hear() == [1000, 2000]
