@@ -137,15 +137,16 @@ def test_a_lock_waits_for_the_work_and_gives_up_at_its_time_out(simulated: Start
     program.hear()
     agent = caller()
     agent.state(program.pid)  # it has started now
+    began = time.monotonic()
     program.say()
     program.hear()
     assert agent.error("lock", program.pid, 100) == "NOT_READY"
-    assert 0.1 <= agent.seconds < 0.3
+    assert 0.1 <= agent.seconds < 0.35
     assert agent.state(program.pid) == RUNNING
     program.say()
     program.hear()  # it could launch: it runs on
     agent.does(program.pid, "lock")
-    assert agent.seconds > 0.3  # the rest of 400 ms and 150 ms
+    assert time.monotonic() - began > 0.55
     program.say()
     time.sleep(0.05)
     agent.does(program.pid, "unlock")
@@ -186,7 +187,7 @@ def test_a_lock_ends_when_its_caller_is_killed_and_the_process_is_stopped_or_gon
     assert agent.state(pid) == RUNNING
     os.kill(pid, signal.SIGSTOP)
     assert agent.error("lock", pid, 50) == "NOT_READY"
-    assert agent.seconds < 0.6
+    assert agent.seconds < 1
     os.kill(pid, signal.SIGCONT)
     time.sleep(0.05)
     assert agent.state(pid) == RUNNING
@@ -427,9 +428,9 @@ def test_moving_takes_the_time_of_the_bus(simulated: Start, caller: Call) -> Non
     program.hear()
     agent, pid = caller(), program.pid
     agent.does(pid, "lock", "checkpoint")
-    assert 0.19 < agent.seconds < 0.4
+    assert 0.19 < agent.seconds < 0.6
     agent.does(pid, "restore")
-    assert 0.09 < agent.seconds < 0.3
+    assert 0.09 < agent.seconds < 0.5
     agent.does(pid, "unlock")
 
 
