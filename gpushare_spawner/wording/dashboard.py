@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpushare_spawner.wording.amounts import duration, elapsed, plural
+from gpushare_spawner.wording.amounts import duration, elapsed, gpu_share, plural
 
 AGENT_UNAVAILABLE = "An agent is unavailable, so sessions can be missing here."
 LOG_IN = "Log in first, or send a token that may access this service."
@@ -24,6 +24,11 @@ def metrics_refused(scope: str) -> str:
 def server_name(user: str, server: str) -> str:
     """Return the name of a server as the dashboard writes it: "ann", "bob / thesis"."""
     return f"{user} / {server}" if server else user
+
+
+def session_terms(template: str, units: int, gpus: int) -> str:
+    """Return what a session has. ``template``: its title; ``units``: of each GPU. The share can have been changed."""
+    return f"template {template}, share {gpu_share(units, gpus)}" if units else f"template {template}"
 
 
 def node_name(node: str) -> str:

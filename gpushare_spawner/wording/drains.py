@@ -44,7 +44,9 @@ def told(where: str, reason: str, stop_after: float | None) -> str:
 
 def taken_out(where: str, reason: str) -> str:
     """Return how each notice of a drain begins."""
-    return f"{where} is being taken out of service. {reason}".rstrip()
+    reason = reason.rstrip()
+    end = "" if not reason or reason[-1] in ".!?" else "."
+    return f"{where} is being taken out of service. {reason}{end}".rstrip()
 
 
 def stopped(where: str, by: str) -> str:

@@ -23,9 +23,9 @@ def notice(status: ShareStatus, action: PendingAction) -> str:
     match action.tier:
         case Tier.DOWNGRADED:
             smaller = gpu_share(action.effective_units, len(status.gpus))
-            return f"Your GPU share will be downgraded to {smaller} at {{time}}: {_idle(status, 'it is idle')}. {keep}"
+            return f"Your GPU share will be downgraded to {smaller} at {{time}}: {_idle(status)}. {keep}"
         case Tier.RELEASED:
-            return f"Your GPU share will be released at {{time}}: {_idle(status, 'it is idle')}. {keep}"
+            return f"Your GPU share will be released at {{time}}: {_idle(status)}. {keep}"
         case Tier.STOPPED:
             return _stop_notice(action)
         case _:
@@ -42,9 +42,14 @@ def reclaimed(status: ShareStatus) -> str:
     return f"{said} The dashboard says whether a restart helps."
 
 
-def _idle(status: ShareStatus, otherwise: str) -> str:
+def _idle(status: ShareStatus) -> str:
     """Return why the share counts as idle: idle time counts from the last GPU work, or else from the server's start."""
-    return "no GPU work since the start" if status.idle_seconds is None else otherwise
+    return "no GPU work since the start" if status.idle_seconds is None else "it is idle"
+
+
+def _while_idle(status: ShareStatus) -> str:
+    """Return when the share was taken. Not why: its user or an admin can have done it."""
+    return ": no GPU work since the start" if status.idle_seconds is None else " while it was idle"
 
 
 def _reclaim_notice(status: ShareStatus, action: PendingAction) -> str:
@@ -87,8 +92,8 @@ def changed(status: ShareStatus) -> str:
     match status.tier:
         case Tier.DOWNGRADED:
             smaller = gpu_share(status.effective_units, gpus)
-            return f"Your GPU share was downgraded to {smaller}: {_idle(status, 'it was idle')}. {kept}"
+            return f"Your GPU share was downgraded to {smaller}{_while_idle(status)}. {kept}"
         case Tier.RELEASED:
-            return f"Your GPU share was released: {_idle(status, 'it was idle')}. {kept}"
+            return f"Your GPU share was released{_while_idle(status)}. {kept}"
         case _:
             return f"Your GPU share is restored: {gpu_share(status.share_units, gpus)}."

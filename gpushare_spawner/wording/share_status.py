@@ -123,9 +123,9 @@ def tier_now(status: ShareStatus) -> str:
     match status.tier:
         case Tier.DOWNGRADED:
             now = gpu_share(status.effective_units, gpus)
-            return f"Your GPU share is downgraded from {share} to {now}{_because_idle(status)}. {kept}"
+            return f"Your GPU share is downgraded from {share} to {now}{_while_idle(status)}. {kept}"
         case Tier.RELEASED:
-            return f"Your GPU share ({share}) is released{_because_idle(status)}. {kept}"
+            return f"Your GPU share ({share}) is released{_while_idle(status)}. {kept}"
         case _ if status.borrowed_now and status.guaranteed_units >= status.share_units:
             return f"You have {share} now, up to 100 % while others are idle."
         case _ if status.borrowed_units:
@@ -138,8 +138,8 @@ def tier_now(status: ShareStatus) -> str:
             return f"You have {share}: guaranteed while others work, up to 100 % while others are idle."
 
 
-def _because_idle(status: ShareStatus) -> str:
-    return ": no GPU work since the start" if status.idle_seconds is None else " because it was idle"
+def _while_idle(status: ShareStatus) -> str:
+    return ": no GPU work since the start" if status.idle_seconds is None else " while it was idle"
 
 
 @dataclass(frozen=True)

@@ -145,7 +145,7 @@ def test_the_share_stands_in_the_status_bar_and_changes_are_told(page: Page, age
 
     script.step, script.tier, script.effective = None, Tier.DOWNGRADED, 10
     page.wait_for(ITEM, "downgraded to 0.10 GPU")
-    page.wait_for(TOAST, "Your GPU share was downgraded to 0.10 GPU: it was idle.")
+    page.wait_for(TOAST, "Your GPU share was downgraded to 0.10 GPU while it was idle.")
     page.wait_for(TOAST, "The next GPU cell restores the share.")  # not cut off
     page.wait_for(TOAST, "will be downgraded", there=False)  # what was announced has come
     assert len(page.texts(TOAST)) == 1, "the notification was updated"
@@ -157,7 +157,7 @@ def test_the_share_stands_in_the_status_bar_and_changes_are_told(page: Page, age
     page.wait_for(TOAST, f"Your GPU share will be released at {clock(later, time.time())}: it is idle")
     page.wait_for(TOAST, "was downgraded", there=False)
     script.step, script.tier, script.effective = None, Tier.RELEASED, 0
-    page.wait_for(TOAST, "Your GPU share was released: it was idle.")
+    page.wait_for(TOAST, "Your GPU share was released while it was idle.")
     assert len(page.texts(TOAST)) == 1, "and again"
     page.run("document.querySelector('.jp-Notification-Toast-Close').click()")
     page.wait_for(TOAST, "released", there=False)

@@ -189,8 +189,8 @@ def test_units_that_a_tier_or_their_owner_has_taken_are_not_borrowed() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"tier": Tier.DOWNGRADED, "effective": 10}, "Your GPU share was downgraded to 0.10 GPU: it was idle"),
-        ({"tier": Tier.RELEASED, "effective": 0}, "Your GPU share was released: it was idle"),
+        ({"tier": Tier.DOWNGRADED, "effective": 10}, "Your GPU share was downgraded to 0.10 GPU while it was idle"),
+        ({"tier": Tier.RELEASED, "effective": 0}, "Your GPU share was released while it was idle"),
         ({}, "Your GPU share is restored: 0.25 GPU."),
     ],
 )

@@ -10,6 +10,7 @@ from gpushare_spawner.service import web
 from gpushare_spawner.service.dashboard.dialog_targets import FORMS, GPU, NODE, SESSION, SPAWN, choices_of_sessions
 from gpushare_spawner.service.dashboard.page import OFFERED
 from gpushare_spawner.service.web.caller import Caller
+from gpushare_spawner.wording.dashboard import session_terms
 
 HTML = (Path(next(iter(web.__path__))) / "pages" / "parts" / "dialogs.html").read_text()
 
@@ -46,3 +47,9 @@ def test_users_choose_from_what_they_may_use() -> None:
     assert user == {"templates": [("quarter", "0.25 GPU"), ("two", "2 GPUs"), ("cpu", "CPU")]}
     assert ("half", "Half") in choices_of_sessions(Caller("ann", groups=frozenset({"optics"})), templates)["templates"]
     assert ("half", "Half") in choices_of_sessions(Caller("root", is_admin=True), templates)["templates"]
+
+
+def test_terms_of_a_session_tell_its_template_and_its_share() -> None:
+    assert session_terms("0.25 GPU", 50, 1) == "template 0.25 GPU, share 0.50 GPU", "the share was changed"
+    assert session_terms("Two", 100, 2) == "template Two, share 2 GPUs"
+    assert session_terms("CPU only", 0, 0) == "template CPU only"

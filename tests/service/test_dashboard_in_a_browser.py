@@ -188,6 +188,12 @@ def test_admins_act_on_sessions_by_the_dialog(browser: Chrome) -> None:
         until(browser, lambda: "end-exempt" in shown_forms(browser))
         press(browser, "tier")
         until(browser, lambda: answer(browser).startswith("The session is active now"))
+        scrolled, below_top = browser.execute_script(
+            "const dialog = document.querySelector('dialog[open]'), answer = dialog.querySelector('.answer');"
+            "return [dialog.scrollTop, answer.getBoundingClientRect().top - dialog.getBoundingClientRect().top]"
+        )
+        assert scrolled > 0
+        assert below_top >= 0, "the answer is in view although its form is far below"
 
         served.disconnect()
         form(browser, "message").find_element(By.NAME, "text").send_keys("Please save your work.")

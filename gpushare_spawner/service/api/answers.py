@@ -79,6 +79,8 @@ class Summary(Answer):
     unhealthy_gpus: int
     capacity_units: int
     units: Units
+    available_units: int
+    """Lent and free units of GPUs that take new sessions: healthy, and not cordoned."""
     sessions: dict[Tier, int]
     """The number of sessions in each tier, of all users."""
     own_sessions: int

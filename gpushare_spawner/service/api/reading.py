@@ -72,6 +72,7 @@ async def summary(call: Asked) -> answers.Summary:
             lent=snapshot.units["lent"],
             free=snapshot.units["free"],
         ),
+        available_units=snapshot.available_units,
         sessions={tier: sum(one.tier is tier for one in sessions) for tier in Tier if tier is not Tier.STOPPED},
         own_sessions=len(snapshot.by_user.get(call.caller.name, ())) if call.caller.name else 0,
         working=sum(one.gpu_busy for one in sessions),

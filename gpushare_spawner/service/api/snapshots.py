@@ -27,6 +27,8 @@ from gpushare_spawner.service.web.restart_offer import UnitsToOwn
 Part = Literal["sessions", "nodes", "queue", "quotas"]
 PARTS: tuple[Part, ...] = get_args(Part)
 
+AVAILABLE: tuple[Kind, ...] = ("lent", "free")
+"""What a new session can have."""
 MAX_AGE = 1.0
 """Seconds. Ours, as `RecentReports`: a page that was told of a change asks for several parts of it."""
 
@@ -111,6 +113,16 @@ class ServiceSnapshot:
             for kind in get_args(Kind):
                 total[kind] += units_of(bar, kind)
         return total
+
+    @cached_property
+    def available_units(self) -> int:
+        """The lent and free units of the GPUs that take new sessions."""
+        return sum(
+            units_of(self.bars[report.node, gpu.uuid], kind)
+            for report, gpu, _ in self._gpus()
+            if gpu.healthy and report.cordon() is None and report.cordon(gpu.uuid) is None
+            for kind in AVAILABLE
+        )
 
     def _gpus(self) -> Iterator[tuple[Report, GpuReport, list[SessionReport]]]:
         for report in self.reports:

@@ -74,7 +74,7 @@ class DialogTargets:
         }
         show = {
             "name": words.server_name(one.user, one.server),
-            "terms": one.display_name,
+            "terms": words.session_terms(one.display_name, one.share_units, len(one.gpus)),
             "kept": words.kept(one.keep.until - self.now, one.keep.by) if one.keep else "",
             "keep_terms": ""
             if all_sessions
@@ -86,7 +86,7 @@ class DialogTargets:
         )
         return target | {
             "choices": {"tiers": self._tiers(one), "shares": _shares(one)},
-            "chosen": {"templates": one.template},
+            "chosen": {"templates": one.template, "shares": _larger_share(one)},
         }
 
     def _exempt(self, exemption: answers.ExemptionAnswer) -> str:
@@ -126,6 +126,11 @@ def _of_place(cordon: answers.Cordon | None) -> Sequence[str]:
     if cordon is None:
         return ("cordon", "drain")
     return ("end-drain",) if cordon.drain else ("end-cordon", "drain")
+
+
+def _larger_share(one: answers.Session) -> str:
+    """Return the value of the next larger share, which most who change theirs want; empty: there is none."""
+    return next((f"{units / UNITS_PER_GPU:g}" for units in one.share_choices if units > one.share_units), "")
 
 
 def _shares(one: answers.Session) -> Sequence[tuple[str, str]]:

@@ -5,6 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+CORDON, DRAIN, UNCORDON = "cordon", "drain", "uncordon"
+OF_NODES = (CORDON, DRAIN, UNCORDON)
+"""Actions on a GPU or node. All others are on sessions or spawns."""
+
 
 @dataclass(frozen=True)
 class Action:

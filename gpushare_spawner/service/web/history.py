@@ -9,6 +9,7 @@ from typing import Any
 
 from tornado.web import HTTPError, authenticated
 
+from gpushare_spawner.service.history.events import OF_NODES
 from gpushare_spawner.service.history.queries import By, Period, Sum, actions, gpu_time, waits
 from gpushare_spawner.service.history.recorder import History
 from gpushare_spawner.service.history.store import HistoryFailed
@@ -160,6 +161,7 @@ class HistoryPage(HistoryRequests):
             size=(WIDTH, HEIGHT),
             waits=waited,
             actions=[action for _, action in newest],
+            of_nodes=OF_NODES,
             csv=f"api/history?since={since:.0f}&until={until:.0f}&by={','.join(by)}&format=csv",
             problem=self.history.problem if viewer.sees_all else "",
         )

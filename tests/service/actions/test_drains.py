@@ -54,3 +54,4 @@ def test_what_users_are_told_says_what_to_do() -> None:
         "runs elsewhere."
     )
     assert "Your server will be stopped in 2 h. Save your work" in words.told("Node a", "", 2 * HOUR)
+    assert " out of service. New driver. Please save" in words.told("Node a", "New driver ", None)

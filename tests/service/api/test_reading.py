@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from gpushare_spawner.model.cordon import Cordon
 from gpushare_spawner.model.report import GpuReport
 from gpushare_spawner.service.api.session_list import SessionsQuery
 from tests.service.api.clients import ADMIN, ANN, BOB, As, Client
@@ -21,6 +22,7 @@ async def test_a_summary_counts_everything(api: Client) -> None:
     found = await api.get("summary", ANN)
     assert found["units"] == {"owned": 45, "borrowed": 25, "lent": 40, "free": 90}
     assert sum(found["units"].values()) == found["capacity_units"] == 200
+    assert found["available_units"] == 130
     assert found["sessions"] == {"active": 3, "downgraded": 1, "released": 1}
     assert (found["own_sessions"], found["working"], found["waiting"], found["queue"]) == (1, 2, 1, 2)
     assert (found["gpus"], found["unhealthy_gpus"], found["nodes"]) == (2, 0, 1)
@@ -166,3 +168,13 @@ async def test_an_unhealthy_gpu_and_an_agent_without_an_answer(api: Client, mach
     assert (await api.get("summary"))["unhealthy_gpus"] == 1
     (node,) = (await api.get("nodes"))["nodes"]
     assert [one["healthy"] for one in node["gpus"]] == [True, True, False]
+    assert (await api.get("summary"))["available_units"] == 130, "no session can come to the unhealthy one"
+
+
+@pytest.mark.parametrize(("where", "left"), [("GPU-0", 90), ("", 0)])
+async def test_what_is_cordoned_is_not_available(api: Client, machine: Machine, where: str, left: int) -> None:
+    cordon = Cordon(gpu=where, by="root", since=NOW)
+    machine.agent.now = afternoon().with_cordons([cordon]).model_copy(update={"published_at": NOW})
+    found = await api.get("summary")
+    assert found["units"]["lent"] + found["units"]["free"] == 130
+    assert found["available_units"] == left

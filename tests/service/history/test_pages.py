@@ -202,6 +202,21 @@ async def test_the_page_in_all_its_forms(client: Client) -> None:
         assert "&lt;b&gt;bob&lt;/b&gt;" in page
 
 
+async def test_the_page_names_the_node_of_a_drain_and_says_where_a_name_was_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = history(tmp_path)
+    await kept.store()
+    drain = Action(THIS_HOUR, "drain", "root", node="n1", reason="GPU 0 of node n1 gets no new servers.")
+    started = Wait(THIS_HOUR, 0.0, Outcome.STARTED, "ann", "", "quarter", "ml")
+    kept._store.add({}, [], [], [drain, Action(THIS_HOUR, "keep", "ann", template="quarter", node="n2")], [started])
+    async for client in serving(kept, monkeypatch):
+        page = (await client.get("history")).body.decode()
+    assert "<strong>node n1</strong>" in page
+    assert "<strong>(name deleted)</strong>" in page
+    assert "1 server got a GPU at once." in page
+
+
 async def test_a_long_table_is_cut_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = history(tmp_path)
     await kept.store()
