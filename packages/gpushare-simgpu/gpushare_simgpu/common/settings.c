@@ -6,6 +6,10 @@
 #include <string.h>
 #include <unistd.h>
 
+/* Of all rates, in bytes/s. */
+#define SLOWEST 1e5
+#define FASTEST 1e14
+
 static const struct {
     const char *name;
     double factor;
@@ -83,28 +87,32 @@ static int choice(const char *name, int *out, const char *const *words) {
 static int read_checkpoint(struct settings *s) {
     static const char *const SUPPORT[] = {"supported", "absent", "unsupported", NULL};
     static const char *const MANAGED[] = {"fail", "refuse", NULL};
-    static const char *const RETRY[] = {"yes", "no", NULL};
-    int support, no_retry;
+    static const char *const RETRY[] = {"no", "yes", NULL};
+    int support;
+    uint64_t restore_ms;
     if (choice("SIMGPU_CHECKPOINT", &support, SUPPORT) ||
         choice("SIMGPU_CHECKPOINT_MANAGED", &s->checkpoint_refuses_managed, MANAGED) ||
-        choice("SIMGPU_CHECKPOINT_RETRY", &no_retry, RETRY))
+        choice("SIMGPU_CHECKPOINT_RETRY", &s->checkpoint_retries, RETRY) ||
+        number("SIMGPU_CHECKPOINT_D2H", &s->checkpoint_d2h, (double)s->d2h, SLOWEST, FASTEST) ||
+        number("SIMGPU_CHECKPOINT_H2D", &s->checkpoint_h2d, (double)s->h2d, SLOWEST, FASTEST) ||
+        number("SIMGPU_RESTORE_MS", &restore_ms, 0, 0, 1e6))
         return -1;
     s->checkpoint = (enum checkpoint_support)support;
-    s->checkpoint_retries = !no_retry;
+    s->restore_ns = restore_ms * 1000000;
     return 0;
 }
 
 int settings_read(struct settings *s) {
-    const double gib = 1024.0 * 1024 * 1024, slowest = 1e5, fastest = 1e14;
+    const double gib = 1024.0 * 1024 * 1024;
     uint64_t slice_us;
     memset(s, 0, sizeof *s);
     if (number("SIMGPU_DEVICES", &s->devices, 1, 1, MAX_GPUS) || number("SIMGPU_PAGE", &s->page, 2 << 20, 65536, gib) ||
         number("SIMGPU_MEMORY", &s->memory, 16 * gib, 1 << 20, 1024 * gib) ||
-        number("SIMGPU_H2D", &s->h2d, 12e9, slowest, fastest) ||
-        number("SIMGPU_D2H", &s->d2h, 12e9, slowest, fastest) ||
-        number("SIMGPU_FAULT", &s->fault, 3e9, slowest, fastest) ||
-        number("SIMGPU_FAULT_EVICT", &s->fault_evict, (double)s->fault, slowest, fastest) ||
-        number("SIMGPU_HBM", &s->hbm, 700e9, slowest, fastest) ||
+        number("SIMGPU_H2D", &s->h2d, 12e9, SLOWEST, FASTEST) ||
+        number("SIMGPU_D2H", &s->d2h, 12e9, SLOWEST, FASTEST) ||
+        number("SIMGPU_FAULT", &s->fault, 3e9, SLOWEST, FASTEST) ||
+        number("SIMGPU_FAULT_EVICT", &s->fault_evict, (double)s->fault, SLOWEST, FASTEST) ||
+        number("SIMGPU_HBM", &s->hbm, 700e9, SLOWEST, FASTEST) ||
         number("SIMGPU_LAUNCH_NS", &s->launch_ns, 2000, 0, 1e9) ||
         number("SIMGPU_SLICE_US", &slice_us, 2000, 50, 1e7) ||
         number("SIMGPU_CONTEXT_MEMORY", &s->context_memory, 0, 0, 1024 * gib) || read_checkpoint(s))

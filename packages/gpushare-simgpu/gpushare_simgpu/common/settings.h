@@ -27,6 +27,9 @@ struct settings {
     enum checkpoint_support checkpoint; /* what the calls cuCheckpointProcess* do */
     int checkpoint_refuses_managed;     /* a process with managed memory: refused, and stays locked; 0: it fails */
     int checkpoint_retries;             /* a restore that was short of memory may be tried again */
+    uint64_t checkpoint_d2h;            /* bytes/s of checkpoints, where the bus is not slower */
+    uint64_t checkpoint_h2d;            /* bytes/s of restores, likewise */
+    uint64_t restore_ns;                /* time of a restore besides its copies */
     char model[MODEL_LENGTH];
 };
 

@@ -76,18 +76,22 @@ static void protect_all(int open) {
     pthread_mutex_unlock(&memory_lock);
 }
 
-/* Takes a copy engine of the GPU for that many bytes, piece by piece; returns at the end of the last. */
+/* Takes a copy engine of the GPU for that many bytes, piece by piece; returns at the end of the last. A checkpoint may
+ * be slower than the bus: then the engine is free for others in between. */
 static void copy(int number, uint64_t bytes, int out) {
     struct state *state = driver.state;
     struct gpu *gpu = &state->gpus[number];
-    uint64_t bandwidth = out ? state->settings.d2h : state->settings.h2d, ready = clock_now();
+    const struct settings *settings = &state->settings;
+    uint64_t bandwidth = out ? settings->d2h : settings->h2d,
+             own = out ? settings->checkpoint_d2h : settings->checkpoint_h2d, ready = clock_now();
     uint64_t piece = (uint64_t)((double)bandwidth * PIECE_NS / NS_PER_SECOND) + 1;
     while (bytes) {
-        uint64_t size = bytes < piece ? bytes : piece;
+        uint64_t size = bytes < piece ? bytes : piece, earliest = ready + clock_transfer_ns(size, own);
         gpu_lock(state, number);
         ready = engine_take(out ? &gpu->d2h : &gpu->h2d, ready, clock_transfer_ns(size, bandwidth));
         *(out ? &gpu->stats.checkpointed : &gpu->stats.restored) += size;
         gpu_unlock(state, number);
+        if (ready < earliest) ready = earliest;
         clock_sleep_until(ready);
         bytes -= size;
     }
@@ -159,6 +163,7 @@ CUresult device_memory_return(void) {
         while (gpu-- > 0) release(gpu);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
+    clock_sleep_until(clock_now() + driver.state->settings.restore_ns);
     for (int gpu = 0; gpu < devices; gpu++) copy(gpu, share_of(gpu).pages * driver.state->settings.page, 0);
     protect_all(1);
     return CUDA_SUCCESS;
