@@ -88,6 +88,16 @@ HELD(cuStreamGetCaptureInfo_v3_ptsz, "cuStreamGetCaptureInfo", 12030, 1,
      (CUstream stream, int *status, uint64_t *id, CUgraph *graph, const CUgraphNode **after, const void **edges,
       size_t *count),
      (stream, status, id, graph, after, edges, count))
+HELD(cuStreamUpdateCaptureDependencies, "cuStreamUpdateCaptureDependencies", 11030, 0,
+     (CUstream stream, CUgraphNode *after, size_t count, unsigned flags), (stream, after, count, flags))
+HELD(cuStreamUpdateCaptureDependencies_ptsz, "cuStreamUpdateCaptureDependencies", 11030, 1,
+     (CUstream stream, CUgraphNode *after, size_t count, unsigned flags), (stream, after, count, flags))
+HELD(cuStreamUpdateCaptureDependencies_v2, "cuStreamUpdateCaptureDependencies", 12030, 0,
+     (CUstream stream, CUgraphNode *after, const void *edges, size_t count, unsigned flags),
+     (stream, after, edges, count, flags))
+HELD(cuStreamUpdateCaptureDependencies_v2_ptsz, "cuStreamUpdateCaptureDependencies", 12030, 1,
+     (CUstream stream, CUgraphNode *after, const void *edges, size_t count, unsigned flags),
+     (stream, after, edges, count, flags))
 HELD(cuEventCreate, "cuEventCreate", 2000, 0, (CUevent * out, unsigned flags), (out, flags))
 HELD(cuEventRecord, "cuEventRecord", 2000, 0, (CUevent event, CUstream stream), (event, stream))
 HELD(cuEventRecord_ptsz, "cuEventRecord", 7000, 1, (CUevent event, CUstream stream), (event, stream))
@@ -205,6 +215,10 @@ HELD(cuGraphExecUpdate, "cuGraphExecUpdate", 10020, 0,
      (CUgraphExec exec, CUgraph graph, CUgraphNode *error, int *outcome), (exec, graph, error, outcome))
 HELD(cuGraphExecUpdate_v2, "cuGraphExecUpdate", 12000, 0, (CUgraphExec exec, CUgraph graph, void *outcome),
      (exec, graph, outcome))
+HELD(cuGraphExecKernelNodeSetParams, "cuGraphExecKernelNodeSetParams", 10010, 0,
+     (CUgraphExec exec, CUgraphNode node, const void *params), (exec, node, params))
+HELD(cuGraphExecKernelNodeSetParams_v2, "cuGraphExecKernelNodeSetParams", 12000, 0,
+     (CUgraphExec exec, CUgraphNode node, const void *params), (exec, node, params))
 HELD(cuGraphExecDestroy, "cuGraphExecDestroy", 10000, 0, (CUgraphExec exec), (exec))
 
 /* what ties the process to others: nothing of it survives a checkpoint */
