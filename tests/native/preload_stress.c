@@ -4,6 +4,8 @@
    each call goes through a wrapper.
 
    preload_stress PTX SECONDS */
+#define _GNU_SOURCE
+#include <dlfcn.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stddef.h>
@@ -144,8 +146,11 @@ static void *work(void *number) {
         case 4: { /* the same function by another way */
             void *function = NULL;
             DO(cuGetProcAddress_v2("cuMemAlloc", &function, 12000, 0, NULL));
-            if (function != (void *)cuMemAlloc_v2)
-                count_failure("another cuMemAlloc", (uintptr_t)function, (uintptr_t)cuMemAlloc_v2);
+            Dl_info place;
+            if (!dladdr(function, &place) || !strstr(place.dli_fname, "libgpushare"))
+                count_failure("not the library's cuMemAlloc", (uintptr_t)function, (uintptr_t)cuMemAlloc_v2);
+            if (DO(((int (*)(uint64_t *, size_t))function)(&at, 4 * WORDS))) break;
+            DO(cuMemFree_v2(at));
             break;
         }
         }

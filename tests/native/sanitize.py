@@ -1,9 +1,10 @@
 """The C code under sanitizers: ``python -m tests.native.sanitize [--seconds 5] [address] [thread]``.
 
 Builds libgpushare.so and the simulated driver with gcc (or clang), once with AddressSanitizer and UBSan and once
-with ThreadSanitizer, and runs preload_stress.c on them against an agent that grants and revokes at random, with and
-without oversubscription; without it the driver also suspends the program again and again. Exit status 0: no finding.
-Where no compiler with sanitizers is there, says so in one sentence and exits with 0.
+with ThreadSanitizer, and runs preload_stress.c on them against an agent that grants, revokes and suspends at random:
+with and without oversubscription, and with engine suspend. Without oversubscription the driver also suspends the
+program again and again, of which the library knows nothing. Exit status 0: no finding. Where no compiler with
+sanitizers is there, says so in one sentence and exits with 0.
 
 ThreadSanitizer knows C11 atomics but not membarrier(2); the library is built so that launches use a fence instead,
 which is the path of kernels without membarrier.
@@ -46,7 +47,11 @@ OPTIONS = {
 
 
 class RestlessAgent(ScriptedAgent):
-    """Grants at once, revokes after a few milliseconds, pages out and in as it likes."""
+    """Grants at once, revokes after a few milliseconds, pages out and in as it likes; suspends and resumes processes
+    that can be suspended."""
+
+    suspended = 0
+    """Suspensions that a process was ready for."""
 
     def serve(self) -> None:
         while True:
@@ -65,13 +70,21 @@ class RestlessAgent(ScriptedAgent):
         peer.close()
 
     def _one(self, peer: Peer, chance: random.Random) -> None:
-        lease = 0
+        lease = suspension = 0
         revoke_at = 0.0
+        suspends = peer.hello is not None and bool(peer.hello.fields[3] & Feature.SUSPEND)
         while True:
             try:
                 frame = peer.hear(0.002)
                 if frame is None:
                     return
+                if frame.kind is Kind.SUSPEND_READY:
+                    self.suspended += frame.fields[5]
+                    time.sleep(chance.choice((0, 0.001, 0.02)))
+                    peer.send(Kind.RESUMED, suspension)
+                if suspends and (frame.kind is Kind.RELEASE or chance.random() < 0.05):
+                    suspension += 1
+                    peer.send(Kind.SUSPEND, suspension)
                 if frame.kind is Kind.REQUEST:
                     lease += 1
                     pace = chance.choice((0, 0.0001, 0.005))
@@ -213,24 +226,31 @@ def check(name: str, seconds: int) -> bool:
         }  # fmt: skip
         gpu = first_gpu(folder, {k: v for k, v in environment.items() if k != "GPUSHARE_SOCKET"})
         clean = True
-        for oversubscribed in (True, False):
-            agent = RestlessAgent(folder / "session.sock", [gpu], total=1 << 28, oversubscribed=oversubscribed)
+        for memory, engine in (("managed", "managed"), ("plain", "managed"), ("suspendable", "suspend")):
+            agent = RestlessAgent(
+                folder / "session.sock", [gpu], total=1 << 28, oversubscribed=memory == "managed",
+                features=Feature.SUSPEND,
+            )  # fmt: skip
             threading.Thread(target=agent.serve, daemon=True).start()
             program = [str(folder / "stress"), str(gpushare_simgpu.KERNELS), str(seconds)]
             stress = subprocess.Popen(
-                program, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-            )
-            suspender = None if oversubscribed else Suspender(stress, environment)
+                program, env=environment | {"GPUSHARE_ENGINE": engine},
+                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            )  # fmt: skip
+            suspender = Suspender(stress, environment) if memory == "plain" else None
             if suspender:
                 suspender.start()
             said, errors = stress.communicate(timeout=seconds * 20 + 60)
             agent.stop()
-            memory = f"plain memory, suspended {suspender.times} times" if suspender else "managed memory"
+            times = suspender.times if suspender else agent.suspended
             result = said.strip() or "no result"
-            print(f"sanitize: {name} with {cc}, {memory}: {result}; status {stress.returncode}")
+            print(
+                f"sanitize: {name} with {cc}, {memory} memory, suspended {times} times: {result}; "
+                f"status {stress.returncode}"
+            )
             if errors:
                 print(errors[-20000:])
-            clean = clean and stress.returncode == 0
+            clean = clean and stress.returncode == 0 and (engine == "managed" or times > 0)
         return clean
 
 

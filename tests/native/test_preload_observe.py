@@ -30,6 +30,15 @@ def agent(socket_path: Path, gpus: list[bytes]) -> Iterator[ScriptedAgent]:
     agent.stop()
 
 
+def switches(pid: int) -> int:
+    """How often the library's thread has gone to sleep."""
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        status = (task / "status").read_text()
+        if status.startswith("Name:\tgpushare\n"):
+            return int(status.partition("\nvoluntary_ctxt_switches:")[2].split()[0])
+    raise AssertionError("the library's thread is missing")
+
+
 def test_memory_is_as_without_the_library(start: Start, agent: ScriptedAgent, gpus: list[bytes]) -> None:
     client = start("d = Driver(); say([d.total(), d.memory()])", LD_PRELOAD=None)
     without = client.hear()
@@ -72,8 +81,10 @@ def test_bursts_are_told_without_a_lease_and_launches_do_not_wait(
         assert idle.fields[0] == 0
         assert 0.05e9 < idle.fields[1] < 2e9, "nanoseconds of work since WELCOME"
         assert idle.fields[2] < 0.1e9
-        # longer than the library looks by itself: the next launch must wake it
-        peer.nothing(1.2)
+        peer.nothing(1.1)
+        looked = switches(client.process.pid)
+        peer.nothing(0.1)
+        assert switches(client.process.pid) == looked, "it looks for launches on a quiet GPU"
 
 
 def test_nothing_is_told_to_an_agent_without_the_feature(start: Start, socket_path: Path, gpus: list[bytes]) -> None:
