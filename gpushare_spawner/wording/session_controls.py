@@ -19,6 +19,7 @@ NOT_YOURS = "This is the session of another user. Only admins may act on it."
 ADMINS_ONLY = "Only admins may do this."
 SESSION_ENDED = "The session has ended."
 WORKED_MEANWHILE = "The session has used the GPU or has changed in the meantime. Nothing was done. Try again."
+AGENT_FAILED = "Nothing was done: the GPU agent of this node could not do it. Try again in a minute, or ask the admin."
 OLDER_AGENT = "The GPU agent of this node is older than the service and cannot do this. Ask the admin to update it."
 
 NO_KEEP = "The GPU share is not kept."

@@ -14,11 +14,14 @@ import kubernetes_asyncio.config.kube_config
 import pytest
 from kubespawner import KubeSpawner, clients
 
+from gpushare_spawner.model.cordon import Cordon
 from gpushare_spawner.model.kubernetes import (
     PUBLISHED_AT,
     REPORT_COMPONENT,
     REPORT_COMPONENT_LABEL,
     REPORT_KEY,
+    cordon_annotations,
+    cordon_name,
     pod_session,
     report_name,
     resource_name,
@@ -93,6 +96,19 @@ class GpuNodes:
             if error.code != 409:
                 raise
             await self.cluster.admin.patch(path("configmaps", namespace, report_name(node)), config_map)
+
+    async def cordon(self, node: str, gpu: str) -> None:
+        """Cordon a GPU (UUID), or the whole node (empty), as the service does it."""
+        cordon = Cordon(gpu=gpu, by="boss", reason="The fan is replaced.", since=time.time())
+        await self._annotate(node, dict(cordon_annotations([cordon])))
+
+    async def uncordon(self, node: str, gpu: str) -> None:
+        """End a cordon, as the service does it."""
+        await self._annotate(node, {cordon_name(gpu): None})
+
+    async def _annotate(self, node: str, annotations: dict[str, Any]) -> None:
+        where = path("configmaps", self.cluster.namespace, report_name(node))
+        await self.cluster.admin.patch(where, {"metadata": {"annotations": annotations}})
 
     async def held(self) -> dict[str, int]:
         """Units that pods hold, by GPU, as their annotations say."""

@@ -21,6 +21,7 @@ import pytest_asyncio
 from gpushare_spawner.model import kubernetes
 from gpushare_spawner.model.report import Report
 from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.wording import session_controls as words
 from tests.e2e import gpu_cells
 from tests.e2e.kernel import Kernel
 
@@ -203,6 +204,28 @@ async def test_the_borrower_keeps_working_and_its_data_is_intact(
         assert await asyncio.gather(*(kernel.run(gpu_cells.WORK_ON_BUFFER) for kernel in both)) == ["worked"] * 2
     assert await asyncio.gather(*(kernel.run(gpu_cells.READ_BUFFER) for kernel in both)) == ["intact"] * 2
     assert int(await kernels["bob"].run("print(os.getpid())")) == pids["bob"]
+
+
+async def test_alice_keeps_and_releases_her_share_inside_her_pod(
+    stack: ClusterStack, kernels: dict[str, Kernel]
+) -> None:
+    async def gpushare(*words: str) -> str:
+        # the pod has the environment of the tests, without its programs on the path
+        command = [sys.executable, "-m", "gpushare_spawner.cli", *words]
+        code = f"import subprocess; print(subprocess.run({command!r}, stdout=-1, stderr=-2, text=True).stdout)"
+        return await kernels["alice"].run(code)
+
+    assert await gpushare("keep", "2h") == "The GPU share is kept for 2 h."
+    keep = (await stack.said_of("alice")).controls.keep
+    assert keep is not None
+    assert (keep.by, round(keep.until - time.time(), -2)) == ("alice", 7200)
+    assert (await stack.said_of("bob")).controls.keep is None
+    assert await gpushare("keep", "end") == words.KEEP_ENDED
+    assert (await stack.said_of("alice")).controls.keep is None
+    assert await gpushare("release") == words.RELEASED
+    assert (await stack.said_of("alice")).tier is Tier.RELEASED
+    assert await kernels["alice"].run(gpu_cells.WORK_ON_BUFFER) == "worked"
+    await stack.said_when("alice", lambda said: said.tier is Tier.ACTIVE)
 
 
 async def test_stopping_frees_everything(stack: ClusterStack) -> None:

@@ -13,10 +13,31 @@ from gpushare_spawner.model.kubernetes import SESSION_LABEL, node_of, pod_sessio
 from gpushare_spawner.model.tier import Tier
 from tests.spawner.running_hub import until
 
-from .sharing_hub import GpuNodes, gpu
+from .sharing_hub import MODEL, GpuNodes, gpu
 from .standin.client import path
 from .standin.cluster import Cluster
 from .standin.programs import Listeners
+
+
+class Told:
+    """What the page of a spawn says, from now on."""
+
+    def __init__(self, hub: Any, user: str) -> None:
+        self.lines: list[str] = []
+        self._progress = hub.spawner(user).progress()
+        self._listening = asyncio.create_task(self._listen())
+
+    async def _listen(self) -> None:
+        async for event in self._progress:
+            self.lines.append(event["message"])
+
+    async def until(self, text: str) -> None:
+        """Wait until it says this."""
+        await until(lambda: any(text in line for line in self.lines))
+
+    async def ended(self) -> None:
+        """Wait until it says nothing more."""
+        await asyncio.wait_for(self._listening, 5)
 
 
 async def test_a_pod_carries_its_share(make_hub: Callable[..., Any], nodes: GpuNodes, cluster: Cluster) -> None:
@@ -95,19 +116,37 @@ async def test_a_spawn_waits_in_the_queue_and_says_so(
     assert (await hub.start_server("ada", {"profile": "whole-gpu"})).code in (201, 202)
     await hub.started("ada")
     assert (await hub.start_server("bob", {"profile": "half-gpu"})).code == 202
-    told: list[str] = []
-
-    async def listen() -> None:
-        async for event in hub.spawner("bob").progress():
-            told.append(event["message"])
-
-    listener = asyncio.create_task(listen())
-    await until(lambda: any("First in queue. Not enough free capacity: this needs 0.50 GPU" in line for line in told))
+    told = Told(hub, "bob")
+    await told.until("First in queue. Not enough free capacity: this needs 0.50 GPU")
     assert (await hub.stop_server("ada")).code in (202, 204)
     await hub.started("bob")
-    await until(lambda: any("Placed on GPU 0" in line and nodes.names[0] in line for line in told))
-    await asyncio.wait_for(listener, 5)
-    assert any("Started container" in line or "Started" in line for line in told), told
+    await told.until(f"Placed on GPU 0 ({MODEL}) of {nodes.names[0]}.")
+    await told.ended()
+    assert any("Started" in line for line in told.lines), told.lines
+
+
+async def test_a_cordon_keeps_pods_off_a_gpu_or_a_node_until_it_is_ended(
+    make_hub: Callable[..., Any], nodes: GpuNodes
+) -> None:
+    first, second = sorted([await nodes.add(gpus=1) for _ in range(2)])
+    await nodes.cordon(first, "")
+    await nodes.cordon(second, f"GPU-{second}-0")
+    hub = await make_hub(lambda config: config.JupyterHub.tornado_settings.update(slow_spawn_timeout=0.2))
+    assert (await hub.start_server("ada", {"profile": "whole-gpu"})).code == 202
+    of_ada = Told(hub, "ada")
+    await of_ada.until("An admin keeps new servers away from the GPUs that could take 1 GPU: they are cordoned.")
+    await nodes.uncordon(second, f"GPU-{second}-0")
+    await hub.started("ada")
+    await of_ada.until(f"Placed on GPU 0 ({MODEL}) of {second}.")
+
+    assert (await hub.start_server("bob", {"profile": "whole-gpu"})).code == 202
+    of_bob = Told(hub, "bob")
+    await of_bob.until("Not enough free capacity")
+    assert not any("Placed" in line for line in of_bob.lines)
+    await nodes.uncordon(first, "")
+    await hub.started("bob")
+    await of_bob.until(f"Placed on GPU 0 ({MODEL}) of {first}.")
+    assert await nodes.held() == {f"GPU-{first}-0": 100, f"GPU-{second}-0": 100}
 
 
 async def test_a_pod_that_goes_counts_until_it_is_gone(

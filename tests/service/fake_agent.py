@@ -39,6 +39,7 @@ class FakeAgent:
     def __init__(self, path: Path, clock: Callable[[], float]) -> None:
         self.path = path
         self.clock = clock
+        self.node = "fake"
         self.sessions: dict[str, SessionReport] = {}
         self.asked: list[Any] = []
         self.cordons: tuple[Cordon, ...] = ()
@@ -84,7 +85,9 @@ class FakeAgent:
         )  # fmt: skip
 
     def report(self) -> Report:
-        report = Report(node="fake", published_at=self.clock(), gpus=self.gpus, sessions=tuple(self.sessions.values()))
+        report = Report(
+            node=self.node, published_at=self.clock(), gpus=self.gpus, sessions=tuple(self.sessions.values())
+        )
         return report.with_cordons(self.cordons)
 
     @property

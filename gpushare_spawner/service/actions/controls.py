@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
 from gpushare_spawner.idle import in_force
@@ -13,6 +14,17 @@ from gpushare_spawner.model.protocol.control import ControlRefused, ControlsRequ
 from gpushare_spawner.model.report import SessionReport
 from gpushare_spawner.service.actions.outcome import Asked, Target, current, refusals
 from gpushare_spawner.service.reports import Agent, ask_all
+
+
+@dataclass(frozen=True)
+class OtherSessions:
+    """The other sessions of a session's user."""
+
+    controls: Mapping[str, Controls]
+    """In force now, by the sessions' ids."""
+    nodes: frozenset[str]
+    """Whose agents have answered: sessions on other nodes are unknown."""
+
 
 PAUSES = (0.3, 1.0)
 """Seconds before a write is tried again, where the agent changed the session's pod at the same time."""
@@ -41,15 +53,16 @@ class ControlsOfSessions:
         session = await current(one)
         return session, in_force(session.controls, self.clock())
 
-    async def of_others(self, session: SessionReport) -> Mapping[str, Controls]:
-        """Return the controls of the other sessions of a session's user by their ids, as far as agents answer."""
+    async def of_others(self, session: SessionReport) -> OtherSessions:
+        """Return the controls of the other sessions of a session's user, as far as agents answer."""
         reports = [snapshot.report for snapshot in await ask_all(self._agents) if snapshot.report is not None]
         found = (other for report in reports for other in report.sessions)
-        return {
+        controls = {
             other.id: in_force(other.controls, self.clock())
             for other in found
             if other.user == session.user and other.id != session.id
         }
+        return OtherSessions(controls, frozenset(report.node for report in reports))
 
     async def write(self, one: Target, controls: Controls, answer: AskAnswer | None = None) -> None:
         """Set a session's controls, and answer the ask that they come from."""

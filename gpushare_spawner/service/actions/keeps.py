@@ -14,7 +14,7 @@ from gpushare_spawner.model.instant import LATEST
 from gpushare_spawner.model.report import SessionReport
 from gpushare_spawner.model.template import Idle, Template
 from gpushare_spawner.service.actions.action_log import CULLER, ActionLog
-from gpushare_spawner.service.actions.controls import ControlsOfSessions, answer_to
+from gpushare_spawner.service.actions.controls import ControlsOfSessions, OtherSessions, answer_to
 from gpushare_spawner.service.actions.outcome import (
     ActionRefused,
     Actor,
@@ -59,6 +59,8 @@ class KeepActions:
         self._began: dict[str, Counter[tuple[str, float]]] = {}
         """By user: ids of sessions, and when a keep of theirs began. Agents forget those of a session that has ended,
         and a user can restart a server at any time."""
+        self._standing: dict[str, dict[str, tuple[str, Keep]]] = {}
+        """By user and id of the session: its node and its keep. They count while the node's agent is silent."""
 
     def rule(self, session: SessionReport) -> KeepRule:
         """Return the limits of keeps of a session's user."""
@@ -88,7 +90,7 @@ class KeepActions:
                 changed = await self._extended(session, controls, actor, until, until - begin, now)
             text = words.kept(until - begin, session.tier)
             await self._controls.write(one, changed, answer_to(asked, text, now))
-            self._remember(session, changed, now)
+            self._remember(session, one.node, changed, now)
         self._log.session(session, one.node, KEEP, actor.name, reason=text)
         return Outcome(True, text)
 
@@ -101,6 +103,7 @@ class KeepActions:
                 return Outcome(False, words.NO_KEEP)
             changed = controls.model_copy(update={"keep": None})
             await self._controls.write(one, changed, answer_to(asked, words.KEEP_ENDED, self._controls.clock()))
+            self._standing.get(session.user, {}).pop(session.id, None)
         self._log.session(session, one.node, KEEP_ENDED, actor.name, reason=words.KEEP_ENDED)
         return Outcome(True, words.KEEP_ENDED)
 
@@ -130,17 +133,33 @@ class KeepActions:
             # it is not the user who keeps
             return controls.model_copy(update={"keep": keep})
         others = await self._controls.of_others(session)
-        began = _counted({**others, session.id: controls})
+        began = _counted({**others.controls, session.id: controls})
         # the clock was set back since those that are later than now, and the reports date them as now
         began |= _those(self._began.get(session.user, Counter()), lambda begin: begin <= now)
-        kept = sum(holds(other.keep, now) for other in others.values())
+        kept = sum(holds(other.keep, now) for other in others.controls.values())
+        kept += self._kept_on_silent_nodes(session, others, now)
         refusal = keep_refused(self.rule(session), seconds, (begin for _, begin in began.elements()), kept, now)
         if refusal is not None:
             raise ActionRefused(words.keep_refused(refusal, now), RefusalCode.LIMIT)
         return controls.model_copy(update={"keep": keep, "keeps": (*controls.keeps, now)[-MOST_KEEPS:]})
 
-    def _remember(self, session: SessionReport, controls: Controls, now: float) -> None:
-        """Remember when keeps began, as long as they count."""
+    def _kept_on_silent_nodes(self, session: SessionReport, others: OtherSessions, now: float) -> int:
+        """Return how many other sessions of the user were kept by this service on nodes whose agents do not answer."""
+        return sum(
+            node not in others.nodes and holds(keep, now)
+            for name, (node, keep) in self._standing.get(session.user, {}).items()
+            if name != session.id and name not in others.controls
+        )
+
+    def _remember(self, session: SessionReport, node: str, controls: Controls, now: float) -> None:
+        """Remember the keep, and when keeps began, as long as they count."""
+        standing = {
+            user: {name: known for name, known in one.items() if holds(known[1], now)}
+            for user, one in self._standing.items()
+        }
+        if controls.keep is not None:
+            standing.setdefault(session.user, {})[session.id] = node, controls.keep
+        self._standing = {user: one for user, one in standing.items() if one}
         began = self._began.get(session.user, Counter()) | _counted({session.id: controls})
         counts = {
             user: _those(one, lambda begin: begin > now - DAY)

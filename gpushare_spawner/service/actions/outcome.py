@@ -124,11 +124,16 @@ def refusals() -> Iterator[None]:
             case "bad-request":
                 raise ActionRefused(words.OLDER_AGENT, RefusalCode.OLDER_AGENT) from error
             case _:
-                raise ActionRefused(words.agent_failed(error.message), RefusalCode.AGENT_UNAVAILABLE) from error
+                raise _agent_refused(error.message) from error
     except AgentUnreachable as error:
-        raise ActionRefused(words.agent_failed(str(error)), RefusalCode.AGENT_UNAVAILABLE) from error
+        raise _agent_refused(str(error)) from error
     except HubFailed as error:
         raise hub_refused(error, words.hub_failed) from error
+
+
+def _agent_refused(why: str) -> ActionRefused:
+    """``why``: for admins; it can name sockets, namespaces and pods."""
+    return ActionRefused(words.AGENT_FAILED, RefusalCode.AGENT_UNAVAILABLE, to_admins=words.agent_failed(why))
 
 
 def hub_refused(error: HubFailed, said: Callable[[str], str]) -> ActionRefused:

@@ -39,13 +39,15 @@ class Acting:
         self.agent = agent
         self.recorded: list[Action] = []
         self.client = AgentClient(agent.path)
+        self.agents = [self.client]
+        self.rule = RULE
         self.quotas: Quotas | None = None
         self.pending: list[HubServer] = []
         self.actions = SessionActions(
-            [self.client],
+            self.agents,
             hub,
             lambda: templates,
-            lambda idle: RULE,
+            lambda idle: self.rule,
             self.recorded.append,
             clock,
             quotas=lambda: self.quotas,

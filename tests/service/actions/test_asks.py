@@ -166,9 +166,7 @@ async def test_a_service_that_was_killed_before_it_acted_leaves_everything_as_it
 
     agent.before = fail
     said = await answers(asks_of(acting, clock), agent)
-    assert [(one.done, one.text) for one in said] == [
-        (False, "Nothing was done: the agent fails. Try again in a minute.")
-    ]
+    assert [(one.done, one.text) for one in said] == [(False, words.AGENT_FAILED)]
     assert agent.sessions["ann"].keep is None
     assert not acting.recorded
 

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from gpushare_spawner.clients.agent import AgentClient
 from gpushare_spawner.model.controls import Ask, Exemption, Keep
 from gpushare_spawner.model.protocol.frames import AskKind
 from gpushare_spawner.model.tier import Tier
@@ -14,9 +18,9 @@ from gpushare_spawner.service.actions.keeps import has_to_settle
 from gpushare_spawner.service.actions.outcome import ActionRefused, Actor, Asked, RefusalCode
 from gpushare_spawner.wording import session_controls as words
 from tests.present import present
-from tests.service.actions.conftest import ANN, ROOT, Acting
+from tests.service.actions.conftest import ANN, ROOT, Acting, Seen
 from tests.service.conftest import HOUR, MINUTE, Clock
-from tests.service.fake_agent import FakeAgent
+from tests.service.fake_agent import FakeAgent, fake_agent
 
 DAY = 24 * HOUR
 
@@ -186,6 +190,47 @@ async def test_an_exemption_stays_when_the_share_is_kept(acting: Acting) -> None
     assert acting.agent.sessions["ann"].exemption == Exemption(by="root", reason="exam")
 
 
+# -- agents that are silent ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def far(tmp_path: Path, acting: Acting, clock: Clock) -> AsyncIterator[FakeAgent]:
+    """The agent of a second node, with two kept sessions of ann; the limit is two at a time."""
+    async with fake_agent(tmp_path / "far.sock", clock) as agent:
+        agent.node = "far"
+        client = AgentClient(agent.path)
+        acting.agents.append(client)
+        for name in ("one", "two"):
+            lab = agent.add("ann", name)
+            await acting.actions.keep(Seen(client, agent.sessions[lab], "far"), ANN, seconds=HOUR)
+        yield agent
+
+
+async def test_kept_sessions_count_while_the_agent_of_their_node_is_silent(
+    acting: Acting, far: FakeAgent, clock: Clock
+) -> None:
+    acting.rule = replace(acting.rule, per_day=9)
+    far.path.rename(far.path.with_suffix(".away"))
+    code, text = await refused(acting, seconds=HOUR)
+    assert (code, "You can keep 2 sessions at a time" in text) == (RefusalCode.LIMIT, True)
+    clock.forward(HOUR)
+    assert (await acting.actions.keep(acting.seen(), ANN, seconds=HOUR)).changed, "their keeps are over"
+
+
+async def test_kept_sessions_that_have_ended_do_not_count(acting: Acting, far: FakeAgent) -> None:
+    acting.rule = replace(acting.rule, per_day=9)
+    far.sessions.clear()
+    assert (await acting.actions.keep(acting.seen(), ANN, seconds=HOUR)).changed
+
+
+async def test_keeps_that_were_ended_do_not_count_while_the_agent_is_silent(acting: Acting, far: FakeAgent) -> None:
+    acting.rule = replace(acting.rule, per_day=9)
+    lab = next(iter(far.sessions.values()))
+    await acting.actions.end_keep(Seen(AgentClient(far.path), lab, "far"), ANN)
+    far.path.rename(far.path.with_suffix(".away"))
+    assert (await acting.actions.keep(acting.seen(), ANN, seconds=HOUR)).changed
+
+
 # -- what is over ------------------------------------------------------------------------------------------------------
 
 
@@ -231,7 +276,9 @@ async def test_an_agent_that_is_gone_is_said_so(acting: Acting, agent: FakeAgent
     with pytest.raises(ActionRefused) as refusal:
         await acting.actions.keep(one, ANN, seconds=HOUR)
     assert refusal.value.code is RefusalCode.AGENT_UNAVAILABLE
-    assert "Nothing was done: no agent runs here" in refusal.value.text
+    assert refusal.value.text == words.AGENT_FAILED
+    assert "Nothing was done: no agent runs here" in refusal.value.to_admins
+    assert str(agent.path) in refusal.value.to_admins
 
 
 async def test_an_older_agent_is_said_to_be_older(acting: Acting, agent: FakeAgent) -> None:
