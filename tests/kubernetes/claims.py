@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
+from gpushare_spawner.agent.gpus.nvml import Gpu
 from gpushare_spawner.model import kubernetes
 from gpushare_spawner.model.kubernetes import PodSession
+from gpushare_spawner.model.report import GpuReport
 from tests.agent.peers import FIRST
 
 from .node_agent import NodeAgent
@@ -30,23 +35,58 @@ async def make_class(cluster: Cluster) -> None:
 
 
 async def claiming_pod(agent: NodeAgent, name: str, said: PodSession | None = None, **changes: Any) -> dict[str, Any]:
-    """Create the pod of a session and its claim, as the spawner does; returns the claim."""
+    """Create the pod of a session and its claim on an agent in this process; returns the claim."""
     said = said or a_session(name, **changes)
-    cluster, claim = agent.cluster, f"{name}-claim"
+    gpus = [gpu for gpu in agent.gpus if gpu.uuid in said.gpus]
+    return await pod_with_claim(agent.cluster, agent.kubelet.name, name, said, gpus)
+
+
+async def session_by_claim(
+    cluster: Cluster, node: str, name: str, gpus: Sequence[GpuReport], share: int = 25
+) -> dict[str, Any]:
+    """The same on any agent, with GPUs that it has reported."""
+    said = replace(
+        a_session(name, share=share),
+        gpus=tuple(gpu.uuid for gpu in gpus),
+        gpu_indices=tuple(gpu.index for gpu in gpus),
+    )
+    return await pod_with_claim(cluster, node, name, said, gpus)
+
+
+async def pod_with_claim(
+    cluster: Cluster, node: str, name: str, said: PodSession, gpus: Sequence[Gpu | GpuReport]
+) -> dict[str, Any]:
+    """Create the pod of a session and its claim, as the spawner does; returns the claim."""
+    claim = f"{name}-claim"
     manifest = a_pod(
         name,
         annotations=said.annotations(),
         labels=kubernetes.labels(),
-        nodeSelector={kubernetes.HOSTNAME_LABEL: agent.kubelet.name},
+        nodeSelector={kubernetes.HOSTNAME_LABEL: node},
         resourceClaims=[{"name": kubernetes.POD_CLAIM, "resourceClaimName": claim}],
     )
     pod = await cluster.admin.create(path("pods", cluster.namespace), manifest)
     owner = {"apiVersion": "v1", "kind": "Pod", "name": name, "uid": pod["metadata"]["uid"], "controller": True}
-    memory = {gpu.uuid: gpu.memory_bytes for gpu in agent.gpus if gpu.uuid in said.gpus}
+    memory = {gpu.uuid: gpu.memory_bytes for gpu in gpus}
     spec = kubernetes.claim_spec(kubernetes.DEVICE_CLASS, said.share_units, memory)
     item = {"metadata": {"name": claim, "ownerReferences": [owner]}, "spec": spec}
     made: dict[str, Any] = await cluster.admin.create(path("resourceclaims", cluster.namespace, group=GROUP), item)
     return made
+
+
+async def published_slice(
+    cluster: Cluster, node: str, holds: Callable[[Any], bool], within: float = 10.0
+) -> dict[str, Any] | None:
+    """A node's slice once it is as wanted; None where it has none."""
+    end = asyncio.get_running_loop().time() + within
+    fields = f"spec.nodeName={node}"
+    while True:
+        items = await cluster.admin.list(path("resourceslices", group=GROUP), fields=fields)
+        item = items[0] if items else None
+        if holds(item):
+            return item
+        assert asyncio.get_running_loop().time() < end, f"after {within} s the slice is {item}"
+        await asyncio.sleep(0.02)
 
 
 async def claim_of(agent: NodeAgent, name: str) -> dict[str, Any] | None:
@@ -58,13 +98,6 @@ async def claim_of(agent: NodeAgent, name: str) -> dict[str, Any] | None:
             return None
         raise
     return found
-
-
-async def slice_of(agent: NodeAgent) -> dict[str, Any] | None:
-    """The node's slice; None where it has none."""
-    fields = f"spec.nodeName={agent.kubelet.name}"
-    items = await agent.cluster.admin.list(path("resourceslices", group=GROUP), fields=fields)
-    return items[0] if items else None
 
 
 def units_of(item: dict[str, Any] | None, gpu: str = FIRST.uuid) -> int | None:

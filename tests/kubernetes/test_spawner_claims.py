@@ -71,7 +71,7 @@ async def test_a_server_gets_its_share_by_a_claim_that_goes_with_its_pod(
     assert result["consumedCapacity"]["units"] == "25"
     assert result["device"] == kubernetes.device_name(FIRST.uuid)
     # the pod names the claim, and no container does: so Kubernetes resizes it in place
-    assert pod["spec"]["resourceClaims"] == [{"name": "gpu", "resourceClaimName": claim["metadata"]["name"]}]
+    assert pod["spec"]["resourceClaims"] == [{"name": "gpushare", "resourceClaimName": claim["metadata"]["name"]}]
     (notebook,) = pod["spec"]["containers"]
     assert "claims" not in notebook["resources"]
     assert not any(name.startswith(kubernetes.RESOURCE_PREFIX) for name in notebook["resources"].get("limits") or {})
@@ -129,7 +129,7 @@ async def test_a_claim_that_the_agent_does_not_prepare_fails_the_spawn_with_its_
     # nothing is left of it on the node, and the next one gets the units
     monkeypatch.undo()
     await until(lambda: not agent.kubelet.claims.prepared)
-    assert len(agent.on_kubernetes.held.free_ids(FIRST.uuid)) == 100
+    assert len(agent.on_kubernetes.held.free_ids(FIRST.uuid, ())) == 100
 
 
 async def test_the_api_fails_for_a_moment_while_a_claim_is_made(

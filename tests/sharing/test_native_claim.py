@@ -64,7 +64,7 @@ def test_the_pod_names_the_claim_and_no_container_does() -> None:
     assert pod["metadata"]["annotations"]["theirs"] == "kept"
     assert pod["metadata"]["labels"] == labels()
     assert node_of(pod["spec"]) == "node-1"
-    assert pod["spec"]["resourceClaims"] == [{"name": "gpu", "resourceClaimName": "jupyter-ada-1"}]
+    assert pod["spec"]["resourceClaims"] == [{"name": "gpushare", "resourceClaimName": "jupyter-ada-1"}]
     sidecar, notebook = pod["spec"]["containers"]
     assert sidecar == {"name": "sidecar"}
     assert "claims" not in notebook["resources"]

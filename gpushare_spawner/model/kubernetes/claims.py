@@ -28,7 +28,7 @@ MEMORY_CAPACITY = "memory"
 """Capacity of a device: bytes."""
 UUID_ATTRIBUTE = "uuid"
 """Attribute of a device: the GPU's UUID. CEL does not see a device's name."""
-POD_CLAIM = "gpu"
+POD_CLAIM = "gpushare"
 """The name of the claim in ``pod.spec.resourceClaims``."""
 
 _MEBIBYTE = 2**20
@@ -72,7 +72,7 @@ def claim_spec(device_class: str, share_units: int, memory_by_gpu: Mapping[str, 
     """Return the spec of a claim for so many units of each GPU. `memory_by_gpu`: bytes by the GPU's UUID."""
     requests = [
         {
-            "name": f"{POD_CLAIM}-{number}",
+            "name": f"gpu-{number}",
             "exactly": {
                 "deviceClassName": device_class,
                 "capacity": {"requests": capacity_of(share_units, memory)},
@@ -82,6 +82,11 @@ def claim_spec(device_class: str, share_units: int, memory_by_gpu: Mapping[str, 
         for number, (uuid, memory) in enumerate(memory_by_gpu.items())
     ]
     return {"devices": {"requests": requests}}
+
+
+def has_claim(spec: Mapping[str, Any]) -> bool:
+    """Return whether a pod's spec names the claim of a session."""
+    return any(one.get("name") == POD_CLAIM for one in spec.get("resourceClaims") or [])
 
 
 def _is_gpu(uuid: str) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from gpushare_spawner.model.kubernetes.claims import has_claim
 from gpushare_spawner.model.kubernetes.prefix import PREFIX
 from gpushare_spawner.model.kubernetes.quantities import memory_bytes, millicores
 from gpushare_spawner.model.kubernetes.resources import gpu_index_of
@@ -21,6 +22,8 @@ REQUESTS = PREFIX + "requests"
 """Annotation: JSON of the CPU and memory that the session's container requests by its template, as the API server
 writes them. Only there while its requests are lowered, or are not restored yet."""
 
+_NOTEBOOK = "notebook"
+"""KubeSpawner's name of the container that the notebook server runs in."""
 _BURSTABLE = "Burstable"
 """The only QoS class in which requests can be lowered and limits stay: Kubernetes refuses a resize that changes the
 class."""
@@ -153,12 +156,18 @@ def missing_requests(pod: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def share_container(pod: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the container of a pod's spec that has the GPU share."""
-    for container in (pod.get("spec") or {}).get("containers") or []:
+    """Return the container of a pod's spec that has the GPU share.
+
+    Of a pod with a claim no container names it: there it is the notebook server's, else the first.
+    """
+    spec = pod.get("spec") or {}
+    containers: list[Mapping[str, Any]] = spec.get("containers") or []
+    if containers and has_claim(spec):
+        return next((one for one in containers if one.get("name") == _NOTEBOOK), containers[0])
+    for container in containers:
         limits = (container.get("resources") or {}).get("limits") or {}
         if any(gpu_index_of(name) is not None for name in limits):
-            found: Mapping[str, Any] = container
-            return found
+            return container
     return None
 
 

@@ -69,7 +69,7 @@ def trimmed(pod: dict[str, Any]) -> dict[str, Any]:
             "annotations": {name: text for name, text in annotations.items() if name.startswith(kubernetes.PREFIX)},
         },
         "spec": {
-            **{name: spec[name] for name in ("nodeName", "nodeSelector", "affinity") if name in spec},
+            **{name: spec[name] for name in ("nodeName", "nodeSelector", "affinity", "resourceClaims") if name in spec},
             "containers": _only(share_name, spec.get("containers"), ("name", "resources")),
         },
         "status": {

@@ -48,6 +48,17 @@ def test_the_container_with_the_share_counts() -> None:
     assert not found.restored
 
 
+def test_of_a_pod_with_a_claim_the_notebook_counts_though_no_container_names_the_claim() -> None:
+    item = pod()
+    del item["spec"]["containers"][1]["resources"]["limits"]["gpushare-spawner.io/gpu-0"]
+    assert container_requests(item) is None
+    item["spec"]["resourceClaims"] = [{"name": "gpushare", "resourceClaimName": "n-1"}]
+    found = container_requests(item)
+    assert found is not None
+    assert (found.container, found.asked) == ("notebook", FULL)
+    assert missing_requests(item) == ()
+
+
 @pytest.mark.parametrize("quality", ["Guaranteed", "BestEffort", ""])
 def test_only_burstable_pods_can_be_changed(quality: str) -> None:
     found = container_requests(pod(quality=quality))

@@ -93,18 +93,12 @@ class ClaimDriver:
         return self._prepared.joined(handed, {uuid: gpu.index for uuid, gpu in self._node.gpus.items()})
 
     def offered(self) -> list[OfferedGpu]:
-        """The GPUs as the scheduler is to see them now.
-
-        Its sum is that of all claims, whatever their sessions' tiers: so a device's capacity is what claims hold and
-        what is free beside what is in use. It rises while sessions lend units, and falls again.
-        """
-        claimed = self._prepared.ids
-        offered = []
-        for uuid, gpu in self._node.gpus.items():
-            free = self._held.free_ids(uuid)
-            mine = sum(self._held.gpu_of(id) == uuid for id in claimed)
-            offered.append(OfferedGpu(gpu, (len(free) + mine) * self._held.unit_size, self._trouble(gpu)))
-        return offered
+        """The GPUs as the scheduler is to see them now: their capacity rises while sessions lend units."""
+        claimed, size = self._prepared.ids, self._held.unit_size
+        return [
+            OfferedGpu(gpu, self._held.claimable(uuid, claimed) * size, self._trouble(gpu))
+            for uuid, gpu in self._node.gpus.items()
+        ]
 
     async def prepare(self, key: ClaimKey) -> tuple[AllocatedDevice, ...]:
         """Give a claim's session its folder, and count its units. Raises Refused."""
@@ -126,7 +120,7 @@ class ClaimDriver:
             for uuid, units in allocation.units.items():
                 if (trouble := self._node.health.trouble(uuid)) is not None:
                     raise Refused(trouble)
-                wanted, free = devices_for(units, self._held.unit_size), self._held.free_ids(uuid)
+                wanted, free = devices_for(units, self._held.unit_size), self._held.free_ids(uuid, self._prepared.ids)
                 if len(free) < wanted:
                     raise Refused(
                         f"GPU {self._node.gpus[uuid].index} has {len(free) * self._held.unit_size} free units and "

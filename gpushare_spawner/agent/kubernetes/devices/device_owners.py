@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from gpushare_spawner.agent.gpus.nvml import Gpu
 from gpushare_spawner.agent.kubernetes.devices import grant_folders
-from gpushare_spawner.agent.kubernetes.devices.device_ids import DeviceIds, devices_for, offered
+from gpushare_spawner.agent.kubernetes.devices.device_ids import MAX_DEVICES, DeviceIds, devices_for, offered
 from gpushare_spawner.agent.sessions.session import Session
 
 log = logging.getLogger(__name__)
@@ -80,11 +81,31 @@ class HeldDevices:
             self._offered[gpu] = held, in_use, [ids.id(number) for number in offered(self.capacity, numbers, in_use)]
         return self._offered[gpu][2]
 
-    def free_ids(self, gpu: str) -> list[str]:
-        """The ids that nobody holds and that may be given now, the lowest first."""
+    def free_ids(self, gpu: str, claimed: Collection[str]) -> list[str]:
+        """As many ids as claims may be given now, the lowest that nobody has.
+
+        `claimed`: the ids of claims that are prepared. They are in use also where the session has ended already: its
+        containers may still run.
+        """
         held = {id for _, ids in self._holders(gpu) for id in ids}
         held.update(id for grant in self._pending(gpu) for id in grant.devices)
-        return [id for id in self.offered(gpu) if id not in held]
+        count = sum(id not in held for id in self.offered(gpu))
+        count -= sum(self.ids[gpu].has(id) for id in claimed if id not in held)
+        every = map(self.ids[gpu].id, range(MAX_DEVICES))
+        return list(itertools.islice((id for id in every if id not in held and id not in claimed), max(0, count)))
+
+    def claimable(self, gpu: str, claimed: Collection[str]) -> int:
+        """How many devices claims may have in all. `claimed`: the ids of those that are prepared.
+
+        The scheduler goes by the sum of all claims, and knows no tiers: what sessions with a claim have lent is added
+        to the GPU's own devices, and what others use is taken off.
+        """
+        total = self.capacity
+        for session, devices in self._holders(gpu):
+            total -= self._in_use(session, devices) - sum(id in claimed for id in devices)
+        for grant in self._pending(gpu):
+            total -= sum(id not in claimed for id in grant.devices)
+        return max(0, total)
 
     def holders(self, gpu: str, devices: Iterable[str]) -> list[Session]:
         """The sessions that hold any of these."""
