@@ -22,8 +22,9 @@ from gpushare_spawner.arbiter.recent_use import Use
 from gpushare_spawner.arbiter.revoke_timeout import RevokeTimeouts
 from gpushare_spawner.arbiter.roster import Roster
 from gpushare_spawner.arbiter.schedule import INSTANT, Choice, Schedule
-from gpushare_spawner.arbiter.session import Client, Session, SessionView
+from gpushare_spawner.arbiter.session import Client, Presence, Session, SessionView
 from gpushare_spawner.arbiter.settings import ArbiterSettings
+from gpushare_spawner.arbiter.suspensions import Suspensions
 from gpushare_spawner.arbiter.time_slice import HandOffCost
 
 NEVER_YET = float("-inf")
@@ -47,6 +48,7 @@ class GpuArbiter:
         self._cost = HandOffCost(settings)
         self._schedule = Schedule(self._roster, self._accounts, self._cost, settings)
         self._nested = NestedSets(self._accounts, settings)
+        self._suspensions = Suspensions(self._roster, settings)
         self._timeouts = RevokeTimeouts(settings)
         self._contended_at = float("-inf")
         self._shared_at = float("-inf")
@@ -56,13 +58,19 @@ class GpuArbiter:
 
     # -- sessions ----------------------------------------------------------------------------------------------------
 
-    def add_session(self, session: str, weight: int, now: float) -> list[Decision]:
-        """A session with a share of `weight` units (0: released). Raises ValueError if it is there already."""
+    def add_session(
+        self, session: str, weight: int, now: float, *, whole: bool = False, away: bool = False
+    ) -> list[Decision]:
+        """A session with a share of `weight` units (0: released). Raises ValueError if it is there already.
+
+        `whole`: its memory leaves the GPU only as a whole, while the session is suspended (`suspensions`). `away`: it
+        is suspended now.
+        """
         if session in self._roster.sessions:
             raise ValueError(f"session {session!r} is on this GPU already")
         self._check_weight(weight)
         self._advance(now)
-        added = Session(session, weight)
+        added = Session(session, weight, whole=whole, presence=Presence.AWAY if away else Presence.ON_GPU)
         self._roster.sessions[session] = added
         self._accounts.add(session, added.weight)
         return self._decide()
@@ -162,10 +170,13 @@ class GpuArbiter:
         return self._decide()
 
     def request(self, client: ClientId, managed: int, plain: int, now: float) -> list[Decision]:
-        """The client has work and wants a lease. A client that has one is told it again."""
+        """The client has work and wants a lease. A client that has one is told it again.
+
+        Where its session's memory moves as a whole, `plain` may include what it is about to allocate.
+        """
         known = self._roster.client(client)
         self._advance(now)
-        self._roster.set_memory(known, managed, plain)
+        self._roster.set_memory(known, managed, plain, needed=True)
         decisions: list[Decision] = []
         if known.revoked is not None:
             known.again = True
@@ -239,6 +250,85 @@ class GpuArbiter:
         answer = self._residency.paged_out(known, amount, seconds, self._roster.now)
         if answer is not None:
             self._cost.bandwidth_out.learn(known.session.id, answer.amount, answer.seconds)
+        return self._decide()
+
+    # -- sessions whose memory moves as a whole ----------------------------------------------------------------------
+
+    def suspensions(self) -> list[str]:
+        """Return the sessions that are to be suspended, since the last call. None of their clients has a lease, nor
+        gets one until `suspended` or `not_suspended`.
+
+        A `Grant` to a client of a session that is suspended asks for its resumption first: the grant holds when
+        `resumed` has been called, and is void after `not_resumed`.
+        """
+        return self._suspensions.taken()
+
+    def suspended(self, session: str, amount: int, seconds: float, now: float) -> list[Decision]:
+        """The session has been suspended as ordered: its memory is free. `amount`: bytes that it took `seconds` to
+        move."""
+        known = self._roster.sessions[session]
+        self._advance(now)
+        if known.presence is Presence.LEAVING:
+            self._cost.suspend.learn(session, amount, seconds)
+            self._roster.move(known, Presence.AWAY)
+        return self._decide()
+
+    def not_suspended(self, session: str, now: float) -> list[Decision]:
+        """The session could not be suspended as ordered, and stays on the GPU. `set_suspendable` keeps it from being
+        ordered again."""
+        known = self._roster.sessions[session]
+        self._advance(now)
+        if known.presence is Presence.LEAVING:
+            self._roster.move(known, Presence.ON_GPU)
+        return self._decide()
+
+    def set_suspendable(self, session: str, suspendable: bool, now: float) -> list[Decision]:
+        """Whether the session can be suspended from now on. While it cannot, its memory cannot leave the GPU."""
+        known = self._roster.sessions[session]
+        self._advance(now)
+        self._roster.set_pinned(known, not suspendable)
+        return self._decide()
+
+    def resumed(self, session: str, amount: int, seconds: float, now: float) -> list[Decision]:
+        """The session has been resumed, for the lease of one of its clients, or was not suspended after all. `amount`
+        bytes took `seconds`."""
+        known = self._roster.sessions[session]
+        self._advance(now)
+        if known.presence in (Presence.COMING, Presence.AWAY):
+            self._cost.resume.learn(session, amount, seconds)
+            known.margin = 0
+            self._roster.move(known, Presence.ON_GPU)
+            for client in known.clients.values():
+                client.paging_until = min(client.paging_until, self._roster.now)
+        return self._decide()
+
+    def short_of_memory(self, session: str, lacking: int, now: float) -> list[Decision]:
+        """The session is being resumed, and the driver shows `lacking` bytes too few on the GPU: more are to leave."""
+        known = self._roster.sessions[session]
+        self._check_amount(lacking)
+        self._advance(now)
+        if known.presence is not Presence.COMING or lacking <= known.margin:
+            return self._decide()  # they are on their way
+        more, known.margin = lacking - known.margin, lacking
+        capacity = self._roster.vram_budget().for_managed
+        need = more + max(0, self._residency.free(capacity))
+        orders = self._page_outs(self._free_memory(need, [], [], self._roster.staying))
+        return [*orders, *self._decide()]
+
+    def not_resumed(self, session: str, retry_in: float, now: float) -> list[Decision]:
+        """The session could not be resumed: its leases are void, and its clients wait again. It is not tried again for
+        `retry_in` seconds."""
+        known = self._roster.sessions[session]
+        self._advance(now)
+        if known.presence is not Presence.COMING:
+            return self._decide()
+        known.retry_at = self._roster.now + retry_in
+        self._roster.move(known, Presence.AWAY)
+        for client in known.clients.values():
+            if client.lease:
+                self._roster.end_of_lease(client)
+                client.parked = False
+                self._wait(client)
         return self._decide()
 
     # -- time --------------------------------------------------------------------------------------------------------
@@ -361,6 +451,7 @@ class GpuArbiter:
 
     def _due(self) -> float | None:
         instants = [self._schedule.due(), self._nested.due]
+        instants += [one.retry_at for one in self._roster.sessions.values() if one.presence is Presence.AWAY]
         instants += [c.expected_until for c in self._roster.clients if c.parked and not c.lease and not c.waiting]
         if any(client.pace for client in self._roster.holding):
             if self.contended and len(self._accounts.working) < 2:
@@ -435,7 +526,10 @@ class GpuArbiter:
         for client in leaving:
             client.parked = False
         crowded = bool(outgoing) or any(client not in chosen for client in roster.waiting)
+        self._suspensions.make_way(choice.group)
         need = min(budget.for_managed, sum(self._residency.missing(client, budget.for_managed) for client in incoming))
+        if not need and any(client.session.moves_whole for client in incoming):
+            need = 1  # the memory that it is about to allocate counts as on the GPU
         doubted = [client for client in choice.group if client.held and client.doubted]
         if not incoming and roster.holder_grew:
             if self._residency.free(budget.for_managed) < 0:
@@ -446,8 +540,9 @@ class GpuArbiter:
         roster.holder_grew = False
         # Without need nothing is ordered, whatever the model says is on the GPU: a client that cannot page out would be
         # asked again and again.
-        orders = self._free_memory(need, incoming, outgoing) if need else []
-        amounts = dict(orders)
+        orders = self._free_memory(need, incoming, outgoing, choice.group) if need else []
+        page_outs = self._page_outs(orders)
+        amounts = {client: amount for client, amount in orders if not client.session.moves_whole}
         if need and not incoming and outgoing:
             for client in doubted:
                 self._residency.filled(client, budget.for_managed)
@@ -469,33 +564,64 @@ class GpuArbiter:
             decisions.append(
                 self._revoke(client, RevokeReason.IDLE if quiet else choice.reason, amounts.get(client, 0))
             )
-        decisions += [PageOut(client.id, amount) for client, amount in orders if client not in outgoing]
+        holding = {client.id for client in outgoing}
+        decisions += [order for order in page_outs if order.client not in holding]
         for client in incoming:
             client.forced_in = client.forced_in or bool(forced - {client.session})
             client.early = client.early or early
-            if budget.fits(
-                [*(other for other in roster.clients if other.occupies_memory and other is not client), client]
+            others = [other for other in roster.clients if other.occupies_memory and other is not client]
+            if (
+                client.session.presence is not Presence.LEAVING
+                and budget.fits([*others, client])
+                and self._suspensions.room_for(client)
             ):
                 decisions.append(self._grant(client, crowded))
         return decisions
 
-    def _free_memory(self, need: int, incoming: list[Client], outgoing: list[Client]) -> list[tuple[Client, int]]:
+    def _free_memory(
+        self, need: int, incoming: list[Client], outgoing: list[Client], group: list[Client]
+    ) -> list[tuple[Client, int]]:
         """Choose which clients page out how much, so that `need` bytes are free: clients without a lease first."""
         now, capacity = self._roster.now, self._roster.vram_budget().for_managed
-        bystanders = [client for client in self._roster.clients if not client.lease and client not in incoming]
+        bystanders = [
+            client
+            for client in self._roster.clients
+            if not client.lease and client not in incoming and not client.session.moves_whole
+        ]
+        # of what moves as a whole, the client that was used last stands for all
+        bystanders += [
+            max(session.clients.values(), key=lambda client: client.last_used)
+            for session in self._suspensions.candidates(group)
+            if session.present
+        ]
         bandwidth = self._cost.bandwidth_in.value
         order = page_out_order(bystanders, self._residency, capacity, bandwidth, now, self._settings)
-        last = ((client, capacity) for client in outgoing)
+        last = ((client, capacity) for client in outgoing if not client.session.moves_whole)
         return self._residency.free_memory(need, capacity, chain(order, last), now)
+
+    def _page_outs(self, orders: list[tuple[Client, int]]) -> list[PageOut]:
+        """Carry out what `_free_memory` has chosen: what moves as a whole is suspended."""
+        for client, _ in orders:
+            if client.session.moves_whole:
+                self._suspensions.order(client.session)
+        return [PageOut(client.id, amount) for client, amount in orders if not client.session.moves_whole]
 
     def _grant(self, client: Client, crowded: bool) -> Grant:
         beside_others = bool(self._roster.staying)
-        prefetch = self._residency.prefetch(client, self._roster.vram_budget().for_managed)
+        session, capacity = client.session, self._roster.vram_budget().for_managed
+        whole = session.moves_whole
+        prefetch = 0 if whole else self._residency.prefetch(client, capacity)
+        coming = session.total if session.presence is Presence.AWAY else 0
         if client.forced_in or client.displaced:
-            missing = self._residency.missing(client, self._roster.vram_budget().for_managed)
+            missing = self._residency.missing(client, capacity)
+            hand_off = self._cost.one_after_the_other(coming, whole) if whole else self._cost.both_ways_at_once(missing)
             part = interactive.part_of_gpu([client], self._roster.staying)
-            self._schedule.credit(client.early).spend(part * self._cost.both_ways_at_once(missing))
+            self._schedule.credit(client.early).spend(part * hand_off)
         client.paging_until = self._roster.now + (2 * self._cost.one_after_the_other(prefetch) if prefetch else 0.0)
+        if coming:
+            session.coming_until = self._roster.now + 2 * self._cost.one_after_the_other(coming, whole)
+        if coming or session.presence is Presence.COMING:
+            client.paging_until = session.coming_until
         self._roster.granted(client, next(self._leases))
         self._schedule.granted(client, beside_others)
         time_slice = self._schedule.time_slice

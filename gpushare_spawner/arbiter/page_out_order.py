@@ -26,6 +26,7 @@ def page_out_order(
     First idle clients whose next page-in would be noticed already, with all that they have. Then idle clients up to
     what is not noticed. Then all. Each time the least recently used before the others; clients that wait, or that are
     held back for a moment, come last. `capacity`: bytes for managed pages. `page_in_bandwidth`: bytes per second.
+    A client whose session's memory moves as a whole stands for the session.
     """
     order = sorted(clients, key=lambda client: (client.parked, client.waiting, client.last_used))
     idle = [
@@ -39,7 +40,10 @@ def page_out_order(
         if lacking[client] > unnoticed:
             yield client, capacity
     for client in idle:
-        if lacking[client] < unnoticed:
+        if client.session.moves_whole:
+            if client.session.present <= unnoticed:
+                yield client, client.session.present
+        elif lacking[client] < unnoticed:
             yield client, unnoticed - lacking[client]
     for client in order:
         yield client, capacity

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from gpushare_spawner.arbiter.session import Client
+from gpushare_spawner.arbiter.session import Client, Presence
 
 
 @dataclass(frozen=True)
@@ -90,6 +90,15 @@ class Residency:
         pages.resident = min(client.working_set, capacity, pages.resident + used_now)
         pages.away = max(0, min(pages.away, client.allocated - pages.resident))
 
+    def moved(self, client: Client) -> None:
+        """The memory of the client's session moves as a whole: all of it is on the GPU, or on its way there, or
+        none."""
+        pages, presence = self._pages[client], client.session.presence
+        pages.resident = client.working_set if presence in (Presence.ON_GPU, Presence.COMING) else 0
+        pages.away = client.working_set if presence is Presence.AWAY else 0
+        pages.outward.clear()
+        pages.inward = None
+
     def granted(self, client: Client, capacity: int, now: float) -> None:
         """The client got a lease: its working set comes in."""
         pages = self._pages[client]
@@ -106,6 +115,8 @@ class Residency:
 
     def order_out(self, client: Client, amount: int, now: float) -> int:
         """The client is told to page out so much, or what it has. Returns the bytes of the order."""
+        if client.session.moves_whole:
+            return amount  # `Suspensions` orders it
         pages = self._pages[client]
         amount = min(amount, self._can_leave(client))
         if amount > 0:
@@ -139,7 +150,7 @@ class Residency:
         """Choose which clients page out how much, so that `need` bytes of `capacity` are free.
 
         `order`: clients, each with the bytes that it pages out at most when it comes up; a client that comes up again
-        pages out more. The orders are taken as given.
+        pages out more. The orders are taken as given. What moves as a whole is chosen once, with all that it has.
         """
         amounts: dict[Client, int] = {}
         lacking = need - self.free(capacity)
@@ -147,6 +158,11 @@ class Residency:
             if lacking <= 0:
                 break
             had = amounts.get(client, 0)
+            if client.session.moves_whole:
+                if not had:
+                    amounts[client] = client.session.present
+                    lacking -= client.session.present
+                continue
             amount = min(lacking, most, self._can_leave(client) - had)
             if amount > 0:
                 amounts[client] = had + amount

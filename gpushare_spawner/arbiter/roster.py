@@ -7,9 +7,9 @@ from itertools import count
 
 from gpushare_spawner.arbiter.decisions import ClientId
 from gpushare_spawner.arbiter.residency import Residency
-from gpushare_spawner.arbiter.session import Client, Session, SessionView
+from gpushare_spawner.arbiter.session import Client, Presence, Session, SessionView
 from gpushare_spawner.arbiter.settings import ArbiterSettings
-from gpushare_spawner.arbiter.vram_budget import VramBudget
+from gpushare_spawner.arbiter.vram_budget import VramBudget, together
 from gpushare_spawner.model.delivered import Delivered
 
 LOOK_AT_PROVEN = 5
@@ -50,8 +50,19 @@ class Roster:
 
     @property
     def asking(self) -> list[Client]:
-        """The clients that wait and do not belong to the group that has the memory."""
-        return [client for client in self._clients.values() if client.waiting and not client.parked]
+        """The clients that wait and do not belong to the group that has the memory, and that can come."""
+        return [
+            client
+            for client in self._clients.values()
+            if client.waiting and not client.parked and not (client.session.whole and self.stuck(client.session))
+        ]
+
+    def stuck(self, session: Session) -> bool:
+        """Whether a session is away and cannot be resumed now: what cannot leave the GPU leaves too little memory, or
+        the last try failed a moment ago."""
+        if session.presence is not Presence.AWAY:
+            return False
+        return self.now < session.retry_at or session.own_memory > self.vram_budget().for_managed
 
     @property
     def staying(self) -> list[Client]:
@@ -78,6 +89,9 @@ class Roster:
         del self._clients[client.id], client.session.clients[client.id]
         self.residency.remove(client)
         self._vram_budget = None
+        session = client.session
+        if not session.clients and session.presence in (Presence.AWAY, Presence.COMING):
+            session.presence, session.margin = Presence.ON_GPU, 0  # nothing is left that could come back
 
     def vram_budget(self) -> VramBudget:
         """The GPU's memory, less what cannot leave it."""
@@ -93,15 +107,12 @@ class Roster:
         A session counts for the others with at most the GPU's memory, however many clients it has.
         """
         sums: dict[Session, int] = {}
-        together = -self.vram_budget().for_managed
+        excess = -self.vram_budget().for_managed
         for session in self.sessions.values():
-            own = 0
-            for client in session.clients.values():
-                if client.wants_memory:
-                    own += client.footprint
+            own = together(client for client in session.clients.values() if client.wants_memory)
             sums[session] = own
-            together += min(self.vram, own)
-        return {session: max(0, together + own - min(self.vram, own)) for session, own in sums.items()}
+            excess += min(self.vram, own)
+        return {session: max(0, excess + own - min(self.vram, own)) for session, own in sums.items()}
 
     def elapse(self, seconds: float) -> None:
         """Time went by: the sessions that work have attained more."""
@@ -110,26 +121,32 @@ class Roster:
 
     # -- what happens to a client ------------------------------------------------------------------------------------
 
-    def set_memory(self, client: Client, managed: int, plain: int) -> None:
-        """The client says what it has allocated, in bytes."""
+    def set_memory(self, client: Client, managed: int, plain: int, needed: bool = False) -> None:
+        """The client says what it has allocated, in bytes. `needed`: perhaps with what it is about to allocate."""
         if managed < 0 or plain < 0:
             raise ValueError(f"amounts of memory are at least 0, not {managed} and {plain}")
-        grown = max(0, managed - client.allocated)
+        grown = max(0, managed - client.claimed_managed)
         if grown:
             client.grown_at = self.now
-        client.allocated, client.claimed_plain = managed, plain
+        client.claimed_managed, client.claimed_plain = managed, plain
+        if not needed:
+            client.stated = managed + plain
         self._reckon(client, grown if client.held else 0)
         self.holder_grew = self.holder_grew or (client.held and grown > 0)
 
     def device_memory(self, client: Client, amount: int | None, unclaimed: int = 0) -> None:
         """The driver shows so many bytes for the client's process, its CUDA context included; None: it does not.
         `unclaimed`: the bytes of it that the process has not claimed."""
+        if client.session.presence is not Presence.ON_GPU:
+            return  # what it had there is what it needs when it comes back
         if (client.device_memory, client.unclaimed) != (amount, unclaimed):
             client.device_memory, client.unclaimed = amount, unclaimed
             self._reckon(client)
 
     def working_set(self, client: Client, resident: int) -> None:
         """So many bytes of the client's managed memory are on the GPU now, at most."""
+        if client.session.moves_whole:
+            return
         before = client.working_set
         client.shown = resident
         client.touched = max(client.touched or 0, resident + self.residency.away(client))
@@ -155,6 +172,9 @@ class Roster:
             return None
         if len(wanting) < 2:
             return None
+        wanting = [client for client in wanting if not client.session.moves_whole]
+        if not wanting:
+            return None
         unproven = any(c.proven_at < c.grown_at or c.proven is None or c.doubted for c in wanting)
         return self._settings.look_every if unproven else LOOK_AT_PROVEN * self._settings.look_every
 
@@ -178,6 +198,10 @@ class Roster:
 
     def _reckon(self, client: Client, used_now: int = 0) -> None:
         """Find what is to be reckoned with of the client's memory. `used_now`: bytes that a holder has begun to use."""
+        if client.session.moves_whole:
+            self._reckon_whole(client)
+            return
+        client.allocated = client.claimed_managed
         fixed = min(client.claimed_plain + self._settings.context_bytes, self.vram)
         confirmed = min(fixed, client.device_memory or 0)
         plain = min(confirmed + client.unclaimed, self.vram)
@@ -188,6 +212,35 @@ class Roster:
         used = client.allocated if client.touched is None or client.doubted else client.touched
         client.working_set = min(client.allocated, used, self.vram)
         self.residency.resized(client, self.vram_budget().for_managed, used_now)
+
+    def _reckon_whole(self, client: Client) -> None:
+        """All that the client has moves as a whole. A context that the driver does not show yet counts all the same."""
+        if client.plain:
+            client.plain = 0
+            self._vram_budget = None
+        client.unconfirmed = 0
+        claimed = client.claimed_managed + client.claimed_plain
+        context, shown = self._settings.context_bytes, client.device_memory
+        client.allocated = client.working_set = min(
+            self.vram, max(claimed, claimed + context if shown is None else shown)
+        )
+        stated = client.stated + context if client.stated else 0
+        client.present = min(client.working_set, stated if shown is None else shown)
+        self.residency.moved(client)
+
+    def move(self, session: Session, presence: Presence) -> None:
+        """The memory of a session that moves as a whole is elsewhere from now on."""
+        session.presence = presence
+        for client in session.clients.values():
+            self._reckon(client)
+
+    def set_pinned(self, session: Session, pinned: bool) -> None:
+        """The memory of a `whole` session cannot leave the GPU from now on, or it can."""
+        if session.pinned != pinned:
+            session.pinned = pinned
+            for client in session.clients.values():
+                self._reckon(client)
+            self._vram_budget = None
 
     def wait(self, client: Client, owed: float = 0.0) -> None:
         """It wants a lease from now on. `owed`: seconds that its session owes."""
@@ -263,7 +316,10 @@ class Roster:
 
     def granted(self, client: Client, lease: int) -> None:
         """It has a lease, and its working set comes in."""
-        self.residency.granted(client, self.vram_budget().for_managed, self.now)
+        if not client.session.moves_whole:
+            self.residency.granted(client, self.vram_budget().for_managed, self.now)
+        elif client.session.presence is Presence.AWAY:
+            self.move(client.session, Presence.COMING)
         if client.waiting:
             client.session.waits.add(self.now - client.waiting_since)
         client.lease, client.waiting = lease, False
@@ -294,10 +350,16 @@ class Roster:
             waiting=any(client.waiting for client in clients),
             running=bool(running),
             held=any(client.lease for client in clients),
-            memory_bytes=sum(client.allocated + client.claimed_plain for client in clients),
-            resident_bytes=sum(self.residency.of(client) + min(client.claimed_plain, self.vram) for client in clients),
+            memory_bytes=sum(client.claimed_managed + client.claimed_plain for client in clients),
+            resident_bytes=sum(map(self._resident, clients)),
             gpu_seconds=known.gpu_seconds + unreported,
             last_activity=self.now if running else known.last_activity,
             delivered=Delivered(waits=known.waits.counts),
             paged_out_bytes=sum(self.residency.away(client) for client in clients),
         )
+
+    def _resident(self, client: Client) -> int:
+        resident = self.residency.of(client)
+        if client.session.moves_whole:
+            return min(resident, client.claimed_managed + client.claimed_plain)  # without its contexts
+        return resident + min(client.claimed_plain, self.vram)

@@ -9,10 +9,10 @@ from gpushare_spawner.arbiter import interactive
 from gpushare_spawner.arbiter.accounting import Accounts
 from gpushare_spawner.arbiter.decisions import RevokeReason
 from gpushare_spawner.arbiter.roster import Roster
-from gpushare_spawner.arbiter.session import Client, Session
+from gpushare_spawner.arbiter.session import Client, Presence, Session
 from gpushare_spawner.arbiter.settings import ArbiterSettings
 from gpushare_spawner.arbiter.time_slice import HandOffCost, HandOffCredit, TimeSliceLengths
-from gpushare_spawner.arbiter.vram_budget import VramBudget
+from gpushare_spawner.arbiter.vram_budget import VramBudget, together
 
 INSTANT = 1e-6
 """Seconds; what is due within a microsecond is due now."""
@@ -95,15 +95,17 @@ class Schedule:
         vram = self._roster.vram
         weights: dict[str, int] = {}
         costs: dict[str, float] = {}
-        known: dict[int, float] = {}
+        known: dict[tuple[int, bool], float] = {}
         for session, excess in self._excess.items():
-            moving = [min(c.working_set, excess) for c in session.clients.values() if c.wants_memory]
-            if moving:
+            wanting = [client for client in session.clients.values() if client.wants_memory]
+            if wanting:
                 weights[session.id] = session.weight
+                whole = session.moves_whole
+                moving = [_moving(client, excess) for client in (wanting[:1] if whole else wanting)]
                 amount = sum(moving)
-                if amount not in known:
-                    known[amount] = self._cost.of_session(moving, vram)
-                costs[session.id] = known[amount]
+                if (amount, whole) not in known:
+                    known[amount, whole] = self._cost.of_session(moving, vram, whole)
+                costs[session.id] = known[amount, whole]
         self.bound = interactive.bound(self._roster.asking, self._settings)
         self.lengths = TimeSliceLengths.plan(weights, costs, self._settings, self.bound)
 
@@ -216,6 +218,7 @@ class Schedule:
         is present: it will end."""
         staying = self._roster.staying
         leaving = any(client.revoked is not None and not client.overdue for client in self._roster.holding)
+        leaving = leaving or any(one.presence is Presence.LEAVING for one in self._roster.sessions.values())
         if self.time_slice is not None and self.time_slice.start is None and staying and not leaving:
             self.time_slice = TimeSlice(staying[0].session, self._roster.now)
 
@@ -224,7 +227,7 @@ class Schedule:
     def hand_off_seconds(self, client: Client, excess: int) -> float:
         """What it costs to hand the GPU to the client and, later, to another, where no more than `excess` bytes must
         move."""
-        return self._cost.one_after_the_other(min(client.working_set, excess))
+        return self._cost.one_after_the_other(_moving(client, excess), client.session.moves_whole)
 
     def _blocked(self, budget: VramBudget) -> bool:
         """Whether a client waits that does not fit beside those that stay, and not only until those that leave have
@@ -285,7 +288,7 @@ class Schedule:
             return NEVER
         staying = interactive.group_with(newcomer, firm, budget)
         leaving = [client for client in firm if client not in staying]
-        excess = max(0, sum(c.footprint for c in [newcomer, *firm]) - budget.for_managed)
+        excess = max(0, together([newcomer, *firm]) - budget.for_managed)
         costs = {client: self.hand_off_seconds(client, excess) for client in leaving}
         settled = max((client.came_at + cost + settings.min_time_slice for client, cost in costs.items()), default=0.0)
         # Least attained first; and not to and fro between two that have attained alike.
@@ -328,3 +331,10 @@ class Schedule:
         # the debt as it was when the client asked: it has waited for what has been repaid since
         debt = max(client.owed_when_asked, promise.debt)
         return client.waiting_since if waited > (promise.time_slices + debt) * promise.rounds else NEVER
+
+
+def _moving(client: Client, excess: int) -> int:
+    """Bytes that move for the client where `excess` bytes are too many: of what moves as a whole, all or nothing."""
+    if client.session.moves_whole:
+        return client.session.total if excess else 0
+    return min(client.working_set, excess)

@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import Enum, auto
 
 from gpushare_spawner.arbiter.decisions import ClientId, RevokeReason
 from gpushare_spawner.arbiter.think_time import RecentSpans
 from gpushare_spawner.model.delivered import NOTHING, Delivered, Waits
+
+
+class Presence(Enum):
+    """Where the memory of a session is whose memory moves as a whole."""
+
+    ON_GPU = auto()
+    LEAVING = auto()
+    """It is to be suspended. Its memory is on the GPU until it is."""
+    AWAY = auto()
+    """It is suspended: nothing of it is on the GPU, its CUDA contexts included."""
+    COMING = auto()
+    """One of its clients has a lease, and it is being resumed."""
 
 
 @dataclass(eq=False)
@@ -15,10 +28,16 @@ class Client:
 
     id: ClientId
     session: Session
+    claimed_managed: int = 0
+    """Managed memory, as the client says."""
     allocated: int = 0
-    """Managed memory, which can leave the GPU, as the client says."""
+    """Memory that can leave the GPU: the managed memory; all memory where the session's memory moves as a whole."""
     working_set: int = 0
     """The part of `allocated` that it is taken to use, and at most the GPU's memory."""
+    stated: int = 0
+    """All that it has said to have; not what it says to need when it asks for a lease."""
+    present: int = 0
+    """See `Session.present`."""
     claimed_plain: int = 0
     """Memory that cannot leave the GPU, as the client says."""
     plain: int = 0
@@ -101,8 +120,14 @@ class Client:
 
     @property
     def footprint(self) -> int:
-        """Bytes that must fit into the GPU's memory, beside what is always there, while it works."""
-        return self.working_set + self.unconfirmed
+        """Bytes that must fit into the GPU's memory, beside what is always there, while it works. Where its session's
+        memory moves as a whole, all of it."""
+        return self.session.total if self.session.moves_whole else self.working_set + self.unconfirmed
+
+    @property
+    def unit(self) -> Client | Session:
+        """What its footprint is of: the footprint of several clients of one unit counts once."""
+        return self.session if self.session.moves_whole else self
 
     @property
     def held(self) -> bool:
@@ -155,11 +180,58 @@ class Session:
     """When one of its clients was doubted last."""
     waits: Waits = field(default_factory=Waits)
     """Of its clients, from the request to the lease."""
+    whole: bool = False
+    """Its memory leaves the GPU only as a whole, with its CUDA contexts, while all its processes are suspended."""
+    pinned: bool = False
+    """It is `whole` and cannot be suspended now: its memory cannot leave the GPU."""
+    presence: Presence = Presence.ON_GPU
+    margin: int = 0
+    """Bytes that were lacking when it could not be resumed, beyond its own."""
+    retry_at: float = float("-inf")
+    """Until when it is not resumed, as the last try failed."""
+    coming_until: float = 0.0
+    """Until when its memory is taken to come in."""
 
     @property
     def weight(self) -> int:
         """At least 1: each session that asks is served in the end."""
         return max(1, self.share)
+
+    @property
+    def moves_whole(self) -> bool:
+        """Whether its memory leaves the GPU, and comes back, only as a whole."""
+        return self.whole and (not self.pinned or self.presence is not Presence.ON_GPU)
+
+    @property
+    def own_memory(self) -> int:
+        """Bytes on the GPU while it is there, where its memory moves as a whole."""
+        return sum(client.working_set for client in self.clients.values())
+
+    @property
+    def total(self) -> int:
+        """Bytes that must be free or its own before one of its clients works, where its memory moves as a whole."""
+        return self.own_memory + self.margin
+
+    @property
+    def present(self) -> int:
+        """Bytes that it has on the GPU while it is there: of what its clients claim, what the driver confirms; all
+        where the driver does not show them."""
+        return sum(client.present for client in self.clients.values())
+
+    @property
+    def confirmed(self) -> bool:
+        """Whether the driver shows the processes of all clients that claim memory."""
+        return all(client.device_memory is not None or not client.stated for client in self.clients.values())
+
+    @property
+    def holding(self) -> bool:
+        """Whether one of its clients has a lease, or keeps its place for a moment."""
+        return any(client.lease or client.parked for client in self.clients.values())
+
+    @property
+    def last_used(self) -> float:
+        """When a lease of one of its clients ended last."""
+        return max((client.last_used for client in self.clients.values()), default=-1.0)
 
 
 @dataclass(frozen=True)

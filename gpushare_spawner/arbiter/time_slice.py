@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from statistics import median
@@ -24,8 +25,10 @@ class Bandwidth:
     one moves it beyond what the others measured. Of two, the guess is the third. One alone is believed up to `TRUST`.
     """
 
-    def __init__(self, settings: ArbiterSettings) -> None:
+    def __init__(self, settings: ArbiterSettings, trust: float = TRUST) -> None:
+        """`trust`: see `TRUST`."""
         self._settings = settings
+        self._trust = trust
         self._measured: dict[str, float] = {}
         """Seconds per byte, by session, because costs add up times."""
         self.value = self._settings.bandwidth_guess
@@ -36,7 +39,7 @@ class Bandwidth:
         measured = list(self._measured.values())
         if len(measured) > 1:
             return 1 / median(measured if len(measured) > 2 else [*measured, 1 / guess])
-        return min(guess * TRUST, max(guess / TRUST, 1 / measured[0])) if measured else guess
+        return min(guess * self._trust, max(guess / self._trust, 1 / measured[0])) if measured else guess
 
     def learn(self, session: str, amount: int, seconds: float) -> None:
         """Record a transfer of the session: `amount` in bytes, `seconds`."""
@@ -55,25 +58,29 @@ class Bandwidth:
 
 
 class HandOffCost:
-    """Seconds that it takes to bring bytes in and out again."""
+    """Seconds that it takes to bring bytes in and out again. `whole`: of a session that is suspended and resumed."""
 
     def __init__(self, settings: ArbiterSettings) -> None:
         self._settings = settings
         self.bandwidth_in = Bandwidth(settings)
         self.bandwidth_out = Bandwidth(settings)
+        # measured by the agent, not claimed by a process
+        self.suspend = Bandwidth(settings, trust=math.inf)
+        self.resume = Bandwidth(settings, trust=math.inf)
 
     def forget(self, session: str) -> None:
         """The session is gone, with what it measured."""
-        self.bandwidth_in.forget(session)
-        self.bandwidth_out.forget(session)
+        for bandwidth in (self.bandwidth_in, self.bandwidth_out, self.suspend, self.resume):
+            bandwidth.forget(session)
 
-    def one_after_the_other(self, amount: int) -> float:
+    def one_after_the_other(self, amount: int, whole: bool = False) -> float:
         """Seconds to bring so many bytes in and out again, if nothing overlaps: what a time slice must be worth."""
-        return self._settings.switch_seconds + amount / self.bandwidth_in.value + amount / self.bandwidth_out.value
+        come, leave = (self.resume, self.suspend) if whole else (self.bandwidth_in, self.bandwidth_out)
+        return self._settings.switch_seconds + amount / come.value + amount / leave.value
 
-    def of_session(self, working_sets: Iterable[int], most: int) -> float:
+    def of_session(self, working_sets: Iterable[int], most: int, whole: bool = False) -> float:
         """Seconds of a session's hand-offs in a round: of all its clients together, and for at most `most` bytes."""
-        return self.one_after_the_other(min(sum(working_sets), most))
+        return self.one_after_the_other(min(sum(working_sets), most), whole)
 
     def both_ways_at_once(self, amount: int) -> float:
         """Seconds that the GPU stands still while so many bytes come in and as many of others' go out."""

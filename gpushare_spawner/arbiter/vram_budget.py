@@ -7,6 +7,11 @@ from collections.abc import Iterable
 from gpushare_spawner.arbiter.session import Client
 
 
+def together(clients: Iterable[Client]) -> int:
+    """Return the bytes that clients need on the GPU together. What moves as a whole counts once."""
+    return sum({client.unit: client.footprint for client in clients}.values())
+
+
 class VramBudget:
     """The GPU's memory for which bursting clients compete."""
 
@@ -20,26 +25,29 @@ class VramBudget:
     def fits(self, group: Iterable[Client]) -> bool:
         """Whether these may hold leases together. One alone always may."""
         clients = list(group)
-        if len(clients) <= 1:
+        if len({client.unit for client in clients}) <= 1:
             return True
         if self._exclusive and any(client.session is not clients[0].session for client in clients):
             return False
-        return not self._overfull and sum(client.footprint for client in clients) <= self.for_managed
+        return not self._overfull and together(clients) <= self.for_managed
 
     def fill(self, order: Iterable[Client], group: Iterable[Client] = ()) -> list[Client]:
         """The group, and the clients of `order` that still fit beside it, in this order."""
         chosen = dict.fromkeys(group)
-        taken = sum(client.footprint for client in chosen)
+        units = {client.unit: client.footprint for client in chosen}
+        taken = sum(units.values())
         session = next((client.session for client in chosen), None)
         free = -1 if self._overfull else self.for_managed - taken
         for client in order:
-            footprint = client.footprint
+            unit = client.unit
+            footprint = 0 if unit in units else client.footprint
             if chosen:
                 if footprint > free or client in chosen or (self._exclusive and client.session is not session):
                     continue
             else:
                 session = client.session
             chosen[client] = None
+            units[unit] = footprint
             free -= footprint
         return list(chosen)
 
@@ -54,7 +62,7 @@ class VramBudget:
                 return strangers
         if self._overfull:
             return list(group)
-        excess = sum(client.footprint for client in group) + waiter.footprint - self.for_managed
+        excess = together([*group, waiter]) - self.for_managed
         if excess <= 0 or not group:
             return []
         alone = self.for_managed - waiter.footprint

@@ -1,0 +1,108 @@
+"""Sessions whose memory leaves the GPU only as a whole: which of them are to be suspended, and whether one can come.
+
+The driver evicts managed pages by itself where memory is short, and never such a session. So what stays of them beside
+the clients that have the GPU must fit there, and their memory is free only when they have been suspended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from gpushare_spawner.arbiter.roster import Roster
+from gpushare_spawner.arbiter.session import Client, Presence, Session
+from gpushare_spawner.arbiter.settings import ArbiterSettings
+from gpushare_spawner.arbiter.vram_budget import together
+
+
+class Suspensions:
+    """Orders suspensions of the sessions on one GPU. Bytes."""
+
+    def __init__(self, roster: Roster, settings: ArbiterSettings) -> None:
+        self._roster = roster
+        self._settings = settings
+        self._ordered: list[str] = []
+
+    def taken(self) -> list[str]:
+        """Return the sessions that were ordered to be suspended since the last call."""
+        ordered, self._ordered = self._ordered, []
+        return ordered
+
+    def order(self, session: Session) -> None:
+        """The session is to be suspended."""
+        self._roster.move(session, Presence.LEAVING)
+        self._ordered.append(session.id)
+
+    def candidates(self, group: Collection[Client]) -> list[Session]:
+        """Return the sessions outside a group that can be suspended now: with memory, and without a lease."""
+        inside = {client.session for client in group}
+        return [
+            one
+            for one in self._roster.sessions.values()
+            if one.moves_whole and one.presence is Presence.ON_GPU and one not in inside and not one.holding
+        ]
+
+    def make_way(self, group: Collection[Client]) -> None:
+        """Order suspensions until the group, and what stays of such sessions beside it, fit on the GPU.
+
+        The least recently used session goes first, and none that is not needed. Sessions that give their leases back
+        first are reckoned with, and ordered when they have.
+        """
+        inside = {client.session for client in group}
+        present = (Presence.ON_GPU, Presence.COMING)
+        outside = [
+            one
+            for one in self._roster.sessions.values()
+            if one.moves_whole and one.presence in present and one not in inside and one.present
+        ]
+        wanted = together(group) + self._contexts_to_come(inside)
+        if not outside or not wanted:
+            return
+        capacity = self._roster.vram_budget().for_managed
+        excess = min(capacity, wanted) + sum(one.present for one in outside) - capacity
+        chosen: list[Session] = []
+        for session in sorted(outside, key=_right_to_stay):
+            if excess <= 0:
+                break
+            chosen.append(session)
+            excess -= session.present
+        for session in list(chosen):
+            if excess + session.present <= 0:
+                chosen.remove(session)
+                excess += session.present
+        for session in chosen:
+            if not session.holding:
+                self.order(session)
+
+    def room_for(self, client: Client) -> bool:
+        """Whether the client can come now, for all that is still on the GPU of sessions that move as a whole."""
+        using = [one for one in self._roster.clients if one.occupies_memory and one is not client]
+        counted = {one.session for one in using} | {client.session}
+        beside = sum(
+            one.present
+            for one in self._roster.sessions.values()
+            if one.moves_whole and one not in counted and self._in_the_way(one, client)
+        )
+        capacity = self._roster.vram_budget().for_managed
+        return not beside or min(capacity, together([*using, client])) + beside <= capacity
+
+    def _in_the_way(self, session: Session, client: Client) -> bool:
+        if session.presence is Presence.AWAY:
+            return False
+        # others no longer wait for one that ignores a revoked lease, unless they need memory that only it can free
+        overdue = any(one.lease for one in session.clients.values())
+        return client.session.moves_whole or session.presence is not Presence.ON_GPU or not overdue
+
+    def _contexts_to_come(self, inside: Collection[Session]) -> int:
+        """What connected processes will need for their CUDA contexts, which the driver does not show yet."""
+        waiting = sum(
+            one.device_memory is None and one.session not in inside and not one.session.moves_whole
+            for one in self._roster.clients
+        )
+        return waiting * self._settings.context_bytes
+
+
+def _right_to_stay(session: Session) -> tuple[bool, bool, bool, float]:
+    """Sessions that hold a lease go last, then those that wait, then those used of late. First goes one that only
+    claims to have memory: a claim pushes no other session out."""
+    waiting = any(client.waiting for client in session.clients.values())
+    return session.holding, session.confirmed, waiting, session.last_used
