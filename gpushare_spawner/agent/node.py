@@ -27,6 +27,8 @@ from gpushare_spawner.agent.sessions.unconnected_processes import UnconnectedPro
 from gpushare_spawner.agent.sockets.session_endpoint import ProcessEndpoints, SessionEndpoints
 from gpushare_spawner.agent.state.cordons import Cordons
 from gpushare_spawner.agent.state.state_folder import StateFolder
+from gpushare_spawner.agent.suspend.driver_checkpoint import DriverCheckpoints
+from gpushare_spawner.agent.suspend.suspender import Suspender
 from gpushare_spawner.arbiter import ArbiterSettings
 from gpushare_spawner.model.report import Report, SessionReport
 from gpushare_spawner.model.share import UNITS_PER_GPU
@@ -86,6 +88,11 @@ class Node:
             clock=self.wall_clock,
             changed=self.news,
         )
+        self._checkpoints = DriverCheckpoints()
+        self.suspensions = Suspender(
+            self._checkpoints, self.arbitrations, sessions, source, memory.lacks_host_memory, self._save, self.news
+        )
+        self.registry.came, self.registry.went = self.suspensions.opened, self.suspensions.ended
         self._unclaimed = UnclaimedMemory(self.gpus, context_bytes)
         self.rounds = Rounds(settings.rounds, self.gpus, source, self._memory_seen, context_bytes)
         self.health = GpuHealth(self.gpus, lambda: self.rounds.states)
@@ -118,6 +125,8 @@ class Node:
     async def close(self) -> None:
         """Stop. The sessions stay in the state folder; their processes run on until an agent is back."""
         await self.rounds.close()
+        await self.suspensions.close()
+        await self._checkpoints.close()
         await self.registry.close()
         for arbitration in self.arbitrations.values():
             arbitration.close()
@@ -169,6 +178,11 @@ class Node:
         processes = (one for session in sessions for one in sorted(session.cuda, key=lambda one: one.number))
         unclaimed = self._unclaimed.look(states, sessions)
         driver_figures.tell_arbiters(states, self.gpus, self.arbitrations, processes, unclaimed)
+
+    async def _save(self, session: Session) -> None:
+        """Write a session's record to the disk."""
+        self.registry.save(session)
+        await self.registry.store.flush()
 
     def _paged_out(self, session: MemorySession) -> int:
         return sum(self.arbitrations[gpu.uuid].view(session.id).paged_out_bytes for gpu in session.gpus)

@@ -71,6 +71,8 @@ def session_report(
         resident_bytes=now.resident_bytes,
         memory_limit_bytes=session.memory_limit(session.gpus[0]) if session.gpus else 0,
         engine=request.engine,
+        suspended=session.suspended,
+        not_suspendable=session.not_suspendable,
         host_memory_needed_bytes=host_memory[0],
         host_memory_budget_bytes=host_memory[1],
         gpu_busy=now.busy,

@@ -58,6 +58,17 @@ class GpuArbitration:
         self._clock = clock or loop.time  # type: ignore[union-attr]
         self._call_at = call_at or loop.call_at  # type: ignore[union-attr]
         self._clients: dict[int, Client] = {}
+        self._session_of: dict[int, str] = {}
+        """By client."""
+        self.suspend: Callable[[str], None] = _ignore
+        """Told of each session that is to be suspended; answered with `suspended` or `not_suspended`."""
+        self.resume: Callable[[str], None] = _ignore
+        """Told of each suspended session of which a client was granted a lease; answered with `resumed` or
+        `not_resumed`."""
+        self._away: set[str] = set()
+        """Sessions that are suspended, or being resumed."""
+        self._held_back: dict[str, list[Decision]] = {}
+        """What the clients of a session that is being resumed are to be told when it is there."""
         self._waits: dict[int, float] = {}
         """Since when a client has heard nothing about its request, the longest first."""
         self._granted: dict[int, tuple[int, float]] = {}
@@ -77,9 +88,12 @@ class GpuArbitration:
         self._timer: Handle | None = None
         self._due: float | None = None
 
-    def add_session(self, session: str, weight: int) -> None:
-        """A session comes; `weight` in share units."""
-        self._carry_out(self._arbiter.add_session(session, weight, self._clock()))
+    def add_session(self, session: str, weight: int, whole: bool = False, away: bool = False) -> None:
+        """A session comes; `weight` in share units. `whole`: its memory leaves the GPU only while it is suspended.
+        `away`: it is suspended now."""
+        if away:
+            self._away.add(session)
+        self._carry_out(self._arbiter.add_session(session, weight, self._clock(), whole=whole, away=away))
 
     def set_weight(self, session: str, weight: int) -> None:
         """Another weight; 0 releases the session: it holds no lease until its next burst. Its pages leave the GPU only
@@ -89,11 +103,48 @@ class GpuArbitration:
     def remove_session(self, session: str) -> None:
         """A session goes. Its clients must have left."""
         self._pids.forget(session)
+        self._away.discard(session)
+        self._held_back.pop(session, None)
         self._carry_out(self._arbiter.remove_session(session, self._clock()))
+
+    # -- sessions whose memory moves as a whole ----------------------------------------------------------------------
+
+    def suspended(self, session: str, amount: int, seconds: float) -> None:
+        """A session was suspended as `suspend` was told to: `amount` bytes are free, after so many seconds."""
+        self._away.add(session)
+        self._carry_out(self._arbiter.suspended(session, amount, seconds, self._clock()))
+
+    def not_suspended(self, session: str) -> None:
+        """It could not be suspended, and goes on."""
+        self._carry_out(self._arbiter.not_suspended(session, self._clock()))
+
+    def set_suspendable(self, session: str, suspendable: bool) -> None:
+        """Whether the session can be suspended from now on."""
+        self._carry_out(self._arbiter.set_suspendable(session, suspendable, self._clock()))
+
+    def resumed(self, session: str, amount: int, seconds: float) -> None:
+        """The session was resumed as `resume` was told to, or was not away after all: what its clients were to be told
+        of their leases follows."""
+        self._away.discard(session)
+        held_back = self._held_back.pop(session, [])
+        decisions = self._arbiter.resumed(session, amount, seconds, self._clock())
+        self._carry_out([*held_back, *decisions])
+
+    def not_resumed(self, session: str, retry_in: float) -> None:
+        """The session could not be resumed, and waits. It is tried again in so many seconds."""
+        self._held_back.pop(session, None)
+        self._carry_out(self._arbiter.not_resumed(session, retry_in, self._clock()))
+
+    def short_of_memory(self, session: str, lacking: int) -> None:
+        """A session that is to be resumed finds so many bytes too few on the GPU."""
+        self._carry_out(self._arbiter.short_of_memory(session, lacking, self._clock()))
+
+    # -- clients -----------------------------------------------------------------------------------------------------
 
     def join(self, client: Client, session: str, pid: int = 0, paced: bool = False) -> None:
         """A CUDA process of the session is there. `pid` 0: unknown. `paced`: it knows what a pace is."""
         self._clients[client.number] = client
+        self._session_of[client.number] = session
         self._pids.joined(client.number, session, pid)
         if paced:
             self._paced.add(client.number)
@@ -103,6 +154,9 @@ class GpuArbitration:
         """It is gone; its lease, if it held one, goes to whoever waits. One that never joined is no error."""
         if self._clients.pop(client.number, None) is not None:
             self._waits.pop(client.number, None)
+            session = self._session_of.pop(client.number)
+            if session in self._held_back:
+                self._held_back[session] = [one for one in self._held_back[session] if one.client != client.number]
             self._granted.pop(client.number, None)
             self._shown.pop(client.number, None)
             self._seen.discard(client.number)
@@ -220,10 +274,19 @@ class GpuArbitration:
             self.memory_queries.close()
 
     def _carry_out(self, decisions: Iterable[Decision]) -> None:
+        resuming: list[str] = []
         for decision in decisions:
             assert isinstance(decision.client, int)
             client = self._clients.get(decision.client)
             if client is None:
+                continue
+            session = self._session_of[client.number]
+            if session in self._away:
+                if session not in self._held_back:
+                    self._held_back[session] = []
+                    resuming.append(session)
+                self._held_back[session].append(decision)
+                self._waits.setdefault(client.number, self._clock())
                 continue
             match decision:
                 case Grant(lease=lease, time_slice=time_slice, prefetch=prefetch, pace=pace):
@@ -240,7 +303,8 @@ class GpuArbitration:
                     client.send(Kind.PAGE_OUT, amount, gpu=self._raw)
         for change in self._arbiter.paces():
             assert isinstance(change.client, int)
-            if change.client in self._paced:
+            # a client that is being resumed is told with its lease
+            if change.client in self._paced and self._session_of[change.client] not in self._away:
                 self._clients[change.client].send(
                     Kind.GRANT, change.lease, 0, 0, round(change.seconds * NANOSECONDS), gpu=self._raw
                 )
@@ -249,6 +313,10 @@ class GpuArbitration:
         if self.memory_queries is not None:
             self.memory_queries.wanted()
         self._set_timer()
+        for name in resuming:
+            self.resume(name)
+        for name in self._arbiter.suspensions():
+            self.suspend(name)
 
     def _look_for_ended(self) -> None:
         """Tell the arbiter of processes that have ended since they left, for as long as there are any that live on."""
@@ -289,3 +357,7 @@ class GpuArbitration:
         """Seconds that a client claims of its lease, but no more than have passed since it was granted."""
         current, since = self._granted.get(number, (0, now))
         return min(nanoseconds / NANOSECONDS, now - since) if lease == current else 0.0
+
+
+def _ignore(session: str) -> None:
+    """There are no sessions whose memory moves as a whole."""

@@ -32,6 +32,7 @@ from gpushare_spawner.model.quantity import resolve_bytes
 from gpushare_spawner.model.report import HostMemoryReport, HostUseReport
 from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.wording.amounts import memory
 
 FRESH = 0.5
 """Seconds for which a figure of the kernel is used again."""
@@ -66,6 +67,10 @@ class MemorySession(Protocol):
 
     @property
     def memory(self) -> SessionLimit | None: ...
+
+    @property
+    def suspends(self) -> bool:
+        """Whether all its memory can leave the GPU, while it is suspended."""
 
     @property
     def cuda(self) -> Collection[Any]:
@@ -114,7 +119,7 @@ class NodeMemory:
             # the session's limit does not bound it: not more than the session's part of the budget
             own = gpus[gpu].sessions[session.id]
             of_node = min(of_node, self._most(session, gpu, budget) - own.counted)
-        if kind is ReserveKind.PLAIN:
+        if kind is ReserveKind.PLAIN and not session.suspends:
             return of_node, MemoryLimit.NODE_HOST_MEMORY
         of_session = session_left(gpus, gpu, session.id, self.session_budget(session))
         if of_session < of_node:
@@ -131,6 +136,21 @@ class NodeMemory:
             return None
         guaranteed = sum(min(session.memory_guarantee(gpu), session.memory_limit(gpu)) for gpu in session.gpus)
         return (budget, guaranteed) if budget < guaranteed and session.record.request.oversubscribe else None
+
+    def lacks_host_memory(self, session: MemorySession, amount: int) -> str | None:
+        """Why the budgets do not hold `amount` more bytes of the session in host memory, in a sentence; None: they
+        do."""
+        of_session, of_node = self.session_budget(session), self.node_budget()
+        if of_session is not None and amount > of_session:
+            return (
+                f"The memory limit of its server leaves {memory(of_session)} for GPU memory, and it has "
+                f"{memory(amount)}."
+            )
+        if of_node is not None:
+            left = max(0, of_node - sum(self.paged_out(other) for other in self.sessions.values()))
+            if amount > left:
+                return f"Its node has {memory(left)} of host memory left for GPU memory, and it has {memory(amount)}."
+        return None
 
     def report(self, on_gpus: Mapping[str, GpuMemory]) -> HostMemoryReport | None:
         """The node's figures; None without a budget."""
@@ -210,6 +230,8 @@ class NodeMemory:
                 if gpu not in session.gpus or session.memory is None:
                     continue
                 counted, movable = session.memory.counted(uuid)
+                if session.suspends:
+                    movable = counted
                 if budget is not None:
                     most = self._most(session, uuid, budget)
                     counted, movable = min(counted, most), min(movable, most)

@@ -36,8 +36,29 @@ MEMORY_EVERY = 0.01
 """Seconds between two times at which MEMORY frames of a session take effect: the last frame of each process."""
 MEMORY_AT_ONCE = 4
 """Processes of a session whose MEMORY takes effect each time; the others follow."""
-AGENT_FEATURES = Feature.PACE | Feature.DELIVERED | Feature.RESERVE | Feature.CAUSE | Feature.CONTROLS | Feature.USE
+AGENT_FEATURES = (
+    Feature.PACE
+    | Feature.DELIVERED
+    | Feature.RESERVE
+    | Feature.CAUSE
+    | Feature.CONTROLS
+    | Feature.USE
+    | Feature.SUSPEND
+)
 """What this agent can do, for WELCOME."""
+
+
+class SuspendedProcesses(Protocol):
+    """What a conversation tells of processes that can be suspended: `agent.suspend`."""
+
+    def joined(self, session: Session, connection: Connection) -> None:
+        """A CUDA process has said HELLO."""
+
+    def left(self, session: Session, connection: Connection) -> None:
+        """It has disconnected."""
+
+    def ready(self, session: Session, connection: Connection, frame: Frame) -> None:
+        """It has sent SUSPEND_READY."""
 
 
 class Surroundings(Protocol):
@@ -49,6 +70,10 @@ class Surroundings(Protocol):
 
     def work_begins(self, session: Session) -> None:
         """A burst is about to start: a session that was downgraded or released is restored before it is arbitrated."""
+
+    @property
+    def suspensions(self) -> SuspendedProcesses:
+        """Suspends sessions of engine `suspend`."""
 
     def session_report(self, session: Session) -> SessionReport:
         """What is known about it now."""
@@ -116,6 +141,8 @@ class Conversation:
             if self._bursts is not None:
                 self._bursts.catch_up((connection, uuid))
             self._tell_arbiter((connection, uuid), frame)
+        elif connection in session.cuda and frame.kind is Kind.SUSPEND_READY:
+            self._around.suspensions.ready(session, connection, frame)
         elif connection in session.observers and frame.kind in _FROM_OBSERVERS:
             if frame.kind is Kind.KERNELS:
                 busy, alive, instant = frame.fields[:3]
@@ -148,6 +175,7 @@ class Conversation:
                 if self._bursts is not None:
                     self._bursts.forget((connection, gpu.uuid))
                 self._around.arbitrations[gpu.uuid].leave(connection)
+            self._around.suspensions.left(session, connection)
 
     def tell_tier(self) -> None:
         """Tell all processes of the session what it holds."""
@@ -269,6 +297,7 @@ class Conversation:
             for gpu in session.gpus:
                 paced = Feature.PACE in connection.features
                 self._around.arbitrations[gpu.uuid].join(connection, session.id, connection.peer.pid, paced)
+            self._around.suspensions.joined(session, connection)
         else:
             session.observers.add(connection)
             if record.notice is not None:

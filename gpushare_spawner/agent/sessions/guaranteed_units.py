@@ -105,7 +105,8 @@ class Shares:
         self._ledger.add(_allocation(session))
         session.guaranteed_units = self._guaranteed(session)
         for gpu in session.gpus:
-            self._arbitrations[gpu.uuid].add_session(session.id, session.weight)
+            away = session.record.suspension is not None
+            self._arbitrations[gpu.uuid].add_session(session.id, session.weight, whole=session.suspends, away=away)
         return self._recount(session)
 
     def change(self, session: Session) -> list[Session]:

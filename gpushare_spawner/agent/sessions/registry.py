@@ -77,6 +77,10 @@ class SessionRegistry:
         self.tiers = Tiers(shares, self.activity, self.save, clock)
         self.controls = SessionControls(self.save, changed)
         self.share_changes = ShareChanges(shares, self.tiers, clock)
+        self.came: Callable[[Session], None] = _nothing
+        """Called with each session that came, when its arbiters know it."""
+        self.went: Callable[[Session], None] = _nothing
+        """Called with each session that has ended, before its sockets are closed."""
         self._asked = asyncio.Event()
         self.watch = ProcessWatch(lambda name: self.end(name, "its server's process is gone"))
 
@@ -162,6 +166,7 @@ class SessionRegistry:
             return
         log.info("session %s ends: %s", name, reason)
         self.watch.end(name)
+        self.went(session)
         if session.socket is not None:
             session.socket.close(None if keep_folders else SESSION_CLOSED)
             if not keep_folders:
@@ -256,3 +261,8 @@ class SessionRegistry:
         self.tiers.stop_yielding(in_vain, f"session {session.id} has the units that it gave up")
         if session.record.process is not None:
             self.watch.begin(session.id, session.record.process)
+        self.came(session)
+
+
+def _nothing(session: Session) -> None:
+    pass

@@ -98,6 +98,10 @@ class Session:
     """Whether its server's memory limit was compared with what its share guarantees."""
     lacks_requests: bool = False
     """Its pod gave back requested CPU and memory while it was released, and its node has not granted them again."""
+    suspended: bool = False
+    """All its processes are suspended."""
+    not_suspendable: str | None = None
+    """Why it cannot be suspended now, in a sentence."""
     socket: SessionEndpoint | None = None
     cuda: set[Connection] = field(default_factory=set)
     """CUDA processes."""

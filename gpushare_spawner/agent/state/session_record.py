@@ -51,6 +51,18 @@ class PodOwner(BaseModel):
         return self.given or tuple(self.devices.values())
 
 
+class Suspension(BaseModel):
+    """The processes of a session that are suspended, or on their way: written before the first of them is touched."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    processes: tuple[ProcessName, ...]
+    sizes: tuple[Annotated[int, Field(ge=0)], ...]
+    """Bytes on the GPU that each of them needs to come back."""
+    complete: bool
+    """All were suspended when this was written."""
+
+
 class SessionRecord(BaseModel):
     """What the agent must know again after a restart; one JSON file each."""
 
@@ -80,6 +92,8 @@ class SessionRecord(BaseModel):
     gpu_seconds: Annotated[float, Field(ge=0)] = 0.0
     delivered: Delivered = NOTHING
     memory_hits: MemoryLimitHits = NO_HITS
+    suspension: Suspension | None = None
+    """None: its processes run."""
 
     @property
     def owner(self) -> ProcessName | PodOwner | None:

@@ -1,0 +1,104 @@
+"""The process that calls the driver's checkpoint functions (cuCheckpointProcess*, CUDA 12.8 and driver 570 or later).
+
+A call can hang for as long as the driver likes, so the agent makes none itself: driver_checkpoint.py starts this
+program, and ends it where a call takes too long. It reads a request on each line of standard input and writes its
+answer on a line of standard output, both JSON, and ends with its input. It makes no CUDA context.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+SUCCESS, OUT_OF_MEMORY, NOT_PERMITTED = 0, 2, 800
+NO_DRIVER, NO_FUNCTIONS = -1, -2
+"""Ours, beside the driver's codes: libcuda.so.1 cannot be loaded; it is too old for the checkpoint functions."""
+_SINCE = 12080
+"""The first CUDA version of these functions, as cuGetProcAddress counts."""
+_FOUND = 0
+"""CU_GET_PROC_ADDRESS_SUCCESS."""
+_ARGUMENTS = 64
+"""Bytes of each CUcheckpoint*Args; what is not set has to be 0."""
+_NAMES = {"lock": "Lock", "checkpoint": "Checkpoint", "restore": "Restore", "unlock": "Unlock"}
+
+
+class Driver:
+    """The driver's checkpoint functions. `error` is the code by which none of them can be had; 0: all are there."""
+
+    def __init__(self) -> None:
+        self.error = SUCCESS
+        self.version = 0
+        """What cuDriverGetVersion says: 12080 is CUDA 12.8."""
+        self._functions: dict[str, Callable[..., int]] = {}
+        try:
+            library = ctypes.CDLL("libcuda.so.1")
+        except OSError:
+            self.error = NO_DRIVER
+            return
+        version = ctypes.c_int()
+        if library.cuDriverGetVersion(ctypes.byref(version)) == SUCCESS:
+            self.version = version.value
+        # with the driver initialised here a call takes milliseconds rather than seconds, and without persistence mode
+        # it must be: else a restore finds the GPU closed (issues 25 and 44 of NVIDIA/cuda-checkpoint)
+        self.error = library.cuInit(0)
+        for name in [*_NAMES.values(), "GetState"]:
+            pointer = _address(library, f"cuCheckpointProcess{name}")
+            if pointer is None:
+                self.error = NO_FUNCTIONS
+                return
+            argument = ctypes.c_void_p
+            self._functions[name] = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, argument)(pointer)
+
+    def call(self, name: str, pid: int, timeout_ms: int = 0) -> int:
+        """Lock, checkpoint, restore or unlock a process. Returns the driver's code."""
+        if self.error:
+            return self.error
+        arguments = (ctypes.c_uint8 * _ARGUMENTS)()
+        ctypes.c_uint32.from_buffer(arguments).value = timeout_ms  # CUcheckpointLockArgs begins with it
+        return self._functions[_NAMES[name]](pid, ctypes.addressof(arguments))
+
+    def state(self, pid: int) -> tuple[int, int]:
+        """The driver's code, and the CUprocessState of the process."""
+        if self.error:
+            return self.error, 0
+        state = ctypes.c_int()
+        return self._functions["GetState"](pid, ctypes.addressof(state)), state.value
+
+
+def _address(library: ctypes.CDLL, name: str) -> int | None:
+    """Return the function of that name; None where the driver is older than it."""
+    find = getattr(library, "cuGetProcAddress_v2", None)
+    if find is None:
+        return None
+    pointer, status = ctypes.c_void_p(), ctypes.c_int()
+    arguments = name.encode(), ctypes.byref(pointer), _SINCE, ctypes.c_uint64(0), ctypes.byref(status)
+    if find(*arguments) != SUCCESS or status.value != _FOUND:
+        return None
+    return pointer.value
+
+
+def answer(driver: Driver, request: dict[str, Any]) -> dict[str, Any]:
+    """Carry out one request: {"call": ..., "pid": ..., "timeout_ms": ...}."""
+    began = time.monotonic()
+    name, pid, value = request["call"], request.get("pid", os.getpid()), 0
+    if name == "state":
+        code, value = driver.state(pid)
+    else:
+        code = driver.call(name, pid, request.get("timeout_ms", 0))
+    return {"code": code, "value": value, "version": driver.version, "seconds": time.monotonic() - began}
+
+
+def main() -> None:
+    """Answer until the input ends."""
+    driver = Driver()
+    for line in sys.stdin:
+        print(json.dumps(answer(driver, json.loads(line))), flush=True)
+
+
+if __name__ == "__main__":
+    main()

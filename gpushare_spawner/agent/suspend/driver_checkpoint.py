@@ -1,0 +1,199 @@
+"""The driver's checkpoint functions for the agent: typed answers, and no call that the agent has to wait for for ever.
+
+The calls are made in processes of their own, see checkpoint_worker.py. One that does not answer in time is killed; that
+leaves the state of the process it was about as it is, and another call can go on from there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+from asyncio.subprocess import DEVNULL, PIPE, Process
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, Protocol
+
+START_WITHIN = 30.0
+"""Seconds beyond its time in which a call's process starts and initialises the driver: 2.7 s were measured on a
+machine with 8 GPUs (NVIDIA/nvcf, pull request 263)."""
+GIVE_UP = 60.0
+"""Seconds after which a call is taken to hang, beside the bytes that it moves."""
+SLOWEST = 200e6
+"""Bytes per second; a checkpoint that is slower is taken to hang. 80 GB in 15 s were seen on an H100
+(NVIDIA/cuda-checkpoint, issue 29)."""
+IDLE_WORKERS = 2
+"""Worker processes that are kept between calls."""
+
+
+class Code(IntEnum):
+    """What a call answers: the driver's CUresult, and our own below 0."""
+
+    SUCCESS = 0
+    INVALID_VALUE = 1
+    OUT_OF_MEMORY = 2
+    NOT_INITIALIZED = 3
+    NO_DEVICE = 100
+    OPERATING_SYSTEM = 304
+    ILLEGAL_STATE = 401
+    NOT_READY = 600
+    NOT_PERMITTED = 800
+    NOT_SUPPORTED = 801
+    UNKNOWN = 999
+    NO_DRIVER = -1
+    NO_FUNCTIONS = -2
+    HANGS = -3
+
+    @classmethod
+    def of(cls, number: int) -> Code:
+        """Return the code of a number; UNKNOWN for one that is not listed here."""
+        try:
+            return cls(number)
+        except ValueError:
+            return cls.UNKNOWN
+
+
+class ProcessState(IntEnum):
+    """CUprocessState of the driver."""
+
+    RUNNING = 0
+    LOCKED = 1
+    CHECKPOINTED = 2
+    FAILED = 3
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The outcome of a call."""
+
+    code: Code
+    number: int = 0
+    """The driver's number, for the log."""
+    state: ProcessState = ProcessState.RUNNING
+    """Of `state` only."""
+    driver_version: int = 0
+    """CUDA version of the driver; 12080 is 12.8."""
+    seconds: float = 0.0
+
+    @property
+    def ok(self) -> bool:
+        return self.code is Code.SUCCESS
+
+    def __str__(self) -> str:
+        return self.code.name if self.code is not Code.UNKNOWN else f"CUDA error {self.number}"
+
+
+class Checkpoints(Protocol):
+    """How processes are suspended. Pids are those of the agent's pid namespace."""
+
+    async def lock(self, pid: int, timeout: float) -> Answer:
+        """Wait at most `timeout` seconds for the work of the process, and let no new work begin."""
+
+    async def checkpoint(self, pid: int, size: int) -> Answer:
+        """Move its device memory, of about `size` bytes, to host memory, and release its contexts."""
+
+    async def restore(self, pid: int, size: int) -> Answer:
+        """The inverse of `checkpoint`. The GPU's memory must be free: some drivers never restore a process for which
+        it was not."""
+
+    async def unlock(self, pid: int) -> Answer:
+        """Let its work go on."""
+
+    async def state(self, pid: int | None = None) -> Answer:
+        """Return the state of a process; None: of the calling process, to see what the driver can do."""
+
+
+class DriverCheckpoints:
+    """Makes the calls in worker processes: one for each call at a time."""
+
+    def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
+        """`environment`: of the worker processes; it names the driver's folder where that is needed."""
+        self._command = [sys.executable, "-m", "gpushare_spawner.agent.suspend.checkpoint_worker"]
+        # the worker sees all GPUs, whatever the agent was told to see, and has nothing preloaded
+        hidden = ("CUDA_VISIBLE_DEVICES", "LD_PRELOAD")
+        self._environment = {name: value for name, value in environment.items() if name not in hidden}
+        self._idle: list[Process] = []
+        self._busy: set[Process] = set()
+        self._closed = False
+
+    async def lock(self, pid: int, timeout: float) -> Answer:
+        return await self._call(timeout + GIVE_UP, call="lock", pid=pid, timeout_ms=max(1, round(timeout * 1000)))
+
+    async def checkpoint(self, pid: int, size: int) -> Answer:
+        return await self._call(GIVE_UP + size / SLOWEST, call="checkpoint", pid=pid)
+
+    async def restore(self, pid: int, size: int) -> Answer:
+        return await self._call(GIVE_UP + size / SLOWEST, call="restore", pid=pid)
+
+    async def unlock(self, pid: int) -> Answer:
+        return await self._call(GIVE_UP, call="unlock", pid=pid)
+
+    async def state(self, pid: int | None = None) -> Answer:
+        return await self._call(GIVE_UP, call="state", **({} if pid is None else {"pid": pid}))
+
+    async def close(self) -> None:
+        """End the worker processes. A call that is under way leaves its process as the driver has it then."""
+        self._closed = True
+        for worker in [*self._idle, *self._busy]:
+            _kill(worker)
+            await worker.wait()
+        self._idle.clear()
+
+    async def _call(self, within: float, **request: Any) -> Answer:
+        worker = None
+        try:
+            async with asyncio.timeout(within):
+                worker = await self._worker()
+                self._busy.add(worker)
+                answer = await _ask(worker, request)
+        except (TimeoutError, asyncio.CancelledError) as error:
+            if worker is not None:
+                self._busy.discard(worker)
+                _kill(worker)
+            if isinstance(error, asyncio.CancelledError):
+                raise
+            return Answer(Code.HANGS)
+        self._busy.discard(worker)
+        if answer is None:
+            _kill(worker)
+            return Answer(Code.HANGS if self._closed else Code.UNKNOWN)
+        if self._closed or len(self._idle) >= IDLE_WORKERS:
+            _kill(worker)
+        else:
+            self._idle.append(worker)
+        return answer
+
+    async def _worker(self) -> Process:
+        while self._idle:
+            worker = self._idle.pop()
+            if worker.returncode is None:
+                return worker
+        return await asyncio.create_subprocess_exec(
+            *self._command, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, env=self._environment, start_new_session=True
+        )
+
+
+async def _ask(worker: Process, request: dict[str, Any]) -> Answer | None:
+    """None where the worker has ended."""
+    assert worker.stdin is not None
+    assert worker.stdout is not None
+    try:
+        worker.stdin.write(json.dumps(request).encode() + b"\n")
+        await worker.stdin.drain()
+        line = await worker.stdout.readline()
+    except (BrokenPipeError, ConnectionResetError):
+        return None
+    if not line:
+        return None
+    said = json.loads(line)
+    number = said["code"]
+    state = ProcessState(said["value"]) if number == Code.SUCCESS else ProcessState.RUNNING
+    return Answer(Code.of(number), number, state, said["version"], said["seconds"])
+
+
+def _kill(worker: Process) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        worker.kill()

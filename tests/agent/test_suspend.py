@@ -1,0 +1,291 @@
+"""Sessions of engine `suspend` under a real agent, on simulated GPUs: turns, contents, deaths, failures."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpushare_spawner.agent import processes
+from gpushare_spawner.agent.state.session_record import SessionRecord, Suspension
+from gpushare_spawner.agent.state.session_records import short_name
+from gpushare_spawner.agent.suspend.driver_checkpoint import DriverCheckpoints
+from gpushare_spawner.model.memory_engine import MemoryEngine
+from gpushare_spawner.model.protocol.control import TierRequest
+from gpushare_spawner.model.protocol.frames import Kind
+from gpushare_spawner.model.report import SessionReport
+from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.sharing.native_process import merged
+from tests.agent.agent_process import AgentProcess
+from tests.agent.conftest import request_for
+from tests.agent.peers import Peer
+
+PROGRAM = [sys.executable, "-m", "tests.agent.suspend_program"]
+MIB = 2**20
+LARGE = 640
+"""MiB; two of them do not fit on the GPU of 1 GiB."""
+
+
+def write_suspension(state: Path, session: str, pid: int, size: int) -> None:
+    """Write a session's record as the agent does before it touches a process."""
+    process = processes.named(pid)
+    assert process is not None
+    path = state / "records" / f"{short_name(session)}.json"
+    record = SessionRecord.model_validate_json(path.read_text())
+    record.suspension = Suspension(processes=(process,), sizes=(size,), complete=False)
+    path.write_text(record.model_dump_json())
+
+
+class Program:
+    """A program of a session."""
+
+    def __init__(self, environment: dict[str, str]) -> None:
+        self.process = subprocess.Popen(
+            PROGRAM, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def begin(self, *what: Any) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(what) + "\n")
+        self.process.stdin.flush()
+
+    async def answer(self, timeout: float = 30.0) -> Any:
+        assert self.process.stdout is not None
+        line = await asyncio.wait_for(asyncio.to_thread(self.process.stdout.readline), timeout)
+        assert line, f"the program ended with {self.process.wait()}"
+        return json.loads(line)
+
+    async def ask(self, *what: Any) -> Any:
+        self.begin(*what)
+        return await self.answer()
+
+    async def does(self, *what: Any) -> None:
+        """Without an answer but that it is done."""
+        assert await self.ask(*what) is None
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+class Machine:
+    """An agent, and programs in its sessions."""
+
+    def __init__(self, folder: Path) -> None:
+        self.agent = AgentProcess(folder, gpus=1)
+        self.agent.environment |= {"SIMGPU_MEMORY": "1GiB", "SIMGPU_CONTEXT_MEMORY": "32MiB"}
+        self.environments: dict[str, dict[str, str]] = {}
+        self.programs: list[Program] = []
+
+    async def start(self) -> None:
+        await self.agent.start("--host-memory", "off")
+
+    async def program(self, session: str = "ada", mib: int = 0, **changes: Any) -> Program:
+        """One more program of a session, which is opened where it is not there. With a context, and memory."""
+        if session not in self.environments:
+            gpu = (await self.agent.client.report()).gpus[0].uuid
+            changes = {"engine": MemoryEngine.SUSPEND, "share_units": 40} | changes
+            opened = await self.agent.client.open(request_for(session, gpus=(gpu,), **changes))
+            await self.agent.client.confirm(session, os.getpid())
+            self.environments[session] = merged(os.environ, opened.environment)
+        program = Program(self.environments[session])
+        self.programs.append(program)
+        await program.does("context")
+        if mib:
+            await program.does("allocate", 1000 * len(self.programs), mib)
+        return program
+
+    async def session(self, name: str) -> SessionReport:
+        found = (await self.agent.client.report()).session(name)
+        assert found is not None
+        return found
+
+    async def until(self, name: str, holds: Callable[[SessionReport], bool], timeout: float = 15.0) -> SessionReport:
+        end = time.monotonic() + timeout
+        while not holds(found := await self.session(name)):
+            assert time.monotonic() < end, f"{found}\n{self.agent.log.read_text()}"
+            await asyncio.sleep(0.02)
+        return found
+
+    async def suspended(self, name: str) -> SessionReport:
+        return await self.until(name, lambda session: session.suspended)
+
+    def log(self) -> str:
+        return self.agent.log.read_text()
+
+
+@pytest.fixture
+async def machine(short_folder: Path) -> AsyncIterator[Machine]:
+    machine = Machine(short_folder)
+    await machine.start()
+    yield machine
+    for program in machine.programs:
+        program.end()
+    if machine.agent.process is not None and machine.agent.process.poll() is None:
+        machine.agent.end(signal.SIGKILL)
+
+
+class Neighbour:
+    """A scripted process of another session, which needs most of the GPU for a while."""
+
+    def __init__(self, peer: Peer, gpu: str) -> None:
+        self.peer, self.gpu, self.lease = peer, gpu, 0
+
+    async def comes(self, timeout: float = 15.0) -> None:
+        """It has its lease: the memory is free."""
+        self.peer.send(Kind.REQUEST, 900 * MIB, 0, gpu=self.gpu)
+        while not self.lease:
+            self.lease = (await self.peer.until(Kind.GRANT, timeout)).fields[0]
+
+    def goes(self) -> None:
+        """It needs nothing any more."""
+        self.peer.send(Kind.MEMORY, 0, 0, gpu=self.gpu)
+        self.peer.send(Kind.RELEASE, self.lease, 1, gpu=self.gpu)
+        self.lease = 0
+
+
+@pytest.fixture
+async def neighbour(machine: Machine) -> AsyncIterator[Neighbour]:
+    gpu = (await machine.agent.client.report()).gpus[0].uuid
+    opened = await machine.agent.client.open(request_for("neighbour", gpus=(gpu,), share_units=20))
+    await machine.agent.client.confirm("neighbour", os.getpid())
+    peer = Peer(opened.environment["GPUSHARE_SOCKET"])
+    await peer.connect()
+    yield Neighbour(peer, gpu)
+    peer.close()
+
+
+async def test_idle_session_is_suspended_when_its_memory_is_needed_and_the_next_burst_resumes_it(
+    machine: Machine, neighbour: Neighbour
+) -> None:
+    ada = await machine.program("ada", LARGE)
+    rounds = await ada.ask("work", 0.1)
+    await neighbour.comes()
+    report = await machine.suspended("ada")
+    assert (report.resident_bytes, report.memory_bytes, report.not_suspendable) == (0, LARGE * MIB, None)
+    neighbour.goes()
+    rounds += await ada.ask("work", 0.1)
+    assert await ada.ask("words") == [[0, rounds, 0]]
+    report = await machine.session("ada")
+    assert (report.suspended, report.resident_bytes) == (False, LARGE * MIB)
+
+
+async def test_released_session_keeps_its_memory_until_somebody_needs_it(
+    machine: Machine, neighbour: Neighbour
+) -> None:
+    ada = await machine.program("ada", LARGE)
+    await machine.agent.client.tier(TierRequest(id="ada", tier=Tier.RELEASED, effective_units=0, reason="idle"))
+    assert not (await machine.session("ada")).suspended
+    await neighbour.comes()
+    assert (await machine.suspended("ada")).tier is Tier.RELEASED
+    neighbour.goes()
+    assert await ada.ask("words") == [[0, 0, 0]]
+    assert (await machine.session("ada")).tier is Tier.ACTIVE
+
+
+async def test_all_processes_of_a_session_are_suspended_a_forked_one_too(
+    machine: Machine, neighbour: Neighbour
+) -> None:
+    first, second = await machine.program("ada", 200), await machine.program("ada", 200)
+    parent = Program(machine.environments["ada"])  # it forks before it has a context of its own
+    machine.programs.append(parent)
+    child = await parent.ask("fork", 7, 200)
+    try:
+        await machine.until("ada", lambda session: session.processes == 3)
+        await machine.until("ada", lambda session: session.memory_bytes == 600 * MIB)
+        await neighbour.comes()
+        await machine.suspended("ada")
+        neighbour.goes()
+        assert await first.ask("words") == await second.ask("words") == [[0, 0, 0]]
+        assert not (await machine.session("ada")).suspended
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+async def test_process_that_dies_while_it_is_suspended_leaves_nothing_behind(
+    machine: Machine, neighbour: Neighbour
+) -> None:
+    first, second = await machine.program("ada", 300), await machine.program("ada", 300)
+    await neighbour.comes()
+    await machine.suspended("ada")
+    first.end()
+    neighbour.goes()
+    assert await second.ask("words") == [[0, 0, 0]]
+    second.end()
+    await machine.until("ada", lambda session: session.processes == 0)
+    third = await machine.program("ada", 300)
+    await neighbour.comes()
+    await machine.suspended("ada")
+    third.end()
+    await machine.until("ada", lambda session: not session.processes and not session.suspended)
+
+
+async def test_process_with_managed_memory_is_never_suspended_and_the_reason_is_told(
+    machine: Machine, neighbour: Neighbour
+) -> None:
+    ada = await machine.program("ada", 300)
+    await ada.does("managed", 8)
+    await neighbour.comes()
+    report = await machine.until("ada", lambda session: session.not_suspendable is not None)
+    assert "managed memory" in str(report.not_suspendable)
+    assert not report.suspended
+    assert await ada.ask("work", 0.05) > 0
+    assert "is not suspendable" in machine.log()
+
+
+@pytest.mark.parametrize("step", ["lock", "checkpoint"])
+async def test_agent_killed_after_a_step_is_mended_by_the_next_one(
+    machine: Machine, neighbour: Neighbour, step: str
+) -> None:
+    ada = await machine.program("ada", LARGE)
+    pid = ada.process.pid
+    await neighbour.comes()
+    await machine.suspended("ada")
+    machine.agent.end(signal.SIGKILL)
+    neighbour.peer.close()
+    write_suspension(machine.agent.folder / "state", "ada", pid, LARGE * MIB)  # as it was before the first step
+    if step == "lock":
+        checkpoints = DriverCheckpoints(machine.agent.environment)
+        try:
+            assert (await checkpoints.restore(pid, 0)).ok
+        finally:
+            await checkpoints.close()
+    ada.begin("work", 0.05)  # it waits in the driver
+    await machine.start()
+    rounds = await ada.answer()
+    await machine.until("ada", lambda session: session.memory_bytes == LARGE * MIB and not session.suspended)
+    assert await ada.ask("words") == [[0, rounds, 0]]
+
+
+async def test_session_stays_suspended_over_a_restart_of_the_agent(machine: Machine, neighbour: Neighbour) -> None:
+    ada = await machine.program("ada", LARGE)
+    await neighbour.comes()
+    await machine.suspended("ada")
+    machine.agent.end(signal.SIGKILL)
+    neighbour.peer.close()
+    await machine.start()
+    await machine.suspended("ada")
+    assert await ada.ask("words") == [[0, 0, 0]]
+
+
+async def test_without_the_drivers_functions_the_session_says_why_it_stays(short_folder: Path) -> None:
+    machine = Machine(short_folder)
+    machine.agent.environment |= {"SIMGPU_CHECKPOINT": "absent"}
+    await machine.start()
+    try:
+        await machine.program("ada", 100)
+        report = await machine.until("ada", lambda session: session.not_suspendable is not None)
+        assert "driver 570 or later" in str(report.not_suspendable)
+    finally:
+        for program in machine.programs:
+            program.end()
+        machine.agent.end(signal.SIGKILL)
