@@ -29,7 +29,7 @@ from kubernetes_asyncio.client.models import V1Pod
 from traitlets import default, validate
 
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.sharing.base import Tenant
+from gpushare_spawner.sharing.base import LayerCannot, Tenant
 from gpushare_spawner.spawner.attempt import SpawnPhase
 from gpushare_spawner.spawner.base import GPUShareBase, applied_when_placed
 from gpushare_spawner.spawner.form.form import Form
@@ -53,6 +53,7 @@ from gpushare_spawner.spawner.kubernetes.kubespawner_private import KubeSpawnerP
 from gpushare_spawner.spawner.kubernetes.launcher import PodLauncher
 from gpushare_spawner.spawner.kubernetes.options import NAMES, choose, choose_template, names_template
 from gpushare_spawner.spawner.kubernetes.pod.builder import WITHOUT_GPU, build_pod
+from gpushare_spawner.spawner.kubernetes.pod.objects import create_objects
 from gpushare_spawner.spawner.kubernetes.pod.settings import (
     CONSTRAINING,
     REQUESTING,
@@ -69,7 +70,7 @@ from gpushare_spawner.spawner.options.validation import Choice
 from gpushare_spawner.spawner.placing import report_placement, reserve_share
 from gpushare_spawner.spawner.progress import SpawnProgress
 from gpushare_spawner.spawner.queue.queue import SpawnRequest
-from gpushare_spawner.spawner.spawn_refused import refusals_reported
+from gpushare_spawner.spawner.spawn_refused import SpawnRefused, refusals_reported
 from gpushare_spawner.wording.spawn.cards import CLUSTER_UNREADABLE
 
 _TEMPLATES = "/etc/gpushare/templates"
@@ -357,7 +358,7 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
             attempt,
             self.reservations,
             reserve=lambda: self._reserve(template, patience, attempt.retries),
-            start_pod=self._kube.start_pod,
+            start_pod=lambda: self._start_pod(attempt),
             remove_pod=self._remove_own_pod,
             pod=self._pod,
             tries=self.start_attempts,
@@ -367,6 +368,16 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
             scaling=self._node_is_added,
             events=lambda: self.events,
         )
+
+    async def _start_pod(self, attempt: PodAttempt) -> Any:
+        """KubeSpawner's, after what the sharing layer needs besides the pod was created."""
+        offer = attempt.reservation.offer if attempt.reservation is not None else None
+        if offer is not None:
+            try:
+                await create_objects(CustomObjectsApi(self.api.api_client), self.namespace, offer, self.log)
+            except LayerCannot as error:
+                raise SpawnRefused(str(error), reason="bad-template", status=500) from None
+        return await self._kube.start_pod()
 
     def _node_is_added(self) -> bool:
         """Whether the cluster autoscaler says that it adds a node for the pod."""

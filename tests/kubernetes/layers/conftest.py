@@ -16,6 +16,7 @@ READS_CLUSTER = [{"apiGroups": [""], "resources": ["nodes", "pods"], "verbs": ["
 READS_LAYERS = [
     {"apiGroups": ["scheduling.run.ai"], "resources": ["queues"], "verbs": ["get", "list", "watch"]},
     {"apiGroups": ["resource.k8s.io"], "resources": ["resourceslices", "resourceclaims"], "verbs": ["list", "watch"]},
+    {"apiGroups": ["resource.k8s.io"], "resources": ["resourceclaimtemplates"], "verbs": ["create"]},
 ]
 
 

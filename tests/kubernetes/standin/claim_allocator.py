@@ -14,7 +14,7 @@ from cel_expr_python import cel
 
 from .kinds import RESOURCE_GROUP
 from .quantities import canonical, quantity
-from .resource_claims import requests_of
+from .resource_claims import claim_names, requests_of
 
 GROUP = f"{RESOURCE_GROUP}/v1"
 CANNOT = "cannot allocate all claims"
@@ -34,8 +34,7 @@ class ClaimAllocator:
 
     def claims_of(self, pod: Item) -> list[Item] | None:
         """The claims that a pod names; None while one of them is not there."""
-        names = [one.get("resourceClaimName") for one in pod["spec"].get("resourceClaims") or []]
-        found = [self.claims.get(f"{pod['metadata']['namespace']}/{name}") for name in names]
+        found = [self.claims.get(f"{pod['metadata']['namespace']}/{name}") for name in claim_names(pod)]
         return None if None in found else [one for one in found if one is not None]
 
     def allocations(self, claims: list[Item], node: str) -> list[Item] | None:

@@ -25,6 +25,7 @@ from gpushare_spawner.agent.kubernetes.kubelet import pluginregistration_pb2_grp
 
 from .claim_allocator import GROUP
 from .client import ApiStatus, KubeClient, path
+from .resource_claims import claim_names
 
 log = logging.getLogger(__name__)
 
@@ -78,8 +79,7 @@ class ClaimPlugins:
         """Have all claims of a pod prepared that are not. Raises NotPrepared."""
         uid, namespace = pod["metadata"]["uid"], pod["metadata"]["namespace"]
         ready = self.prepared.get(uid, [])
-        for entry in pod["spec"].get("resourceClaims") or []:
-            name = entry["resourceClaimName"]
+        for name in claim_names(pod):
             if any(claim["name"] == name for claim in ready):
                 continue
             claim = await self._client.get(path("resourceclaims", namespace, name, group=GROUP))

@@ -73,6 +73,7 @@ RESOURCE_SLICES = Kind(
     fields=frozenset({"metadata.name", "spec.nodeName", "spec.driver"}),
 )  # fmt: skip
 RESOURCE_CLAIMS = Kind("resourceclaims", "ResourceClaim", RESOURCE_GROUP, has_status=True, returns_deleted=True)
+CLAIM_TEMPLATES = Kind("resourceclaimtemplates", "ResourceClaimTemplate", RESOURCE_GROUP, returns_deleted=True)
 DEVICE_CLASSES = Kind("deviceclasses", "DeviceClass", RESOURCE_GROUP, namespaced=False)
 PRIORITY_CLASSES = Kind("priorityclasses", "PriorityClass", "scheduling.k8s.io", namespaced=False)
 
@@ -102,6 +103,7 @@ KINDS = (
     LIMIT_RANGES,
     RESOURCE_SLICES,
     RESOURCE_CLAIMS,
+    CLAIM_TEMPLATES,
     DEVICE_CLASSES,
     QUEUES,
     PRIORITY_CLASSES,

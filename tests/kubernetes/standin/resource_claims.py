@@ -67,6 +67,16 @@ def requests_of(claim: dict[str, Any]) -> list[dict[str, Any]]:
     return [one for one in claim["spec"].get("devices", {}).get("requests") or [] if "exactly" in one]
 
 
+def claim_names(pod: dict[str, Any]) -> list[str]:
+    """The names of a pod's claims; empty where the claim of a template is not made yet.
+
+    The resource claim controller makes it, and writes its name into the pod's status.
+    """
+    made = {one["name"]: one for one in (pod.get("status") or {}).get("resourceClaimStatuses") or []}
+    asked = [{**one, **made.get(one["name"], {})} for one in pod["spec"].get("resourceClaims") or []]
+    return [one.get("resourceClaimName", "") for one in asked]
+
+
 def release(store: Store, kind: Kind, event: Event) -> None:
     """A pod has ended or is gone: its claims are no longer reserved for it, and what it owns goes."""
     if kind is not PODS:
