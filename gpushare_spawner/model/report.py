@@ -12,6 +12,7 @@ from gpushare_spawner.model.cordon import Cordon
 from gpushare_spawner.model.delivered import Delivered
 from gpushare_spawner.model.idle_cause import IdleCause
 from gpushare_spawner.model.instant import Instant
+from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.memory_engine import MemoryEngine
 from gpushare_spawner.model.memory_limit_hits import NO_HITS, MemoryLimitHits
 from gpushare_spawner.model.session_id import MAX_LENGTH
@@ -130,6 +131,8 @@ class SessionReport(_Part):
     """The account that the share is charged to, see `quota.Account`; empty: there were no quotas when it was opened."""
     gpus: tuple[str, ...]
     """UUIDs of the GPUs that the share lies on."""
+    layer: LayerName = LayerName.NATIVE
+    """The sharing layer that gives it the GPU. Of another one only the number of `gpus` means something."""
     share_units: Units
     """What the session is entitled to, on each of its GPUs."""
     borrowed_units: Units = 0

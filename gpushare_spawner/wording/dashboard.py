@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gpushare_spawner.model.layers import IdleReach, Layer, LayerName
 from gpushare_spawner.wording.amounts import duration, elapsed, gpu_share, plural
 
 AGENT_UNAVAILABLE = "An agent is unavailable, so sessions can be missing here."
@@ -56,3 +57,15 @@ def exempt(seconds: float | None, by: str, reason: str) -> str:
     """Return that no idle action comes to a session. ``seconds``: from now on; None: without end."""
     said = f"for another {elapsed(seconds)}" if seconds is not None else "without end"
     return f"Exempt from idle actions {said}, by {by}" + (f": {reason}" if reason else ".")
+
+
+def shared_by(layer: Layer) -> str:
+    """Return by what a session's GPU is shared, and what idle actions can do to it; empty for our own layer."""
+    if layer.name is LayerName.NATIVE:
+        return ""
+    can = [name for name in ("downgraded", "released") if _REACH[name] in layer.reach]
+    does = f"It can be {', '.join([*can, 'stopped'])}" if can else "It can only be stopped"
+    return f"GPU by {layer.title}. {does} when it is idle, and its GPU work is not seen."
+
+
+_REACH = {"downgraded": IdleReach.DOWNGRADE, "released": IdleReach.RELEASE}

@@ -7,6 +7,7 @@ say durations.
 from __future__ import annotations
 
 from gpushare_spawner.idle import KeepRefusal, WhyNoKeep
+from gpushare_spawner.model.layers import Layer
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.wording.amounts import duration, gpu_share, plural
 
@@ -188,3 +189,8 @@ def tier_set_by(tier: Tier, actor: str) -> str:
 
 def _for(seconds: float | None) -> str:
     return "" if seconds is None else f" for {duration(seconds)}"
+
+
+def out_of_reach(layer: Layer) -> str:
+    """Return that the sharing layer of a session's GPU cannot change its share or tier."""
+    return f"{layer.title} gives this session its GPU, and cannot change its share. You can stop the server."

@@ -58,7 +58,7 @@ def test_the_fields_of_version_1_keep_their_names() -> None:
     }  # fmt: skip
     session = {
         "id": "ada", "user": "ada", "server": "lab", "template": "quarter-gpu", "quota": "group:ml",
-        "gpus": ["GPU-1"], "share_units": 25,
+        "gpus": ["GPU-1"], "layer": "kai", "share_units": 25,
         "borrowed_units": 5, "tier": "downgraded", "tier_since": 990.0, "effective_units": 10, "guaranteed_units": 9,
         "yields": True, "opened_at": 900.0, "confirmed": False, "pid": 7, "memory_bytes": 16, "resident_bytes": 8,
         "memory_limit_bytes": 48, "engine": "suspend", "suspended": True, "not_suspendable": "It has managed memory.",
@@ -78,6 +78,10 @@ def test_the_fields_of_version_1_keep_their_names() -> None:
         "version": 1, "node": "a", "published_at": 1000.0, "gpus": [gpu], "sessions": [session],
         "host_memory": {"budget_bytes": 100, "needed_bytes": 50, "paged_out_bytes": 10},
         "cordons": [cordon],
+        "claims": {
+            "folder": "/run/claims", "socket": "session.sock", "environment": {"A": "b"},
+            "mounts": [{"host_path": "/lib", "container_path": "/l", "read_only": True}],
+        },
     }  # fmt: skip
     assert Report.model_validate(report).model_dump(mode="json") == report
 

@@ -73,6 +73,7 @@ from gpushare_spawner.model.kubernetes.layer_session import (
     LAYER,
     LAYER_SELECTOR,
     LayerSession,
+    gpu_names,
     is_layer_session,
     layer_session,
 )
@@ -187,6 +188,7 @@ __all__ = [
     "cordons_of",
     "device_name",
     "gpu_index_of",
+    "gpu_names",
     "is_layer_session",
     "is_session",
     "labels",

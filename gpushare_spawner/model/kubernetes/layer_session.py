@@ -1,4 +1,4 @@
-"""A session of another sharing layer, as the annotations and the label of its pod have it.
+"""A session of another sharing layer, as the label and the annotations of its pod have it.
 
 No agent knows such a session: its layer's scheduler has placed it. The hub counts it in quotas, and the service shows
 and stops it. Sessions of our own are in `annotations`; their label is another one, so that agents leave these alone.
@@ -6,10 +6,11 @@ and stops it. Sessions of our own are in `annotations`; their label is another o
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gpushare_spawner.model.kubernetes.annotations import QUOTA, SESSION, SHARE, TEMPLATE, AnnotationProblem
+from gpushare_spawner.model.kubernetes.annotations import GPU, GPU_INDEX, AnnotationProblem, PodSession, pod_session
 from gpushare_spawner.model.kubernetes.prefix import PREFIX
 from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.share import Share
@@ -26,26 +27,28 @@ LAYER_SELECTOR = LAYER
 class LayerSession:
     """What the pod says of its session."""
 
-    session: str
-    """The session's id, see `model.session_id`."""
-    template: str
     layer: LayerName
-    share: Share
-    quota: str = ""
-    """The account that the share is charged to; empty: none was chosen."""
+    session: PodSession
+    """Its GPUs have no UUIDs here, since only the layer knows them: see `gpu_names`."""
+
+    @property
+    def share(self) -> Share:
+        """What the session is entitled to."""
+        return Share(self.session.share_units, len(self.session.gpus))
 
     def annotations(self) -> dict[str, str]:
         """For the pod's metadata, beside `labels`."""
-        written = {SESSION: self.session, TEMPLATE: self.template, SHARE: str(self.share.units)}
-        if self.share.count > 1:
-            written[GPU_COUNT] = str(self.share.count)
-        if self.quota:
-            written[QUOTA] = self.quota
-        return written
+        written = {name: text for name, text in self.session.annotations().items() if name not in (GPU, GPU_INDEX)}
+        return {**written, GPU_COUNT: str(len(self.session.gpus))} if len(self.session.gpus) > 1 else written
 
     def labels(self) -> dict[str, str]:
         """For the pod's metadata."""
         return {LAYER: str(self.layer)}
+
+
+def gpu_names(layer: LayerName, session: str, count: int) -> tuple[str, ...]:
+    """Return names for the GPUs of a session, which no report has: only how many they are is known."""
+    return tuple(f"{layer}/{session}/{index}" for index in range(count))
 
 
 def is_layer_session(labels: Mapping[str, str] | None) -> bool:
@@ -56,13 +59,13 @@ def is_layer_session(labels: Mapping[str, str] | None) -> bool:
 def layer_session(labels: Mapping[str, str] | None, annotations: Mapping[str, str] | None) -> LayerSession:
     """Return a session from its pod's labels and annotations. Raises AnnotationProblem."""
     given, layer = annotations or {}, (labels or {}).get(LAYER, "")
-    problems = [f"the annotation {name} is missing" for name in (SESSION, TEMPLATE, SHARE) if not given.get(name)]
+    written = given.get(GPU_COUNT, "1")
     if layer not in set(LayerName):
-        problems.append(f"the label {LAYER} is {layer!r}: write one of {', '.join(LayerName)}")
-    try:
-        share = Share(int(given.get(SHARE) or 1), int(given.get(GPU_COUNT) or 1))
-    except ValueError as error:
-        problems.append(f"the annotations {SHARE} and {GPU_COUNT} are wrong: {error}")
-    if problems:
-        raise AnnotationProblem(problems)
-    return LayerSession(given[SESSION], given[TEMPLATE], LayerName(layer), share, given.get(QUOTA, ""))
+        raise AnnotationProblem([f"the label {LAYER} is {layer!r}: write one of {', '.join(LayerName)}"])
+    if not written.isdecimal() or not 1 <= int(written) <= 64:
+        raise AnnotationProblem([f"the annotation {GPU_COUNT} is {written!r}: write a whole number from 1 to 64"])
+    indices = range(int(written))
+    gpus = {GPU: ",".join(str(index) for index in indices), GPU_INDEX: ",".join(str(index) for index in indices)}
+    session = pod_session({**given, **gpus})
+    named = gpu_names(LayerName(layer), session.session, int(written))
+    return LayerSession(LayerName(layer), dataclasses.replace(session, gpus=named))

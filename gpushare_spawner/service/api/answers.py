@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, RootModel
 
+from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.tier import Tier
 
 
@@ -267,7 +268,11 @@ class Session(Answer):
     group: str
     """The group whose quota it uses; empty: none."""
     gpus: tuple[int, ...]
-    """Indices on its node."""
+    """Indices on its node; empty where another sharing layer gives the GPU."""
+    layer: LayerName
+    """The sharing layer that gives the GPU."""
+    sharing: str
+    """What that means for the session, as sentences; empty for `native`."""
     tier: Tier
     starting: bool
     opened_at: float

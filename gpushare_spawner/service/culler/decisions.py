@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpushare_spawner.idle import Claim, Decision, DryRun, Observation, RecentUse, decide
+from gpushare_spawner.model.layers import LAYERS, IdleReach
 from gpushare_spawner.model.report import Report, SessionReport
-from gpushare_spawner.model.template import Template
+from gpushare_spawner.model.template import Idle, Template
 from gpushare_spawner.service.culler.settings import CullerSettings
 from gpushare_spawner.service.hub.client import HubServer, HubUser
 from gpushare_spawner.service.reports import Agent, NodeSnapshot
@@ -104,6 +105,16 @@ def decide_sessions(
     ]
 
 
+def within_reach(idle: Idle, reach: Collection[IdleReach]) -> Idle:
+    """Return the idle actions that the session's sharing layer can carry out. A server can always be stopped."""
+    left_out: dict[str, None] = {}
+    if IdleReach.DOWNGRADE not in reach:
+        left_out |= {"downgrade_after": None, "downgrade_to": None}
+    if IdleReach.RELEASE not in reach:
+        left_out |= {"release_after": None, "release_resources": None}
+    return idle.model_copy(update=left_out) if left_out else idle
+
+
 def take_note(
     use: RecentUse,
     snapshots: Sequence[NodeSnapshot],
@@ -146,6 +157,8 @@ def decide_session(
     each = SessionTemplates.of(templates)
     template = each.of_user(session.template, session.user)
     idle, max_age = template.idle if template is not None else None, settings.max_age
+    if idle is not None:
+        idle = within_reach(idle, LAYERS[session.layer].reach)
     if idle is not None and not settings.may_stop(session.server):
         idle, max_age = idle.model_copy(update={"stop_after": None}), 0.0
     if claim is not None and not settings.may_stop(session.server):

@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from gpushare_spawner.clients.object_watch import Watched
 from gpushare_spawner.model import kubernetes
 from gpushare_spawner.model.controls import ASK_SECONDS
+from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.protocol.control import AgentUnreachable
 from gpushare_spawner.model.report import Report
 from gpushare_spawner.service.kubernetes.node import NodeAgent
@@ -81,6 +82,9 @@ class Cluster:
             pods, where = self._api.list_pod_for_all_namespaces, "all namespaces"
         maps = partial(self._api.list_namespaced_config_map, namespace)
         self._pods = Watched("pods", pods, where, kubernetes.SESSION_SELECTOR, self._changed, trimmed)
+        self._layer_pods = Watched(
+            "pods of other layers", pods, where, kubernetes.LAYER_SELECTOR, self._changed, trimmed
+        )
         self._maps = Watched("reports", maps, here, kubernetes.REPORT_SELECTOR, self._changed)
         self._read: dict[str, _Read] = {}
         self._by_node: dict[str, dict[str, SessionPod]] | None = None
@@ -88,20 +92,27 @@ class Cluster:
         self._said: dict[str, str] = {}
         self._news = asyncio.Event()
 
+    @property
+    def _watched(self) -> tuple[Watched, ...]:
+        return self._pods, self._layer_pods, self._maps
+
     async def start(self, patience: float) -> None:
         """Begin to watch, and wait up to ``patience`` seconds for the first lists."""
         self._pods.start()
+        self._layer_pods.start()
         self._maps.start()
         await self._pods.loaded(patience)
+        await self._layer_pods.loaded(patience)
         await self._maps.loaded(patience)
 
     async def close(self) -> None:
         """Stop watching."""
         await self._pods.close()
+        await self._layer_pods.close()
         await self._maps.close()
 
     def __iter__(self) -> Iterator[NodeAgent]:
-        lost = [watched for watched in (self._pods, self._maps) if not watched.known]
+        lost = [watched for watched in self._watched if not watched.known]
         names = {"?"} if lost else set(self._reports()) | set(self._pods_by_node())
         return iter([NodeAgent(name, self, self._api, self._clock) for name in sorted(names)])
 
@@ -126,10 +137,14 @@ class Cluster:
         The age counts from the time when a watch brought the report, so the machines' clocks can differ. Raises
         AgentUnreachable if there is no report, or only an old one.
         """
-        for watched in (self._pods, self._maps):
+        for watched in self._watched:
             if not watched.known:
                 raise AgentUnreachable(watched.problem or f"no news of the {watched.what} from the API server")
         name, read = self._reports().get(node, ("", None))
+        pods = self.pods(node).values()
+        if read is None and pods and all(pod.layer is not LayerName.NATIVE for pod in pods):
+            # no agent belongs there: what is known of its sessions is in their pods
+            return merged(Report(node=node, published_at=self._clock(), gpus=()), pods), 0.0
         if read is None or read.report is None:
             raise AgentUnreachable(f"node {node}: its agent has published no report")
         report = read.report
@@ -140,7 +155,7 @@ class Cluster:
             raise AgentUnreachable(f"node {node}: its agent has published nothing since {last}")
         arrived = self._maps.arrived.get(name)
         age = time.monotonic() - arrived if arrived is not None else float("inf")
-        return merged(report, self.pods(node).values()), age
+        return merged(report, pods), age
 
     def pods(self, node: str) -> Mapping[str, SessionPod]:
         """Return the node's sessions by their ids; of two pods of one session the younger one."""
@@ -148,7 +163,8 @@ class Cluster:
 
     def patched(self, pod: SessionPod, item: dict[str, Any]) -> None:
         """Take over what the API server answered to a patch, if the watch has brought nothing newer."""
-        if self._pods.replace(item, pod.version):
+        watched = self._pods if pod.layer is LayerName.NATIVE else self._layer_pods
+        if watched.replace(item, pod.version):
             self._by_node = None
 
     def report_version(self, node: str) -> str:
@@ -172,7 +188,8 @@ class Cluster:
 
     def _pods_by_node(self) -> dict[str, dict[str, SessionPod]]:
         if self._by_node is None:
-            ours = [pod for pod in self._pods.objects.values() if not self._hub or made_by(pod, self._hub)]
+            pods = [*self._pods.objects.values(), *self._layer_pods.objects.values()]
+            ours = [pod for pod in pods if not self._hub or made_by(pod, self._hub)]
             good, bad = session_pods(ours)
             self._by_node = {}
             for pod in sorted(good, key=lambda pod: pod.created):

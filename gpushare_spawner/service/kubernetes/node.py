@@ -14,6 +14,7 @@ from kubernetes_asyncio.config import ConfigException
 
 from gpushare_spawner.model import kubernetes
 from gpushare_spawner.model.kubernetes import ShareChange, ShareChangeAnswer
+from gpushare_spawner.model.layers import LAYERS, IdleReach
 from gpushare_spawner.model.protocol.control import (
     AgentUnreachable,
     AnnounceRequest,
@@ -27,8 +28,10 @@ from gpushare_spawner.model.protocol.control import (
     TierRequest,
 )
 from gpushare_spawner.model.report import Report
+from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.service.kubernetes.pod_sessions import SessionPod
 from gpushare_spawner.wording.errors import http_status, reason
+from gpushare_spawner.wording.session_controls import out_of_reach
 
 PATCH_TIMEOUT = 10.0
 """Seconds for one patch."""
@@ -88,6 +91,8 @@ class NodeAgent:
     async def tier(self, request: TierRequest) -> None:
         """Write the tier to the pod. The agent applies it within seconds, or undoes it after GPU work meanwhile."""
         pod = self._unchanged(request.id)
+        needed = IdleReach.RELEASE if request.tier is Tier.RELEASED else IdleReach.DOWNGRADE
+        _check_reach(pod, needed)
         if request.if_idle_since is not None:
             current = self._known.report(self.node)[0].session(request.id)
             worked = current is not None and (
@@ -107,6 +112,7 @@ class NodeAgent:
     async def resize(self, request: ResizeRequest) -> None:
         """Ask for another share in the pod's annotations, and wait for the agent's decision."""
         pod = self._unchanged(request.id)
+        _check_reach(pod, IdleReach.RESIZE)
         change = kubernetes.ShareChange(
             number=max(1, round(self._clock() * 1000)),
             share_units=request.share_units,
@@ -248,6 +254,13 @@ async def patch_annotations(api: CoreV1Api, pod: SessionPod, annotations: Mappin
     # the client's types leave out `api_client`
     item: dict[str, Any] = api.api_client.sanitize_for_serialization(patched)  # type: ignore[attr-defined]
     return item
+
+
+def _check_reach(pod: SessionPod, needed: IdleReach) -> None:
+    """Raise ControlRefused where the session's sharing layer cannot do this."""
+    layer = LAYERS[pod.layer]
+    if needed not in layer.reach:
+        raise _refusal("bad-request", out_of_reach(layer))
 
 
 def _refusal(code: str, message: str) -> ControlRefused:

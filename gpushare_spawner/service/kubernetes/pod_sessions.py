@@ -9,6 +9,7 @@ from typing import Any
 
 from gpushare_spawner.model import kubernetes
 from gpushare_spawner.model.kubernetes import AnnotationProblem, ContainerRequests, PodSession
+from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.report import Report, SessionReport
 from gpushare_spawner.model.session_id import split_session_id
 
@@ -34,11 +35,19 @@ class SessionPod:
     """None: its container with the share does not request both CPU and memory."""
     not_requested: tuple[str, ...] = ()
     """Which of cpu and memory that container does not request."""
+    layer: LayerName = LayerName.NATIVE
+    """The sharing layer that gives it the GPU."""
 
     @classmethod
     def of(cls, pod: dict[str, Any]) -> SessionPod:
         """From the API server's object. Raises AnnotationProblem."""
         metadata, spec, status = pod["metadata"], pod.get("spec", {}), pod.get("status", {})
+        labels, annotations, layer = metadata.get("labels"), metadata.get("annotations"), LayerName.NATIVE
+        if kubernetes.is_layer_session(labels):
+            found = kubernetes.layer_session(labels, annotations)
+            session, layer = found.session, found.layer
+        else:
+            session = kubernetes.pod_session(annotations)
         return cls(
             namespace=metadata["namespace"],
             name=metadata["name"],
@@ -46,9 +55,10 @@ class SessionPod:
             node=kubernetes.node_of(spec),
             created=datetime.fromisoformat(metadata["creationTimestamp"]).timestamp(),
             runs=status.get("phase") == "Running" and not metadata.get("deletionTimestamp"),
-            session=kubernetes.pod_session(metadata.get("annotations")),
+            session=session,
             requests=kubernetes.container_requests(pod),
             not_requested=kubernetes.missing_requests(pod),
+            layer=layer,
         )
 
     @property
@@ -61,12 +71,13 @@ def trimmed(pod: dict[str, Any]) -> dict[str, Any]:
     """Return the parts of a pod that are used here: whole pods of a large hub would take much more memory."""
     kept = ("namespace", "name", "resourceVersion", "creationTimestamp", "deletionTimestamp")
     metadata, spec, status = pod["metadata"], pod.get("spec") or {}, pod.get("status") or {}
-    annotations = metadata.get("annotations") or {}
+    annotations, labels = metadata.get("annotations") or {}, metadata.get("labels") or {}
     share_name = (kubernetes.share_container(pod) or {}).get("name", "")
     return {
         "metadata": {
             **{name: metadata[name] for name in kept if name in metadata},
             "annotations": {name: text for name, text in annotations.items() if name.startswith(kubernetes.PREFIX)},
+            "labels": {name: text for name, text in labels.items() if name.startswith(kubernetes.PREFIX)},
         },
         "spec": {
             **{name: spec[name] for name in ("nodeName", "nodeSelector", "affinity", "resourceClaims") if name in spec},
@@ -112,7 +123,7 @@ def merged(report: Report, pods: Iterable[SessionPod]) -> Report:
     """The report with the sessions as the pods' annotations have them.
 
     A session that only one side knows, or whose pod does not run, counts as unconfirmed: it is starting or stopping,
-    and nothing is done to it.
+    and nothing is done to it. Of a session of another sharing layer only the pod knows.
     """
     here = {pod.session.session: pod for pod in pods}
     sessions = [
@@ -153,7 +164,7 @@ def _controls(said: PodSession) -> dict[str, Any]:
 
 
 def _new(pod: SessionPod) -> SessionReport:
-    """A session that the agent has not reported yet."""
+    """A session that the agent has not reported yet, or that it does not know: another layer gives it the GPU."""
     said = pod.session
     user, server = split_session_id(said.session)
     return SessionReport(
@@ -171,7 +182,8 @@ def _new(pod: SessionPod) -> SessionReport:
         yields=said.yields_until is not None,
         guaranteed_units=max(0, said.effective_units - said.borrowed_units),
         opened_at=pod.created,
-        confirmed=False,
+        confirmed=pod.layer is not LayerName.NATIVE and pod.runs,
+        layer=pod.layer,
         notice=said.notice,
         **_controls(said),
     )

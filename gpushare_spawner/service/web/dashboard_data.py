@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gpushare_spawner.model.layers import LAYERS
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.report import GpuReport, Report, SessionReport
 from gpushare_spawner.model.template import Template
@@ -16,7 +17,7 @@ from gpushare_spawner.service.waiting_spawns import WaitingSpawn
 from gpushare_spawner.service.web.gpu_bar import Segment, gpu_bar, units_of
 from gpushare_spawner.service.web.restart_offer import UnitsToOwn
 from gpushare_spawner.service.web.viewer import Viewer
-from gpushare_spawner.wording.dashboard import AGENT_UNAVAILABLE, restart_offer
+from gpushare_spawner.wording.dashboard import AGENT_UNAVAILABLE, restart_offer, shared_by
 from gpushare_spawner.wording.idle_decisions import explained, kept_by_short_work, upcoming, why_none
 from gpushare_spawner.wording.pod_requests import LACKING
 from gpushare_spawner.wording.quotas import name_of
@@ -176,6 +177,8 @@ def session_data(
         "template": session.template,
         "display_name": template.display_name if template is not None else session.template,
         "gpus": [indices[uuid] for uuid in session.gpus if uuid in indices],
+        "layer": session.layer,
+        "sharing": shared_by(LAYERS[session.layer]),
         "tier": session.tier.value,
         "starting": not session.confirmed,
         "share_units": session.share_units,

@@ -5,10 +5,11 @@ The rules of each layer are in `sharing`, and which nodes it shares is in `layer
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from gpushare_spawner.model.kubernetes import is_layer_session, layer_session
+from gpushare_spawner.model.kubernetes import AnnotationProblem, is_layer_session, layer_session
 from gpushare_spawner.model.layers import LAYERS, LayerName, LayerRule, LayersFile, PlacedBy
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.sharing.base import LayerCannot, LayerCapacity, LayerRequest, Tenant
@@ -156,8 +157,9 @@ class ClusterLayers:
             if pod.node:
                 pending.pop(token, None)
             elif token not in pending:
-                session = layer_session(pod.labels, pod.annotations)
-                pending[token] = Pending(session.layer, session.share.total_units)
+                with contextlib.suppress(AnnotationProblem):
+                    found = layer_session(pod.labels, pod.annotations)
+                    pending[token] = Pending(found.layer, found.share.total_units)
         return sum(-(-one.units // units) for one in pending.values() if one.layer is layer)
 
 

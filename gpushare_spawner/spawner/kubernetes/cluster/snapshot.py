@@ -374,10 +374,9 @@ class ClusterSnapshots:
     def _parsed(self, pod: Mapping[str, Any]) -> tuple[Allocation, Notice | None]:
         metadata = pod["metadata"]
         if is_layer_session(metadata.get("labels")):
-            session_of_layer = layer_session(metadata.get("labels"), metadata.get("annotations"))
-            user = split_session_id(session_of_layer.session)[0]
-            share, name = session_of_layer.share, _name(pod)
-            return allocation_elsewhere(name, share, user, session_of_layer.quota, created_at(pod)), None
+            found = layer_session(metadata.get("labels"), metadata.get("annotations"))
+            user = split_session_id(found.session.session)[0]
+            return allocation_elsewhere(_name(pod), found.share, user, found.session.quota, created_at(pod)), None
         session = pod_session(pod["metadata"].get("annotations"))
         allocation = Allocation(
             session=_name(pod),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from gpushare_spawner.model.kubernetes import LayerSession
+from gpushare_spawner.model.kubernetes import LayerSession, PodSession, gpu_names
 from gpushare_spawner.sharing.base import PodSpec, SharingLayer, Tenant
 from gpushare_spawner.sharing.pod_layers import POD_LAYERS
 from gpushare_spawner.spawner.queue.other_layers import LayerOffer
@@ -26,11 +26,22 @@ class ForeignPodLayer(SharingLayer[PodSpec]):
 
     name: ClassVar[str] = "another layer"
 
-    def __init__(self, tenant: Tenant, offer: LayerOffer) -> None:
-        """Raises ValueError for a template without a GPU."""
-        template, share = offer.request.template, offer.request.gpu.share
+    def __init__(self, tenant: Tenant, offer: LayerOffer, since: float) -> None:
+        """``since``: when the share was granted, in seconds since the epoch. Raises ValueError for a template without
+        a GPU."""
+        share = offer.request.gpu.share
         self._offer = offer
-        self._session = LayerSession(tenant.session, template.name, offer.layer, share, tenant.quota)
+        said = PodSession(
+            session=tenant.session,
+            template=offer.request.template.name,
+            quota=tenant.quota,
+            share_units=share.units,
+            gpus=gpu_names(offer.layer, tenant.session, share.count),
+            gpu_indices=tuple(range(share.count)),
+            tier_since=since,
+            effective_units=share.units,
+        )
+        self._session = LayerSession(offer.layer, said)
 
     def render(self, form: PodSpec) -> PodSpec:
         """Return the pod with the share.
