@@ -186,6 +186,24 @@ def test_the_hub_alone_reads_nodes_and_pods_of_the_cluster() -> None:
     assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "my-hub", "namespace": "jhub"}]
 
 
+def test_the_hub_reads_what_other_layers_publish_only_where_they_are_named() -> None:
+    items = render({"hub": {"layers": ["mig", "kai", "dra"]}})
+    everywhere = {"apiGroups": [""], "resources": ["nodes", "pods"], "verbs": ["list", "watch"]}
+    queues = {"apiGroups": ["scheduling.run.ai"], "resources": ["queues"], "verbs": ["list", "watch"]}
+    devices = {
+        "apiGroups": ["resource.k8s.io"], "resources": ["resourceslices", "resourceclaims"], "verbs": ["list", "watch"],
+    }  # fmt: skip
+    assert one(items, "ClusterRole", "jhub-gpushare-hub-capacity")["rules"] == [everywhere, queues, devices]
+    made = {"apiGroups": ["resource.k8s.io"], "resources": ["resourceclaimtemplates"], "verbs": ["create"]}
+    assert made in one(items, "Role", "gpushare-hub")["rules"]
+    for layers in ([], ["mig", "hami"]):
+        items = render({"hub": {"layers": layers}})
+        assert one(items, "ClusterRole")["rules"] == [everywhere]
+        assert made not in one(items, "Role", "gpushare-hub")["rules"]
+    with pytest.raises(Exception, match="/hub/layers/0"):
+        render({"hub": {"layers": ["magic"]}})
+
+
 @pytest.mark.parametrize("hub", [{"readCapacity": False}, {"createRole": False}])
 def test_without_it_no_right_reaches_beyond_the_namespace(hub: dict[str, bool]) -> None:
     assert not {"ClusterRole", "ClusterRoleBinding"} & {item["kind"] for item in render({"hub": hub})}

@@ -1,4 +1,4 @@
-"""A hub whose role also reads nodes and the pods of all namespaces."""
+"""A hub with the rights that the chart gives it for other sharing layers, and no more."""
 
 from __future__ import annotations
 
@@ -9,22 +9,19 @@ from typing import Any
 
 import pytest
 
+from ..charts import one, render
 from ..sharing_hub import SharingHub, kube_access
-from ..standin.cluster import Cluster
-
-READS_CLUSTER = [{"apiGroups": [""], "resources": ["nodes", "pods"], "verbs": ["get", "list", "watch"]}]
-READS_LAYERS = [
-    {"apiGroups": ["scheduling.run.ai"], "resources": ["queues"], "verbs": ["get", "list", "watch"]},
-    {"apiGroups": ["resource.k8s.io"], "resources": ["resourceslices", "resourceclaims"], "verbs": ["list", "watch"]},
-    {"apiGroups": ["resource.k8s.io"], "resources": ["resourceclaimtemplates"], "verbs": ["create"]},
-]
+from ..standin.cluster import HUB_RULES, Cluster
 
 
 @pytest.fixture
 async def make_hub(cluster: Cluster, templates: Path, tmp_path: Path) -> AsyncIterator[Callable[..., Any]]:
     """Starts hubs; a spawn that waits is answered at once."""
+    chart = render({"hub": {"layers": ["kai", "dra"]}})
+    here = [*HUB_RULES, *one(chart, "Role", "gpushare-hub")["rules"]]
+    everywhere = one(chart, "ClusterRole", "jhub-gpushare-hub-capacity")["rules"]
     async with contextlib.AsyncExitStack() as stack:
-        await stack.enter_async_context(kube_access(cluster, cluster_rules=[*READS_CLUSTER, *READS_LAYERS]))
+        await stack.enter_async_context(kube_access(cluster, here, everywhere))
 
         async def make(configure: Callable[[Any], None] = lambda config: None) -> SharingHub:
             def on_hub(config: Any) -> None:

@@ -1,0 +1,62 @@
+"""A session of another sharing layer in its pod's metadata."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpushare_spawner.model.kubernetes import (
+    SESSION_LABEL,
+    AnnotationProblem,
+    LayerSession,
+    PodSession,
+    gpu_names,
+    is_layer_session,
+    is_session,
+    layer_session,
+)
+from gpushare_spawner.model.layers import LayerName
+
+
+def a_session(layer: LayerName, units: int = 25, count: int = 1, quota: str = "") -> LayerSession:
+    said = PodSession(
+        session="ada/lab",
+        template="quarter",
+        share_units=units,
+        gpus=gpu_names(layer, "ada/lab", count),
+        gpu_indices=tuple(range(count)),
+        tier_since=12.5,
+        effective_units=units,
+        quota=quota,
+    )
+    return LayerSession(layer, said)
+
+
+@given(st.sampled_from(LayerName), st.integers(1, 100), st.integers(1, 64), st.sampled_from(["", "group:ml"]))
+def test_what_is_written_is_read(layer: LayerName, units: int, count: int, quota: str) -> None:
+    session = a_session(layer, 100 if count > 1 else units, count, quota)
+    assert layer_session(session.labels(), session.annotations()) == session
+    assert session.share.count == count
+
+
+def test_agents_leave_such_a_pod_alone() -> None:
+    session = a_session(LayerName.KAI)
+    assert SESSION_LABEL not in session.labels()
+    assert is_layer_session(session.labels())
+    assert not is_session(session.labels())
+    assert "gpushare-spawner.io/gpu" not in session.annotations()
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"gpushare-spawner.io/gpu-count": "0"}, "write a whole number from 1 to 64"),
+        ({"gpushare-spawner.io/gpu-count": "many"}, "write a whole number from 1 to 64"),
+        ({"gpushare-spawner.io/share": "101"}, "write units of 1 %"),
+    ],
+)
+def test_a_wrong_annotation_is_named(changes: dict[str, str], said: str) -> None:
+    session = a_session(LayerName.KAI)
+    with pytest.raises(AnnotationProblem, match=said):
+        layer_session(session.labels(), {**session.annotations(), **changes})

@@ -1,0 +1,163 @@
+"""Free capacity of other sharing layers, by facts of a cluster, without an API server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import pytest
+
+from gpushare_spawner.model.kubernetes import LayerSession, PodSession, gpu_names
+from gpushare_spawner.model.layers import LayerName, LayersFile
+from gpushare_spawner.model.template import Template
+from gpushare_spawner.sharing.base import Tenant
+from gpushare_spawner.sharing.cluster_facts import ClusterFacts, ClusterNode, ClusterPod
+from gpushare_spawner.spawner.kubernetes.cluster.layers import ClusterLayers, Pending, layers_in_force
+from gpushare_spawner.spawner.kubernetes.cluster.pods import RESERVATION
+from gpushare_spawner.spawner.queue.other_layers import LayerVerdict, Outcome
+
+SHARED = "nvidia.com/gpu.shared"
+SLICED = LayersFile.model_validate({"rules": [{"models": ["*L4*"], "layer": "time-slicing"}]})
+
+
+def template(fraction: float = 0.25, **gpu: Any) -> Template:
+    return Template.model_validate({"name": "t", "display_name": "T", "gpu": {"fraction": fraction, **gpu}})
+
+
+def node(
+    name: str = "a", replicas: int = 4, model: str = "NVIDIA-L4", labels: Mapping[str, str] | None = None
+) -> ClusterNode:
+    found = {
+        "nvidia.com/gpu.product": model,
+        "nvidia.com/gpu.count": "1",
+        "nvidia.com/gpu.memory": "24576",
+        "nvidia.com/gpu.sharing-strategy": "time-slicing",
+        "nvidia.com/gpu.replicas": str(replicas),
+        **(labels or {}),
+    }
+    return ClusterNode(name, found, allocatable={SHARED: replicas})
+
+
+def pod(name: str, on: str = "a", token: str = "", units: int = 25) -> ClusterPod:
+    """A pod of the hub with a replica."""
+    said = PodSession(
+        session=name,
+        template="t",
+        share_units=units,
+        gpus=gpu_names(LayerName.TIME_SLICING, name, 1),
+        gpu_indices=(0,),
+        tier_since=0.0,
+        effective_units=units,
+    )
+    session = LayerSession(LayerName.TIME_SLICING, said)
+    annotations = {**session.annotations(), RESERVATION: token or name}
+    return ClusterPod(name, "hub", on, session.labels(), annotations, {SHARED: 1})
+
+
+def layers(
+    nodes: Iterable[ClusterNode] = (),
+    pods: Iterable[ClusterPod] = (),
+    file: LayersFile = SLICED,
+    pending: Mapping[str, Pending] | None = None,
+) -> ClusterLayers:
+    return ClusterLayers(file, ClusterFacts(tuple(nodes), tuple(pods)), pending=lambda: pending or {})
+
+
+def met(
+    found: ClusterLayers, asked: Template | None = None, on: str = "", ineligible: Iterable[str] = ()
+) -> LayerVerdict:
+    return found.verdict(asked or template(), Tenant("ada"), on, frozenset(ineligible))
+
+
+def test_layers_are_in_force_where_the_file_or_a_template_names_them() -> None:
+    assert layers_in_force(None, [template()]) == set()
+    assert layers_in_force(SLICED, []) == {LayerName.TIME_SLICING}
+    assert layers_in_force(None, [template(layer="kai"), template(layer="native")]) == {LayerName.KAI}
+
+
+def test_a_template_is_served_by_the_layers_of_the_gpus_that_it_accepts() -> None:
+    found = layers()
+    assert (found.names(template()), found.native(template())) == ((LayerName.TIME_SLICING,), True)
+    assert (found.names(template(models=["*A100*"])), found.native(template(models=["*A100*"]))) == ((), True)
+    assert (found.names(template(layer="hami")), found.native(template(layer="hami"))) == ((LayerName.HAMI,), False)
+    assert found.names(template(layer="native")) == ()
+    cpu = Template.model_validate({"name": "c", "display_name": "C"})
+    assert (found.names(cpu), found.native(cpu)) == ((), False)
+
+
+def test_replicas_are_free_until_pods_have_them() -> None:
+    first = met(layers([node()], [pod(str(number)) for number in range(3)]))
+    assert first.outcome is Outcome.NOW
+    assert first.offer is not None
+    assert (first.offer.layer, first.offer.request.rule) == (LayerName.TIME_SLICING, SLICED.rules[0])
+    assert [(kind.model, kind.count) for kind in first.gpus] == [("NVIDIA-L4", 1)]
+    full = met(layers([node()], [pod(str(number)) for number in range(4)]))
+    assert full.outcome is Outcome.WAIT
+    assert full.why == "Not enough free capacity: NVIDIA time-slicing has no 0.25 GPU free."
+
+
+@pytest.mark.parametrize(("pending", "outcome"), [(3, Outcome.NOW), (4, Outcome.WAIT)])
+def test_reservations_count_until_their_pods_are_on_a_node(pending: int, outcome: Outcome) -> None:
+    reserved = {f"token-{number}": Pending(LayerName.TIME_SLICING, 25) for number in range(pending)}
+    assert met(layers([node()], pending=reserved)).outcome is outcome
+    placed = [pod(str(number), token=f"token-{number}") for number in range(pending)]
+    assert met(layers([node(replicas=8)], placed, pending=reserved), template(0.1)).outcome is Outcome.NOW
+
+
+def test_a_reservation_whose_pod_is_on_a_node_counts_once() -> None:
+    reserved = {f"token-{number}": Pending(LayerName.TIME_SLICING, 25) for number in range(2)}
+    placed = [pod(str(number), token=f"token-{number}") for number in range(2)]
+    found = layers([node()], placed, pending=reserved)
+    assert [found._taken(LayerName.TIME_SLICING, 25), met(found).outcome] == [0, Outcome.NOW]
+
+
+def test_pods_of_an_earlier_hub_count_before_their_scheduler_has_placed_them() -> None:
+    waiting = [pod(str(number), on="") for number in range(4)]
+    assert met(layers([node()], waiting)).outcome is Outcome.WAIT
+    assert met(layers([node()], waiting[:3])).outcome is Outcome.NOW
+    # larger servers count as several
+    found = layers([node()], [pod("big", on="", units=100)])
+    assert found._taken(LayerName.TIME_SLICING, 25) == 4
+
+
+def test_only_nodes_that_the_server_can_run_on_count() -> None:
+    two = layers([node("a"), node("b")])
+    assert met(two, ineligible=["a"]).outcome is Outcome.NOW
+    assert met(two, ineligible=["a", "b"]).why.startswith("No node that this server can run on shares its GPUs by")
+    assert met(two, on="b").outcome is Outcome.NOW
+    assert met(two, on="c").outcome is Outcome.NEVER
+
+
+def test_a_share_that_no_node_can_give_is_refused_with_the_layer_s_reason() -> None:
+    found = met(layers([node(replicas=4)]), template(0.5))
+    assert found.outcome is Outcome.NEVER
+    assert "No node has at most 2 replicas" in found.why
+
+
+def test_nodes_of_a_rule_serve_no_other_layer() -> None:
+    file = LayersFile.model_validate({"rules": [{"nodes": {"pool": "mps"}, "layer": "mps"}]})
+    pool = node("b", labels={"pool": "mps", "nvidia.com/gpu.sharing-strategy": "mps"})
+    found = layers([node("a"), pool], file=file)
+    assert met(found, template(layer="mps")).outcome is Outcome.NOW
+    # the node without a rule does for a template that names the layer
+    named = met(found, template(layer="time-slicing"))
+    assert named.offer is not None
+    assert [one.name for one in named.offer.request.facts.nodes] == ["a"]
+
+
+def test_what_is_not_known_yet_waits_and_what_cannot_be_known_is_left_to_the_scheduler() -> None:
+    unknown = ClusterLayers(SLICED, None)
+    assert (met(unknown).outcome, met(unknown).why) == (
+        Outcome.WAIT,
+        "The hub has not read the cluster's nodes and pods yet.",
+    )
+    forbidden = ClusterLayers(
+        LayersFile.model_validate({"rules": [{"layer": "kai"}]}), None, unreadable=frozenset({LayerName.KAI})
+    )
+    found = met(forbidden)
+    assert (found.outcome, found.known) == (Outcome.NOW, False)
+    assert unknown.gpus == 0
+
+
+def test_quotas_count_the_gpus_of_nodes_with_a_rule() -> None:
+    assert layers([node("a"), node("b", model="NVIDIA-A100")]).gpus == 1

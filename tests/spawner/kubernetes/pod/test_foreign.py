@@ -1,0 +1,71 @@
+"""The pod of a server whose GPU another sharing layer gives, and the admin's last word on it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from kubernetes_asyncio.client.models import V1Container, V1ObjectMeta, V1Pod, V1PodSpec
+
+from gpushare_spawner.model.kubernetes import HUB, layer_session
+from gpushare_spawner.model.layers import KaiOptions, LayerName, MigOptions
+from gpushare_spawner.model.placement import Placement
+from gpushare_spawner.model.template import Template
+from gpushare_spawner.sharing.base import LayerRequest, Tenant
+from gpushare_spawner.spawner.kubernetes.cluster.pods import RESERVATION
+from gpushare_spawner.spawner.kubernetes.pod.builder import build_pod
+from gpushare_spawner.spawner.kubernetes.reservations import PodShare
+from gpushare_spawner.spawner.queue.other_layers import LayerOffer
+from gpushare_spawner.spawner.queue.queue import SpawnRequest
+from gpushare_spawner.spawner.spawn_refused import SpawnRefused
+
+
+def built(scheduler: str | None = None, labels: dict[str, str] | None = None, **template: Any) -> V1Pod:
+    """A pod for half a GPU of KAI."""
+    values = {"name": "half", "display_name": "Half", "gpu": {"fraction": 0.5}, **template}
+    asked = Template.model_validate(values)
+    tenant = Tenant("ada", quota="group:ml")
+    offer = LayerOffer(LayerName.KAI, LayerRequest(tenant, asked, KaiOptions(queue="notebooks")))
+    share = PodShare(SpawnRequest(tenant, asked), Placement("", ()), (), "token-1", offer=offer)
+    pod = V1Pod(
+        metadata=V1ObjectMeta(annotations={"theirs": "kept"}, labels=labels or {}),
+        spec=V1PodSpec(containers=[V1Container(name="notebook")], scheduler_name=scheduler),
+    )
+    return build_pod(pod, share, 1, "http://hub/api")
+
+
+def test_the_layer_s_terms_and_the_session_are_in_the_pod() -> None:
+    pod = built(scheduler="user-scheduler")
+    annotations, labels = pod.metadata.annotations, pod.metadata.labels
+    assert (annotations["gpu-fraction"], labels["kai.scheduler/queue"]) == ("0.50", "notebooks")
+    assert (pod.spec.scheduler_name, pod.spec.priority_class_name) == ("kai-scheduler", "build")
+    assert (annotations["theirs"], annotations[RESERVATION], annotations[HUB]) == ("kept", "token-1", "http://hub/api")
+    found = layer_session(labels, annotations)
+    said = found.session
+    assert (found.layer, said.session, said.template, said.quota) == (LayerName.KAI, "ada", "half", "group:ml")
+    assert found.share.units == 50
+
+
+def test_what_the_template_overrides_itself_stays() -> None:
+    override = {
+        "scheduler_name": "my-scheduler",
+        "extra_pod_config": {"priorityClassName": "train"},
+        "extra_labels": {"kai.scheduler/queue": "mine"},
+    }
+    pod = built("my-scheduler", {"kai.scheduler/queue": "mine"}, kubespawner_override=override)
+    assert pod.spec.scheduler_name == "my-scheduler"
+    # extra_pod_config is applied by KubeSpawner before: this manifest had none
+    assert pod.spec.priority_class_name is None
+    assert pod.metadata.labels["kai.scheduler/queue"] == "mine"
+    assert pod.metadata.annotations["gpu-fraction"] == "0.50"
+
+
+def test_a_share_that_the_layer_cannot_give_is_refused_with_its_reason() -> None:
+    template = Template.model_validate({"name": "half", "display_name": "Half", "gpu": {"fraction": 0.5}})
+    tenant = Tenant("ada")
+    offer = LayerOffer(LayerName.MIG, LayerRequest(tenant, template, MigOptions()))
+    share = PodShare(SpawnRequest(tenant, template), Placement("", ()), (), "token-1", offer=offer)
+    pod = V1Pod(metadata=V1ObjectMeta(), spec=V1PodSpec(containers=[V1Container(name="notebook")]))
+    with pytest.raises(SpawnRefused) as refused:
+        build_pod(pod, share, 1, "")
+    assert "MIG" in refused.value.jupyterhub_message

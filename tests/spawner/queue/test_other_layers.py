@@ -1,0 +1,153 @@
+"""Spawns that other sharing layers serve, in the queue and on the cards, without a cluster."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpushare_spawner.model.layers import LayerName, LayerOptions
+from gpushare_spawner.model.template import Template
+from gpushare_spawner.sharing.base import LayerRequest, Tenant
+from gpushare_spawner.spawner.queue.availability import AvailabilityNow
+from gpushare_spawner.spawner.queue.loop_breaks import LoopBreaks
+from gpushare_spawner.spawner.queue.other_layers import LayerOffer, LayerVerdict, Outcome
+from gpushare_spawner.spawner.queue.placement_check import PlacementCheck
+from gpushare_spawner.spawner.queue.placer import Placer
+from gpushare_spawner.spawner.queue.queue import Alternative, Ticket
+from gpushare_spawner.spawner.queue.snapshot import GpuSnapshot
+from gpushare_spawner.spawner.queue.wait_estimate import after_idle_actions
+from gpushare_spawner.spawner.spawn_refused import SpawnRefused
+from tests.spawner.queue.machine import Machine
+
+
+class Layers:
+    """KAI serves templates that name it, and those that accept any GPU after the GPUs with an agent."""
+
+    gpus = 2
+
+    def __init__(self, outcome: Outcome, why: str = "", known: bool = True) -> None:
+        self.outcome, self.why, self.known = outcome, why, known
+
+    def names(self, template: Template) -> tuple[LayerName, ...]:
+        gpu = template.gpu
+        return (LayerName.KAI,) if gpu is not None and (gpu.layer is LayerName.KAI or not gpu.models) else ()
+
+    def native(self, template: Template) -> bool:
+        return template.gpu is not None and template.gpu.layer is None
+
+    def verdict(self, template: Template, tenant: Tenant, node: str, ineligible: frozenset[str]) -> LayerVerdict:
+        offer = LayerOffer(LayerName.KAI, LayerRequest(tenant, template, LayerOptions()))
+        return LayerVerdict(self.outcome, offer, self.why, self.known)
+
+
+def check(machine: Machine, layers: Layers) -> PlacementCheck:
+    made = machine.check()
+    snapshot = GpuSnapshot(made.snapshot.inventory, made.snapshot.awaited, layers=layers)
+    return PlacementCheck(snapshot, made.ledger, made.strategy)
+
+
+def placed(machine: Machine, layers: Layers, ticket: Ticket) -> tuple[str, LayerName | None]:
+    """The node and the layer of the place that a ticket gets; empty: none."""
+    found = Placer(check(machine, layers), machine.feed, machine.queue, "this cluster").place(ticket)
+    layer = ticket.offer.layer if ticket.offer is not None else None
+    return found.node if found is not None else "none", layer
+
+
+async def test_a_layer_s_free_place_goes_to_the_first_in_the_queue() -> None:
+    machine = Machine()
+    assert placed(machine, Layers(Outcome.NOW), machine.join("ada", 0.5, layer="kai")) == ("", LayerName.KAI)
+
+
+async def test_gpus_with_an_agent_serve_what_the_layer_cannot_now() -> None:
+    machine = Machine()
+    assert placed(machine, Layers(Outcome.WAIT, "Full."), machine.join("ada", 0.5)) == ("a", None)
+    assert placed(machine, Layers(Outcome.NEVER, "None."), machine.join("bob", 0.5)) == ("a", None)
+
+
+async def test_positions_count_spawns_with_a_layer_in_common() -> None:
+    machine = Machine()
+    layers = Layers(Outcome.WAIT, "Full.")
+    for gpu in ("a", "b"):
+        machine.hold(gpu, 100)
+    tickets = [
+        machine.join("ada", 0.5, layer="kai"),
+        machine.join("bob", 0.5, models=["*A100*"]),
+        machine.join("cyd", 0.5, layer="kai"),
+        machine.join("dan", 0.5),
+    ]
+    for ticket in tickets:
+        assert placed(machine, layers, ticket) == ("none", None)
+    assert [ticket.ahead for ticket in tickets] == [0, 0, 1, 3]
+    assert [ticket.hint for ticket in tickets] == [
+        "Full.",
+        "Not enough free capacity: this needs 0.50 GPU, and none is free.",
+        "Full.",
+        "Full.",
+    ]
+
+
+async def test_a_spawn_that_no_layer_can_ever_serve_is_refused_with_its_reason() -> None:
+    machine = Machine()
+    ticket = machine.join("ada", 0.5, layer="kai")
+    assert placed(machine, Layers(Outcome.NEVER, "KAI Scheduler has no GPU here."), ticket) == ("none", None)
+    refused = ticket.result.exception()
+    assert isinstance(refused, SpawnRefused)
+    assert refused.jupyterhub_message == "t cannot be started on this cluster: KAI Scheduler has no GPU here."
+
+
+async def test_a_spawn_that_waits_already_is_not_refused_when_its_nodes_are_gone() -> None:
+    machine = Machine()
+    ticket = machine.join("ada", 0.5, layer="kai")
+    placed(machine, Layers(Outcome.WAIT, "Full."), ticket)
+    placed(machine, Layers(Outcome.NEVER, "No node."), ticket)
+    assert (ticket.result.done(), ticket.hint) == (False, "No node.")
+
+
+async def test_a_full_queue_refuses_a_spawn_that_would_wait_for_a_layer() -> None:
+    machine = Machine(length=0)
+    ticket = machine.join("ada", 0.5, layer="kai")
+    placed(machine, Layers(Outcome.WAIT, "Full."), ticket)
+    refused = ticket.result.exception()
+    assert isinstance(refused, SpawnRefused)
+    assert refused.refusal == "queue-full"
+
+
+async def test_a_spawn_for_another_layer_claims_no_gpu_and_has_no_estimate_by_idle_actions() -> None:
+    machine = Machine()
+    for gpu in ("a", "b"):
+        machine.hold(gpu, 100)
+    made = check(machine, Layers(Outcome.WAIT, "Full."))
+    ticket = machine.join("ada", 0.5, layer="kai")
+    placer = Placer(made, machine.feed, machine.queue, "this cluster")
+    assert placer.place(ticket) is None
+    await placer.claim(ticket, LoopBreaks())
+    assert not machine.feed.ledger.claims
+    assert await after_idle_actions(made, machine.queue, LoopBreaks()) == {}
+
+
+@pytest.mark.parametrize(
+    ("layers", "kind", "text"),
+    [
+        (Layers(Outcome.NOW), "now", "Starts now"),
+        (Layers(Outcome.NOW, known=False), "unknown", "Unknown"),
+        (Layers(Outcome.WAIT, "Full."), "wait", "First in queue"),
+        (Layers(Outcome.NEVER, "None."), "never", "No suitable GPU"),
+    ],
+)
+def test_cards_say_what_a_spawn_would_meet(layers: Layers, kind: str, text: str) -> None:
+    machine = Machine()
+    template = Template.model_validate({"name": "t", "display_name": "T", "gpu": {"fraction": 0.5, "layer": "kai"}})
+    now = AvailabilityNow(check(machine, layers), machine.queue, "this cluster")
+    found = now.availability(template)
+    assert (found.kind, found.text, found.layer) == (kind, text, LayerName.KAI)
+    assert now.startable([Alternative(template)]) == (("T",) if kind == "now" else ())
+
+
+def test_a_card_of_a_template_that_both_can_serve_says_the_better_of_the_two() -> None:
+    machine = Machine()
+    template = Template.model_validate({"name": "t", "display_name": "T", "gpu": {"fraction": 0.5}})
+    now = AvailabilityNow(check(machine, Layers(Outcome.WAIT, "Full.")), machine.queue, "this cluster")
+    assert (now.availability(template).kind, now.availability(template).layer) == ("now", None)
+
+
+def test_quotas_count_the_gpus_of_all_layers() -> None:
+    assert check(Machine(), Layers(Outcome.NOW)).snapshot.capacity_units == 400
