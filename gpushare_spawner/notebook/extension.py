@@ -21,9 +21,11 @@ from jupyter_server.utils import url_path_join
 from tornado import web
 
 from gpushare_spawner.model.idle_cause import IdleCause
+from gpushare_spawner.model.layers import LAYER_VARIABLE
 from gpushare_spawner.model.share_status import ControlsStatus, ShareStatus
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.notebook.agent_connection import AgentUnavailable
+from gpushare_spawner.notebook.hub_activity import keep_active_while_busy
 from gpushare_spawner.notebook.kernels import KernelActivity, kernel_activity
 from gpushare_spawner.notebook.service_ask import NoAnswer, ServiceAsk, WrongAsk
 from gpushare_spawner.notebook.session_client import SessionClient
@@ -54,12 +56,21 @@ def _load_jupyter_server_extension(server: Any) -> None:
         # process's environment
         choose_frameworks_defaults(os.environ)
         server.io_loop.add_callback(_start, server, client)  # the loop does not run yet
+    elif os.environ.get(LAYER_VARIABLE):
+        server.io_loop.add_callback(_keep_active, server)
 
 
 async def _start(server: Any, client: SessionClient) -> None:
     watching = watch_kernels(lambda: kernel_activity(server.kernel_manager), client)
     # asyncio does not keep tasks alive, the server's settings do
     server.web_app.settings["gpushare_tasks"] = [asyncio.create_task(client.run()), asyncio.create_task(watching)]
+
+
+async def _keep_active(server: Any) -> None:
+    settings = server.web_app.settings
+    times = settings.setdefault("last_activity_times", {})
+    keeping = keep_active_while_busy(lambda: kernel_activity(server.kernel_manager), times)
+    settings["gpushare_tasks"] = [asyncio.create_task(keeping)]
 
 
 async def watch_kernels(read: Callable[[], KernelActivity], client: SessionClient) -> None:

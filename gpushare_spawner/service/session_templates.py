@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from gpushare_spawner.idle import QuietUntil, effective_idle, group_of, never_quiet
 from gpushare_spawner.model.idle_policy import IdlePolicy
+from gpushare_spawner.model.layers import LayerName, LayersFile
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.service.hub.client import HubUser
 
@@ -41,10 +42,13 @@ class SessionTemplates(Mapping[str, Template]):
         templates: Mapping[str, Template],
         policy: IdlePolicy | None = None,
         groups_of: GroupsOf = unknown_groups,
+        layers: LayersFile | None = None,
     ) -> None:
+        """``layers``: which nodes are shared by other layers than ours; None: none are."""
         self._templates = templates
         self._policy = policy
         self._groups_of = groups_of
+        self._layers = layers or LayersFile()
         self._made: dict[tuple[str, str | None], Template] = {}
         """By the template's name, and the group of the policy; empty: no group, None: not known."""
 
@@ -57,6 +61,14 @@ class SessionTemplates(Mapping[str, Template]):
     def quiet_until(self) -> QuietUntil:
         """When an idle action can come at the earliest."""
         return self._policy.quiet_until if self._policy is not None else never_quiet
+
+    def native(self, template: Template) -> bool:
+        """Return whether GPUs with an agent can serve a template."""
+        if template.gpu is None:
+            return False
+        if template.gpu.layer is not None:
+            return template.gpu.layer is LayerName.NATIVE
+        return LayerName.NATIVE in self._layers.layers_for(template.gpu.models)
 
     def of_user(self, name: str | None, user: str) -> Template | None:
         """Return the template as it applies to this user's sessions; None: there is none of this name."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from gpushare_spawner.model.idle_policy import IdlePolicy
+from gpushare_spawner.model.layers import LayersFile
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.service.session_templates import GroupsOf, SessionTemplates, unknown_groups
 from gpushare_spawner.templates.folder import TemplateFolder, Templates
 from gpushare_spawner.templates.idle_file import idle_file
+from gpushare_spawner.templates.layers_file import layers_file
 from gpushare_spawner.templates.quota_file import QuotaFile
 
 
@@ -21,16 +23,17 @@ class TemplateSource:
         self._folder = TemplateFolder(path)
         self._quotas = QuotaFile(path)
         self._idle = idle_file(path)
+        self._layers = layers_file(path)
         self._groups_of = groups_of
-        self._read: tuple[Templates, IdlePolicy | None] | None = None
+        self._read: tuple[Templates, IdlePolicy | None, LayersFile | None] | None = None
         self._now = SessionTemplates({})
 
     def __call__(self) -> SessionTemplates:
-        read = self._folder.load(), self._idle.load().content
+        read = self._folder.load(), self._idle.load().content, self._layers.load().content
         if read != self._read:
             self._read = read
-            templates, policy = read
-            self._now = SessionTemplates({one.name: one for one in templates}, policy, self._groups_of)
+            templates, policy, layers = read
+            self._now = SessionTemplates({one.name: one for one in templates}, policy, self._groups_of, layers)
         return self._now
 
     @property
@@ -39,7 +42,7 @@ class TemplateSource:
         quotas = self._quotas.load()
         return [
             *(f"Template {problem}" for problem in self._folder.load().problems),
-            *map(str, (*quotas.problems, *quotas.warnings, *self._idle.load().problems)),
+            *map(str, (*quotas.problems, *quotas.warnings, *self._idle.load().problems, *self._layers.load().problems)),
         ]
 
     @property

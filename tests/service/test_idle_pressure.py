@@ -10,6 +10,7 @@ import pytest
 from gpushare_spawner.clients.agent import AgentClient
 from gpushare_spawner.idle import NoAction, RecentUse
 from gpushare_spawner.model.controls import Exemption, Keep
+from gpushare_spawner.model.layers import LayersFile
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.service.culler.culler import Culler
@@ -18,6 +19,7 @@ from gpushare_spawner.service.culler.idle_pressure import candidates, needed
 from gpushare_spawner.service.culler.settings import CullerSettings
 from gpushare_spawner.service.hub.client import Hub, HubServer
 from gpushare_spawner.service.reports import NodeSnapshot
+from gpushare_spawner.service.session_templates import SessionTemplates
 from tests.service.conftest import HOUR, MINUTE, Clock
 from tests.service.dashboards import NO_AGENT
 from tests.service.fake_agent import FakeAgent
@@ -98,6 +100,18 @@ def test_a_spawn_that_fits_or_cannot_use_the_gpus_needs_nobody(full: FakeAgent, 
     assert now_needed(full, [waits("eve", "h100")], clock()) == []
     del full.sessions[names(full)["dan"]]
     assert now_needed(full, [waits("eve")], clock()) == []
+
+
+def test_a_spawn_that_another_layer_serves_needs_nobody(full: FakeAgent, clock: Clock) -> None:
+    clock.forward(HOUR)
+    kai = Template.model_validate({"name": "half", "display_name": "H", "gpu": {"fraction": 0.5, "layer": "kai"}})
+    everywhere = LayersFile.model_validate({"rules": [{"layer": "hami"}]})
+    reports = [full.report()]
+    idle = candidates(reports, TEMPLATES, clock(), EAGER, RecentUse())
+    for templates in ({**TEMPLATES, "half": kai}, SessionTemplates(TEMPLATES, layers=everywhere)):
+        assert needed(idle, reports, [waits("eve", "half")], templates) == {}
+    some = LayersFile.model_validate({"rules": [{"models": ["*H100*"], "layer": "hami"}]})
+    assert len(needed(idle, reports, [waits("eve")], SessionTemplates(TEMPLATES, layers=some))) == 1
 
 
 def test_sessions_that_work_or_were_idle_for_a_short_time_are_not_needed(full: FakeAgent, clock: Clock) -> None:

@@ -1,6 +1,7 @@
 """Sharing layers: what each can do, what admins set for it, and which nodes it is used on. Pure data."""
 
 from gpushare_spawner.model.layers.declaration import (
+    LAYER_VARIABLE,
     LAYERS,
     Enforcement,
     IdleReach,
@@ -27,6 +28,7 @@ from gpushare_spawner.model.layers.rules import LayerRule, LayersFile, matches
 
 __all__ = [
     "LAYERS",
+    "LAYER_VARIABLE",
     "AllOptions",
     "BrokenPromise",
     "DraOptions",

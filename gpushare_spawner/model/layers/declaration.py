@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+LAYER_VARIABLE = "GPUSHARE_LAYER"
+"""Environment of a server whose GPU another layer than ours gives: the layer's name."""
+
 
 class LayerName(StrEnum):
     """A way to share a GPU, as admins write it."""

@@ -82,6 +82,6 @@ def _asking(
     kinds = {(gpu.model, gpu.memory_bytes) for report in reports for gpu in report.gpus}
     for one in waiting_spawns(pending, reports, templates):
         gpu = one.template.gpu
-        if gpu is not None:
+        if gpu is not None and SessionTemplates.of(templates).native(one.template):
             request = PlacementRequest(gpu.share, models=suitable_models(gpu, kinds), template=one.template.name)
             yield Asking(Spawn(one.server.label, request), _NO_ACCOUNT, gpu.share.total_units)

@@ -107,7 +107,8 @@ def _in_quota(
     asking = []
     for one in waiting_spawns(pending, reports, templates):
         account, gpu = _account_of(usage.accounts, one.server), one.template.gpu
-        if account is None or gpu is None:
+        if account is None or gpu is None or not SessionTemplates.of(templates).native(one.template):
+            # what sessions of ours give up is no GPU of another layer
             continue
         request = PlacementRequest(gpu.share, models=suitable_models(gpu, kinds), template=one.template.name)
         asking.append(Asking(Spawn(one.server.label, request), account, gpu.share.total_units))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
+from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.report import GpuReport, Report, SessionReport
 from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.service.history.use import DAY, HOUR, Amounts, Counters, Subject
@@ -106,8 +107,10 @@ class Meter:
         group = group_of(session)
         for uuid in session.gpus:
             gpu = gpus.get(uuid)
+            # which GPU another layer gives is not known
+            named = uuid if session.layer is LayerName.NATIVE else str(session.layer)
             subject = Subject(
-                session.user, session.server, session.template, group, key[0], uuid, gpu.model if gpu else ""
+                session.user, session.server, session.template, group, key[0], named, gpu.model if gpu else ""
             )
             for hour, part in _by_hour(before.seen_at, after.seen_at):
                 self._add(hour, subject, amounts.times(part))
@@ -127,7 +130,8 @@ def _amounts(session: SessionReport, before: Counters, after: Counters) -> Amoun
     held = before.effective_units * (since - before.seen_at) + after.effective_units * (after.seen_at - since)
     return Amounts(
         reserved=share * passed,
-        idle=share * max(0.0, passed - worked),
+        # GPU work with another layer is not seen
+        idle=share * max(0.0, passed - worked) if session.layer is LayerName.NATIVE else 0.0,
         recovered=max(0.0, share * passed - held / UNITS_PER_GPU),
         borrowed=borrowed * passed,
         used=worked,

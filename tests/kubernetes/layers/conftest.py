@@ -20,6 +20,8 @@ async def make_hub(cluster: Cluster, templates: Path, tmp_path: Path) -> AsyncIt
     chart = render({"hub": {"layers": ["kai", "dra"]}})
     here = [*HUB_RULES, *one(chart, "Role", "gpushare-hub")["rules"]]
     everywhere = one(chart, "ClusterRole", "jhub-gpushare-hub-capacity")["rules"]
+    # the other one promises to be downgraded and released, which no other layer can do
+    (templates / "plain-quarter.yaml").write_text("{name: plain-quarter, display_name: Q, gpu: {fraction: 0.25}}")
     async with contextlib.AsyncExitStack() as stack:
         await stack.enter_async_context(kube_access(cluster, here, everywhere))
 

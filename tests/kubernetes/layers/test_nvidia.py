@@ -27,7 +27,7 @@ async def test_servers_share_a_gpu_by_mps_on_nodes_with_replicas_of_their_size(
     (templates / "layers.yaml").write_text("rules: [{layer: mps, options: {mps: {resource: nvidia.com/mps}}}]")
     async with shared_node(cluster, 4, "mps", "nvidia.com/mps"), shared_node(cluster, 1, "mps", "nvidia.com/mps"):
         hub = await make_hub()
-        pods = await walk(hub, cluster, "quarter-gpu", fits=4)
+        pods = await walk(hub, cluster, "plain-quarter", fits=4)
         quarter = [name for name, node in cluster.nodes.items() if node._labels()["nvidia.com/gpu.replicas"] == "4"]
     assert {pod["spec"]["nodeName"] for pod in pods} == set(quarter)
 
@@ -38,5 +38,5 @@ async def test_a_share_becomes_the_smallest_mig_device_that_holds_it(
     (templates / "layers.yaml").write_text("rules: [{models: ['*A100*'], layer: mig}]")
     async with mig_node(cluster, {"1g.10gb": 2, "3g.40gb": 1}):
         hub = await make_hub()
-        (pod,) = await walk(hub, cluster, "quarter-gpu")
+        (pod,) = await walk(hub, cluster, "plain-quarter")
     assert limits(pod) == {"nvidia.com/mig-3g.40gb": "1"}

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from ..standin.client import path
 from ..standin.cluster import Cluster
 from ..standin.layers.hami import hami
@@ -50,6 +52,7 @@ async def test_kai_places_fractions_in_its_queues(
         assert pod["metadata"]["annotations"]["gpu-fraction"] == "0.50"
 
 
+@pytest.mark.slow
 async def test_kubeshare_creates_the_pod_again(make_hub: Callable[..., Any], cluster: Cluster, templates: Path) -> None:
     (templates / "layers.yaml").write_text("rules: [{layer: kubeshare}]")
     async with kubeshare(cluster):

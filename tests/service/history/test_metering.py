@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.report import DeliveredReport, GpuReport, Report, SessionReport
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.service.history.metering import Meter
@@ -121,6 +122,15 @@ def test_subjects_say_who_and_where() -> None:
     assert hour == BEGIN
     assert (subject.user, subject.server, subject.template, subject.group) == ("ann", "thesis", "quarter", "ml")
     assert (subject.node, subject.gpu, subject.model) == ("n", "GPU-0", "A100")
+
+
+def test_a_session_of_another_layer_reserves_and_what_it_uses_is_not_known() -> None:
+    meter = Meter()
+    said = session(layer=LayerName.KAI, gpus=("kai/ann/0",))
+    observe(meter, report(BEGIN + 10, said), report(BEGIN + 400, said))
+    ((_, subject), amounts) = next(iter(meter.take()[0].items()))
+    assert (subject.gpu, subject.model) == ("kai", "")
+    assert (amounts.reserved, amounts.idle, amounts.used) == pytest.approx((100, 0, 0))
 
 
 def test_time_is_divided_among_the_hours_in_which_it_went_by() -> None:

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from gpushare_spawner.model.kubernetes import LayerSession, PodSession, gpu_names
+from gpushare_spawner.model.layers import LAYER_VARIABLE
 from gpushare_spawner.sharing.base import PodSpec, SharingLayer, Tenant
+from gpushare_spawner.sharing.pod_changes import PodChange
 from gpushare_spawner.sharing.pod_layers import POD_LAYERS
 from gpushare_spawner.spawner.queue.other_layers import LayerOffer
 
@@ -50,6 +52,7 @@ class ForeignPodLayer(SharingLayer[PodSpec]):
         """
         request = self._offer.request
         made = POD_LAYERS[self._offer.layer].render(form, request)
+        made = PodChange(variables={LAYER_VARIABLE: str(self._offer.layer)}).apply(made)
         made = with_last_word(form, made, request.template.kubespawner_override)
         metadata = made["metadata"]
         return {

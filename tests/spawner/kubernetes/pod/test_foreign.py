@@ -44,6 +44,7 @@ def test_the_layer_s_terms_and_the_session_are_in_the_pod() -> None:
     said = found.session
     assert (found.layer, said.session, said.template, said.quota) == (LayerName.KAI, "ada", "half", "group:ml")
     assert found.share.units == 50
+    assert [(one.name, one.value) for one in pod.spec.containers[0].env] == [("GPUSHARE_LAYER", "kai")]
 
 
 def test_what_the_template_overrides_itself_stays() -> None:
