@@ -55,6 +55,8 @@ if os.environ.get("KUBERNETES_SERVICE_HOST") and not os.environ.get("GPUSHARE_CO
     _gpushare_command.append(f"--namespace={_gpushare_namespace}")
     if c.KubeSpawner.get("enable_user_namespaces") or c.GPUShareSpawner.get("enable_user_namespaces"):
         _gpushare_command.append("--all-namespaces")
+    if c.GPUShareSpawner.get("nodes_are_added"):
+        _gpushare_command.append("--nodes-are-added")
     for _variable in ("KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT", "KUBECONFIG"):
         if os.environ.get(_variable):
             _gpushare_environment[_variable] = os.environ[_variable]

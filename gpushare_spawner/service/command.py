@@ -109,6 +109,8 @@ async def _serve(options: argparse.Namespace, token: str, hub_name: str, cluster
             acted,
             quotas=templates.quotas,
             pending=pending.now,
+            journal=history,
+            nodes_are_added=options.nodes_are_added,
         )
         outbox = Outbox(notifier_file(Path(options.notifiers)), time.time) if options.notifiers else None
         culler = Culler(
@@ -123,7 +125,7 @@ async def _serve(options: argparse.Namespace, token: str, hub_name: str, cluster
             notify=outbox.offer if outbox is not None else lambda decisions: None,
         )
         listeners.append(culler.reports_changed)
-        beside = [asyncio.create_task(Asks(agents, actions).run())]
+        beside = [asyncio.create_task(Asks(agents, actions).run()), asyncio.create_task(actions.finish_restarts())]
         if outbox is not None:
             beside.append(asyncio.create_task(outbox.run()))
         notes = (lambda: templates.problems) if outbox is None else lambda: [*templates.problems, *outbox.problems]

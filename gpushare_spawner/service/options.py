@@ -52,6 +52,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="in a cluster with a namespace for each user: read the pods of all namespaces",
     )
     where.add_argument(
+        "--nodes-are-added",
+        action="store_true",
+        help="nodes with other GPUs are added later, as with GPUShareSpawner.nodes_are_added: a server can be "
+        "restarted with a template that no present node can take",
+    )
+    where.add_argument(
         "--ip",
         metavar="ADDRESS",
         help="address that the dashboard listens on, if not the host of its URL; *: all addresses, as in a pod behind "

@@ -43,6 +43,11 @@ STOPS_ALREADY = "The server is already being stopped."
 NOT_RUNNING = "The server does not run."
 STOP_IS_NO_TIER = "The tier can be active, downgraded or released. To stop the server, use the action stop."
 RESTARTS_ALREADY = "The server is being restarted with another template. Try again when it is running."
+RESTART_FINISHED = "The service was stopped meanwhile, and finished the restart when it started again."
+RESTART_TOO_LATE = (
+    "The service was stopped meanwhile, and more than 10 min later it did not start the server. Start it on the hub's "
+    "home page."
+)
 NOT_SETTLED = "The server is starting or stopping. Try again when it is running."
 STOP_TAKES_LONG = (
     "The server did not stop within a minute, so it was not started again. When it has stopped, start it on the hub's "

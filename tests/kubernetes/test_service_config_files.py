@@ -82,6 +82,12 @@ def test_a_namespace_for_each_user() -> None:
     assert "--all-namespaces" in service(config)["command"]
 
 
+def test_nodes_that_are_added_later() -> None:
+    assert "--nodes-are-added" not in service(by_zero_to_jupyterhub())["command"]
+    config = by_zero_to_jupyterhub(GPUShareSpawner={"nodes_are_added": True})
+    assert "--nodes-are-added" in service(config)["command"]
+
+
 def test_users_pods_in_another_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPUSHARE_NAMESPACE", "users")
     assert "--namespace=users" in service(by_zero_to_jupyterhub())["command"]

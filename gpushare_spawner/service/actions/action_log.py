@@ -8,12 +8,14 @@ from collections.abc import Callable
 from dataclasses import asdict
 
 from gpushare_spawner.model.report import SessionReport
-from gpushare_spawner.service.history.events import Action
+from gpushare_spawner.service.history.events import Action, BegunRestart
 from gpushare_spawner.service.history.groups import group_of_session
 from gpushare_spawner.service.hub.client import HubServer
 
 log = logging.getLogger("gpushare.service.actions")
 
+RESTART = "restart"
+"""What the history calls a restart."""
 CULLER = "culler"
 """Who acts, in the log and in the history, where no person does."""
 
@@ -69,6 +71,22 @@ class ActionLog:
                 template=server.profile or "",
                 reason=reason,
                 dry_run=dry_run,
+            )
+        )
+
+    def restart(self, begun: BegunRestart, reason: str) -> None:
+        """Log the restart of a server that had a share."""
+        self._log(
+            Action(
+                at=self._clock(),
+                action=RESTART,
+                actor=begun.actor,
+                user=begun.user,
+                server=begun.server,
+                template=begun.old_template,
+                group=begun.group,
+                node=begun.node,
+                reason=reason,
             )
         )
 

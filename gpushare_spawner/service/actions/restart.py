@@ -1,12 +1,16 @@
 """Restart a server, also with another template: stop it, then start it with the template's options.
 
-What can be known before is checked before: a server is not stopped for a template that its user may not use.
+What can be known before is checked before: a server is not stopped for a template that its user may not use, or that no
+GPU can take. A restart is stored before the server is stopped: a service that was killed is followed by one that starts
+the server.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 
 from gpushare_spawner.model.quota import Quotas
@@ -14,6 +18,7 @@ from gpushare_spawner.model.report import SessionReport
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.quota import Account, admit
 from gpushare_spawner.service.actions.action_log import ActionLog
+from gpushare_spawner.service.actions.never_placed import never_placed
 from gpushare_spawner.service.actions.outcome import (
     ActionRefused,
     Actor,
@@ -24,6 +29,9 @@ from gpushare_spawner.service.actions.outcome import (
     hub_refused,
     refusals,
 )
+from gpushare_spawner.service.actions.restart_journal import RestartJournal
+from gpushare_spawner.service.history.events import BegunRestart
+from gpushare_spawner.service.history.groups import group_of_session
 from gpushare_spawner.service.hub.client import Hub, HubFailed, HubServer
 from gpushare_spawner.service.quota_use import quota_use
 from gpushare_spawner.service.reports import Agent, ask_all
@@ -31,10 +39,15 @@ from gpushare_spawner.wording import quotas as quota_words
 from gpushare_spawner.wording import session_controls as words
 from gpushare_spawner.wording.spawn import options
 
-RESTART = "restart"
-"""What the history calls the action."""
+log = logging.getLogger("gpushare.service.actions")
+
 PATIENCE = 60.0
 """Seconds that a server has to stop, as the hub's own setting `slow_stop_timeout` and `poll_interval` together."""
+FINISHED_WITHIN = 600.0
+"""Seconds from the stop of a server within which a service that starts finishes the restart. Ours: as long as a spawn
+waits in the queue by default; after that its user has begun something else."""
+ASKED_AGAIN = 5.0
+"""Seconds between two questions to a hub that does not answer."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +66,16 @@ class RestartActions:
         templates: Callable[[], Mapping[str, Template]],
         quotas: Callable[[], Quotas | None],
         log: ActionLog,
+        journal: RestartJournal,
+        clock: Callable[[], float],
+        nodes_are_added: bool = False,
         patience: float = PATIENCE,
     ) -> None:
+        """``nodes_are_added``: nodes that come later may take what no node of now can; ``patience``: seconds that a
+        server has to stop."""
+        self._journal = journal
+        self._clock = clock
+        self._nodes_are_added = nodes_are_added
         self._agents = agents
         self._hub = hub
         self._templates = templates
@@ -72,11 +93,25 @@ class RestartActions:
             if running.template != template:
                 raise ActionRefused(words.RESTARTS_ALREADY, RefusalCode.BUSY)
             return Outcome(False, (await asyncio.shield(running.task)).text)
-        task = asyncio.create_task(self._restart(one, actor, template))
+        # a client that is gone leaves no server stopped
+        return await asyncio.shield(self._run(server, template, self._restart(one, actor, template)))
+
+    async def finish(self) -> None:
+        """Finish the restarts of a service that was killed between the stop of a server and its start."""
+        begun = await self._journal.begun_restarts()
+        tasks = [self._run((one.user, one.server), one.template, self._finish(one)) for one in begun]
+        for one, result in zip(begun, await asyncio.gather(*tasks, return_exceptions=True), strict=True):
+            if isinstance(result, BaseException):
+                why = result.to_admins if isinstance(result, ActionRefused) else repr(result)
+                log.error("The restart of a server of %s failed. %s", one.user, why)
+
+    def _run(
+        self, server: tuple[str, str], template: str, work: Coroutine[None, None, Outcome]
+    ) -> asyncio.Task[Outcome]:
+        task = asyncio.create_task(work)
         self._running[server] = _Running(template, task)
         task.add_done_callback(lambda _: self._running.pop(server, None))
-        # a client that is gone leaves no server stopped
-        return await asyncio.shield(task)
+        return task
 
     async def _restart(self, one: Target, actor: Actor, name: str) -> Outcome:
         session = one.session
@@ -87,23 +122,72 @@ class RestartActions:
             raise ActionRefused(words.NOT_SETTLED, RefusalCode.BUSY)
         others = [server for server in servers if server.name != session.server]
         options = await self._options(session, old, others, name, actor)
-        with refusals():
-            await self._hub.stop(session.user, session.server)
-            if not await self._hub.stopped(session.user, session.server, self._patience):
-                raise ActionRefused(words.STOP_TAKES_LONG, RefusalCode.HUB_UNAVAILABLE)
-        reason = words.restarted_by(actor.name, name)
-        try:
-            await self._hub.start(session.user, session.server, options)
-        except HubFailed as error:
-            self._log.session(session, one.node, RESTART, actor.name, units=0, reason=f"{reason} {error.to_users}")
-            raise await self._with_old_options(old, name, error) from error
-        self._log.session(session, one.node, RESTART, actor.name, units=0, reason=reason)
-        return Outcome(True, words.restarts(name))
+        begun = BegunRestart(
+            at=self._clock(),
+            user=session.user,
+            server=session.server,
+            node=one.node,
+            group=group_of_session(session, {}),
+            old_template=session.template,
+            template=name,
+            actor=actor.name,
+            options=options,
+            old_options=old.options,
+        )
+        await self._journal.begin_restart(begun)
+        async with self._under_way(begun):
+            with refusals():
+                await self._hub.stop(begun.user, begun.server)
+                if not await self._hub.stopped(begun.user, begun.server, self._patience):
+                    raise ActionRefused(words.STOP_TAKES_LONG, RefusalCode.HUB_UNAVAILABLE)
+            return await self._start(begun, words.restarted_by(actor.name, name))
 
-    async def _with_old_options(self, old: HubServer, name: str, error: HubFailed) -> ActionRefused:
-        """Start a server as it was, and return what to say."""
+    @contextlib.asynccontextmanager
+    async def _under_way(self, begun: BegunRestart) -> AsyncIterator[None]:
+        """Delete the stored restart when it is over. One that is cancelled, because the service ends, is not over."""
         try:
-            await self._hub.start(old.user, old.name, old.options)
+            yield
+        except ActionRefused:
+            await self._journal.end_restart(begun.user, begun.server)
+            raise
+        await self._journal.end_restart(begun.user, begun.server)
+
+    async def _start(self, begun: BegunRestart, reason: str) -> Outcome:
+        """Start the server with the new options, or else with the old ones, and enter it in the history."""
+        try:
+            await self._hub.start(begun.user, begun.server, begun.options)
+        except HubFailed as error:
+            self._log.restart(begun, f"{reason} {error.to_users}")
+            raise await self._with_old_options(begun, error) from error
+        self._log.restart(begun, reason)
+        return Outcome(True, words.restarts(begun.template))
+
+    async def _finish(self, begun: BegunRestart) -> Outcome:
+        """Start the server of a restart that was interrupted, unless it runs, or too much time has passed."""
+        reason = words.restarted_by(begun.actor, begun.template)
+        async with self._under_way(begun):
+            while True:
+                # also where the clock was set back: the user has begun something else meanwhile
+                if abs(self._clock() - begun.at) > FINISHED_WITHIN:
+                    self._log.restart(begun, f"{reason} {words.RESTART_TOO_LATE}")
+                    return Outcome(False, words.RESTART_TOO_LATE)
+                try:
+                    server = await self._hub.server(begun.user, begun.server)
+                except HubFailed as error:
+                    log.info("The restart of a server of %s is finished later. %s", begun.user, error)
+                else:
+                    if server is None or not (server.ready or server.pending):
+                        return await self._start(begun, f"{reason} {words.RESTART_FINISHED}")
+                    if server.pending != "stop":
+                        # it was not stopped, or it has been started
+                        return Outcome(False, words.restarts(begun.template))
+                await asyncio.sleep(ASKED_AGAIN)
+
+    async def _with_old_options(self, begun: BegunRestart, error: HubFailed) -> ActionRefused:
+        """Start a server as it was, and return what to say."""
+        name = begun.template
+        try:
+            await self._hub.start(begun.user, begun.server, begun.old_options)
         except HubFailed:
             return hub_refused(error, lambda why: words.not_started(name, why))
         return hub_refused(error, lambda why: words.started_as_before(name, why))
@@ -117,6 +201,7 @@ class RestartActions:
         try:
             template = _allowed(templates, name, session.user, groups)
             _check_limit(template, others)
+            await self._check_gpus(template)
             account = await self._account(session, template, groups)
         except _WouldRefuse as refused:
             text = refused.text if actor.name == session.user else words.would_refuse(session.user, refused.text)
@@ -125,6 +210,11 @@ class RestartActions:
             # other choices on the card too
             return old.options
         return {"profile": name} | ({"quota": account.name} if account is not None and old.quota else {})
+
+    async def _check_gpus(self, template: Template) -> None:
+        """Raise _WouldRefuse where no node could take the template's share even if nothing ran there."""
+        if not self._nodes_are_added and (why := never_placed(template, await ask_all(self._agents))):
+            raise _WouldRefuse(why, RefusalCode.CAPACITY)
 
     async def _account(
         self, session: SessionReport, template: Template, groups: frozenset[str] | None

@@ -21,6 +21,7 @@ from gpushare_spawner.service.actions.drains import DrainActions
 from gpushare_spawner.service.actions.keeps import KeepActions, Wanted
 from gpushare_spawner.service.actions.outcome import Actor, Asked, Outcome, Target
 from gpushare_spawner.service.actions.restart import RestartActions
+from gpushare_spawner.service.actions.restart_journal import NoJournal, RestartJournal
 from gpushare_spawner.service.actions.servers import ServerActions
 from gpushare_spawner.service.actions.share import ShareActions
 from gpushare_spawner.service.actions.spawns import SpawnActions
@@ -47,17 +48,22 @@ class SessionActions:
         clock: Callable[[], float] = time.time,
         quotas: Callable[[], Quotas | None] = lambda: None,
         pending: Callable[[], Awaitable[Sequence[HubServer] | None]] = _unknown,
+        journal: RestartJournal | None = None,
+        nodes_are_added: bool = False,
     ) -> None:
         """``agents`` is iterated over anew each time; ``keep_rule`` returns a template's limits of keeps, None: it is
         gone; ``record`` enters an action in the history; ``clock`` gives seconds since the epoch; ``quotas`` returns
-        those in force; ``pending`` the servers that the hub is starting, None: unknown."""
+        those in force; ``pending`` the servers that the hub is starting, None: unknown; ``journal`` stores the restarts
+        that are under way; ``nodes_are_added``: nodes that come later may take what no node of now can."""
         log = ActionLog(record, clock)
         controls = ControlsOfSessions(agents, clock)
         self._keeps = KeepActions(controls, templates, keep_rule, log)
         self._admin = AdminActions(controls, log)
         self._tiers = TierActions(templates, log, clock)
         self._servers = ServerActions(hub, log)
-        self._restarts = RestartActions(agents, hub, templates, quotas, log)
+        self._restarts = RestartActions(
+            agents, hub, templates, quotas, log, journal or NoJournal(), clock, nodes_are_added
+        )
         self.spawns = SpawnActions(hub, log)
         """Actions on spawns that wait."""
         self._shares = ShareActions(agents, hub, templates, quotas, pending, log)
@@ -111,6 +117,10 @@ class SessionActions:
     async def restart(self, one: Target, template: str, actor: Actor) -> Outcome:
         """Stop the server, and start it with a template."""
         return await self._restarts.restart(one, actor, template)
+
+    async def finish_restarts(self) -> None:
+        """Finish the restarts that a service which was killed had begun."""
+        await self._restarts.finish()
 
     async def exempt(self, one: Target, actor: Actor, until: float | None = None, reason: str = "") -> Outcome:
         """Let no idle action come until an instant (seconds since the epoch); None: without end. For admins."""

@@ -110,10 +110,11 @@ async def stop(call: Call[Nothing, Nothing]) -> Done:
 async def restart(call: Call[Nothing, RestartBody]) -> Done:
     """Stop the server of a session and start it with a template. Its kernels end.
 
-    Nothing is stopped where the user may not use the template, or a limit or quota refuses the new share. If the hub
-    refuses the start all the same, the server is started with its old template, and the answer is 502. The new server
-    waits in the queue while no GPU is free for it. The answer comes when the hub has begun to start it, which can take
-    a minute.
+    Nothing is stopped where the user may not use the template, a limit or quota refuses the new share, or no node has
+    GPUs that could take it even if nothing ran there. If the hub refuses the start all the same, the server is started
+    with its old template, and the answer is 502. The new server waits in the queue while no GPU is free for it. The
+    answer comes when the hub has begun to start it, which can take a minute. A service that is stopped in between
+    finishes the restart when it starts again within 10 minutes, if the hub has a history.
     """
     return await on_session(call, lambda one, actor: call.services.actions.restart(one, call.body.template, actor))
 

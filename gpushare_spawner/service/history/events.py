@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 CORDON, DRAIN, UNCORDON = "cordon", "drain", "uncordon"
@@ -55,3 +56,23 @@ class Wait:
     server: str = ""
     template: str = ""
     group: str = ""
+
+
+@dataclass(frozen=True)
+class BegunRestart:
+    """A restart of a server with a template that is under way."""
+
+    at: float
+    """When the service decided to stop the server: seconds since the epoch."""
+    user: str
+    server: str
+    node: str
+    """Of the old server."""
+    group: str
+    old_template: str
+    template: str
+    """The template to start with."""
+    actor: str
+    options: Mapping[str, object] = field(hash=False)
+    """The user options to start with."""
+    old_options: Mapping[str, object] = field(hash=False)

@@ -16,7 +16,7 @@ from sqlalchemy import Connection
 from gpushare_spawner.model.report import Report, SessionReport
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.model.tier import Tier
-from gpushare_spawner.service.history.events import Action, Wait
+from gpushare_spawner.service.history.events import Action, BegunRestart, Wait
 from gpushare_spawner.service.history.groups import group_of_session, group_of_user
 from gpushare_spawner.service.history.metering import Meter
 from gpushare_spawner.service.history.store import HistoryFailed, HistoryStore
@@ -40,6 +40,8 @@ THIN_EVERY = 6 * 3600.0
 """Seconds between two deletions of what is old."""
 PATIENCE = 60.0
 """Seconds for which a question waits for the database: longer than SQLite waits for another process's lock."""
+JOURNAL_PATIENCE = 5.0
+"""Seconds for which a restart waits for the database. Ours: a person waits for the answer."""
 LAST_PATIENCE = 5.0
 """Seconds for which the end of the service waits for the last storing: the hub kills a service after 10 s."""
 MOST_EVENTS = 100_000
@@ -170,6 +172,31 @@ class History:
                 f"The database of the history did not answer in {PATIENCE:.0f} seconds. Ask again later, or for a "
                 "shorter period."
             ) from None
+
+    async def begin_restart(self, restart: BegunRestart) -> None:
+        """Store a restart that is under way. Raises nothing: a database that fails or hangs is logged."""
+        await self._journal(lambda: self._store.begin_restart(restart), None)
+
+    async def end_restart(self, user: str, server: str) -> None:
+        """Delete a restart that is over. Raises nothing."""
+        await self._journal(lambda: self._store.end_restart(user, server), None)
+
+    async def begun_restarts(self) -> Sequence[BegunRestart]:
+        """Return the restarts that are under way; none where the database fails."""
+        return await self._journal(self._store.begun_restarts, [])
+
+    async def _journal(self, work: Callable[[], T], otherwise: T) -> T:
+        def opened() -> T:
+            self._open()
+            return work()
+
+        try:
+            async with asyncio.timeout(JOURNAL_PATIENCE):
+                return await self._in_thread(opened)
+        except (HistoryFailed, TimeoutError) as error:
+            why = error if isinstance(error, HistoryFailed) else "The database of the history does not answer."
+            log.error("A restart is not safe against a kill of the service now. %s", why)
+            return otherwise
 
     async def store(self) -> None:
         """Store what was counted; what cannot be stored is kept for the next time."""

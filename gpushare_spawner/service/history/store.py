@@ -25,6 +25,7 @@ from sqlalchemy import (
     URL,
     ColumnElement,
     Connection,
+    Delete,
     Engine,
     Table,
     bindparam,
@@ -38,8 +39,8 @@ from sqlalchemy import (
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
-from gpushare_spawner.service.history.events import Action, Wait
-from gpushare_spawner.service.history.tables import ACTION, COUNTERS, SUBJECT, USE, WAIT
+from gpushare_spawner.service.history.events import Action, BegunRestart, Wait
+from gpushare_spawner.service.history.tables import ACTION, COUNTERS, RESTART, SUBJECT, USE, WAIT
 from gpushare_spawner.service.history.use import AMOUNTS, DAY, HOUR, Amounts, Counters, Subject
 from gpushare_spawner.wording.errors import reason
 
@@ -125,6 +126,24 @@ class HistoryStore:
             _insert(connection, COUNTERS, (asdict(one) for one in counted))
             _insert(connection, ACTION, (asdict(one) for one in actions))
             _insert(connection, WAIT, (asdict(one) for one in waits))
+
+    def begin_restart(self, one: BegunRestart) -> None:
+        """Add a restart that is under way, instead of an earlier one of the same server."""
+        row = asdict(one) | {name: json.dumps(dict(getattr(one, name))) for name in _OPTIONS}
+        with self._failing("cannot be written"), self._engine.begin() as connection:
+            connection.execute(_restart_of(one.user, one.server))
+            connection.execute(insert(RESTART).values(row))
+
+    def end_restart(self, user: str, server: str) -> None:
+        """Delete a restart that is over."""
+        with self._failing("cannot be written"), self._engine.begin() as connection:
+            connection.execute(_restart_of(user, server))
+
+    def begun_restarts(self) -> list[BegunRestart]:
+        """Return the restarts that are under way, the oldest first."""
+        rows = self.read(lambda connection: connection.execute(select(RESTART).order_by(RESTART.c.at)).all())
+        found = (dict(row._mapping) for row in rows)
+        return [BegunRestart(**row | {name: json.loads(row[name]) for name in _OPTIONS}) for row in found]
 
     def thin(self, now: float, detail: float, names: float, keep: float) -> None:
         """Make old rows fewer. All in seconds, 0: never.
@@ -242,7 +261,13 @@ class HistoryStore:
             raise HistoryFailed(f"The database of the history ({shown}) {what}: {_cause(error)}.") from error
 
 
+_OPTIONS = ("options", "old_options")
+"""Columns with user options, as JSON."""
 _FIELDS = ("user", "server", "template", "group", "node", "gpu", "model")
+
+
+def _restart_of(user: str, server: str) -> Delete:
+    return delete(RESTART).where(RESTART.c.user == user, RESTART.c.server == server)
 
 
 def _engine(url: str) -> Engine:

@@ -106,3 +106,15 @@ WAIT = Table(
     Column("group", _NAME, nullable=False),
 )
 """How long spawns waited for a GPU, see `events.Wait`."""
+
+RESTART = Table(
+    "gpushare_restart",
+    METADATA,
+    Column("user", _NAME, primary_key=True),
+    Column("server", _NAME, primary_key=True),
+    Column("at", Float(53), nullable=False),
+    *(Column(name, _NAME, nullable=False) for name in ("node", "group", "old_template", "template", "actor")),
+    Column("options", Text, nullable=False),
+    Column("old_options", Text, nullable=False),
+)
+"""Restarts that are under way, see `events.BegunRestart`. User options are JSON."""

@@ -12,6 +12,7 @@ from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.report import SessionReport
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.service.actions.outcome import Actor
+from gpushare_spawner.service.actions.restart_journal import NoJournal, RestartJournal
 from gpushare_spawner.service.actions.session_actions import SessionActions
 from gpushare_spawner.service.history.events import Action
 from gpushare_spawner.service.hub.client import Hub, HubServer
@@ -35,12 +36,20 @@ class Seen:
 class Acting:
     """The actions, with what they entered in the history."""
 
-    def __init__(self, agent: FakeAgent, hub: Hub, templates: dict[str, Template], clock: Clock) -> None:
+    def __init__(
+        self,
+        agent: FakeAgent,
+        hub: Hub,
+        templates: dict[str, Template],
+        clock: Clock,
+        journal: RestartJournal | None = None,
+    ) -> None:
         self.agent = agent
         self.recorded: list[Action] = []
         self.client = AgentClient(agent.path)
         self.agents = [self.client]
         self.rule = RULE
+        self.journal = journal or NoJournal()
         self.quotas: Quotas | None = None
         self.pending: list[HubServer] = []
         self.actions = SessionActions(
@@ -52,6 +61,7 @@ class Acting:
             clock,
             quotas=lambda: self.quotas,
             pending=self._pending,
+            journal=self.journal,
         )
 
     def seen(self, user: str = "ann") -> Seen:

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from gpushare_spawner.clients.agent import AgentClient
+from gpushare_spawner.model.cordon import Cordon
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.template import Template
+from gpushare_spawner.service.actions import restart
 from gpushare_spawner.service.actions.outcome import Actor, Outcome, RefusalCode
+from gpushare_spawner.service.history.events import BegunRestart
+from gpushare_spawner.service.history.recorder import History, HistorySources
+from gpushare_spawner.service.history.store import HistoryStore
 from gpushare_spawner.service.hub.client import Hub
+from gpushare_spawner.service.reports import NodeSnapshot
 from gpushare_spawner.wording import session_controls as words
 from tests.service.actions.conftest import ANN, ROOT, Acting
 from tests.service.actions.test_other_actions import refusal_of
+from tests.service.conftest import Clock
 from tests.service.fake_agent import FakeAgent
 from tests.service.fake_hub import FakeHub
 
@@ -30,6 +40,8 @@ def templates() -> dict[str, Template]:
         template("half", 0.5, limits={"per_user": 1}),
         template("course", 0.5, access={"groups": ["ml"]}),
         Template(name="cpu", display_name="CPU only"),
+        Template(name="a100", display_name="A100", gpu={"fraction": 0.5, "models": ["*A100*"]}),
+        Template(name="several", display_name="3 GPUs", gpu={"count": 3}),
     )
     return {one.name: one for one in found}
 
@@ -64,7 +76,12 @@ async def test_with_its_own_template_it_keeps_all_that_was_chosen(acting: Acting
 @pytest.mark.parametrize(
     ("template", "actor", "code", "said"),
     [
-        ("gold", ANN, RefusalCode.BAD_REQUEST, "There is no template 'gold'. You may use: quarter, half, cpu."),
+        (
+            "gold",
+            ANN,
+            RefusalCode.BAD_REQUEST,
+            "There is no template 'gold'. You may use: quarter, half, cpu, a100, several.",
+        ),
         ("course", ANN, RefusalCode.LIMIT, "You may not use the template 'course'."),
         ("course", ROOT, RefusalCode.LIMIT, "Nothing was done. The spawner would say to ann: You may not use"),
         ("half", Actor("eve"), RefusalCode.FORBIDDEN, "This is the session of another user."),
@@ -79,6 +96,43 @@ async def test_what_is_not_allowed_stops_nothing(
     assert chosen(running) == OPTIONS
     assert not running.deleted
     assert not acting.recorded
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        ("several", "This needs 3 GPUs on one node, and no node has more than 2 of one model."),
+        ("a100", "No GPU is of a model that the template asks for. Available models: Simulated GPU 16 GiB."),
+    ],
+)
+async def test_a_template_that_no_node_can_take_stops_nothing(
+    acting: Acting, running: FakeHub, template: str, said: str
+) -> None:
+    refusal = await refusal_of(acting.actions.restart(acting.seen(), template, ANN))
+    assert refusal.code is RefusalCode.CAPACITY
+    assert refusal.text.startswith(said)
+    assert (await refusal_of(acting.actions.restart(acting.seen(), template, ROOT))).text.startswith(
+        f"Nothing was done. The spawner would say to ann: {said}"
+    )
+    assert chosen(running) == OPTIONS
+    assert not running.deleted
+    assert not acting.recorded
+    # a node that could take it is added later
+    acting.actions._restarts._nodes_are_added = True
+    assert (await acting.actions.restart(acting.seen(), template, ANN)).changed
+
+
+async def test_while_an_agent_is_silent_its_node_may_take_any_template(
+    acting: Acting, running: FakeHub, tmp_path: Path
+) -> None:
+    acting.agents.append(AgentClient(tmp_path / "silent.sock"))
+    assert (await acting.actions.restart(acting.seen(), "a100", ANN)).changed
+
+
+async def test_a_full_or_cordoned_gpu_can_be_waited_for(acting: Acting, agent: FakeAgent, running: FakeHub) -> None:
+    agent.cordons = (Cordon(by="root", since=0.0),)
+    agent.add("bob", share_units=100, gpus=("GPU-0",))
+    assert (await acting.actions.restart(acting.seen(), "half", ANN)).changed
 
 
 async def test_members_of_the_group_may(acting: Acting, running: FakeHub) -> None:
@@ -175,3 +229,141 @@ async def test_a_client_that_goes_away_leaves_no_server_stopped(acting: Acting, 
         while chosen(running) != {"profile": "half"}:
             await asyncio.sleep(0.01)
     assert not acting.actions._restarts._running
+
+
+# -- a service that is killed ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def journal(tmp_path: Path) -> AsyncIterator[History]:
+    """The history of the service; a second one on the same database is that of the next service."""
+    history = journal_in(tmp_path)
+    yield history
+    history._thread.shutdown()
+
+
+def journal_in(folder: Path) -> History:
+    async def nothing() -> list[NodeSnapshot]:
+        return []
+
+    async def no_spawns() -> None:
+        pass
+
+    return History(HistoryStore(f"sqlite:///{folder}/h.sqlite"), HistorySources(nothing, list, no_spawns, dict))
+
+
+async def restart_killed_after(requests: int, acting: Acting, running: FakeHub) -> bool:
+    """Kill the service once the hub has answered so many requests; return whether it has got that far."""
+    asked = asyncio.create_task(acting.actions.restart(acting.seen(), "half", ANN))
+    before = len(running.asked)
+    while len(running.asked) - before < requests and not asked.done():
+        await asyncio.sleep(0)
+    killed = not asked.done()
+    for one in list(acting.actions._restarts._running.values()):
+        one.task.cancel()
+    await asyncio.gather(asked, return_exceptions=True)
+    # requests that are on their way still reach the hub
+    await asyncio.sleep(0.05)
+    return killed
+
+
+@pytest.mark.parametrize("requests", range(6))
+async def test_a_service_that_is_killed_during_a_restart_leaves_no_server_stopped(
+    agent: FakeAgent,
+    hub: Hub,
+    templates: dict[str, Template],
+    clock: Clock,
+    running: FakeHub,
+    journal: History,
+    tmp_path: Path,
+    requests: int,
+) -> None:
+    killed = await restart_killed_after(requests, Acting(agent, hub, templates, clock, journal), running)
+    clock.forward(120)
+    following = Acting(agent, hub, templates, clock, journal_in(tmp_path))
+    await following.actions.finish_restarts()
+    assert chosen(running) in (OPTIONS, {"profile": "half"})
+    assert await journal.begun_restarts() == []
+    if running.deleted:
+        assert chosen(running) == {"profile": "half"}
+    if following.recorded:
+        assert killed
+        assert following.history == [("restart", "ann", "ann")]
+        assert following.recorded[0].reason.endswith("and finished the restart when it started again.")
+    # and it is finished once
+    await following.actions.finish_restarts()
+    assert len([path for method, path, _ in running.asked if method == "POST"]) <= 1
+
+
+def begun(clock: Clock, **changes: object) -> BegunRestart:
+    one = BegunRestart(clock(), "ann", "", "fake", "", "quarter", "half", "ann", {"profile": "half"}, OPTIONS)
+    return replace(one, **changes)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def next_service(agent: FakeAgent, hub: Hub, templates: dict[str, Template], clock: Clock, journal: History) -> Acting:
+    return Acting(agent, hub, templates, clock, journal)
+
+
+@pytest.mark.parametrize("seconds", [601, -601])
+async def test_a_restart_of_long_ago_is_not_finished_and_the_history_says_so(
+    next_service: Acting, hub_server: FakeHub, journal: History, clock: Clock, seconds: float
+) -> None:
+    hub_server.add("ann", None)
+    await journal.begin_restart(begun(clock, at=clock() - seconds))
+    await next_service.actions.finish_restarts()
+    assert chosen(hub_server) is None
+    (action,) = next_service.recorded
+    assert action.reason == f"ann restarted the server with the template half. {words.RESTART_TOO_LATE}"
+    assert await journal.begun_restarts() == []
+
+
+async def test_a_server_that_runs_again_is_left_alone(
+    next_service: Acting, running: FakeHub, journal: History, clock: Clock
+) -> None:
+    await journal.begin_restart(begun(clock))
+    await next_service.actions.finish_restarts()
+    assert chosen(running) == OPTIONS
+    assert not next_service.recorded
+    assert await journal.begun_restarts() == []
+
+
+async def test_a_restart_is_finished_when_the_hub_answers_and_the_server_has_stopped(
+    next_service: Acting, running: FakeHub, journal: History, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(restart, "ASKED_AGAIN", 0.01)
+    await journal.begin_restart(begun(clock))
+    running.faults = [400, 400]
+    running.add("ann", "", ready=False, pending="stop", user_options=OPTIONS)
+    finishing = asyncio.create_task(next_service.actions.finish_restarts())
+    async with asyncio.timeout(5):
+        while len(running.asked) < 4:
+            await asyncio.sleep(0.01)
+        refusal = await refusal_of(next_service.actions.restart(next_service.seen(), "cpu", ANN))
+        assert refusal.text == words.RESTARTS_ALREADY
+        del running.users["ann"]["servers"][""]
+        await finishing
+    assert chosen(running) == {"profile": "half"}
+
+
+async def test_a_finished_restart_that_the_hub_refuses_brings_the_old_server_back(
+    next_service: Acting, hub_server: FakeHub, journal: History, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    hub_server.add("ann", None)
+    hub_server.faults = [None, 400]
+    await journal.begin_restart(begun(clock))
+    await next_service.actions.finish_restarts()
+    assert chosen(hub_server) == OPTIONS
+    assert "no, 400" in next_service.recorded[0].reason
+    assert "The server could not start with the template half." in caplog.text
+    assert await journal.begun_restarts() == []
+
+
+async def test_a_database_that_fails_keeps_nobody_from_restarting(
+    agent: FakeAgent, hub: Hub, templates: dict[str, Template], clock: Clock, running: FakeHub, tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    acting = Acting(agent, hub, templates, clock, journal_in(tmp_path / "missing"))
+    assert (await acting.actions.restart(acting.seen(), "half", ANN)).changed
+    assert "A restart is not safe against a kill of the service now." in caplog.text
+    await acting.actions.finish_restarts()

@@ -14,7 +14,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import func, select, text
 
-from gpushare_spawner.service.history.events import Action, Outcome, Wait
+from gpushare_spawner.service.history.events import Action, BegunRestart, Outcome, Wait
 from gpushare_spawner.service.history.queries import By, Period, actions, gpu_time, waits
 from gpushare_spawner.service.history.store import VERSION_TABLE, HistoryFailed, HistoryStore
 from gpushare_spawner.service.history.tables import METADATA, SUBJECT, USE
@@ -199,6 +199,35 @@ def test_many_sessions_in_one_hour(store: HistoryStore) -> None:
     store.add(many, [], [])
     assert len(sums(store, By.USER)) == 1500
     assert sums(store)[()].reserved == 2 * 1500 * 900
+
+
+def test_a_restart_is_stored_until_it_is_over(store: HistoryStore) -> None:
+    options = {"profile": "half", "image": ["a", {"b": 1}], "ü": None}
+    first = BegunRestart(NOW, "ann", "", "n1", "ml", "quarter", "half", "root", options, {"profile": "quarter"})
+    store.begin_restart(first)
+    later = replace(first, at=NOW + 60, template="whole", options={})
+    store.begin_restart(later)
+    named = replace(first, at=NOW + 1, server="thesis")
+    store.begin_restart(named)
+    assert store.begun_restarts() == [named, later]
+    store.end_restart("ann", "thesis")
+    store.end_restart("eve", "")
+    assert store.begun_restarts() == [later]
+
+
+def test_an_older_database_keeps_its_rows(url: str) -> None:
+    old = HistoryStore(url)
+    old.upgrade()
+    old.add({(NOW, ANN): ONE}, [], [])
+    with old._engine.begin() as connection:
+        connection.execute(text("DROP TABLE gpushare_restart"))
+        connection.execute(text(f"UPDATE {VERSION_TABLE} SET version_num = '1'"))
+    old.close()
+    store = HistoryStore(url)
+    store.upgrade()
+    assert store.begun_restarts() == []
+    assert sums(store, By.USER) == {("ann",): ONE}
+    store.close()
 
 
 def test_a_database_of_a_later_version_is_refused(url: str, store: HistoryStore) -> None:
