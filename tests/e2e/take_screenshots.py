@@ -1,7 +1,7 @@
-"""Takes the pictures of docs/images from a running demo: ``.venv/bin/python -m tests.e2e.take_screenshots [FOLDER]``.
+"""Takes pictures of docs/images from a running demo: ``.venv/bin/python -m tests.e2e.take_screenshots [FOLDER]``.
 
 Needs chromium and chromedriver. With a folder, each page is also taken in both colour schemes and at a phone's width,
-to check it; those pictures go only there.
+to check it; those pictures go only there. The dashboard's pictures in docs/images: tests/service/dashboard_pictures.py.
 """
 
 from __future__ import annotations
@@ -126,7 +126,6 @@ def take(demo: RunningDemo, folder: Path | None, scratch: Path) -> None:
         log_in(admin, demo.url, "admin")
         admin.get(f"{demo.url}/services/gpushare/")
         until(admin, "return /frank/.test(document.body.innerText)")
-        shoot(admin, IMAGES / "dashboard.png", 1000, None, dark=False)
         for name, browser in (("ada", ada), ("bob", bob)):
             shoot(browser, scratch / f"{name}.png", *WINDOW, dark=False)
         all_variants(admin, folder, "dashboard")
