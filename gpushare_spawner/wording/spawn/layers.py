@@ -16,6 +16,14 @@ def no_node(layers: Iterable[LayerName]) -> str:
     return f"No node that this server can run on shares its GPUs by {titles}. Ask the admin."
 
 
+def unreadable(title: str) -> str:
+    """Return that the hub cannot say what a server needs of a layer, since it may not read the cluster."""
+    return (
+        f"The hub may not read the cluster's nodes and pods, which it needs for {title}. Tell the admin: the agents' "
+        "chart gives the right with hub.readCapacity."
+    )
+
+
 def none_free(title: str, share: Share, limited_by: str) -> str:
     """Return that a layer has nothing free for the share. ``limited_by``: what else is short, as half a sentence."""
     return f"Not enough free capacity: {title} has no {share} free{_because(limited_by)}."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -11,6 +12,9 @@ import pytest
 from kubernetes_asyncio.client.rest import ApiException
 from traitlets.config import LoggingConfigurable
 
+from gpushare_spawner.model.layers import KaiOptions, LayerName
+from gpushare_spawner.model.placement import Placement
+from gpushare_spawner.sharing.base import LayerRequest
 from gpushare_spawner.spawner.kubernetes.admission import NotAdmitted
 from gpushare_spawner.spawner.kubernetes.attempt import PodAttempt
 from gpushare_spawner.spawner.kubernetes.cluster.pods import ended_by_node
@@ -18,6 +22,7 @@ from gpushare_spawner.spawner.kubernetes.launcher import PodLauncher
 from gpushare_spawner.spawner.kubernetes.reservations import PodShare
 from gpushare_spawner.spawner.kubernetes.unschedulable import Unschedulable
 from gpushare_spawner.spawner.options.overrides import Overrides
+from gpushare_spawner.spawner.queue.other_layers import LayerOffer
 from gpushare_spawner.spawner.spawn_refused import SpawnRefused
 
 from .parts import FakeReservations, not_admitted, pod, share
@@ -105,6 +110,35 @@ async def test_a_pod_that_its_node_refuses_is_tried_on_another_node() -> None:
     assert (launch.removed, launch.reserved) == (1, 2)
     (message,) = await launch.told()
     assert message.endswith("Looking for another node.")
+
+
+async def test_a_pod_of_another_layer_is_tried_again_and_no_node_is_blamed() -> None:
+    launch = Launch(refused(), "http://pod:8888")
+    request = share().request
+    offer = LayerOffer(LayerName.KAI, LayerRequest(request.tenant, request.template, KaiOptions()))
+    launch.attempt.reserved(PodShare(request, Placement("", ()), (), "token-1", offer=offer))
+    assert await launch.go() == "http://pod:8888"
+    assert (launch.reservations.distrusted, launch.reservations.given_back) == ([], ["token-1"])
+    assert not launch.reservations.exclusions.of(request)
+
+
+async def test_a_pod_that_another_layer_s_scheduler_lets_wait_is_not_taken_from_it() -> None:
+    launch = Launch()
+    request = share().request
+    offer = LayerOffer(LayerName.KAI, LayerRequest(request.tenant, request.template, KaiOptions()))
+    launch.attempt.reserved(PodShare(request, Placement("", ()), (), "token-1", offer=offer))
+    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no GPU"}
+    waiting = pod("Pending", conditions=[condition])
+
+    async def look_at_it_for_long() -> str:
+        assert launch.attempt.admission is not None
+        launch.attempt.admission._clock = itertools.count(step=3600.0).__next__
+        for _ in range(5):
+            assert not launch.attempt.admission.runs(waiting, lambda _: False)
+        return "http://pod:8888"
+
+    launch.outcomes.append(look_at_it_for_long)
+    assert await launch.go() == "http://pod:8888"
 
 
 async def test_the_last_try_that_fails_refuses_the_spawn_and_reserves_nothing() -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from gpushare_spawner.model.layers import LayerName, LayerOptions
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.sharing.base import LayerRequest, Tenant
+from gpushare_spawner.spawner.form.form import Form
+from gpushare_spawner.spawner.options.profiles import Profile
 from gpushare_spawner.spawner.queue.availability import AvailabilityNow
 from gpushare_spawner.spawner.queue.loop_breaks import LoopBreaks
 from gpushare_spawner.spawner.queue.other_layers import LayerOffer, LayerVerdict, Outcome
@@ -151,3 +155,16 @@ def test_a_card_of_a_template_that_both_can_serve_says_the_better_of_the_two() -
 
 def test_quotas_count_the_gpus_of_all_layers() -> None:
     assert check(Machine(), Layers(Outcome.NOW)).snapshot.capacity_units == 400
+
+
+def test_the_form_says_by_what_the_gpu_is_shared_and_promises_no_more() -> None:
+    machine = Machine()
+    template = Template.model_validate(
+        {"name": "t", "display_name": "T", "gpu": {"fraction": 0.5, "layer": "kai"}, "idle": {"stop_after": "8h"}}
+    )
+    now = AvailabilityNow(check(machine, Layers(Outcome.NOW)), machine.queue, "this cluster")
+    html = Form().render([Profile.of_template(template)], {}, now)
+    text = " ".join(re.sub(r"<[^>]*>", " ", html).replace("\N{NO-BREAK SPACE}", " ").split())
+    assert "Sharing By KAI Scheduler." in text
+    assert "Guaranteed" not in text
+    assert "after 8 h, the server is stopped" in text

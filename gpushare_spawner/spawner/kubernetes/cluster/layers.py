@@ -105,7 +105,13 @@ class ClusterLayers:
             options = self.file.options_of(layer, rule)
             offer = LayerOffer(layer, LayerRequest(tenant, template, options, replace(facts, nodes=tuple(nodes)), rule))
             if layer in self.unreadable:
-                yield LayerVerdict(Outcome.NOW, offer, known=False)
+                # a layer that needs no node to say what it asks for leaves the rest to its scheduler
+                needs_nodes = isinstance(self._capacity(offer), str)
+                yield (
+                    LayerVerdict(Outcome.NEVER, offer, words.unreadable(LAYERS[layer].title))
+                    if needs_nodes
+                    else LayerVerdict(Outcome.NOW, offer, known=False)
+                )
                 continue
             if nodes:
                 yield replace(self._free_for(offer), gpus=_kinds(suitable(offer.request)))

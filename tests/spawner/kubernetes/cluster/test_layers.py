@@ -156,6 +156,9 @@ def test_what_is_not_known_yet_waits_and_what_cannot_be_known_is_left_to_the_sch
     )
     found = met(forbidden)
     assert (found.outcome, found.known) == (Outcome.NOW, False)
+    needs_nodes = met(ClusterLayers(SLICED, None, unreadable=frozenset({LayerName.TIME_SLICING})))
+    assert needs_nodes.outcome is Outcome.NEVER
+    assert needs_nodes.why.startswith("The hub may not read the cluster's nodes and pods")
     assert unknown.gpus == 0
 
 
