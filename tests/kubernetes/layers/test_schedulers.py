@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 
+from tests.spawner.running_hub import until
+
 from ..standin.client import path
 from ..standin.cluster import Cluster
 from ..standin.layers.hami import hami
 from ..standin.layers.kai import GROUP, kai
 from ..standin.layers.kubeshare import kubeshare
-from .walk import limits, walk
+from .walk import limits, shows, walk
 
 
 async def test_hami_places_parts_of_memory_and_cores(
@@ -37,6 +39,10 @@ async def test_kai_places_fractions_in_its_queues(
     (templates / "layers.yaml").write_text(
         f"rules: [{{layer: kai}}]\noptions: {{kai: {{queue: notebooks, reservation_namespace: {reservations}}}}}"
     )
+    (templates / "both.yaml").write_text(
+        "{name: both, display_name: B, gpu: {fraction: 0.25, layer: kai},"
+        " kubespawner_override: {extra_resource_limits: {nvidia.com/gpu: '1'}}}"
+    )
     gpu = {"quota": -1, "limit": -1, "overQuotaWeight": 1}
     queue = {"metadata": {"name": "notebooks"}, "spec": {"resources": {"gpu": gpu}}}
     classes = {"metadata": {"name": "build"}, "value": 100}
@@ -46,6 +52,14 @@ async def test_kai_places_fractions_in_its_queues(
         hub = await make_hub()
         pods = await walk(hub, cluster, "half-gpu", fits=2)
         assert len(await cluster.admin.list(path("pods", reservations))) == 1
+        # an admin's override that KAI's webhook refuses: the user reads its words
+        assert (await hub.stop_server("user1")).code in (202, 204)
+        await shows(hub, "both", "Starts now")
+        await hub.start_server("user1", {"profile": "both"})
+        spawner = hub.spawner("user1")
+        await until(lambda: spawner._spawn_future.done())
+        refused = spawner._spawn_future.exception().jupyterhub_message
+        assert "cannot have both GPU fraction request and whole GPU" in refused
     for pod in pods:
         assert (pod["spec"]["schedulerName"], pod["spec"]["priorityClassName"]) == ("kai-scheduler", "build")
         assert pod["metadata"]["labels"]["kai.scheduler/queue"] == "notebooks"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,21 +16,32 @@ from hypothesis import strategies as st
 from gpushare_spawner.model.kubernetes import (
     REPORT_KEY,
     REPORT_STALE_SECONDS,
+    LayerSession,
     NodeFacts,
     PodConstraints,
     PodSession,
+    gpu_names,
     labels,
+    pod_session,
     report_name,
     written_report,
 )
+from gpushare_spawner.model.layers import LayerName, MigOptions
+from gpushare_spawner.model.placement import Placement
+from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.report import GpuReport, Notice, Report
+from gpushare_spawner.model.template import Template
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.placement import Allocation, Ledger, NodeResources, Requested
+from gpushare_spawner.sharing.base import LayerRequest, Tenant
 from gpushare_spawner.spawner.kubernetes.cluster.capacity import ClusterCapacity
+from gpushare_spawner.spawner.kubernetes.cluster.layers import Pending
 from gpushare_spawner.spawner.kubernetes.cluster.pods import RESERVATION
 from gpushare_spawner.spawner.kubernetes.cluster.snapshot import PODS, REPORTS, ClusterSnapshots
 from gpushare_spawner.spawner.kubernetes.reservations import PodReservations, PodShare
 from gpushare_spawner.spawner.queue.loop_breaks import LoopBreaks
+from gpushare_spawner.spawner.queue.other_layers import LayerOffer
+from gpushare_spawner.spawner.queue.queue import SpawnRequest
 
 KEY = (REPORTS, "hub")
 LOG = logging.getLogger("test")
@@ -146,6 +158,36 @@ async def test_a_share_counts_once_from_the_reservation_to_the_pod_that_runs() -
     assert list((await cluster.ledger()).allocations) == ["hub/ada#uid-ada"]
     del cluster.pods.resources["hub/ada"]
     assert (await cluster.ledger()).free_units("GPU-n-0") == 100
+
+
+async def test_gpus_of_another_layer_count_in_the_quota_from_the_reservation_to_the_end_of_the_pod() -> None:
+    cluster = Cluster()
+    quotas = Quotas.model_validate({"groups": {"ml": {"maximum": 2}}})
+    cluster.reservations.quotas._read = lambda: quotas
+    template = Template.model_validate({"name": "two", "display_name": "2", "gpu": {"count": 2, "layer": "mig"}})
+    tenant = Tenant("ada", quota="group:ml")
+    ticket = cluster.reservations.queue.join(SpawnRequest(tenant, template), 0.0)
+    offer = LayerOffer(LayerName.MIG, LayerRequest(tenant, template, MigOptions()))
+    given = cluster.reservations._give_elsewhere(ticket, offer, Placement("", ()), "t1")
+    assert cluster.reservations._pending() == {"t1": Pending(LayerName.MIG, 200)}
+    ledger = await cluster.ledger()
+    assert list(ledger.allocations.values()) == [given]
+    cluster.reservations.quotas.bring_up_to_date(400)
+    usage = cluster.reservations.quotas.usage
+    assert usage is not None
+    account = usage.accounts.find("group:ml", "ada")
+    assert usage.used(account) == 200
+    made = cluster.pod("ada", "GPU-n-0", units=100, token="t1")
+    said = LayerSession(LayerName.MIG, pod_session(made["metadata"]["annotations"]))
+    said = LayerSession(LayerName.MIG, replace(said.session, gpus=gpu_names(LayerName.MIG, "ada", 2), quota="group:ml"))
+    made["metadata"] |= {"labels": said.labels(), "annotations": {**said.annotations(), RESERVATION: "t1"}}
+    assert cluster.reservations.arrived(ticket.result.result(), made)
+    assert (await cluster.ledger()).free_units("GPU-n-0") == 100
+    assert usage.used(account) == 200
+    assert cluster.reservations._pending() == {}
+    del cluster.pods.resources["hub/ada"]
+    await cluster.ledger()
+    assert usage.used(account) == 0
 
 
 async def test_a_pod_that_arrives_while_the_cluster_is_read_is_never_missing(monkeypatch: Any) -> None:
