@@ -26,7 +26,7 @@ def unreadable(title: str) -> str:
 
 def none_free(title: str, share: Share, limited_by: str) -> str:
     """Return that a layer has nothing free for the share. ``limited_by``: what else is short, as half a sentence."""
-    return f"Not enough free capacity: {title} has no {share} free{_because(limited_by)}."
+    return f"Not enough free capacity: this needs {share}, and {title} has no place for it{_because(limited_by)}."
 
 
 def never_free(title: str, share: Share, limited_by: str) -> str:

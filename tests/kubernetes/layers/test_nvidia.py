@@ -25,11 +25,11 @@ async def test_servers_share_a_gpu_by_mps_on_nodes_with_replicas_of_their_size(
     make_hub: Callable[..., Any], cluster: Cluster, templates: Path
 ) -> None:
     (templates / "layers.yaml").write_text("rules: [{layer: mps, options: {mps: {resource: nvidia.com/mps}}}]")
-    async with shared_node(cluster, 4, "mps", "nvidia.com/mps"), shared_node(cluster, 1, "mps", "nvidia.com/mps"):
+    async with shared_node(cluster, 2, "mps", "nvidia.com/mps"), shared_node(cluster, 4, "mps", "nvidia.com/mps"):
         hub = await make_hub()
-        pods = await walk(hub, cluster, "plain-quarter", fits=4)
-        quarter = [name for name, node in cluster.nodes.items() if node._labels()["nvidia.com/gpu.replicas"] == "4"]
-    assert {pod["spec"]["nodeName"] for pod in pods} == set(quarter)
+        pods = await walk(hub, cluster, "half-gpu", fits=2)
+        halves = [name for name, node in cluster.nodes.items() if node._labels()["nvidia.com/gpu.replicas"] == "2"]
+    assert {pod["spec"]["nodeName"] for pod in pods} == set(halves)
 
 
 async def test_a_share_becomes_the_smallest_mig_device_that_holds_it(

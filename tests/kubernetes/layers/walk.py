@@ -32,10 +32,9 @@ async def walk(hub: Any, cluster: Cluster, template: str, fits: int = 1) -> list
     await hub.add_user("eve")
     await shows(hub, template, "Starts now")
     users = [f"user{number}" for number in range(fits)]
-    for user in users:
-        response = await hub.start_server(user, {"profile": template})
+    for response in await asyncio.gather(*(hub.start_server(user, {"profile": template}) for user in users)):
         assert response.code in (201, 202), response.body
-        await hub.started(user)
+    await asyncio.gather(*(hub.started(user) for user in users))
     pods = [await cluster.pod(f"jupyter-{user}") for user in users]
     assert (await shows(hub, template, "First in queue")).detail.startswith("Not enough free capacity")
     assert (await hub.start_server("waiting", {"profile": template})).code == 202

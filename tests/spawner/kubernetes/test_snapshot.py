@@ -181,7 +181,9 @@ async def test_gpus_of_another_layer_count_in_the_quota_from_the_reservation_to_
     said = LayerSession(LayerName.MIG, pod_session(made["metadata"]["annotations"]))
     said = LayerSession(LayerName.MIG, replace(said.session, gpus=gpu_names(LayerName.MIG, "ada", 2), quota="group:ml"))
     made["metadata"] |= {"labels": said.labels(), "annotations": {**said.annotations(), RESERVATION: "t1"}}
-    assert cluster.reservations.arrived(ticket.result.result(), made)
+    share = ticket.result.result()
+    assert isinstance(share, PodShare)
+    assert cluster.reservations.arrived(share, made)
     assert (await cluster.ledger()).free_units("GPU-n-0") == 100
     assert usage.used(account) == 200
     assert cluster.reservations._pending() == {}

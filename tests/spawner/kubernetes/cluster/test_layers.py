@@ -93,7 +93,7 @@ def test_replicas_are_free_until_pods_have_them() -> None:
     assert [(kind.model, kind.count) for kind in first.gpus] == [("NVIDIA-L4", 1)]
     full = met(layers([node()], [pod(str(number)) for number in range(4)]))
     assert full.outcome is Outcome.WAIT
-    assert full.why == "Not enough free capacity: NVIDIA time-slicing has no 0.25 GPU free."
+    assert full.why == "Not enough free capacity: this needs 0.25 GPU, and NVIDIA time-slicing has no place for it."
 
 
 @pytest.mark.parametrize(("pending", "outcome"), [(3, Outcome.NOW), (4, Outcome.WAIT)])
