@@ -36,6 +36,17 @@ SAME = "assert [d.read(at, 4 * MIB) for at in blocks] == data; d.fill(blocks[0],
 
 
 @pytest.fixture
+def settings() -> dict[str, str]:
+    """Of the simulated driver."""
+    return {"SIMGPU_MEMORY": "12MiB"}
+
+
+@pytest.fixture
+def environment(environment: dict[str, str], settings: dict[str, str]) -> dict[str, str]:
+    return environment | settings
+
+
+@pytest.fixture
 def driver(environment: dict[str, str]) -> Iterator[Caller]:
     """A process without the library that calls cuCheckpointProcess*."""
     bare = {name: value for name, value in environment.items() if name != "LD_PRELOAD"}
@@ -45,7 +56,7 @@ def driver(environment: dict[str, str]) -> Iterator[Caller]:
     caller.program.process.communicate()
 
 
-Held = Callable[..., tuple[Client, Peer]]
+Held = Callable[[], tuple[Client, Peer]]
 
 
 @pytest.fixture
@@ -70,8 +81,8 @@ def returned(peer: Peer, gpu: bytes, lease: int) -> None:
 def held(start: Start, agent: ScriptedAgent, gpus: list[bytes]) -> Held:
     """Start a program that holds 8 MiB and has no lease."""
 
-    def starting(**more: str) -> tuple[Client, Peer]:
-        client = start(HOLDS, GPUSHARE_ENGINE="suspend", **more)
+    def starting() -> tuple[Client, Peer]:
+        client = start(HOLDS, GPUSHARE_ENGINE="suspend")
         peer = agent.peer()
         granted(peer, gpus[0], 1)
         assert client.hear() == "ready"
@@ -105,10 +116,10 @@ def test_a_suspended_program_finds_its_memory_streams_and_code_again(
 
 
 def test_two_programs_that_do_not_fit_take_turns(held: Held, driver: Caller, gpus: list[bytes]) -> None:
-    first, of_first = held(SIMGPU_MEMORY="12MiB")
+    first, of_first = held()
     assert suspended(of_first)[4] == 1
     driver.does(first.process.pid, "lock", "checkpoint")
-    second, of_second = held(SIMGPU_MEMORY="12MiB")
+    second, of_second = held()
     assert driver.shown()["used"] == 8
     programs = [(first, of_first), (second, of_second)]
     for turn in range(4):
@@ -181,6 +192,101 @@ def test_a_suspended_program_that_exits_asks_to_be_resumed_where_the_driver_need
     driver.does(pid, "restore", "unlock")
     peer.send(Kind.RESUMED, 1)
     client.end(status=7)
+
+
+# A program finds the GPU full of another's memory.
+
+ALLOC = "at = c.c_uint64(); say(d.result('cuMemAlloc_v2', c.byref(at), c.c_size_t(8 * MIB)))"
+OUT_OF_MEMORY = 2
+
+
+@pytest.mark.parametrize("leased", [False, True], ids=["without a lease", "with a lease"])
+def test_an_allocation_that_finds_no_room_asks_for_it(
+    held: Held, start: Start, driver: Caller, agent: ScriptedAgent, gpus: list[bytes], leased: bool
+) -> None:
+    first, of_first = held()
+    client = start(STEPS, GPUSHARE_ENGINE="suspend")
+    peer = agent.peer()
+    client.hear()
+    if leased:
+        client.say("d.spin(0.001)")
+        granted(peer, gpus[0], 2)
+        assert client.hear() == "done"
+    client.say(ALLOC)
+    if leased:
+        assert peer.expect(Kind.RELEASE, skip=TALK).fields[0] == 2
+    assert requested(peer).fields[:2] == (0, 8 << 20)
+    assert quiet(client, 0.05)
+    assert suspended(of_first)[4] == 1
+    driver.does(first.process.pid, "lock", "checkpoint")
+    peer.grant(gpus[0], 3)
+    assert client.hear() == 0
+    assert client.hear() == "done"
+    assert peer.expect(Kind.MEMORY, skip=(Kind.IDLE, Kind.BUSY)).fields[:2] == (0, 8 << 20)
+    said(client, "assert d.result('cuMemAlloc_v2', c.byref(at), c.c_size_t(2 << 30)) == 2")  # beyond the limit
+
+
+def test_an_allocation_fails_where_the_agent_made_no_room(
+    held: Held, start: Start, agent: ScriptedAgent, gpus: list[bytes]
+) -> None:
+    """Two leases without room: the error stands, and the agent hears what there really is."""
+    held()
+    client = start(STEPS, GPUSHARE_ENGINE="suspend")
+    peer = agent.peer()
+    client.hear()
+    said(client, "small = d.alloc(MIB)")
+    client.say(ALLOC)
+    assert requested(peer).fields[1] == 9 << 20
+    peer.grant(gpus[0], 2)
+    assert peer.expect(Kind.RELEASE, skip=TALK).fields[0] == 2
+    assert requested(peer).fields[1] == 9 << 20
+    peer.grant(gpus[0], 3)
+    assert client.hear() == OUT_OF_MEMORY
+    assert client.hear() == "done"
+    while peer.expect(Kind.MEMORY, skip=(Kind.IDLE, Kind.BUSY)).fields[1] != 1 << 20:
+        pass
+
+
+@pytest.mark.parametrize("settings", [{"SIMGPU_MEMORY": "20MiB", "SIMGPU_CONTEXT_MEMORY": "8MiB"}], ids=[""])
+def test_a_context_that_finds_no_room_asks_for_it(
+    held: Held, start: Start, driver: Caller, agent: ScriptedAgent, gpus: list[bytes]
+) -> None:
+    first, of_first = held()
+    client = start(STEPS, GPUSHARE_ENGINE="suspend")
+    peer = agent.peer()
+    assert requested(peer).fields[1] == 512 << 20
+    assert suspended(of_first)[4] == 1
+    driver.does(first.process.pid, "lock", "checkpoint")
+    peer.grant(gpus[0], 2)
+    assert client.hear() == "ready"
+
+
+def test_an_interrupt_ends_the_wait_for_room_with_the_error(
+    held: Held, start: Start, agent: ScriptedAgent, gpus: list[bytes]
+) -> None:
+    held()
+    client = start(STEPS, GPUSHARE_ENGINE="suspend")
+    peer = agent.peer()
+    client.hear()
+    said(client, "import signal; signal.signal(signal.SIGUSR1, lambda *_: None)")
+    client.say(ALLOC)
+    requested(peer)
+    assert quiet(client, 0.05)
+    client.process.send_signal(10)
+    assert client.hear() == OUT_OF_MEMORY
+
+
+def test_without_an_agent_that_suspends_an_allocation_fails_at_once(
+    start: Start, socket_path: Path, gpus: list[bytes]
+) -> None:
+    agent = ScriptedAgent(socket_path, gpus, total=1 << 30)
+    client = start(STEPS, GPUSHARE_ENGINE="suspend")
+    peer = agent.peer()
+    client.hear()
+    client.say(ALLOC.replace("8 * MIB", "16 * MIB"))
+    assert client.hear() == OUT_OF_MEMORY
+    peer.nothing(0.05)
+    agent.stop()
 
 
 def test_every_call_that_the_simulated_driver_blocks_waits_in_front_of_it() -> None:

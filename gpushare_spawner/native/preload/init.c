@@ -69,7 +69,9 @@ static void fork_watch(void) {
 CUresult wrapped_cuInit(unsigned flags);
 CUresult wrapped_cuInit(unsigned flags) {
     driver_load();
+    struct passage *passage = engine_suspends() ? launch_enter_call() : NULL;
     CUresult result = real.cuInit(flags);
+    launch_leave(passage);
     if (result != CUDA_SUCCESS || !sharing_wanted()) return result;
     pthread_mutex_lock(&beginning);
     if (!begun) {

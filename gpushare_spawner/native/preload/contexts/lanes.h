@@ -62,6 +62,9 @@ struct default_lane {
 /* No handle of a context, and not what the driver says where a thread has none (NULL). */
 #define NO_CONTEXT ((CUcontext) - 1)
 
+/* More than the session may have: not for lack of memory. */
+#define LANES_REFUSED UINT64_MAX
+
 /* One thread's record. Recycled, never freed: the background thread walks the list of them. */
 struct passage {
     _Atomic uint32_t depth;    /* wrappers that this thread is inside of */
@@ -73,6 +76,9 @@ struct passage {
     uint32_t let_through; /* launches that go without a lease, since a signal interrupted a wait; */
     uint64_t let_until;   /* until then */
     CUcontext context;    /* current, if known */
+    struct gpu *short_of; /* the present call waited for memory of this GPU (shortage.c); */
+    uint64_t short_bytes; /* for so much */
+    uint64_t wanted; /* with engine `suspend`: device memory that the present call has set aside, or LANES_REFUSED */
     struct passage *next;
     _Atomic bool used;
     _Atomic uint64_t launches[MAX_GPUS]; /* calls that put work on a GPU */

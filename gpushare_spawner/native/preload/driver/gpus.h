@@ -41,6 +41,13 @@ struct gpu {
     _Atomic uint32_t waiters;  /* threads at the shut gate */
     _Atomic uint32_t progress; /* changes while an answer is being worked for */
 
+    /* Calls that the driver refused for lack of device memory, and that wait for a lease (shortage.c). */
+    _Atomic uint64_t short_of;    /* bytes that they need, */
+    _Atomic uint64_t short_above; /* beyond those that the process had then */
+    _Atomic uint32_t shortages;   /* how many there were */
+    _Atomic uint32_t grants;      /* futex: changes when a lease begins, or when there is no agent */
+    _Atomic bool restate;         /* the agent was told of more memory than there is: tell it again (worker.c) */
+
     /* Accounting, bytes (account.c). */
     _Atomic uint64_t managed;
     _Atomic uint64_t plain;

@@ -80,9 +80,7 @@ static void stand_aside(struct passage *passage) {
     atomic_store_explicit(&passage->depth, 0, memory_order_release);
 }
 
-/* The GPU of the thread's context, else the session's first. Asks the driver for no more than the context's handle,
-   which it says also while it blocks other calls. */
-static struct gpu *gpu_to_ask_for(void) {
+struct gpu *launch_gpu_to_ask_for(void) {
     struct gpu *found = NULL;
     CUcontext current = NULL;
     if (gpu_count > 1 && real.cuCtxGetCurrent(&current) == CUDA_SUCCESS && current) {
@@ -96,20 +94,28 @@ static struct gpu *gpu_to_ask_for(void) {
     return found ? found : &gpus[0];
 }
 
-/* Go inside, in no lane. Waits while the process is suspended. */
-static void pass_call(struct passage *passage) {
+void launch_step_inside(struct passage *passage) {
     launch_announce(passage, &no_lane);
     while (suspension_waits()) {
         stand_aside(passage);
-        enum waiting_end end = waiting_in_front(&suspension_of_threads, SUSPENSION_WAITS, gpu_to_ask_for(), passage);
+        enum waiting_end end =
+            waiting_in_front(&suspension_of_threads, SUSPENSION_WAITS, launch_gpu_to_ask_for(), passage);
         launch_announce(passage, &no_lane);
         if (end == WAITING_UNANSWERED) return;
     }
 }
 
+bool launch_step_outside(struct passage *passage) {
+    if (atomic_load_explicit(&passage->depth, memory_order_relaxed) != 1) return false;
+    stand_aside(passage);
+    return true;
+}
+
 struct passage *launch_enter_call(void) {
     struct passage *passage = own_passage();
-    if (likely(passage) && !goes_deeper(passage)) pass_call(passage);
+    if (unlikely(!passage) || goes_deeper(passage)) return passage;
+    launch_step_inside(passage);
+    passage->wanted = 0;
     return passage;
 }
 
@@ -126,7 +132,7 @@ struct passage *launch_pass_slowly(struct passage *passage, struct lane *lane, C
     for (;; lane = NULL) {
         bool capturing = captures_in_progress();
         if (!lane || capturing) {
-            pass_call(passage); /* the driver is asked, and the process must not be suspended meanwhile */
+            launch_step_inside(passage); /* the driver is asked, and the process must not be suspended meanwhile */
             if (!lane) lane = lane_of(passage, stream);
             /* no current context, a GPU that is not arbitrated, or a call that is only recorded */
             if (!lane || (capturing && is_recorded(lane, stream))) return passage;
@@ -141,7 +147,7 @@ struct passage *launch_pass_slowly(struct passage *passage, struct lane *lane, C
                 launch_count(passage, lane);
                 return passage;
             }
-            stand_aside(passage);
+            launch_announce(passage, &no_lane); /* it asks the driver, and must be seen inside */
             if (pace_wait(gpu, lane)) waiting_interrupted(passage);
             continue;
         }

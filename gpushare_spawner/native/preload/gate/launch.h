@@ -60,7 +60,16 @@ static inline __attribute__((always_inline)) struct passage *launch_enter(CUstre
    is suspended, as launch_pass_slowly does at the gate. Allocates at a thread's first call. */
 struct passage *launch_enter_call(void);
 
-/* After either of them. */
+/* For a thread inside such a call: out of it, so that nobody waits for the thread, and in again, which waits as
+   entering does. False: it is inside two calls, and stays there. */
+bool launch_step_outside(struct passage *passage);
+void launch_step_inside(struct passage *passage);
+
+/* The GPU of the thread's context, else the session's first. Asks the driver for no more than the context's handle,
+   which it says also while it blocks other calls. Takes contexts_lock where there are several GPUs. */
+struct gpu *launch_gpu_to_ask_for(void);
+
+/* After launch_enter or launch_enter_call. */
 static inline void launch_leave(struct passage *passage) {
     if (unlikely(!passage)) return;
     if (unlikely(passage->paced)) pace_left(passage);

@@ -11,6 +11,7 @@
 #include "platform/session_socket.h"
 #include "gate/gate.h"
 #include "gate/launch.h"
+#include "gate/shortage.h"
 
 /* docs/reference/protocol.md: after so long without an answer the work runs anyway. */
 #define ANSWER_PATIENCE (30 * SECOND)
@@ -44,6 +45,7 @@ static struct lease {
     bool paging_out;
     uint64_t paging_out_for; /* the lease id to name in PAGED_OUT */
     uint64_t page_out_next;  /* asked for while another page-out is in progress */
+    uint32_t shortages;      /* calls that lacked memory, up to the last REQUEST */
 } leases[MAX_GPUS];
 
 static struct lease *lease_of(const struct gpu *gpu) {
@@ -66,6 +68,7 @@ void lease_without_agent(struct gpu *gpu) {
     *lease = (struct lease){.state = WITHOUT_AGENT, .bursts = lease->bursts};
     pace_begin(gpu, 0);
     gate_open(gpu);
+    shortage_over(gpu);
 }
 
 void lease_begin(struct gpu *gpu) {
@@ -80,6 +83,7 @@ static void ask(struct gpu *gpu) {
     lease->state = ASKED;
     lease->asked_at = clock_now();
     struct account_figures memory = account_told(gpu);
+    lease->shortages = atomic_load(&gpu->shortages);
     tell(gpu, FRAME_REQUEST, memory.managed, memory.plain, ++lease->bursts);
 }
 
@@ -121,6 +125,7 @@ static void hold(struct gpu *gpu) {
     atomic_fetch_add(&gpu->progress, 1);
     pace_begin(gpu, lease->pace);
     gate_open(gpu);
+    shortage_over(gpu);
 }
 
 void lease_granted(struct gpu *gpu, const struct frame *frame) {
@@ -239,7 +244,9 @@ static uint64_t held_step(struct gpu *gpu, uint64_t now) {
     case BURST_ENDED: tell(gpu, FRAME_IDLE, lease->id, burst_busy_time(gpu), burst_quiet_time(gpu, now)); break;
     case BURST_SAME: break;
     }
-    if (burst_quiet_time(gpu, now) >= QUIET_RELEASE) {
+    /* memory that is missing comes with another lease: the agent may have to suspend others first */
+    bool short_of_memory = atomic_load(&gpu->short_of) && atomic_load(&gpu->shortages) != leases[gpu->index].shortages;
+    if (short_of_memory || burst_quiet_time(gpu, now) >= QUIET_RELEASE) {
         shut(gpu, RELEASE_IDLE, 0);
         return now;
     }

@@ -73,7 +73,7 @@ static uint64_t managed_bytes(void) {
 static void answer(uint64_t number, bool ready) {
     uint64_t managed = managed_bytes(), opened = ties_count(TIE_OPENED).number;
     uint64_t exported = ties_count(TIE_EXPORTED).number, all = 0;
-    for (int i = 0; i < gpu_count; i++) all += account_told(&gpus[i]).plain;
+    for (int i = 0; i < gpu_count; i++) all += account_used(&gpus[i]);
     ready = ready && !managed && !opened && !exported;
     struct frame frame = {.type = FRAME_SUSPEND_READY,
                           .f = {number, managed, opened, exported, (uint64_t)atomic_load(&contexts_known), ready,

@@ -16,6 +16,7 @@
 #include "contexts/driver_turn.h"
 #include "driver/driver.h"
 #include "gate/gate.h"
+#include "gate/shortage.h"
 #include "lease/lease.h"
 #include "lease/observing.h"
 #include "lease/suspending.h"
@@ -98,6 +99,7 @@ static void connection_lost(const char *why) {
     /* processes that lost the same agent come back one after the other: a quarter of the wait is by chance */
     uint64_t chance = (now ^ (uint64_t)getpid() << 20) * 0x9E3779B97F4A7C15ull >> 32;
     session.retry_at = now + wait - (wait / 4 * chance >> 32);
+    atomic_store(&shortage_answered, false);
     suspending_without_agent();
     for (int i = 0; i < gpu_count; i++) {
         lease_without_agent(&gpus[i]);
@@ -138,7 +140,8 @@ static void tell_memory(struct gpu *gpu, uint64_t now) {
     if (engine_wanted() == ENGINE_OBSERVE && !(told_of_bursts() && atomic_load(&gpu->shared))) return;
     account_settle(); /* a thread that has just changed the account either sees that, or its change is seen here */
     struct account_figures memory = account_told(gpu), *told = &accounts[gpu->index].told;
-    if (memory.managed == told->managed && memory.plain == told->plain) return;
+    bool again = atomic_exchange(&gpu->restate, false);
+    if (!again && memory.managed == told->managed && memory.plain == told->plain) return;
     accounts[gpu->index].told_at = now;
     *told = memory;
     struct frame frame = {.type = FRAME_MEMORY, .f = {memory.managed, memory.plain}};
@@ -161,6 +164,7 @@ static void begin_on(struct gpu *gpu) {
 
 static void greeting_complete(void) {
     session.greeted = true;
+    atomic_store(&shortage_answered, engine_suspends() && session.agent_features & FEATURE_SUSPEND);
     session.greeted_at = clock_now();
     session.last_error = 0;
     for (int i = 0; i < gpu_count; i++) {
@@ -377,6 +381,7 @@ void worker_forget(void) {
     wake_forget();
     session_socket_close();
     atomic_store(&first_try, 0);
+    atomic_store(&shortage_answered, false);
     memset(accounts, 0, sizeof accounts);
     for (int i = 0; i < gpu_count; i++) atomic_store(&gpus[i].changed, false);
 }

@@ -73,7 +73,8 @@ static inline bool account_has_room(struct gpu *gpu, size_t bytes) {
                         atomic_load_explicit(&gpu->allowance, memory_order_relaxed));
 }
 
-/* What the agent is told. With an engine that moves no memory itself all of it is plain. May ask the driver. */
+/* What the agent is told. With an engine that moves no memory itself all of it is plain, and what calls wait for
+ * counts. May ask the driver. */
 struct account_figures {
     uint64_t managed, plain;
 };

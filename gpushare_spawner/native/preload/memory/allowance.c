@@ -5,9 +5,11 @@
 #include <pthread.h>
 #include <string.h>
 
+#include "contexts/lanes.h"
 #include "memory/account.h"
 #include "memory/block_cache.h"
 #include "memory/pool_memory.h"
+#include "platform/engine.h"
 #include "platform/futex.h"
 #include "platform/session_socket.h"
 #include "platform/wake.h"
@@ -121,6 +123,7 @@ static bool take(struct gpu *gpu, const struct memory_wanted *wanted, bool limit
     if (!fits && give_freed_back(gpu, wanted->bytes))
         fits = account_take_within(gpu, wanted, 0) || take_after_asking(gpu, wanted, !limited);
     if (fits) account_changed(gpu);
+    if (unlikely(engine_suspends()) && lanes_passage) lanes_passage->wanted = fits ? wanted->bytes : LANES_REFUSED;
     return fits;
 }
 

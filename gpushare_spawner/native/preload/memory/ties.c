@@ -12,14 +12,22 @@ struct node {
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct node *_Atomic ties; /* written with the lock held */
+static _Atomic bool lost;         /* one could not be recorded: the process counts as tied from now on */
 
 static bool same(const struct tie *a, const struct tie *b) {
     return a->kind == b->kind && a->object == b->object && a->id == b->id && a->owner == b->owner;
 }
 
+void ties_lost(void) {
+    atomic_store(&lost, true);
+}
+
 static void add(struct tie tie, bool once) {
     struct node *node = malloc(sizeof *node);
-    if (!node) return;
+    if (!node) {
+        ties_lost();
+        return;
+    }
     pthread_mutex_lock(&lock);
     const struct node *known = once ? atomic_load(&ties) : NULL;
     while (known && !same(&known->tie, &tie)) known = known->next;
@@ -99,7 +107,7 @@ void ties_of_context_gone(CUcontext context) {
 }
 
 struct tie_count ties_count(enum tie_kind kind) {
-    struct tie_count count = {0, 0};
+    struct tie_count count = {kind == TIE_EXPORTED && atomic_load(&lost), 0};
     remove_ties(is_freed, (struct tie){0}, true);
     pthread_mutex_lock(&lock);
     for (const struct node *node = atomic_load(&ties); node; node = node->next) {
@@ -113,5 +121,6 @@ struct tie_count ties_count(enum tie_kind kind) {
 
 void ties_forget(void) {
     atomic_store(&ties, NULL);
+    atomic_store(&lost, false);
     pthread_mutex_init(&lock, NULL);
 }

@@ -35,6 +35,9 @@ void ties_add(struct tie tie);
 /* The same, unless it is known already. */
 void ties_add_once(struct tie tie);
 
+/* There is one that could not be remembered, for lack of memory. */
+void ties_lost(void);
+
 /* Forget one of these; all of them. */
 void ties_remove(enum tie_object object, uint64_t id);
 void ties_remove_all(enum tie_object object, uint64_t id);

@@ -62,7 +62,10 @@ static void tie(struct physical *entry, enum tie_kind kind) {
 /* Of another process, or of several at once. */
 static void add_foreign(CUmemHandle handle, enum tie_kind kind) {
     struct physical *entry = malloc(sizeof *entry);
-    if (!entry) return;
+    if (!entry) {
+        ties_lost();
+        return;
+    }
     *entry = (struct physical){.handle = handle, .references = 1};
     pthread_mutex_lock(&lock);
     tie(entry, kind);

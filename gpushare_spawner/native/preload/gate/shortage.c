@@ -1,0 +1,59 @@
+#define _GNU_SOURCE
+#include "gate/shortage.h"
+
+#include "contexts/captures.h"
+#include "driver/driver.h"
+#include "gate/launch.h"
+#include "gate/waiting.h"
+#include "memory/account.h"
+#include "platform/futex.h"
+
+#define MOST_TRIES 3
+/* What is asked for where the call does not say how much it needs: a context, a module, a graph. A context of a real
+   driver takes 300 to 500 MB. */
+#define UNKNOWN_BYTES (512ull << 20)
+
+_Atomic bool shortage_answered;
+
+/* Bytes that the call needs; 0: it does not lack device memory. */
+static uint64_t missing(const struct passage *passage) {
+    if (passage->wanted) return passage->wanted != LANES_REFUSED ? passage->wanted : 0;
+    size_t available = 0, total = 0;
+    /* without a context it is the context that has no room */
+    bool known = real.cuMemGetInfo_v2(&available, &total) == CUDA_SUCCESS;
+    return known && available >= UNKNOWN_BYTES ? 0 : UNKNOWN_BYTES;
+}
+
+bool shortage_waited(struct passage *passage, unsigned tries) {
+    if (!passage || tries + 1 >= MOST_TRIES || !atomic_load(&shortage_answered) || captures_in_progress()) return false;
+    uint64_t bytes = missing(passage);
+    struct gpu *gpu = launch_gpu_to_ask_for();
+    uint64_t used = account_used(gpu);
+    if (!bytes || !atomic_load(&gpu->shared) || !launch_step_outside(passage)) return false;
+    uint32_t seen = atomic_load(&gpu->grants);
+    if (!passage->short_of) { /* at a further try it is known already */
+        if (atomic_fetch_add(&gpu->short_of, bytes) == 0) atomic_store(&gpu->short_above, used);
+        passage->short_of = gpu;
+        passage->short_bytes = bytes;
+    }
+    atomic_fetch_add(&gpu->shortages, 1);
+    enum waiting_end end = waiting_in_front(&gpu->grants, seen, gpu, passage);
+    launch_step_inside(passage);
+    return end == WAITING_OPENED;
+}
+
+void shortage_settled(struct passage *passage) {
+    struct gpu *gpu = passage ? passage->short_of : NULL;
+    if (!gpu) return;
+    passage->short_of = NULL;
+    atomic_fetch_sub(&gpu->short_of, passage->short_bytes);
+    passage->short_bytes = 0;
+    /* the agent was told of what the call needs, and not of what there is */
+    atomic_store(&gpu->restate, true);
+    account_changed(gpu);
+}
+
+void shortage_over(struct gpu *gpu) {
+    atomic_fetch_add(&gpu->grants, 1);
+    futex_wake(&gpu->grants);
+}
