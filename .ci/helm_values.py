@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from gpushare_spawner.templates.schema import idle_schema, quota_schema, template_schema
+from gpushare_spawner.templates.schema import idle_schema, layers_schema, quota_schema, template_schema
 
 ROOT = Path(__file__).resolve().parent.parent
 HUB_VALUES = ROOT / "helm-values" / "jupyterhub.yaml"
@@ -51,12 +51,12 @@ def with_config_files(values: str) -> str:
 
 
 def with_templates(schema: str) -> str:
-    """The chart's schema with those of a compute template, of quotas and of the idle policy as they are now."""
+    """The chart's schema with those of a compute template and of the files beside templates as they are now."""
     values = json.loads(schema)
     template = template_schema()
-    quotas, idle = quota_schema(), idle_schema()
-    parts = {"Template": template, "Quotas": quotas, "IdlePolicy": idle}
-    for schema_of_file in (template, quotas, idle):
+    beside = {"Quotas": quota_schema(), "IdlePolicy": idle_schema(), "Layers": layers_schema()}
+    parts = {"Template": template, **beside}
+    for schema_of_file in (template, *beside.values()):
         schema_of_file.pop("$schema")
         parts |= schema_of_file.pop("$defs")
     # the key in the values is the name of a template that has none

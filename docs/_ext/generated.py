@@ -6,6 +6,9 @@
 | gpushare-template-fields | | the fields of a compute template |
 | gpushare-quota-fields | file or Group | the fields of quotas.yaml, or of an entry of it |
 | gpushare-idle-fields | file, or the name of a part | the fields of idle.yaml, or of a part of it |
+| gpushare-layers | | what each sharing layer can, as a table |
+| gpushare-layer-notes | | what must be known of each sharing layer, and where that is from |
+| gpushare-layer-fields | file, or the name of a part | the fields of layers.yaml, or of a part of it |
 | gpushare-notifier-fields | file, or the name of a part | the fields of the file of notifiers, or of a part of it |
 | gpushare-commands | | every subcommand of gpushare, with its options |
 | gpushare-metrics | agent-without-token, agent-with-token or service | its metric families |
@@ -34,6 +37,7 @@ from sphinx.util.docutils import SphinxDirective
 from tornado.web import Application
 
 from gpushare_spawner import cli
+from gpushare_spawner.model.layers import LAYERS
 
 SURROUNDINGS = ("GPUSHARE_", "JUPYTERHUB_", "NODE_NAME", "POD_NAMESPACE", "XDG_RUNTIME_DIR")
 """Beginnings of the environment variables that defaults of options are taken from."""
@@ -54,7 +58,7 @@ def command_parser(name: str) -> argparse.ArgumentParser:
 
 
 def template_schema(of: str = "template") -> dict[str, Any]:
-    """The JSON Schema as `gpushare templates schema` prints it. ``of``: template, quotas or idle."""
+    """The JSON Schema as `gpushare templates schema` prints it. ``of``: template, quotas, idle or layers."""
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
         cli.main(["templates", "schema", of])
@@ -169,6 +173,21 @@ class IdleFields(Generated):
         return reference_text.file_fields(template_schema("idle"), argument)
 
 
+class LayerFields(Generated):
+    def text(self, argument: str) -> str:
+        return reference_text.file_fields(template_schema("layers"), argument)
+
+
+class LayerMatrix(Generated):
+    def text(self, argument: str) -> str:
+        return reference_text.layers(LAYERS.values())
+
+
+class LayerNotes(Generated):
+    def text(self, argument: str) -> str:
+        return reference_text.layer_notes(LAYERS.values())
+
+
 class NotifierFields(Generated):
     def text(self, argument: str) -> str:
         return reference_text.file_fields(notifier_schema(), argument)
@@ -208,6 +227,9 @@ def setup(app: Sphinx) -> dict[str, bool]:
         ("template-fields", TemplateFields),
         ("quota-fields", QuotaFields),
         ("idle-fields", IdleFields),
+        ("layers", LayerMatrix),
+        ("layer-notes", LayerNotes),
+        ("layer-fields", LayerFields),
         ("notifier-fields", NotifierFields),
         ("commands", Commands),
         ("metrics", Metrics),

@@ -21,6 +21,9 @@ from tornado.routing import PathMatches
 from tornado.web import Application, RequestHandler
 from traitlets import HasTraits
 
+from gpushare_spawner.model.layers import IdleReach, Layer, Source, Where
+from gpushare_spawner.model.share import UNITS_PER_GPU
+
 OURS = "gpushare_spawner."
 METHODS = ("get", "head", "post", "put", "patch", "delete")
 
@@ -49,6 +52,45 @@ def plain(text: str) -> str:
     marked = [f"`{part}`" for part in parts[1::2]]
     said = "".join(part for pair in zip(escaped, [*marked, ""], strict=True) for part in pair)
     return said[:1].upper() + said[1:] + ("" if said[-1:] in ("", ".") else ".")
+
+
+# -- sharing layers ---------------------------------------------------------------------------------------------------
+
+
+def layers(declared: Iterable[Layer]) -> str:
+    """A table of what each layer can."""
+    head = ("layer", "`gpu.layer`", "smallest share", "memory", "time", "placed by", "beyond the GPU's memory",
+            "several GPUs", "idle server", "where")  # fmt: skip
+    return table(head, (_layer(one) for one in declared))
+
+
+def _layer(one: Layer) -> tuple[str, ...]:
+    smallest = f"{one.smallest_units / UNITS_PER_GPU:g}" if one.smallest_units is not None else "replica or profile"
+    reach = ", ".join(["stop", *(action for action in IdleReach if action in one.reach)])
+    return (
+        f"{one.title} (legacy)" if one.legacy else one.title,
+        f"`{one.name}`",
+        smallest,
+        one.memory.value,
+        one.compute.value,
+        one.places.value,
+        "yes" if one.oversubscribes else "no",
+        "yes" if one.several_gpus else "no",
+        reach,
+        ", ".join("Kubernetes" if place is Where.KUBERNETES else place for place in Where if place in one.where),
+    )
+
+
+def layer_notes(declared: Iterable[Layer]) -> str:
+    """A list of what an admin must know of each layer, and which version of its source that is from."""
+    return "\n".join(f"- **{one.title}**: {one.note}{_source(one.source)}" for one in declared)
+
+
+def _source(source: Source | None) -> str:
+    if source is None:
+        return ""
+    files = ", ".join(f"`{file}`" for file in source.files)
+    return f" Facts: {source.project} {source.version}{', ' if files else ''}{files}."
 
 
 # -- settings ---------------------------------------------------------------------------------------------------------

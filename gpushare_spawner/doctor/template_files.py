@@ -8,9 +8,12 @@ from pathlib import Path
 from gpushare_spawner.agent.gpus.nvml import Gpu
 from gpushare_spawner.doctor.finding import Finding, note, ok, problem, skipped
 from gpushare_spawner.model.idle_policy import IdlePolicy
+from gpushare_spawner.model.layers import LayersFile
 from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.templates.folder import TemplateFolder, Templates
 from gpushare_spawner.templates.idle_file import IDLE_FILE, idle_file
+from gpushare_spawner.templates.layer_check import layer_notes, layer_problems, legacy_notes
+from gpushare_spawner.templates.layers_file import LAYERS_FILE, layers_file
 from gpushare_spawner.templates.optional_file import FileInForce
 from gpushare_spawner.templates.problems import Problem
 from gpushare_spawner.templates.quota_file import QUOTA_FILE, QuotaFile, QuotasInForce
@@ -26,10 +29,12 @@ def check(folder: Path, gpus: tuple[Gpu, ...], on_node: bool) -> list[Finding]:
             return [skipped(str(folder), "does not exist: in a cluster the hub's pod has the templates")]
         return [problem(str(folder), "does not exist, so the form is empty", _COPY)]
     quiet = logging.Logger("gpushare.doctor", logging.CRITICAL)
-    found = findings(folder, TemplateFolder(folder, log=quiet).load(), gpus)
+    templates = TemplateFolder(folder, log=quiet).load()
+    found = findings(folder, templates, gpus)
     # in a cluster there are other GPUs than this node's
     found += quota_findings(folder, QuotaFile(folder, log=quiet).load(), () if on_node else gpus)
-    return found + idle_findings(folder, idle_file(folder, log=quiet).load())
+    found += idle_findings(folder, idle_file(folder, log=quiet).load())
+    return found + layer_findings(folder, templates, layers_file(folder, log=quiet).load())
 
 
 def findings(folder: Path, templates: Templates, gpus: tuple[Gpu, ...]) -> list[Finding]:
@@ -69,6 +74,20 @@ def idle_findings(folder: Path, idle: FileInForce[IdlePolicy]) -> list[Finding]:
     found = [problem(*_told(folder, wrong)) for wrong in idle.problems]
     if idle.content is not None and not idle.problems:
         found.append(ok(str(folder / IDLE_FILE), "the idle policy is valid"))
+    return found
+
+
+def layer_findings(folder: Path, templates: Templates, layers: FileInForce[LayersFile]) -> list[Finding]:
+    """Return the findings about layers.yaml and what templates promise of its layers; none where there is no file."""
+    found = [problem(*_told(folder, wrong)) for wrong in layers.problems]
+    if layers.content is None:
+        return found
+    found += [problem(*_told(folder, wrong)) for wrong in layer_problems(templates, layers.content)]
+    remedy = "Nothing, if that is meant. See the reference of sharing layers."
+    for text in (*layer_notes(templates, layers.content), *legacy_notes(templates, layers.content)):
+        found.append(note(str(folder / LAYERS_FILE), text, remedy))
+    if not layers.problems:
+        found.append(ok(str(folder / LAYERS_FILE), "the sharing layers are valid"))
     return found
 
 

@@ -14,6 +14,7 @@ import pytest
 import reference_text
 
 from gpushare_spawner import cli
+from gpushare_spawner.model.layers import LAYERS, LayerName
 from gpushare_spawner.model.protocol import control
 from gpushare_spawner.model.protocol.frames import Feature, Kind
 
@@ -245,3 +246,41 @@ def test_the_librarys_page_has_exactly_the_variables_that_the_library_reads() ->
     levels = re.findall(r'{"(\w+)", LOG_', (PRELOAD / "platform" / "log.c").read_text())
     assert levels
     assert all(f"`{level}`" in page("library.md") for level in levels)
+
+
+# -- sharing layers ---------------------------------------------------------------------------------------------------
+
+
+def test_the_table_of_layers_says_what_the_declarations_say() -> None:
+    found = {cells[1].strip("`"): cells for cells in rows(reference_text.layers(LAYERS.values()))[2:]}
+    assert set(found) == set(LayerName)
+    assert found["native"][0] == "gpushare"
+    assert found["native"][2:9] == [
+        "0.01", "software", "software", "ledger", "yes", "yes", "stop, downgrade, release, resize"
+    ]  # fmt: skip
+    assert found["mig"][2:9] == ["replica or profile", "hardware", "hardware", "scheduler", "no", "yes", "stop"]
+    assert found["kai"][3:5] == ["accounted", "accounted"]
+    assert found["nvshare"][0] == "nvshare (legacy)"
+    assert {name for name, cells in found.items() if "one machine" in cells[9]} == {"native"}
+
+
+def test_the_notes_name_the_source_of_each_layer() -> None:
+    text = reference_text.layer_notes(LAYERS.values())
+    for layer in LAYERS.values():
+        assert f"- **{layer.title}**: {layer.note}" in text
+        assert layer.source is None or f"Facts: {layer.source.project} {layer.source.version}" in text
+
+
+def test_every_field_of_the_layers_file_is_on_its_page() -> None:
+    schema = generated.template_schema("layers")
+    shown = re.findall(r"{gpushare-layer-fields} (\w+)", page("layers.md"))
+    options = [name for name in schema["$defs"] if name.endswith("Options") and name != "AllOptions"]
+    assert set(shown) == {"file", "LayerRule", *options}
+    fields = {cells[0].strip("`") for part in shown for cells in rows(reference_text.file_fields(schema, part))[2:]}
+    assert {"rules", "nodes", "models", "layer", "queue", "strategy", "consumable", "replicas"} <= fields
+
+
+def test_the_page_of_layers_has_a_row_for_what_each_pod_gets() -> None:
+    text = page("layers.md").partition("## What a pod gets")[2]
+    named = {name.strip() for cells in rows(text)[2:] for name in cells[0].split(",")}
+    assert named == {layer.value for layer in LayerName} - {"native"}

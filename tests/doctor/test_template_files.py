@@ -78,3 +78,19 @@ def test_teams_beyond_their_department_are_a_note(tmp_path: Path) -> None:
     first, _ = quotas(tmp_path, "groups:\n  d:\n    guarantee: 0.5\n    teams: {t: {guarantee: 1}}\n")
     assert first[0] is Level.NOTE
     assert first[1].startswith("/quotas.yaml:3 groups.d: the teams are guaranteed")
+
+
+def test_layers_are_checked_with_the_templates(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(
+        "name: a\ndisplay_name: a\ngpu:\n  fraction: 0.25\n  memory: {oversubscribe: true}\n"
+    )
+    (tmp_path / "layers.yaml").write_text("rules: [{layer: kubeshare}]\n")
+    found = {one.what: one for one in check(tmp_path, (), on_node=False)}
+    (broken,) = [one for what, one in found.items() if what.startswith("gpu.memory.oversubscribe: KubeShare does not")]
+    assert broken.level is Level.PROBLEM
+    assert broken.where == f"{tmp_path}/a.yaml:5"
+    assert any("KubeShare is not maintained any more" in what for what in found)
+    assert found["the sharing layers are valid"].level is Level.OK
+    (tmp_path / "layers.yaml").write_text("rules: [{layer: magic}]\n")
+    wrong = [one for one in check(tmp_path, (), on_node=False) if one.where.endswith("layers.yaml:1")]
+    assert [one.level for one in wrong] == [Level.PROBLEM]

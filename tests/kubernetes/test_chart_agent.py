@@ -20,8 +20,10 @@ from gpushare_spawner.agent import probe
 from gpushare_spawner.cli import subcommand_parser
 from gpushare_spawner.model.idle_policy import IdlePolicy
 from gpushare_spawner.model.kubernetes import resource_name
+from gpushare_spawner.model.layers import LayersFile
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.share import UNITS_PER_GPU
+from gpushare_spawner.model.template import Template
 from gpushare_spawner.templates.parser import parse_template
 from tests.kubernetes.agent_account import POLICY_KINDS
 from tests.kubernetes.charts import AGENT_CHART, ROOT, VALUES, load, merged, notes, one, render
@@ -741,3 +743,80 @@ def test_an_idle_policy_needs_templates_and_no_template_has_its_name() -> None:
         render({"idlePolicy": {"defaults": {"release_after": "5m"}}})
     with pytest.raises(Exception, match=r"templates\.idle: the name is reserved"):
         render({"templates": {"idle": TEMPLATE["quarter"]}})
+
+
+def test_layers_are_one_more_file_for_the_hub() -> None:
+    layers = {
+        "rules": [{"models": ["*A100*"], "layer": "mig", "options": {"mig": {"strategy": "mixed"}}}],
+        "options": {"kai": {"queue": "notebooks"}, "time-slicing": {"replicas": 4}},
+    }
+    data = one(render({"templates": TEMPLATE, "layers": layers}), "ConfigMap", "gpushare-templates")["data"]
+    assert set(data) == {"quarter.yaml", "layers.yaml"}
+    assert LayersFile.model_validate(yaml.safe_load(data["layers.yaml"])) == LayersFile.model_validate(layers)
+
+
+@pytest.mark.parametrize(
+    ("layers", "said"),
+    [
+        ({"rules": [{"layer": "magic"}]}, "layers.rules.0.layer"),
+        ({"rules": [{"layer": "mig", "options": {"kai": {}}}]}, "layers.rules.0: options of kai"),
+        ({"options": {"kai": {"queu": "q"}}}, "layers.options.kai"),
+        ({"options": {"hami": {"resource": "gpu"}}}, "layers.options.hami.resource"),
+    ],
+)
+def test_layers_that_the_check_refuses_are_refused_with_their_path(layers: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValidationError):
+        LayersFile.model_validate(layers)
+    with pytest.raises(Exception, match="layers") as refused:
+        render({"templates": TEMPLATE, "layers": layers})
+    assert said in str(refused.value).replace("/", ".")
+
+
+def test_layers_need_templates_and_no_template_has_their_name() -> None:
+    with pytest.raises(Exception, match="layers: needs templates"):
+        render({"layers": {"rules": []}})
+    with pytest.raises(Exception, match=r"templates\.layers: the name is reserved"):
+        render({"templates": {"layers": TEMPLATE["quarter"]}})
+
+
+@pytest.mark.parametrize(
+    ("gpu", "idle"),
+    [
+        ({"fraction": 0.25, "layer": "mig", "memory": {"oversubscribe": True}}, {}),
+        ({"fraction": 0.25, "layer": "mig", "memory": {"engine": "managed"}}, {}),
+        ({"fraction": 0.25, "layer": "nvshare", "memory": {"guarantee": "1Gi"}}, {}),
+        ({"fraction": 0.25, "layer": "kai", "memory": {"limit": "50%"}}, {}),
+        ({"fraction": 0.25, "layer": "hami", "memory": {"limit": "100%"}}, {}),
+        ({"fraction": 0.6, "layer": "mps"}, {}),
+        ({"count": 2, "layer": "nvshare"}, {}),
+        ({"fraction": 0.25, "layer": "dra"}, {"downgrade_after": "5m", "downgrade_to": 0.1}),
+        ({"fraction": 0.25, "layer": "dra"}, {"release_after": "5m"}),
+    ],
+)
+def test_promises_that_the_layer_cannot_keep_are_refused_as_the_check_does(
+    gpu: dict[str, Any], idle: dict[str, Any]
+) -> None:
+    template = {"display_name": "a", "gpu": gpu, "idle": idle}
+    with pytest.raises(ValidationError) as wrong:
+        Template.model_validate({"name": "a", **template})
+    (error,) = wrong.value.errors()
+    with pytest.raises(Exception, match="a") as refused:
+        render({"templates": {"a": template}})
+    assert f"templates.a.{error['ctx']['field']}: " in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "gpu",
+    [
+        {"fraction": 0.25, "layer": "hami", "memory": {"limit": "25%"}},
+        {"fraction": 0.5, "layer": "mps", "memory": {"guarantee": "4Gi", "limit": "4Gi"}},
+        {"fraction": 0.25, "layer": "nvshare", "memory": {"oversubscribe": True, "limit": "100%"}},
+        {"fraction": 0.25, "layer": "native", "memory": {"oversubscribe": True, "engine": "suspend"}},
+        {"count": 1, "layer": "time-slicing", "memory": {"oversubscribe": False}},
+    ],
+)
+def test_promises_that_the_layer_keeps_are_taken(gpu: dict[str, Any]) -> None:
+    template = {"display_name": "a", "gpu": gpu}
+    Template.model_validate({"name": "a", **template})
+    data = one(render({"templates": {"a": template}}), "ConfigMap", "gpushare-templates")["data"]
+    assert yaml.safe_load(data["a.yaml"])["gpu"]["layer"] == gpu["layer"]

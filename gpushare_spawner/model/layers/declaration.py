@@ -36,6 +36,11 @@ class Enforcement(StrEnum):
     HARDWARE = "hardware"
     """The GPU itself."""
 
+    @property
+    def keeps(self) -> bool:
+        """Whether a session is kept within its part."""
+        return self in (Enforcement.SOFTWARE, Enforcement.HARDWARE)
+
 
 class PlacedBy(StrEnum):
     """What chooses the GPU of a session."""
@@ -100,8 +105,6 @@ class Layer:
     """None: it is ours."""
 
 
-_ON_BOTH = frozenset(Where)
-
 LAYERS: dict[LayerName, Layer] = {
     layer.name: layer
     for layer in (
@@ -114,7 +117,7 @@ LAYERS: dict[LayerName, Layer] = {
             places=PlacedBy.LEDGER,
             reach=frozenset(IdleReach),
             oversubscribes=True,
-            where=_ON_BOTH,
+            where=frozenset(Where),
             note="A session can use more while others are idle. A share is in proportion to time while others work.",
         ),
         Layer(
@@ -137,7 +140,6 @@ LAYERS: dict[LayerName, Layer] = {
             memory=Enforcement.SOFTWARE,
             compute=Enforcement.SOFTWARE,
             places=PlacedBy.SCHEDULER,
-            where=_ON_BOTH,
             largest_units=50,
             note="A session has an equal part of the GPU's memory and threads, one for each replica. A fault in one "
             "session's GPU program ends the GPU programs of all sessions on that GPU.",
@@ -152,7 +154,6 @@ LAYERS: dict[LayerName, Layer] = {
             memory=Enforcement.HARDWARE,
             compute=Enforcement.HARDWARE,
             places=PlacedBy.SCHEDULER,
-            where=_ON_BOTH,
             note="A share is rounded up to the smallest profile of the GPU model that holds it.",
             source=Source(
                 "NVIDIA/k8s-device-plugin", "0.20.0", ("internal/lm/mig-strategy.go", "internal/rm/devices.go")

@@ -12,6 +12,7 @@ from jupyterhub.utils import maybe_future
 from traitlets import Float, List, Unicode, Union
 
 from gpushare_spawner.clients.agent import AgentClient, default_control_socket
+from gpushare_spawner.model.layers import LAYERS, LayerName, Where
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.sharing.base import Tenant
 from gpushare_spawner.sharing.native_process import NativeProcessLayer
@@ -28,6 +29,7 @@ from gpushare_spawner.spawner.placing import report_placement, reserve_share
 from gpushare_spawner.spawner.queue.queue import SpawnRequest
 from gpushare_spawner.spawner.spawn_refused import SpawnRefused, refusals_reported
 from gpushare_spawner.wording.spawn import failures as words
+from gpushare_spawner.wording.spawn import layers as layer_words
 from gpushare_spawner.wording.spawn.cards import AGENT_SILENT
 
 _WITHOUT_GPU = {"CUDA_VISIBLE_DEVICES": "-1"}
@@ -196,6 +198,9 @@ class GPUShareMixin(GPUShareBase):
         attempt.overrides.apply_choice(choice)
         if template is None or template.gpu is None:
             return
+        layer = LAYERS[template.gpu.layer or LayerName.NATIVE]
+        if Where.ONE_MACHINE not in layer.where:
+            raise SpawnRefused(layer_words.needs_cluster(template.name, layer.title), reason="bad-template", status=500)
         tenant = Tenant(self.user.name, self.name, self._uid(), attempt.quota, attempt.user_units)
         request = SpawnRequest(tenant, template)
         reservation = await reserve_share(

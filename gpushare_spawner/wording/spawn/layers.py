@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gpushare_spawner.model.layers import LAYERS, Enforcement, Layer, LayerName
+from gpushare_spawner.model.layers import LAYERS, Layer, LayerName
 from gpushare_spawner.model.share import Share
 
 NOT_READ_YET = "The hub has not read the cluster's nodes and pods yet."
+
+
+def needs_cluster(template: str, title: str) -> str:
+    """Return that a template's layer is none for this machine."""
+    return (
+        f"The template {template} shares GPUs by {title}, which works on Kubernetes only. Tell the admin: remove "
+        "gpu.layer from the template."
+    )
 
 
 def no_node(layers: Iterable[LayerName]) -> str:
@@ -49,7 +57,7 @@ def terms(layer: Layer) -> str:
 
 
 def _kept(layer: Layer) -> str:
-    memory, compute = layer.memory is not Enforcement.NONE, layer.compute is not Enforcement.NONE
+    memory, compute = layer.memory.keeps, layer.compute.keeps
     if memory and compute:
         return "Each session is kept within its part of the GPU's memory and time."
     if memory:

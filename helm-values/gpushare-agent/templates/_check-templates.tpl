@@ -7,6 +7,9 @@
 {{- if eq .name "idle" -}}
 {{- fail "templates.idle: the name is reserved for the idle policy: choose another, or write the policy in the value idlePolicy" -}}
 {{- end -}}
+{{- if eq .name "layers" -}}
+{{- fail "templates.layers: the name is reserved for sharing layers: choose another, or write the layers in the value layers" -}}
+{{- end -}}
 {{- $gpu := index .template "gpu" -}}
 {{- $idle := default dict (index .template "idle") -}}
 {{- $share := 0.0 -}}
@@ -41,8 +44,63 @@
 {{- fail (printf "%s.idle.downgrade_to: %v must be less than the share (%v)" $path $smaller $share) -}}
 {{- end -}}
 {{- end -}}
+{{- if $gpu -}}
+{{- include "gpushare-agent.checkPromises" (dict "path" $path "gpu" $gpu "idle" $idle "share" $share) -}}
+{{- end -}}
 {{- if index $idle "release_resources" -}}
 {{- include "gpushare-agent.checkReleaseResources" (dict "path" $path "template" .template) -}}
+{{- end -}}
+{{- end }}
+
+{{- /* What a template promises that its own layer cannot keep. */ -}}
+{{- define "gpushare-agent.checkPromises" -}}
+{{- $path := .path -}}
+{{- $layer := default "native" (index .gpu "layer") -}}
+{{- if ne $layer "native" -}}
+{{- $memory := default dict (index .gpu "memory") -}}
+{{- if hasKey $memory "engine" -}}
+{{- fail (printf "%s.gpu.memory.engine: the memory engine is a part of the layer native: remove the line" $path) -}}
+{{- end -}}
+{{- if and (ne $layer "nvshare") (index $memory "oversubscribe") -}}
+{{- fail (printf "%s.gpu.memory.oversubscribe: the layer %s does not move GPU memory to host memory: write oversubscribe: false, or remove the line" $path $layer) -}}
+{{- end -}}
+{{- $own := default (printf "%v%%" (round (mulf .share 100.0) 0)) (index $memory "guarantee") -}}
+{{- if and (index $memory "guarantee") (has $layer (list "time-slicing" "nvshare")) -}}
+{{- fail (printf "%s.gpu.memory.guarantee: the layer %s does not divide GPU memory: remove the line" $path $layer) -}}
+{{- end -}}
+{{- $limit := index $memory "limit" -}}
+{{- if not (kindIs "invalid" $limit) -}}
+{{- $limit = trim (toString $limit) -}}
+{{- if has $layer (list "time-slicing" "nvshare" "kai" "dra") -}}
+{{- if ne $limit "100%" -}}
+{{- fail (printf "%s.gpu.memory.limit: the layer %s does not limit GPU memory: remove the line" $path $layer) -}}
+{{- end -}}
+{{- else if ne $limit (trim (toString $own)) -}}
+{{- fail (printf "%s.gpu.memory.limit: with the layer %s a session has the memory of its guarantee (%v), and no more: remove the line" $path $layer $own) -}}
+{{- end -}}
+{{- end -}}
+{{- range $action := list "downgrade_after" "release_after" -}}
+{{- if not (kindIs "invalid" (index $.idle $action)) -}}
+{{- fail (printf "%s.idle.%s: with the layer %s an idle server keeps its GPU until it stops: write stop_after alone" $path $action $layer) -}}
+{{- end -}}
+{{- end -}}
+{{- if and (has $layer (list "time-slicing" "mps")) (gt .share 0.5) (lt .share 1.0) -}}
+{{- fail (printf "%s.gpu.fraction: a part of a GPU with the layer %s is at most 0.50: write 0.50 or less, or count: 1" $path $layer) -}}
+{{- end -}}
+{{- if and (eq $layer "nvshare") (gt (int (default 1 (index .gpu "count"))) 1) -}}
+{{- fail (printf "%s.gpu.count: nvshare gives a server one GPU: write count: 1, or a fraction" $path) -}}
+{{- end -}}
+{{- end -}}
+{{- end }}
+
+{{- /* What `gpushare templates check` refuses in layers.yaml and values.schema.json cannot say. */ -}}
+{{- define "gpushare-agent.checkLayers" -}}
+{{- range $place, $rule := .rules -}}
+{{- range $name, $_ := $rule.options -}}
+{{- if ne $name $rule.layer -}}
+{{- fail (printf "layers.rules.%d: options of %s have no effect in a rule of layer %s: move them to a rule of that layer" $place $name $rule.layer) -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 {{- end }}
 

@@ -81,3 +81,14 @@ async def test_a_template_that_is_gone_is_never_replaced_silently(hub: RunningHu
         response = await hub.start_server("ada")
         assert response.code == 400
         assert "There is no template 'quarter-gpu'" in json.loads(response.body)["message"]
+
+
+async def test_template_with_a_layer_of_clusters_is_refused_on_one_machine(
+    hub: RunningHub, agent: FakeAgent, templates: Path
+) -> None:
+    (templates / "kai.yaml").write_text("{name: kai, display_name: kai, gpu: {fraction: 0.25, layer: kai}}")
+    response = await hub.start_server("ada", {"profile": "kai"})
+    assert response.code == 500
+    said = json.loads(response.body)["message"]
+    assert "The template kai shares GPUs by KAI Scheduler, which works on Kubernetes only." in said
+    assert not agent.asked("open")
