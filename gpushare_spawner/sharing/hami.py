@@ -27,6 +27,7 @@ CORDON = "hami.io/device-cordon"
 """UUIDs of a node's GPUs that take no new pods."""
 ALLOCATED = "hami.io/vgpu-devices-allocated"
 TO_ALLOCATE = "hami.io/vgpu-devices-to-allocate"
+HANDSHAKE = "hami.io/node-handshake"
 NODE = "hami.io/vgpu-node"
 BIND_PHASE = "hami.io/bind-phase"
 USE_TYPE = "nvidia.com/use-gputype"
@@ -88,9 +89,19 @@ def free(request: LayerRequest) -> LayerCapacity:
     return counted(
         request,
         nodes,
-        lambda node: _servers(request, node, allocated.get(node.name, ())),
+        lambda node: 0 if _gone(request, node) else _servers(request, node, allocated.get(node.name, ())),
         lambda node: _servers(request, node, ()),
     )
+
+
+def _gone(request: LayerRequest, node: ClusterNode) -> bool:
+    """Return whether HAMi's device plugin is not on a node any more, though what it registered still is.
+
+    HAMi itself also compares the time in the annotation, which is in its own time zone, with the node's resource; the
+    kubelet says 0 of it some seconds after the plugin is gone. (pkg/device/devices.go, CheckHealth.)
+    """
+    deleted = node.annotations.get(HANDSHAKE, "").startswith("Deleted")
+    return deleted or node.allocatable.get(_options(request).resource) == 0
 
 
 def gpus(node: ClusterNode) -> tuple[HamiGpu, ...]:

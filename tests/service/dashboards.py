@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gpushare_spawner.idle import RecentUse
-from gpushare_spawner.model.memory_limit_hits import MemoryLimitHits
+from gpushare_spawner.model.memory_limits.hits import MemoryLimitHits
 from gpushare_spawner.model.protocol.queue_progress import QueueProgress
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.report import DeliveredReport, GpuReport, Notice, Report, SessionReport

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from hypothesis import HealthCheck, settings
+
 from gpushare_spawner.model.layers import LayerName, LayerOptions, LayerRule, LayersFile
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.sharing.base import LayerRequest, PodSpec, Tenant
 from gpushare_spawner.sharing.cluster_facts import ClusterFacts, ClusterNode
+
+LOADED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+"""For property tests: the machine can have other work."""
 
 A100, H100, T4 = "NVIDIA-A100-SXM4-80GB", "NVIDIA-H100-80GB-HBM3", "Tesla-T4"
 GIB = 2**30

@@ -21,7 +21,7 @@ from gpushare_spawner.sharing.cluster_facts import (
     ClusterNode,
     ClusterSlice,
 )
-from tests.sharing.requests import GIB, POD, notebook, request, required
+from tests.sharing.requests import GIB, LOADED, POD, notebook, request, required
 
 DRIVER = "gpu.nvidia.com"
 MODEL = "NVIDIA A100-SXM4-80GB"
@@ -166,6 +166,7 @@ def test_rule_and_models_become_node_labels_and_an_expression() -> None:
     assert dra.free(asked) == LayerCapacity(1, 1)
 
 
+@LOADED
 @given(st.text("aB1*? -[].'\\", max_size=8), st.text("aB1 -].'\\", max_size=8))
 def test_expression_matches_what_the_pattern_matches(pattern: str, name: str) -> None:
     # RE2 and Python read this part of the language alike

@@ -13,7 +13,7 @@ from gpushare_spawner.model.layers import HamiOptions
 from gpushare_spawner.sharing import hami
 from gpushare_spawner.sharing.base import LayerCapacity, PodSpec
 from gpushare_spawner.sharing.cluster_facts import ClusterFacts, ClusterNode, ClusterPod
-from tests.sharing.requests import POD, notebook, request
+from tests.sharing.requests import LOADED, POD, notebook, request
 
 # as HAMi 2.10 writes it: of GPU 0 "index" is left out, of GPU 1 "health", because it is unhealthy
 JSON = json.dumps(
@@ -69,6 +69,7 @@ def test_guaranteed_memory_in_bytes_becomes_mebibytes_rounded_up() -> None:
     assert webhook(pod) == (1, 0, 34, 25)
 
 
+@LOADED
 @given(st.integers(1, 100), st.none() | st.integers(1, 1000).map(lambda gib: f"{gib}Gi") | st.just("50%"))
 def test_each_share_passes_the_webhook_and_asks_for_no_less(units: int, guarantee: str | None) -> None:
     gpu = {"fraction": units / 100, "memory": {"guarantee": guarantee} if guarantee else {}}
@@ -128,6 +129,15 @@ def test_pod_that_hami_bound_counts_before_its_node_shows_and_a_failed_one_does_
     asked = {"fraction": 0.25}
     assert hami.free(request(asked, HamiOptions(), ClusterFacts((registered(),), (pending,)))).servers == 0
     assert hami.free(request(asked, HamiOptions(), ClusterFacts((registered(),), (failed,)))).servers == 4
+
+
+def test_node_that_hamis_plugin_has_left_has_nothing_free() -> None:
+    asked = {"fraction": 0.25}
+    deleted = registered(**{hami.HANDSHAKE: "Deleted_2026.08.21 10:00:00"})
+    stopped = ClusterNode("a", annotations={hami.REGISTER: JSON}, allocatable={"nvidia.com/gpu": 0})
+    there = ClusterNode("a", annotations={hami.REGISTER: JSON}, allocatable={"nvidia.com/gpu": 20})
+    for node, servers in ((deleted, 0), (stopped, 0), (there, 4)):
+        assert hami.free(request(asked, HamiOptions(), ClusterFacts((node,)))) == LayerCapacity(servers, 4)
 
 
 def test_cordoned_gpu_and_other_models_are_not_free() -> None:

@@ -12,7 +12,7 @@ from gpushare_spawner.model.layers import KaiOptions
 from gpushare_spawner.sharing import kai
 from gpushare_spawner.sharing.base import LayerCannot, LayerCapacity, PodSpec
 from gpushare_spawner.sharing.cluster_facts import ClusterFacts, ClusterNode, ClusterPod, ClusterQueue
-from tests.sharing.requests import POD, node, notebook, request
+from tests.sharing.requests import LOADED, POD, node, notebook, request
 
 OPTIONS = KaiOptions()
 
@@ -50,6 +50,7 @@ def admission(pod: PodSpec) -> None:
         assert annotations[kai.CONTAINER] in {one["name"] for one in containers}
 
 
+@LOADED
 @given(
     st.one_of(
         st.integers(1, 100).map(lambda units: {"fraction": units / 100}),

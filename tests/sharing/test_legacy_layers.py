@@ -12,7 +12,7 @@ from gpushare_spawner.model.layers import KubeShareOptions, MetaGpuOptions, Nvsh
 from gpushare_spawner.sharing import kubeshare, metagpu, nvshare
 from gpushare_spawner.sharing.base import LayerCannot, LayerCapacity
 from gpushare_spawner.sharing.cluster_facts import ClusterFacts, ClusterNode, ClusterPod
-from tests.sharing.requests import POD, node, notebook, request
+from tests.sharing.requests import LOADED, POD, node, notebook, request
 
 # pkg/scheduler/pod.go of KubeShare a862311, as its FindString reads it: the whole text must match
 VALUE = re.compile(r"[0]+.[0-9]+|[1-9]+[0-9]*[.]+[0]+|[1-9]+")
@@ -44,6 +44,7 @@ def test_nvshare_session_has_one_place_on_its_nodes_only_gpu() -> None:
         nvshare.render(POD, request({"count": 2}, NvshareOptions(), there))
 
 
+@LOADED
 @given(
     st.one_of(
         st.integers(1, 100).map(lambda units: {"fraction": units / 100}),

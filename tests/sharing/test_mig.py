@@ -11,7 +11,7 @@ from gpushare_spawner.sharing import mig
 from gpushare_spawner.sharing.base import LayerCannot, LayerCapacity
 from gpushare_spawner.sharing.cluster_facts import ClusterFacts, ClusterNode, ClusterPod
 from gpushare_spawner.sharing.mig_profiles import MigProfile, profile, smallest
-from tests.sharing.requests import A100, GIB, H100, POD, node, notebook, request, required
+from tests.sharing.requests import A100, GIB, H100, LOADED, POD, node, notebook, request, required
 
 STRATEGY = "nvidia.com/mig.strategy"
 # NVIDIA MIG user guide, "Supported MIG Profiles": name, parts of the memory (in eighths) and of the SMs
@@ -64,6 +64,7 @@ def test_profiles_names_tell_their_parts_as_the_guide_has_them(model: str, gib: 
         assert unknown.memory_slices <= eighths
 
 
+@LOADED
 @given(st.sampled_from(MODELS), st.integers(1, 100), st.none() | st.integers(1, 180))
 def test_profile_is_never_smaller_than_the_share_and_the_smallest_that_fits_is_taken(
     of: tuple[str, int], units: int, gib: int | None

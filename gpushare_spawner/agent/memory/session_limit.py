@@ -13,8 +13,8 @@ from itertools import count
 
 from gpushare_spawner.agent.memory.allowances import Allowances
 from gpushare_spawner.agent.sockets.connection import Connection
-from gpushare_spawner.model.memory_limit_hits import NO_HITS, MemoryLimitHit, MemoryLimitHits
 from gpushare_spawner.model.memory_limits import MemoryLimit
+from gpushare_spawner.model.memory_limits.hits import NO_HITS, MemoryLimitHit, MemoryLimitHits
 from gpushare_spawner.model.protocol.frames import Feature, Frame, Kind, ReserveKind, SessionMemoryTopic, gpu_bytes
 
 RECALL_WITHIN = 0.5

@@ -15,7 +15,7 @@ from gpushare_spawner.agent.state.session_record import SessionRecord
 from gpushare_spawner.model.controls import AskAnswer
 from gpushare_spawner.model.delivered import NOTHING, Delivered
 from gpushare_spawner.model.memory_engine import MemoryEngine
-from gpushare_spawner.model.memory_limit_hits import MemoryLimitHits
+from gpushare_spawner.model.memory_limits.hits import MemoryLimitHits
 from gpushare_spawner.model.quantity import resolve_bytes
 from gpushare_spawner.model.share import UNITS_PER_GPU
 

@@ -11,7 +11,7 @@ from gpushare_spawner.model.controls import NO_CONTROLS, Controls, Message
 from gpushare_spawner.model.delivered import NOTHING, Delivered
 from gpushare_spawner.model.instant import Instant
 from gpushare_spawner.model.kubernetes import ShareChangeAnswer
-from gpushare_spawner.model.memory_limit_hits import NO_HITS, MemoryLimitHits
+from gpushare_spawner.model.memory_limits.hits import NO_HITS, MemoryLimitHits
 from gpushare_spawner.model.protocol.control import OpenRequest
 from gpushare_spawner.model.report import Notice, Units
 from gpushare_spawner.model.tier import Tier

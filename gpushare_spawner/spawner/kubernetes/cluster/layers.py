@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from gpushare_spawner.model.kubernetes import AnnotationProblem, is_layer_session, layer_session
-from gpushare_spawner.model.layers import LAYERS, LayerName, LayerRule, LayersFile, PlacedBy
-from gpushare_spawner.model.template import Template
+from gpushare_spawner.model.layers import LAYERS, LayerName, LayerRule, LayersFile, PlacedBy, matches
+from gpushare_spawner.model.template import Gpu, Template
 from gpushare_spawner.sharing.base import LayerCannot, LayerCapacity, LayerRequest, Tenant
 from gpushare_spawner.sharing.cluster_facts import COUNT_LABEL, ClusterFacts, ClusterNode
 from gpushare_spawner.sharing.nodes import suitable
@@ -67,7 +67,20 @@ class ClusterLayers:
             return ()
         if template.gpu.layer is not None:
             return (template.gpu.layer,)
-        return self.file.layers_for(template.gpu.models)
+        likely = self.file.layers_for(template.gpu.models)
+        # a template that promises what a layer cannot keep is not offered on its nodes
+        return tuple(
+            name
+            for name in dict.fromkeys((*likely, *self._layers_on_nodes(template.gpu)))
+            if not template.broken_promises(name)
+        )
+
+    def _layers_on_nodes(self, gpu: Gpu) -> Iterator[LayerName]:
+        """Yield the layers of nodes with suitable GPUs: patterns of rules do not tell each model that they are for."""
+        for node in self.facts.nodes if self.facts is not None else ():
+            rule = self.file.rule_of(node.labels, node.model)
+            if rule is not None and any(matches(node.model, pattern) for pattern in gpu.models):
+                yield rule.layer
 
     @property
     def gpus(self) -> int:
