@@ -225,9 +225,18 @@ class ClusterFacts:
         """Return the pods that are bound to a node."""
         return self._pods_by_node.get(node, [])
 
+    @cached_property
+    def _requested(self) -> dict[tuple[str, str], int]:
+        found: dict[tuple[str, str], int] = {}
+        for pod in self.pods:
+            if pod.node:
+                for resource, amount in pod.requests.items():
+                    found[pod.node, resource] = found.get((pod.node, resource), 0) + amount
+        return found
+
     def requested(self, node: str, resource: str) -> int:
         """Return what the pods on a node request of a resource."""
-        return sum(pod.requests.get(resource, 0) for pod in self.pods_on(node))
+        return self._requested.get((node, resource), 0)
 
     def free(self, node: ClusterNode, resource: str) -> int:
         """Return what a node has left of a resource, at least 0."""

@@ -17,7 +17,7 @@ from typing import Any
 from gpushare_spawner.model.layers import DraOptions, matches
 from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.sharing.base import LayerCannot, LayerCapacity, LayerRequest, PodSpec
-from gpushare_spawner.sharing.cluster_facts import ClusterDevice, ClusterNode, ClusterSlice
+from gpushare_spawner.sharing.cluster_facts import ClaimedDevice, ClusterDevice, ClusterNode, ClusterSlice
 from gpushare_spawner.sharing.mig_profiles import MigProfile, guaranteed_memory, profile, smallest
 from gpushare_spawner.sharing.nodes import ENOUGH, counted, memory_asked, rule_labels
 from gpushare_spawner.sharing.pod_changes import PodChange
@@ -167,7 +167,9 @@ def _quantity(name: str, amount: int) -> str:
 def _slices(request: LayerRequest) -> list[ClusterSlice]:
     """Return the driver's slices of the newest generation of each pool."""
     ours = [one for one in request.facts.slices if one.driver == _options(request).driver]
-    newest = {one.pool: max(other.generation for other in ours if other.pool == one.pool) for one in ours}
+    newest: dict[str, int] = {}
+    for one in ours:
+        newest[one.pool] = max(one.generation, newest.get(one.pool, 0))
     return [one for one in ours if one.generation == newest[one.pool]]
 
 
@@ -213,11 +215,14 @@ def _pools(request: LayerRequest, nodes: set[str], *, allocated: bool) -> dict[s
             pool.devices += one.devices
             pool.counters.update(one.counters)
     if allocated:
-        used = [claimed for claim in request.facts.claims for claimed in claim.devices]
+        used: dict[str, list[ClaimedDevice]] = {}
+        for claim in request.facts.claims:
+            for claimed in claim.devices:
+                if claimed.driver == _options(request).driver:
+                    used.setdefault(claimed.pool, []).append(claimed)
         for (_, name), pool in pools.items():
-            for claimed in used:
-                if claimed.driver == _options(request).driver and claimed.pool == name:
-                    _take(pool, claimed.device, claimed.consumed)
+            for claimed in used.get(name, ()):
+                _take(pool, claimed.device, claimed.consumed)
     found: dict[str, list[_Pool]] = {}
     for (node, _), pool in pools.items():
         found.setdefault(node, []).append(pool)

@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import lru_cache
 from typing import Any
 
 from gpushare_spawner.model.layers import HamiOptions, matches
@@ -106,7 +107,12 @@ def _gone(request: LayerRequest, node: ClusterNode) -> bool:
 
 def gpus(node: ClusterNode) -> tuple[HamiGpu, ...]:
     """Return the GPUs that a node registered; none where the annotation is missing or cannot be read."""
-    written = node.annotations.get(REGISTER, "")
+    return _registered(node.annotations.get(REGISTER, ""))
+
+
+@lru_cache(maxsize=4096)
+def _registered(written: str) -> tuple[HamiGpu, ...]:
+    """Return the GPUs of an annotation. A large cluster's are read for each card of the form, and seldom change."""
     try:
         if written.lstrip().startswith("["):
             return tuple(_of_json(one) for one in json.loads(written))

@@ -7,12 +7,12 @@ classes: deployments/kai-scheduler/templates/priorityclasses.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from fractions import Fraction
 
 from gpushare_spawner.model.layers import KaiOptions
 from gpushare_spawner.model.quantity import resolve_bytes
-from gpushare_spawner.model.share import UNITS_PER_GPU
+from gpushare_spawner.model.share import UNITS_PER_GPU, Share
 from gpushare_spawner.sharing.base import LayerCannot, LayerCapacity, LayerRequest, PodSpec
 from gpushare_spawner.sharing.cluster_facts import ClusterNode, ClusterPod, ClusterQueue
 from gpushare_spawner.sharing.nodes import counted, memory_asked, node_labels, suitable
@@ -63,16 +63,15 @@ def render(form: PodSpec, request: LayerRequest) -> PodSpec:
 def free(request: LayerRequest) -> LayerCapacity:
     """Return what is free on GPUs, and no more than the queue has left. Raises LayerCannot as `render` does."""
     share = request.gpu.share
-    if share.units < UNITS_PER_GPU:
-        _part(request)
+    part = _part(request) if share.units < UNITS_PER_GPU else {}
     nodes = [node for node in suitable(request) if GPU in node.allocatable]
     found = counted(
         request,
         nodes,
-        lambda node: _servers(request, node, empty=False),
-        lambda node: _servers(request, node, empty=True),
+        lambda node: _servers(request, node, _each(share, part, node), empty=False),
+        lambda node: _servers(request, node, _each(share, part, node), empty=True),
     )
-    each = max((_each(request, node) for node in nodes), default=Fraction(share.total_units, UNITS_PER_GPU))
+    each = max((_each(share, part, node) for node in nodes), default=Fraction(share.total_units, UNITS_PER_GPU))
     for queue, left, most in _queues(request):
         if most is not None and (fit := int(most / each)) < found.at_most:
             found = LayerCapacity(min(found.servers, fit), fit, found.limited_by or _full(queue, most))
@@ -118,19 +117,15 @@ def _units(request: LayerRequest, node: ClusterNode) -> int:
     return max(units, -(-memory_asked(request, whole) * UNITS_PER_GPU // whole)) if whole else units
 
 
-def _each(request: LayerRequest, node: ClusterNode) -> Fraction:
-    """Return the GPUs that a server takes."""
-    share = request.gpu.share
-    if share.units == UNITS_PER_GPU:
+def _each(share: Share, part: Mapping[str, str], node: ClusterNode) -> Fraction:
+    """Return the GPUs that a server takes of a node. ``part``: see `_part`; empty for whole GPUs."""
+    if not part:
         return Fraction(share.count)
-    written = _part(request)
-    if FRACTION in written:
-        return Fraction(written[FRACTION])
-    return _fraction(ClusterPod("", "", annotations=written), node)
+    return _fraction(ClusterPod("", "", annotations=part), node)
 
 
-def _servers(request: LayerRequest, node: ClusterNode, *, empty: bool) -> int:
-    each = _each(request, node)
+def _servers(request: LayerRequest, node: ClusterNode, each: Fraction, *, empty: bool) -> int:
+    """Return the servers that fit on a node. ``each``: the GPUs that one takes; ``empty``: if no pod was there."""
     pods = [] if empty else request.facts.pods_on(node.name)
     groups, reserved = _groups(request, node, pods)
     # a reservation pod asks for the whole GPU of its group
