@@ -175,7 +175,8 @@ class IdleFields(Generated):
 
 class LayerFields(Generated):
     def text(self, argument: str) -> str:
-        return reference_text.file_fields(template_schema("layers"), argument)
+        # the options of each layer have a table of their own
+        return reference_text.file_fields(template_schema("layers"), argument, nested=False)
 
 
 class LayerMatrix(Generated):

@@ -126,11 +126,14 @@ def template_fields(schema: dict[str, Any]) -> str:
     return table(("field", "value", "not given", "meaning"), _fields(schema, schema, ""))
 
 
-def file_fields(schema: dict[str, Any], part: str) -> str:
-    """A table of the fields of one part of a file: ``file`` for the whole, or a definition of its schema."""
+def file_fields(schema: dict[str, Any], part: str, *, nested: bool = True) -> str:
+    """A table of the fields of one part of a file: ``file`` for the whole, or a definition of its schema.
+
+    ``nested``: with the fields of the part's fields; never for the whole.
+    """
     whole_file = part == "file"
     rows = _fields(schema if whole_file else schema["$defs"][part], schema, "")
-    if whole_file:
+    if whole_file or not nested:
         rows = iter([row for row in rows if "." not in row[0]])
     return table(("field", "value", "not given", "meaning"), rows)
 
