@@ -8,6 +8,7 @@ import time
 import pytest
 
 from gpushare_spawner.idle import Observation, RecentUse, UseRule
+from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.protocol.queue_progress import QueueProgress
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.report import GpuReport, HostMemoryReport
@@ -93,9 +94,26 @@ def test_a_session_over_quota_is_marked_and_its_quota_is_named() -> None:
     assert ">over quota<" not in page(afternoon(older, newer))
 
 
+def test_a_session_of_another_layer_says_what_can_be_done_and_shows_no_figures_that_are_not_known() -> None:
+    kai = session("kim", layer=LayerName.KAI, gpus=("kai/kim/0",), last_gpu_activity=None, memory_bytes=0)
+    report = afternoon().model_copy(update={"gpus": (), "sessions": (kai,)})
+    (said,) = shown(report)["sessions"]
+    assert (said["layer"], said["gpus"], said["tier"]) == ("kai", [], "active")
+    text = plain(page(report))
+    sentence = "GPU by KAI Scheduler. It can only be stopped when it is idle, and its GPU work is not seen."
+    assert sentence in text
+    assert "no GPU work yet" not in text
+    assert "all on the GPU" not in text
+    # the template's downgrade and release are beyond the layer, and the hub has not said when the server was used
+    assert said["next"] is None
+    (own,) = [one for one in shown()["sessions"] if one["user"] == "erin"]
+    assert own["next"]["tier"] == "downgraded"
+    assert sentence not in plain(page())
+
+
 def test_a_dashboard_without_anything() -> None:
     html = page(afternoon().model_copy(update={"gpus": (), "sessions": ()}), Viewer("ann"))
-    assert "This node has no GPU that can be shared." in html
+    assert "No agent reports a GPU of this node." in html
     assert "You have no session with a GPU share." in html
 
 
