@@ -192,7 +192,9 @@ class Cluster:
             ours = [pod for pod in pods if not self._hub or made_by(pod, self._hub)]
             good, bad = session_pods(ours)
             self._by_node = {}
-            for pod in sorted(good, key=lambda pod: pod.created):
+            # another layer's scheduler has not placed those without a node
+            placed = (pod for pod in good if pod.node)
+            for pod in sorted(placed, key=lambda pod: pod.created):
                 self._by_node.setdefault(pod.node, {})[pod.session.session] = pod
             self._say_once({f"Pod {name}": f"ignored: {problem}" for name, problem in bad.items()})
         return self._by_node

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
@@ -37,7 +38,9 @@ async def nodes(namespace: HubNamespace) -> AsyncIterator[Cluster]:
         yield running
 
 
-async def open_session(namespace: HubNamespace, user: str, node: str = "node-a", count: int = 1) -> None:
+async def open_session(
+    namespace: HubNamespace, user: str, node: str = "node-a", count: int = 1, phase: str = "Running"
+) -> None:
     """A pod whose GPU KAI gives."""
     units = 25 if count == 1 else 100
     said = PodSession(
@@ -51,9 +54,13 @@ async def open_session(namespace: HubNamespace, user: str, node: str = "node-a",
     )
     session = LayerSession(LayerName.KAI, said)
     metadata = {"name": f"jupyter-{user}", "labels": session.labels(), "annotations": session.annotations()}
-    spec = {"nodeName": node, "containers": [{"name": "notebook", "image": "notebook"}]}
+    spec: dict[str, Any] = {"containers": [{"name": "notebook", "image": "notebook"}]}
+    if node:
+        spec["nodeName"] = node
+    else:
+        spec["schedulerName"] = "kai-scheduler"
     await namespace.admin.create(namespace.at("pods"), {"metadata": metadata, "spec": spec})
-    status = {"status": {"phase": "Running"}}
+    status = {"status": {"phase": phase}}
     await namespace.admin.patch(namespace.at("pods", f"jupyter-{user}", "status"), status)
 
 
@@ -68,6 +75,22 @@ async def test_a_session_without_an_agent_is_seen_with_its_layer(namespace: HubN
     assert (ann.share.units, ann.tier, ann.effective_units) == (25, Tier.ACTIVE, 25)
     assert (bea.share.count, bea.share.total_units) == (2, 200)
     assert report.gpus == ()
+
+
+async def test_a_pod_that_its_scheduler_has_not_placed_is_no_session_yet(
+    namespace: HubNamespace,
+    nodes: Cluster,
+    hub: Hub,  # noqa: F811
+    templates: dict[str, Template],  # noqa: F811
+    clock: Clock,  # noqa: F811
+) -> None:
+    await open_session(namespace, "ann", node="", phase="Pending")
+    await open_session(namespace, "bea")
+    await seen(nodes, "node-a", lambda report: [one.user for one in report.sessions] == ["bea"])
+    assert [agent.node for agent in nodes] == ["node-a"]
+    culler = Culler(nodes, hub, lambda: templates, CullerSettings(cull_every=1e-9), clock=clock)
+    await culler.round()
+    assert culler.counters.failures["agent"] == 0
 
 
 async def test_sessions_of_two_layers_on_one_node_are_seen_together(namespace: HubNamespace, nodes: Cluster) -> None:

@@ -11,6 +11,7 @@ import pytest
 from kubernetes_asyncio.client.rest import ApiException
 from traitlets.config import LoggingConfigurable
 
+from gpushare_spawner.model.kubernetes import LAYER
 from gpushare_spawner.spawner.attempt import SpawnPhase
 from gpushare_spawner.spawner.kubernetes.attempt import PodAttempt
 from gpushare_spawner.spawner.options.overrides import Overrides
@@ -74,6 +75,15 @@ def test_a_pod_that_its_node_ended_is_reported_unless_the_server_starts(attempt:
     assert attempt.ended_by_node(not_admitted()) is None
     assert attempt.ended_by_node(pod("Running")) is None
     assert attempt.ended_by_node(None) is None
+
+
+@pytest.mark.parametrize(("labels", "counts"), [({LAYER: "kai"}, True), ({}, False)])
+def test_a_pod_of_another_layer_that_its_node_ended_is_reported_too(
+    attempt: PodAttempt, labels: dict[str, str], counts: bool
+) -> None:
+    found = not_admitted()
+    found["metadata"]["labels"] = labels
+    assert (attempt.ended_by_node(found) is not None) is counts
 
 
 def test_the_template_of_a_running_server_is_learnt_from_its_pod(attempt: PodAttempt) -> None:
