@@ -1,4 +1,4 @@
-"""Keeps: whether a user may hold a share against idle actions, and until when a keep holds. Pure."""
+"""Keeps: whether a user may keep a share, and until when a keep is in force. Pure."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def recent(began: Iterable[float], now: float) -> list[float]:
 
 
 def holds(keep: Keep | None, now: float) -> bool:
-    """Return whether a keep holds the share now."""
+    """Return whether a keep is in force now."""
     return keep is not None and now < keep.until
 
 
@@ -86,7 +86,7 @@ def exempts(exemption: Exemption | None, now: float) -> bool:
 def in_force(controls: Controls, now: float) -> Controls:
     """Return the controls without what is over, and with a keep from the future dated now.
 
-    A keep of the future was given before the clock was set back. It holds once more for as long as it was given for,
+    A keep of the future was given before the clock was set back. It lasts once more for as long as it was given for,
     and so never without end.
     """
     keep = controls.keep if holds(controls.keep, now) else None

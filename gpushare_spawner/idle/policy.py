@@ -83,15 +83,15 @@ def decide(
     epoch. ``max_age`` (seconds, 0: none) stops older servers even if they are busy, as jupyterhub-idle-culler's option
     of that name does. ``claim``: what spawns in quota need of the session; None: nothing. ``held``: its idle share is
     taken only while a spawn waits that can use it, and none does. ``quiet_until``: when an idle action can come at the
-    earliest; it does not hold against ``claim``. ``leaves``: the units that a spawn which waits leaves a session whose
+    earliest; ``claim`` does not wait for it. ``leaves``: the units that a spawn which waits leaves a session whose
     share is taken only then; None: no spawn needs it, or the share is taken in any case.
 
     An action is due only after a notice: the notice's time has come, and there was no work since it was sent. A late
     notice delays the action, so that users always have their notice period. Instants in the future, or a clock that
     was set back, make a session count as less idle, never as more.
 
-    A keep holds against what the template says; not against ``max_age``, nor against ``claim``. An exemption holds
-    against everything.
+    A keep prevents the idle actions of the template, not those of ``max_age`` and ``claim``. An exemption prevents all
+    idle actions.
     """
     if session.exemption is not None and exempts(session.exemption, now):
         return _stay(session, NoAction.EXEMPT, decide_again_at=session.exemption.until)

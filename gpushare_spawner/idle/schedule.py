@@ -41,7 +41,7 @@ class NoAction(StrEnum):
     NOT_NEEDED = "not-needed"
     """No spawn waits that can use the session's units, and its idle share is taken only then."""
     KEPT = "kept"
-    """The user holds the share for a time."""
+    """The user keeps the share for a time."""
     EXEMPT = "exempt"
     """An admin has decided that no idle action comes to the session."""
     YIELDS = "yields"

@@ -29,7 +29,7 @@ class _Control(BaseModel):
 
 
 class Keep(_Control):
-    """The user holds the share against downgrade, release and stop."""
+    """The user keeps the share: no downgrade, release or idle stop comes."""
 
     until: Instant
     since: Instant

@@ -61,7 +61,7 @@ class IdleTimes(_Part):
     use_window: Seconds | None = None
     """The time over which `min_use` is added up."""
     keep: KeepLimits | None = None
-    """How users may hold their share against idle actions. Fields that are not given come from what this overrides."""
+    """How users may keep their share. Fields that are not given come from what this overrides."""
 
     @model_validator(mode="after")
     def _in_order(self) -> IdleTimes:
@@ -163,8 +163,8 @@ class IdlePolicy(_Part):
     limits: IdleLimits = IdleLimits()
     """What neither a template nor a group goes beyond."""
     quiet_hours: tuple[QuietHours, ...] = ()
-    """Times of the day in which some idle actions do not come. They do not hold against quotas: a session over quota
-    makes way for a spawn in quota at any time."""
+    """Times of the day in which some idle actions do not come. Quotas apply at any time: a session over quota
+    makes way for a spawn in quota."""
 
     @model_validator(mode="after")
     def _some_time_left(self) -> IdlePolicy:

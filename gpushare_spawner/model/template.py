@@ -183,7 +183,7 @@ class ReleaseResources(_Part):
 
 
 class KeepLimits(_Part):
-    """How long, how often and for how many sessions a user may hold a share against idle actions.
+    """How long, how often and for how many sessions a user may keep a share.
 
     Admins are not bound by these limits.
     """
@@ -246,7 +246,7 @@ class Idle(_Part):
     use_window: Seconds | None = None
     """The time over which `min_use` is added up. Not given, or 0: the service's `--use-window`."""
     keep: KeepLimits | None = None
-    """How users may hold their share against idle actions: "keep my GPU until tonight". Not given: as the service's
+    """How users may keep their share, so that no idle action of the template comes. Not given: as the service's
     options say."""
     dry_run: bool = False
     """Idle actions are decided, logged and shown, and not carried out; users get no notices."""

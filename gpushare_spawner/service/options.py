@@ -82,14 +82,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
         idle,
         "--max-age",
         0,
-        "stop each server that has run for this long, busy or not, with or without a template; the user of a "
-        "session gets a notice before",
+        "stop each server that has run for this long, busy or not, with or without a template; before that the "
+        "user of a session gets a notice",
     )
     _time(
         idle,
         "--cull-every",
         DEFAULT_CULL_EVERY,
-        "time between two rounds; every third round and each round with an idle action read the hub's list of servers",
+        "time between two rounds of the idle culler; it reads the hub's list of servers in every third round, and in "
+        "each round with an idle action",
     )
     _switch(
         idle,
@@ -109,9 +110,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
         idle,
         "--min-use",
         MIN_USE,
-        "GPU time within --use-window that counts as use of a share, where the template does not say; 0: all GPU work",
+        "a share is in use if its session had this much GPU time within --use-window, where the template does not say; "
+        "0: all GPU work counts",
     )
-    _time(idle, "--use-window", USE_WINDOW, "the time over which --min-use is added up")
+    _time(idle, "--use-window", USE_WINDOW, "the time over which GPU time is added up for --min-use")
     _switch(
         idle,
         "--dry-run",
@@ -124,17 +126,28 @@ def configure(parser: argparse.ArgumentParser) -> None:
         idle,
         "--keep-longest",
         keep.longest,
-        "the longest time for which users may keep their share against idle actions, where the template does not say; "
+        "how long users may keep their share, without idle actions of the template, where the template does not say; "
         "0: nobody may",
     )
-    _count(idle, "--keep-per-day", keep.per_day, "keeps of one user within 24 hours, where the template does not say")
-    _count(idle, "--keep-at-once", keep.at_once, "sessions of one user that are kept at a time")
+    _count(
+        idle,
+        "--keep-per-day",
+        keep.per_day,
+        "how often one user may keep a share within 24 hours, where the template does not say",
+    )
+    _count(
+        idle,
+        "--keep-at-once",
+        keep.at_once,
+        "sessions that one user may keep at a time, where the template does not say",
+    )
     _switch(idle, "--remove-named-servers", False, "remove named servers when they are stopped")
     _switch(
         idle,
         "--cull-users",
         False,
-        "delete users without a server after --timeout without activity, or when they are older than --max-age",
+        "delete users without a running server after --timeout without activity, or when their account is older than "
+        "--max-age",
     )
     _switch(idle, "--cull-admin-users", True, "whether --cull-users deletes admins too")
 

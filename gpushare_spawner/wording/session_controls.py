@@ -24,11 +24,11 @@ AGENT_FAILED = "Nothing was done: the GPU agent of this node could not do it. Tr
 OLDER_AGENT = "The GPU agent of this node is older than the service and cannot do this. Ask the admin to update it."
 
 NO_KEEP = "The GPU share is not kept."
-KEEP_NOT_IN_FUTURE = "A keep must end on a date in the future. Give a duration or a later instant."
+KEEP_NOT_IN_FUTURE = "A keep must end in the future. Give a duration, or a later time."
 KEEP_ENDED = "The GPU share is no longer kept."
 KEEP_WAS_OVER = "The keep expired."
 EXEMPTION_WAS_OVER = "The exemption expired."
-EXEMPTION_NOT_IN_FUTURE = "An exemption must end on a date in the future. Give a later instant, or none."
+EXEMPTION_NOT_IN_FUTURE = "An exemption must end in the future. Give a later time, or none."
 NOT_EXEMPT = "The session is not exempt from idle actions."
 EXEMPTION_ENDED = "The session is no longer exempt from idle actions."
 MESSAGE_SENT = "The message is shown to the user."
@@ -40,13 +40,13 @@ RELEASED_ALREADY = "The GPU share is already released. The next GPU work restore
 GPU_BUSY = "The session is using the GPU now. Try again when it is idle."
 STOPS = "The server is being stopped."
 STOPS_ALREADY = "The server is already being stopped."
-NOT_RUNNING = "The server does not run."
+NOT_RUNNING = "The server is not running."
 STOP_IS_NO_TIER = "The tier can be active, downgraded or released. To stop the server, use the action stop."
 RESTARTS_ALREADY = "The server is being restarted with another template. Try again when it is running."
 RESTART_FINISHED = "The service was stopped meanwhile, and finished the restart when it started again."
 RESTART_TOO_LATE = (
-    "The service was stopped meanwhile, and more than 10 min later it did not start the server. Start it on the hub's "
-    "home page."
+    "The service was stopped meanwhile, and started again more than 10 min later, so the server was not started. Start "
+    "it on the hub's home page."
 )
 NOT_SETTLED = "The server is starting or stopping. Try again when it is running."
 STOP_TAKES_LONG = (
@@ -112,8 +112,8 @@ def tier_already(tier: Tier) -> str:
 
 
 def tier_set(tier: Tier, units: int) -> str:
-    """Return that a session is in a tier now. ``units``: what it holds on each of its GPUs."""
-    return f"The session is {tier} now and holds {gpu_share(units)}." if units else RELEASED
+    """Return that a session is in a tier now. ``units``: what it has on each of its GPUs."""
+    return f"The session is {tier} now and has {gpu_share(units)}." if units else RELEASED
 
 
 def no_downgrade(template: str) -> str:

@@ -1,4 +1,4 @@
-"""What only admins do to a session without touching its share: exempt it from idle actions, and send a message."""
+"""What only admins do to a session that does not change its share: exempt it from idle actions, and send a message."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class AdminActions:
         self._log = log
 
     async def exempt(self, one: Target, actor: Actor, until: float | None = None, reason: str = "") -> Outcome:
-        """Let no idle action come to a session until an instant (seconds since the epoch); None: without end."""
+        """Exempt a session from idle actions until an instant (seconds since the epoch); None: without end."""
         check_admin(actor)
         reason = harmless(reason)
         async with self._controls.of_user(one.session.user):
@@ -53,7 +53,7 @@ class AdminActions:
         return Outcome(True, words.exempted(seconds))
 
     async def end_exemption(self, one: Target, actor: Actor) -> Outcome:
-        """Let idle actions come again, with a notice before."""
+        """End an exemption: idle actions apply again, each after its notice."""
         check_admin(actor)
         async with self._controls.of_user(one.session.user):
             session, controls = await self._controls.read(one)

@@ -36,19 +36,22 @@ class DrainActions:
         self._clock = clock
 
     async def cordon(self, place: Place, actor: Actor, reason: str = "") -> Outcome:
-        """Keep new sessions away. Of a drain that stands only this is left."""
+        """Keep new sessions away. A drain becomes a cordon."""
         return await self._set(place, Cordon(gpu=place.gpu, by=actor.name, reason=reason, since=self._clock()))
 
     async def drain(self, place: Place, actor: Actor, reason: str = "", stop_after: float | None = None) -> Outcome:
-        """Keep new sessions away, and tell those that are there to leave. ``stop_after``: seconds from now on, after
-        which their servers are stopped; None: never. The culler does both."""
+        """Keep new sessions away, and tell the users of those that are there to leave.
+
+        ``stop_after``: seconds from now on, after which their servers are stopped; None: never. The culler tells the
+        users and stops the servers.
+        """
         now = self._clock()
         stop_at = now + stop_after if stop_after is not None else None
         drain = Cordon(gpu=place.gpu, by=actor.name, reason=reason, since=now, drain=True, stop_at=stop_at)
         return await self._set(place, drain)
 
     async def uncordon(self, place: Place, actor: Actor) -> Outcome:
-        """Let new sessions come again; ends a drain too."""
+        """End a cordon or a drain: new sessions are placed there again."""
         with refusals():
             report = await place.agent.report()
             if report.cordon(place.gpu) is None:

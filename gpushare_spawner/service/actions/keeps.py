@@ -95,7 +95,7 @@ class KeepActions:
         return Outcome(True, text)
 
     async def end_keep(self, one: Target, actor: Actor, asked: Asked | None = None) -> Outcome:
-        """End a keep: idle actions come again, with a notice before."""
+        """End a keep: idle actions apply again, each after its notice."""
         check_own(one, actor)
         async with self._controls.of_user(one.session.user):
             session, controls = await self._controls.read(one)

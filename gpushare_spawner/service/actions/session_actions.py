@@ -103,7 +103,7 @@ class SessionActions:
         return await self._tiers.tier(one, tier, actor)
 
     async def share(self, one: Target, actor: Actor, fraction: float) -> Outcome:
-        """Change the share to a fraction of its GPU, like 0.5. Kernels go on."""
+        """Change the share to a fraction of its GPU, like 0.5. Kernels keep running."""
         return await self._shares.share(one, actor, fraction)
 
     async def other_shares(self, one: Target, actor: Actor) -> tuple[int, ...]:
@@ -123,11 +123,11 @@ class SessionActions:
         await self._restarts.finish()
 
     async def exempt(self, one: Target, actor: Actor, until: float | None = None, reason: str = "") -> Outcome:
-        """Let no idle action come until an instant (seconds since the epoch); None: without end. For admins."""
+        """Exempt it from idle actions until an instant, in seconds since the epoch; None: forever. By admins."""
         return await self._admin.exempt(one, actor, until, reason)
 
     async def end_exemption(self, one: Target, actor: Actor) -> Outcome:
-        """Let idle actions come again. For admins."""
+        """End the exemption. For admins."""
         return await self._admin.end_exemption(one, actor)
 
     async def message(self, one: Target, actor: Actor, text: str) -> Outcome:

@@ -62,8 +62,8 @@ class ShareActions:
         """One change at a time: two sessions of an account must not grow beyond its quota together."""
 
     async def share(self, one: Target, actor: Actor, fraction: float) -> Outcome:
-        """Change the share to a fraction of its GPU. Kernels go on; the memory limit is that of the user's template
-        with this share."""
+        """Change the share to a fraction of its GPU. Kernels keep running; the memory limit is that of the user's
+        template with this share."""
         check_own(one, actor)
         try:
             units = units_from_fraction(fraction)

@@ -1,7 +1,7 @@
 """Actions on spawns that wait for a GPU: cancel one, or put it at the end of the queue.
 
-The queue is in the hub's process. The service acts through the hub: it stops the server that starts, and
-starts it anew.
+The queue is in the hub's process. The service acts through the hub: it stops the server that is starting,
+and starts it again.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class SpawnActions:
         return Outcome(True, words.REQUEUED)
 
     async def _waiting(self, user: str, name: str) -> HubServer | None:
-        """Return the server if it starts; None: it does not."""
+        """Return the server if it is starting; None: it is not."""
         server = await self._hub.server(user, name)
         if server is not None and server.ready and not server.pending:
             raise ActionRefused(words.RUNS_ALREADY, RefusalCode.BUSY)

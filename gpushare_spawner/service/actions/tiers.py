@@ -26,9 +26,9 @@ from gpushare_spawner.service.session_templates import SessionTemplates
 from gpushare_spawner.wording import session_controls as words
 
 YIELD_SECONDS = 600.0
-"""For which the agent keeps units for spawns in quota if the service says no more: as long as it waits for the server
-of a session that was opened (`OpenRequest.confirm_within`). A service that runs ends this sooner, or asks
-again in time."""
+"""Seconds for which the agent keeps units for spawns in quota without a further request of the service: as long as it
+waits for the server of a session that was opened (`OpenRequest.confirm_within`). A service that runs ends this sooner,
+or asks again in time."""
 
 
 class TierActions:
