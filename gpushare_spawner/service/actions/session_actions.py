@@ -123,7 +123,10 @@ class SessionActions:
         await self._restarts.finish()
 
     async def exempt(self, one: Target, actor: Actor, until: float | None = None, reason: str = "") -> Outcome:
-        """Exempt it from idle actions until an instant, in seconds since the epoch; None: forever. By admins."""
+        """Exempt the session from idle actions until an instant (seconds since the epoch); None: forever.
+
+        For admins.
+        """
         return await self._admin.exempt(one, actor, until, reason)
 
     async def end_exemption(self, one: Target, actor: Actor) -> Outcome:

@@ -87,11 +87,11 @@ async def test_an_admin_sets_the_tier_and_users_do_not(acting: Acting, clock: Cl
     clock.forward(MINUTE)
     assert (await refusal_of(acting.actions.tier(one, Tier.DOWNGRADED, ANN))).code is RefusalCode.FORBIDDEN
     outcome = await acting.actions.tier(one, Tier.DOWNGRADED, ROOT)
-    assert outcome == Outcome(True, "The session is downgraded now and holds 0.10 GPU.")
+    assert outcome == Outcome(True, "The session is downgraded now and has 0.10 GPU.")
     assert not (await acting.actions.tier(one, Tier.DOWNGRADED, ROOT)).changed
     await acting.actions.tier(one, Tier.RELEASED, ROOT)
     outcome = await acting.actions.tier(one, Tier.ACTIVE, ROOT)
-    assert outcome == Outcome(True, "The session is active now and holds 0.25 GPU.")
+    assert outcome == Outcome(True, "The session is active now and has 0.25 GPU.")
     assert acting.history == [(tier, "root", "ann") for tier in ("downgraded", "released", "active")]
     assert [action.units for action in acting.recorded] == [10, 0, 25]
 

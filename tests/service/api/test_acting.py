@@ -84,7 +84,7 @@ async def test_a_server_is_stopped_through_the_hub(api: Client, hub_server: Fake
     assert (await api.ask("POST", "sessions/bob/stop", BOB)).body["changed"]
     assert hub_server.deleted == ["/users/bob/servers/thesis"]
     assert (await api.ask("POST", "sessions/bob/stop", BOB)).body == {
-        "changed": False, "message": "The server does not run."
+        "changed": False, "message": "The server is not running."
     }  # fmt: skip
 
 
