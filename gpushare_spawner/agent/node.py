@@ -17,6 +17,7 @@ from gpushare_spawner.agent.memory.node_memory import HostMemorySettings, Memory
 from gpushare_spawner.agent.periodic import GpuSource, Rounds, RoundSettings
 from gpushare_spawner.agent.report import NodeReports
 from gpushare_spawner.agent.session_checks import SessionChecks
+from gpushare_spawner.agent.sessions.context_memory import ContextMemory
 from gpushare_spawner.agent.sessions.conversation import Conversation
 from gpushare_spawner.agent.sessions.environment import Libraries
 from gpushare_spawner.agent.sessions.guaranteed_units import Shares
@@ -93,6 +94,7 @@ class Node:
             self._checkpoints, self.arbitrations, sessions, source, memory.lacks_host_memory, self._save, self.news
         )
         self.registry.came, self.registry.went = self.suspensions.opened, self.suspensions.ended
+        self._contexts = ContextMemory()
         self._unclaimed = UnclaimedMemory(self.gpus, context_bytes)
         self.rounds = Rounds(settings.rounds, self.gpus, source, self._memory_seen, context_bytes)
         self.health = GpuHealth(self.gpus, lambda: self.rounds.states)
@@ -176,6 +178,7 @@ class Node:
     def _memory_seen(self, states: Mapping[str, GpuState]) -> None:
         sessions = self.registry.sessions.values()
         processes = (one for session in sessions for one in sorted(session.cuda, key=lambda one: one.number))
+        self._contexts.look(states, sessions)
         unclaimed = self._unclaimed.look(states, sessions)
         driver_figures.tell_arbiters(states, self.gpus, self.arbitrations, processes, unclaimed)
 

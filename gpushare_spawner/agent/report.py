@@ -73,6 +73,7 @@ def session_report(
         engine=request.engine,
         suspended=session.suspended,
         not_suspendable=session.not_suspendable,
+        context_bytes=session.context_bytes,
         host_memory_needed_bytes=host_memory[0],
         host_memory_budget_bytes=host_memory[1],
         gpu_busy=now.busy,

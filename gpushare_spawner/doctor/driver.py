@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import logging
@@ -15,6 +16,8 @@ from pathlib import Path
 import pynvml
 
 from gpushare_spawner.agent.gpus.nvml import Gpu, NoGpu, Nvml
+from gpushare_spawner.agent.suspend.capability import Rights, why_not
+from gpushare_spawner.agent.suspend.driver_checkpoint import DriverCheckpoints
 from gpushare_spawner.doctor.finding import Finding, note, ok, problem, skipped
 from gpushare_spawner.wording.amounts import memory
 
@@ -54,6 +57,8 @@ class DriverFacts:
     cuda_error: str = ""
     cuda_version: int = 0
     """1000 * major + 10 * minor, as cuDriverGetVersion has it."""
+    no_suspend: str | None = None
+    """Why processes cannot be suspended, in a sentence; None: they can."""
     paging: tuple[bool, ...] = ()
     """For each CUDA device: whether it pages managed memory while kernels run."""
 
@@ -96,7 +101,16 @@ def probe(dev: Path) -> DriverFacts:
         cuda_error=cuda_error,
         cuda_version=cuda_version,
         paging=paging,
+        no_suspend=asyncio.run(_no_suspend()) if not cuda_error else None,
     )
+
+
+async def _no_suspend() -> str | None:
+    checkpoints = DriverCheckpoints()
+    try:
+        return await why_not(checkpoints, Rights.read())
+    finally:
+        await checkpoints.close()
 
 
 def findings(facts: DriverFacts) -> list[Finding]:
@@ -118,7 +132,17 @@ def findings(facts: DriverFacts) -> list[Finding]:
         else:
             found.append(ok(where, f"{gpu.model}, {memory(gpu.memory_bytes)}, {gpu.uuid}"))
     found += _device_findings(facts)
-    return found + _cuda_findings(facts)
+    found += _cuda_findings(facts)
+    if not facts.cuda_error:
+        found.append(_suspend_finding(facts))
+    return found
+
+
+def _suspend_finding(facts: DriverFacts) -> Finding:
+    if facts.no_suspend is None:
+        return ok("engine suspend", "the driver can suspend processes and resume them")
+    remedy = "Nothing to do unless a template has `gpu.memory.engine: suspend`: its sessions keep their GPU memory."
+    return note("engine suspend", facts.no_suspend, remedy)
 
 
 def _device_findings(facts: DriverFacts) -> list[Finding]:

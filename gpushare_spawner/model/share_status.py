@@ -11,6 +11,7 @@ from gpushare_spawner.model.memory_limits import MemoryLimit, MemoryLimitName
 from gpushare_spawner.model.protocol.frames import (
     LACKS_REQUESTS,
     NO_END,
+    SUSPENDED,
     YIELDS,
     Frame,
     Kind,
@@ -19,7 +20,7 @@ from gpushare_spawner.model.protocol.frames import (
     TextTopic,
     gpu_name,
 )
-from gpushare_spawner.model.protocol.texts import TextReader
+from gpushare_spawner.model.protocol.texts import ReceivedText, TextReader
 from gpushare_spawner.model.share import borrowed_in_use
 from gpushare_spawner.model.tier import Tier
 
@@ -157,6 +158,10 @@ class ShareStatus:
     """The server gave back requested CPU and memory while it was released, and its node has not granted them again."""
     yields: bool = False
     """The units that the tier took are kept for spawns in quota: GPU work does not restore them yet."""
+    suspended: bool = False
+    """All its processes are suspended, as other sessions need the GPU's memory; GPU work resumes them."""
+    not_suspendable: str = ""
+    """Why a session of engine `suspend` cannot be suspended, in a sentence; empty: it can, or has another engine."""
     processes: tuple[ProcessMemory, ...] = ()
     """The largest ones, if the agent sends them."""
     limit_hit: LimitHit | None = None
@@ -246,6 +251,8 @@ class ShareStatus:
             announced=action,
             lacks_requests=bool(first.flags & LACKS_REQUESTS),
             yields=bool(first.flags & YIELDS),
+            suspended=bool(first.flags & SUSPENDED),
+            not_suspendable=next((one.text for one in _texts(frames) if one.topic == TextTopic.NOT_SUSPENDABLE), ""),
             delivered=_delivered(said[-1]) if said else None,
             controls=_controls(frames),
             processes=tuple(_process(frame, use) for frame in memory if frame.fields[0] == SessionMemoryTopic.PROCESS),
@@ -260,15 +267,18 @@ class ShareStatus:
         return {**asdict(self), **{name: getattr(self, name) for name in totals}}
 
 
+def _texts(frames: Sequence[Frame]) -> list[ReceivedText]:
+    reader = TextReader()
+    return [text for frame in frames if frame.kind is Kind.TEXT and (text := reader.take(frame)) is not None]
+
+
 def _controls(frames: Sequence[Frame]) -> ControlsStatus | None:
     """Return what the last CONTROLS and the last message of an admin say."""
     said = [frame for frame in frames if frame.kind is Kind.CONTROLS]
     if not said:
         return None
     keep_until, exempt_until, largest_share = said[-1].fields[:3]
-    reader = TextReader()
-    texts = [text for frame in frames if frame.kind is Kind.TEXT and (text := reader.take(frame)) is not None]
-    messages = [text for text in texts if text.topic == TextTopic.MESSAGE]
+    messages = [text for text in _texts(frames) if text.topic == TextTopic.MESSAGE]
     return ControlsStatus(
         keep_until=keep_until / MILLISECONDS if keep_until else None,
         exempt=exempt_until != 0,

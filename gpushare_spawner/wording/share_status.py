@@ -23,6 +23,7 @@ from gpushare_spawner.wording.amounts import (
 from gpushare_spawner.wording.memory_limits import holders, limit_hit
 from gpushare_spawner.wording.notices import WAITS, notice
 from gpushare_spawner.wording.pod_requests import LACKING
+from gpushare_spawner.wording.suspension import SUSPENDED, stays
 
 
 def line(status: ShareStatus) -> str:
@@ -72,6 +73,10 @@ def explanation(status: ShareStatus) -> str:
         )
     if status.lacks_requests:
         said.append(LACKING)
+    if status.suspended:
+        said.append(SUSPENDED)
+    if status.not_suspendable:
+        said.append(stays(status.not_suspendable))
     said.append(f"Memory: {_memory(status)}.")
     if held := holders(status):
         said.append(f"Allocated by {held}.")
@@ -187,6 +192,8 @@ def terms(status: ShareStatus) -> list[Term]:
     ]
     if status.lacks_requests:
         rows.append(Term("CPU and memory", LACKING))
+    if status.suspended or status.not_suspendable:
+        rows.append(Term("suspended", SUSPENDED if status.suspended else stays(status.not_suspendable)))
     if status.announced is not None:
         rows.append(Term("notice", notice(status, status.announced), status.announced.at))
     if status.controls is not None:

@@ -11,7 +11,16 @@ from gpushare_spawner.agent.sockets.connection import MALFORMED, NOT_ALLOWED, SE
 from gpushare_spawner.model.idle_cause import IdleCause
 from gpushare_spawner.model.memory_engine import MemoryEngine
 from gpushare_spawner.model.protocol.control import AnnounceRequest, TierRequest
-from gpushare_spawner.model.protocol.frames import Feature, Frame, Kind, LeaseState, Role, gpu_bytes
+from gpushare_spawner.model.protocol.frames import (
+    SUSPENDED,
+    Feature,
+    Frame,
+    Kind,
+    LeaseState,
+    Role,
+    TextPart,
+    gpu_bytes,
+)
 from gpushare_spawner.model.report import Notice
 from gpushare_spawner.model.tier import Tier
 from tests.agent.conftest import Agent, Eventually
@@ -56,6 +65,21 @@ async def test_engine_suspend_converts_no_memory_and_shows_no_more_than_the_gpu(
     assert welcome.fields[4] == 0
     assert device.fields[:2] == (16 * GIB, 4 * GIB)
     assert agent.node.report().sessions[0].engine is MemoryEngine.SUSPEND
+
+
+async def test_observer_hears_whether_its_session_is_suspended_and_why_not(agent: Agent) -> None:
+    path = agent.open(engine=MemoryEngine.SUSPEND)
+    observer = Peer(path)
+    agent.peers.append(observer)
+    await observer.connect(Role.OBSERVER, features=Feature.CONTROLS)
+    session = agent.node.sessions["ada"]
+    session.suspended, session.not_suspendable = True, "It has managed memory."
+    observer.send(Kind.QUERY)
+    text = await observer.until(Kind.TEXT)
+    assert TextPart.of(text).data == b"It has managed memory."
+    assert (await observer.until(Kind.STATUS)).flags & SUSPENDED
+    report = agent.node.report().sessions[0]
+    assert (report.suspended, report.not_suspendable) == (True, "It has managed memory.")
 
 
 async def test_a_lease_from_request_to_release(agent: Agent) -> None:

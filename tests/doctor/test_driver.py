@@ -22,7 +22,17 @@ def levels(facts: DriverFacts) -> dict[str, Level]:
 def test_a_good_driver_has_nothing_to_do() -> None:
     facts = DriverFacts(version="580.65", gpus=(A100,), devices=GOOD, cuda_version=13020, paging=(True,))
     assert set(levels(facts).values()) == {Level.OK}
-    assert "CUDA 13.2" in findings(facts)[-1].what
+    assert "CUDA 13.2" in findings(facts)[-2].what
+    assert findings(facts)[-1].what == "the driver can suspend processes and resume them"
+
+
+def test_a_driver_that_cannot_suspend_processes_is_a_note_with_the_reason() -> None:
+    facts = DriverFacts(
+        version="560", gpus=(A100,), devices=GOOD, cuda_version=12060, paging=(True,), no_suspend="It is too old."
+    )
+    found = findings(facts)[-1]
+    assert (found.where, found.level, found.what) == ("engine suspend", Level.NOTE, "It is too old.")
+    assert "gpu.memory.engine" in found.remedy
 
 
 def test_a_missing_driver_is_a_problem_with_the_agents_sentence() -> None:
@@ -59,7 +69,7 @@ def test_device_files_that_do_not_work_each_have_their_remedy(wrong: str, remedy
 def test_a_gpu_that_cannot_page_is_a_note() -> None:
     facts = DriverFacts(version="580", gpus=(A100,), devices=GOOD, cuda_version=12080, paging=(False,))
     assert levels(facts)["libcuda.so.1"] is Level.NOTE
-    assert "memory limits add up" in findings(facts)[-1].remedy
+    assert "memory limits add up" in findings(facts)[-2].remedy
 
 
 def test_a_cuda_error_is_a_problem() -> None:

@@ -258,6 +258,18 @@ def test_the_agent_may_do_as_little_as_works(values: dict[str, Any]) -> None:
     assert container(items)["resources"]["limits"]["memory"] == "150Mi"
 
 
+def test_right_to_suspend_processes_is_off_by_default_and_needs_the_hosts_pids() -> None:
+    agent = container(render({}))
+    assert "add" not in agent["securityContext"]["capabilities"]
+    suspending = container(render({"suspend": {"enabled": True}}))
+    assert suspending["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["SYS_PTRACE"]}
+    environment = {one["name"]: one.get("value") for one in suspending["env"]}
+    assert environment["NVIDIA_DRIVER_CAPABILITIES"] == "compute,utility"
+    assert quantity(suspending["resources"]["limits"]["memory"]) > quantity(agent["resources"]["limits"]["memory"])
+    with pytest.raises(Exception, match=r"node\.hostPID has to be true"):
+        render({"suspend": {"enabled": True}, "node": {"hostPID": False}})
+
+
 def test_gpus_are_claimed_from_nvidias_plugin() -> None:
     items = render(EVERYTHING)
     assert container(items)["resources"]["limits"]["nvidia.com/gpu"] == 4

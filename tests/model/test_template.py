@@ -55,6 +55,7 @@ def changed(**changes: Any) -> dict[str, Any]:
         (changed(gpu={"fraction": 0.25, "count": 1}), "give either fraction"),
         (changed(gpu={}), "give either fraction"),
         (changed(gpu={"fraction": 0.25, "memory": {"engine": "swap"}}), "engine"),
+        (changed(gpu={"count": 2, "memory": {"engine": "suspend"}}), "a share of one GPU"),
         (changed(gpu={"fraction": 0.25, "memory": {"engine": "suspend", "oversubscribe": False}}), "oversubscribe"),
         (changed(gpu={"count": 0}), "greater than or equal to 1"),
         (changed(gpu={"count": True}), "count"),

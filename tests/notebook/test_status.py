@@ -393,3 +393,11 @@ def test_a_server_that_waits_for_what_it_gave_back_says_so() -> None:
     for text in (share_status.explanation, lambda status: share_status.page(status, now=0.0)):
         assert said in text(now)
         assert said not in text(of())
+
+
+def test_suspended_session_says_so_and_one_that_cannot_be_suspended_says_why() -> None:
+    suspended, stays = replace(of(), suspended=True), replace(of(), not_suspendable="Process 7 has managed memory.")
+    for text in (share_status.explanation, lambda status: share_status.page(status, now=0.0)):
+        assert "This session is suspended" in text(suspended)
+        assert "cannot be suspended and keeps its GPU memory: Process 7 has managed memory." in text(stays)
+        assert "suspended" not in text(of())

@@ -136,6 +136,16 @@ def test_a_server_that_waits_for_what_it_gave_back_is_told_so() -> None:
     assert plain(page(afternoon(session("jo", gpus=("GPU-1",), lacks_requests=True)))).count(said) == 1
 
 
+def test_suspended_sessions_reasons_against_it_and_context_memory_are_shown() -> None:
+    said = "cannot be suspended and keeps its GPU memory: It is busy."
+    text = plain(page(afternoon(session("jo", gpus=("GPU-1",), engine="suspend", not_suspendable="It is busy."))))
+    assert said in text
+    assert "for CUDA contexts" not in text
+    text = plain(page(afternoon(session("jo", gpus=("GPU-1",), suspended=True, context_bytes=300 * 2**20))))
+    assert "active suspended" in text
+    assert "300 MiB for CUDA contexts" in text
+
+
 @pytest.mark.parametrize(("needed", "refuses"), [(0, False), (7 * GIB, False), (8 * GIB, True), (9 * GIB, True)])
 def test_a_used_up_budget_of_host_memory_is_explained(needed: int, refuses: bool) -> None:
     host = HostMemoryReport(budget_bytes=8 * GIB, needed_bytes=needed, paged_out_bytes=0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from gpushare_spawner.model.controls import AskAnswer, Controls, Message
-from gpushare_spawner.model.protocol.frames import NO_END, Feature, Kind, TextTopic, text_parts
+from gpushare_spawner.model.protocol.frames import MAX_TEXT_LETTERS, NO_END, Feature, Kind, TextTopic, text_parts
 
 MILLISECONDS = 1000
 
@@ -43,6 +43,11 @@ def send_message(to: Receiver, message: Message) -> None:
 def send_answer(to: Receiver, answer: AskAnswer) -> None:
     """Send what became of an ask."""
     _send_text(to, TextTopic.ANSWER, answer.number, answer.text, answer.done)
+
+
+def send_not_suspendable(to: Receiver, reason: str) -> None:
+    """Send why the session cannot be suspended."""
+    _send_text(to, TextTopic.NOT_SUSPENDABLE, 1, reason[:MAX_TEXT_LETTERS])
 
 
 def _send_text(to: Receiver, topic: TextTopic, number: int, text: str, done: bool = False) -> None:

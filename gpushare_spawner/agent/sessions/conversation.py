@@ -9,7 +9,12 @@ from typing import Protocol
 from gpushare_spawner.agent.gpus.arbitration import NANOSECONDS, GpuArbitration
 from gpushare_spawner.agent.memory.session_limit import SHOWN_PROCESSES
 from gpushare_spawner.agent.sessions.burst_frames import BURST_FRAMES, BurstFrames
-from gpushare_spawner.agent.sessions.control_frames import send_answer, send_controls, send_message
+from gpushare_spawner.agent.sessions.control_frames import (
+    send_answer,
+    send_controls,
+    send_message,
+    send_not_suspendable,
+)
 from gpushare_spawner.agent.sessions.session import Kernels, Session
 from gpushare_spawner.agent.sockets.connection import MALFORMED, NOT_ALLOWED, Connection, Refused
 from gpushare_spawner.arbiter import WINDOW
@@ -17,6 +22,7 @@ from gpushare_spawner.model.controls import AskAnswer
 from gpushare_spawner.model.idle_cause import IdleCause
 from gpushare_spawner.model.protocol.frames import (
     LACKS_REQUESTS,
+    SUSPENDED,
     YIELDS,
     Feature,
     Frame,
@@ -334,6 +340,8 @@ class Conversation:
             self._announce(connection)
         self._controls(connection)
         self._message(connection)
+        if session.not_suspendable is not None:
+            send_not_suspendable(connection, session.not_suspendable)
         if Feature.DELIVERED in connection.features:
             got = report.delivered
             seconds = (got.entitled_seconds, got.delivered_seconds, got.wait_p50_seconds, got.wait_p95_seconds)
@@ -363,7 +371,8 @@ class Conversation:
                 gpu=gpu_bytes(gpu.uuid),
                 flags=(notice.tier.depth | notice.effective_units << 8 if notice is not None else 0)
                 | (LACKS_REQUESTS if session.lacks_requests else 0)
-                | (YIELDS if record.yields_until is not None else 0),
+                | (YIELDS if record.yields_until is not None else 0)
+                | (SUSPENDED if session.suspended else 0),
             )
 
     def _uses(self) -> dict[str, tuple[float, list[tuple[Connection, float]]]]:

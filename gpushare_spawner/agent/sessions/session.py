@@ -98,6 +98,8 @@ class Session:
     """Whether its server's memory limit was compared with what its share guarantees."""
     lacks_requests: bool = False
     """Its pod gave back requested CPU and memory while it was released, and its node has not granted them again."""
+    context_bytes: int = 0
+    """GPU memory of its CUDA contexts, by what the driver shows."""
     suspended: bool = False
     """All its processes are suspended."""
     not_suspendable: str | None = None

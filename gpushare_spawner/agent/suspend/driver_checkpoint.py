@@ -139,7 +139,7 @@ class DriverCheckpoints:
         self._closed = True
         for worker in [*self._idle, *self._busy]:
             _kill(worker)
-            await worker.wait()
+            await worker.communicate()
         self._idle.clear()
 
     async def _call(self, within: float, **request: Any) -> Answer:

@@ -22,7 +22,7 @@ from gpushare_spawner.agent.sessions.bypassing import attributed, owners
 from gpushare_spawner.agent.sessions.session import Session
 from gpushare_spawner.agent.sockets.connection import Connection
 from gpushare_spawner.agent.state.session_record import Suspension
-from gpushare_spawner.agent.suspend.capability import reason_of
+from gpushare_spawner.agent.suspend.capability import Rights, reason_of, why_not
 from gpushare_spawner.agent.suspend.driver_checkpoint import Answer, Checkpoints, Code, ProcessState
 from gpushare_spawner.model.protocol.frames import Feature, Frame, Kind
 from gpushare_spawner.wording.amounts import memory
@@ -451,15 +451,8 @@ class Suspender:
         """Return why the driver cannot suspend processes, or the agent must not; None: it can. Asked once where it
         can."""
         if self._probe is None or (self._probe.done() and (self._probe.cancelled() or self._probe.result())):
-            self._probe = self._loop.create_task(self._ask_driver())
+            self._probe = self._loop.create_task(why_not(self._checkpoints, Rights.read()))
         return await asyncio.shield(self._probe)
-
-    async def _ask_driver(self) -> str | None:
-        answer = await self._checkpoints.state()
-        # the worker has a driver but no context of its own, which some drivers say so
-        if answer.ok or answer.code in (Code.INVALID_VALUE, Code.NOT_INITIALIZED):
-            return None
-        return reason_of(answer, "The agent cannot suspend processes")
 
     def _stays(self, course: _Course, reason: str, retry_in: float | None) -> None:
         """The session cannot be suspended now, and so its memory cannot leave the GPU. None: never."""

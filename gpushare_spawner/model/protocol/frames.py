@@ -141,6 +141,8 @@ class TextTopic(IntEnum):
     """Of an ask; its number is the ask's."""
     MESSAGE = 2
     """Of an admin; its number is its instant in milliseconds since the epoch."""
+    NOT_SUSPENDABLE = 3
+    """Why a session of engine `suspend` cannot be suspended now; its number is 1."""
 
 
 TEXT_BYTES = 64
@@ -165,6 +167,8 @@ LACKS_REQUESTS = 1 << 16
 """Flag of STATUS: the pod gave back requested CPU and memory, and its node has not granted them again."""
 YIELDS = 1 << 17
 """Flag of STATUS: the units that the tier took are kept for spawns in quota, and GPU work does not restore them yet."""
+SUSPENDED = 1 << 18
+"""Flag of STATUS: all processes of the session are suspended (engine `suspend`)."""
 
 
 @dataclass(frozen=True)

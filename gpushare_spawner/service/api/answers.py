@@ -8,6 +8,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, RootModel
 
 from gpushare_spawner.model.layers import LayerName
+from gpushare_spawner.model.memory_engine import MemoryEngine
 from gpushare_spawner.model.tier import Tier
 
 
@@ -291,6 +292,13 @@ class Session(Answer):
     memory_bytes: int
     resident_bytes: int
     memory_limit_bytes: int
+    engine: MemoryEngine
+    suspended: bool
+    """All its processes are suspended: its memory and its CUDA contexts are in host memory."""
+    not_suspendable: str
+    """Why a session of engine `suspend` cannot be suspended now; empty: it can."""
+    context_bytes: int
+    """GPU memory of its CUDA contexts, beside `memory_bytes`."""
     over_memory_limit: bool
     memory_limit_hits: int
     host_memory_needed_bytes: int

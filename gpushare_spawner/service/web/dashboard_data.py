@@ -21,6 +21,7 @@ from gpushare_spawner.wording.dashboard import AGENT_UNAVAILABLE, restart_offer,
 from gpushare_spawner.wording.idle_decisions import explained, kept_by_short_work, upcoming, why_none
 from gpushare_spawner.wording.pod_requests import LACKING
 from gpushare_spawner.wording.quotas import name_of
+from gpushare_spawner.wording.suspension import stays
 
 
 def dashboard_data(
@@ -196,6 +197,10 @@ def session_data(
         "memory_bytes": session.memory_bytes,
         "resident_bytes": session.resident_bytes,
         "memory_limit_bytes": session.memory_limit_bytes,
+        "engine": session.engine.value,
+        "suspended": session.suspended,
+        "not_suspendable": stays(session.not_suspendable or ""),
+        "context_bytes": session.context_bytes,
         "over_memory_limit": session.over_memory_limit,
         "memory_limit_hits": session.memory_limit_hits.count,
         "host_memory_needed_bytes": session.host_memory_needed_bytes,

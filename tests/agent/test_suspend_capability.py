@@ -1,0 +1,81 @@
+"""Whether processes can be suspended here: what the driver answers, and what the kernel allows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpushare_spawner.agent.suspend.capability import Rights, why_not
+from gpushare_spawner.agent.suspend.driver_checkpoint import Answer, Code, ProcessState
+
+ROOT, USER = Rights(traces_all=True, traces_own=True), Rights(traces_all=False, traces_own=True)
+
+
+class Driver:
+    """Answers each call in the same way."""
+
+    def __init__(self, code: Code) -> None:
+        self.answer = Answer(code, code, ProcessState.RUNNING)
+
+    async def lock(self, pid: int, timeout: float) -> Answer:
+        return self.answer
+
+    async def checkpoint(self, pid: int, size: int) -> Answer:
+        return self.answer
+
+    async def restore(self, pid: int, size: int) -> Answer:
+        return self.answer
+
+    async def unlock(self, pid: int) -> Answer:
+        return self.answer
+
+    async def state(self, pid: int | None = None) -> Answer:
+        return self.answer
+
+
+@pytest.mark.parametrize("code", [Code.SUCCESS, Code.INVALID_VALUE, Code.NOT_INITIALIZED])
+@pytest.mark.parametrize("rights", [ROOT, USER])
+async def test_driver_that_knows_the_functions_can_suspend(code: Code, rights: Rights) -> None:
+    assert await why_not(Driver(code), rights) is None
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        (Code.NO_DRIVER, "NVIDIA_DRIVER_CAPABILITIES"),
+        (Code.NO_FUNCTIONS, "driver 570 or later"),
+        (Code.NOT_SUPPORTED, "does not support it on this machine"),
+        (Code.HANGS, "did not answer"),
+        (Code.UNKNOWN, "CUDA error 999"),
+    ],
+)
+async def test_other_drivers_cannot_and_the_reason_is_a_sentence(code: Code, said: str) -> None:
+    reason = await why_not(Driver(code), ROOT)
+    assert reason is not None
+    assert said in reason
+    assert reason.endswith(".")
+
+
+async def test_agent_without_the_right_to_attach_cannot() -> None:
+    reason = await why_not(Driver(Code.SUCCESS), Rights(traces_all=False, traces_own=False))
+    assert reason is not None
+    assert "CAP_SYS_PTRACE" in reason
+
+
+@pytest.mark.parametrize(
+    ("effective", "scope", "rights"),
+    [
+        ("000001ffffffffff", "1", Rights(True, False)),
+        ("0000000000080000", None, Rights(True, True)),
+        ("0000000000000000", "0", Rights(False, True)),
+        ("00000000a80425fb", "1", Rights(False, False)),
+    ],
+)
+def test_rights_are_those_of_the_kernel(tmp_path: Path, effective: str, scope: str | None, rights: Rights) -> None:
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self" / "status").write_text(f"Name:\tagent\nCapEff:\t{effective}\n")
+    if scope is not None:
+        (tmp_path / "sys/kernel/yama").mkdir(parents=True)
+        (tmp_path / "sys/kernel/yama/ptrace_scope").write_text(f"{scope}\n")
+    assert Rights.read(tmp_path) == rights
