@@ -334,6 +334,23 @@ def test_the_dialog_keeps_releases_and_stops_by_keyboard(page: Page, agent: Scri
     assert page.errors() == []
 
 
+def test_a_server_that_stops_before_it_answers_is_not_said_to_have_failed(page: Page, browser: Chrome) -> None:
+    browser.execute_cdp_cmd("Network.enable", {})
+    browser.execute_cdp_cmd("Network.setBlockedURLs", {"urls": ["*gpushare/ask*"]})
+    try:
+        page.run("document.querySelector(arguments[0]).click()", ITEM)
+        page.click(".gpushare-Dialog", "Stop my server")
+        page.click(".gpushare-Dialog", "Stop it")
+        page.wait_for(
+            ".gpushare-Answer[data-done=yes]", "The notebook server no longer answers: it has probably stopped."
+        )
+        page.click(".gpushare-Dialog", "Release now")
+        page.wait_for(".gpushare-Answer[data-done=no]", "The notebook server did not answer. Try again.")
+    finally:
+        browser.execute_cdp_cmd("Network.setBlockedURLs", {"urls": []})
+    page.click(DIALOG, "Close")
+
+
 def test_notebook_7_has_the_item_and_the_dialog_too(
     page: Page, agent: ScriptedAgent, browser: Chrome, lab: Jupyter
 ) -> None:

@@ -4,7 +4,7 @@ import { URLExt } from '@jupyterlab/coreutils';
 import { ServerConnection } from '@jupyterlab/services';
 
 import { AskKind, IAskAnswer, IShareStatus } from './status';
-import { NO_ANSWER } from './words';
+import { NO_ANSWER, PERHAPS_STOPPED } from './words';
 
 /** Return the status; undefined where the server extension is not enabled. */
 export async function fetchStatus(settings: ServerConnection.ISettings): Promise<IShareStatus | undefined> {
@@ -26,7 +26,8 @@ export async function ask(settings: ServerConnection.ISettings, kind: AskKind, v
     return { done: Boolean(answer.done), text: answer.text ?? answer.message ?? NO_ANSWER };
   } catch (reason) {
     console.debug('gpushare: no answer:', reason);
-    return { done: false, text: NO_ANSWER };
+    // a server that is stopped ends before the answer comes
+    return kind === 'stop' ? { done: true, text: PERHAPS_STOPPED } : { done: false, text: NO_ANSWER };
   }
 }
 

@@ -30,6 +30,8 @@ export const CHANGE_SHARE = 'Change the share';
 export const NEW_SHARE = 'New share';
 export const CHANGE = 'Change';
 export const ASKING = 'Waiting for the answer…';
+export const PERHAPS_STOPPED =
+  'The notebook server no longer answers: it has probably stopped. Reload this page to start it again.';
 export const NO_ANSWER = 'The notebook server did not answer. Try again.';
 
 export function keepHours(hours: number): string {
