@@ -85,7 +85,7 @@ def test_wrong_layers_file_is_a_problem_with_its_line(tmp_path: Path, capsys: py
     assert "layers.yaml:4: rules.0.options.mig.strategie: unknown field; did you mean 'strategy'?" in lines
 
 
-@pytest.mark.parametrize("layer", ["time-slicing", "mps", "mig", "hami", "kai", "dra", "metagpu", "kubeshare"])
+@pytest.mark.parametrize("layer", ["mig", "kai"])
 def test_shipped_templates_promise_more_than_other_layers_keep(
     layer: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

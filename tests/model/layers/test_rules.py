@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -106,6 +106,7 @@ def test_rule_may_apply_where_one_pattern_is_a_special_case_of_the_other() -> No
     assert LayerRule(layer=LayerName.MIG).may_apply(["*T4*"])
 
 
+@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 @given(st.text("ab-", min_size=1, max_size=6), st.text("ab*?", max_size=6))
 def test_rule_for_one_model_may_apply_to_each_pattern_that_matches_it(model: str, pattern: str) -> None:
     if matches(model, pattern):
