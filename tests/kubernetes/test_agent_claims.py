@@ -14,6 +14,8 @@ import pytest
 from gpushare_spawner.agent.gpus.nvml import GpuState
 from gpushare_spawner.agent.kubernetes.claims import probe as probing
 from gpushare_spawner.agent.kubernetes.claims.probe import ClaimsUnavailable, probe
+from gpushare_spawner.agent.kubernetes.claims.resource_slice import OfferedGpu
+from gpushare_spawner.agent.kubernetes.claims.slice_publisher import PublishedSlice
 from gpushare_spawner.agent.kubernetes.cluster_api import ClusterApi
 from gpushare_spawner.clients.cluster import KubeconfigConnection
 from gpushare_spawner.model import kubernetes
@@ -313,3 +315,23 @@ class TestProbe:
         monkeypatch.setattr(probing, "PAUSE", 0.05)
         cluster.faults.fail_next("list", "resourceslices", times=2)
         assert await probe(api, "node-a", cluster.namespace)
+
+    async def test_an_agent_goes_on_without_an_answer_and_makes_no_slice_that_is_not_kept_whole(
+        self, api: ClusterApi, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        monkeypatch.setattr(probing, "PAUSE", 0.02)
+        monkeypatch.setattr(probing, "PATIENCE", 0.1)
+        cluster.faults.fail_next("list", "resourceslices", times=100)
+        assert not await probe(api, "node-a", cluster.namespace)
+        cluster.faults.clear()
+        assert cluster.server is not None
+        cluster.server.gates = set()
+        published = PublishedSlice(api, "node-a", lambda: [OfferedGpu(FIRST, 100)], 1, taints=False)
+        published.start()
+        while "drops allowMultipleAllocations" not in caplog.text:
+            await asyncio.sleep(0.02)
+        assert not await cluster.admin.list(path("resourceslices", group=GROUP))
+        # the gate comes on
+        cluster.server.gates = {"DRAConsumableCapacity"}
+        await published_slice(cluster, "node-a", lambda item: units_of(item) == 100)
+        await published.close()

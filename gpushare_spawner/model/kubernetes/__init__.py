@@ -47,6 +47,7 @@ from gpushare_spawner.model.kubernetes.claims import (
     claim_name,
     claim_spec,
     device_name,
+    has_claim,
     slice_name,
 )
 from gpushare_spawner.model.kubernetes.container_requests import (
@@ -189,6 +190,7 @@ __all__ = [
     "device_name",
     "gpu_index_of",
     "gpu_names",
+    "has_claim",
     "is_layer_session",
     "is_session",
     "labels",

@@ -128,3 +128,49 @@ def test_a_pod_for_which_a_node_is_added_is_not_refused(clock: Clock) -> None:
     clock.now += LASTS[Cause.NODE]
     with pytest.raises(NotAdmitted):
         admission.runs(seen, never)
+
+
+def not_prepared(message: str, uid: str = "u-1", reason: str = "FailedPrepareDynamicResources") -> dict[str, Any]:
+    """An event about a pod with a claim."""
+    return {"reason": reason, "message": message, "involvedObject": {"name": "jupyter-ada", "uid": uid}}
+
+
+def claiming() -> dict[str, Any]:
+    waiting = pod()
+    waiting["spec"]["resourceClaims"] = [{"name": "gpushare", "resourceClaimName": "jupyter-ada-1"}]
+    return waiting
+
+
+def test_a_claim_that_the_agent_cannot_prepare_is_not_admitted() -> None:
+    said = "Failed to prepare dynamic resources: prepare failed for claim ada-1: gpushare: GPU 0 has 0 free units"
+    admission = Admission("token-1", "node-a", events=lambda: [not_prepared(said)])
+    waiting = claiming()
+    assert not admission.runs(waiting, never)
+    with pytest.raises(NotAdmitted, match=r"could not give the server its GPU share.*GPU 0 has 0 free units") as error:
+        admission.runs(waiting, never)
+    assert error.value.distrust
+    assert error.value.elsewhere
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        # the agent starts anew: the kubelet asks again by itself
+        not_prepared("Failed to prepare dynamic resources: DRA driver gpushare-spawner.io is not registered"),
+        not_prepared("gpushare: of an earlier pod", uid="u-0"),
+        not_prepared("gpushare: something else", reason="Scheduled"),
+    ],
+)
+def test_other_events_keep_no_pod_from_its_node(event: dict[str, Any]) -> None:
+    admission = Admission("token-1", "node-a", events=lambda: [event])
+    waiting = claiming()
+    assert not any(admission.runs(waiting, never) for _ in range(3))
+
+
+def test_what_the_scheduler_says_of_claims_is_waited_for_as_for_units(admission: Admission, clock: Clock) -> None:
+    assert not admission.runs(refused("1 cannot allocate all claims"), never)
+    clock.now += LASTS[Cause.UNITS] - 1
+    assert not admission.runs(refused("1 cannot allocate all claims"), never)
+    clock.now += 2
+    with pytest.raises(NotAdmitted, match="does not offer the share of the GPU that its agent reports"):
+        admission.runs(refused("1 cannot allocate all claims"), never)

@@ -239,6 +239,17 @@ async def test_a_pod_whose_annotations_will_not_do_counts_by_its_limits_once_its
     assert (await cluster.ledger()).free_units("GPU-n-1") == 60
 
 
+async def test_a_pod_with_a_claim_whose_annotations_will_not_do_counts_as_whole_gpus() -> None:
+    cluster = Cluster()
+    spec = cluster.pod("ada", "GPU-n-1", odd=True)["spec"]
+    (container,) = spec["containers"]
+    container["resources"] = {}
+    container["env"] = [{"name": "CUDA_VISIBLE_DEVICES", "value": "GPU-n-1"}]
+    spec["resourceClaims"] = [{"name": "gpushare", "resourceClaimName": "ada-1"}]
+    gpus = (await cluster.ledger()).capacity.gpus
+    assert (gpus["GPU-n-1"].unowned, gpus["GPU-n-0"].unowned) == (0, 100)
+
+
 async def test_a_pod_that_cannot_be_read_costs_only_itself_and_is_said_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

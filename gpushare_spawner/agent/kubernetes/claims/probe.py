@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from pathlib import Path
 
 from gpushare_spawner.agent.gpus.nvml import Gpu
@@ -17,6 +18,8 @@ log = logging.getLogger(__name__)
 
 PAUSE = 5.0
 """Seconds between tries while the API server does not answer."""
+PATIENCE = 20.0
+"""Seconds for which it is asked. Ours: an agent that starts anew must not keep its sessions waiting for long."""
 ELSE = "use --kubelet device-plugin, the default, where this cannot be changed"
 _PROBED = Gpu(0, "GPU-probe", "probe", 2**30)
 _NAME = "gpushare-probe"
@@ -37,12 +40,13 @@ def check_kubelet_folder(kubelet_dir: Path) -> None:
 
 
 async def probe(api: ClusterApi, node: str, namespace: str) -> bool:
-    """Find out what the cluster can; waits while the API server does not answer.
+    """Find out what the cluster can. While the API server does not answer, it is asked for `PATIENCE` seconds.
 
-    Return whether it keeps taints of devices. `namespace`: where sessions' claims are; empty: in any. Raises
-    ClaimsUnavailable.
+    Return whether it keeps taints of devices; False also where it does not answer: before the slice is made the server
+    is asked again what it keeps. `namespace`: where sessions' claims are; empty: in any. Raises ClaimsUnavailable.
     """
     told = False
+    until = time.monotonic() + PATIENCE
     while True:
         try:
             return await _probe(api, node, namespace)
@@ -52,6 +56,9 @@ async def probe(api: ClusterApi, node: str, namespace: str) -> bool:
             if not told:
                 log.warning("cannot find out whether this cluster has claims of GPU shares; retrying: %s", failure)
             told = True
+        if time.monotonic() + PAUSE > until:
+            log.warning("going on without knowing what this cluster has; no slice is made that it does not keep whole")
+            return False
         await asyncio.sleep(PAUSE)
 
 

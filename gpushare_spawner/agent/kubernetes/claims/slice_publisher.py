@@ -86,6 +86,8 @@ class PublishedSlice:
                     if event["type"] != "BOOKMARK":
                         self._seen(event["object"] if event["type"] != "DELETED" else None)
                     pause = FIRST_PAUSE
+                # a server that ends watches at once must not be asked without end
+                await asyncio.sleep(0.05)
                 continue
             except ApiFailure as failure:
                 if failure.status != 410:

@@ -18,6 +18,7 @@ from gpushare_spawner.model.kubernetes import (
     AnnotationProblem,
     PodConstraints,
     gpu_index_of,
+    has_claim,
     is_layer_session,
     layer_session,
     misplaced_report,
@@ -401,6 +402,12 @@ class ClusterSnapshots:
             self._told.add(name)
             self.log.error("Pod %s: its annotations are wrong, so its limits count instead: %s", name, problem)
         spec = pod["spec"]
+        if has_claim(spec):
+            # what the claim holds is not in the pod: its GPUs count as whole ones
+            env = notebook_container(spec).get("env") or []
+            visible = next((one.get("value") or "" for one in env if one["name"] == "CUDA_VISIBLE_DEVICES"), "")
+            uuids = tuple(filter(None, visible.split(",")))
+            return Allocation(name, uuids, UNITS_PER_GPU, 0, UNITS_PER_GPU, created_at(pod))
         node = node_of(spec)
         limits = (notebook_container(spec).get("resources") or {}).get("limits") or {}
         wanted = {
