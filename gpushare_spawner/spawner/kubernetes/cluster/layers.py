@@ -6,8 +6,9 @@ The rules of each layer are in `sharing`, and which nodes it shares is in `layer
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from gpushare_spawner.model.kubernetes import AnnotationProblem, is_layer_session, layer_session
 from gpushare_spawner.model.layers import LAYERS, LayerName, LayerRule, LayersFile, PlacedBy, matches
@@ -53,6 +54,8 @@ class ClusterLayers:
     unreadable: frozenset[LayerName] = frozenset()
     pending: Callable[[], Mapping[str, Pending]] = dict
     _free: dict[tuple[object, ...], LayerCapacity | str] = field(default_factory=dict, repr=False)
+    _kinds: dict[tuple[object, ...], tuple[GpuKind, ...]] = field(default_factory=dict, repr=False)
+    _on_nodes: dict[tuple[object, ...], ClusterFacts] = field(default_factory=dict, repr=False)
 
     def names(self, template: Template) -> tuple[LayerName, ...]:
         """Return the other layers that can serve a template."""
@@ -77,17 +80,42 @@ class ClusterLayers:
 
     def _layers_on_nodes(self, gpu: Gpu) -> Iterator[LayerName]:
         """Yield the layers of nodes with suitable GPUs: patterns of rules do not tell each model that they are for."""
-        for node in self.facts.nodes if self.facts is not None else ():
-            rule = self.file.rule_of(node.labels, node.model)
-            if rule is not None and any(matches(node.model, pattern) for pattern in gpu.models):
-                yield rule.layer
+        for layer, model in self._models:
+            if any(matches(model, pattern) for pattern in gpu.models):
+                yield layer
 
-    @property
+    @cached_property
+    def _by_rule(self) -> Mapping[int, Sequence[ClusterNode]]:
+        """The nodes by the rule that applies to them, by its identity: rules hold dicts, which have no hash."""
+        found: dict[int, list[ClusterNode]] = {}
+        for node in self.facts.nodes if self.facts is not None else ():
+            found.setdefault(id(self.file.rule_of(node.labels, node.model)), []).append(node)
+        return found
+
+    def _nodes_of(self, rule: LayerRule | None) -> Sequence[ClusterNode]:
+        return self._by_rule.get(id(rule), ())
+
+    def _facts_on(self, rule: LayerRule | None, node: str, ineligible: frozenset[str]) -> ClusterFacts:
+        """Return the facts with the nodes of a rule on which a server can run; the same object for the same ones."""
+        key = (id(rule), node, ineligible)
+        found = self._on_nodes.get(key)
+        if found is None:
+            nodes = (one for one in self._nodes_of(rule) if one.name not in ineligible and node in ("", one.name))
+            found = self._on_nodes[key] = replace(self.facts or ClusterFacts(), nodes=tuple(nodes))
+        return found
+
+    @cached_property
+    def _models(self) -> Collection[tuple[LayerName, str]]:
+        """Each GPU model on nodes with a rule, with its layer."""
+        return dict.fromkeys(
+            (rule.layer, node.model) for rule in self.file.rules for node in self._nodes_of(rule)
+        ).keys()
+
+    @cached_property
     def gpus(self) -> int:
         """The physical GPUs on nodes of other layers, by the nodes' labels."""
-        if self.facts is None:
-            return 0
-        return sum(_gpu_count(node) for node in self.facts.nodes if self.file.rule_of(node.labels, node.model))
+        others = (rule for rule in self.file.rules if LAYERS[rule.layer].places is PlacedBy.SCHEDULER)
+        return sum(_gpu_count(node) for rule in others for node in self._nodes_of(rule))
 
     def verdict(self, template: Template, tenant: Tenant, node: str, ineligible: frozenset[str]) -> LayerVerdict:
         """Return what a server meets: the first layer and rule whose nodes have a place for it now."""
@@ -106,17 +134,9 @@ class ClusterLayers:
         if self.facts is None and layer not in self.unreadable:
             yield LayerVerdict(Outcome.WAIT, why=words.NOT_READ_YET)
             return
-        facts = self.facts or ClusterFacts()
         for rule in self._rules(layer, template):
-            nodes = [
-                one
-                for one in facts.nodes
-                if self.file.rule_of(one.labels, one.model) is rule
-                and one.name not in ineligible
-                and node in ("", one.name)
-            ]
-            options = self.file.options_of(layer, rule)
-            offer = LayerOffer(layer, LayerRequest(tenant, template, options, replace(facts, nodes=tuple(nodes)), rule))
+            facts, options = self._facts_on(rule, node, ineligible), self.file.options_of(layer, rule)
+            offer = LayerOffer(layer, LayerRequest(tenant, template, options, facts, rule))
             if layer in self.unreadable:
                 # a layer that needs no node to say what it asks for leaves the rest to its scheduler
                 needs_nodes = isinstance(self._capacity(offer), str)
@@ -126,8 +146,15 @@ class ClusterLayers:
                     else LayerVerdict(Outcome.NOW, offer, known=False)
                 )
                 continue
-            if nodes:
-                yield replace(self._free_for(offer), gpus=_kinds(suitable(offer.request)))
+            if facts.nodes:
+                yield replace(self._free_for(offer), gpus=self._gpus_of(offer.request))
+
+    def _gpus_of(self, request: LayerRequest) -> tuple[GpuKind, ...]:
+        key = (id(request.facts), request.gpu.models)
+        found = self._kinds.get(key)
+        if found is None:
+            found = self._kinds[key] = _kinds(suitable(request))
+        return found
 
     def _rules(self, layer: LayerName, template: Template) -> list[LayerRule | None]:
         rules: list[LayerRule | None] = [rule for rule in self.file.rules if rule.layer is layer]
@@ -150,8 +177,8 @@ class ClusterLayers:
     def _capacity(self, offer: LayerOffer) -> LayerCapacity | str:
         """Return what the layer has; a sentence where it has no way to serve the template."""
         request = offer.request
-        nodes = tuple(node.name for node in request.facts.nodes)
-        key = (offer.layer, id(request.rule), request.template.name, request.tenant.quota, nodes)
+        # the facts are kept, so that no others have their identity
+        key = (offer.layer, id(request.facts), request.template.name, request.tenant.quota)
         found = self._free.get(key)
         if found is None:
             try:
@@ -167,19 +194,26 @@ class ClusterLayers:
         Which node and GPU each of them takes is not known: a smaller one counts as one of these, a larger one as
         several. That errs towards a wait, which ends when the scheduler has placed them.
         """
-        pending = dict(self.pending())
-        facts = self.facts or ClusterFacts()
-        for pod in facts.pods:
+        placed, waiting = self._own_pods
+        reserved = {token: one for token, one in self.pending().items() if token not in placed}
+        return sum(-(-one.units // units) for one in {**waiting, **reserved}.values() if one.layer is layer)
+
+    @cached_property
+    def _own_pods(self) -> tuple[Set[str], Mapping[str, Pending]]:
+        """The reservations whose pods are on a node, and those whose pods wait for their scheduler."""
+        placed: set[str] = set()
+        waiting: dict[str, Pending] = {}
+        for pod in self.facts.pods if self.facts is not None else ():
             if not is_layer_session(pod.labels):
                 continue
             token = pod.annotations.get(RESERVATION, "")
             if pod.node:
-                pending.pop(token, None)
-            elif token not in pending:
-                with contextlib.suppress(AnnotationProblem):
-                    found = layer_session(pod.labels, pod.annotations)
-                    pending[token] = Pending(found.layer, found.share.total_units)
-        return sum(-(-one.units // units) for one in pending.values() if one.layer is layer)
+                placed.add(token)
+                continue
+            with contextlib.suppress(AnnotationProblem):
+                found = layer_session(pod.labels, pod.annotations)
+                waiting[token] = Pending(found.layer, found.share.total_units)
+        return placed, waiting
 
 
 def _gpu_count(node: ClusterNode) -> int:

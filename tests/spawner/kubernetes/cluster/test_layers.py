@@ -164,3 +164,16 @@ def test_what_is_not_known_yet_waits_and_what_cannot_be_known_is_left_to_the_sch
 
 def test_quotas_count_the_gpus_of_nodes_with_a_rule() -> None:
     assert layers([node("a"), node("b", model="NVIDIA-A100")]).gpus == 1
+    # of GPUs with an agent the agent reports how many they are
+    native = LayersFile.model_validate({"rules": [{"models": ["*L4*"], "layer": "native"}, {"layer": "hami"}]})
+    assert layers([node("a"), node("b", model="NVIDIA-A100")], file=native).gpus == 1
+
+
+def test_what_is_found_for_one_server_is_kept_for_the_next_one_of_the_same_instant() -> None:
+    found = layers([node("a"), node("b")])
+    first, second, elsewhere = met(found).offer, met(found, template(0.1)).offer, met(found, on="b").offer
+    assert first is not None
+    assert second is not None
+    assert elsewhere is not None
+    assert first.request.facts is second.request.facts
+    assert [one.name for one in elsewhere.request.facts.nodes] == ["b"]
