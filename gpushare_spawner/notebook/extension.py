@@ -20,6 +20,7 @@ from jupyter_server.base.handlers import APIHandler
 from jupyter_server.utils import url_path_join
 from tornado import web
 
+from gpushare_spawner.model.frameworks import choose_frameworks_defaults
 from gpushare_spawner.model.idle_cause import IdleCause
 from gpushare_spawner.model.layers import LAYER_VARIABLE
 from gpushare_spawner.model.share_status import ControlsStatus, ShareStatus
@@ -29,7 +30,6 @@ from gpushare_spawner.notebook.hub_activity import keep_active_while_busy
 from gpushare_spawner.notebook.kernels import KernelActivity, kernel_activity
 from gpushare_spawner.notebook.service_ask import NoAnswer, ServiceAsk, WrongAsk
 from gpushare_spawner.notebook.session_client import SessionClient
-from gpushare_spawner.sharing.frameworks import choose_frameworks_defaults
 from gpushare_spawner.wording import memory_limits, notices, share_status
 from gpushare_spawner.wording.amounts import unbroken
 from gpushare_spawner.wording.slowness import why_slow

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
+from gpushare_spawner.model.frameworks import choose_frameworks_defaults
 from gpushare_spawner.model.placement import Placement
 from gpushare_spawner.model.protocol.control import OpenRequest
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.sharing.base import Environment, SharingLayer, Tenant
-from gpushare_spawner.sharing.frameworks import choose_frameworks_defaults
 
 
 class NativeProcessLayer(SharingLayer[Environment]):
