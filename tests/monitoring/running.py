@@ -68,6 +68,8 @@ class Prometheus:
                 return json.load(answer)["data"]
         except urllib.error.HTTPError as error:
             with error:
+                if error.code == 503:
+                    raise  # it is starting
                 raise AssertionError(f"{query}: {error.read().decode()}") from None
 
     def values(self, query: str) -> list[float]:
@@ -117,7 +119,7 @@ def _wait(prometheus: Prometheus, process: subprocess.Popen[bytes], log: Path) -
     deadline = time.monotonic() + WITHIN
     while time.monotonic() < deadline:
         assert process.poll() is None, log.read_text()
-        # connections are refused at first
+        # connections are refused at first, then answered with 503
         with contextlib.suppress(OSError):
             evaluated = all(
                 rule["health"] == "ok" for group in prometheus.ask("rules")["groups"] for rule in group["rules"]
