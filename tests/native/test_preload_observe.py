@@ -71,7 +71,7 @@ def test_bursts_are_told_without_a_lease_and_launches_do_not_wait(
     client.hear()
     said(client, "d.kernel('spin')")
     peer.nothing(0.05)
-    for _ in range(2):
+    for burst in (1, 2):
         began = time.monotonic()
         said(client, "d.spin(0.1); d.synchronize()")
         assert time.monotonic() - began < 1.0
@@ -81,10 +81,11 @@ def test_bursts_are_told_without_a_lease_and_launches_do_not_wait(
         assert idle.fields[0] == 0
         assert 0.05e9 < idle.fields[1] < 2e9, "nanoseconds of work since WELCOME"
         assert idle.fields[2] < 0.1e9
-        peer.nothing(1.1)
-        looked = switches(client.process.pid)
-        peer.nothing(0.1)
-        assert switches(client.process.pid) == looked, "it looks for launches on a quiet GPU"
+        if burst == 1:
+            peer.nothing(1.1)
+            looked = switches(client.process.pid)
+            peer.nothing(0.1)
+            assert switches(client.process.pid) == looked, "it looks for launches on a quiet GPU"
 
 
 def test_nothing_is_told_to_an_agent_without_the_feature(start: Start, socket_path: Path, gpus: list[bytes]) -> None:
@@ -100,7 +101,7 @@ def test_nothing_is_told_to_an_agent_without_the_feature(start: Start, socket_pa
 def test_new_agent_hears_of_work_from_before(start: Start, socket_path: Path, gpus: list[bytes]) -> None:
     client = start(STEPS, **ENGINE)
     client.hear()
-    said(client, "d.spin(1.0)")
+    said(client, "d.spin(0.6)")
     agent = ScriptedAgent(socket_path, gpus, features=Feature.OBSERVE)
     peer = agent.peer()
     peer.expect(Kind.BUSY, skip=(Kind.MEMORY,))
