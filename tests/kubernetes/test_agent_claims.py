@@ -139,6 +139,25 @@ async def test_a_pod_that_is_gone_before_its_claim_is_unprepared_is_counted_once
     await agent.until(lambda: sorted(agent.node.sessions) == ["ben", "cem"])
 
 
+async def test_a_claim_that_the_kubelet_has_forgotten_is_free_once_the_api_has_forgotten_it(
+    agent: NodeAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await running(agent, "ada", share=100)
+    await agent.stop()
+    monkeypatch.setattr("gpushare_spawner.agent.kubernetes.claims.claim_driver.FORGOTTEN_EVERY", 0.3)
+    monkeypatch.setattr("gpushare_spawner.agent.kubernetes.pods.pod_sessions.STRANGER_AFTER", 0.1)
+    await agent.start()
+    await asyncio.sleep(0.7)
+    assert "ada" in agent.node.sessions
+    agent.kubelet.claims.prepared.clear()
+    await agent.delete("ada")
+    # until then it is a session without a pod
+    await agent.until(lambda: "ada" not in agent.node.sessions)
+    await claiming_pod(agent, "ben", share=100)
+    await agent.cluster.wait_for_phase("ben", "Running")
+    await agent.until(lambda: sorted(agent.node.sessions) == ["ben"])
+
+
 async def test_lent_units_raise_the_capacity_and_a_waiting_pod_comes(agent: NodeAgent) -> None:
     for name in ("ada", "ben"):
         await running(agent, name, share=50)

@@ -35,6 +35,11 @@ UNHEALTHY, CORDONED = "unhealthy", "cordoned"
 """Values of the taint of a GPU."""
 
 
+FORGOTTEN_EVERY = 30.0
+"""Seconds between looks for claims that the kubelet will never have unprepared. Of those that are gone from the API in
+two looks the containers have ended: a pod's end takes 30 s by default."""
+
+
 class ClaimDriver:
     """The agent as a DRA driver. cluster_agent.py runs it in the place of device plugins."""
 
@@ -67,14 +72,20 @@ class ClaimDriver:
         self._health = DeviceHealth(name, self._healthy)
         self._sockets = DriverSockets(ClaimPlugin(self.prepare, self.unprepare), self._health, kubelet_dir, registered)
         self._last: list[OfferedGpu] = []
+        self._gone: frozenset[str] = frozenset()
+        self._looking: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Serve the kubelet, and publish the slice."""
         await self._sockets.start()
         self._slice.start()
+        self._looking = asyncio.create_task(self._keep_looking())
 
     async def close(self) -> None:
         """Stop; pods run on."""
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.gather(self._looking, return_exceptions=True)
         await self._slice.close()
         await self._sockets.close()
 
@@ -168,6 +179,32 @@ class ClaimDriver:
             grant_folders.remove(self._held.folder / known.folder)
         log.info("%s is unprepared", key)
         self._changed()
+
+    async def _keep_looking(self) -> None:
+        while True:
+            await asyncio.sleep(FORGOTTEN_EVERY)
+            try:
+                await self._unprepare_forgotten()
+            except Exception:
+                log.exception("cannot look for claims that were forgotten; retrying")
+
+    async def _unprepare_forgotten(self) -> None:
+        """Free claims that are gone from the API: a kubelet that lost its state does not unprepare them."""
+        gone = set()
+        for claim in self._prepared.without(self._held.ids_of_known_pods()):
+            key = ClaimKey(claim.namespace, claim.name, claim.uid)
+            try:
+                found = await self._api.get(key.path)
+            except ApiFailure as failure:
+                if failure.status != 404:
+                    continue
+                found = {}
+            if (found.get("metadata") or {}).get("uid") != claim.uid:
+                gone.add(claim.uid)
+                if claim.uid in self._gone:
+                    log.warning("%s is gone from the API, and the kubelet has not had it unprepared", key)
+                    await self.unprepare(key)
+        self._gone = frozenset(gone)
 
     def _healthy(self) -> dict[str, bool]:
         return {device_name(uuid): self._node.health.healthy(uuid) for uuid in self._node.gpus}

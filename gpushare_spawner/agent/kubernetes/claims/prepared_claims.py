@@ -7,7 +7,7 @@ So everything that counts and follows devices is the same for both.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -88,6 +88,10 @@ class PreparedClaims:
     def ids(self) -> frozenset[str]:
         """The ids of all prepared claims' devices."""
         return frozenset(id for claim in self._claims.values() for id in claim.ids)
+
+    def without(self, held: Collection[str]) -> list[PreparedClaim]:
+        """The claims of which none of these ids is."""
+        return [claim for claim in self._claims.values() if claim.ids.isdisjoint(held)]
 
     def folder_name(self, ids: Iterable[str]) -> str:
         """The name of the folder for devices that were given together; of a claim's: the claim's folder."""

@@ -81,6 +81,11 @@ class HeldDevices:
             self._offered[gpu] = held, in_use, [ids.id(number) for number in offered(self.capacity, numbers, in_use)]
         return self._offered[gpu][2]
 
+    def ids_of_known_pods(self) -> set[str]:
+        """The ids, of all GPUs, that sessions hold whose pods the API server has shown."""
+        pods = [session.record.pod for session in self._sessions.values()]
+        return {id for pod in pods if pod is not None and pod.uid for ids in pod.devices.values() for id in ids}
+
     def free_ids(self, gpu: str, claimed: Collection[str]) -> list[str]:
         """As many ids as claims may be given now, the lowest that nobody has.
 
