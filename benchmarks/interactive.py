@@ -42,7 +42,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from benchmarks.interactive_gpu import Clock, InteractiveGpu, Kernel
+from benchmarks.interactive_gpu import Checkpoints, Clock, InteractiveGpu, Kernel
 from gpushare_spawner.arbiter import ArbiterSettings
 from gpushare_spawner.model.report import GpuReport, Report
 from gpushare_spawner.model.share import Share
@@ -107,10 +107,12 @@ def quantile(values: list[float], part: float) -> float:
     return sorted(values)[min(len(values) - 1, int(part * len(values)))] if values else 0.0
 
 
-def start_delays(sessions: int, load: Load, settings: ArbiterSettings, seed: int = 1) -> Delays:
-    """Run so many sessions on one GPU."""
+def start_delays(
+    sessions: int, load: Load, settings: ArbiterSettings, seed: int = 1, checkpoints: Checkpoints | None = None
+) -> Delays:
+    """Run so many sessions on one GPU. `checkpoints`: of the engine suspend; None: of the engine managed."""
     clock = Clock()
-    gpu = InteractiveGpu(clock, VRAM, BANDWIDTH, settings)
+    gpu = InteractiveGpu(clock, VRAM, BANDWIDTH, settings, checkpoints)
     kernels = []
     for number in range(sessions):
         chance = random.Random(f"{seed}-{number}")

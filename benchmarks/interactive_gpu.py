@@ -75,11 +75,37 @@ class Kernel:
     """Called at the end of a cell."""
 
 
-class InteractiveGpu:
-    """One GPU: tells its arbiter what the kernels do, and does what the arbiter says."""
+@dataclass(frozen=True)
+class Checkpoints:
+    """What it costs to suspend and to resume a session by the driver's checkpoint functions."""
 
-    def __init__(self, clock: Clock, memory: int, bandwidth: float, settings: ArbiterSettings) -> None:
+    bandwidth: float
+    """Bytes per second, each way."""
+    seconds: float
+    """Beside the bytes, for each of the two."""
+    context_bytes: int
+    """GPU memory of a process's CUDA context, which leaves and comes back too."""
+
+
+class InteractiveGpu:
+    """One GPU: tells its arbiter what the kernels do, and does what the arbiter says.
+
+    `checkpoints`: all sessions have the engine suspend; None: the engine managed.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        memory: int,
+        bandwidth: float,
+        settings: ArbiterSettings,
+        checkpoints: Checkpoints | None = None,
+    ) -> None:
         self.arbiter = GpuArbiter(memory, settings)
+        self._checkpoints = checkpoints
+        self._suspended: set[str] = set()
+        self._coming: dict[str, Grant] = {}
+        """Grants to kernels of sessions that are being resumed, by kernel."""
         self.kernels: dict[str, Kernel] = {}
         self._clock = clock
         self._bandwidth = bandwidth
@@ -91,7 +117,8 @@ class InteractiveGpu:
 
     def session(self, name: str, weight: int) -> None:
         """A session comes."""
-        self._apply(self.arbiter.add_session(name, weight, self._clock.now))
+        whole = self._checkpoints is not None
+        self._apply(self.arbiter.add_session(name, weight, self._clock.now, whole=whole))
 
     def weigh(self, session: str, weight: int) -> None:
         """The session's weight changes; 0: released."""
@@ -103,7 +130,12 @@ class InteractiveGpu:
         kernel.session = kernel.session or kernel.name
         self.kernels[kernel.name] = kernel
         self._apply(self.arbiter.connect(kernel.name, kernel.session, now))
-        self._apply(self.arbiter.memory(kernel.name, kernel.memory, 0, now))
+        if self._checkpoints is None:
+            self._apply(self.arbiter.memory(kernel.name, kernel.memory, 0, now))
+        else:
+            self._apply(self.arbiter.memory(kernel.name, 0, kernel.memory, now))
+            shown = kernel.memory + self._checkpoints.context_bytes
+            self._apply(self.arbiter.device_memory(kernel.name, shown, 0, now))
 
     def leave(self, session: str) -> None:
         """The session ends."""
@@ -176,7 +208,8 @@ class InteractiveGpu:
     # -- the library -------------------------------------------------------------------------------------------------
 
     def _ask(self, kernel: Kernel) -> None:
-        self._apply(self.arbiter.request(kernel.name, kernel.memory, 0, self._clock.now))
+        managed, plain = (kernel.memory, 0) if self._checkpoints is None else (0, kernel.memory)
+        self._apply(self.arbiter.request(kernel.name, managed, plain, self._clock.now))
 
     def _idle(self, kernel: Kernel, burst: int) -> None:
         if kernel.burst != burst or not kernel.lease:
@@ -186,7 +219,7 @@ class InteractiveGpu:
         self._apply(self.arbiter.idle(kernel.name, kernel.lease, kernel.busy, quiet, self._clock.now))
 
     def _give_back(self, kernel: Kernel) -> None:
-        if not kernel.lease:
+        if not kernel.lease or kernel.name in self._coming:
             return
         self._shut(kernel)
         lease, order = kernel.lease, kernel.revoked
@@ -208,6 +241,46 @@ class InteractiveGpu:
 
         self._clock.at(self._room_free_at, tell)
 
+    # -- the agent's side of the engine suspend ----------------------------------------------------------------------
+
+    def _suspend(self, kernel: Kernel) -> None:
+        assert self._checkpoints is not None
+        amount, seconds = self._whole(kernel)
+        self._room_free_at = max(self._clock.now, self._room_free_at) + seconds
+
+        def away() -> None:
+            if kernel.name in self.kernels:
+                self._suspended.add(kernel.name)
+                self._apply(self.arbiter.suspended(kernel.session, amount, seconds, self._clock.now))
+
+        self._clock.at(self._room_free_at, away)
+
+    def _resume(self, kernel: Kernel, grant: Grant) -> None:
+        known, self._coming[kernel.name] = kernel.name in self._coming, grant
+        if known:
+            return
+        amount, seconds = self._whole(kernel)
+        self._room_free_at = max(self._clock.now, self._room_free_at) + seconds
+
+        def there() -> None:
+            last = self._coming.pop(kernel.name)
+            if kernel.name not in self.kernels:
+                return
+            self._suspended.discard(kernel.name)
+            self._apply(self.arbiter.resumed(kernel.session, amount, seconds, self._clock.now))
+            self._opened(kernel, last, self._clock.now)
+            if kernel.revoked is not None and not kernel.open:
+                self._give_back(kernel)
+
+        self._clock.at(self._room_free_at, there)
+
+    def _whole(self, kernel: Kernel) -> tuple[int, float]:
+        """Bytes that move with a session, and the seconds that this takes."""
+        costs = self._checkpoints
+        assert costs is not None
+        amount = kernel.memory + costs.context_bytes
+        return amount, costs.seconds + amount / costs.bandwidth
+
     # -- the arbiter's orders ----------------------------------------------------------------------------------------
 
     def _apply(self, decisions: Iterable[Decision]) -> None:
@@ -227,6 +300,8 @@ class InteractiveGpu:
                 )
             elif isinstance(decision, PageOut):
                 self._move_out(kernel, decision.amount)
+        for session in self.arbiter.suspensions():
+            self._suspend(self.kernels[session])
         wakeup = self.arbiter.next_wakeup()
         if wakeup != self._wakeup:
             self._wakeup = wakeup
@@ -243,6 +318,9 @@ class InteractiveGpu:
             return
         kernel.lease = grant.lease
         now = self._clock.now
+        if kernel.name in self._suspended:
+            self._resume(kernel, grant)
+            return
         if not grant.prefetch:
             self._opened(kernel, grant, now)
             return

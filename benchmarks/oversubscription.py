@@ -31,8 +31,10 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import MappingProxyType
 
 import gpushare_simgpu
 
@@ -46,6 +48,7 @@ from gpushare_spawner.agent.sockets.control_socket import ControlSocket
 from gpushare_spawner.agent.state.state_folder import StateFolder
 from gpushare_spawner.arbiter import ArbiterSettings
 from gpushare_spawner.clients.agent import AgentClient
+from gpushare_spawner.model.memory_engine import MemoryEngine
 from gpushare_spawner.model.protocol.control import AgentUnreachable, OpenRequest
 from gpushare_spawner.sharing.native_process import merged
 
@@ -112,9 +115,9 @@ def shape(column: str, part: float, number: int) -> Shape:
 
 
 class Machine:
-    """A simulated machine with one GPU, of its own."""
+    """A simulated machine with one GPU, of its own. `more`: settings of the simulator beside those of MODEL."""
 
-    def __init__(self) -> None:
+    def __init__(self, more: Mapping[str, str] = MappingProxyType({})) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="gs"))
         self.environment = {
             name: value for name, value in os.environ.items() if not name.startswith(("GPUSHARE", "SIMGPU"))
@@ -128,6 +131,7 @@ class Machine:
             "SIMGPU_H2D": str(BANDWIDTH),
             "SIMGPU_D2H": str(BANDWIDTH),
             "SIMGPU_FAULT": str(BANDWIDTH),
+            **more,
         }
 
     def close(self) -> None:
@@ -194,9 +198,9 @@ def run_jobs(
                 end.close()
 
 
-def alone(column: str) -> float:
-    """One job on an idle GPU."""
-    machine = Machine()
+def alone(column: str, more: Mapping[str, str] = MappingProxyType({})) -> float:
+    """One job on an idle GPU. `more`: see `Machine`."""
+    machine = Machine(more)
     try:
         return run_jobs(shapes(column)[:1], [machine.environment], True, None, machine.folder)
     finally:
@@ -225,16 +229,18 @@ def first_come(column: str) -> float:
         machine.close()
 
 
-def arbitrated(column: str) -> float:
-    """Two jobs with libgpushare.so under the agent."""
-    machine = Machine()
+def arbitrated(
+    column: str, engine: MemoryEngine = MemoryEngine.MANAGED, more: Mapping[str, str] = MappingProxyType({})
+) -> float:
+    """Two jobs with libgpushare.so under the agent. `more`: see `Machine`."""
+    machine = Machine(more)
     try:
-        return asyncio.run(_arbitrated(machine, shapes(column)))
+        return asyncio.run(_arbitrated(machine, shapes(column), engine))
     finally:
         machine.close()
 
 
-async def _arbitrated(machine: Machine, jobs: list[Shape]) -> float:
+async def _arbitrated(machine: Machine, jobs: list[Shape], engine: MemoryEngine) -> float:
     agent = subprocess.Popen(
         [sys.executable, "-m", "benchmarks.oversubscription", "--agent", str(machine.folder)], env=machine.environment
     )
@@ -249,7 +255,9 @@ async def _arbitrated(machine: Machine, jobs: list[Shape]) -> float:
             await asyncio.sleep(0.05)
         environments = []
         for name in ("first", "second"):
-            request = OpenRequest(id=name, user=name, uid=os.getuid(), template="half", gpus=(gpu,), share_units=50)
+            request = OpenRequest(
+                id=name, user=name, uid=os.getuid(), template="half", gpus=(gpu,), share_units=50, engine=engine
+            )
             environments.append(merged(machine.environment, (await client.open(request)).environment))
         return await asyncio.to_thread(run_jobs, jobs, environments, False, None, machine.folder)
     finally:
