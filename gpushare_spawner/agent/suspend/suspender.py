@@ -123,11 +123,13 @@ class Suspender:
         self._loop = asyncio.get_running_loop()
         self._courses: dict[str, _Course] = {}
         self._probe: asyncio.Task[str | None] | None = None
+        self._closed = False
         for arbitration in arbitrations.values():
             arbitration.suspend, arbitration.resume = self._suspend, self._resume
 
     async def close(self) -> None:
         """Stop between two steps or in one: the next agent goes on from the record."""
+        self._closed = True
         tasks = [course.task for course in self._courses.values() if course.task is not None]
         tasks += [self._probe] if self._probe is not None else []  # type: ignore[list-item]
         for task in tasks:
@@ -219,7 +221,10 @@ class Suspender:
             self._begin(course, self._try_to_resume(course))
 
     def _begin(self, course: _Course, work: Coroutine[Any, Any, None]) -> None:
-        """Do it after what is under way for the session."""
+        """Do it after what is under way for the session; nothing once the agent stops, while clients still leave."""
+        if self._closed:
+            work.close()
+            return
         before = course.task
 
         async def run() -> None:
@@ -231,6 +236,7 @@ class Suspender:
                 log.exception("session %s: an error of the agent; its state on the GPU is unknown", course.session.id)
 
         course.task = self._loop.create_task(run())
+        course.task.add_done_callback(lambda task: work.close())  # it may have been cancelled before the work began
 
     # -- from the GPU --------------------------------------------------------------------------------------------------
 
