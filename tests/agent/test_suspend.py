@@ -179,6 +179,7 @@ async def test_idle_session_is_suspended_when_its_memory_is_needed_and_the_next_
     assert (report.suspended, report.resident_bytes) == (False, LARGE * MIB)
 
 
+@pytest.mark.slow
 async def test_released_session_keeps_its_memory_until_somebody_needs_it(
     machine: Machine, neighbour: Neighbour
 ) -> None:
@@ -211,6 +212,7 @@ async def test_all_processes_of_a_session_are_suspended_a_forked_one_too(
         os.kill(child, signal.SIGKILL)
 
 
+@pytest.mark.slow
 async def test_process_that_dies_while_it_is_suspended_leaves_nothing_behind(
     machine: Machine, neighbour: Neighbour
 ) -> None:
@@ -242,6 +244,7 @@ async def test_process_with_managed_memory_is_never_suspended_and_the_reason_is_
     assert "is not suspendable" in machine.log()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", ["lock", "checkpoint"])
 async def test_agent_killed_after_a_step_is_mended_by_the_next_one(
     machine: Machine, neighbour: Neighbour, step: str
@@ -266,6 +269,7 @@ async def test_agent_killed_after_a_step_is_mended_by_the_next_one(
     assert await ada.ask("words") == [[0, rounds, 0]]
 
 
+@pytest.mark.slow
 async def test_session_stays_suspended_over_a_restart_of_the_agent(machine: Machine, neighbour: Neighbour) -> None:
     ada = await machine.program("ada", LARGE)
     await neighbour.comes()
@@ -277,6 +281,7 @@ async def test_session_stays_suspended_over_a_restart_of_the_agent(machine: Mach
     assert await ada.ask("words") == [[0, 0, 0]]
 
 
+@pytest.mark.slow
 async def test_without_the_drivers_functions_the_session_says_why_it_stays(short_folder: Path) -> None:
     machine = Machine(short_folder)
     machine.agent.environment |= {"SIMGPU_CHECKPOINT": "absent"}
@@ -289,3 +294,46 @@ async def test_without_the_drivers_functions_the_session_says_why_it_stays(short
         for program in machine.programs:
             program.end()
         machine.agent.end(signal.SIGKILL)
+
+
+async def test_sessions_that_do_not_fit_together_take_turns_from_their_start_on(machine: Machine) -> None:
+    ada, ben = await machine.program("ada", LARGE), await machine.program("ben", LARGE)
+    report = await machine.suspended("ada")
+    assert (report.resident_bytes, report.not_suspendable) == (0, None)
+    ada.begin("work", 1.0)
+    ben.begin("work", 1.0)
+    rounds = [await ada.answer(), await ben.answer()]
+    assert min(rounds) > 0
+    assert [await ada.ask("words"), await ben.ask("words")] == [[[0, rounds[0], 0]], [[0, rounds[1], 0]]]
+
+
+@pytest.mark.slow
+async def test_resumption_waits_until_the_driver_shows_enough_free_memory(
+    machine: Machine, neighbour: Neighbour
+) -> None:
+    ada = await machine.program("ada", LARGE)
+    await neighbour.comes()
+    await machine.suspended("ada")
+    # a restore that found too little memory could never be repeated: the simulated driver keeps to that
+    foreign = Program(os.environ | machine.agent.environment)
+    machine.programs.append(foreign)
+    await foreign.does("context")
+    await foreign.does("allocate", 5, 500)
+    neighbour.goes()
+    ada.begin("work", 0.05)
+    await asyncio.sleep(1.0)
+    assert (await machine.session("ada")).suspended
+    foreign.end()
+    rounds = await ada.answer()
+    assert await ada.ask("words") == [[0, rounds, 0]]
+
+
+@pytest.mark.slow
+async def test_suspended_process_that_outlives_its_session_goes_on(machine: Machine, neighbour: Neighbour) -> None:
+    ada = await machine.program("ada", LARGE)
+    await neighbour.comes()
+    await machine.suspended("ada")
+    neighbour.goes()
+    await machine.agent.client.close("ada")
+    assert await ada.ask("work", 0.05) > 0
+    assert "outlives session ada" in machine.log()

@@ -44,6 +44,8 @@ UNKNOWN_CONTEXT = 512 * 2**20
 """Bytes of a context where the driver does not show the process's memory."""
 SOON, LATER = 2.0, 60.0
 """Seconds until a session that could not be suspended is tried again: it was busy; another cause."""
+LET_GO_AFTER = 5.0
+"""Seconds for which processes may outlive their session before they are resumed: most are ended with it."""
 RESUME_AGAIN = 1.0
 """The same for a session that could not be resumed."""
 
@@ -122,6 +124,7 @@ class Suspender:
         self._news = news
         self._loop = asyncio.get_running_loop()
         self._courses: dict[str, _Course] = {}
+        self._leaving: set[asyncio.Task[None]] = set()
         self._probe: asyncio.Task[str | None] | None = None
         self._closed = False
         for arbitration in arbitrations.values():
@@ -130,8 +133,8 @@ class Suspender:
     async def close(self) -> None:
         """Stop between two steps or in one: the next agent goes on from the record."""
         self._closed = True
-        tasks = [course.task for course in self._courses.values() if course.task is not None]
-        tasks += [self._probe] if self._probe is not None else []  # type: ignore[list-item]
+        tasks: list[asyncio.Task[Any]] = [one.task for one in self._courses.values() if one.task is not None]
+        tasks += [*self._leaving, *([self._probe] if self._probe is not None else [])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -164,6 +167,24 @@ class Suspender:
             course.retry.cancel()
         if course.task is not None:
             course.task.cancel()
+        if session.record.suspension is not None and len(session.gpus) == 1:
+            task = self._loop.create_task(self._let_go(course, session.record.suspension))
+            self._leaving.add(task)
+            task.add_done_callback(self._leaving.discard)
+
+    async def _let_go(self, course: _Course, suspension: Suspension) -> None:
+        """Bring back processes that outlive their session: nobody else would."""
+        await asyncio.sleep(LET_GO_AFTER)
+        for name, size in zip(suspension.processes, suspension.sizes, strict=True):
+            while not self._gone(name) and not await self._has_free(course.session.gpus[0], size + SPARE):
+                await asyncio.sleep(RESUME_AGAIN)
+            if not self._gone(name):
+                log.info("process %d outlives session %s, and is resumed", name.pid, course.session.id)
+                await self._bring_back(course, name.pid, size)
+
+    async def _has_free(self, gpu: Gpu, needed: int) -> bool:
+        state = await asyncio.to_thread(self._source.memory, gpu)
+        return state is not None and gpu.memory_bytes - state.memory_used_bytes >= min(needed, gpu.memory_bytes)
 
     def joined(self, session: Session, connection: Connection) -> None:
         """A CUDA process has said HELLO. While its session is suspended it must ask before it calls the driver."""
@@ -315,7 +336,7 @@ class Suspender:
         gpu = session.gpus[0]
         state = await asyncio.to_thread(self._source.memory, gpu)
         shown = state.processes if state is not None else {}
-        connected = {one.peer.pid for one in session.cuda}
+        connected = {one.peer.pid for other in self._sessions.values() for one in other.cuda}
         foreign = await asyncio.to_thread(attributed, shown.keys() - connected, owners(self._sessions.values()))
         if stranger := min(foreign.get(session.id, ()), default=None):
             raise CannotSuspend(f"Process {stranger} uses the GPU without the library, and can have managed memory.")
