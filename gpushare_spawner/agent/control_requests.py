@@ -5,18 +5,22 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from gpushare_spawner.agent import processes
 from gpushare_spawner.agent.gpu_health import GpuHealth
 from gpushare_spawner.agent.gpus.nvml import Gpu
-from gpushare_spawner.agent.sessions.environment import Libraries, session_environment
+from gpushare_spawner.agent.mps.control_program import MpsFailed
+from gpushare_spawner.agent.mps.daemons import MpsDaemons
+from gpushare_spawner.agent.sessions.environment import Libraries, mps_environment, session_environment
 from gpushare_spawner.agent.sessions.guaranteed_units import Shares
 from gpushare_spawner.agent.sessions.registry import SessionRegistry
 from gpushare_spawner.agent.sessions.session import Session
 from gpushare_spawner.agent.state.cordons import Cordons
 from gpushare_spawner.agent.state.session_record import SessionRecord
 from gpushare_spawner.agent.state.state_folder import StateFolder
+from gpushare_spawner.model.layers import LAYERS, LayerName
 from gpushare_spawner.model.memory_engine import engine_environment
 from gpushare_spawner.model.protocol.control import (
     AnnounceRequest,
@@ -58,6 +62,7 @@ class ControlRequests:
         shares: Shares,
         health: GpuHealth,
         cordons: Cordons,
+        mps: MpsDaemons,
         folder: StateFolder,
         libraries: Libraries,
         report: Callable[[], Report],
@@ -69,6 +74,7 @@ class ControlRequests:
         self._shares = shares
         self._health = health
         self._cordons = cordons
+        self._mps = mps
         self._folder = folder
         self._libraries = libraries
         self._report = report
@@ -81,7 +87,7 @@ class ControlRequests:
             case ReportRequest():
                 return self._report().model_dump(mode="json")
             case OpenRequest():
-                result = self.open(request).model_dump()
+                result = (await self._open_when_ready(request)).model_dump()
             case ConfirmRequest():
                 self.confirm(request)
             case CordonRequest():
@@ -91,7 +97,7 @@ class ControlRequests:
             case TierRequest():
                 self.tier(request)
             case ResizeRequest():
-                self._registry.share_changes.resize(self._known(request.id), request)
+                self._registry.share_changes.resize(self._changeable(request.id), request)
             case AnnounceRequest():
                 self.announce(request)
             case ControlsRequest():
@@ -104,6 +110,17 @@ class ControlRequests:
                 self._registry.controls.answer(self._known(request.id), request.answer)
         await self._registry.store.flush()
         return result
+
+    async def _open_when_ready(self, request: OpenRequest) -> Opened:
+        """`open`, once the layer's daemons of the GPUs run."""
+        if request.layer is not LayerName.MPS:
+            return self.open(request)
+        self._checked(request)
+        try:
+            async with self._mps.running(request.gpus):
+                return self.open(request)
+        except MpsFailed as error:
+            raise _refused("internal", f"the MPS daemon does not run: {error}") from None
 
     def open(self, request: OpenRequest) -> Opened:
         """Open a session, or open it again. A refused request has changed nothing."""
@@ -127,10 +144,15 @@ class ControlRequests:
             if is_new:
                 self._registry.end(session.id, "it has no socket")
             raise _refused("internal", f"cannot create the socket of session {request.id}: {reason}")
-        return Opened(
-            environment=session_environment(session.gpus, session.socket.path, self._libraries)
-            | engine_environment(request.engine)
-        )
+        return Opened(environment=self._environment(session, session.socket.path))
+
+    def _environment(self, session: Session, socket: Path) -> dict[str, str]:
+        request = session.record.request
+        if request.layer is not LayerName.MPS:
+            return session_environment(session.gpus, socket, self._libraries) | engine_environment(request.engine)
+        gpu = session.gpus[0]
+        pipes, memory = self._mps.pipes(gpu.uuid), session.memory_limit(gpu)
+        return mps_environment(gpu, socket, pipes, request.share_units, memory, self._libraries)
 
     def confirm(self, request: ConfirmRequest) -> None:
         """Tie a session to the process of its server."""
@@ -145,7 +167,7 @@ class ControlRequests:
 
     def tier(self, request: TierRequest) -> None:
         """Change the tier of a session."""
-        self._registry.tiers.decide(self._known(request.id), request)
+        self._registry.tiers.decide(self._changeable(request.id), request)
 
     def announce(self, request: AnnounceRequest) -> None:
         """Send a notice to a session's user, or withdraw it."""
@@ -192,6 +214,10 @@ class ControlRequests:
                     f"uid: this agent runs as uid {os.geteuid()} and cannot give a socket to uid {request.uid}; "
                     "run it as root"
                 )
+            if request.layer not in (LayerName.NATIVE, LayerName.MPS):
+                raise ValueError(f"layer: {LAYERS[request.layer].title} does not work on one machine")
+            if request.layer is LayerName.MPS and len(request.gpus) > 1:
+                raise ValueError("gpus: each GPU has an MPS daemon of its own, and a session can use one of them")
             for uuid in request.gpus:
                 if uuid in self._gpus and resolve_bytes(request.memory_limit, self._gpus[uuid].memory_bytes) <= 0:
                     raise ValueError(f"memory_limit: {request.memory_limit} leaves no memory")
@@ -202,17 +228,38 @@ class ControlRequests:
                 raise _unknown_gpu(uuid, self._gpus)
             if (trouble := self._health.trouble(uuid)) is not None:
                 raise _refused("unhealthy-gpu", trouble)
+            self._check_layer(self._gpus[uuid], request)
         return tuple(self._gpus[uuid] for uuid in request.gpus)
+
+    def _check_layer(self, gpu: Gpu, request: OpenRequest) -> None:
+        for session in self._registry.sessions.values():
+            layer = session.record.request.layer
+            if session.id != request.id and gpu in session.gpus and layer is not request.layer:
+                raise _refused(
+                    "no-capacity",
+                    f"GPU {gpu.index} ({gpu.uuid}) has sessions of the layer {layer}; a session of the layer "
+                    f"{request.layer} needs a GPU without them",
+                )
 
     def _open_again(self, session: Session, request: OpenRequest) -> None:
         before = session.record.request
-        if any(getattr(before, name) != getattr(request, name) for name in ("share_units", "gpus", "uid", "engine")):
+        if any(
+            getattr(before, name) != getattr(request, name)
+            for name in ("share_units", "gpus", "uid", "engine", "layer")
+        ):
             raise _refused(
                 "exists",
                 f"session {request.id} is open already, with {before.share_units} units on {', '.join(before.gpus)} "
-                f"for uid {before.uid} and the memory engine {before.engine}; close it first",
+                f"for uid {before.uid}, the layer {before.layer} and the memory engine {before.engine}; close it first",
             )
         self._registry.reopen(session, request)
+
+    def _changeable(self, name: str) -> Session:
+        session = self._known(name)
+        layer = LAYERS[session.record.request.layer]
+        if not layer.reach:
+            raise _refused("bad-request", f"with {layer.title} the share of session {name} is fixed until it stops")
+        return session
 
     def _known(self, name: str) -> Session:
         session = self._registry.sessions.get(name)

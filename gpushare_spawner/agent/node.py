@@ -14,6 +14,7 @@ from gpushare_spawner.agent.gpus.gpu_memory_queries import MemoryQueries
 from gpushare_spawner.agent.gpus.nvml import Gpu, GpuState
 from gpushare_spawner.agent.memory import driver_figures
 from gpushare_spawner.agent.memory.node_memory import HostMemorySettings, MemorySession, NodeMemory
+from gpushare_spawner.agent.mps.daemons import MpsDaemons, MpsSettings
 from gpushare_spawner.agent.periodic import GpuSource, Rounds, RoundSettings
 from gpushare_spawner.agent.report import NodeReports
 from gpushare_spawner.agent.session_checks import SessionChecks
@@ -31,6 +32,7 @@ from gpushare_spawner.agent.state.state_folder import StateFolder
 from gpushare_spawner.agent.suspend.driver_checkpoint import DriverCheckpoints
 from gpushare_spawner.agent.suspend.suspender import Suspender
 from gpushare_spawner.arbiter import ArbiterSettings
+from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.report import Report, SessionReport
 from gpushare_spawner.model.share import UNITS_PER_GPU
 
@@ -47,6 +49,7 @@ class NodeSettings:
     arbiter: ArbiterSettings = field(default_factory=ArbiterSettings)
     rounds: RoundSettings = field(default_factory=RoundSettings)
     host_memory: HostMemorySettings = field(default_factory=HostMemorySettings)
+    mps: MpsSettings = field(default_factory=MpsSettings)
 
 
 class Node:
@@ -93,8 +96,9 @@ class Node:
         self.suspensions = Suspender(
             self._checkpoints, self.arbitrations, sessions, source, memory.lacks_host_memory, self._save, self.news
         )
-        self.registry.came, self.registry.went = self.suspensions.opened, self.suspensions.ended
         self._contexts = ContextMemory()
+        self.registry.came, self.registry.went = self.suspensions.opened, self._went
+        self.mps = MpsDaemons(settings.mps, self.gpus, folder.mps, sessions, self.wall_clock, self.news)
         self._unclaimed = UnclaimedMemory(self.gpus, context_bytes)
         self.rounds = Rounds(settings.rounds, self.gpus, source, self._memory_seen, context_bytes)
         self.health = GpuHealth(self.gpus, lambda: self.rounds.states)
@@ -108,10 +112,20 @@ class Node:
             self.health,
             memory,
             self.cordons,
+            self.mps,
             self.wall_clock,
         )
         self.requests = ControlRequests(
-            self.registry, self.gpus, shares, self.health, self.cordons, folder, libraries, self.report, self.wall_clock
+            self.registry,
+            self.gpus,
+            shares,
+            self.health,
+            self.cordons,
+            self.mps,
+            folder,
+            libraries,
+            self.report,
+            self.wall_clock,
         )
         self.checks = SessionChecks(
             self.registry, memory, folder.discarded, settings.rounds.save_every, self.wall_clock
@@ -122,11 +136,13 @@ class Node:
     async def start(self) -> None:
         """Restore the sessions of the state folder, and start the periodic checks."""
         self.registry.restore()
+        await self.mps.start()
         await self.rounds.start(self.registry.sessions, self.checks.check)
 
     async def close(self) -> None:
         """Stop. The sessions stay in the state folder; their processes run on until an agent is back."""
         await self.rounds.close()
+        await self.mps.close()
         await self.suspensions.close()
         await self._checkpoints.close()
         await self.registry.close()
@@ -159,6 +175,8 @@ class Node:
 
     def largest_share(self, session: Session) -> int:
         """Return the largest share that a session can be changed to now, in units; 0: it cannot be changed."""
+        if session.record.request.layer is not LayerName.NATIVE:
+            return 0
         return self.registry.share_changes.largest(session)
 
     def wall_clock(self) -> float:
@@ -181,6 +199,10 @@ class Node:
         self._contexts.look(states, sessions)
         unclaimed = self._unclaimed.look(states, sessions)
         driver_figures.tell_arbiters(states, self.gpus, self.arbitrations, processes, unclaimed)
+
+    def _went(self, session: Session) -> None:
+        self.suspensions.ended(session)
+        self.mps.check_soon()
 
     async def _save(self, session: Session) -> None:
         """Write a session's record to the disk."""

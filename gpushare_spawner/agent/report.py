@@ -10,6 +10,7 @@ from gpushare_spawner.agent.gpus.arbitration import GpuArbitration
 from gpushare_spawner.agent.gpus.nvml import Gpu, GpuState
 from gpushare_spawner.agent.memory.host_memory_budget import GpuMemory
 from gpushare_spawner.agent.memory.node_memory import NodeMemory
+from gpushare_spawner.agent.mps.daemons import MpsDaemons
 from gpushare_spawner.agent.sessions.activity import Activity
 from gpushare_spawner.agent.sessions.registry import SessionRegistry
 from gpushare_spawner.agent.sessions.session import Session
@@ -47,8 +48,10 @@ def session_report(
     now: Activity,
     host_memory: tuple[int, int | None] = (0, None),
     host_use: HostUseReport | None = None,
+    layer_trouble: str | None = None,
 ) -> SessionReport:
-    """One session, doing what `now` says. `host_memory`: bytes that it may need, and its budget."""
+    """One session, doing what `now` says. `host_memory`: bytes that it may need, and its budget. `layer_trouble`: see
+    SessionReport."""
     record, request = session.record, session.record.request
     return SessionReport(
         id=request.id,
@@ -57,6 +60,8 @@ def session_report(
         template=request.template,
         quota=request.quota,
         gpus=request.gpus,
+        layer=request.layer,
+        layer_trouble=layer_trouble,
         share_units=request.share_units,
         borrowed_units=record.borrowed_units,
         tier=record.tier,
@@ -125,6 +130,7 @@ class NodeReports:
         health: GpuHealth,
         memory: NodeMemory,
         cordons: Cordons,
+        mps: MpsDaemons,
         clock: Callable[[], float],
     ) -> None:
         """`arbitrations` and `states` (the driver's last answers) are by the GPU's UUID; `clock` gives seconds since
@@ -137,6 +143,7 @@ class NodeReports:
         self._health = health
         self._memory = memory
         self._cordons = cordons
+        self._mps = mps
         self._clock = clock
 
     def node(self) -> Report:
@@ -163,7 +170,11 @@ class NodeReports:
     def _session(self, session: Session, on_gpus: Mapping[str, GpuMemory]) -> SessionReport:
         memory = self._memory
         return session_report(
-            session, self._registry.activity(session), memory.of_session(session, on_gpus), memory.host_use(session)
+            session,
+            self._registry.activity(session),
+            memory.of_session(session, on_gpus),
+            memory.host_use(session),
+            self._mps.trouble(session),
         )
 
     def sessions_on(self, gpu: str) -> tuple[int, int]:

@@ -109,6 +109,9 @@ def _report_findings(where: str, report: Report, gpus: tuple[Gpu, ...]) -> list[
         what = "no budget of host memory: paged-out GPU memory can fill the machine's memory"
         found.append(note("host memory", what, "Start the agent without `--host-memory off`."))
     for session in report.sessions:
+        if session.layer_trouble is not None:
+            remedy = "See the log of the MPS daemon in the agent's state folder (`mps/*/log`), and the agent's own log."
+            found.append(problem(f"session {session.id}", session.layer_trouble, remedy))
         if session.bypassing_pids:
             pids = ", ".join(map(str, session.bypassing_pids))
             what = f"processes bypassing the library: {pids}"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from pathlib import Path
 
 from gpushare_spawner.agent.gpus.nvml import Gpu
+from gpushare_spawner.agent.mps.control_program import PROGRAM as MPS_PROGRAM
 from gpushare_spawner.doctor.finding import Finding, note, ok, problem, skipped
 from gpushare_spawner.model.idle_policy import IdlePolicy
-from gpushare_spawner.model.layers import LayersFile
+from gpushare_spawner.model.layers import LayerName, LayersFile
 from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.templates.folder import TemplateFolder, Templates
 from gpushare_spawner.templates.idle_file import IDLE_FILE, idle_file
@@ -50,9 +52,23 @@ def findings(folder: Path, templates: Templates, gpus: tuple[Gpu, ...]) -> list[
             what = f"{template.name} needs a GPU model that this machine does not have: {', '.join(share.models)}"
             remedy = "Correct `gpu.models` if the template is for this machine."
             found.append(note(str(folder / templates.files[template.name]), what, remedy))
+    found += _mps_findings(folder, templates)
     if templates.templates:
         found.append(ok(str(folder), f"templates: {', '.join(template.name for template in templates)}"))
     return found
+
+
+def _mps_findings(folder: Path, templates: Templates) -> list[Finding]:
+    """Return whether the program that MPS needs is there; none where no template names MPS."""
+    named = [one.name for one in templates if one.gpu is not None and one.gpu.layer is LayerName.MPS]
+    if not named:
+        return []
+    program = shutil.which(MPS_PROGRAM)
+    if program is not None:
+        return [ok(MPS_PROGRAM, f"is here, as {program}; templates with MPS: {', '.join(named)}")]
+    what = f"is not installed, and {folder / templates.files[named[0]]} shares GPUs by MPS"
+    remedy = "On one machine install the compute utilities of the NVIDIA driver; in a cluster MPS is on its nodes."
+    return [note(MPS_PROGRAM, what, remedy)]
 
 
 def quota_findings(folder: Path, quotas: QuotasInForce, gpus: tuple[Gpu, ...]) -> list[Finding]:

@@ -133,6 +133,8 @@ class SessionReport(_Part):
     """UUIDs of the GPUs that the share lies on."""
     layer: LayerName = LayerName.NATIVE
     """The sharing layer that gives it the GPU. Of another one only the number of `gpus` means something."""
+    layer_trouble: str | None = None
+    """What is wrong with the layer for this session, in sentences; None: nothing is known to be."""
     share_units: Units
     """What the session is entitled to, on each of its GPUs."""
     borrowed_units: Units = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.report import SessionReport
 from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.placement.node_resources import NOTHING, Requested
@@ -32,6 +33,8 @@ class Allocation:
     """Whose session it is; empty: unknown."""
     quota: str = ""
     """The account that it is charged to, see `quota.Account`; empty: none was chosen."""
+    layer: LayerName = LayerName.NATIVE
+    """The sharing layer of its GPUs; sessions of one GPU have the same."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.share_units <= UNITS_PER_GPU:
@@ -58,6 +61,7 @@ class Allocation:
             yields=report.yields,
             user=report.user,
             quota=report.quota,
+            layer=report.layer,
         )
 
     @property

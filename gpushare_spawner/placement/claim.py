@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Set
 from dataclasses import dataclass
 
+from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.placement.capacity_index import Rated
 from gpushare_spawner.placement.free_capacity import FreeCapacity
 from gpushare_spawner.placement.node_capacity import GpuCapacity, NodeCapacity
@@ -26,11 +27,13 @@ class Claim:
     """Units of 1 % on each of them."""
     requested: Requested
     """CPU, memory and pods of the node."""
+    layer: LayerName = LayerName.NATIVE
+    """The sharing layer of the request. All of a GPU that has sessions of another layer is kept: they must end."""
 
     @classmethod
     def of(cls, request: PlacementRequest, node: str, gpus: tuple[str, ...]) -> Claim:
         """The claim of a request for these GPUs."""
-        return cls(node, gpus, request.share.units, Requested(request.cpu, request.memory, 1))
+        return cls(node, gpus, request.share.units, Requested(request.cpu, request.memory, 1), request.layer)
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from types import MappingProxyType
 
+from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.report import GpuReport
 from gpushare_spawner.placement.capacity_index import Best, CapacityIndexes, Rating, admission
 from gpushare_spawner.placement.node_capacity import GpuCapacity, NodeCapacity
@@ -57,7 +58,7 @@ class FreeCapacity:
         """
         if not only:
             return self._indexes.of(demand, rating).best(left_out)
-        node = self._nodes.get(only)
+        node = self._left_for(demand, only)
         if node is None or only in left_out or not admission(rating)(demand, node):
             return None
         return Best(only, rating.rate(demand, node).gpus)
@@ -66,7 +67,7 @@ class FreeCapacity:
         """Return the nodes among which `best` chooses."""
         if not only:
             return self._indexes.of(demand, rating).admitted()
-        node = self._nodes.get(only)
+        node = self._left_for(demand, only)
         return {only} if node is not None and admission(rating)(demand, node) else frozenset()
 
     def prepare(self, demand: Demand, rating: Rating, limit: int) -> int:
@@ -90,9 +91,9 @@ class FreeCapacity:
         """Return how many nodes have which obstacle, and how many can take the demand; ``only``: of this node alone."""
         if not only:
             return self._indexes.obstacles(demand)
-        if only not in self._nodes:
+        node = self._left_for(demand, only)
+        if node is None:
             return {}, 0
-        node = self._nodes[only]
         return ({}, 1) if fits(demand, node) else ({obstacle_of(demand, node): 1}, 0)
 
     def reports(self, name: str) -> Sequence[GpuReport]:
@@ -139,12 +140,18 @@ class FreeCapacity:
             node.resources = resources
             self._changed(node)
 
-    def update(self, uuid: str, unowned: int, free: int) -> None:
-        """Set what is left on a GPU. Raises KeyError for a GPU that is in no report."""
+    def update(self, uuid: str, unowned: int, free: int, layer: LayerName | None = None) -> None:
+        """Set what is left on a GPU, and the layer of its sessions. Raises KeyError for a GPU that is in no report."""
         gpu = self._gpus[uuid]
-        if (gpu.unowned, gpu.free) != (unowned, free):
-            gpu.unowned, gpu.free = unowned, free
-            self._changed(self._nodes[gpu.node])
+        if (gpu.unowned, gpu.free, gpu.layer) != (unowned, free, layer):
+            gpu.unowned, gpu.free, gpu.layer = unowned, free, layer
+            node = self._nodes[gpu.node]
+            node.several_layers |= layer not in (None, LayerName.NATIVE)
+            self._changed(node)
+
+    def _left_for(self, demand: Demand, name: str) -> NodeCapacity | None:
+        node = self._nodes.get(name)
+        return node.left_for(demand.layer) if node is not None else None
 
     def _rebuild(self, name: str) -> Sequence[str]:
         old = self._nodes.pop(name, None)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
+from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.placement import Placement
 from gpushare_spawner.model.report import GpuReport, Report
 from gpushare_spawner.placement.allocation import Allocation
@@ -128,9 +129,8 @@ class Ledger:
         """Whether a request would fit on a node of these claims if they were not there. Unknown names are ignored."""
         claimed = {self._claims[name].node for name in names if name in self._claims} - request.left_out
         nodes = [self.capacity.nodes[name] for name in claimed if name in self.capacity.nodes]
-        return any(
-            request.node in ("", node.name) and fits(request.demand, self._without(node, names)) for node in nodes
-        )
+        nodes = [self._without(node, names) for node in nodes if request.node in ("", node.name)]
+        return any(fits(request.demand, node.left_for(request.layer)) for node in nodes)
 
     def node_of(self, session: str) -> str | None:
         """Return the node of a session's GPUs; None where its allocation or its first GPU is unknown."""
@@ -162,8 +162,9 @@ class Ledger:
             return "not all are healthy, not cordoned, and of a model that will do"
         if len({gpu.model for gpu in gpus}) > 1:
             return "they are of several models"
-        if any(gpu.free < request.share.units for gpu in gpus):
+        if any(gpu.left_for(request.layer).free < request.share.units for gpu in gpus):
             return "not all have so much free"
+        node = node.left_for(request.layer)
         if not fits(request.demand, node):
             return f"the node lacks {obstacle_of(request.demand, node).lacking.name.lower()}"
         if name in request.left_out or request.node not in ("", name):
@@ -326,23 +327,30 @@ class Ledger:
             return
         guaranteed = self._guaranteed[uuid] = guaranteed_units(gpu.capacity, held.values())
         owned = sum(allocation.owned_units for allocation in held.values())
-        self.capacity.update(uuid, gpu.capacity - owned - claimed, gpu.capacity - sum(guaranteed.values()) - claimed)
+        unowned, free = gpu.capacity - owned - claimed, gpu.capacity - sum(guaranteed.values()) - claimed
+        self.capacity.update(uuid, unowned, free, next(iter(held.values())).layer)
 
     def _claimed(self, uuid: str) -> int:
-        return sum(claim.units for claim in self._claims.values() if uuid in claim.gpus)
+        return sum(self._kept(claim, uuid) for claim in self._claims.values() if uuid in claim.gpus)
+
+    def _kept(self, claim: Claim, uuid: str) -> int:
+        """Return the units that a claim keeps on one of its GPUs."""
+        held = self._on_gpu.get(uuid)
+        layer = next(iter(held.values())).layer if held else LayerName.NATIVE
+        return claim.units if claim.layer is layer else self.capacity.gpus[uuid].capacity
 
     def _without(self, node: NodeCapacity, names: Collection[str]) -> NodeCapacity:
         """Return a copy of a node as it would be without these claims."""
         claims = [claim for name, claim in self._claims.items() if name in names and claim.node == node.name]
         kept: Counter[str] = Counter()
         for claim in claims:
-            kept.update(dict.fromkeys(claim.gpus, claim.units))
+            kept.update({uuid: self._kept(claim, uuid) for uuid in claim.gpus if uuid in self.capacity.gpus})
         healthy = {
             model: tuple(replace(gpu, free=gpu.free + kept[gpu.uuid]) for gpu in gpus)
             for model, gpus in node.healthy.items()
         }
         resources = node.resources.more(Requested.total(claim.requested for claim in claims))
-        copy = NodeCapacity(node.name, node.gpus, healthy, resources=resources)
+        copy = NodeCapacity(node.name, node.gpus, healthy, resources=resources, several_layers=node.several_layers)
         copy.changed()
         return copy
 

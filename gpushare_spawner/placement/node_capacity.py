@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.placement.node_resources import UNKNOWN, NodeResources
 
@@ -29,6 +30,12 @@ class GpuCapacity:
     """Capacity less what sessions own."""
     free: int
     """Capacity less what is guaranteed now: units that nobody owns or that idle owners have lent."""
+    layer: LayerName | None = None
+    """The sharing layer of its sessions; None: it has none, and can have any layer."""
+
+    def left_for(self, layer: LayerName) -> GpuCapacity:
+        """Return the GPU as sessions of a layer find it: nothing is free where another layer shares it."""
+        return self if self.layer in (None, layer) else replace(self, unowned=0, free=0)
 
     @property
     def offered(self) -> bool:
@@ -56,6 +63,21 @@ class NodeCapacity:
     """Free CPU, memory and pods, reservations in flight already taken off."""
     derived: dict[Hashable, Any] = field(default_factory=dict)
     """For strategies: what they have computed of this node. Cleared whenever something about the node changes."""
+    several_layers: bool = False
+    """Whether a GPU of it has had sessions of another layer than the native one."""
+
+    def left_for(self, layer: LayerName) -> NodeCapacity:
+        """Return the node as sessions of a layer find it, see `GpuCapacity.left_for`; itself where that is the same."""
+        if layer is LayerName.NATIVE and not self.several_layers:
+            return self
+        found: NodeCapacity | None = self.derived.get(layer)
+        if found is None:
+            gpus = tuple(gpu.left_for(layer) for gpu in self.gpus)
+            healthy = {model: tuple(gpu.left_for(layer) for gpu in ones) for model, ones in self.healthy.items()}
+            found = NodeCapacity(self.name, gpus, healthy, resources=self.resources)
+            found.changed()
+            self.derived[layer] = found
+        return found
 
     def changed(self) -> None:
         """Bring what follows from GPUs and resources up to date; `FreeCapacity` calls it after every change."""

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.quantity import resolve_bytes
 from gpushare_spawner.model.share import Share
 from gpushare_spawner.model.template import Gpu
@@ -38,11 +39,13 @@ class Demand:
     """The GPU models that will do; None: any."""
     ineligible: frozenset[str] = frozenset()
     """Nodes that cannot take the pod whatever is free: taints, labels. The same set for every request of a template."""
+    layer: LayerName = LayerName.NATIVE
+    """The sharing layer: a GPU that sessions of another one have does not do."""
     _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         # asked for at each look at an index; the sets can be large
-        known = (self.units, self.count, self.cpu, self.memory, self.models, self.ineligible)
+        known = (self.units, self.count, self.cpu, self.memory, self.models, self.ineligible, self.layer)
         object.__setattr__(self, "_hash", hash(known))
 
     def __hash__(self) -> int:
@@ -73,8 +76,12 @@ class PlacementRequest:
     """Nodes that this request avoids for a time, because one of its pods was not admitted there."""
     node: str = ""
     """The only node that will do; empty: any."""
+    layer: LayerName = LayerName.NATIVE
+    """The sharing layer of the GPUs."""
 
     @cached_property
     def demand(self) -> Demand:
         """What a node must have for this request."""
-        return Demand(self.share.units, self.share.count, self.cpu, self.memory, self.models, self.ineligible)
+        return Demand(
+            self.share.units, self.share.count, self.cpu, self.memory, self.models, self.ineligible, self.layer
+        )

@@ -143,7 +143,12 @@ def _may_fit(
         request.node in ("", name)
         and name not in request.left_out
         and request.share.count
-        <= sum(free[gpu.uuid] >= request.share.units and request.demand.accepts(gpu.model) for gpu in node.gpus)
+        <= sum(
+            free[gpu.uuid] >= request.share.units
+            and request.demand.accepts(gpu.model)
+            and gpu.layer in (None, request.layer)
+            for gpu in node.gpus
+        )
         for request in requests
     )
 

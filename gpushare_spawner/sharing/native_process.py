@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from gpushare_spawner.model.frameworks import choose_frameworks_defaults
+from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.placement import Placement
 from gpushare_spawner.model.protocol.control import OpenRequest
 from gpushare_spawner.model.template import Template
@@ -37,6 +38,10 @@ def open_request(
     """Return the request to the agent. Raises ValueError for a template without a GPU."""
     if template.gpu is None:
         raise ValueError(f"template {template.name} asks for no GPU: there is nothing to open")
+    layer, memory = template.gpu.layer or LayerName.NATIVE, template.gpu.memory
+    native = layer is LayerName.NATIVE
+    # other layers give a session its guarantee, and no more
+    own = memory.guarantee or f"{template.gpu.share.units}%"
     return OpenRequest(
         id=tenant.session,
         user=tenant.user,
@@ -48,9 +53,10 @@ def open_request(
         gpus=placement.gpus,
         share_units=template.gpu.share.units,
         borrowed_units=placement.borrowed,
-        memory_limit=template.gpu.memory.limit,
-        oversubscribe=template.gpu.memory.oversubscribe,
-        engine=template.gpu.memory.engine,
+        memory_limit=memory.limit if native else own,
+        oversubscribe=memory.oversubscribe and native,
+        engine=memory.engine,
+        layer=layer,
         confirm_within=confirm_within,
     )
 

@@ -48,6 +48,7 @@ class Parts:
             SimpleNamespace(check_free_units=self._check_free_units),  # type: ignore[arg-type]
             SimpleNamespace(trouble=lambda uuid: self.trouble),  # type: ignore[arg-type]
             SimpleNamespace(),  # type: ignore[arg-type]
+            SimpleNamespace(),  # type: ignore[arg-type]
             SimpleNamespace(barrier=lambda: self.barrier_at),  # type: ignore[arg-type]
             LIBRARIES,
             report=lambda: Report(node="here", published_at=1.0, gpus=()),

@@ -58,6 +58,16 @@ def test_what_is_wrong_with_an_agent_is_said(change: dict[str, Any], level: Leve
     assert what in found.what
 
 
+def test_what_a_layer_does_to_a_session_is_a_problem() -> None:
+    session = SessionReport(
+        id="ada", user="ada", template="t", gpus=(UUID,), share_units=25, tier_since=0, effective_units=25,
+        guaranteed_units=25, opened_at=0, layer_trouble="The MPS daemon of GPU 0 does not run.",
+    )  # fmt: skip
+    (found,) = wrong(replace(GOOD, report=REPORT.model_copy(update={"sessions": (session,)})))
+    assert (found.level, found.where) == (Level.PROBLEM, "session ada")
+    assert found.what == "The MPS daemon of GPU 0 does not run."
+
+
 def test_bypassing_processes_are_a_note_with_their_session() -> None:
     session = SessionReport(
         id="ada", user="ada", template="t", gpus=(UUID,), share_units=25, tier_since=0, effective_units=25,

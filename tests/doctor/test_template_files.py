@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from gpushare_spawner.agent.gpus.nvml import Gpu
 from gpushare_spawner.doctor.finding import Level
 from gpushare_spawner.doctor.template_files import check
@@ -94,3 +96,20 @@ def test_layers_are_checked_with_the_templates(tmp_path: Path) -> None:
     (tmp_path / "layers.yaml").write_text("rules: [{layer: magic}]\n")
     wrong = [one for one in check(tmp_path, (), on_node=False) if one.where.endswith("layers.yaml:1")]
     assert [one.level for one in wrong] == [Level.PROBLEM]
+
+
+def test_mps_needs_its_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    templates, programs = tmp_path / "templates", tmp_path / "bin"
+    templates.mkdir()
+    programs.mkdir()
+    (templates / "a.yaml").write_text("{name: a, display_name: a, gpu: {fraction: 0.25, layer: mps}}")
+    monkeypatch.setenv("PATH", str(programs))
+    (missing,) = [one for one in check(templates, (), on_node=False) if one.where == "nvidia-cuda-mps-control"]
+    assert missing.level is Level.NOTE
+    assert "is not installed" in missing.what
+    assert "compute utilities" in missing.remedy
+    program = programs / "nvidia-cuda-mps-control"
+    program.touch(0o755)
+    (found,) = [one for one in check(templates, (), on_node=False) if one.where == "nvidia-cuda-mps-control"]
+    assert found.level is Level.OK
+    assert str(program) in found.what

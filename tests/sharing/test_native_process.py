@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.memory_engine import MemoryEngine
 from gpushare_spawner.model.placement import Placement
 from gpushare_spawner.model.protocol.control import OpenRequest
@@ -47,6 +48,17 @@ def test_engine_of_the_template_is_asked_for_and_the_default_is_left_out() -> No
     assert OpenRequest.model_validate(asked).engine is MemoryEngine.SUSPEND
     # an agent that does not know engines refuses a request that names one
     assert "engine" not in open_request(Tenant("ada"), QUARTER, placement).model_dump(mode="json")
+
+
+@pytest.mark.parametrize(("memory", "limit"), [({}, "25%"), ({"guarantee": "10Gi"}, "10Gi")])
+def test_template_with_mps_asks_for_its_guarantee_and_no_more(memory: dict[str, str], limit: str) -> None:
+    gpu = Gpu.model_validate({"fraction": 0.25, "layer": "mps", "memory": memory})
+    placement = Placement("here", ("GPU-1",))
+    asked = open_request(Tenant("ada"), QUARTER.model_copy(update={"gpu": gpu}), placement)
+    assert (asked.layer, asked.memory_limit, asked.oversubscribe) == (LayerName.MPS, limit, False)
+    assert OpenRequest.model_validate(asked.model_dump(mode="json")) == asked
+    # an agent that does not know layers refuses a request that names one
+    assert "layer" not in open_request(Tenant("ada"), QUARTER, placement).model_dump(mode="json")
 
 
 def test_the_environment_leads_to_the_session_and_the_one_given_stays_as_it_is() -> None:

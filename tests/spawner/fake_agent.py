@@ -145,6 +145,7 @@ class FakeAgent:
             quota=request.quota,
             gpus=request.gpus,
             share_units=request.share_units,
+            layer=request.layer,
             borrowed_units=request.borrowed_units,
             tier=Tier.ACTIVE,
             tier_since=time.time(),

@@ -187,4 +187,5 @@ def _allocation(session: Session) -> Allocation:
         effective_units=record.effective_units,
         opened_at=record.opened_at,
         yields=record.yields_until is not None,
+        layer=record.request.layer,
     )

@@ -21,7 +21,8 @@ class StateFolder:
     The latter has a short name because a socket's path has to be short.
 
     On Kubernetes also ``pods/``, with a folder for each grant of devices, which the pod gets mounted, and ``claims/``,
-    with a file for each claim that is prepared.
+    with a file for each claim that is prepared. Where sessions share GPUs by MPS also ``mps/``, with a folder for each
+    GPU's daemon.
     """
 
     def __init__(self, path: Path) -> None:
@@ -30,6 +31,7 @@ class StateFolder:
         self.sockets = path / "s"
         self.pods = path / "pods"
         self.claims = path / "claims"
+        self.mps = path / "mps"
         self.gpus = path / "gpus.json"
         self.cordons = path / "cordons.json"
         check_length(self.sockets / short_name("") / f"{SOCKET_NAME}+")

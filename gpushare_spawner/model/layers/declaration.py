@@ -141,8 +141,11 @@ LAYERS: dict[LayerName, Layer] = {
             compute=Enforcement.SOFTWARE,
             places=PlacedBy.SCHEDULER,
             largest_units=50,
-            note="A session has an equal part of the GPU's memory and threads, one for each replica. A fault in one "
-            "session's GPU program ends the GPU programs of all sessions on that GPU.",
+            where=frozenset(Where),
+            note="On Kubernetes a session has an equal part of the GPU's memory and threads, one for each replica. On "
+            "one machine it has what its share says, and one GPU at most. A fault in one session's GPU program ends "
+            "the GPU programs of all sessions on that GPU. A GPU has at most 48 GPU programs, 16 below compute "
+            "capability 7.5.",
             source=Source(
                 "NVIDIA/k8s-device-plugin", "0.20.0", ("cmd/mps-control-daemon/mps/device.go", "internal/rm/rm.go")
             ),

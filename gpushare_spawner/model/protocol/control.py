@@ -14,6 +14,7 @@ from gpushare_spawner.model.controls import AskAnswer, Controls, Message
 from gpushare_spawner.model.cordon import Cordon
 from gpushare_spawner.model.idle_cause import IdleCause
 from gpushare_spawner.model.instant import Instant
+from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.memory_engine import MemoryEngine
 from gpushare_spawner.model.quantity import PercentOrBytes
 from gpushare_spawner.model.report import Notice
@@ -72,6 +73,8 @@ class OpenRequest(_Request):
     memory_limit: PercentOrBytes = "100%"
     oversubscribe: bool = True
     engine: MemoryEngine = MemoryEngine.MANAGED
+    layer: LayerName = LayerName.NATIVE
+    """The sharing layer of the GPUs. All sessions of a GPU have the same."""
     confirm_within: Annotated[float, Field(gt=0)] = 600.0
     """Seconds after which a session that was not confirmed is closed."""
 
@@ -80,6 +83,8 @@ class OpenRequest(_Request):
         written = _without("user_units", handler(self))
         if self.engine is MemoryEngine.MANAGED:
             del written["engine"]
+        if self.layer is LayerName.NATIVE:
+            del written["layer"]
         return written
 
 

@@ -147,7 +147,8 @@ def _card(
     gpu = template.gpu if template is not None else None
     memory = min((found.memory_bytes for found in now.gpus), default=None) if now is not None else None
     borrowed = now.borrowed if now is not None else 0
-    layer = LAYERS[now.layer] if now is not None and now.layer is not None else None
+    name = (now.layer if now is not None else None) or (gpu.layer if gpu is not None else None) or LayerName.NATIVE
+    layer = LAYERS[name] if name is not LayerName.NATIVE else None
     reach = (layer or LAYERS[LayerName.NATIVE]).reach
     options_here = options if checked else {}
     accounts = quotas(gpu.share) if gpu is not None and QUOTA_OPTION not in profile.options else ()

@@ -201,6 +201,8 @@ class GPUShareMixin(GPUShareBase):
         layer = LAYERS[template.gpu.layer or LayerName.NATIVE]
         if Where.ONE_MACHINE not in layer.where:
             raise SpawnRefused(layer_words.needs_cluster(template.name, layer.title), reason="bad-template", status=500)
+        if layer.name is LayerName.MPS and template.gpu.share.count > 1:
+            raise SpawnRefused(layer_words.needs_one_gpu(template.name), reason="bad-template", status=500)
         tenant = Tenant(self.user.name, self.name, self._uid(), attempt.quota, attempt.user_units)
         request = SpawnRequest(tenant, template)
         reservation = await reserve_share(

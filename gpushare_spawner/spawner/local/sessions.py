@@ -59,6 +59,7 @@ class AgentSessions:
             uncounted=uncounted,
             user=request.user,
             quota=request.quota,
+            layer=request.layer,
         )
         try:
             opened = await self._client.open(request)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.report import GpuReport, Notice
 from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.model.template import Gpu, Template
@@ -83,6 +84,7 @@ class GpuSnapshot:
             memory=guaranteed.memory,
             models=self.models(template.gpu),
             template=template.name,
+            layer=template.gpu.layer or LayerName.NATIVE,
         )
 
     def _suits(self, gpu: Gpu) -> tuple[Gpu, tuple[GpuKind, ...], frozenset[str]]:

@@ -18,6 +18,14 @@ def needs_cluster(template: str, title: str) -> str:
     )
 
 
+def needs_one_gpu(template: str) -> str:
+    """Return that MPS on one machine gives a server no second GPU."""
+    return (
+        f"The template {template} asks for several GPUs by NVIDIA MPS. On one machine each GPU has an MPS daemon of "
+        "its own, and a server can use one of them. Tell the admin: write count: 1, or a fraction."
+    )
+
+
 def no_node(layers: Iterable[LayerName]) -> str:
     """Return that no node that the server can run on has one of the layers."""
     titles = " or ".join(LAYERS[name].title for name in layers)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tornado.httpclient import AsyncHTTPClient
 
+from gpushare_spawner.model.layers import LayerName
 from tests.spawner.fake_agent import FakeAgent
 from tests.spawner.running_hub import RunningHub, until
 
@@ -91,4 +92,23 @@ async def test_template_with_a_layer_of_clusters_is_refused_on_one_machine(
     assert response.code == 500
     said = json.loads(response.body)["message"]
     assert "The template kai shares GPUs by KAI Scheduler, which works on Kubernetes only." in said
+    assert not agent.asked("open")
+
+
+async def test_template_with_mps_gets_a_gpu_without_native_sessions(
+    hub: RunningHub, agent: FakeAgent, templates: Path
+) -> None:
+    (templates / "mps.yaml").write_text("{name: mps, display_name: mps, gpu: {fraction: 0.25, layer: mps}}")
+    agent.occupy("bob", 25, gpu=0)
+    assert (await hub.start_server("ada", {"profile": "mps"})).code == 201
+    (asked,) = agent.asked("open")
+    assert (asked.gpus, asked.layer, asked.memory_limit) == (("GPU-1",), LayerName.MPS, "25%")
+    assert "By NVIDIA MPS. Each session is kept within its part" in await hub.spawner("ada").show_form()
+
+
+async def test_template_with_several_gpus_by_mps_is_refused(hub: RunningHub, agent: FakeAgent, templates: Path) -> None:
+    (templates / "mps.yaml").write_text("{name: mps, display_name: mps, gpu: {count: 2, layer: mps}}")
+    response = await hub.start_server("ada", {"profile": "mps"})
+    assert response.code == 500
+    assert "a server can use one of them" in json.loads(response.body)["message"]
     assert not agent.asked("open")

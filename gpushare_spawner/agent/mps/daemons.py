@@ -1,0 +1,211 @@
+"""Runs the MPS daemon of each GPU while sessions share the GPU by MPS, and starts it again where it ends.
+
+A daemon runs from the first such session of its GPU to the last. It outlives the agent: what runs when the agent starts
+is found by asking it. GPU programs of a daemon that ended are lost; the sessions' reports say so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+from gpushare_spawner.agent.gpus.nvml import Gpu
+from gpushare_spawner.agent.mps.control_program import PROGRAM, ControlProgram, MpsFailed
+from gpushare_spawner.agent.sessions.session import Session
+from gpushare_spawner.agent.state.session_records import short_name
+from gpushare_spawner.model.layers import LayerName
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class MpsSettings:
+    """How the agent runs MPS daemons."""
+
+    program: str = PROGRAM
+    """Name or path of NVIDIA's program."""
+    check_every: float = 5.0
+    """Seconds between two questions whether a daemon runs."""
+    first_pause: float = 1.0
+    """Seconds from a start that failed, or did not last, to the next; each further one is twice as long."""
+    longest_pause: float = 60.0
+
+
+@dataclass
+class _Daemon:
+    """What is known of the daemon of one GPU."""
+
+    control: ControlProgram
+    ran: bool = False
+    """It ran when it was asked last."""
+    tries: int = 0
+    """Starts after it ended, since it last ran for longer than the longest pause."""
+    start_at: float = 0.0
+    """Not to be started before this instant of the event loop's clock."""
+    trouble: str = ""
+    """Why it does not run; empty: it does, or nobody needs it."""
+    lost_at: float | None = None
+    """When it was last found to have ended by itself, seconds since the epoch."""
+    busy: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+class MpsDaemons:
+    """The daemons of a machine, at most one for each GPU."""
+
+    def __init__(
+        self,
+        settings: MpsSettings,
+        gpus: Mapping[str, Gpu],
+        folder: Path,
+        sessions: Mapping[str, Session],
+        clock: Callable[[], float],
+        changed: Callable[[], None],
+    ) -> None:
+        """`gpus` are by UUID; `sessions` may change. `clock` gives seconds since the epoch; `changed` is called when a
+        daemon was lost or runs again."""
+        self._settings = settings
+        self._sessions = sessions
+        self._clock = clock
+        self._changed = changed
+        self._opening: Counter[str] = Counter()
+        self._daemons = {
+            uuid: _Daemon(ControlProgram(gpu, folder / short_name(uuid), settings.program))
+            for uuid, gpu in gpus.items()
+        }
+        self._task: asyncio.Task[None] | None = None
+        self._soon = asyncio.Event()
+
+    async def start(self) -> None:
+        """Find the daemons that run, and begin to check them. The sessions have been restored."""
+        for uuid, daemon in self._daemons.items():
+            # sessions that an earlier agent had: their daemon ran
+            daemon.ran = self._needed(uuid) or daemon.control.pipes.exists()
+        await self.check()
+        self._task = asyncio.create_task(self._check_now_and_then())
+
+    async def close(self) -> None:
+        """Stop checking. The daemons run on."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    @contextlib.asynccontextmanager
+    async def running(self, gpus: Iterable[str]) -> AsyncIterator[None]:
+        """Have the daemons of these GPUs run until the session that needs them is open. Raises MpsFailed."""
+        uuids = tuple(gpus)
+        self._opening.update(uuids)
+        try:
+            for uuid in uuids:
+                daemon = self._daemons[uuid]
+                async with daemon.busy:
+                    if not (daemon.ran and await daemon.control.answers()):
+                        await self._found_ended(uuid, daemon)
+                        await self._start(daemon)
+            yield
+        finally:
+            self._opening.subtract(uuids)
+            self.check_soon()
+
+    def check_soon(self) -> None:
+        """Check the daemons: a session came or went."""
+        self._soon.set()
+
+    def pipes(self, gpu: str) -> Path:
+        """Return the folder by which programs find the daemon of a GPU (UUID)."""
+        return self._daemons[gpu].control.pipes
+
+    def trouble(self, session: Session) -> str | None:
+        """Return what the daemon's end means for a session, in sentences; None: nothing."""
+        if session.record.request.layer is not LayerName.MPS:
+            return None
+        for gpu in session.gpus:
+            daemon = self._daemons[gpu.uuid]
+            if daemon.trouble:
+                return f"The MPS daemon of GPU {gpu.index} does not run, and GPU work fails: {daemon.trouble}."
+            if daemon.lost_at is not None and session.record.opened_at <= daemon.lost_at:
+                when = datetime.fromtimestamp(daemon.lost_at, UTC).strftime("%H:%M")
+                return (
+                    f"The MPS daemon of GPU {gpu.index} ended at {when} UTC and was started again. GPU programs that "
+                    "ran then have failed: restart their kernels."
+                )
+        return None
+
+    async def check(self) -> None:
+        """Start the daemons that are needed and do not run; end those that nobody needs."""
+        await asyncio.gather(*(self._check_one(uuid, daemon) for uuid, daemon in self._daemons.items()))
+
+    async def _check_now_and_then(self) -> None:
+        while True:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._soon.wait(), self._settings.check_every)
+            self._soon.clear()
+            try:
+                await self.check()
+            except Exception:
+                log.exception("cannot check the MPS daemons; retrying")
+
+    async def _check_one(self, uuid: str, daemon: _Daemon) -> None:
+        async with daemon.busy:
+            needed = self._needed(uuid)
+            if not (needed or daemon.ran):
+                return
+            answers = daemon.ran and await daemon.control.answers()
+            now = asyncio.get_running_loop().time()
+            if not needed:
+                if answers:
+                    await daemon.control.quit()
+                    log.info("the MPS daemon of GPU %d was ended: no session needs it", daemon.control.gpu.index)
+                daemon.ran, daemon.trouble, daemon.tries, daemon.lost_at = False, "", 0, None
+            elif answers:
+                if daemon.tries and now > daemon.start_at + self._settings.longest_pause:
+                    daemon.tries = 0
+            else:
+                await self._found_ended(uuid, daemon)
+                if now >= daemon.start_at:
+                    with contextlib.suppress(MpsFailed):
+                        await self._start(daemon)
+
+    async def _found_ended(self, uuid: str, daemon: _Daemon) -> None:
+        if not (daemon.ran and any(self._sessions_on(uuid))):
+            return
+        daemon.ran, daemon.lost_at = False, self._clock()
+        daemon.trouble = "it ended by itself and is started again"
+        log.error(
+            "the MPS daemon of GPU %d has ended; GPU programs of its sessions have failed. Its log is in %s",
+            daemon.control.gpu.index,
+            daemon.control.logs,
+        )
+        self._changed()
+
+    async def _start(self, daemon: _Daemon) -> None:
+        settings, again = self._settings, daemon.lost_at is not None
+        pause = min(settings.first_pause * 2**daemon.tries, settings.longest_pause)
+        daemon.start_at = asyncio.get_running_loop().time() + pause
+        daemon.tries += 1
+        try:
+            await daemon.control.start()
+        except MpsFailed as error:
+            if str(error) != daemon.trouble:
+                log.error("the MPS daemon of GPU %d cannot be started: %s", daemon.control.gpu.index, error)
+            daemon.trouble = str(error)
+            self._changed()
+            raise
+        daemon.ran, daemon.trouble = True, ""
+        log.info("the MPS daemon of GPU %d runs%s", daemon.control.gpu.index, " again" if again else "")
+        self._changed()
+
+    def _needed(self, uuid: str) -> bool:
+        return self._opening[uuid] > 0 or any(self._sessions_on(uuid))
+
+    def _sessions_on(self, uuid: str) -> Iterable[bool]:
+        return (
+            True
+            for session in self._sessions.values()
+            if session.record.request.layer is LayerName.MPS and any(gpu.uuid == uuid for gpu in session.gpus)
+        )
