@@ -16,8 +16,8 @@ from gpushare_spawner.arbiter import interactive
 from gpushare_spawner.arbiter.accounting import TOLERANCE
 from gpushare_spawner.arbiter.charging import Charging
 from gpushare_spawner.arbiter.decisions import ClientId, Decision, Grant, Pace, PageOut, Revoke, RevokeReason
+from gpushare_spawner.arbiter.memory.page_out_order import page_out_order
 from gpushare_spawner.arbiter.nested_sets import NestedSets
-from gpushare_spawner.arbiter.page_out_order import page_out_order
 from gpushare_spawner.arbiter.recent_use import Use
 from gpushare_spawner.arbiter.revoke_timeout import RevokeTimeouts
 from gpushare_spawner.arbiter.roster import Roster

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from gpushare_spawner.arbiter.memory.vram_budget import VramBudget
 from gpushare_spawner.arbiter.session import Client, Session
 from gpushare_spawner.arbiter.settings import ArbiterSettings
-from gpushare_spawner.arbiter.vram_budget import VramBudget
 
 
 def is_interactive(session: Session, settings: ArbiterSettings) -> bool:

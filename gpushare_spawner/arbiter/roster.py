@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from itertools import count
 
 from gpushare_spawner.arbiter.decisions import ClientId
-from gpushare_spawner.arbiter.residency import Residency
+from gpushare_spawner.arbiter.memory.residency import Residency
+from gpushare_spawner.arbiter.memory.vram_budget import VramBudget, together
 from gpushare_spawner.arbiter.session import Client, Presence, Session, SessionView
 from gpushare_spawner.arbiter.settings import ArbiterSettings
-from gpushare_spawner.arbiter.vram_budget import VramBudget, together
 from gpushare_spawner.model.delivered import Delivered
 
 LOOK_AT_PROVEN = 5

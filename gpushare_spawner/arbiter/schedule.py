@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from gpushare_spawner.arbiter import interactive
 from gpushare_spawner.arbiter.accounting import Accounts
 from gpushare_spawner.arbiter.decisions import RevokeReason
+from gpushare_spawner.arbiter.memory.vram_budget import VramBudget, together
 from gpushare_spawner.arbiter.roster import Roster
 from gpushare_spawner.arbiter.session import Client, Presence, Session
 from gpushare_spawner.arbiter.settings import ArbiterSettings
 from gpushare_spawner.arbiter.time_slice import HandOffCost, HandOffCredit, TimeSliceLengths
-from gpushare_spawner.arbiter.vram_budget import VramBudget, together
 
 INSTANT = 1e-6
 """Seconds; what is due within a microsecond is due now."""

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from gpushare_spawner.arbiter.memory.vram_budget import together
 from gpushare_spawner.arbiter.roster import Roster
 from gpushare_spawner.arbiter.session import Client, Presence, Session
 from gpushare_spawner.arbiter.settings import ArbiterSettings
-from gpushare_spawner.arbiter.vram_budget import together
 
 
 class Suspensions:

@@ -30,7 +30,7 @@ from gpushare_spawner.notebook.hub_activity import keep_active_while_busy
 from gpushare_spawner.notebook.kernels import KernelActivity, kernel_activity
 from gpushare_spawner.notebook.service_ask import NoAnswer, ServiceAsk, WrongAsk
 from gpushare_spawner.notebook.session_client import SessionClient
-from gpushare_spawner.wording import memory_limits, notices, share_status
+from gpushare_spawner.wording import device_memory, notices, share_status
 from gpushare_spawner.wording.amounts import unbroken
 from gpushare_spawner.wording.slowness import why_slow
 
@@ -98,7 +98,7 @@ def answer(status: ShareStatus) -> dict[str, Any]:
         "changed_text": notices.changed(status) if status.known else "",
         "notice_text": notices.notice(status, action) if action is not None else "",
         "reclaimed_text": notices.reclaimed(status),
-        "limit_text": memory_limits.refused(status, hit) if hit is not None else "",
+        "limit_text": device_memory.refused(status, hit) if hit is not None else "",
     }
     decided = status.controls or ControlsStatus()
     return {

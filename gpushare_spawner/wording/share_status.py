@@ -20,10 +20,9 @@ from gpushare_spawner.wording.amounts import (
     near_clock,
     plural,
 )
-from gpushare_spawner.wording.memory_limits import holders, limit_hit
+from gpushare_spawner.wording.device_memory import SUSPENDED, holders, limit_hit, stays
 from gpushare_spawner.wording.notices import WAITS, notice
 from gpushare_spawner.wording.pod_requests import LACKING
-from gpushare_spawner.wording.suspension import SUSPENDED, stays
 
 
 def line(status: ShareStatus) -> str:

@@ -12,7 +12,7 @@ from gpushare_spawner.model.share_status import LimitHit, ProcessMemory, ShareSt
 from gpushare_spawner.notebook import status
 from gpushare_spawner.notebook.extension import answer
 from gpushare_spawner.notebook.process_names import named, process_name
-from gpushare_spawner.wording import memory_limits, notices, share_status
+from gpushare_spawner.wording import device_memory, notices, share_status
 from gpushare_spawner.wording.amounts import unbroken
 from tests.notebook.scripted_agent import GIB, GPU, Script, ScriptedAgent
 
@@ -114,12 +114,12 @@ def test_the_notification_names_the_limit(limit: MemoryLimit, said: str) -> None
 
 def test_a_single_process_is_not_listed() -> None:
     now = ShareStatus(gpus=ShareStatus.of(Script().status()).gpus, processes=(ProcessMemory(41, GPU, GIB),))
-    assert memory_limits.holders(now) == ""
+    assert device_memory.holders(now) == ""
 
 
 def test_memory_on_two_gpus_is_added_up_for_each_process() -> None:
     processes = tuple(ProcessMemory(pid, gpu, 300 * MIB, f"p{pid}") for pid in range(6) for gpu in ("a", "b"))
-    assert memory_limits.holders(ShareStatus(processes=processes)) == (
+    assert device_memory.holders(ShareStatus(processes=processes)) == (
         "p5 600 MiB, p4 600 MiB, p3 600 MiB, p2 600 MiB, and 2 more"
     )
 

@@ -18,10 +18,10 @@ from gpushare_spawner.service.web.gpu_bar import Segment, gpu_bar, units_of
 from gpushare_spawner.service.web.restart_offer import UnitsToOwn
 from gpushare_spawner.service.web.viewer import Viewer
 from gpushare_spawner.wording.dashboard import AGENT_UNAVAILABLE, restart_offer, shared_by
+from gpushare_spawner.wording.device_memory import stays
 from gpushare_spawner.wording.idle_decisions import explained, kept_by_short_work, upcoming, why_none
 from gpushare_spawner.wording.pod_requests import LACKING
 from gpushare_spawner.wording.quotas import name_of
-from gpushare_spawner.wording.suspension import stays
 
 
 def dashboard_data(

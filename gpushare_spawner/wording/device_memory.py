@@ -1,9 +1,15 @@
-"""Refused memory allocations in words: which limit it was, who holds the memory, and what helps."""
+"""A session's device memory in words: refused allocations, who holds the memory, what helps; suspended sessions."""
 
 from __future__ import annotations
 
 from gpushare_spawner.model.share_status import LimitHit, ShareStatus
 from gpushare_spawner.wording.amounts import elapsed, memory
+
+SUSPENDED = (
+    "This session is suspended: other sessions need the GPU's memory, and its own is in host memory. Its next GPU work "
+    "resumes it."
+)
+"""Of a session of the memory engine `suspend`."""
 
 
 def limit_hit(status: ShareStatus, hit: LimitHit) -> str:
@@ -72,3 +78,8 @@ def holders(status: ShareStatus) -> str:
         return ""
     more = f", and {len(largest) - 4} more" if len(largest) > 4 else ""
     return ", ".join(f"{names[pid]} {memory(held)}" for held, pid in largest[:4]) + more
+
+
+def stays(reason: str) -> str:
+    """Return what it means that a session cannot be suspended; nothing without a reason."""
+    return f"This session cannot be suspended and keeps its GPU memory: {reason}" if reason else ""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gpushare_spawner.arbiter import ArbiterSettings, GpuArbiter, PageOut
-from gpushare_spawner.arbiter.page_out_order import page_out_order
-from gpushare_spawner.arbiter.residency import Residency
+from gpushare_spawner.arbiter.memory.page_out_order import page_out_order
+from gpushare_spawner.arbiter.memory.residency import Residency
 from gpushare_spawner.arbiter.session import Client, Session
 from tests.arbiter.virtual_gpu import GIB
 

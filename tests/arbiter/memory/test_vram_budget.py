@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from gpushare_spawner.arbiter.memory.vram_budget import VramBudget
 from gpushare_spawner.arbiter.session import Client, Session
-from gpushare_spawner.arbiter.vram_budget import VramBudget
 
 
 def clients(**working_sets: int) -> list[Client]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpushare_spawner.arbiter.residency import Answered, Residency
+from gpushare_spawner.arbiter.memory.residency import Answered, Residency
 from gpushare_spawner.arbiter.session import Client, Session
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from gpushare_spawner.arbiter.residency import Residency
+from gpushare_spawner.arbiter.memory.residency import Residency
 from gpushare_spawner.arbiter.session import Client
 from gpushare_spawner.arbiter.settings import ArbiterSettings
 
