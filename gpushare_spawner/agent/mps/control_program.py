@@ -67,13 +67,13 @@ class ControlProgram:
                 raise MpsFailed(f"the MPS daemon was started and does not answer; its log is in {self.logs}")
             await asyncio.sleep(0.05)
 
-    async def answers(self) -> bool:
-        """Return whether the daemon runs."""
+    async def answers(self) -> bool | None:
+        """Return whether the daemon runs; None: the program did not say so in time."""
         try:
             status, _ = await self._run([], "get_server_list\n")
         except OSError:
             return False
-        return status == 0
+        return None if status is None else status == 0
 
     async def quit(self) -> None:
         """End the daemon and its servers. One that does not run is no error."""

@@ -80,6 +80,7 @@ class MpsDaemons:
         }
         self._task: asyncio.Task[None] | None = None
         self._soon = asyncio.Event()
+        self._closing = False
 
     async def start(self) -> None:
         """Find the daemons that run, and begin to check them. The sessions have been restored."""
@@ -91,9 +92,11 @@ class MpsDaemons:
 
     async def close(self) -> None:
         """Stop checking. The daemons run on."""
+        self._closing = True
+        self._soon.set()
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            # a start that is under way is not left half done
+            await self._task
 
     @contextlib.asynccontextmanager
     async def running(self, gpus: Iterable[str]) -> AsyncIterator[None]:
@@ -104,9 +107,10 @@ class MpsDaemons:
             for uuid in uuids:
                 daemon = self._daemons[uuid]
                 async with daemon.busy:
-                    if not (daemon.ran and await daemon.control.answers()):
-                        await self._found_ended(uuid, daemon)
+                    if await daemon.control.answers() is False:
+                        self._found_ended(uuid, daemon)
                         await self._start(daemon)
+                    daemon.ran, daemon.trouble = True, ""
             yield
         finally:
             self._opening.subtract(uuids)
@@ -141,10 +145,12 @@ class MpsDaemons:
         await asyncio.gather(*(self._check_one(uuid, daemon) for uuid, daemon in self._daemons.items()))
 
     async def _check_now_and_then(self) -> None:
-        while True:
+        while not self._closing:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._soon.wait(), self._settings.check_every)
             self._soon.clear()
+            if self._closing:
+                return
             try:
                 await self.check()
             except Exception:
@@ -155,7 +161,10 @@ class MpsDaemons:
             needed = self._needed(uuid)
             if not (needed or daemon.ran):
                 return
-            answers = daemon.ran and await daemon.control.answers()
+            answers = await daemon.control.answers()
+            if answers is None:
+                log.warning("the MPS daemon of GPU %d was asked, and nothing came", daemon.control.gpu.index)
+                return
             now = asyncio.get_running_loop().time()
             if not needed:
                 if answers:
@@ -163,15 +172,19 @@ class MpsDaemons:
                     log.info("the MPS daemon of GPU %d was ended: no session needs it", daemon.control.gpu.index)
                 daemon.ran, daemon.trouble, daemon.tries, daemon.lost_at = False, "", 0, None
             elif answers:
+                if daemon.trouble:
+                    daemon.trouble = ""
+                    self._changed()
+                daemon.ran = True
                 if daemon.tries and now > daemon.start_at + self._settings.longest_pause:
                     daemon.tries = 0
             else:
-                await self._found_ended(uuid, daemon)
+                self._found_ended(uuid, daemon)
                 if now >= daemon.start_at:
                     with contextlib.suppress(MpsFailed):
                         await self._start(daemon)
 
-    async def _found_ended(self, uuid: str, daemon: _Daemon) -> None:
+    def _found_ended(self, uuid: str, daemon: _Daemon) -> None:
         if not (daemon.ran and any(self._sessions_on(uuid))):
             return
         daemon.ran, daemon.lost_at = False, self._clock()

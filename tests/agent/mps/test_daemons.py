@@ -6,12 +6,14 @@ import contextlib
 import os
 import shutil
 import signal
+import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gpushare_spawner.agent.mps import control_program
 from gpushare_spawner.agent.mps.daemons import MpsSettings
 from gpushare_spawner.agent.state.session_records import short_name
 from gpushare_spawner.model.layers import LayerName
@@ -200,6 +202,35 @@ async def test_failed_starts_come_at_growing_intervals(machine: Machine) -> None
     assert daemon.tries == 4
     assert pauses == sorted(pauses)
     assert pauses[2] - pauses[1] > 0.1 - 0.05
+
+
+async def test_daemon_is_not_taken_to_have_ended_because_the_program_hangs(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await machine.open(mps("ada"))
+    await machine.agent.node.mps.close()
+    monkeypatch.setattr(control_program, "ANSWER_WITHIN", 0.05)
+    machine.program.with_name("hangs").touch()
+    await machine.agent.node.mps.check()
+    assert machine.session("ada").layer_trouble is None
+    assert len(machine.starts()) == 1
+    machine.program.with_name("hangs").unlink()
+
+
+async def test_daemon_that_an_admin_started_again_is_found(machine: Machine, eventually: Eventually) -> None:
+    await machine.open(mps("ada"))
+    machine.breaks()
+    pid = machine.pid()
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    await eventually(lambda: "does not run" in (machine.session("ada").layer_trouble or ""))
+    by_hand = subprocess.Popen(["sleep", "60"])
+    (machine.pipes() / "nvidia-cuda-mps-control.pid").write_text(str(by_hand.pid))
+    try:
+        await eventually(lambda: "was started again" in (machine.session("ada").layer_trouble or ""))
+    finally:
+        by_hand.kill()
+        by_hand.wait()
 
 
 async def test_agent_that_comes_back_finds_the_daemon(machine: Machine, eventually: Eventually) -> None:
