@@ -7,8 +7,10 @@ KeyError or TypeError.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from fractions import Fraction
 from functools import cached_property
 from typing import Any
 
@@ -23,11 +25,24 @@ COUNT_LABEL = "nvidia.com/gpu.count"
 
 Amounts = Mapping[str, int]
 
+_PART = re.compile(r"[0-9]{1,9}(\.[0-9]{0,18})?|\.[0-9]{1,18}")
+
 
 def amounts(written: Mapping[str, Any] | None) -> dict[str, int]:
     """Return amounts as the API server writes them as integers. Raises ValueError for what is no quantity."""
     written = written or {}
     return {name: millicores(written) if name == "cpu" else int(quantity(value)) for name, value in written.items()}
+
+
+def gpu_part(written: str) -> Fraction:
+    """Return an amount of GPUs that a label or annotation of a pod has, like 0.25. Raises ValueError for what is none.
+
+    Anybody who may make a pod writes these: a negative amount would make room, and of an exponent like 1e999999999 the
+    exact value takes hours.
+    """
+    if not _PART.fullmatch(written):
+        raise ValueError(f"{written[:20]!r} is not an amount of GPUs like 0.25")
+    return Fraction(written)
 
 
 @dataclass(frozen=True)

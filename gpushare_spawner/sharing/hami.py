@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
@@ -34,6 +35,8 @@ BIND_PHASE = "hami.io/bind-phase"
 USE_TYPE = "nvidia.com/use-gputype"
 """Parts of GPU model names between commas, of which one must be in the model's name; case is ignored."""
 _MEBIBYTE = 2**20
+_AMOUNT = re.compile(r"[0-9]{1,9}")
+"""HAMi reads 32 bits. Python raises ValueError for an integer of more than 4300 digits, and anybody can write one."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +120,7 @@ def _registered(written: str) -> tuple[HamiGpu, ...]:
         if written.lstrip().startswith("["):
             return tuple(_of_json(one) for one in json.loads(written))
         return tuple(_of_text(one) for one in written.split(":") if one)
-    except (ValueError, TypeError, KeyError, AttributeError, IndexError):
+    except (ValueError, TypeError, KeyError, AttributeError, IndexError, OverflowError, RecursionError):
         return ()
 
 
@@ -127,7 +130,7 @@ def devices(pod: ClusterPod) -> tuple[tuple[str, int, int], ...]:
     found = []
     for device in written.replace(";", ":").split(":"):
         fields = device.split(",")
-        if len(fields) >= 4 and fields[2].isdecimal() and fields[3].isdecimal():
+        if len(fields) >= 4 and _AMOUNT.fullmatch(fields[2]) and _AMOUNT.fullmatch(fields[3]):
             found.append((fields[0], int(fields[2]), int(fields[3])))
     return tuple(found)
 

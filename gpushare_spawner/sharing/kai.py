@@ -14,7 +14,7 @@ from gpushare_spawner.model.layers import KaiOptions
 from gpushare_spawner.model.quantity import resolve_bytes
 from gpushare_spawner.model.share import UNITS_PER_GPU, Share
 from gpushare_spawner.sharing.base import LayerCannot, LayerCapacity, LayerRequest, PodSpec
-from gpushare_spawner.sharing.cluster_facts import ClusterNode, ClusterPod, ClusterQueue
+from gpushare_spawner.sharing.cluster_facts import ClusterNode, ClusterPod, ClusterQueue, gpu_part
 from gpushare_spawner.sharing.nodes import counted, memory_asked, node_labels, suitable
 from gpushare_spawner.sharing.pod_changes import PodChange, notebook_container
 
@@ -160,10 +160,10 @@ def _fraction(pod: ClusterPod, node: ClusterNode) -> Fraction:
     """Return what a pod has of each of its shared GPUs. What cannot be read counts as all of it."""
     try:
         if FRACTION in pod.annotations:
-            return Fraction(pod.annotations[FRACTION])
+            return min(Fraction(1), gpu_part(pod.annotations[FRACTION]))
         if node.gpu_memory_bytes:
-            return min(Fraction(1), Fraction(int(pod.annotations[MEMORY]) * _MEBIBYTE, node.gpu_memory_bytes))
-    except (ValueError, KeyError, ZeroDivisionError):
+            return min(Fraction(1), gpu_part(pod.annotations[MEMORY]) * _MEBIBYTE / node.gpu_memory_bytes)
+    except (ValueError, KeyError):
         pass
     return Fraction(1)
 

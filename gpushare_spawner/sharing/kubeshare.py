@@ -11,7 +11,7 @@ from fractions import Fraction
 from gpushare_spawner.model.layers import KubeShareOptions
 from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.sharing.base import LayerCannot, LayerCapacity, LayerRequest, PodSpec
-from gpushare_spawner.sharing.cluster_facts import COUNT_LABEL, ClusterNode, ClusterPod
+from gpushare_spawner.sharing.cluster_facts import COUNT_LABEL, ClusterNode, ClusterPod, gpu_part
 from gpushare_spawner.sharing.nodes import counted, memory_asked, node_labels, suitable
 from gpushare_spawner.sharing.pod_changes import PodChange
 
@@ -68,8 +68,8 @@ def _servers(request: LayerRequest, node: ClusterNode, pods: list[ClusterPod]) -
 def _requested(pod: ClusterPod) -> Fraction:
     """Return the GPUs that a pod asks for; what cannot be read counts as one."""
     try:
-        return Fraction(pod.labels[REQUEST])
-    except (KeyError, ValueError, ZeroDivisionError):
+        return gpu_part(pod.labels[REQUEST])
+    except (KeyError, ValueError):
         return Fraction(1)
 
 

@@ -98,7 +98,14 @@ def test_node_annotation_is_read_in_each_of_its_forms(written: str) -> None:
     assert [one.healthy for one in others] in ([False], [])
 
 
-@pytest.mark.parametrize("written", ["", "[", "[1]", '[{"count": 1}]', "GPU-0,10", "GPU-0,x,y,z,t,0,true:", "{}"])
+@pytest.mark.parametrize(
+    "written",
+    [
+        "", "[", "[1]", '[{"count": 1}]', "GPU-0,10", "GPU-0,x,y,z,t,0,true:", "{}", "[" * 100_000,
+        '[{"id": "GPU-0", "devmem": NaN}]', '[{"id": "GPU-0", "devmem": Infinity}]', '[{"id": "GPU-0", "count": 1e999}]',
+    ],
+    ids=lambda written: written[:40],
+)  # fmt: skip
 def test_node_annotation_that_cannot_be_read_has_no_gpus(written: str) -> None:
     assert hami.gpus(registered(written)) == ()
 
@@ -111,6 +118,12 @@ def test_free_counts_units_memory_and_the_split_count_of_healthy_gpus() -> None:
     assert hami.free(request({"fraction": 0.05}, HamiOptions(), facts)) == LayerCapacity(8, 10)
     big = request({"fraction": 0.05, "memory": {"guarantee": "40Gi"}}, HamiOptions(), facts)
     assert hami.free(big) == LayerCapacity(1, 2)
+
+
+@pytest.mark.parametrize("amount", ["9" * 5000, "-81920", "1e9", "\u0661", ""], ids=lambda amount: amount[:8])
+def test_amounts_of_a_pod_that_hami_cannot_have_written_do_not_count(amount: str) -> None:
+    facts = ClusterFacts((registered(),), (with_gpu("forged", f"GPU-0,NVIDIA,{amount},0:;"),))
+    assert hami.free(request({"fraction": 0.25}, HamiOptions(), facts)) == LayerCapacity(4, 4)
 
 
 def test_whole_gpu_is_free_only_where_no_pod_is() -> None:

@@ -130,6 +130,13 @@ def test_memory_of_other_pods_counts_as_its_part_and_what_cannot_be_read_as_all(
     assert kai.free(request(asked, OPTIONS, ClusterFacts((gpu_node(1),), broken))).servers == 0
 
 
+@pytest.mark.parametrize("key", [kai.FRACTION, kai.MEMORY])
+@pytest.mark.parametrize("amount", ["1e999999999", "1e-999999999", "-5", "nan", "9" * 5000], ids=lambda one: one[:12])
+def test_amount_that_kai_would_not_admit_counts_as_a_gpu_and_costs_no_time(amount: str, key: str) -> None:
+    facts = ClusterFacts((gpu_node(2),), (reservation("g"), fraction("g", amount, key)))
+    assert kai.free(request({"fraction": 0.25}, OPTIONS, facts)).servers == 4
+
+
 def test_group_without_its_reservation_pod_yet_takes_a_gpu() -> None:
     facts = ClusterFacts((gpu_node(1),), (fraction("g", "0.5"),))
     assert kai.free(request({"count": 1}, OPTIONS, facts)).servers == 0

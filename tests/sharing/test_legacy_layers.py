@@ -90,3 +90,6 @@ def test_kubeshare_free_is_counted_from_its_pods() -> None:
     assert kubeshare.free(request({"count": 1}, KubeShareOptions(), there)) == LayerCapacity(1, 4)
     unreadable = ClusterFacts(there.nodes, (ClusterPod("x", "hub", "a", {}, {kubeshare.UUID: "GPU-1"}),))
     assert kubeshare.free(request({"fraction": 0.5}, KubeShareOptions(), unreadable)).servers == 6
+    forged = {kubeshare.REQUEST: "1e999999999"}
+    endless = ClusterFacts(there.nodes, (ClusterPod("x", "hub", "a", forged, {kubeshare.UUID: "GPU-1"}),))
+    assert kubeshare.free(request({"fraction": 0.5}, KubeShareOptions(), endless)).servers == 6
