@@ -62,7 +62,8 @@ def layer_session(labels: Mapping[str, str] | None, annotations: Mapping[str, st
     written = given.get(GPU_COUNT, "1")
     if layer not in set(LayerName):
         raise AnnotationProblem([f"the label {LAYER} is {layer!r}: write one of {', '.join(LayerName)}"])
-    if not written.isdecimal() or not 1 <= int(written) <= 64:
+    # Python refuses to read thousands of digits with an error of its own
+    if not written.isdecimal() or len(written) > 2 or not 1 <= int(written) <= 64:
         raise AnnotationProblem([f"the annotation {GPU_COUNT} is {written!r}: write a whole number from 1 to 64"])
     indices = range(int(written))
     gpus = {GPU: ",".join(str(index) for index in indices), GPU_INDEX: ",".join(str(index) for index in indices)}

@@ -42,7 +42,8 @@ class DriverSockets(registration.RegistrationServicer):
         self._health = health
         self._registered = registered
         self._service_path = kubelet_dir / "plugins" / DRIVER / "dra.sock"
-        self._registration_path = kubelet_dir / "plugins_registry" / f"{DRIVER}-reg.sock"
+        # the kubelet connects to the first as soon as it sees the second
+        self._paths = self._service_path, kubelet_dir / "plugins_registry" / f"{DRIVER}-reg.sock"
         self._servers: list[tuple[Path, grpc.aio.Server, Identity | None]] = []
         self._task: asyncio.Task[None] | None = None
 
@@ -76,9 +77,12 @@ class DriverSockets(registration.RegistrationServicer):
     async def _keep(self) -> None:
         while True:
             await asyncio.sleep(LOOK_EVERY)
-            if all(socket_identity(path) == identity for path, _, identity in self._servers):
+            # a try that failed has left one of them, or none
+            complete = len(self._servers) == len(self._paths)
+            if complete and all(socket_identity(path) == identity for path, _, identity in self._servers):
                 continue
-            log.warning("a socket of the DRA driver was removed; both are made again")
+            if complete:
+                log.warning("a socket of the DRA driver was removed; both are made again")
             try:
                 await self._stop()
                 await self._serve()
@@ -92,8 +96,7 @@ class DriverSockets(registration.RegistrationServicer):
         health_services.add_DRAResourceHealthServicer_to_server(self._health, service)  # type: ignore[no-untyped-call]
         register = grpc.aio.server()
         registration.add_RegistrationServicer_to_server(self, register)  # type: ignore[no-untyped-call]
-        # the kubelet connects to the first as soon as it sees the second
-        for path, server in ((self._service_path, service), (self._registration_path, register)):
+        for path, server in zip(self._paths, (service, register), strict=True):
             path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
             with contextlib.suppress(FileNotFoundError):
                 path.unlink()

@@ -35,7 +35,7 @@ class LayerReader:
     """One reader for a hub. ``objects`` is the client's API of custom objects.
 
     ``file`` and ``templates`` return those of now. ``pending`` returns this hub's reservations on other layers, by the
-    annotation that their pods have; it can be set later. It needs `list` and `watch` on what it reads.
+    annotation that their pods have, and ``ours`` whether a pod with one is the hub's; both can be set later. It needs `list` and `watch` on what it reads.
     """
 
     def __init__(
@@ -48,6 +48,7 @@ class LayerReader:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.pending: Callable[[], Mapping[str, Pending]] = dict
+        self.ours: Callable[[str], bool] = bool
         self._capacity = capacity
         self._objects = objects
         self._file = file
@@ -68,7 +69,7 @@ class LayerReader:
         facts, unreadable = self._capacity.facts(), self._unreadable(layers)
         if facts is not None:
             facts = replace(facts, **self._read())  # type: ignore[arg-type]
-        return ClusterLayers(file or NO_FILE, facts, unreadable, self.pending)
+        return ClusterLayers(file or NO_FILE, facts, unreadable, self.pending, self.ours)
 
     def _watch(self, layers: Iterable[LayerName]) -> None:
         for layer in layers:

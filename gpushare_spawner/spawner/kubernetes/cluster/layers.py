@@ -46,13 +46,15 @@ class ClusterLayers:
     """The other layers at one instant; see `queue.other_layers.OtherLayers`.
 
     ``facts``: None while they are not known. ``unreadable``: layers whose facts the hub cannot read; their schedulers
-    decide then. ``pending`` returns this hub's reservations, by the annotation that their pods have.
+    decide then. ``pending`` returns this hub's reservations, by the annotation that their pods have; ``ours`` whether a
+    pod with such an annotation is in one of the hub's namespaces: in others anybody can write it into a pod.
     """
 
     file: LayersFile
     facts: ClusterFacts | None
     unreadable: frozenset[LayerName] = frozenset()
     pending: Callable[[], Mapping[str, Pending]] = dict
+    ours: Callable[[str], bool] = bool
     _free: dict[tuple[object, ...], LayerCapacity | str] = field(default_factory=dict, repr=False)
     _kinds: dict[tuple[object, ...], tuple[GpuKind, ...]] = field(default_factory=dict, repr=False)
     _on_nodes: dict[tuple[object, ...], ClusterFacts] = field(default_factory=dict, repr=False)
@@ -207,6 +209,8 @@ class ClusterLayers:
             if not is_layer_session(pod.labels):
                 continue
             token = pod.annotations.get(RESERVATION, "")
+            if not self.ours(token):
+                continue
             if pod.node:
                 placed.add(token)
                 continue

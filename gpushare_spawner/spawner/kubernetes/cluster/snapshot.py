@@ -99,6 +99,8 @@ class ClusterSnapshots:
         self._capacity = capacity
         self.layers = layers
         """Reads what other sharing layers have; None: nobody does."""
+        if layers is not None:
+            layers.ours = self.shows
         self._inventory = GpuInventory()
         self._reading = asyncio.Lock()
         self._readings: set[asyncio.Task[GpuSnapshot]] = set()

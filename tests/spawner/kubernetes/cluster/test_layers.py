@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from gpushare_spawner.model.kubernetes import LayerSession, PodSession, gpu_names
+from gpushare_spawner.model.kubernetes import SHARE, LayerSession, PodSession, gpu_names
+from gpushare_spawner.model.kubernetes.layer_session import GPU_COUNT
 from gpushare_spawner.model.layers import LayerName, LayersFile
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.sharing.base import Tenant
@@ -118,6 +120,20 @@ def test_pods_of_an_earlier_hub_count_before_their_scheduler_has_placed_them() -
     # larger servers count as several
     found = layers([node()], [pod("big", on="", units=100)])
     assert found._taken(LayerName.TIME_SLICING, 25) == 4
+
+
+def test_a_pod_of_another_namespace_that_says_it_is_a_session_takes_no_place() -> None:
+    forged = pod("forged", on="", units=100)
+    facts = ClusterFacts((node(),), (forged,))
+    assert met(ClusterLayers(SLICED, facts, ours=lambda token: token != "forged")).outcome is Outcome.NOW
+    assert met(ClusterLayers(SLICED, facts)).outcome is Outcome.WAIT
+
+
+def test_a_count_of_gpus_with_thousands_of_digits_is_a_wrong_annotation() -> None:
+    wrong = pod("wrong", on="")
+    endless = replace(wrong, annotations={**wrong.annotations, GPU_COUNT: "9" * 5000})
+    units = replace(wrong, annotations={**wrong.annotations, SHARE: "9" * 5000})
+    assert met(layers([node()], [endless, units])).outcome is Outcome.NOW
 
 
 def test_only_nodes_that_the_server_can_run_on_count() -> None:

@@ -1,0 +1,50 @@
+"""The sockets of a DRA driver come back, also where a try to make them fails."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from gpushare_spawner.agent.kubernetes.claims import driver_sockets
+from gpushare_spawner.agent.kubernetes.claims.claim_allocation import AllocatedDevice, ClaimKey
+from gpushare_spawner.agent.kubernetes.claims.dra_plugin import ClaimPlugin, DeviceHealth
+from gpushare_spawner.agent.kubernetes.claims.driver_sockets import DriverSockets
+from gpushare_spawner.model.kubernetes import DRIVER
+from tests.agent.conftest import short_folder  # noqa: F401
+
+
+async def _prepare(key: ClaimKey) -> tuple[AllocatedDevice, ...]:
+    return ()
+
+
+async def _unprepare(key: ClaimKey) -> None:
+    return
+
+
+@pytest.mark.parametrize("blocked", ["plugins", "plugins_registry"])
+async def test_sockets_that_cannot_be_made_are_tried_again(
+    short_folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, blocked: str  # noqa: F811
+) -> None:
+    monkeypatch.setattr(driver_sockets, "LOOK_EVERY", 0.05)
+    plugin, health = ClaimPlugin(_prepare, _unprepare), DeviceHealth("node-a", dict)
+    sockets = DriverSockets(plugin, health, short_folder, lambda: None)
+    await sockets.start()
+    both = short_folder / "plugins" / DRIVER / "dra.sock", short_folder / "plugins_registry" / f"{DRIVER}-reg.sock"
+    try:
+        # the kubelet's folder is gone for a moment, and something else stands in its place
+        folder = both[blocked == "plugins_registry"].parent
+        for path in folder.iterdir():
+            path.unlink()
+        folder.rmdir()
+        folder.write_text("")
+        async with asyncio.timeout(5):
+            while "cannot be made" not in caplog.text:
+                await asyncio.sleep(0.02)
+        folder.unlink()
+        async with asyncio.timeout(5):
+            while not all(path.is_socket() for path in both):
+                await asyncio.sleep(0.02)
+    finally:
+        await sockets.close()
