@@ -102,7 +102,8 @@ def test_node_annotation_is_read_in_each_of_its_forms(written: str) -> None:
     "written",
     [
         "", "[", "[1]", '[{"count": 1}]', "GPU-0,10", "GPU-0,x,y,z,t,0,true:", "{}", "[" * 100_000,
-        '[{"id": "GPU-0", "devmem": NaN}]', '[{"id": "GPU-0", "devmem": Infinity}]', '[{"id": "GPU-0", "count": 1e999}]',
+        '[{"id": "GPU-0", "devmem": NaN}]', '[{"id": "GPU-0", "devmem": Infinity}]',
+        '[{"id": "GPU-0", "count": 1e999}]',
     ],
     ids=lambda written: written[:40],
 )  # fmt: skip

@@ -25,7 +25,10 @@ async def _unprepare(key: ClaimKey) -> None:
 
 @pytest.mark.parametrize("blocked", ["plugins", "plugins_registry"])
 async def test_sockets_that_cannot_be_made_are_tried_again(
-    short_folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, blocked: str  # noqa: F811
+    short_folder: Path,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    blocked: str,
 ) -> None:
     monkeypatch.setattr(driver_sockets, "LOOK_EVERY", 0.05)
     plugin, health = ClaimPlugin(_prepare, _unprepare), DeviceHealth("node-a", dict)

@@ -35,7 +35,8 @@ class LayerReader:
     """One reader for a hub. ``objects`` is the client's API of custom objects.
 
     ``file`` and ``templates`` return those of now. ``pending`` returns this hub's reservations on other layers, by the
-    annotation that their pods have, and ``ours`` whether a pod with one is the hub's; both can be set later. It needs `list` and `watch` on what it reads.
+    annotation that their pods have, and ``ours`` whether a pod with one is the hub's; both can be set later. It needs
+    `list` and `watch` on what it reads.
     """
 
     def __init__(
