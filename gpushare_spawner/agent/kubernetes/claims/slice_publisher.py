@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable
 
 from gpushare_spawner.agent.kubernetes.claims.resource_slice import (
@@ -25,6 +26,10 @@ log = logging.getLogger(__name__)
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 10.0
 """Seconds between tries while the API server does not answer."""
+IN_A_ROW = 5
+"""Writes one soon after the other, before pauses begin: two agents of one node would undo each other's without end."""
+SOON = 1.0
+"""Seconds between two writes that are in a row."""
 LOOK_EVERY = 30.0
 """Seconds between looks at the slice, beside those that changes cause."""
 
@@ -47,6 +52,8 @@ class PublishedSlice:
         self._taints = taints
         self._path = f"{SLICES}/{slice_name(node)}"
         self._stored: Json | None = None
+        self._heard = 0
+        """The newest version that the watch has told of, a deletion included."""
         self._poke = asyncio.Event()
         self._listed = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -79,11 +86,13 @@ class PublishedSlice:
         while True:
             try:
                 answer = await self._api.list(SLICES, **query)
+                self._heard = max(self._heard, _version(answer))
                 self._seen(answer["items"][0] if answer["items"] else None)
                 self._listed.set()
                 self._unseen.settled()
                 async for event in self._api.watch(SLICES, str(answer["metadata"]["resourceVersion"]), **query):
                     if event["type"] != "BOOKMARK":
+                        self._heard = max(self._heard, _version(event["object"]))
                         self._seen(event["object"] if event["type"] != "DELETED" else None)
                     pause = FIRST_PAUSE
                 # a server that ends watches at once must not be asked without end
@@ -108,9 +117,15 @@ class PublishedSlice:
     async def _keep(self) -> None:
         await self._listed.wait()
         pause = FIRST_PAUSE
+        in_a_row, wrote_at = 0, -math.inf
+        clock = asyncio.get_running_loop().time
         while True:
             try:
-                await self._write_if_due()
+                if await self._write_if_due():
+                    in_a_row = in_a_row + 1 if clock() - wrote_at < SOON else 1
+                    if in_a_row > IN_A_ROW:
+                        await asyncio.sleep(min(FIRST_PAUSE * 2 ** min(in_a_row - IN_A_ROW, 10), LONGEST_PAUSE))
+                    wrote_at = clock()
                 self._trouble.settled()
                 pause = FIRST_PAUSE
             except Exception as failure:
@@ -127,34 +142,46 @@ class PublishedSlice:
                 pass
             self._poke.clear()
 
-    async def _write_if_due(self) -> None:
+    async def _write_if_due(self) -> bool:
+        """Return whether something was to be written."""
         stored = self._stored
         if stored is None:
             await self._create(self._wanted(1))
-            return
+            return True
         wanted = self._wanted(int(stored["spec"]["pool"].get("generation", 0)) + 1)
         if says_the_same(wanted, stored):
-            return
+            return False
         wanted["metadata"]["resourceVersion"] = stored["metadata"]["resourceVersion"]
         try:
-            self._stored = await self._api.replace(self._path, wanted)
+            written = await self._api.replace(self._path, wanted)
         except ApiFailure as failure:
             if failure.status not in (404, 409):
                 raise
             # deleted or changed meanwhile: the watch says how it is
             await self._read_again()
-            return
-        if not says_the_same(wanted, self._stored):
-            raise FieldsLost(fields_lost(wanted, self._stored))
+            return True
+        self._answered(written)
+        if not says_the_same(wanted, written):
+            raise FieldsLost(fields_lost(wanted, written))
+        return True
 
     async def _create(self, wanted: Json) -> None:
         await check_kept(self._api, wanted)
         try:
-            self._stored = await self._api.create(SLICES, wanted)
+            written = await self._api.create(SLICES, wanted)
         except ApiFailure as failure:
             if failure.status != 409:
                 raise
             await self._read_again()
+            return
+        self._answered(written)
+
+    def _answered(self, written: Json) -> None:
+        """Take what a write was answered, unless the watch was faster and has told of a later change or deletion."""
+        if _version(written) >= self._heard:
+            self._stored = written
+        else:
+            self._poke.set()
 
     async def _read_again(self) -> None:
         try:
