@@ -15,7 +15,7 @@ from gpushare_spawner.model.quantity import resolve_bytes
 from gpushare_spawner.model.share import UNITS_PER_GPU, Share
 from gpushare_spawner.sharing.base import LayerCannot, LayerCapacity, LayerRequest, PodSpec
 from gpushare_spawner.sharing.cluster_facts import ClusterNode, ClusterPod, ClusterQueue, gpu_part
-from gpushare_spawner.sharing.nodes import counted, memory_asked, node_labels, suitable
+from gpushare_spawner.sharing.nodes import counted, node_labels, suitable, units_with_memory
 from gpushare_spawner.sharing.pod_changes import PodChange, notebook_container
 
 GPU = "nvidia.com/gpu"
@@ -99,22 +99,13 @@ def _part(request: LayerRequest) -> dict[str, str]:
     nodes = suitable(request)
     if guarantee is not None and not guarantee.endswith("%") and not all(node.gpu_memory_bytes for node in nodes):
         return {MEMORY: str(-(-resolve_bytes(guarantee, 0) // _MEBIBYTE))}
-    units = max([units, *(_units(request, node) for node in nodes)])
+    units = max([units, *(units_with_memory(request, node) for node in nodes)])
     if units >= UNITS_PER_GPU:
         raise LayerCannot(
             "KAI Scheduler gives less than a whole GPU as a fraction, and gpu.memory.guarantee "
             f"({guarantee}) needs all memory of one: give count: 1 instead of the fraction, or a smaller guarantee."
         )
     return {FRACTION: f"{units / UNITS_PER_GPU:.2f}"}
-
-
-def _units(request: LayerRequest, node: ClusterNode) -> int:
-    """Return the units that a server needs on a node's GPUs: those of its share, or more for its memory."""
-    units, guarantee = request.gpu.share.units, request.gpu.memory.guarantee
-    if guarantee is None:
-        return units
-    whole = node.gpu_memory_bytes if not guarantee.endswith("%") else 10**6
-    return max(units, -(-memory_asked(request, whole) * UNITS_PER_GPU // whole)) if whole else units
 
 
 def _each(share: Share, part: Mapping[str, str], node: ClusterNode) -> Fraction:

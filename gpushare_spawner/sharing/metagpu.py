@@ -1,4 +1,5 @@
-"""MetaGPU: so many parts of a GPU as a resource.
+"""MetaGPU: so many parts of a GPU as a resource. Each part has as much of the GPU's memory: for a larger guarantee a
+server gets more parts.
 
 Facts: cnvrg/metagpu aa4ac9c (November 2022), README.md and config/config.yaml. Its allocator splits a share over
 several GPUs where none has enough parts left, so that what is free counts by node.
@@ -8,19 +9,20 @@ from __future__ import annotations
 
 from gpushare_spawner.model.layers import MetaGpuOptions
 from gpushare_spawner.model.share import UNITS_PER_GPU
-from gpushare_spawner.sharing.base import LayerCapacity, LayerRequest, PodSpec
-from gpushare_spawner.sharing.nodes import node_labels, resource_capacity, suitable
+from gpushare_spawner.sharing.base import LayerCannot, LayerCapacity, LayerRequest, PodSpec
+from gpushare_spawner.sharing.cluster_facts import MEMORY_LABEL, ClusterNode
+from gpushare_spawner.sharing.nodes import node_labels, resource_capacity, suitable, units_with_memory
 from gpushare_spawner.sharing.pod_changes import PodChange
 
 
 def render(form: PodSpec, request: LayerRequest) -> PodSpec:
-    """Return the pod with the parts."""
+    """Return the pod with the parts. Raises LayerCannot for memory that no GPU has, or whose part is not known."""
     resource, parts = _parts(request)
     return PodChange(limits={resource: str(parts)}, node_labels=node_labels(request)).apply(form)
 
 
 def free(request: LayerRequest) -> LayerCapacity:
-    """Return what nodes have left of the resource."""
+    """Return what nodes have left of the resource. Raises LayerCannot as `render` does."""
     resource, parts = _parts(request)
     return resource_capacity(request, suitable(request), resource, parts)
 
@@ -28,4 +30,16 @@ def free(request: LayerRequest) -> LayerCapacity:
 def _parts(request: LayerRequest) -> tuple[str, int]:
     options = request.options
     assert isinstance(options, MetaGpuOptions)
-    return options.resource, -(-request.gpu.share.total_units * options.per_gpu // UNITS_PER_GPU)
+    share, guarantee, nodes = request.gpu.share, request.gpu.memory.guarantee, suitable(request)
+    of_any_gpu = guarantee is None or guarantee.endswith("%")
+    if not of_any_gpu and not all(node.gpu_memory_bytes for node in nodes):
+        raise LayerCannot(
+            f"MetaGPU gives memory in parts of a GPU, and the label {MEMORY_LABEL} does not tell the size of each "
+            f"node's GPUs: write gpu.memory.guarantee ({guarantee}) as a percentage."
+        )
+    # a percentage needs no node
+    known = nodes or [ClusterNode("")]
+    units = max([share.units, *(units_with_memory(request, node) for node in known)])
+    if units > UNITS_PER_GPU:
+        raise LayerCannot(f"gpu.memory.guarantee ({guarantee}) is more than a GPU of the nodes has: write less.")
+    return options.resource, -(-units * share.count * options.per_gpu // UNITS_PER_GPU)

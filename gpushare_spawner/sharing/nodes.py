@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from gpushare_spawner.model.layers import matches
 from gpushare_spawner.model.quantity import resolve_bytes
+from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.sharing.base import LayerCannot, LayerCapacity, LayerRequest
 from gpushare_spawner.sharing.cluster_facts import PRODUCT_LABEL, ClusterNode
 
@@ -44,6 +45,18 @@ def memory_asked(request: LayerRequest, memory_bytes: int) -> int:
     """Return the memory that a server is to have of a GPU with so many bytes."""
     gpu = request.gpu
     return resolve_bytes(gpu.memory.guarantee or f"{gpu.share.units}%", memory_bytes)
+
+
+def units_with_memory(request: LayerRequest, node: ClusterNode) -> int:
+    """Return the units that a server needs on a node's GPUs: those of its share, or more for its memory.
+
+    Of a GPU whose memory no label tells, a guarantee in bytes counts as nothing.
+    """
+    units, guarantee = request.gpu.share.units, request.gpu.memory.guarantee
+    if guarantee is None:
+        return units
+    whole = node.gpu_memory_bytes if not guarantee.endswith("%") else 10**6
+    return max(units, -(-memory_asked(request, whole) * UNITS_PER_GPU // whole)) if whole else units
 
 
 def counted(

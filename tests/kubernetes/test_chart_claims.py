@@ -90,6 +90,7 @@ async def test_an_agent_writes_slices_of_its_own_node_and_driver_only(cluster: C
             (own, item("one", nodeName=nodes[1]), "of its own node"),
             (own, item("two", nodeName=None, allNodes=True), "of its own node"),
             (own, item("three", driver="gpu.example.org"), "of the driver"),
+            (own, item("five", pool={"name": nodes[1], "generation": 9, "resourceSliceCount": 1}), "of the pool"),
             (nobody, item("four"), "which its token has to name"),
         ):
             with pytest.raises(ApiStatus, match=why) as denied:

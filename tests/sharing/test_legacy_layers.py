@@ -32,6 +32,21 @@ def test_metagpu_share_is_so_many_parts_also_over_several_gpus() -> None:
     assert notebook(metagpu.render(POD, coarse))["resources"]["limits"]["cnvrg.io/metagpu"] == "3"
 
 
+def test_metagpu_memory_that_is_more_than_the_share_takes_more_parts() -> None:
+    def parts(guarantee: str, memory: str | None = "81920") -> str:
+        labels = {"nvidia.com/gpu.memory": memory} if memory is not None else {}
+        there = ClusterFacts((ClusterNode("a", labels, allocatable={"cnvrg.io/metagpu": 100}),))
+        asked = request({"fraction": 0.25, "memory": {"guarantee": guarantee}}, MetaGpuOptions(), there)
+        found: str = notebook(metagpu.render(POD, asked))["resources"]["limits"]["cnvrg.io/metagpu"]
+        return found
+
+    assert (parts("10%"), parts("50%"), parts("50%", None), parts("60Gi")) == ("25", "50", "50", "75")
+    with pytest.raises(LayerCannot, match="more than a GPU of the nodes has"):
+        parts("100Gi")
+    with pytest.raises(LayerCannot, match="as a percentage"):
+        parts("60Gi", None)
+
+
 def test_nvshare_session_has_one_place_on_its_nodes_only_gpu() -> None:
     there = ClusterFacts(
         (ClusterNode("a", allocatable={"nvshare.com/gpu": 10}),),

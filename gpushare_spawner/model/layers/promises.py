@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gpushare_spawner.model.layers.declaration import Enforcement, IdleReach, Layer, LayerName
+from gpushare_spawner.model.quantity import resolve_bytes
 from gpushare_spawner.model.share import UNITS_PER_GPU, Share
 
 
@@ -72,9 +73,14 @@ def _of_memory(promises: Promises, layer: Layer) -> Iterator[BrokenPromise]:
         if promises.limit != "100%":
             what = f"{layer.title} does not limit GPU memory: a session can allocate all of it"
             yield BrokenPromise("gpu.memory.limit", what, "remove the line")
-    elif promises.limit != own:
+    elif _size(promises.limit) != _size(own):
         what = f"with {layer.title} a session has the memory of its guarantee ({own}), and no more"
         yield BrokenPromise("gpu.memory.limit", what, "remove the line")
+
+
+def _size(written: str) -> tuple[bool, int]:
+    """Return an amount so that equal ones are equal however they are written; a percentage is equal to no bytes."""
+    return written.endswith("%"), resolve_bytes(written, 10**12)
 
 
 def _of_idle(promises: Promises, layer: Layer) -> Iterator[BrokenPromise]:

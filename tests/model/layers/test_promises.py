@@ -54,6 +54,7 @@ def test_memory_promises_need_a_layer_that_keeps_them(layer: str) -> None:
     ("layer", "limit", "expected"),
     [
         ("hami", "25%", []),
+        ("hami", "25.0%", []),
         ("mig", "25%", []),
         ("hami", "100%", ["gpu.memory.limit"]),
         ("time-slicing", "100%", []),
