@@ -10,7 +10,7 @@ the start delays of 12 sessions with the mixed load of `benchmarks.interactive`,
 The engine managed moves memory by cuMemPrefetchAsync at the bandwidth of the bus, and only as much as must move. The
 engine suspend moves all memory of a process and its CUDA context by the driver's checkpoint functions. What these cost
 is not documented. CHECKPOINT_BANDWIDTH and CHECKPOINT_SECONDS are from reports of others; ``--checkpoint-bandwidth``
-and ``--checkpoint-seconds`` try other figures.
+and ``--checkpoint-seconds`` set other figures.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ CHECKPOINT_SECONDS = 0.3
 """Beside the bytes, for a checkpoint and for a restore. ai-dynamo/dynamo, pull request 7773: 0.26 s for the restore of
 a process without much memory, by a helper that has called cuInit before."""
 CONTEXT_BYTES = 300_000_000
-"""GPU memory of a process's CUDA context: real drivers take 300 to 500 MB. Both engines have it."""
+"""GPU memory of a process's CUDA context: real drivers take 250 to 600 MiB. Both engines have it."""
 
 
 def settings(checkpoints: Checkpoints) -> dict[str, str]:

@@ -91,7 +91,7 @@ class Gpu(_Part):
         if (self.fraction is None) == (self.count is None):
             raise ValueError("give either fraction (a part of one GPU) or count (whole GPUs)")
         if self.memory.engine is MemoryEngine.SUSPEND and (self.count or 1) > 1:
-            raise ValueError("memory: engine: suspend needs a share of one GPU; leave out the engine, or give count: 1")
+            raise ValueError("memory.engine: suspend needs a share of one GPU; leave out the engine, or write count: 1")
         return self
 
     @cached_property

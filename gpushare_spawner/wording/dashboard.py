@@ -64,8 +64,8 @@ def shared_by(layer: Layer) -> str:
     if layer.name is LayerName.NATIVE:
         return ""
     can = [name for name in ("downgraded", "released") if _REACH[name] in layer.reach]
-    does = f"It can be {', '.join([*can, 'stopped'])}" if can else "It can only be stopped"
-    return f"GPU by {layer.title}. {does} when it is idle, and its GPU work is not seen."
+    does = f"be {', '.join([*can, 'stopped'])}" if can else "only be stopped"
+    return f"{layer.title} shares its GPU. Its GPU work is not measured. When the server is idle, it can {does}."
 
 
 _REACH = {"downgraded": IdleReach.DOWNGRADE, "released": IdleReach.RELEASE}

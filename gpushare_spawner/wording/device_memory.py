@@ -6,8 +6,8 @@ from gpushare_spawner.model.share_status import LimitHit, ShareStatus
 from gpushare_spawner.wording.amounts import elapsed, memory
 
 SUSPENDED = (
-    "This session is suspended: other sessions need the GPU's memory, and its own is in host memory. Its next GPU work "
-    "resumes it."
+    "This session is suspended: its GPU memory is in host memory, because other sessions need the GPU's memory. Its "
+    "next GPU work resumes it."
 )
 """Of a session of the memory engine `suspend`."""
 

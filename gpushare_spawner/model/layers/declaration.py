@@ -118,7 +118,7 @@ LAYERS: dict[LayerName, Layer] = {
             reach=frozenset(IdleReach),
             oversubscribes=True,
             where=frozenset(Where),
-            note="A session can use more while others are idle. A share is in proportion to time while others work.",
+            note="While others are idle, a session can use more than its share. While others work, it gets GPU time in proportion to its share.",
         ),
         Layer(
             name=LayerName.TIME_SLICING,
@@ -225,7 +225,7 @@ LAYERS: dict[LayerName, Layer] = {
             oversubscribes=True,
             several_gpus=False,
             legacy=True,
-            note="A node has one GPU, and its sessions take turns of 30 s. A share says nothing.",
+            note="A node has one GPU, and its sessions take turns of 30 s. The size of a share has no effect.",
             source=Source(
                 "grgalex/nvshare", "1a8f211 (March 2025)", ("kubernetes/device-plugin/server.go", "src/hook.c")
             ),
