@@ -99,7 +99,7 @@ def layer_findings(folder: Path, templates: Templates, layers: FileInForce[Layer
     if layers.content is None:
         return found
     found += [problem(*_told(folder, wrong)) for wrong in layer_problems(templates, layers.content)]
-    remedy = "Nothing, if that is meant. See the reference of sharing layers."
+    remedy = "Nothing to do if you intend that. The reference of sharing layers says what each layer can do."
     for text in (*layer_notes(templates, layers.content), *legacy_notes(templates, layers.content)):
         found.append(note(str(folder / LAYERS_FILE), text, remedy))
     if not layers.problems:

@@ -100,7 +100,9 @@ def test_a_session_of_another_layer_says_what_can_be_done_and_shows_no_figures_t
     (said,) = shown(report)["sessions"]
     assert (said["layer"], said["gpus"], said["tier"]) == ("kai", [], "active")
     text = plain(page(report))
-    sentence = "KAI Scheduler shares its GPU. Its GPU work is not measured. When the server is idle, it can only be stopped."
+    sentence = (
+        "KAI Scheduler shares its GPU. Its GPU work is not measured. When the server is idle, it can only be stopped."
+    )
     assert sentence in text
     assert "no GPU work yet" not in text
     assert "all on the GPU" not in text

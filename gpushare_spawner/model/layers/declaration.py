@@ -118,7 +118,8 @@ LAYERS: dict[LayerName, Layer] = {
             reach=frozenset(IdleReach),
             oversubscribes=True,
             where=frozenset(Where),
-            note="While others are idle, a session can use more than its share. While others work, it gets GPU time in proportion to its share.",
+            note="While others are idle, a session can use more than its share. While others work, it gets GPU time in "
+            "proportion to its share.",
         ),
         Layer(
             name=LayerName.TIME_SLICING,

@@ -42,12 +42,12 @@ def unreadable(title: str) -> str:
 
 def none_free(title: str, share: Share, limited_by: str) -> str:
     """Return that a layer has nothing free for the share. ``limited_by``: what else is short, as half a sentence."""
-    return f"Not enough free capacity: this needs {share}, and {title} has no place for it{_because(limited_by)}."
+    return f"Not enough free capacity: this needs {share}, and {title} has no free place for it{_because(limited_by)}."
 
 
 def never_free(title: str, share: Share, limited_by: str) -> str:
     """Return that a layer could not serve the share even if nothing ran. ``limited_by``: as half a sentence."""
-    return f"{title} has no GPU here that can give {share}{_because(limited_by)}. Choose another template."
+    return f"No GPU that {title} shares can give {share}{_because(limited_by)}. Choose another template."
 
 
 def _because(limited_by: str) -> str:

@@ -57,7 +57,7 @@ async def probe(api: ClusterApi, node: str, namespace: str) -> bool:
                 log.warning("cannot find out whether this cluster has claims of GPU shares; retrying: %s", failure)
             told = True
         if time.monotonic() + PAUSE > until:
-            log.warning("going on without knowing what this cluster has; no slice is made that it does not keep whole")
+            log.warning("starting without these checks; no slice is written from which the API server drops fields")
             return False
         await asyncio.sleep(PAUSE)
 

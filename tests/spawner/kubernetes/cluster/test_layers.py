@@ -95,7 +95,8 @@ def test_replicas_are_free_until_pods_have_them() -> None:
     assert [(kind.model, kind.count) for kind in first.gpus] == [("NVIDIA-L4", 1)]
     full = met(layers([node()], [pod(str(number)) for number in range(4)]))
     assert full.outcome is Outcome.WAIT
-    assert full.why == "Not enough free capacity: this needs 0.25 GPU, and NVIDIA time-slicing has no place for it."
+    why = "Not enough free capacity: this needs 0.25 GPU, and NVIDIA time-slicing has no free place for it."
+    assert full.why == why
 
 
 @pytest.mark.parametrize(("pending", "outcome"), [(3, Outcome.NOW), (4, Outcome.WAIT)])
