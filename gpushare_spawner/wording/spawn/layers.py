@@ -32,6 +32,11 @@ def no_node(layers: Iterable[LayerName]) -> str:
     return f"No node that this server can run on shares its GPUs by {titles}. Ask the admin."
 
 
+def not_understood(title: str) -> str:
+    """A layer publishes something that this version fails on."""
+    return f"The hub cannot read what {title} says is free. The hub's log has the error."
+
+
 def unreadable(title: str) -> str:
     """Return that the hub cannot say what a server needs of a layer, since it may not read the cluster."""
     return (

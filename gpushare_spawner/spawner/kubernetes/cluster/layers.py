@@ -6,6 +6,7 @@ The rules of each layer are in `sharing`, and which nodes it shares is in `layer
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -22,7 +23,11 @@ from gpushare_spawner.spawner.queue.inventory import GpuKind
 from gpushare_spawner.spawner.queue.other_layers import LayerOffer, LayerVerdict, Outcome
 from gpushare_spawner.wording.spawn import layers as words
 
+log = logging.getLogger(__name__)
+
 NO_FILE = LayersFile()
+_TOLD: set[LayerName] = set()
+"""Layers of which the log has an error: each snapshot would say it again."""
 
 
 @dataclass(frozen=True)
@@ -187,6 +192,12 @@ class ClusterLayers:
                 found = POD_LAYERS[offer.layer].free(request)
             except LayerCannot as error:
                 found = str(error)
+            except Exception:
+                # others write what is read here, and spawns on GPUs of other layers must go on
+                if offer.layer not in _TOLD:
+                    _TOLD.add(offer.layer)
+                    log.exception("what %s publishes cannot be read", LAYERS[offer.layer].title)
+                found = words.not_understood(LAYERS[offer.layer].title)
             self._free[key] = found
         return found
 

@@ -12,8 +12,10 @@ from gpushare_spawner.model.kubernetes import SHARE, LayerSession, PodSession, g
 from gpushare_spawner.model.kubernetes.layer_session import GPU_COUNT
 from gpushare_spawner.model.layers import LayerName, LayersFile
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.sharing.base import Tenant
+from gpushare_spawner.sharing.base import LayerCapacity, LayerRequest, Tenant
 from gpushare_spawner.sharing.cluster_facts import ClusterFacts, ClusterNode, ClusterPod
+from gpushare_spawner.sharing.pod_layers import POD_LAYERS
+from gpushare_spawner.spawner.kubernetes.cluster import layers as cluster_layers
 from gpushare_spawner.spawner.kubernetes.cluster.layers import ClusterLayers, Pending, layers_in_force
 from gpushare_spawner.spawner.kubernetes.cluster.pods import RESERVATION
 from gpushare_spawner.spawner.queue.other_layers import LayerVerdict, Outcome
@@ -135,6 +137,24 @@ def test_a_count_of_gpus_with_thousands_of_digits_is_a_wrong_annotation() -> Non
     endless = replace(wrong, annotations={**wrong.annotations, GPU_COUNT: "9" * 5000})
     units = replace(wrong, annotations={**wrong.annotations, SHARE: "9" * 5000})
     assert met(layers([node()], [endless, units])).outcome is Outcome.NOW
+
+
+def test_an_error_in_one_layer_refuses_its_spawns_alone_and_is_logged_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(request: LayerRequest) -> LayerCapacity:
+        raise ZeroDivisionError
+
+    broken = replace(POD_LAYERS[LayerName.TIME_SLICING], free=fails)
+    monkeypatch.setattr(cluster_layers, "POD_LAYERS", {**POD_LAYERS, LayerName.TIME_SLICING: broken})
+    monkeypatch.setattr(cluster_layers, "_TOLD", set())
+    for _ in range(2):
+        found = met(layers([node()]))
+        assert (found.outcome, found.why) == (
+            Outcome.NEVER,
+            "The hub cannot read what NVIDIA time-slicing says is free. The hub's log has the error.",
+        )
+    assert caplog.text.count("NVIDIA time-slicing publishes cannot be read") == 1
 
 
 def test_only_nodes_that_the_server_can_run_on_count() -> None:
