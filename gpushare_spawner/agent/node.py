@@ -205,9 +205,11 @@ class Node:
         self.mps.check_soon()
 
     async def _save(self, session: Session) -> None:
-        """Write a session's record to the disk."""
+        """Write a session's record to the disk. Raises OSError where the disk refuses it."""
         self.registry.save(session)
         await self.registry.store.flush()
+        if self.registry.store.failure is not None:
+            raise OSError(self.registry.store.failure)
 
     def _paged_out(self, session: MemorySession) -> int:
         return sum(self.arbitrations[gpu.uuid].view(session.id).paged_out_bytes for gpu in session.gpus)

@@ -279,6 +279,7 @@ class GpuArbiter:
         known = self._roster.sessions[session]
         self._advance(now)
         if known.presence is Presence.LEAVING:
+            known.margin = 0
             self._roster.move(known, Presence.ON_GPU)
         return self._decide()
 
@@ -303,11 +304,12 @@ class GpuArbiter:
         return self._decide()
 
     def short_of_memory(self, session: str, lacking: int, now: float) -> list[Decision]:
-        """The session is being resumed, and the driver shows `lacking` bytes too few on the GPU: more are to leave."""
+        """The session is being resumed, or part of it was suspended and has to come back, and the driver shows
+        `lacking` bytes too few on the GPU: more are to leave."""
         known = self._roster.sessions[session]
         self._check_amount(lacking)
         self._advance(now)
-        if known.presence is not Presence.COMING or lacking <= known.margin:
+        if known.presence not in (Presence.COMING, Presence.LEAVING) or lacking <= known.margin:
             return self._decide()  # they are on their way
         more, known.margin = lacking - known.margin, lacking
         capacity = self._roster.vram_budget().for_managed

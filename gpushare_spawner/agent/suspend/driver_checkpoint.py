@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
@@ -16,6 +17,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Protocol
+
+log = logging.getLogger(__name__)
 
 START_WITHIN = 30.0
 """Seconds beyond its time in which a call's process starts and initialises the driver: 2.7 s were measured on a
@@ -46,6 +49,7 @@ class Code(IntEnum):
     NO_DRIVER = -1
     NO_FUNCTIONS = -2
     HANGS = -3
+    NO_WORKER = -4
 
     @classmethod
     def of(cls, number: int) -> Code:
@@ -156,6 +160,9 @@ class DriverCheckpoints:
             if isinstance(error, asyncio.CancelledError):
                 raise
             return Answer(Code.HANGS)
+        except OSError as error:
+            log.error("a process for the driver's checkpoint functions cannot be started: %s", error)
+            return Answer(Code.NO_WORKER)
         self._busy.discard(worker)
         if answer is None:
             _kill(worker)

@@ -8,6 +8,7 @@ process" in docs/reference/protocol.md. A failure leaves the session running and
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
@@ -40,6 +41,8 @@ LOOK_EVERY = 0.05
 SPARE = 64 * 2**20
 """Bytes that have to be free for each process beyond what it had: where a restore finds too little, driver 580 never
 restores the process (NVIDIA/cuda-checkpoint, issue 44)."""
+SPARE_WITHIN = 2.0
+"""Seconds for which a resumption waits for that. A session that nearly fills the GPU never finds it."""
 UNKNOWN_CONTEXT = 512 * 2**20
 """Bytes of a context where the driver does not show the process's memory."""
 SOON, LATER = 2.0, 60.0
@@ -97,6 +100,8 @@ class _Course:
     """Processes that the driver cannot bring back, by pid, with what it says."""
     task: asyncio.Task[None] | None = None
     retry: asyncio.TimerHandle | None = None
+    look: asyncio.TimerHandle | None = None
+    """When it is looked next whether the suspended processes have ended."""
 
 
 class Suspender:
@@ -139,8 +144,7 @@ class Suspender:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         for course in self._courses.values():
-            if course.retry is not None:
-                course.retry.cancel()
+            _cancel_timers(course)
 
     # -- sessions and their processes ----------------------------------------------------------------------------------
 
@@ -163,11 +167,10 @@ class Suspender:
         course = self._courses.pop(session.id, None)
         if course is None:
             return
-        if course.retry is not None:
-            course.retry.cancel()
+        _cancel_timers(course)
         if course.task is not None:
             course.task.cancel()
-        if session.record.suspension is not None and len(session.gpus) == 1:
+        if session.record.suspension is not None and len(session.gpus) == 1 and not self._closed:
             task = self._loop.create_task(self._let_go(course, session.record.suspension))
             self._leaving.add(task)
             task.add_done_callback(self._leaving.discard)
@@ -176,15 +179,9 @@ class Suspender:
         """Bring back processes that outlive their session: nobody else would."""
         await asyncio.sleep(LET_GO_AFTER)
         for name, size in zip(suspension.processes, suspension.sizes, strict=True):
-            while not self._gone(name) and not await self._has_free(course.session.gpus[0], size + SPARE):
-                await asyncio.sleep(RESUME_AGAIN)
             if not self._gone(name):
                 log.info("process %d outlives session %s, and is resumed", name.pid, course.session.id)
-                await self._bring_back(course, name.pid, size)
-
-    async def _has_free(self, gpu: Gpu, needed: int) -> bool:
-        state = await asyncio.to_thread(self._source.memory, gpu)
-        return state is not None and gpu.memory_bytes - state.memory_used_bytes >= min(needed, gpu.memory_bytes)
+                await self._bring_back(course, name, size)
 
     def joined(self, session: Session, connection: Connection) -> None:
         """A CUDA process has said HELLO. While its session is suspended it must ask before it calls the driver."""
@@ -207,14 +204,18 @@ class Suspender:
         if course.step is not Step.SUSPENDED or suspension is None or session.id not in self._courses:
             return
         if not all(map(self._gone, suspension.processes)):
-            if not session.cuda:  # its connections end before it does
-                self._loop.call_later(LOOK_EVERY, self._forget_ended, course)
+            if not session.cuda and course.look is None:  # its connections end before it does
+                course.look = self._loop.call_later(LOOK_EVERY, self._look_again, course)
             return
         session.record.suspension, session.suspended = None, False
         self._tell_resumed(course)
         self._arbitration(session).resumed(session.id, 0, 0.0)
         self._begin(course, self._save(session))
         self._news()
+
+    def _look_again(self, course: _Course) -> None:
+        course.look = None
+        self._forget_ended(course)
 
     def ready(self, session: Session, connection: Connection, frame: Frame) -> None:
         """SUSPEND_READY of a CUDA process. With the number 0 it asks whether it is suspended: its connection had
@@ -266,7 +267,10 @@ class Suspender:
         arbitration = self._arbitration(session)
         try:
             amount = await self._leave(course)
-        except CannotSuspend as refusal:
+        except Exception as error:
+            refusal = error if isinstance(error, CannotSuspend) else CannotSuspend(f"An error of the agent: {error!r}.")
+            if refusal is not error:
+                log.exception("session %s could not be suspended", session.id)
             await self._goes_on(course)
             self._stays(course, str(refusal), refusal.retry_in)
             arbitration.not_suspended(session.id)
@@ -291,7 +295,11 @@ class Suspender:
         session.record.suspension = Suspension(
             processes=tuple(names.values()), sizes=tuple(sizes[pid] for pid in names), complete=False
         )
-        await self._save(session)
+        try:
+            await self._save(session)
+        except OSError as error:
+            session.record.suspension = None
+            raise CannotSuspend(f"The session's record cannot be written: {error.strerror or error}.") from None
         course.step = Step.LOCKING
         for pid in names:
             answer = await self._checkpoints.lock(pid, LOCK_WITHIN)
@@ -305,7 +313,7 @@ class Suspender:
             if not answer.ok and not self._gone(names[pid]):
                 raise CannotSuspend(reason_of(answer, f"Process {pid} cannot be suspended"))
         session.record.suspension = session.record.suspension.model_copy(update={"complete": True})
-        await self._save(session)
+        await self._keep(session)
         return sum(sizes.values())
 
     async def _ask(self, course: _Course) -> None:
@@ -355,23 +363,43 @@ class Suspender:
         session, suspension = course.session, course.session.record.suspension
         if suspension is not None:
             for name, size in zip(suspension.processes, suspension.sizes, strict=True):
-                await self._bring_back(course, name.pid, size)
+                await self._bring_back(course, name, size)
             session.record.suspension = None
-            await self._save(session)
+            await self._keep(session)
         self._tell_resumed(course)
 
-    async def _bring_back(self, course: _Course, pid: int, size: int) -> None:
-        """Make a process run, whatever state it is in."""
-        state = await self._checkpoints.state(pid)
-        if state.ok and state.state is ProcessState.CHECKPOINTED:
-            answer = await self._checkpoints.restore(pid, size)
-            if not answer.ok:
-                self._failed(course, pid, answer)
-                return
-        if state.ok and state.state in (ProcessState.LOCKED, ProcessState.CHECKPOINTED):
-            await self._checkpoints.unlock(pid)
-        elif state.ok and state.state is ProcessState.FAILED:
-            self._failed(course, pid, state)
+    async def _keep(self, session: Session) -> None:
+        """Write the record, or go on: it is written later, and the log says why not now."""
+        with contextlib.suppress(OSError):
+            await self._save(session)
+
+    async def _bring_back(self, course: _Course, name: processes.ProcessName, size: int) -> None:
+        """Make a process run, whatever state it is in. Waits until there is memory for it."""
+        if self._gone(name):
+            return
+        answer = await self._checkpoints.state(name.pid)
+        state = answer.state if answer.ok else ProcessState.FAILED
+        if state is ProcessState.CHECKPOINTED:
+            while not self._gone(name):
+                try:
+                    await self._wait_for_memory(course.session, size, SPARE)
+                    break
+                except CannotResume as error:
+                    log.warning("process %d stays suspended for now: %s", name.pid, error)
+                    await asyncio.sleep(RESUME_AGAIN)
+            answer = await self._checkpoints.restore(name.pid, size)
+            state = ProcessState.LOCKED if answer.ok else ProcessState.FAILED
+        if state is ProcessState.LOCKED:
+            await self._unlock(course, name)
+        elif state is ProcessState.FAILED and not self._gone(name):
+            self._failed(course, name.pid, answer)
+
+    async def _unlock(self, course: _Course, name: processes.ProcessName) -> None:
+        answer = await self._checkpoints.unlock(name.pid)
+        if not answer.ok:  # perhaps the worker was killed
+            answer = await self._checkpoints.unlock(name.pid)
+        if not answer.ok and answer.code is not Code.ILLEGAL_STATE and not self._gone(name):
+            self._failed(course, name.pid, answer)
 
     # -- and back ------------------------------------------------------------------------------------------------------
 
@@ -384,8 +412,11 @@ class Suspender:
         course.step = Step.RESUMING
         try:
             amount = await self._come_back(course)
-        except CannotResume as error:
-            log.warning("session %s stays suspended for now: %s", session.id, error)
+        except Exception as error:
+            if isinstance(error, CannotResume):
+                log.warning("session %s stays suspended for now: %s", session.id, error)
+            else:
+                log.exception("session %s could not be resumed", session.id)
             course.step = Step.SUSPENDED
             arbitration.not_resumed(session.id, RESUME_AGAIN)
             return
@@ -400,12 +431,10 @@ class Suspender:
         session, suspension = course.session, course.session.record.suspension
         if suspension is None:
             return 0
-        left = {
-            name.pid: size
-            for name, size in zip(suspension.processes, suspension.sizes, strict=True)
-            if not self._gone(name)
-        }
-        await self._wait_for_memory(session, sum(left.values()) + SPARE * len(left))
+        sizes = zip(suspension.processes, suspension.sizes, strict=True)
+        names = {name.pid: name for name in suspension.processes}
+        left = {name.pid: size for name, size in sizes if not self._gone(name)}
+        await self._wait_for_memory(session, sum(left.values()), SPARE * len(left))
         back: list[int] = []
         for pid, size in left.items():
             answer = await self._checkpoints.restore(pid, size)
@@ -418,24 +447,27 @@ class Suspender:
             elif answer.code is not Code.INVALID_VALUE:
                 self._failed(course, pid, answer)
         for pid in back:
-            await self._checkpoints.unlock(pid)
+            await self._unlock(course, names[pid])
         session.record.suspension = None
-        await self._save(session)
+        await self._keep(session)
         return sum(left[pid] for pid in back)
 
-    async def _wait_for_memory(self, session: Session, needed: int) -> None:
-        """Wait until the driver shows so many free bytes. Raises CannotResume where it does not."""
-        gpu, until = session.gpus[0], self._loop.time() + MEMORY_WITHIN
+    async def _wait_for_memory(self, session: Session, needed: int, spare: int) -> None:
+        """Wait until the driver shows so many free bytes, and some to spare where they can be had. Raises CannotResume
+        where it does not."""
+        gpu, began = session.gpus[0], self._loop.time()
         while True:
             state = await asyncio.to_thread(self._source.memory, gpu)
             if state is None:
                 raise CannotResume("the GPU does not answer its driver")
-            lacking = min(needed, gpu.memory_bytes) - (gpu.memory_bytes - state.memory_used_bytes)
+            free, waited = gpu.memory_bytes - state.memory_used_bytes, self._loop.time() - began
+            lacking = needed + (spare if waited < SPARE_WITHIN else 0) - free
             if lacking <= 0:
                 return
-            if self._loop.time() >= until:
+            if waited >= MEMORY_WITHIN:
                 raise CannotResume(f"{memory(lacking)} more must be free on its GPU")
-            self._arbitration(session).short_of_memory(session.id, lacking)
+            if session.id in self._courses:
+                self._arbitration(session).short_of_memory(session.id, lacking)
             await asyncio.sleep(LOOK_EVERY)
 
     async def _recover(self, course: _Course) -> None:
@@ -448,10 +480,9 @@ class Suspender:
             session.record.suspension = suspension.model_copy(update={"complete": True})
             return
         for name, size in zip(suspension.processes, suspension.sizes, strict=True):
-            if not self._gone(name):
-                await self._bring_back(course, name.pid, size)
+            await self._bring_back(course, name, size)
         session.record.suspension = None
-        await self._save(session)
+        await self._keep(session)
         self._is_back(course)
         self._arbitration(session).resumed(session.id, 0, 0.0)
         self._news()
@@ -520,6 +551,12 @@ class Suspender:
     @staticmethod
     def _gone(name: processes.ProcessName) -> bool:
         return not processes.alive(name)
+
+
+def _cancel_timers(course: _Course) -> None:
+    for timer in (course.retry, course.look):
+        if timer is not None:
+            timer.cancel()
 
 
 def _check_ready(pid: int, frame: Frame) -> None:
