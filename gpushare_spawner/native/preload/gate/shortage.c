@@ -10,7 +10,7 @@
 
 #define MOST_TRIES 3
 /* What is asked for where the call does not say how much it needs: a context, a module, a graph. A context of a real
-   driver takes 300 to 500 MB. */
+   driver takes 250 to 600 MiB. */
 #define UNKNOWN_BYTES (512ull << 20)
 
 _Atomic bool shortage_answered;
