@@ -153,6 +153,14 @@ def test_a_lock_waits_for_the_work_and_gives_up_at_its_time_out(simulated: Start
     assert program.hear() is True
 
 
+def stop(pid: int) -> None:
+    """Stop a process: its threads run on for a moment after the signal was sent."""
+    os.kill(pid, signal.SIGSTOP)
+    stats = list(Path(f"/proc/{pid}/task").glob("*/stat"))
+    while any(stat.read_text().rpartition(")")[2].split()[0] != "T" for stat in stats):
+        time.sleep(0.001)
+
+
 def test_a_lock_ends_when_its_caller_is_killed_and_the_process_is_stopped_or_gone(
     simulated: Start, caller: Call
 ) -> None:
@@ -185,14 +193,14 @@ def test_a_lock_ends_when_its_caller_is_killed_and_the_process_is_stopped_or_gon
     program.say()
     assert program.hear() is True
     assert agent.state(pid) == RUNNING
-    os.kill(pid, signal.SIGSTOP)
+    stop(pid)
     assert agent.error("lock", pid, 50) == "NOT_READY"
     assert agent.seconds < 1
     os.kill(pid, signal.SIGCONT)
     time.sleep(0.05)
     assert agent.state(pid) == RUNNING
     agent.does(pid, "lock", "unlock")
-    os.kill(pid, signal.SIGSTOP)
+    stop(pid)
     agent.begin("lock", pid)
     time.sleep(0.1)
     os.kill(pid, signal.SIGKILL)
