@@ -262,6 +262,7 @@ def test_hostile_names_and_messages_are_text(browser: Chrome) -> None:
         assert [one for one in errors(browser) if "Content Security" in one] == []
 
 
+@pytest.mark.slow
 def test_500_gpus_and_5000_sessions_are_interactive_within_two_seconds(browser: Chrome) -> None:
     ready = (
         "const [page] = performance.getEntriesByType('navigation');"

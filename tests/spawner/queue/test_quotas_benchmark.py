@@ -27,6 +27,7 @@ def test_what_two_groups_leave_is_divided_evenly() -> None:
     assert found == {"a": 10, "b": 50, "c": 40}
 
 
+@pytest.mark.slow
 async def test_all_groups_over_their_guarantees_receive_them_and_no_gpu_is_idle() -> None:
     run = await simulate(gpus=20, hours=0.6, seed=1, shares=[0.25])
     assert max(run.phases[0].errors.values()) < 0.02
