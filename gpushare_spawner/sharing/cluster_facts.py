@@ -76,8 +76,22 @@ class ClusterNode:
     @property
     def gpu_memory_bytes(self) -> int | None:
         """The memory of one GPU; None: no label says it."""
-        written = self.labels.get(MEMORY_LABEL, "")
-        return int(written) * 2**20 if written.isdecimal() else None
+        return self.mebibytes(MEMORY_LABEL)
+
+    @property
+    def gpu_count(self) -> int | None:
+        """The GPUs of the node; None: no label says it."""
+        return self.number(COUNT_LABEL)
+
+    def number(self, label: str) -> int | None:
+        """Return the number that a label has; None: there is no such label, or it has none."""
+        written = self.labels.get(label, "")
+        return int(written) if written.isdecimal() else None
+
+    def mebibytes(self, label: str) -> int | None:
+        """Return the bytes that a label has in MiB; None as `number`."""
+        found = self.number(label)
+        return found * 2**20 if found is not None else None
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from fractions import Fraction
 from gpushare_spawner.model.layers import KubeShareOptions
 from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.sharing.base import LayerCannot, LayerCapacity, LayerRequest, PodSpec
-from gpushare_spawner.sharing.cluster_facts import COUNT_LABEL, ClusterNode, ClusterPod, gpu_part
+from gpushare_spawner.sharing.cluster_facts import ClusterNode, ClusterPod, gpu_part
 from gpushare_spawner.sharing.nodes import counted, memory_asked, node_labels, suitable
 from gpushare_spawner.sharing.pod_changes import PodChange
 
@@ -74,8 +74,7 @@ def _requested(pod: ClusterPod) -> Fraction:
 
 
 def _gpus(node: ClusterNode) -> int:
-    written = node.labels.get(COUNT_LABEL, "")
-    return int(written) if written.isdecimal() else node.allocatable.get("nvidia.com/gpu", 0)
+    return node.gpu_count if node.gpu_count is not None else node.allocatable.get("nvidia.com/gpu", 0)
 
 
 def _memory(request: LayerRequest) -> int:

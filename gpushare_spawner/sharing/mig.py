@@ -59,7 +59,7 @@ def profiles(node: ClusterNode, options: MigOptions) -> Iterator[tuple[MigProfil
     if strategy == "single":
         name = node.labels.get(PRODUCT_LABEL, "").partition(SINGLE_MARK)[2].removesuffix("-SHARED")
         # the label tells the memory of the MIG device, not that of the GPU
-        found = profile(name, node.model, None, _mebibytes(node, MEMORY_LABEL))
+        found = profile(name, node.model, None, node.mebibytes(MEMORY_LABEL))
         if found is not None:
             yield found, GPU
     elif strategy == "mixed":
@@ -67,7 +67,7 @@ def profiles(node: ClusterNode, options: MigOptions) -> Iterator[tuple[MigProfil
             name = resource.removeprefix(MIG_PREFIX)
             if name == resource:
                 continue
-            found = profile(name, node.model, node.gpu_memory_bytes, _mebibytes(node, f"{resource}.memory"))
+            found = profile(name, node.model, node.gpu_memory_bytes, node.mebibytes(f"{resource}.memory"))
             if found is not None:
                 yield found, resource
 
@@ -112,11 +112,6 @@ def _choices(request: LayerRequest) -> Iterator[_Choice]:
         yield _Choice(resource, 1, tuple(nodes), best)
     if any(GPU in node.allocatable for node in whole):
         yield _Choice(GPU, share.count, tuple(node for node in whole if GPU in node.allocatable))
-
-
-def _mebibytes(node: ClusterNode, label: str) -> int | None:
-    written = node.labels.get(label, "")
-    return int(written) * 2**20 if written.isdecimal() else None
 
 
 def _options(request: LayerRequest) -> MigOptions:

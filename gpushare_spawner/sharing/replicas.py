@@ -88,8 +88,7 @@ def _replicas(node: ClusterNode, options: ReplicaOptions) -> int:
     """Return the replicas of each GPU of a node; 0: not known."""
     if options.replicas is not None:
         return options.replicas
-    written = node.labels.get(REPLICAS_LABEL, "")
-    return int(written) if written.isdecimal() else 0
+    return node.number(REPLICAS_LABEL) or 0
 
 
 def _most_replicas(request: LayerRequest, node: ClusterNode, memory_divided: bool) -> int:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 
 from gpushare_spawner.agent.gpus.nvml import GpuState
 from gpushare_spawner.agent.sessions.session import Session
+from gpushare_spawner.agent.sessions.unclaimed import Process, claimed_bytes
 
 LARGEST = 2**30
 """Bytes; more than that is memory that a process has not claimed, see bypassing.py."""
@@ -20,22 +21,15 @@ class ContextMemory:
     """Call `look` with each answer of the driver."""
 
     def __init__(self) -> None:
-        self._most: dict[tuple[int, str], int] = {}
-        """By pid and the GPU's UUID."""
-        self._claimed: dict[tuple[int, str], int] = {}
+        self._most: dict[Process, int] = {}
+        self._claimed: dict[Process, int] = {}
         """At the last look: the driver may still show memory that was just freed."""
 
     def look(self, states: Mapping[str, GpuState], sessions: Iterable[Session]) -> None:
         """Set `context_bytes` of the sessions. ``states``: by the GPU's UUID."""
-        most: dict[tuple[int, str], int] = {key: size for key, size in self._most.items() if key[1] not in states}
-        claimed: dict[tuple[int, str], int] = {}
+        most = {key: size for key, size in self._most.items() if key[1] not in states}
         sessions = list(sessions)
-        for session in sessions:
-            for connection in session.cuda:
-                for gpu in states:
-                    process = connection.peer.pid, gpu
-                    claim = session.claims.get(connection, {}).get(gpu, 0)
-                    claimed[process] = claimed.get(process, 0) + claim
+        claimed = claimed_bytes(states, sessions)
         for (pid, gpu), now in claimed.items():
             before = self._most.get((pid, gpu), 0)
             shown = states[gpu].processes.get(pid)

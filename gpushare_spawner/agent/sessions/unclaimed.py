@@ -14,6 +14,18 @@ Process = tuple[int, str]
 """Pid and the GPU's UUID."""
 
 
+def claimed_bytes(gpus: Iterable[str], sessions: Iterable[Session]) -> dict[Process, int]:
+    """Return the bytes that each connected process claims on GPUs (UUIDs), with all its connections."""
+    gpus = tuple(gpus)
+    claimed: dict[Process, int] = {}
+    for session in sessions:
+        for connection in session.cuda:
+            for gpu in gpus:
+                process = connection.peer.pid, gpu
+                claimed[process] = claimed.get(process, 0) + session.claims.get(connection, {}).get(gpu, 0)
+    return claimed
+
+
 class UnclaimedMemory:
     """Call `look` with each answer of the driver. A claim counts until the next look: the driver may still show memory
     that was just freed."""
@@ -30,13 +42,7 @@ class UnclaimedMemory:
 
         ``states``: what the driver shows, by the GPU's UUID. Processes without such memory are left out.
         """
-        claimed: dict[Process, int] = {}
-        for session in sessions:
-            for connection in session.cuda:
-                for gpu in states:
-                    process = connection.peer.pid, gpu
-                    claim = session.claims.get(connection, {}).get(gpu, 0)
-                    claimed[process] = claimed.get(process, 0) + claim
+        claimed = claimed_bytes(states, sessions)
         found: dict[Process, int] = {}
         for (pid, gpu), now in claimed.items():
             shown = states[gpu].processes.get(pid)

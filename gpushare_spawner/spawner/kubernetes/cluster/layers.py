@@ -15,7 +15,7 @@ from gpushare_spawner.model.kubernetes import AnnotationProblem, is_layer_sessio
 from gpushare_spawner.model.layers import LAYERS, LayerName, LayerRule, LayersFile, PlacedBy, matches
 from gpushare_spawner.model.template import Gpu, Template
 from gpushare_spawner.sharing.base import LayerCannot, LayerCapacity, LayerRequest, Tenant
-from gpushare_spawner.sharing.cluster_facts import COUNT_LABEL, ClusterFacts, ClusterNode
+from gpushare_spawner.sharing.cluster_facts import ClusterFacts, ClusterNode
 from gpushare_spawner.sharing.nodes import suitable
 from gpushare_spawner.sharing.pod_layers import POD_LAYERS
 from gpushare_spawner.spawner.kubernetes.cluster.pods import RESERVATION
@@ -122,7 +122,7 @@ class ClusterLayers:
     def gpus(self) -> int:
         """The physical GPUs on nodes of other layers, by the nodes' labels."""
         others = (rule for rule in self.file.rules if LAYERS[rule.layer].places is PlacedBy.SCHEDULER)
-        return sum(_gpu_count(node) for rule in others for node in self._nodes_of(rule))
+        return sum(node.gpu_count or 0 for rule in others for node in self._nodes_of(rule))
 
     def verdict(self, template: Template, tenant: Tenant, node: str, ineligible: frozenset[str]) -> LayerVerdict:
         """Return what a server meets: the first layer and rule whose nodes have a place for it now."""
@@ -231,16 +231,11 @@ class ClusterLayers:
         return placed, waiting
 
 
-def _gpu_count(node: ClusterNode) -> int:
-    written = node.labels.get(COUNT_LABEL, "")
-    return int(written) if written.isdecimal() else 0
-
-
 def _kinds(nodes: Iterable[ClusterNode]) -> tuple[GpuKind, ...]:
     """Return the GPUs of nodes, as far as their labels say what they are."""
     counted: dict[tuple[str, int], int] = {}
     for node in nodes:
         if node.model and node.gpu_memory_bytes is not None:
             kind = (node.model, node.gpu_memory_bytes)
-            counted[kind] = counted.get(kind, 0) + _gpu_count(node)
+            counted[kind] = counted.get(kind, 0) + (node.gpu_count or 0)
     return tuple(GpuKind(model, memory, count) for (model, memory), count in counted.items())
