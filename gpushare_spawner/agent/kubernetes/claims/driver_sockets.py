@@ -7,16 +7,14 @@ It watches its folder plugins_registry, also when it starts anew, so the agent h
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import os
 from collections.abc import Callable
 from pathlib import Path
 
 import grpc.aio
 
 from gpushare_spawner.agent.kubernetes.claims.dra_plugin import ClaimPlugin, DeviceHealth
-from gpushare_spawner.agent.kubernetes.devices.plugin_socket import Identity, socket_identity
+from gpushare_spawner.agent.kubernetes.grpc_socket import GrpcSocket
 from gpushare_spawner.agent.kubernetes.kubelet import dra_health_pb2_grpc as health_services
 from gpushare_spawner.agent.kubernetes.kubelet import dra_pb2_grpc as services
 from gpushare_spawner.agent.kubernetes.kubelet import pluginregistration_pb2 as messages
@@ -44,7 +42,7 @@ class DriverSockets(registration.RegistrationServicer):
         self._service_path = kubelet_dir / "plugins" / DRIVER / "dra.sock"
         # the kubelet connects to the first as soon as it sees the second
         self._paths = self._service_path, kubelet_dir / "plugins_registry" / f"{DRIVER}-reg.sock"
-        self._servers: list[tuple[Path, grpc.aio.Server, Identity | None]] = []
+        self._sockets: list[GrpcSocket] = []
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -78,8 +76,8 @@ class DriverSockets(registration.RegistrationServicer):
         while True:
             await asyncio.sleep(LOOK_EVERY)
             # a try that failed has left one of them, or none
-            complete = len(self._servers) == len(self._paths)
-            if complete and all(socket_identity(path) == identity for path, _, identity in self._servers):
+            complete = len(self._sockets) == len(self._paths)
+            if complete and all(one.is_there for one in self._sockets):
                 continue
             if complete:
                 log.warning("a socket of the DRA driver was removed; both are made again")
@@ -98,19 +96,9 @@ class DriverSockets(registration.RegistrationServicer):
         registration.add_RegistrationServicer_to_server(self, register)  # type: ignore[no-untyped-call]
         for path, server in zip(self._paths, (service, register), strict=True):
             path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
-            with contextlib.suppress(FileNotFoundError):
-                path.unlink()
-            server.add_insecure_port(f"unix://{path}")
-            await server.start()
-            self._servers.append((path, server, socket_identity(path)))
+            self._sockets.append(await GrpcSocket.serve(path, server))
 
     async def _stop(self) -> None:
         # the registration's first: then the kubelet does not connect again
-        for path, server, identity in reversed(self._servers):
-            # it may by now be another agent's: only what is our own is taken away
-            own = socket_identity(path) == identity
-            await server.stop(grace=None)
-            if own:
-                with contextlib.suppress(OSError):
-                    os.unlink(path)
-        self._servers.clear()
+        while self._sockets:
+            await self._sockets.pop().close()

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +11,7 @@ import grpc
 import grpc.aio
 
 from gpushare_spawner.agent.kubernetes.devices.device_plugin import DevicePlugin, options
+from gpushare_spawner.agent.kubernetes.grpc_socket import GrpcSocket, Identity, socket_identity
 from gpushare_spawner.agent.kubernetes.kubelet import deviceplugin_pb2 as messages
 from gpushare_spawner.agent.kubernetes.kubelet import deviceplugin_pb2_grpc as services
 
@@ -29,8 +28,6 @@ HEARD_WITHIN = 15.0
 """Seconds after a registration in which the kubelet has to listen. It dials back once, within 10 s, and never again: a
 plugin that it could not reach, or whose stream has ended, is without healthy devices until it registers anew."""
 
-Identity = tuple[int, int, int]
-
 
 class PluginSocket:
     """Keeps one device plugin served and registered."""
@@ -41,9 +38,8 @@ class PluginSocket:
         self._folder = folder
         self._name = name
         self._told = registered
-        self._server: grpc.aio.Server | None = None
+        self._own: GrpcSocket | None = None
         self._with: Identity | None = None
-        self._own: Identity | None = None
         self._task: asyncio.Task[None] | None = None
         self._trouble = ""
 
@@ -70,7 +66,7 @@ class PluginSocket:
             unheard = _now() - heard_at >= HEARD_WITHIN
             if unheard and not self._trouble:
                 log.warning("the kubelet does not list the devices of %s; registering again", self._plugin.resource)
-            if kubelet is not None and (unheard or kubelet != self._with or socket_identity(self._path) != self._own):
+            if kubelet is not None and (unheard or kubelet != self._with or not self._served):
                 try:
                     await self._serve()
                     await self._register()
@@ -92,20 +88,16 @@ class PluginSocket:
         return min(2 * pause, LONGEST_PAUSE)
 
     @property
-    def _path(self) -> Path:
-        return self._folder / self._name
+    def _served(self) -> bool:
+        return self._own is not None and self._own.is_there
 
     async def _serve(self) -> None:
-        if self._server is not None and socket_identity(self._path) == self._own:
+        if self._served:
             return
         await self._stop()
-        with contextlib.suppress(FileNotFoundError):
-            self._path.unlink()
         server = grpc.aio.server()
         services.add_DevicePluginServicer_to_server(self._plugin, server)  # type: ignore[no-untyped-call]
-        server.add_insecure_port(f"unix://{self._path}")
-        await server.start()
-        self._server, self._own = server, socket_identity(self._path)
+        self._own = await GrpcSocket.serve(self._folder / self._name, server)
 
     async def _register(self) -> None:
         request = messages.RegisterRequest(
@@ -116,14 +108,9 @@ class PluginSocket:
             await stub.Register(request, timeout=ANSWER_WITHIN)
 
     async def _stop(self) -> None:
-        if self._server is not None:
-            # its socket may by now be another's: only what is our own is taken away
-            own = socket_identity(self._path) == self._own
-            await self._server.stop(grace=None)
-            self._server = None
-            if own:
-                with contextlib.suppress(OSError):
-                    os.unlink(self._path)
+        if self._own is not None:
+            own, self._own = self._own, None
+            await own.close()
 
     def _complain(self, trouble: str) -> None:
         if trouble and trouble != self._trouble:
@@ -135,11 +122,3 @@ class PluginSocket:
 
 def _now() -> float:
     return asyncio.get_running_loop().time()
-
-
-def socket_identity(path: Path) -> Identity | None:
-    """Which file lies there now: a socket that was made again is another one. None: there is none."""
-    with contextlib.suppress(OSError):
-        seen = path.stat()
-        return seen.st_dev, seen.st_ino, seen.st_ctime_ns
-    return None
