@@ -4,7 +4,7 @@ explains it."""
 
 from gpushare_spawner.arbiter.decisions import ClientId, Decision, Grant, Pace, PageOut, Revoke, RevokeReason
 from gpushare_spawner.arbiter.gpu_arbiter import GpuArbiter
-from gpushare_spawner.arbiter.recent_use import WINDOW, Use
+from gpushare_spawner.arbiter.recent_use import WINDOW, RecentUse, Use
 from gpushare_spawner.arbiter.session import SessionView
 from gpushare_spawner.arbiter.settings import ArbiterSettings
 
@@ -17,6 +17,7 @@ __all__ = [
     "Grant",
     "Pace",
     "PageOut",
+    "RecentUse",
     "Revoke",
     "RevokeReason",
     "SessionView",

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+ENGINE_VARIABLE = "GPUSHARE_ENGINE"
+"""By which libgpushare.so knows the engine."""
+OBSERVES = {ENGINE_VARIABLE: "observe"}
+"""The variable where another layer shares the GPU: the library only reports GPU work."""
+
 
 class MemoryEngine(StrEnum):
     """How sessions together can allocate more memory than the GPU has."""
@@ -17,4 +22,4 @@ class MemoryEngine(StrEnum):
 
 def engine_environment(engine: MemoryEngine) -> dict[str, str]:
     """Return the variables by which libgpushare.so knows the engine; none for `managed`, its default."""
-    return {} if engine is MemoryEngine.MANAGED else {"GPUSHARE_ENGINE": engine.value}
+    return {} if engine is MemoryEngine.MANAGED else {ENGINE_VARIABLE: engine.value}

@@ -10,6 +10,7 @@ from typing import Protocol
 from gpushare_spawner.agent.gpus.gpu_memory_queries import MemoryQueries
 from gpushare_spawner.agent.gpus.gpu_time_samples import Delivery, Pids, Source
 from gpushare_spawner.agent.gpus.nvml import Gpu
+from gpushare_spawner.agent.gpus.observed_sessions import ObservedSessions
 from gpushare_spawner.arbiter import ArbiterSettings, Decision, GpuArbiter, Grant, PageOut, Revoke, SessionView, Use
 from gpushare_spawner.model.protocol.frames import NO_GPU, Frame, Kind, gpu_bytes
 
@@ -54,6 +55,8 @@ class GpuArbitration:
         self.gpu = gpu
         # the simulator's contexts take no device memory
         self._arbiter = GpuArbiter(gpu.memory_bytes, replace(settings, context_bytes=0) if gpu.simulated else settings)
+        self._observed = ObservedSessions(gpu.memory_bytes)
+        """Sessions whose GPU another layer shares: the arbiter knows nothing of them."""
         self._raw = gpu_bytes(gpu.uuid)
         self._clock = clock or loop.time  # type: ignore[union-attr]
         self._call_at = call_at or loop.call_at  # type: ignore[union-attr]
@@ -88,6 +91,10 @@ class GpuArbitration:
         self._timer: Handle | None = None
         self._due: float | None = None
 
+    def observe(self, session: str) -> None:
+        """A session comes whose GPU another layer shares: its processes need no lease, and its weight has no effect."""
+        self._observed.add(session, self._clock())
+
     def add_session(self, session: str, weight: int, whole: bool = False, away: bool = False) -> None:
         """A session comes; `weight` in share units. `whole`: its memory leaves the GPU only while it is suspended.
         `away`: it is suspended now."""
@@ -98,10 +105,14 @@ class GpuArbitration:
     def set_weight(self, session: str, weight: int) -> None:
         """Another weight; 0 releases the session: it holds no lease until its next burst. Its pages leave the GPU only
         when somebody needs the memory."""
-        self._carry_out(self._arbiter.set_weight(session, weight, self._clock()))
+        if session not in self._observed:
+            self._carry_out(self._arbiter.set_weight(session, weight, self._clock()))
 
     def remove_session(self, session: str) -> None:
         """A session goes. Its clients must have left."""
+        if session in self._observed:
+            self._observed.remove(session)
+            return
         self._pids.forget(session)
         self._away.discard(session)
         self._held_back.pop(session, None)
@@ -143,6 +154,9 @@ class GpuArbitration:
 
     def join(self, client: Client, session: str, pid: int = 0, paced: bool = False) -> None:
         """A CUDA process of the session is there. `pid` 0: unknown. `paced`: it knows what a pace is."""
+        if session in self._observed:
+            self._observed.join(client.number, session, self._clock())
+            return
         self._clients[client.number] = client
         self._session_of[client.number] = session
         self._pids.joined(client.number, session, pid)
@@ -152,7 +166,9 @@ class GpuArbitration:
 
     def leave(self, client: Client) -> None:
         """It is gone; its lease, if it held one, goes to whoever waits. One that never joined is no error."""
-        if self._clients.pop(client.number, None) is not None:
+        if self._observed.has(client.number):
+            self._observed.leave(client.number, self._clock())
+        elif self._clients.pop(client.number, None) is not None:
             self._waits.pop(client.number, None)
             session = self._session_of.pop(client.number)
             if session in self._held_back:
@@ -188,8 +204,14 @@ class GpuArbitration:
                 self._carry_out(self._arbiter.working_set(number, amount, now))
 
     def receive(self, client: Client, frame: Frame) -> None:
-        """A frame of a client that joined: one of REQUEST, RELEASE, MEMORY, IDLE, BUSY, PAGED_IN, PAGED_OUT."""
+        """A frame of a client that joined: one of REQUEST, RELEASE, MEMORY, IDLE, BUSY, PAGED_IN, PAGED_OUT.
+
+        Of a client of an observed session: MEMORY, IDLE or BUSY.
+        """
         now, number, fields = self._clock(), client.number, frame.fields
+        if self._observed.has(number):
+            self._observe(number, frame, now)
+            return
         arbiter = self._arbiter
         if frame.kind in (Kind.IDLE, Kind.BUSY):
             self._waits.pop(number, None)  # it runs
@@ -220,6 +242,18 @@ class GpuArbitration:
                 raise ValueError(f"{frame.kind.name} is no frame for the arbiter")
         self._carry_out(decisions)
 
+    def _observe(self, number: int, frame: Frame, now: float) -> None:
+        fields = frame.fields
+        match frame.kind:
+            case Kind.MEMORY:
+                self._observed.memory(number, fields[0] + fields[1])
+            case Kind.BUSY:
+                self._observed.busy(number, now)
+            case Kind.IDLE:
+                self._observed.idle(number, fields[1] / NANOSECONDS, fields[2] / NANOSECONDS, now)
+            case _:
+                raise ValueError(f"{frame.kind.name} is no frame of a session that is observed")
+
     @property
     def contended(self) -> bool:
         """Whether several sessions have work, or had a moment ago."""
@@ -248,11 +282,15 @@ class GpuArbitration:
         return self._arbiter.look_every
 
     def view(self, session: str) -> SessionView:
-        """What the arbiter knows about a session."""
+        """What is known about a session."""
+        if session in self._observed:
+            return self._observed.view(session, self._clock())
         return self._arbiter.session_view(session)
 
     def recent_use(self, session: str) -> Use:
         """The GPU time that a session had in the last second."""
+        if session in self._observed:
+            return self._observed.recent_use(session, self._clock())
         return self._arbiter.recent_use(session, self._clock())
 
     def waiting(self) -> tuple[str, ...]:

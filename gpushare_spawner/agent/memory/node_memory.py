@@ -73,6 +73,10 @@ class MemorySession(Protocol):
         """Whether all its memory can leave the GPU, while it is suspended."""
 
     @property
+    def observed(self) -> bool:
+        """Whether another layer shares its GPUs, so that nothing of it is paged out."""
+
+    @property
     def cuda(self) -> Collection[Any]:
         """Its CUDA processes."""
 
@@ -227,7 +231,7 @@ class NodeMemory:
         for uuid, gpu in self.gpus.items():
             here, contexts = {}, 0
             for session in self.sessions.values():
-                if gpu not in session.gpus or session.memory is None:
+                if gpu not in session.gpus or session.memory is None or session.observed:
                     continue
                 counted, movable = session.memory.counted(uuid)
                 if session.suspends:

@@ -52,6 +52,9 @@ AGENT_FEATURES = (
     | Feature.SUSPEND
 )
 """What this agent can do, for WELCOME."""
+OBSERVED_FEATURES = AGENT_FEATURES | Feature.OBSERVE
+"""The same, to an observer of a session whose GPUs another layer shares."""
+_OF_OBSERVED_PROCESSES = frozenset({Kind.MEMORY, Kind.BUSY, Kind.IDLE})
 
 
 class SuspendedProcesses(Protocol):
@@ -127,6 +130,8 @@ class Conversation:
             uuid = self._uuids.get(frame.gpu)
             if uuid is None:
                 raise Refused(NOT_ALLOWED, f"{frame.kind.name} for a GPU that is not this session's")
+            if session.observed:
+                _check_observed(frame)
             session.moved = True
             if frame.kind in _FOR_MEMORY:
                 self._limits.received(connection, uuid, frame)
@@ -147,7 +152,7 @@ class Conversation:
             if self._bursts is not None:
                 self._bursts.catch_up((connection, uuid))
             self._tell_arbiter((connection, uuid), frame)
-        elif connection in session.cuda and frame.kind is Kind.SUSPEND_READY:
+        elif connection in session.cuda and frame.kind is Kind.SUSPEND_READY and not session.observed:
             self._around.suspensions.ready(session, connection, frame)
         elif connection in session.observers and frame.kind in _FROM_OBSERVERS:
             if frame.kind is Kind.KERNELS:
@@ -286,6 +291,8 @@ class Conversation:
         except ValueError:
             raise Refused(MALFORMED, f"HELLO with role {frame.fields[0]}") from None
         connection.greeted(frame.fields[3])
+        if session.observed and role is Role.CUDA and Feature.OBSERVE not in connection.features:
+            raise Refused(NOT_ALLOWED, "a CUDA process with another engine than observe, where another layer shares")
         connection.send(
             Kind.WELCOME,
             record.request.share_units,
@@ -294,7 +301,7 @@ class Conversation:
             record.borrowed_units,
             int(session.converts_memory),
             len(session.gpus),
-            AGENT_FEATURES,
+            self._features(role),
         )
         self._say_memory(connection)
         if role is Role.CUDA:
@@ -308,6 +315,12 @@ class Conversation:
             session.observers.add(connection)
             if record.notice is not None:
                 self._announce(connection)
+
+    def _features(self, role: Role) -> Feature:
+        """What this agent can do for a process of that role."""
+        if not self._session.observed:
+            return AGENT_FEATURES
+        return Feature.OBSERVE if role is Role.CUDA else OBSERVED_FEATURES
 
     def _say_memory(self, connection: Connection) -> None:
         for raw, gpu in zip(self._uuids, self._session.gpus, strict=True):
@@ -398,3 +411,11 @@ class Conversation:
     def _past(self, instant: int) -> float | None:
         """An instant that a process claims, as seconds since the epoch, never in the future; None for 0."""
         return min(instant / NANOSECONDS, self._around.wall_clock()) if instant else None
+
+
+def _check_observed(frame: Frame) -> None:
+    """Raise Refused for a frame that a process does not send where another layer shares the GPU."""
+    if frame.kind not in _OF_OBSERVED_PROCESSES:
+        raise Refused(NOT_ALLOWED, f"{frame.kind.name} where another layer shares the GPU")
+    if frame.kind is not Kind.MEMORY and frame.fields[0]:
+        raise Refused(NOT_ALLOWED, f"{frame.kind.name} of a lease where another layer shares the GPU: there are none")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from gpushare_spawner.agent.gpus.nvml import Gpu
 from gpushare_spawner.model.layers import LAYER_VARIABLE, LayerName
+from gpushare_spawner.model.memory_engine import OBSERVES
 
 
 @dataclass(frozen=True)
@@ -24,27 +25,8 @@ class Libraries:
 def session_environment(gpus: Iterable[Gpu], socket: Path, libraries: Libraries) -> dict[str, str]:
     """Variables for the server. LD_PRELOAD is appended to one that is there, LD_LIBRARY_PATH is prepended."""
     chosen = list(gpus)
-    return {"LD_PRELOAD": str(libraries.preload)} | _environment(chosen, socket, libraries)
-
-
-def mps_environment(
-    gpu: Gpu, socket: Path, pipes: Path, units: int, memory_bytes: int, libraries: Libraries
-) -> dict[str, str]:
-    """Variables for a server that has its part of the GPU by MPS. The preload library has no part in it.
-
-    Source: NVIDIA, "Multi-Process Service", appendix on environment variables.
-    """
-    return _environment([gpu], socket, libraries) | {
-        LAYER_VARIABLE: LayerName.MPS.value,
-        "CUDA_MPS_PIPE_DIRECTORY": str(pipes),
-        "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(units),
-        # the GPU's number among those that the program sees; whole MiB
-        "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": f"0={max(1, memory_bytes // 2**20)}M",
-    }
-
-
-def _environment(chosen: list[Gpu], socket: Path, libraries: Libraries) -> dict[str, str]:
     environment = {
+        "LD_PRELOAD": str(libraries.preload),
         "GPUSHARE_SOCKET": str(socket),
         "CUDA_VISIBLE_DEVICES": ",".join(gpu.uuid for gpu in chosen),
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
@@ -53,6 +35,27 @@ def _environment(chosen: list[Gpu], socket: Path, libraries: Libraries) -> dict[
         environment["LD_LIBRARY_PATH"] = str(libraries.simulated_driver)
         environment["SIMGPU_STATE"] = simulated_state()
     return environment
+
+
+def observed_environment(gpus: Iterable[Gpu], socket: Path, libraries: Libraries) -> dict[str, str]:
+    """Variables for a server whose GPUs another layer shares: the library only reports GPU work."""
+    return session_environment(gpus, socket, libraries) | OBSERVES
+
+
+def mps_environment(
+    gpu: Gpu, socket: Path, pipes: Path, units: int, memory_bytes: int, libraries: Libraries
+) -> dict[str, str]:
+    """Variables for a server that has its part of the GPU by MPS. The preload library only reports GPU work.
+
+    Source: NVIDIA, "Multi-Process Service", appendix on environment variables.
+    """
+    return observed_environment([gpu], socket, libraries) | {
+        LAYER_VARIABLE: LayerName.MPS.value,
+        "CUDA_MPS_PIPE_DIRECTORY": str(pipes),
+        "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(units),
+        # the GPU's number among those that the program sees; whole MiB
+        "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": f"0={max(1, memory_bytes // 2**20)}M",
+    }
 
 
 def simulated_state() -> str:

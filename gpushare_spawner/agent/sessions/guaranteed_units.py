@@ -105,6 +105,9 @@ class Shares:
         self._ledger.add(_allocation(session))
         session.guaranteed_units = self._guaranteed(session)
         for gpu in session.gpus:
+            if session.observed:
+                self._arbitrations[gpu.uuid].observe(session.id)
+                continue
             away = session.record.suspension is not None
             self._arbitrations[gpu.uuid].add_session(session.id, session.weight, whole=session.suspends, away=away)
         return self._recount(session)

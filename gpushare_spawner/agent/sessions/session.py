@@ -14,6 +14,7 @@ from gpushare_spawner.agent.sockets.session_endpoint import SessionEndpoint
 from gpushare_spawner.agent.state.session_record import SessionRecord
 from gpushare_spawner.model.controls import AskAnswer
 from gpushare_spawner.model.delivered import NOTHING, Delivered
+from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.memory_engine import MemoryEngine
 from gpushare_spawner.model.memory_limits.hits import MemoryLimitHits
 from gpushare_spawner.model.quantity import resolve_bytes
@@ -140,6 +141,11 @@ class Session:
     def weight(self) -> int:
         """Its weight in the arbiter: what it is guaranteed, and at least one unit unless it is released."""
         return max(self.guaranteed_units, 1) if self.record.effective_units else 0
+
+    @property
+    def observed(self) -> bool:
+        """Whether another layer shares its GPUs: its processes report their GPU work, and need no lease for it."""
+        return self.record.request.layer is not LayerName.NATIVE
 
     @property
     def suspends(self) -> bool:

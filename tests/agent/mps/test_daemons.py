@@ -110,7 +110,8 @@ async def test_first_session_starts_the_daemon_of_its_gpu_and_the_last_one_ends_
     assert environment["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=4096M"
     assert environment["GPUSHARE_LAYER"] == "mps"
     assert Path(environment["GPUSHARE_SOCKET"]).is_socket()
-    assert "LD_PRELOAD" not in environment
+    assert environment["GPUSHARE_ENGINE"] == "observe"
+    assert environment["LD_PRELOAD"].endswith("libgpushare.so")
     assert machine.session("ada").layer is LayerName.MPS
     assert machine.session("ada").memory_limit_bytes == 4 * 2**30
     assert machine.session("ada").layer_trouble is None

@@ -1,0 +1,142 @@
+"""Sessions on a GPU that another layer shares, by what their processes say of their GPU work. It decides nothing.
+
+Their processes run with engine `observe` and need no lease: docs/reference/protocol.md, "Observing only". Times are
+seconds of one clock and come in as arguments.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from gpushare_spawner.arbiter import RecentUse, SessionView, Use
+
+
+@dataclass
+class _Process:
+    """A connected process."""
+
+    session: str
+    joined_at: float
+    busy_since: float | None = None
+    """When it said that its burst began; None: it has none."""
+    gpu_seconds: float = 0.0
+    """With a burst on the GPU since it joined, as it has reported."""
+    memory_bytes: int = 0
+
+
+@dataclass
+class _Session:
+    news_at: float
+    """When one of its processes last came, left, or said that a burst began or ended."""
+    processes: set[int] = field(default_factory=set)
+    ended_gpu_seconds: float = 0.0
+    """Of processes that have left."""
+    last_activity: float | None = None
+    use: RecentUse = field(default_factory=RecentUse)
+
+
+class ObservedSessions:
+    """The sessions of one GPU, and their processes by number. What a process claims is capped by its time here."""
+
+    def __init__(self, memory_bytes: int) -> None:
+        """`memory_bytes`: of the GPU. No process is taken to have more."""
+        self._gpu_bytes = memory_bytes
+        self._sessions: dict[str, _Session] = {}
+        self._processes: dict[int, _Process] = {}
+
+    def __contains__(self, session: str) -> bool:
+        return session in self._sessions
+
+    def has(self, process: int) -> bool:
+        """Return whether the process of that number has joined."""
+        return process in self._processes
+
+    def add(self, session: str, now: float) -> None:
+        """A session comes."""
+        self._sessions[session] = _Session(now)
+
+    def remove(self, session: str) -> None:
+        """A session goes. Its processes have left."""
+        del self._sessions[session]
+
+    def join(self, process: int, session: str, now: float) -> None:
+        """A process of the session is there."""
+        self._advance(session, now)
+        self._processes[process] = _Process(session, now)
+        self._sessions[session].processes.add(process)
+
+    def leave(self, process: int, now: float) -> None:
+        """A process is gone. Its burst, if it had one, ends now."""
+        left = self._processes[process]
+        session = self._advance(left.session, now)
+        if left.busy_since is not None:
+            left.gpu_seconds += now - left.busy_since
+            session.last_activity = now
+        session.ended_gpu_seconds += left.gpu_seconds
+        session.processes.discard(process)
+        del self._processes[process]
+
+    def memory(self, process: int, allocated: int) -> None:
+        """A process says how many bytes it has allocated, of every kind."""
+        self._processes[process].memory_bytes = min(allocated, self._gpu_bytes)
+
+    def busy(self, process: int, now: float) -> None:
+        """A process says that a burst begins, or is under way."""
+        working = self._processes[process]
+        session = self._advance(working.session, now)
+        session.last_activity = now
+        if working.busy_since is None:
+            working.busy_since = now
+
+    def idle(self, process: int, gpu_seconds: float, quiet: float, now: float) -> None:
+        """A process says that its burst is over.
+
+        `gpu_seconds`: with a burst since the process joined. `quiet`: seconds since its last work ended.
+        """
+        working = self._processes[process]
+        session = self._advance(working.session, now)
+        before, since = working.gpu_seconds, working.busy_since
+        total = max(before, min(gpu_seconds, now - working.joined_at))
+        working.gpu_seconds, working.busy_since = total, None
+        if since is not None:
+            session.use.burst_ended((working.session, process), since, total - before)
+        elif total == before:
+            return  # there was no work
+        begin = working.joined_at if since is None else since
+        session.last_activity = max(session.last_activity or begin, begin, now - quiet)
+
+    def view(self, session: str, now: float) -> SessionView:
+        """Return what is known about a session."""
+        known = self._sessions[session]
+        processes = [self._processes[process] for process in known.processes]
+        under_way = [now - one.busy_since for one in processes if one.busy_since is not None]
+        memory = min(sum(one.memory_bytes for one in processes), self._gpu_bytes)
+        return SessionView(
+            waiting=False,
+            running=bool(under_way),
+            held=False,
+            memory_bytes=memory,
+            resident_bytes=memory,
+            gpu_seconds=known.ended_gpu_seconds + sum(one.gpu_seconds for one in processes) + sum(under_way),
+            last_activity=known.last_activity,
+        )
+
+    def recent_use(self, session: str, now: float) -> Use:
+        """Return the time with a burst of the session within the last `WINDOW`.
+
+        Processes of one session that have bursts at the same time share it evenly. Other sessions take nothing off it:
+        how their work shares the GPU is for their layer to say.
+        """
+        known = self._sessions[session]
+        return known.use.of(session, known.news_at, now, self._working(session))
+
+    def _working(self, session: str) -> list[tuple[str, int]]:
+        processes = sorted(self._sessions[session].processes)
+        return [(session, one) for one in processes if self._processes[one].busy_since is not None]
+
+    def _advance(self, session: str, now: float) -> _Session:
+        """Count what has worked until now, before that changes."""
+        known = self._sessions[session]
+        known.use.advance(known.news_at, now, self._working(session))
+        known.news_at = now
+        return known
