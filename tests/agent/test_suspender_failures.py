@@ -13,7 +13,7 @@ import pytest
 from gpushare_spawner.agent import processes
 from gpushare_spawner.agent.gpus.nvml import GpuState
 from gpushare_spawner.agent.state.session_record import Suspension
-from gpushare_spawner.agent.suspend import suspender as module
+from gpushare_spawner.agent.suspend import coming_back, suspender
 from gpushare_spawner.agent.suspend.driver_checkpoint import Answer, Code, DriverCheckpoints, ProcessState
 from gpushare_spawner.agent.suspend.suspender import Suspender
 from gpushare_spawner.model.protocol.frames import Feature, Frame, Kind
@@ -147,9 +147,10 @@ def pids() -> Iterator[list[int]]:
 
 @pytest.fixture
 async def bench(pids: list[int], monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Bench]:
-    monkeypatch.setattr(module, "SPARE_WITHIN", 0.1, raising=False)
-    monkeypatch.setattr(module, "RESUME_AGAIN", 0.02)
-    monkeypatch.setattr(module, "MEMORY_WITHIN", 0.2)
+    monkeypatch.setattr(coming_back, "SPARE_WITHIN", 0.1)
+    monkeypatch.setattr(coming_back, "RESUME_AGAIN", 0.02)
+    monkeypatch.setattr(suspender, "RESUME_AGAIN", 0.02)
+    monkeypatch.setattr(coming_back, "MEMORY_WITHIN", 0.2)
     bench = Bench(pids)
     yield bench
     await bench.suspender.close()
@@ -258,17 +259,17 @@ async def test_processes_that_connect_and_leave_all_the_time_are_looked_at_no_mo
     await asyncio.sleep(0.05)
     looks: list[Any] = []
 
-    def gone(name: Any) -> bool:
+    def alive(name: Any) -> bool:
         looks.append(name)
-        return False
+        return True
 
-    monkeypatch.setattr(bench.suspender, "_gone", gone)
+    monkeypatch.setattr(processes, "alive", alive)
     connection, *_ = bench.session.cuda
     bench.session.cuda.clear()
     for _ in range(50):
         bench.suspender.left(bench.session, connection)
     looks.clear()
-    await asyncio.sleep(3 * module.LOOK_EVERY)
+    await asyncio.sleep(3 * coming_back.LOOK_EVERY)
     assert 1 <= len(looks) <= 4
 
 

@@ -1,0 +1,79 @@
+"""Where one session of engine `suspend` is on its way from the GPU and back, and why it can go no further."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Protocol
+
+from gpushare_spawner.agent import processes
+from gpushare_spawner.agent.gpus.nvml import Gpu, GpuState
+from gpushare_spawner.agent.sessions.session import Session
+from gpushare_spawner.agent.sockets.connection import Connection
+from gpushare_spawner.model.protocol.frames import Frame
+
+SOON, LATER = 2.0, 60.0
+"""Seconds until a session that could not be suspended is tried again: it was busy; another cause."""
+
+
+class Step(Enum):
+    """Where a session is on its way from the GPU and back."""
+
+    RUNNING = auto()
+    ASKING = auto()
+    LOCKING = auto()
+    SUSPENDING = auto()
+    SUSPENDED = auto()
+    RESUMING = auto()
+
+
+class CannotSuspend(Exception):
+    """The session goes on as it was; the message is the reason, in a sentence."""
+
+    def __init__(self, reason: str, retry_in: float = LATER) -> None:
+        super().__init__(reason)
+        self.retry_in = retry_in
+
+
+class CannotResume(Exception):
+    """The session stays suspended for now."""
+
+
+class Source(Protocol):
+    """The driver's figures: NVML."""
+
+    def memory(self, gpu: Gpu) -> GpuState | None:
+        """Memory in use, and by which processes; None where the GPU does not answer. May block for milliseconds."""
+
+
+@dataclass(eq=False)
+class Course:
+    """One session of engine `suspend`."""
+
+    session: Session
+    step: Step = Step.RUNNING
+    number: int = 0
+    """Of the last SUSPEND."""
+    ready: dict[Connection, Frame] = field(default_factory=dict)
+    """Answers to it."""
+    answered: asyncio.Event = field(default_factory=asyncio.Event)
+    failed: dict[int, str] = field(default_factory=dict)
+    """Processes that the driver cannot bring back, by pid, with what it says."""
+    task: asyncio.Task[None] | None = None
+    retry: asyncio.TimerHandle | None = None
+    look: asyncio.TimerHandle | None = None
+    """When it is looked next whether the suspended processes have ended."""
+
+    def cancel_timers(self) -> None:
+        """Nothing happens by itself any more."""
+        for timer in (self.retry, self.look):
+            if timer is not None:
+                timer.cancel()
+
+    def of_failed(self) -> str | None:
+        """Return in a sentence which process the driver cannot bring back; None: there is none."""
+        alive = [pid for pid in self.failed if processes.exists(pid)]
+        if not alive:
+            return None
+        return f"The driver cannot bring process {alive[0]} back ({self.failed[alive[0]]}): restart its kernel."

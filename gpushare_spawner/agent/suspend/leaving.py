@@ -1,0 +1,150 @@
+"""How a session leaves the GPU: all its processes are asked, locked and checkpointed, in this order.
+
+A step that fails raises CannotSuspend. Processes that are locked or checkpointed then stay so: coming_back.py brings
+them back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Mapping
+from itertools import count
+
+from gpushare_spawner.agent import processes
+from gpushare_spawner.agent.sessions.bypassing import attributed, owners
+from gpushare_spawner.agent.sessions.session import Session
+from gpushare_spawner.agent.sockets.connection import Connection
+from gpushare_spawner.agent.state.session_record import Suspension
+from gpushare_spawner.agent.suspend.capability import reason_of
+from gpushare_spawner.agent.suspend.course import SOON, CannotSuspend, Course, Source, Step
+from gpushare_spawner.agent.suspend.driver_checkpoint import Checkpoints, Code
+from gpushare_spawner.model.protocol.frames import Feature, Frame, Kind
+from gpushare_spawner.wording.amounts import memory
+
+READY_WITHIN = 1.0
+"""Seconds for SUSPEND_READY. A process answers within 0.1 s; the rest is for a machine under load."""
+LOCK_WITHIN = 10.0
+"""Seconds for the work that a process has submitted."""
+UNKNOWN_CONTEXT = 512 * 2**20
+"""Bytes of a context where the driver does not show the process's memory."""
+
+_numbers = count(1)
+
+
+def next_number() -> int:
+    """Return the number of a SUSPEND that has not been used."""
+    return next(_numbers)
+
+
+class Leaving:
+    """Suspends all processes of a session, or none."""
+
+    def __init__(
+        self,
+        checkpoints: Checkpoints,
+        sessions: Mapping[str, Session],
+        source: Source,
+        lacks_host_memory: Callable[[Session, int], str | None],
+        save: Callable[[Session], Awaitable[None]],
+    ) -> None:
+        """`lacks_host_memory`: why the budgets of host memory do not hold so many bytes of a session; None: they do.
+        `save` writes a session's record to the disk. Raises OSError."""
+        self._checkpoints = checkpoints
+        self._sessions = sessions
+        self._source = source
+        self._lacks_host_memory = lacks_host_memory
+        self._save = save
+
+    async def leave(self, course: Course) -> int:
+        """Suspend all processes. Returns the bytes that are free now. Raises CannotSuspend."""
+        session = course.session
+        course.step, course.number = Step.ASKING, next_number()
+        await self._ask(course)
+        sizes = await self._sizes(course)
+        if (reason := self._lacks_host_memory(session, sum(sizes.values()))) is not None:
+            raise CannotSuspend(reason)
+        names = {pid: name for pid in sizes if (name := processes.named(pid)) is not None}
+        session.record.suspension = Suspension(
+            processes=tuple(names.values()), sizes=tuple(sizes[pid] for pid in names), complete=False
+        )
+        try:
+            await self._save(session)
+        except OSError as error:
+            session.record.suspension = None
+            raise CannotSuspend(f"The session's record cannot be written: {error.strerror or error}.") from None
+        course.step = Step.LOCKING
+        for pid, name in names.items():
+            answer = await self._checkpoints.lock(pid, LOCK_WITHIN)
+            if not answer.ok and processes.alive(name):
+                if answer.code is Code.NOT_READY:
+                    raise CannotSuspend(f"GPU work of process {pid} did not end within {LOCK_WITHIN:g} s.", SOON)
+                raise CannotSuspend(reason_of(answer, f"Process {pid} cannot be suspended"))
+        course.step = Step.SUSPENDING
+        for pid, name in names.items():
+            answer = await self._checkpoints.checkpoint(pid, sizes[pid])
+            if not answer.ok and processes.alive(name):
+                raise CannotSuspend(reason_of(answer, f"Process {pid} cannot be suspended"))
+        session.record.suspension = session.record.suspension.model_copy(update={"complete": True})
+        with contextlib.suppress(OSError):  # written later; the log says why not now
+            await self._save(session)
+        return sum(sizes.values())
+
+    def answered(self, course: Course, connection: Connection, frame: Frame) -> None:
+        """Take a SUSPEND_READY that answers a SUSPEND."""
+        if frame.fields[0] == course.number and course.step is Step.ASKING:
+            course.ready[connection] = frame
+            course.answered.set()
+
+    async def _ask(self, course: Course) -> None:
+        """Ask all processes to make no driver calls, and whether they can be suspended."""
+        asked = set(course.session.cuda)
+        older = [one.peer.pid for one in asked if Feature.SUSPEND not in one.features]
+        if older:
+            raise CannotSuspend(f"Process {older[0]} runs without the engine suspend of the library.")
+        if any(not one.peer.pid for one in asked):
+            raise CannotSuspend("The agent does not see the session's processes: it is in another pid namespace.")
+        course.ready.clear()
+        for connection in asked:
+            connection.send(Kind.SUSPEND, course.number)
+        try:
+            async with asyncio.timeout(READY_WITHIN):
+                while (asked & course.session.cuda) - course.ready.keys():
+                    course.answered.clear()
+                    await course.answered.wait()
+        except TimeoutError:
+            silent = min(one.peer.pid for one in asked - course.ready.keys())
+            raise CannotSuspend(f"Process {silent} did not answer.", SOON) from None
+        for connection, frame in course.ready.items():
+            _check_ready(connection.peer.pid, frame)
+
+    async def _sizes(self, course: Course) -> dict[int, int]:
+        """Return the bytes on the GPU of each process that has a CUDA context, by pid."""
+        session = course.session
+        gpu = session.gpus[0]
+        state = await asyncio.to_thread(self._source.memory, gpu)
+        shown = state.processes if state is not None else {}
+        connected = {one.peer.pid for other in self._sessions.values() for one in other.cuda}
+        foreign = await asyncio.to_thread(attributed, shown.keys() - connected, owners(self._sessions.values()))
+        if stranger := min(foreign.get(session.id, ()), default=None):
+            raise CannotSuspend(f"Process {stranger} uses the GPU without the library, and can have managed memory.")
+        sizes: dict[int, int] = {}
+        for connection, frame in course.ready.items():
+            pid, (contexts, plain) = connection.peer.pid, (frame.fields[4], frame.fields[6])
+            if not contexts and pid not in shown:
+                continue
+            known = shown[pid].memory_bytes if pid in shown else None
+            size = plain + UNKNOWN_CONTEXT if known is None else known
+            sizes[pid] = min(gpu.memory_bytes, max(size, sizes.get(pid, 0)))
+        return {pid: size for pid, size in sizes.items() if pid not in course.failed}
+
+
+def _check_ready(pid: int, frame: Frame) -> None:
+    """Raise CannotSuspend where a process says that it cannot be suspended."""
+    _, managed, opened, exported, _, ready = frame.fields[:6]
+    if managed:
+        raise CannotSuspend(f"Process {pid} has {memory(managed)} of CUDA managed memory.")
+    if opened or exported:
+        raise CannotSuspend(f"Process {pid} shares GPU memory with another process.")
+    if not ready:
+        raise CannotSuspend(f"Process {pid} was in the middle of GPU work.", SOON)
