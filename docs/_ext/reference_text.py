@@ -60,7 +60,7 @@ def plain(text: str) -> str:
 def layers(declared: Iterable[Layer]) -> str:
     """A table of what each layer can."""
     head = ("layer", "`gpu.layer`", "smallest share", "memory", "time", "placed by", "beyond the GPU's memory",
-            "several GPUs", "idle server", "where")  # fmt: skip
+            "several GPUs", "idle server", "where", "GPU use seen by")  # fmt: skip
     return table(head, (_layer(one) for one in declared))
 
 
@@ -78,6 +78,7 @@ def _layer(one: Layer) -> tuple[str, ...]:
         "yes" if one.several_gpus else "no",
         reach,
         ", ".join("Kubernetes" if place is Where.KUBERNETES else place for place in Where if place in one.where),
+        one.observed_by.value,
     )
 
 

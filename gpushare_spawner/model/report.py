@@ -135,6 +135,8 @@ class SessionReport(_Part):
     """The sharing layer that gives it the GPU. Of another one only the number of `gpus` means something."""
     layer_trouble: str | None = None
     """What is wrong with the layer for this session, in sentences; None: nothing is known to be."""
+    gpu_use_known: bool = True
+    """Whether its GPU work is seen. False: another layer gives the GPU, and no agent observes the session."""
     share_units: Units
     """What the session is entitled to, on each of its GPUs."""
     borrowed_units: Units = 0

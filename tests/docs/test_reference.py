@@ -262,6 +262,8 @@ def test_the_table_of_layers_says_what_the_declarations_say() -> None:
     assert found["kai"][3:5] == ["accounted", "accounted"]
     assert found["nvshare"][0] == "nvshare (legacy)"
     assert {name for name, cells in found.items() if "one machine" in cells[9]} == {"native", "mps"}
+    # a library of their own, or one that can be switched on, is preloaded by these
+    assert {name for name, cells in found.items() if cells[10] == "NVML"} == {"hami", "kai", "nvshare", "kubeshare"}
 
 
 def test_the_notes_name_the_source_of_each_layer() -> None:

@@ -58,7 +58,8 @@ def test_the_fields_of_version_1_keep_their_names() -> None:
     }  # fmt: skip
     session = {
         "id": "ada", "user": "ada", "server": "lab", "template": "quarter-gpu", "quota": "group:ml",
-        "gpus": ["GPU-1"], "layer": "kai", "layer_trouble": "Its scheduler does not run.", "share_units": 25,
+        "gpus": ["GPU-1"], "layer": "kai", "layer_trouble": "Its scheduler does not run.", "gpu_use_known": False,
+        "share_units": 25,
         "borrowed_units": 5, "tier": "downgraded", "tier_since": 990.0, "effective_units": 10, "guaranteed_units": 9,
         "yields": True, "opened_at": 900.0, "confirmed": False, "pid": 7, "memory_bytes": 16, "resident_bytes": 8,
         "memory_limit_bytes": 48, "engine": "suspend", "suspended": True, "not_suspendable": "It has managed memory.",

@@ -102,6 +102,7 @@ from gpushare_spawner.model.kubernetes.report_config_map import (
     written_report,
 )
 from gpushare_spawner.model.kubernetes.resources import (
+    OBSERVER,
     RESOURCE_PREFIX,
     gpu_index_of,
     resource_limits,
@@ -139,6 +140,7 @@ __all__ = [
     "MEMORY_LIMIT",
     "MESSAGE",
     "NOTICE",
+    "OBSERVER",
     "OVERSUBSCRIBE",
     "PLACED_SHARE",
     "POD_CLAIM",

@@ -1,4 +1,4 @@
-"""How the scheduler knows the GPUs of a node: a resource for each GPU."""
+"""How the scheduler knows the GPUs of a node: a resource for each GPU. Nodes of other layers have one for observers."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from gpushare_spawner.model.kubernetes.prefix import PREFIX
 
 RESOURCE_PREFIX = PREFIX + "gpu-"
 """One extended resource per physical GPU: the scheduler then keeps all units of a share on one GPU."""
+
+OBSERVER = PREFIX + "observer"
+"""The extended resource of an agent that only observes: a pod that has one of it gets a socket and the library."""
 
 
 def resource_name(gpu_index: int) -> str:

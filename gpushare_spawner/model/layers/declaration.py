@@ -59,6 +59,16 @@ class IdleReach(StrEnum):
     RESIZE = "resize"
 
 
+class ObservedBy(StrEnum):
+    """How the agent sees the GPU work of sessions, so that idle ones are found."""
+
+    LIBRARY = "library"
+    """The preload library reports each burst; work of processes without it is seen as the driver counts it."""
+    NVML = "NVML"
+    """By what the driver counts of each process: the layer preloads a library of its own, or can be set to do so, and
+    two device plugins that set LD_PRELOAD in one container would overwrite each other."""
+
+
 class Where(StrEnum):
     """Where a layer works."""
 
@@ -89,6 +99,7 @@ class Layer:
     compute: Enforcement
     """Whether a session is kept within its part of the GPU's time."""
     places: PlacedBy
+    observed_by: ObservedBy = ObservedBy.LIBRARY
     largest_units: int = 100
     """The largest part of one GPU, in units of 1 %; a whole GPU is possible besides."""
     reach: frozenset[IdleReach] = frozenset()
@@ -170,6 +181,7 @@ LAYERS: dict[LayerName, Layer] = {
             memory=Enforcement.SOFTWARE,
             compute=Enforcement.SOFTWARE,
             places=PlacedBy.SCHEDULER,
+            observed_by=ObservedBy.NVML,
             note="A GPU has at most as many sessions as its split count, 10 by default, whatever their shares.",
             source=Source("Project-HAMi/HAMi", "2.10.0", ("pkg/device/nvidia/device.go", "pkg/scheduler/webhook.go")),
         ),
@@ -180,6 +192,7 @@ LAYERS: dict[LayerName, Layer] = {
             memory=Enforcement.ACCOUNTED,
             compute=Enforcement.ACCOUNTED,
             places=PlacedBy.SCHEDULER,
+            observed_by=ObservedBy.NVML,
             note="GPU sharing must be switched on in KAI Scheduler; its admission webhook rejects fractions otherwise.",
             source=Source(
                 "kai-scheduler/KAI-Scheduler",
@@ -223,6 +236,7 @@ LAYERS: dict[LayerName, Layer] = {
             memory=Enforcement.NONE,
             compute=Enforcement.NONE,
             places=PlacedBy.SCHEDULER,
+            observed_by=ObservedBy.NVML,
             oversubscribes=True,
             several_gpus=False,
             legacy=True,
@@ -238,6 +252,7 @@ LAYERS: dict[LayerName, Layer] = {
             memory=Enforcement.SOFTWARE,
             compute=Enforcement.SOFTWARE,
             places=PlacedBy.SCHEDULER,
+            observed_by=ObservedBy.NVML,
             legacy=True,
             note="Its scheduler deletes the pod and creates it again on the chosen node.",
             source=Source(

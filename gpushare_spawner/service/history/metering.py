@@ -130,8 +130,7 @@ def _amounts(session: SessionReport, before: Counters, after: Counters) -> Amoun
     held = before.effective_units * (since - before.seen_at) + after.effective_units * (after.seen_at - since)
     return Amounts(
         reserved=share * passed,
-        # GPU work with another layer is not seen
-        idle=share * max(0.0, passed - worked) if session.layer is LayerName.NATIVE else 0.0,
+        idle=share * max(0.0, passed - worked) if session.gpu_use_known else 0.0,
         recovered=max(0.0, share * passed - held / UNITS_PER_GPU),
         borrowed=borrowed * passed,
         used=worked,

@@ -123,7 +123,7 @@ def merged(report: Report, pods: Iterable[SessionPod]) -> Report:
     """The report with the sessions as the pods' annotations have them.
 
     A session that only one side knows, or whose pod does not run, counts as unconfirmed: it is starting or stopping,
-    and nothing is done to it. Of a session of another sharing layer only the pod knows.
+    and nothing is done to it. Of a session of another sharing layer the pod alone is enough: agents need not observe it.
     """
     here = {pod.session.session: pod for pod in pods}
     sessions = [
@@ -151,6 +151,7 @@ def _with(session: SessionReport, pod: SessionPod) -> SessionReport:
             "guaranteed_units": min(session.guaranteed_units, said.effective_units),
             "notice": said.notice,
             "confirmed": session.confirmed and pod.runs,
+            "layer": pod.layer,
             "lacks_requests": pod.lacks_requests,
             # an answer is in the pod before the agent reports again
             "asks": tuple(ask for ask in session.asks if ask.number not in answered),
@@ -164,7 +165,7 @@ def _controls(said: PodSession) -> dict[str, Any]:
 
 
 def _new(pod: SessionPod) -> SessionReport:
-    """A session that the agent has not reported yet, or that it does not know: another layer gives it the GPU."""
+    """A session that the agent has not reported yet, or of another layer whose GPU use no agent sees."""
     said = pod.session
     user, server = split_session_id(said.session)
     return SessionReport(
@@ -184,6 +185,7 @@ def _new(pod: SessionPod) -> SessionReport:
         opened_at=pod.created,
         confirmed=pod.layer is not LayerName.NATIVE and pod.runs,
         layer=pod.layer,
+        gpu_use_known=pod.layer is LayerName.NATIVE,
         notice=said.notice,
         **_controls(said),
     )

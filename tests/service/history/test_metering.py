@@ -126,11 +126,20 @@ def test_subjects_say_who_and_where() -> None:
 
 def test_a_session_of_another_layer_reserves_and_what_it_uses_is_not_known() -> None:
     meter = Meter()
-    said = session(layer=LayerName.KAI, gpus=("kai/ann/0",))
+    said = session(layer=LayerName.KAI, gpus=("kai/ann/0",), gpu_use_known=False)
     observe(meter, report(BEGIN + 10, said), report(BEGIN + 400, said))
     ((_, subject), amounts) = next(iter(meter.take()[0].items()))
     assert (subject.gpu, subject.model) == ("kai", "")
     assert (amounts.reserved, amounts.idle, amounts.used) == pytest.approx((100, 0, 0))
+
+
+def test_a_session_of_another_layer_that_is_observed_has_idle_time() -> None:
+    meter = Meter()
+    said = session(layer=LayerName.KAI, gpus=("kai/ann/0",))
+    observe(meter, report(BEGIN + 10, said), report(BEGIN + 400, said.model_copy(update={"gpu_seconds": 90.0})))
+    ((_, subject), amounts) = next(iter(meter.take()[0].items()))
+    assert subject.gpu == "kai"
+    assert (amounts.reserved, amounts.idle, amounts.used) == pytest.approx((100, 75 + 2.5, 90))
 
 
 def test_time_is_divided_among_the_hours_in_which_it_went_by() -> None:

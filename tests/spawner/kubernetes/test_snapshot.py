@@ -329,6 +329,14 @@ async def test_a_node_whose_report_is_too_old_is_offered_to_nobody_until_it_repo
     assert sorted((await cluster.ledger()).capacity.nodes) == ["m", "n"]
 
 
+async def test_an_agent_that_only_observes_is_no_node_to_wait_for() -> None:
+    cluster = Cluster()
+    cluster.report("observing", age=REPORT_STALE_SECONDS + 5, gpus=0)
+    assert (await cluster.reservations.snapshot()).awaited == ""
+    cluster.report("observing", gpus=0)
+    assert sorted((await cluster.ledger()).capacity.nodes) == ["m", "n"]
+
+
 async def test_announced_idle_actions_come_and_go_with_their_pods() -> None:
     cluster = Cluster()
     due = Notice(tier=Tier.RELEASED, at=1.0, reason="idle", effective_units=0)

@@ -285,7 +285,8 @@ class ClusterSnapshots:
         for number, (_, report) in enumerate(self._reports.values()):
             if number % REPORTS_AT_ONCE == 0:
                 yield
-            if report is None:
+            # an agent that only observes has no GPUs to place by
+            if report is None or not report.gpus:
                 continue
             if now - report.published_at > REPORT_STALE_SECONDS:
                 silent.append(report)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from gpushare_spawner.model.kubernetes import LayerSession, PodSession, gpu_names
-from gpushare_spawner.model.layers import LAYER_VARIABLE
+from gpushare_spawner.model.kubernetes import OBSERVER, LayerSession, PodSession, gpu_names
+from gpushare_spawner.model.layers import LAYER_VARIABLE, LAYERS, ObservedBy
 from gpushare_spawner.sharing.base import PodSpec, SharingLayer, Tenant
+from gpushare_spawner.sharing.nodes import suitable
 from gpushare_spawner.sharing.pod_changes import PodChange
 from gpushare_spawner.sharing.pod_layers import POD_LAYERS
 from gpushare_spawner.spawner.queue.other_layers import LayerOffer
@@ -52,7 +53,8 @@ class ForeignPodLayer(SharingLayer[PodSpec]):
         """
         request = self._offer.request
         made = POD_LAYERS[self._offer.layer].render(form, request)
-        made = PodChange(variables={LAYER_VARIABLE: str(self._offer.layer)}).apply(made)
+        limits = {OBSERVER: "1"} if observable(self._offer) else {}
+        made = PodChange(variables={LAYER_VARIABLE: str(self._offer.layer)}, limits=limits).apply(made)
         made = with_last_word(form, made, request.template.kubespawner_override)
         metadata = made["metadata"]
         return {
@@ -62,6 +64,17 @@ class ForeignPodLayer(SharingLayer[PodSpec]):
                 "labels": {**metadata["labels"], **self._session.labels()},
             },
         }
+
+
+def observable(offer: LayerOffer) -> bool:
+    """Return whether the pod can ask for the library of an agent that observes.
+
+    On a node without the resource the pod could not run, so all nodes must have it that the pod can go to. On others
+    the agent sees the pod's GPU work as the driver counts it, and without an agent nobody does.
+    """
+    nodes = suitable(offer.request)
+    by_library = LAYERS[offer.layer].observed_by is ObservedBy.LIBRARY
+    return by_library and bool(nodes) and all(node.allocatable.get(OBSERVER, 0) > 0 for node in nodes)
 
 
 def with_last_word(form: PodSpec, made: PodSpec, override: Mapping[str, Any]) -> PodSpec:

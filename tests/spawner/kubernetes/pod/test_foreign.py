@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 from kubernetes_asyncio.client.models import V1Container, V1ObjectMeta, V1Pod, V1PodSpec
 
-from gpushare_spawner.model.kubernetes import HUB, layer_session
-from gpushare_spawner.model.layers import KaiOptions, LayerName, MigOptions
+from gpushare_spawner.model.kubernetes import HUB, OBSERVER, layer_session
+from gpushare_spawner.model.layers import HamiOptions, KaiOptions, LayerName, LayerOptions, MigOptions, ReplicaOptions
 from gpushare_spawner.model.placement import Placement
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.sharing.base import LayerRequest, Tenant
+from gpushare_spawner.sharing.cluster_facts import ClusterFacts, ClusterNode
 from gpushare_spawner.spawner.kubernetes.cluster.pods import RESERVATION
 from gpushare_spawner.spawner.kubernetes.pod.builder import build_pod
 from gpushare_spawner.spawner.kubernetes.reservations import PodShare
@@ -70,3 +71,38 @@ def test_a_share_that_the_layer_cannot_give_is_refused_with_its_reason() -> None
     with pytest.raises(SpawnRefused) as refused:
         build_pod(pod, share, 1, "")
     assert "MIG" in refused.value.jupyterhub_message
+
+
+def limits_on(layer: LayerName, options: LayerOptions, *observers: int | None, **template: Any) -> dict[str, str]:
+    """The limits of a server on nodes with so many of the observers' resource; None: a node has no such resource."""
+    nodes = tuple(
+        ClusterNode(
+            f"node-{number}",
+            {
+                "nvidia.com/gpu.product": "L4",
+                "nvidia.com/gpu.replicas": "4",
+                "nvidia.com/gpu.sharing-strategy": "time-slicing",
+            },
+            allocatable={"nvidia.com/gpu.shared": 4} | ({} if amount is None else {OBSERVER: amount}),
+        )
+        for number, amount in enumerate(observers)
+    )
+    values = {"name": "quarter", "display_name": "Quarter", "gpu": {"fraction": 0.25}, **template}
+    asked = Template.model_validate(values)
+    offer = LayerOffer(layer, LayerRequest(Tenant("ada"), asked, options, ClusterFacts(nodes=nodes)))
+    share = PodShare(SpawnRequest(Tenant("ada"), asked), Placement("", ()), (), "token-1", offer=offer)
+    pod = V1Pod(metadata=V1ObjectMeta(), spec=V1PodSpec(containers=[V1Container(name="notebook")]))
+    limits: dict[str, str] | None = build_pod(pod, share, 1, "").spec.containers[0].resources.limits
+    return limits or {}
+
+
+def test_the_library_is_asked_for_where_every_node_of_the_layer_has_an_observer() -> None:
+    shared = LayerName.TIME_SLICING, ReplicaOptions()
+    assert limits_on(*shared, 512, 512) == {"nvidia.com/gpu.shared": "1", OBSERVER: "1"}
+    for observers in ((512, None), (512, 0), (None,)):
+        assert OBSERVER not in limits_on(*shared, *observers), "the pod could not run on a node without the resource"
+
+
+def test_no_library_of_ours_goes_beside_one_that_the_layer_preloads() -> None:
+    assert OBSERVER not in limits_on(LayerName.HAMI, HamiOptions(), 512)
+    assert OBSERVER not in limits_on(LayerName.KAI, KaiOptions(), 512)
