@@ -123,7 +123,7 @@ def merged(report: Report, pods: Iterable[SessionPod]) -> Report:
     """The report with the sessions as the pods' annotations have them.
 
     A session that only one side knows, or whose pod does not run, counts as unconfirmed: it is starting or stopping,
-    and nothing is done to it. Of a session of another sharing layer the pod alone is enough: agents need not observe it.
+    and nothing is done to it. Of a session of another layer the pod alone is enough: no agent need observe it.
     """
     here = {pod.session.session: pod for pod in pods}
     sessions = [
