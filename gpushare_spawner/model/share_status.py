@@ -138,6 +138,10 @@ class ShareStatus:
 
     shared: bool = True
     """False where the server has no share of a GPU."""
+    layer: str = ""
+    """The sharing layer that gives the GPU, by its name (`model.layers.LayerName`); empty: it is ours."""
+    layer_trouble: str = ""
+    """What is wrong with the layer for this session, in sentences; empty: nothing is known to be."""
     problem: str = ""
     """Why the share is unknown; empty: it is known."""
     at: float = 0.0
@@ -153,6 +157,9 @@ class ShareStatus:
     idle_seconds: float | None = None
     """Time since the last GPU work, 0 during GPU work; None: no GPU work yet."""
     gpus: tuple[GpuStatus, ...] = field(default=())
+    """Empty where no agent measures the session."""
+    layer_gpus: int = 0
+    """How many GPUs another sharing layer gives; 0: the layer is ours, see `gpus`."""
     announced: PendingAction | None = None
     lacks_requests: bool = False
     """The server gave back requested CPU and memory while it was released, and its node has not granted them again."""
@@ -169,7 +176,19 @@ class ShareStatus:
     delivered: DeliveredStatus | None = None
     """None: the agent does not send it."""
     controls: ControlsStatus | None = None
-    """None: the agent takes no keep, release or other ask."""
+    """None: the agent does not send it."""
+    takes_asks: bool = False
+    """Whether the service can be asked for a keep, a release and so on, through the agent."""
+
+    @property
+    def measured(self) -> bool:
+        """Whether an agent measures the session's GPU work and memory."""
+        return bool(self.gpus)
+
+    @property
+    def gpu_count(self) -> int:
+        """The number of its GPUs."""
+        return self.layer_gpus or len(self.gpus)
 
     @property
     def known(self) -> bool:
@@ -240,6 +259,10 @@ class ShareStatus:
                 cause, after = announced[-1].fields[3:5]
                 action = replace(action, cause=IdleCause.from_code(cause), after_seconds=after / NANOSECONDS)
         quiet = min(frame.fields[9] for frame in by_gpu)
+        texts = {one.topic: one for one in _texts(frames)}
+        no_text = ReceivedText(0, 0, False, "")
+        layer = texts.get(TextTopic.LAYER, no_text)
+        controls = _controls(frames)
         return cls(
             share_units=share,
             tier=Tier.from_depth(tier),
@@ -247,14 +270,18 @@ class ShareStatus:
             borrowed_units=borrowed,
             guaranteed_units=guaranteed,
             idle_seconds=None if quiet == NEVER else quiet / NANOSECONDS,
-            gpus=tuple(_gpu(frame, use) for frame in by_gpu),
+            gpus=_own_gpus([_gpu(frame, use) for frame in by_gpu], layer.number),
             announced=action,
             lacks_requests=bool(first.flags & LACKS_REQUESTS),
             yields=bool(first.flags & YIELDS),
             suspended=bool(first.flags & SUSPENDED),
-            not_suspendable=next((one.text for one in _texts(frames) if one.topic == TextTopic.NOT_SUSPENDABLE), ""),
+            not_suspendable=texts.get(TextTopic.NOT_SUSPENDABLE, no_text).text,
+            layer=layer.text,
+            layer_gpus=layer.number,
+            layer_trouble=texts.get(TextTopic.LAYER_TROUBLE, no_text).text,
             delivered=_delivered(said[-1]) if said else None,
-            controls=_controls(frames),
+            controls=controls,
+            takes_asks=controls is not None,
             processes=tuple(_process(frame, use) for frame in memory if frame.fields[0] == SessionMemoryTopic.PROCESS),
             limit_hit=next(
                 (_limit_hit(frame) for frame in memory if frame.fields[0] == SessionMemoryTopic.LIMIT_HIT), None
@@ -263,8 +290,29 @@ class ShareStatus:
 
     def as_json(self) -> dict[str, Any]:
         """Return plain data for JSON, with the totals over the GPUs."""
-        totals = ("known", "memory_bytes", "resident_bytes", "limit_bytes", "lease", "neighbours")
+        totals = (
+            "known",
+            "measured",
+            "gpu_count",
+            "memory_bytes",
+            "resident_bytes",
+            "limit_bytes",
+            "lease",
+            "neighbours",
+        )
         return {**asdict(self), **{name: getattr(self, name) for name in totals}}
+
+
+def _own_gpus(gpus: Sequence[GpuStatus], layer_gpus: int) -> tuple[GpuStatus, ...]:
+    """Return the session's own GPUs. ``layer_gpus``: see `ShareStatus`.
+
+    An agent that does not know which ones another layer gave sends all GPUs of its node. Those with the session's
+    memory are its own.
+    """
+    if not 0 < layer_gpus < len(gpus):
+        return tuple(gpus)
+    largest = sorted(gpus, key=lambda gpu: -gpu.memory_bytes)[:layer_gpus]
+    return tuple(gpu for gpu in gpus if gpu in largest)
 
 
 def _texts(frames: Sequence[Frame]) -> list[ReceivedText]:

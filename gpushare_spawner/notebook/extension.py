@@ -21,13 +21,12 @@ from jupyter_server.utils import url_path_join
 from tornado import web
 
 from gpushare_spawner.model.frameworks import choose_frameworks_defaults
-from gpushare_spawner.model.idle_cause import IdleCause
 from gpushare_spawner.model.layers import LAYER_VARIABLE
 from gpushare_spawner.model.share_status import ControlsStatus, ShareStatus
-from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.notebook.agent_connection import AgentUnavailable
 from gpushare_spawner.notebook.hub_activity import keep_active_while_busy
 from gpushare_spawner.notebook.kernels import KernelActivity, kernel_activity
+from gpushare_spawner.notebook.offered_asks import missing_asks, notice_asks, offered_asks
 from gpushare_spawner.notebook.service_ask import NoAnswer, ServiceAsk, WrongAsk
 from gpushare_spawner.notebook.session_client import SessionClient
 from gpushare_spawner.wording import device_memory, notices, share_status
@@ -105,23 +104,14 @@ def answer(status: ShareStatus) -> dict[str, Any]:
         **status.as_json(),
         **{name: unbroken(text) for name, text in sentences.items()},
         "dashboard": dashboard(),
-        "summary": [unbroken(share_status.tier_now(status))] if status.known else [],
+        "summary": [unbroken(sentence) for sentence in share_status.summary(status)],
         "terms": [{**asdict(term), "text": unbroken(term.text)} for term in share_status.terms(status)],
         "why_slow": [unbroken(reason) for reason in why_slow(status)],
         **asdict(decided),
-        "notice_controls": notice_controls(status),
+        "asks": offered_asks(status),
+        "asks_text": unbroken(missing_asks(status)),
+        "notice_controls": notice_asks(status),
     }
-
-
-def notice_controls(status: ShareStatus) -> list[str]:
-    """Return what the user may ask for instead of the announced idle action: a keep, a release at once.
-
-    A keep holds neither against the greatest age nor against spawns in quota.
-    """
-    action = status.announced
-    if status.controls is None or action is None or action.cause is not IdleCause.IDLE:
-        return []
-    return ["keep"] if action.tier is Tier.STOPPED else ["keep", "release"]
 
 
 def dashboard() -> str:

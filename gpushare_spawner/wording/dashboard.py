@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from gpushare_spawner.model.layers import IdleReach, Layer, LayerName
+from gpushare_spawner.model.layers import Layer, LayerName
 from gpushare_spawner.wording.amounts import duration, elapsed, gpu_share, plural
+from gpushare_spawner.wording.layers import NOT_MEASURED, kept_within, when_idle
 
 AGENT_UNAVAILABLE = "An agent is unavailable, so sessions can be missing here."
 LOG_IN = "Log in first, or send a token that may access this service."
@@ -63,9 +64,4 @@ def shared_by(layer: Layer) -> str:
     """Return by what a session's GPU is shared, and what idle actions can do to it; empty for our own layer."""
     if layer.name is LayerName.NATIVE:
         return ""
-    can = [name for name in ("downgraded", "released") if _REACH[name] in layer.reach]
-    does = f"be {', '.join([*can, 'stopped'])}" if can else "only be stopped"
-    return f"{layer.title} shares its GPU. Its GPU work is not measured. When the server is idle, it can {does}."
-
-
-_REACH = {"downgraded": IdleReach.DOWNGRADE, "released": IdleReach.RELEASE}
+    return f"{layer.title} shares its GPU. {kept_within(layer)} {NOT_MEASURED} {when_idle(layer)}"

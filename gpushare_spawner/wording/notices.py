@@ -22,21 +22,21 @@ def notice(status: ShareStatus, action: PendingAction) -> str:
         return _reclaim_notice(status, action)
     match action.tier:
         case Tier.DOWNGRADED:
-            smaller = gpu_share(action.effective_units, len(status.gpus))
+            smaller = gpu_share(action.effective_units, status.gpu_count)
             return f"Your GPU share will be downgraded to {smaller} at {{time}}: {_idle(status)}. {keep}"
         case Tier.RELEASED:
             return f"Your GPU share will be released at {{time}}: {_idle(status)}. {keep}"
         case Tier.STOPPED:
             return _stop_notice(action)
         case _:
-            return f"Your GPU share will be {gpu_share(action.effective_units, len(status.gpus))} at {{time}}."
+            return f"Your GPU share will be {gpu_share(action.effective_units, status.gpu_count)} at {{time}}."
 
 
 def reclaimed(status: ShareStatus) -> str:
     """Return that owners have reclaimed units that the session borrowed; at most TOAST_LETTERS long; else nothing."""
     if not status.known or status.tier is not Tier.ACTIVE or status.borrowed_now >= status.borrowed_units:
         return ""
-    gpus = len(status.gpus)
+    gpus = status.gpu_count
     now, share = gpu_share(status.guaranteed_units, gpus), gpu_share(status.share_units, gpus)
     said = f"{now} of your {share} is guaranteed now: others reclaimed the rest."
     return f"{said} The dashboard says whether a restart helps."
@@ -58,7 +58,7 @@ def _reclaim_notice(status: ShareStatus, action: PendingAction) -> str:
         return f"Your server will stop at {{time}}: it is idle, and {WAITS}. Save your work, or run a cell."
     if not action.effective_units:
         return f"Your GPU share will be released at {{time}}: {WAITS}. {_RELEASED_FOR_OTHERS}"
-    smaller = gpu_share(action.effective_units, len(status.gpus))
+    smaller = gpu_share(action.effective_units, status.gpu_count)
     return f"Your GPU share will be downgraded to {smaller} at {{time}}: {WAITS}. Your data is kept."
 
 
@@ -82,7 +82,7 @@ _RELEASED_FOR_OTHERS = "Data is kept; cells use what others leave."
 
 def changed(status: ShareStatus) -> str:
     """Return what to say when the tier has just become what it is; at most TOAST_LETTERS long."""
-    gpus = len(status.gpus)
+    gpus = status.gpu_count
     kept = "Your data is kept. The next GPU cell restores the share."
     if status.yields:
         if not status.effective_units:

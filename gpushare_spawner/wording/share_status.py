@@ -21,6 +21,7 @@ from gpushare_spawner.wording.amounts import (
     plural,
 )
 from gpushare_spawner.wording.device_memory import SUSPENDED, holders, limit_hit, stays
+from gpushare_spawner.wording.layers import NOT_MEASURED, kept_within, other_layer, when_idle
 from gpushare_spawner.wording.notices import WAITS, notice
 from gpushare_spawner.wording.pod_requests import LACKING
 
@@ -31,21 +32,24 @@ def line(status: ShareStatus) -> str:
         return ""
     if not status.known:
         return "GPU share: unknown"
-    gpus = len(status.gpus)
-    parts = [gpu_share(status.share_units, gpus), _tier_in_short(status)]
+    gpus, layer = status.gpu_count, other_layer(status.layer)
+    parts = [gpu_share(status.share_units, gpus), _tier_in_short(status) if layer is None else layer.title]
+    if status.layer_trouble:
+        parts.append("GPU problem")
     if status.lease == "waiting":
         parts.append("waiting for the GPU")
     if status.borrowed_now:
         parts.append(f"{gpu_share(status.borrowed_now, gpus)} borrowed")
     if status.controls is not None and status.controls.keep_until is not None:
         parts.append("kept")
-    parts.append(memory_of(status.memory_bytes, status.limit_bytes))
+    if status.measured:
+        parts.append(memory_of(status.memory_bytes, status.limit_bytes))
     return " · ".join(parts)
 
 
 def _tier_in_short(status: ShareStatus) -> str:
     if status.tier is Tier.DOWNGRADED:
-        return f"downgraded to {gpu_share(status.effective_units, len(status.gpus))}"
+        return f"downgraded to {gpu_share(status.effective_units, status.gpu_count)}"
     return str(status.tier)
 
 
@@ -55,9 +59,9 @@ def explanation(status: ShareStatus) -> str:
         return "This server has no GPU share."
     if not status.known:
         return status.problem
-    gpus = len(status.gpus)
+    gpus = status.gpu_count
     share = gpu_share(status.share_units, gpus)
-    said = [tier_now(status)]
+    said = summary(status)
     if status.announced is not None:
         said.append(notice(status, status.announced))
     if status.lease == "waiting":
@@ -76,6 +80,8 @@ def explanation(status: ShareStatus) -> str:
         said.append(SUSPENDED)
     if status.not_suspendable:
         said.append(stays(status.not_suspendable))
+    if not status.measured:
+        return "\n".join([*said, NOT_MEASURED])
     said.append(f"Memory: {_memory(status)}.")
     if held := holders(status):
         said.append(f"Allocated by {held}.")
@@ -112,10 +118,19 @@ def _memory(of: ShareStatus | GpuStatus) -> str:
     return f"{memory_of(of.memory_bytes, of.limit_bytes)} allocated, {memory(of.resident_bytes)} of it on the GPU"
 
 
+def summary(status: ShareStatus) -> list[str]:
+    """Return what the share means to the user now, and what is wrong with it; nothing where it is unknown."""
+    if not status.known:
+        return []
+    return [said for said in (status.layer_trouble, tier_now(status)) if said]
+
+
 def tier_now(status: ShareStatus) -> str:
-    """Return what the tier means to the user, in a few sentences."""
-    gpus = len(status.gpus)
+    """Return what the tier, or another sharing layer, means to the user, in a few sentences."""
+    gpus, layer = status.gpu_count, other_layer(status.layer)
     share = gpu_share(status.share_units, gpus)
+    if layer is not None:
+        return f"You have {share} by {layer.title}. {kept_within(layer)} {when_idle(layer)}"
     kept = "Variables and GPU memory are kept. The next GPU cell restores the share."
     if status.yields:
         if status.effective_units:
@@ -181,14 +196,16 @@ def terms(status: ShareStatus) -> list[Term]:
     """Return what the user has, row by row; nothing where the share is unknown."""
     if not status.known:
         return []
-    gpus = len(status.gpus)
+    gpus, layer = status.gpu_count, other_layer(status.layer)
     borrowed = f", {gpu_share(status.borrowed_now, gpus)} of it borrowed" if status.borrowed_now else ""
-    rows = [
-        Term("share", gpu_share(status.share_units, gpus) + borrowed),
-        Term("tier", _tier(status)),
-        Term("guaranteed now", gpu_share(status.guaranteed_units, gpus)),
-        Term("GPU idle", _idle(status)),
-    ]
+    rows = [Term("share", gpu_share(status.share_units, gpus) + borrowed)]
+    if layer is None:
+        rows += [Term("tier", _tier(status)), Term("guaranteed now", gpu_share(status.guaranteed_units, gpus))]
+    else:
+        rows += [Term("shared by", f"{layer.title}. {kept_within(layer)}"), Term("idle actions", when_idle(layer))]
+    if status.layer_trouble:
+        rows.append(Term("GPU problem", status.layer_trouble))
+    rows.append(Term("GPU idle", _idle(status)) if status.measured else Term("GPU work", "not measured"))
     if status.lacks_requests:
         rows.append(Term("CPU and memory", LACKING))
     if status.suspended or status.not_suspendable:
@@ -205,11 +222,10 @@ def terms(status: ShareStatus) -> list[Term]:
         count = gpu.sessions_with_work if gpu.sessions > 1 else 0
         verb = "has" if count == 1 else "have"
         working = f"; {count} of {gpu.sessions} sessions on the GPU {verb} work now" if count else ""
-        rows += [
-            Term(f"{prefix}memory", _memory(gpu)),
-            Term(f"{prefix}lease", {"none": "none: no GPU work"}.get(gpu.lease, gpu.lease)),
-            Term(f"{prefix}other sessions", others + working),
-        ]
+        rows.append(Term(f"{prefix}memory", _memory(gpu)))
+        if layer is None:
+            rows.append(Term(f"{prefix}lease", {"none": "none: no GPU work"}.get(gpu.lease, gpu.lease)))
+        rows.append(Term(f"{prefix}other sessions", others + working))
     if held := holders(status):
         rows.append(Term("allocated by", held))
     if status.limit_hit is not None:

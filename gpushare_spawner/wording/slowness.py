@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from gpushare_spawner.model.layers import Layer
 from gpushare_spawner.model.share_status import GpuStatus, ShareStatus
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.wording.amounts import gpu_share, memory, plural
+from gpushare_spawner.wording.layers import NOT_MEASURED, kept_within, other_layer
 from gpushare_spawner.wording.pod_requests import LACKING
 from gpushare_spawner.wording.share_status import tier_now
 
@@ -18,6 +20,9 @@ def why_slow(status: ShareStatus) -> list[str]:
     """Return the reasons that hold now, in sentences, the strongest first; nothing where the share is unknown."""
     if not status.known:
         return []
+    layer = other_layer(status.layer)
+    if layer is not None:
+        return _beside_layer(status, layer)
     # GPU work restores a share that was idle before it waits, so only units that others keep are a reason
     lost = status.yields or (status.tier is Tier.ACTIVE and status.borrowed_now < status.borrowed_units)
     said = [tier_now(status)] if lost else []
@@ -29,16 +34,34 @@ def why_slow(status: ShareStatus) -> list[str]:
     return said + _from_delivered(status) or [_from_the_program(status)]
 
 
+def _beside_layer(status: ShareStatus, layer: Layer) -> list[str]:
+    """Where another layer shares the GPU: what is wrong with it, who else computes, and what keeps sessions apart."""
+    said = [status.layer_trouble] if status.layer_trouble else []
+    for number, gpu in enumerate(status.gpus):
+        where = f"GPU {number}" if len(status.gpus) > 1 else "the GPU"
+        # the figure includes this session, which has work while its last work has just ended
+        working = gpu.sessions_with_work - (status.idle_seconds is not None and status.idle_seconds < 1)
+        if working > 0:
+            said.append(_computing(working, where))
+    if not status.measured:
+        said.append(f"{NOT_MEASURED} It is unknown here whether other sessions compute on the GPU.")
+    return [*said, kept_within(layer)]
+
+
 def _from_others(status: ShareStatus, gpu: GpuStatus, where: str) -> list[str]:
     """Other sessions that compute. This session counts among those with work while it has a lease or waits for one."""
     working = gpu.sessions_with_work - (gpu.lease != "none")
     if working < 1:
         return []
-    others = plural(working, "other session computes", "other sessions compute")
     guaranteed = f"You are guaranteed {gpu_share(status.guaranteed_units)} meanwhile."
     if gpu.lease == "waiting":
+        others = plural(working, "other session computes", "other sessions compute")
         return [f"Your GPU work waits for {where}: {others} there now. {guaranteed}"]
-    return [f"{others} on {where} now. {guaranteed}"]
+    return [f"{_computing(working, where)} {guaranteed}"]
+
+
+def _computing(working: int, where: str) -> str:
+    return f"{plural(working, 'other session computes', 'other sessions compute')} on {where} now."
 
 
 def _from_memory(gpu: GpuStatus, where: str) -> list[str]:

@@ -113,3 +113,12 @@ async def session_processes(path: str | Path, gpu: str, working_set: int = GIB /
     grant = await cuda.until(Kind.GRANT)
     cuda.send(Kind.IDLE, grant.fields[0], 1_000_000, 1_000_000, gpu=gpu)
     return cuda, observer
+
+
+async def answer_to_query(peer: Peer) -> list[Frame]:
+    """Ask for the status of a session on one GPU."""
+    peer.send(Kind.QUERY)
+    frames = [await peer.expect(*Kind)]
+    while frames[-1].kind is not Kind.STATUS:
+        frames.append(await peer.expect(*Kind))
+    return frames

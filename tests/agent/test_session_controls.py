@@ -20,11 +20,11 @@ from gpushare_spawner.model.protocol.control import (
     ControlsRequest,
     MessageRequest,
 )
-from gpushare_spawner.model.protocol.frames import NO_END, AskKind, Feature, Frame, Kind, Role, TextPart, TextTopic
+from gpushare_spawner.model.protocol.frames import NO_END, AskKind, Feature, Kind, Role, TextPart, TextTopic
 from gpushare_spawner.model.report import SessionReport
 from gpushare_spawner.wording.session_controls import ASKED_TOO_OFTEN
 from tests.agent.conftest import Agent, request_for
-from tests.agent.peers import Peer
+from tests.agent.peers import Peer, answer_to_query
 from tests.present import present
 
 KEEP = Keep(until=2_000_000_000.5, since=1_999_990_000, by="ada")
@@ -52,14 +52,6 @@ async def told(peer: Peer, topic: TextTopic) -> tuple[int, str, bool]:
         data += part.data
         if part.part == part.parts - 1:
             return part.number, data.decode(), part.done
-
-
-async def answer_to_query(peer: Peer) -> list[Frame]:
-    peer.send(Kind.QUERY)
-    frames = [await peer.expect(*Kind)]
-    while frames[-1].kind is not Kind.STATUS:
-        frames.append(await peer.expect(*Kind))
-    return frames
 
 
 async def test_controls_and_message_survive_a_restart_of_the_agent(agent: Agent) -> None:

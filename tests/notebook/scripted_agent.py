@@ -63,6 +63,10 @@ class Script:
     exempt_until: float | None = 0.0
     """Seconds since the epoch; 0: not exempt; None: without end."""
     largest_share: int = 0
+    layer: str = ""
+    """The sharing layer that gives the GPU; empty: ours."""
+    layer_gpus: int = 1
+    layer_trouble: str = ""
     message: tuple[str, float] | None = None
     """An admin's message, and its instant in seconds since the epoch."""
     shares: tuple[bool, str] = (True, "[10, 50, 100]")
@@ -99,6 +103,9 @@ class Script:
             return []
         exempt = 2**64 - 1 if self.exempt_until is None else round(self.exempt_until * 1000)
         said = [Frame(Kind.CONTROLS, (round(self.keep_until * 1000), exempt, self.largest_share))]
+        if self.layer:
+            said += text_frames(TextTopic.LAYER, self.layer_gpus, self.layer)
+            said += text_frames(TextTopic.LAYER_TROUBLE, 1, self.layer_trouble) if self.layer_trouble else []
         if self.message is not None:
             text, at = self.message
             said += text_frames(TextTopic.MESSAGE, round(at * 1000), text)

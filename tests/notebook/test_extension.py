@@ -16,8 +16,9 @@ from gpushare_spawner import __version__
 from gpushare_spawner.model.protocol.frames import AskKind, Feature, Kind
 from gpushare_spawner.model.share_status import ShareStatus
 from gpushare_spawner.model.tier import Tier
-from gpushare_spawner.notebook.extension import dashboard, notice_controls
+from gpushare_spawner.notebook.extension import dashboard
 from gpushare_spawner.notebook.kernels import KernelActivity, kernel_activity
+from gpushare_spawner.notebook.offered_asks import notice_asks
 from tests.notebook.jupyter import ROOT, Jupyter, running
 from tests.notebook.scripted_agent import Script, ScriptedAgent
 
@@ -116,9 +117,9 @@ def test_only_the_owner_may_ask_for_something_and_no_foreign_page(server: Jupyte
 )
 def test_a_notice_offers_what_prevents_the_action(step: Tier, cause: tuple[int, float], offered: list[str]) -> None:
     script = Script(step=(step, 1_700_000_000.0, 0), cause=cause)
-    assert notice_controls(ShareStatus.of(script.status())) == offered
+    assert notice_asks(ShareStatus.of(script.status())) == offered
     script.features = Feature(0)
-    assert notice_controls(ShareStatus.of(script.status())) == [], "this agent takes no ask"
+    assert notice_asks(ShareStatus.of(script.status())) == [], "this agent takes no ask"
 
 
 def test_asking_is_no_activity_of_the_user(server: Jupyter) -> None:

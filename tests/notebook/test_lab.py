@@ -334,6 +334,47 @@ def test_the_dialog_keeps_releases_and_stops_by_keyboard(page: Page, agent: Scri
     assert page.errors() == []
 
 
+def test_a_session_of_another_layer_has_its_terms_and_only_what_the_layer_can_do(
+    page: Page, agent: ScriptedAgent
+) -> None:
+    script = agent.script
+    script.layer, script.largest_share = "mps", 75
+    page.wait_for(ITEM, "0.25 GPU · NVIDIA MPS · 3.1 of 16 GiB")
+    script.layer_trouble = "The MPS daemon of GPU 0 does not run, and GPU work fails: it ended."
+    page.wait_for(ITEM, "0.25 GPU · NVIDIA MPS · GPU problem · 3.1 of 16 GiB")
+    page.run("document.querySelector(arguments[0]).click()", ITEM)
+    page.wait_for(f"{DIALOG} tr", "shared byNVIDIA MPS. Each session is kept within its part")
+    page.wait_for(f"{DIALOG} tr", "idle actionsWhen the server is idle, it can only be stopped.")
+    page.wait_for(f"{DIALOG} tr", f"GPU problem{script.layer_trouble}")
+    page.wait_for(f"{DIALOG} li", script.layer_trouble)
+    page.wait_for(".gpushare-Missing", "NVIDIA MPS gives this session its GPU, and cannot change its share.")
+    shown = page.run(
+        "return Array.from(document.querySelectorAll('.gpushare-Dialog button'))"
+        ".filter(node => node.offsetParent).map(node => node.textContent)"
+    )
+    assert [unbroken("Keep 4 h") in shown, "Stop my server" in shown] == [True, True]
+    assert not {"Release now", "Change"} & set(shown), "the layer can do neither"
+    page.click(DIALOG, "Close")
+    page.wait_for(DIALOG, "", there=False)
+
+
+def test_a_confirmation_takes_the_place_of_a_long_answer(page: Page, agent: ScriptedAgent) -> None:
+    script = agent.script
+    script.largest_share, script.message = 75, ("A message that is as long as it may be. " * 12, 1_700_000_002.0)
+    script.answer = (False, "The idle culler did not do it, for a reason that needs many words to be said. " * 6)
+    page.run("document.querySelector(arguments[0]).click()", ITEM)
+    page.wait_for(".gpushare-Share option", "0.10 GPU")
+    page.click(".gpushare-Dialog", "Keep 8 h")
+    page.wait_for(".gpushare-Answer", "many words")
+    page.click(".gpushare-Dialog", "Stop my server")
+    page.wait_for(".gpushare-Answer", "many words", there=False)
+    page.click(".gpushare-Dialog", "Keep 4 h")
+    page.wait_for(".gpushare-Answer", "many words")
+    assert page.run("return document.querySelector('.gpushare-Confirm').hidden"), "another choice ends it"
+    page.click(DIALOG, "Close")
+    page.wait_for(DIALOG, "", there=False)
+
+
 def test_a_server_that_stops_before_it_answers_is_not_said_to_have_failed(page: Page, browser: Chrome) -> None:
     browser.execute_cdp_cmd("Network.enable", {})
     browser.execute_cdp_cmd("Network.setBlockedURLs", {"urls": ["*gpushare/ask*"]})

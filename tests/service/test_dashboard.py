@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from html import unescape
 
 import pytest
 
@@ -101,16 +102,38 @@ def test_a_session_of_another_layer_says_what_can_be_done_and_shows_no_figures_t
     assert (said["layer"], said["gpus"], said["tier"]) == ("kai", [], "active")
     text = plain(page(report))
     sentence = (
-        "KAI Scheduler shares its GPU. Its GPU work is not measured. When the server is idle, it can only be stopped."
+        "KAI Scheduler shares its GPU. The share counts when GPUs are given out. While sessions work, nothing keeps "
+        "them to their shares. Nothing measures this server's GPU work. When the server is idle, it can only be "
+        "stopped."
     )
-    assert sentence in text
+    assert sentence in unescape(text)
     assert "no GPU work yet" not in text
     assert "all on the GPU" not in text
     # the template's downgrade and release are beyond the layer, and the hub has not said when the server was used
     assert said["next"] is None
     (own,) = [one for one in shown()["sessions"] if one["user"] == "erin"]
     assert own["next"]["tier"] == "downgraded"
-    assert sentence not in plain(page())
+    assert sentence not in unescape(plain(page()))
+
+
+def test_trouble_of_a_layer_and_cuda_contexts_stand_at_the_session_and_its_gpu() -> None:
+    down = "The MPS daemon of GPU 0 does not run, and GPU work fails: it ended."
+    on_gpu = {"gpus": ("GPU-0",), "layer": LayerName.MPS, "layer_trouble": down, "context_bytes": 2**28}
+    report = afternoon(session("mia", **on_gpu), session("max", **on_gpu))
+    (gpu, *_) = shown(report)["nodes"][0]["gpus"]
+    assert (gpu["layers"], gpu["trouble"], gpu["context_bytes"]) == (["NVIDIA MPS"], [down], 2**29)
+    html = page(report)
+    assert html.count(f'<p class="problem">{down}</p>') == 3, "once at the GPU, and at each session"
+    assert html.count(">NVIDIA MPS</span>") == 3
+    assert "CUDA contexts 512 MiB" in plain(html)
+    (own,) = shown(report, Viewer("mia"))["sessions"]
+    assert (own["layer_title"], own["layer_trouble"]) == ("NVIDIA MPS", down)
+
+
+def test_gpu_counts_its_suspended_sessions() -> None:
+    report = afternoon(session("sue", gpus=("GPU-1",), engine="suspend", suspended=True))
+    assert [gpu["suspended"] for gpu in shown(report)["nodes"][0]["gpus"]] == [0, 1]
+    assert "1 suspended" in plain(page(report))
 
 
 def test_a_dashboard_without_anything() -> None:

@@ -20,6 +20,7 @@ from gpushare_spawner.agent.mps.control_program import PROGRAM, ControlProgram, 
 from gpushare_spawner.agent.sessions.session import Session
 from gpushare_spawner.agent.state.session_records import short_name
 from gpushare_spawner.model.layers import LayerName
+from gpushare_spawner.wording.layers import daemon_down, daemon_restarted
 
 log = logging.getLogger(__name__)
 
@@ -131,13 +132,10 @@ class MpsDaemons:
         for gpu in session.gpus:
             daemon = self._daemons[gpu.uuid]
             if daemon.trouble:
-                return f"The MPS daemon of GPU {gpu.index} does not run, and GPU work fails: {daemon.trouble}."
+                return daemon_down(gpu.index, daemon.trouble)
             if daemon.lost_at is not None and session.record.opened_at <= daemon.lost_at:
-                when = datetime.fromtimestamp(daemon.lost_at, UTC).strftime("%H:%M")
-                return (
-                    f"The MPS daemon of GPU {gpu.index} ended at {when} UTC and was started again. GPU programs that "
-                    "ran then have failed: restart their kernels."
-                )
+                when = datetime.fromtimestamp(daemon.lost_at, UTC).strftime("%H:%M UTC")
+                return daemon_restarted(gpu.index, when)
         return None
 
     async def check(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from gpushare_spawner.model.controls import AskAnswer, Controls, Message
+from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.protocol.frames import MAX_TEXT_LETTERS, NO_END, Feature, Kind, TextTopic, text_parts
 
 MILLISECONDS = 1000
@@ -48,6 +49,15 @@ def send_answer(to: Receiver, answer: AskAnswer) -> None:
 def send_not_suspendable(to: Receiver, reason: str) -> None:
     """Send why the session cannot be suspended."""
     _send_text(to, TextTopic.NOT_SUSPENDABLE, 1, reason[:MAX_TEXT_LETTERS])
+
+
+def send_layer(to: Receiver, layer: LayerName, gpus: int, trouble: str | None) -> None:
+    """Send which sharing layer gives the session so many GPUs, and what is wrong with it. Of our own layer nothing is
+    sent."""
+    if layer is not LayerName.NATIVE:
+        _send_text(to, TextTopic.LAYER, gpus, layer)
+        if trouble is not None:
+            _send_text(to, TextTopic.LAYER_TROUBLE, 1, trouble[:MAX_TEXT_LETTERS])
 
 
 def _send_text(to: Receiver, topic: TextTopic, number: int, text: str, done: bool = False) -> None:

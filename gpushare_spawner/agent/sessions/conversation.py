@@ -12,6 +12,7 @@ from gpushare_spawner.agent.sessions.burst_frames import BURST_FRAMES, BurstFram
 from gpushare_spawner.agent.sessions.control_frames import (
     send_answer,
     send_controls,
+    send_layer,
     send_message,
     send_not_suspendable,
 )
@@ -355,6 +356,7 @@ class Conversation:
         self._message(connection)
         if session.not_suspendable is not None:
             send_not_suspendable(connection, session.not_suspendable)
+        send_layer(connection, report.layer, len(report.gpus), report.layer_trouble)
         if Feature.DELIVERED in connection.features:
             got = report.delivered
             seconds = (got.entitled_seconds, got.delivered_seconds, got.wait_p50_seconds, got.wait_p95_seconds)

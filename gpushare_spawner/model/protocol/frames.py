@@ -143,6 +143,11 @@ class TextTopic(IntEnum):
     """Of an admin; its number is its instant in milliseconds since the epoch."""
     NOT_SUSPENDABLE = 3
     """Why a session of engine `suspend` cannot be suspended now; its number is 1."""
+    LAYER = 4
+    """Which sharing layer gives the session its GPU, where it is not ours: its name. Its number is that of the GPUs
+    that the session has."""
+    LAYER_TROUBLE = 5
+    """What is wrong with that layer for the session, in sentences; its number is 1."""
 
 
 TEXT_BYTES = 64

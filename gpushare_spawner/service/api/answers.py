@@ -159,11 +159,19 @@ class Gpu(Answer):
     memory_used_bytes: int
     paged_out_bytes: int
     """Of its sessions, by the agent's estimate."""
+    context_bytes: int
+    """What the CUDA contexts of its sessions take."""
+    layers: tuple[str, ...]
+    """Titles of other sharing layers that give this GPU to sessions."""
+    trouble: tuple[str, ...]
+    """What is wrong with these layers, as sentences."""
     capacity_units: int
     units: Units
     sessions: int
     working: int
     waiting: int
+    suspended: int
+    """Sessions whose memory and CUDA contexts are all in host memory."""
     cordoned: bool
     """No new sessions come, because of this GPU's cordon or its node's."""
     drained: bool
@@ -272,6 +280,9 @@ class Session(Answer):
     """Indices on its node; empty where another sharing layer gives the GPU."""
     layer: LayerName
     """The sharing layer that gives the GPU."""
+    layer_title: str
+    layer_trouble: str
+    """What is wrong with the layer for this session; empty: nothing is known to be."""
     sharing: str
     """What that means for the session, as sentences; empty for `native`."""
     tier: Tier

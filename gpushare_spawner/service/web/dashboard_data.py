@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from gpushare_spawner.model.layers import LAYERS
+from gpushare_spawner.model.layers import LAYERS, LayerName
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.report import GpuReport, Report, SessionReport
 from gpushare_spawner.model.template import Template
@@ -120,11 +120,20 @@ def _gpu(gpu: GpuReport, report: Report, viewer: Viewer) -> dict[str, Any]:
         "paged_out_bytes": sum(max(0, one.memory_bytes - one.resident_bytes) // len(one.gpus) for one in here),
         "capacity_units": gpu.capacity_units,
         "units": {kind: units_of(bar, kind) for kind in ("owned", "borrowed", "lent", "free")},
+        "context_bytes": sum(one.context_bytes // len(one.gpus) for one in here),
+        # of other layers only: one that all GPUs had would say nothing
+        "layers": _distinct(LAYERS[one.layer].title for one in here if one.layer is not LayerName.NATIVE),
+        "trouble": _distinct(one.layer_trouble for one in here if one.layer_trouble is not None),
         "sessions": len(here),
         "working": sum(session.gpu_busy for session in here),
+        "suspended": sum(session.suspended for session in here),
         "waiting": gpu.waiting,
         "bar": [_segment(segment, report, viewer) for segment in bar],
     }
+
+
+def _distinct(texts: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(texts))
 
 
 def _segment(segment: Segment, report: Report, viewer: Viewer) -> dict[str, Any]:
@@ -179,6 +188,8 @@ def session_data(
         "display_name": template.display_name if template is not None else session.template,
         "gpus": [indices[uuid] for uuid in session.gpus if uuid in indices],
         "layer": session.layer,
+        "layer_title": LAYERS[session.layer].title,
+        "layer_trouble": session.layer_trouble or "",
         "sharing": shared_by(LAYERS[session.layer]),
         "tier": session.tier.value,
         "starting": not session.confirmed,

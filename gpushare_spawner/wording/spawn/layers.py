@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from gpushare_spawner.model.layers import LAYERS, Layer, LayerName
 from gpushare_spawner.model.share import Share
+from gpushare_spawner.wording.layers import kept_within
 
 NOT_READ_YET = "The hub has not read the cluster's nodes and pods yet."
 
@@ -66,15 +67,4 @@ def placed(title: str) -> str:
 
 def terms(layer: Layer) -> str:
     """Return by what a server's GPU is shared, and what that makes of its share, for its card."""
-    return f"By {layer.title}. {_kept(layer)}"
-
-
-def _kept(layer: Layer) -> str:
-    memory, compute = layer.memory.keeps, layer.compute.keeps
-    if memory and compute:
-        return "Each session is kept within its part of the GPU's memory and time."
-    if memory:
-        return "Each session is kept within its part of the GPU's memory. The GPU's time has no fixed parts."
-    if compute:
-        return "Each session is kept within its part of the GPU's time. The GPU's memory has no fixed parts."
-    return "The share counts when GPUs are given out. While sessions work, nothing keeps them to their shares."
+    return f"By {layer.title}. {kept_within(layer)}"

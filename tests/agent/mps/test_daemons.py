@@ -24,11 +24,13 @@ from gpushare_spawner.model.protocol.control import (
     ResizeRequest,
     TierRequest,
 )
+from gpushare_spawner.model.protocol.frames import Feature, Role
 from gpushare_spawner.model.report import SessionReport
+from gpushare_spawner.model.share_status import ShareStatus
 from gpushare_spawner.model.tier import Tier
 from tests.agent.agent_process import AgentProcess
 from tests.agent.conftest import Agent, Eventually, request_for
-from tests.agent.peers import FIRST, SECOND
+from tests.agent.peers import FIRST, SECOND, Peer, answer_to_query
 
 STAND_IN = Path(__file__).with_name("nvidia-cuda-mps-control")
 
@@ -160,13 +162,18 @@ async def test_gpu_has_sessions_of_one_layer(machine: Machine) -> None:
 async def test_daemon_that_ends_is_started_again_and_its_sessions_say_so(
     machine: Machine, eventually: Eventually
 ) -> None:
-    await machine.open(mps("ada"))
+    path = (await machine.open(mps("ada")))["GPUSHARE_SOCKET"]
     first = machine.pid()
     assert first is not None
     machine.breaks()
     os.kill(first, signal.SIGKILL)
     await eventually(lambda: "cannot be started" in (machine.session("ada").layer_trouble or ""))
     assert "The MPS daemon of GPU 0 does not run, and GPU work fails" in (machine.session("ada").layer_trouble or "")
+    peer = Peer(path)
+    machine.agent.peers.append(peer)
+    await peer.connect(Role.OBSERVER, Feature.CONTROLS)
+    said = ShareStatus.of(await answer_to_query(peer))
+    assert (said.layer, said.gpu_count, said.layer_trouble) == ("mps", 1, machine.session("ada").layer_trouble)
     machine.works()
     await eventually(lambda: "was started again" in (machine.session("ada").layer_trouble or ""))
     assert machine.pid() != first

@@ -44,7 +44,7 @@ const plugin: JupyterFrontEndPlugin<void> = {
       () => fetchStatus(settings),
       now => {
         status = now;
-        if (now?.known) {
+        if (now?.known && now.measured) {
           samples.add(now);
         }
         for (const part of [item, notifier, dialog]) {
@@ -65,7 +65,7 @@ const plugin: JupyterFrontEndPlugin<void> = {
       const answer = await controls.ask(kind, value);
       notifier.answer(answer.text, answer.done);
     };
-    const offered = () => Boolean(status?.known && status.controls);
+    const offered = (kind: AskKind) => () => Boolean(status?.known && status.asks.includes(kind));
     app.commands.addCommand('gpushare:open', {
       label: words.TITLE,
       isVisible: () => Boolean(status?.shared),
@@ -73,12 +73,12 @@ const plugin: JupyterFrontEndPlugin<void> = {
     });
     app.commands.addCommand('gpushare:keep', {
       label: words.KEEP_COMMAND,
-      isVisible: offered,
+      isVisible: offered('keep'),
       execute: args => askAloud('keep', Number(args.hours ?? KEEP_AT_ONCE_HOURS) * HOUR)
     });
     app.commands.addCommand('gpushare:release', {
       label: words.RELEASE_COMMAND,
-      isVisible: offered,
+      isVisible: offered('release'),
       execute: () => askAloud('release')
     });
     for (const command of ['gpushare:open', 'gpushare:keep', 'gpushare:release']) {

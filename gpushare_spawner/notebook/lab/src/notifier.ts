@@ -95,6 +95,9 @@ export class Notifier {
     if (status.notice_controls.includes('release')) {
       actions.push({ label: words.RELEASE, callback: () => void this._ask('release') });
     }
+    if (!status.asks.length && status.dashboard) {
+      actions.push(dashboardAction(status));
+    }
     return actions;
   }
 
@@ -108,11 +111,7 @@ export class Notifier {
     if (!status.reclaimed_text) {
       this._dismiss('reclaimed');
     } else if (!before || before.reclaimed_text !== status.reclaimed_text) {
-      const open = {
-        label: words.DASHBOARD,
-        callback: () => void window.open(status.dashboard, '_blank', 'noopener')
-      };
-      const actions = status.dashboard ? [open] : [];
+      const actions = status.dashboard ? [dashboardAction(status)] : [];
       this._say('reclaimed', status.reclaimed_text, 'info', { autoClose: false, actions });
     }
   }
@@ -159,4 +158,8 @@ export class Notifier {
   private _notice: string | undefined;
   private _releasedByUser = false;
   private readonly _ids = new Map<Topic, string>();
+}
+
+function dashboardAction(status: IShareStatus): Notification.IAction {
+  return { label: words.DASHBOARD, callback: () => void window.open(status.dashboard, '_blank', 'noopener') };
 }

@@ -59,17 +59,20 @@ class ShareBody extends Widget {
     this._figure.append(this._plot.node, this._caption);
     this._slow.append(element('summary', '', words.WHY_SLOW), this._why);
     this._answer.setAttribute('role', 'status');
+    this._dashboard.target = '_blank';
+    this._dashboard.rel = 'noopener';
     this._releasedAlready.id = 'gpushare-released-already';
     this._release.setAttribute('aria-describedby', this._releasedAlready.id);
     this._select = new ShareSelect(choices, units => void this._ask('share', units));
     this._share = fieldset(words.CHANGE_SHARE, ...this._select.nodes);
     this._share.classList.add('gpushare-Share');
-    this._controls.append(this._keepControls(), this._share, this._endControls());
+    this._controls.append(this._keep, this._share, this._endControls());
     this.node.append(
       this._message,
       this._explanation,
       this._figure,
       this._controls,
+      this._missing,
       this._answer,
       this._slow,
       this._terms
@@ -85,16 +88,27 @@ class ShareBody extends Widget {
     this._showPlot(status);
     this._slow.hidden = !status.why_slow.length;
     setLines(this._why, 'li', status.why_slow);
-    this._controls.hidden = !status.known || !status.controls;
+    const asks = status.known ? status.asks : [];
+    this._controls.hidden = !asks.length;
+    this._keep.hidden = !asks.includes('keep');
+    this._showMissing(status, asks);
     const kept = status.keep_until;
     this._kept.textContent = kept === null ? '' : words.kept(clock(kept));
     this._endKeep.hidden = kept === null;
-    this._share.hidden = !status.largest_share_units;
+    this._share.hidden = !asks.includes('share');
     this._select.showStatus(status);
+    this._release.hidden = !asks.includes('release');
     const isReleased = status.tier === 'released';
     // not `disabled`: the button that was just pressed would lose the focus, and Escape would not close the dialog
     this._release.ariaDisabled = String(isReleased);
     this._releasedAlready.textContent = isReleased ? words.RELEASED_ALREADY : '';
+  }
+
+  /** Say why the user cannot ask for everything, and where else the user can act. */
+  private _showMissing(status: IShareStatus, asks: readonly AskKind[]): void {
+    setLines(this._missingText, 'p', status.asks_text ? [status.asks_text] : []);
+    this._dashboard.href = status.dashboard;
+    this._dashboard.hidden = !status.asks_text || asks.length > 0 || !status.dashboard;
   }
 
   private _showTerms(status: IShareStatus): void {
@@ -149,29 +163,31 @@ class ShareBody extends Widget {
     const stop = button(
       words.STOP,
       () => {
+        // beside a long answer the dialog would be too high for its window
+        this._answer.textContent = '';
         confirm.hidden = false;
         cancel.focus();
       },
       true
     );
-    const end = (focus: boolean) => {
+    this._endConfirmation = (focus: boolean) => {
       confirm.hidden = true;
       if (focus) {
         stop.focus();
       }
     };
-    const really = () => {
-      end(false);
-      void this._ask('stop');
-    };
-    const cancel = button(words.CANCEL, () => end(true));
+    const cancel = button(words.CANCEL, () => this._endConfirmation(true));
     confirm.setAttribute('role', 'alert');
-    confirm.append(button(words.STOP_CONFIRM, really, true), cancel);
+    confirm.append(
+      button(words.STOP_CONFIRM, () => void this._ask('stop'), true),
+      cancel
+    );
     confirm.hidden = true;
     return fieldset(words.END, this._release, stop, this._releasedAlready, confirm);
   }
 
   private async _ask(kind: AskKind, value = 0): Promise<void> {
+    this._endConfirmation(false);
     this._answer.textContent = words.ASKING;
     for (const one of this._buttons()) {
       one.disabled = true;
@@ -202,6 +218,9 @@ class ShareBody extends Widget {
   private readonly _why = element('ul', '');
   private readonly _slow = element('details', '');
   private readonly _controls = element('div', 'gpushare-Controls');
+  private readonly _missingText = element('div', '');
+  private readonly _dashboard = element('a', '', words.DASHBOARD);
+  private readonly _missing = element('div', 'gpushare-Missing', this._missingText, this._dashboard);
   private readonly _kept = element('span', 'gpushare-Kept');
   private readonly _endKeep = button(words.END_KEEP, () => void this._ask('end-keep'));
   private readonly _release = button(words.RELEASE, () => {
@@ -210,6 +229,8 @@ class ShareBody extends Widget {
     }
   });
   private readonly _releasedAlready = element('span', '');
+  private readonly _keep = this._keepControls();
+  private _endConfirmation: (focus: boolean) => void = () => undefined;
   private readonly _select: ShareSelect;
   private readonly _share: HTMLFieldSetElement;
   private readonly _answer = element('div', 'gpushare-Answer');

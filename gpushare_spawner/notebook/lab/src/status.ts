@@ -53,8 +53,15 @@ export interface IShareStatus {
   why_slow: string[];
   dashboard: string;
 
-  /** null: the agent takes no ask for a keep, a release or a stop. */
-  controls: object | null;
+  /** Whether an agent measures the session's GPU work and memory. */
+  measured: boolean;
+  /** What is wrong with the sharing layer that gives the GPU; empty: nothing is known to be. */
+  layer_trouble: string;
+
+  /** What the user can ask of the service. */
+  asks: AskKind[];
+  /** Why the user cannot ask for more; can be empty. */
+  asks_text: string;
   /** Seconds since the epoch; null: the share is not kept. */
   keep_until: number | null;
   /** What the user may ask for instead of the announced idle action. */

@@ -40,7 +40,8 @@ export class StatusItem extends Widget {
     this.node.dataset.tier = known ? known.tier : 'unknown';
     this.node.dataset.lease = known ? known.lease : 'none';
     this.node.dataset.announced = known?.announced ? 'yes' : 'no';
-    this._plot.node.classList.toggle('gpushare-mod-hidden', !known);
+    this.node.dataset.trouble = known?.layer_trouble ? 'yes' : 'no';
+    this._plot.node.classList.toggle('gpushare-mod-hidden', !known?.measured);
     this._plot.draw(this._samples.all);
   }
 

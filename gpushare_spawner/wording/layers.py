@@ -1,0 +1,54 @@
+"""What users read of a session whose GPU another sharing layer gives: its terms, and what is wrong with the layer.
+
+What the form and the queue say of such a layer: `spawn.layers`.
+"""
+
+from __future__ import annotations
+
+from gpushare_spawner.model.layers import LAYERS, IdleReach, Layer, LayerName
+
+NOT_MEASURED = "Nothing measures this server's GPU work."
+"""Of a session without an agent that sees its GPU work."""
+NO_AGENT = (
+    "JupyterLab cannot ask for a keep or a stop here: no agent serves this server. The dashboard can keep the share, "
+    "and the hub's home page can stop the server."
+)
+"""Of a server whose pod has no session socket."""
+_REACH = {"downgraded": IdleReach.DOWNGRADE, "released": IdleReach.RELEASE}
+
+
+def other_layer(name: str) -> Layer | None:
+    """Return the sharing layer of that name; None: it is ours, or one that only a newer agent knows."""
+    return LAYERS[LayerName(name)] if name in LAYERS and name != LayerName.NATIVE else None
+
+
+def kept_within(layer: Layer) -> str:
+    """Return what keeps a session to its share."""
+    memory, compute = layer.memory.keeps, layer.compute.keeps
+    if memory and compute:
+        return "Each session is kept within its part of the GPU's memory and time."
+    if memory:
+        return "Each session is kept within its part of the GPU's memory. The GPU's time has no fixed parts."
+    if compute:
+        return "Each session is kept within its part of the GPU's time. The GPU's memory has no fixed parts."
+    return "The share counts when GPUs are given out. While sessions work, nothing keeps them to their shares."
+
+
+def when_idle(layer: Layer) -> str:
+    """Return what idle actions can do to a server."""
+    can = [name for name, needed in _REACH.items() if needed in layer.reach]
+    does = f"be {', '.join([*can, 'stopped'])}" if can else "only be stopped"
+    return f"When the server is idle, it can {does}."
+
+
+def daemon_down(gpu: int, why: str) -> str:
+    """Return that a GPU's MPS daemon does not run. ``why``: a part of a sentence."""
+    return f"The MPS daemon of GPU {gpu} does not run, and GPU work fails: {why}."
+
+
+def daemon_restarted(gpu: int, when: str) -> str:
+    """Return that a GPU's MPS daemon ended and runs again. ``when``: the time of day."""
+    return (
+        f"The MPS daemon of GPU {gpu} ended at {when} and was started again. GPU programs that ran then have failed: "
+        "restart their kernels."
+    )
