@@ -57,7 +57,7 @@ int frames_fit(struct state *state, int gpu, uint64_t count) {
 }
 
 int frames_holds(struct state *state, int gpu, uint32_t number, uint32_t slot, uint64_t page) {
-    if (number >= state->frames) return 0;
+    if (number >= state->gpus[gpu].frame_count) return 0;
     struct frame *frame = &gpu_frames(state, gpu)[number];
     return frame->owner == slot + 1 && frame->page == page && frame->kind != FRAME_FREE;
 }
@@ -85,7 +85,7 @@ void frames_release(struct state *state, int number_of_gpu, uint32_t number) {
 
 void frames_release_all(struct state *state, int gpu, uint32_t slot) {
     struct frame *frames = gpu_frames(state, gpu);
-    for (uint32_t i = 0; i < state->frames && state->gpus[gpu].held[slot] > 0; i++)
+    for (uint32_t i = 0; i < state->gpus[gpu].frame_count && state->gpus[gpu].held[slot] > 0; i++)
         if (frames[i].owner == slot + 1) frames_release(state, gpu, i);
 }
 
@@ -100,10 +100,10 @@ void frames_rebuild(struct state *state, int number_of_gpu) {
     static pthread_mutex_t one_at_a_time = PTHREAD_MUTEX_INITIALIZER; /* for `ordering` */
     struct gpu *gpu = &state->gpus[number_of_gpu];
     struct frame *frames = gpu_frames(state, number_of_gpu);
-    uint32_t *managed = malloc(state->frames * sizeof *managed), count = 0;
+    uint32_t *managed = malloc((gpu->frame_count + 1) * sizeof *managed), count = 0;
     gpu->free = gpu->managed = (struct frame_list){NO_FRAME, NO_FRAME, 0};
     memset(gpu->held, 0, sizeof gpu->held);
-    for (uint32_t i = 0; i < state->frames; i++) {
+    for (uint32_t i = 0; i < gpu->frame_count; i++) {
         struct frame *frame = &frames[i];
         if (frame->kind == FRAME_FREE || frame->owner == 0 || frame->owner > MAX_PROCESSES) {
             frame->kind = FRAME_FREE;

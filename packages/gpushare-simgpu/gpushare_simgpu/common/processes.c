@@ -148,7 +148,7 @@ static int reap(struct state *state) {
             alive++;
             continue;
         }
-        for (int gpu = 0; gpu < (int)state->settings.devices; gpu++) {
+        for (int gpu = 0; gpu < (int)state->numbers; gpu++) {
             gpu_lock(state, gpu);
             frames_release_all(state, gpu, slot);
             state->gpus[gpu].contexts[slot] = 0;
@@ -180,7 +180,7 @@ int processes_join(struct state *state) {
     lock(state);
     if (reap(state) == 0) {
         /* instants may be of an earlier boot */
-        for (int gpu = 0; gpu < (int)state->settings.devices; gpu++) {
+        for (int gpu = 0; gpu < (int)state->numbers; gpu++) {
             gpu_lock(state, gpu);
             state->gpus[gpu].compute.free_at = state->gpus[gpu].h2d.free_at = state->gpus[gpu].d2h.free_at = 0;
             gpu_unlock(state, gpu);
@@ -194,7 +194,7 @@ int processes_join(struct state *state) {
     if (found >= 0) {
         struct process *process = &state->processes[found];
         state->next_slot = (uint32_t)found + 1;
-        for (int gpu = 0; gpu < (int)state->settings.devices; gpu++) {
+        for (int gpu = 0; gpu < (int)state->numbers; gpu++) {
             gpu_lock(state, gpu);
             memset(&state->gpus[gpu].usage[found], 0, sizeof state->gpus[gpu].usage[found]);
             gpu_unlock(state, gpu);

@@ -129,6 +129,8 @@ int settings_read(struct settings *s) {
         return -1;
     }
     s->memory -= s->memory % s->page;
+    s->mig = mig_profiles_read(s->mig_layouts, s->devices, s->memory, s->page);
+    if (s->mig < 0) return -1;
     const char *model = getenv("SIMGPU_MODEL");
     if (model && *model)
         snprintf(s->model, sizeof s->model, "%s", model);

@@ -5,6 +5,8 @@
 
 #include <stdint.h>
 
+#include "common/mig_profiles.h"
+
 #define MAX_GPUS     16
 #define MODEL_LENGTH 96
 
@@ -31,6 +33,8 @@ struct settings {
     uint64_t checkpoint_h2d;            /* bytes/s of restores, likewise */
     uint64_t restore_ns;                /* time of a restore besides its copies */
     char model[MODEL_LENGTH];
+    int mig; /* the GPUs can do MIG */
+    struct mig_layout mig_layouts[MAX_GPUS];
 };
 
 /* 0, or -1 after saying on stderr which variable is wrong and what would be right. */

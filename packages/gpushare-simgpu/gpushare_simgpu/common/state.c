@@ -11,11 +11,13 @@
 
 #include "common/clock.h"
 #include "common/frames.h"
+#include "common/mig.h"
 #include "common/processes.h"
 #include "common/turns.h"
+#include "common/uuid.h"
 
 /* "SIMGPU" and the number of the layout */
-#define MAGIC (0x5550474d49530000ull + 7)
+#define MAGIC (0x5550474d49530000ull + 8)
 
 static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER;
 static struct state *opened;
@@ -39,19 +41,12 @@ static void shared_mutex(pthread_mutex_t *mutex) {
     pthread_mutexattr_destroy(&attributes);
 }
 
-/* UUIDs that a restart with the same path finds again: FNV-1a of path and number, in the form of a version 5 UUID. */
+/* UUIDs that a restart with the same path finds again. */
 static void make_uuid(uint8_t uuid[16], const char *path, int gpu) {
-    char real[4096], text[4200];
+    char real[4096], name[4200];
     if (!realpath(path, real)) snprintf(real, sizeof real, "%s", path);
-    for (int half = 0; half < 2; half++) {
-        uint64_t hash = 14695981039346656037ull;
-        snprintf(text, sizeof text, "%d/%d/%s", half, gpu, real);
-        for (const char *c = text; *c; c++) hash = (hash ^ (uint8_t)*c) * 1099511628211ull;
-        hash ^= hash >> 32;
-        memcpy(uuid + 8 * half, &hash, 8);
-    }
-    uuid[6] = (uint8_t)((uuid[6] & 0x0f) | 0x50);
-    uuid[8] = (uint8_t)((uuid[8] & 0x3f) | 0x80);
+    snprintf(name, sizeof name, "%d/%s", gpu, real);
+    uuid_make(uuid, name);
 }
 
 static uint64_t file_size(const struct settings *settings) {
@@ -64,11 +59,11 @@ static void make_state(struct state *state, const struct settings *settings, con
     state->frames = settings->memory / settings->page;
     shared_mutex(&state->lock);
     for (int i = 0; i < MAX_PROCESSES; i++) shared_mutex(&state->checkpoints[i].caller);
+    state->numbers = (uint32_t)settings->devices * (settings->mig ? 1 + MIG_INSTANCES : 1);
+    for (int i = 0; i < (int)state->numbers; i++) shared_mutex(&state->gpus[i].lock);
     for (int i = 0; i < (int)settings->devices; i++) {
-        struct gpu *gpu = &state->gpus[i];
-        shared_mutex(&gpu->lock);
-        make_uuid(gpu->uuid, path, i);
-        frames_rebuild(state, i);
+        make_uuid(state->gpus[i].uuid, path, i);
+        mig_divide(state, i, &settings->mig_layouts[i]);
     }
     state->magic = MAGIC;
 }

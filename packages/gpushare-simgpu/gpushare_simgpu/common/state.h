@@ -10,9 +10,12 @@
 #include <stdint.h>
 
 #include "common/checkpoint.h"
+#include "common/mig_profiles.h"
 #include "common/settings.h"
 #include "common/stats.h"
 
+/* Of GPUs and MIG instances. */
+#define MAX_NUMBERS    (MAX_GPUS * (1 + MIG_INSTANCES))
 #define MAX_PROCESSES  256
 #define NO_FRAME       UINT32_MAX
 #define BUSY_BUCKETS   32
@@ -62,9 +65,14 @@ struct usage {
     struct busy periods[USAGE_PERIODS];
 };
 
+/* A GPU, or a MIG instance of one (common/mig.h). */
 struct gpu {
     pthread_mutex_t lock;
     uint8_t uuid[16];
+    uint64_t first_frame; /* in all_frames */
+    uint32_t frame_count;
+    uint32_t mig;                    /* a GPU: it is in MIG mode; an instance: it exists */
+    struct mig_place place;          /* of an instance on its GPU */
     struct frame_list free, managed; /* managed: the one that leaves first, first */
     uint64_t stamp;
     uint32_t held[MAX_PROCESSES];     /* frames of each process */
@@ -91,14 +99,15 @@ struct state {
     uint64_t size; /* of the file */
     struct settings settings;
     uint64_t frames;      /* per GPU */
+    uint32_t numbers;     /* how many of gpus[] are in use: the GPUs, and places for instances where MIG is possible */
     pthread_mutex_t lock; /* the process slots; taken before any GPU's lock */
     uint64_t next_serial;
     uint32_t next_slot; /* slots are taken in turn, so that what an ended process leaves stays readable for a while */
     uint64_t reaped_at;
     struct process processes[MAX_PROCESSES];
     struct checkpoint checkpoints[MAX_PROCESSES]; /* of each process */
-    struct gpu gpus[MAX_GPUS];
-    struct frame all_frames[]; /* those of GPU 0, then of GPU 1 ... */
+    struct gpu gpus[MAX_NUMBERS];                 /* first the GPUs of the machine */
+    struct frame all_frames[];                    /* those of GPU 0, then of GPU 1 ... */
 };
 
 /* Opens the state, making it if it is not there. NULL after saying why on stderr. The same pointer on every call. */
@@ -112,7 +121,7 @@ int state_file(void);
 void state_forked(void);
 
 static inline struct frame *gpu_frames(struct state *state, int gpu) {
-    return state->all_frames + (uint64_t)gpu * state->frames;
+    return state->all_frames + state->gpus[gpu].first_frame;
 }
 
 void gpu_lock(struct state *state, int gpu);

@@ -2,21 +2,37 @@
 
 #include <string.h>
 
+#include "common/mig.h"
 #include "common/processes.h"
-#include "common/state.h"
 
 #define EXPORT __attribute__((visibility("default")))
+
+/* Adds up two rows of counters: the struct has nothing else. */
+static void add(struct simgpu_stats *sum, const struct simgpu_stats *more) {
+    for (size_t i = 0; i < sizeof *sum / sizeof(uint64_t); i++) ((uint64_t *)sum)[i] += ((const uint64_t *)more)[i];
+}
+
+/* Goes over a GPU and its MIG instances: from -1 to the next one, and to -1 after the last. */
+static int next_of(const struct state *state, int gpu, int number) {
+    if (number < 0) return gpu;
+    for (int i = number == gpu ? 0 : mig_index(state, number) + 1; i < MIG_INSTANCES; i++)
+        if (mig_exists(state, mig_number(state, gpu, i))) return mig_number(state, gpu, i);
+    return -1;
+}
 
 EXPORT int simgpu_stats(int gpu, struct simgpu_stats *out, size_t size) {
     struct state *state = state_open();
     if (!state || gpu < 0 || gpu >= (int)state->settings.devices || !out) return -1;
     processes_reap(state, 1);
-    gpu_lock(state, gpu);
-    struct simgpu_stats stats = state->gpus[gpu].stats;
+    struct simgpu_stats stats = {0};
+    for (int number = next_of(state, gpu, -1); number >= 0; number = next_of(state, gpu, number)) {
+        gpu_lock(state, number);
+        add(&stats, &state->gpus[number].stats);
+        stats.memory_free += state->gpus[number].free.count * state->settings.page;
+        stats.memory_managed += state->gpus[number].managed.count * state->settings.page;
+        gpu_unlock(state, number);
+    }
     stats.memory = state->settings.memory;
-    stats.memory_free = state->gpus[gpu].free.count * state->settings.page;
-    stats.memory_managed = state->gpus[gpu].managed.count * state->settings.page;
-    gpu_unlock(state, gpu);
     memcpy(out, &stats, size < sizeof stats ? size : sizeof stats);
     return 0;
 }
@@ -26,9 +42,11 @@ EXPORT int64_t simgpu_resident(int gpu, int32_t pid) {
     if (!state || gpu < 0 || gpu >= (int)state->settings.devices) return -1;
     processes_reap(state, 1);
     int64_t bytes = 0;
-    for (uint32_t slot = 0; slot < MAX_PROCESSES; slot++)
-        if (pid > 0 && state->processes[slot].pid && processes_pid(state, slot) == pid)
-            bytes += (int64_t)(state->gpus[gpu].held[slot] * state->settings.page);
+    for (uint32_t slot = 0; slot < MAX_PROCESSES; slot++) {
+        if (pid <= 0 || !state->processes[slot].pid || processes_pid(state, slot) != pid) continue;
+        for (int number = next_of(state, gpu, -1); number >= 0; number = next_of(state, gpu, number))
+            bytes += (int64_t)(state->gpus[number].held[slot] * state->settings.page);
+    }
     return bytes;
 }
 
@@ -36,7 +54,10 @@ EXPORT int64_t simgpu_gpu_time(int gpu, int32_t pid) {
     struct state *state = state_open();
     if (!state || gpu < 0 || gpu >= (int)state->settings.devices) return -1;
     int64_t ns = 0;
-    for (uint32_t slot = 0; slot < MAX_PROCESSES; slot++)
-        if (pid > 0 && processes_pid(state, slot) == pid) ns += (int64_t)state->gpus[gpu].usage[slot].total_ns;
+    for (uint32_t slot = 0; slot < MAX_PROCESSES; slot++) {
+        if (pid <= 0 || processes_pid(state, slot) != pid) continue;
+        for (int number = next_of(state, gpu, -1); number >= 0; number = next_of(state, gpu, number))
+            ns += (int64_t)state->gpus[number].usage[slot].total_ns;
+    }
     return ns;
 }

@@ -9,20 +9,20 @@
 #define FULL_CELSIUS    72u
 
 EXPORT nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_t *utilization) {
-    REQUIRE_DEVICE(device, utilization);
-    unsigned busy = nvml_busy_percent(nvml_gpu(device));
+    REQUIRE_UNDIVIDED(device, utilization);
+    unsigned busy = nvml_busy_percent(nvml_number(device));
     *utilization = (nvmlUtilization_t){.gpu = busy, .memory = busy / 2};
     return NVML_SUCCESS;
 }
 
 EXPORT nvmlReturn_t nvmlDeviceGetPowerUsage(nvmlDevice_t device, unsigned *milliwatts) {
-    REQUIRE_DEVICE(device, milliwatts);
-    *milliwatts = IDLE_MILLIWATTS + (FULL_MILLIWATTS - IDLE_MILLIWATTS) / 100 * nvml_busy_percent(nvml_gpu(device));
+    REQUIRE_GPU(device, milliwatts);
+    *milliwatts = IDLE_MILLIWATTS + (FULL_MILLIWATTS - IDLE_MILLIWATTS) / 100 * nvml_busy_percent(nvml_number(device));
     return NVML_SUCCESS;
 }
 
 static nvmlReturn_t power_limit(nvmlDevice_t device, unsigned *milliwatts) {
-    REQUIRE_DEVICE(device, milliwatts);
+    REQUIRE_GPU(device, milliwatts);
     *milliwatts = FULL_MILLIWATTS;
     return NVML_SUCCESS;
 }
@@ -44,45 +44,46 @@ static unsigned celsius(int gpu) {
 }
 
 EXPORT nvmlReturn_t nvmlDeviceGetTemperature(nvmlDevice_t device, unsigned sensor, unsigned *temperature) {
-    REQUIRE_DEVICE(device, temperature);
+    REQUIRE_GPU(device, temperature);
     REQUIRE(sensor == 0, NVML_ERROR_INVALID_ARGUMENT);
-    *temperature = celsius(nvml_gpu(device));
+    *temperature = celsius(nvml_number(device));
     return NVML_SUCCESS;
 }
 
 EXPORT nvmlReturn_t nvmlDeviceGetTemperatureV(nvmlDevice_t device, nvmlTemperature_t *temperature) {
-    REQUIRE_DEVICE(device, temperature);
+    REQUIRE_GPU(device, temperature);
     REQUIRE(temperature->version == (sizeof *temperature | 1u << 24), NVML_ERROR_ARGUMENT_VERSION_MISMATCH);
     REQUIRE(temperature->sensor == 0, NVML_ERROR_INVALID_ARGUMENT);
-    temperature->temperature = (int)celsius(nvml_gpu(device));
+    temperature->temperature = (int)celsius(nvml_number(device));
     return NVML_SUCCESS;
 }
 
 EXPORT nvmlReturn_t nvmlDeviceGetPerformanceState(nvmlDevice_t device, unsigned *state) {
-    REQUIRE_DEVICE(device, state);
+    REQUIRE_GPU(device, state);
     *state = 0;
     return NVML_SUCCESS;
 }
 
 EXPORT nvmlReturn_t nvmlDeviceGetFanSpeed(nvmlDevice_t device, unsigned *percent) {
-    REQUIRE_DEVICE(device, percent);
+    REQUIRE_GPU(device, percent);
     return NVML_ERROR_NOT_SUPPORTED; /* cooled by the server */
 }
 
 EXPORT nvmlReturn_t nvmlDeviceGetPersistenceMode(nvmlDevice_t device, unsigned *mode) {
-    REQUIRE_DEVICE(device, mode);
+    REQUIRE_GPU(device, mode);
     *mode = 1;
     return NVML_SUCCESS;
 }
 
 EXPORT nvmlReturn_t nvmlDeviceGetComputeMode(nvmlDevice_t device, unsigned *mode) {
     REQUIRE_DEVICE(device, mode);
+    REQUIRE(!nvml_divided(nvml_number(device)), NVML_ERROR_NOT_SUPPORTED);
     *mode = 0; /* any number of processes */
     return NVML_SUCCESS;
 }
 
 EXPORT nvmlReturn_t nvmlDeviceGetDisplayMode(nvmlDevice_t device, unsigned *mode) {
-    REQUIRE_DEVICE(device, mode);
+    REQUIRE_GPU(device, mode);
     *mode = 0;
     return NVML_SUCCESS;
 }
@@ -92,13 +93,13 @@ EXPORT nvmlReturn_t nvmlDeviceGetDisplayActive(nvmlDevice_t device, unsigned *ac
 }
 
 EXPORT nvmlReturn_t nvmlDeviceGetEccMode(nvmlDevice_t device, unsigned *current, unsigned *pending) {
-    REQUIRE_DEVICE(device, current);
+    REQUIRE_GPU(device, current);
     return NVML_ERROR_NOT_SUPPORTED;
 }
 
 static nvmlReturn_t clock_mhz(nvmlDevice_t device, unsigned which, unsigned *mhz) {
     static const unsigned CLOCKS[] = {1530, 1530, 877, 1372}; /* graphics, SM, memory, video */
-    REQUIRE_DEVICE(device, mhz);
+    REQUIRE_GPU(device, mhz);
     REQUIRE(which < sizeof CLOCKS / sizeof *CLOCKS, NVML_ERROR_INVALID_ARGUMENT);
     *mhz = CLOCKS[which];
     return NVML_SUCCESS;

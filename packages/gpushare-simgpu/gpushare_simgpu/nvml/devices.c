@@ -12,6 +12,11 @@ static nvmlReturn_t tell(char *out, unsigned length, const char *text) {
     return NVML_SUCCESS;
 }
 
+static void device_uuid(int number, char text[UUID_TEXT]) {
+    const struct state *state = nvml_state();
+    uuid_text(mig_is_instance(state, number) ? "MIG" : "GPU", state->gpus[number].uuid, text);
+}
+
 static void serial_text(int gpu, char text[24]) {
     const uint8_t *u = nvml_state()->gpus[gpu].uuid;
     snprintf(text, 24, "1%010u", (unsigned)(u[12] << 24 | u[13] << 16 | u[14] << 8 | u[15]));
@@ -42,11 +47,12 @@ EXPORT nvmlReturn_t nvmlDeviceGetHandleByIndex(unsigned index, nvmlDevice_t *dev
 EXPORT nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *device) {
     REQUIRE(nvml_state(), NVML_ERROR_UNINITIALIZED);
     REQUIRE(device && uuid, NVML_ERROR_INVALID_ARGUMENT);
-    for (int gpu = 0; gpu < (int)nvml_state()->settings.devices; gpu++) {
+    for (int number = 0; number < (int)nvml_state()->numbers; number++) {
         char text[UUID_TEXT];
-        uuid_text(nvml_state()->gpus[gpu].uuid, text);
+        if (nvml_number(nvml_handle(number)) < 0) continue;
+        device_uuid(number, text);
         if (strcasecmp(text, uuid) == 0) {
-            *device = nvml_handle(gpu);
+            *device = nvml_handle(number);
             return NVML_SUCCESS;
         }
     }
@@ -78,38 +84,44 @@ EXPORT nvmlReturn_t nvmlDeviceGetHandleByPciBusId_v2(const char *text, nvmlDevic
     return NVML_SUCCESS;
 }
 
+/* Of an instance: its index on its GPU. */
 EXPORT nvmlReturn_t nvmlDeviceGetIndex(nvmlDevice_t device, unsigned *index) {
     REQUIRE_DEVICE(device, index);
-    *index = (unsigned)nvml_gpu(device);
+    int number = nvml_number(device);
+    *index = (unsigned)(mig_is_instance(nvml_state(), number) ? mig_index(nvml_state(), number) : number);
     return NVML_SUCCESS;
 }
 
 EXPORT nvmlReturn_t nvmlDeviceGetMinorNumber(nvmlDevice_t device, unsigned *minor) {
-    return nvmlDeviceGetIndex(device, minor);
+    REQUIRE_GPU(device, minor);
+    *minor = (unsigned)nvml_number(device);
+    return NVML_SUCCESS;
 }
 
 EXPORT nvmlReturn_t nvmlDeviceGetName(nvmlDevice_t device, char *name, unsigned length) {
+    char text[MIG_NAME];
     REQUIRE_DEVICE(device, name);
-    return tell(name, length, nvml_state()->settings.model);
+    mig_name(nvml_state(), nvml_number(device), text);
+    return tell(name, length, text);
 }
 
 EXPORT nvmlReturn_t nvmlDeviceGetUUID(nvmlDevice_t device, char *uuid, unsigned length) {
     char text[UUID_TEXT];
     REQUIRE_DEVICE(device, uuid);
-    uuid_text(nvml_state()->gpus[nvml_gpu(device)].uuid, text);
+    device_uuid(nvml_number(device), text);
     return tell(uuid, length, text);
 }
 
 EXPORT nvmlReturn_t nvmlDeviceGetSerial(nvmlDevice_t device, char *serial, unsigned length) {
     char text[24];
-    REQUIRE_DEVICE(device, serial);
-    serial_text(nvml_gpu(device), text);
+    REQUIRE_GPU(device, serial);
+    serial_text(nvml_number(device), text);
     return tell(serial, length, text);
 }
 
 EXPORT nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, nvmlPciInfo_t *pci) {
-    REQUIRE_DEVICE(device, pci);
-    unsigned bus = (unsigned)nvml_gpu(device) + 1;
+    REQUIRE_GPU(device, pci);
+    unsigned bus = (unsigned)nvml_number(device) + 1;
     *pci = (nvmlPciInfo_t){.bus = bus, .pci_device_id = 0x1db110de, .pci_subsystem_id = 0x121210de};
     snprintf(pci->bus_id_legacy, sizeof pci->bus_id_legacy, "0000:%02X:00.0", bus & 0xff);
     snprintf(pci->bus_id, sizeof pci->bus_id, "00000000:%02X:00.0", bus & 0xff);
@@ -117,32 +129,14 @@ EXPORT nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, nvmlPciInfo_t *
 }
 
 EXPORT nvmlReturn_t nvmlDeviceGetBoardId(nvmlDevice_t device, unsigned *board) {
-    REQUIRE_DEVICE(device, board);
-    *board = ((unsigned)nvml_gpu(device) + 1) << 8;
+    REQUIRE_GPU(device, board);
+    *board = ((unsigned)nvml_number(device) + 1) << 8;
     return NVML_SUCCESS;
 }
 
 EXPORT nvmlReturn_t nvmlDeviceOnSameBoard(nvmlDevice_t first, nvmlDevice_t second, int *same) {
-    REQUIRE_DEVICE(first, same);
-    REQUIRE(nvml_gpu(second) >= 0, NVML_ERROR_INVALID_ARGUMENT);
+    REQUIRE_GPU(first, same);
+    REQUIRE(nvml_number(second) >= 0, NVML_ERROR_INVALID_ARGUMENT);
     *same = first == second;
-    return NVML_SUCCESS;
-}
-
-/* A whole GPU: there is no MIG to be switched on. */
-EXPORT nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned *current, unsigned *pending) {
-    REQUIRE_DEVICE(device, current);
-    return NVML_ERROR_NOT_SUPPORTED;
-}
-
-EXPORT nvmlReturn_t nvmlDeviceIsMigDeviceHandle(nvmlDevice_t device, unsigned *is_mig) {
-    REQUIRE_DEVICE(device, is_mig);
-    *is_mig = 0;
-    return NVML_SUCCESS;
-}
-
-EXPORT nvmlReturn_t nvmlDeviceGetMaxMigDeviceCount(nvmlDevice_t device, unsigned *count) {
-    REQUIRE_DEVICE(device, count);
-    *count = 0;
     return NVML_SUCCESS;
 }

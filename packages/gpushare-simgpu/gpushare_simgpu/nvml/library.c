@@ -17,22 +17,47 @@ struct state *nvml_state(void) {
 }
 
 /* Handles are the addresses of these; nothing is in them. */
-static char handles[MAX_GPUS];
+static char handles[MAX_NUMBERS];
 
-int nvml_gpu(nvmlDevice_t device) {
-    for (int gpu = 0; gpu < (int)nvml_state()->settings.devices; gpu++)
-        if ((void *)device == (void *)&handles[gpu]) return gpu;
+int nvml_number(nvmlDevice_t device) {
+    for (int number = 0; number < (int)nvml_state()->numbers; number++)
+        if ((void *)device == (void *)&handles[number])
+            return !mig_is_instance(nvml_state(), number) || mig_exists(nvml_state(), number) ? number : -1;
     return -1;
 }
 
-nvmlDevice_t nvml_handle(int gpu) {
-    return (nvmlDevice_t)(void *)&handles[gpu];
+nvmlDevice_t nvml_handle(int number) {
+    return (nvmlDevice_t)(void *)&handles[number];
+}
+
+int nvml_divided(int number) {
+    return !mig_is_instance(nvml_state(), number) && nvml_state()->gpus[number].mig;
+}
+
+void nvml_visit(int number, void (*visit)(int number, void *data), void *data) {
+    if (!nvml_divided(number)) {
+        visit(number, data);
+        return;
+    }
+    for (int i = 0; i < MIG_INSTANCES; i++) {
+        int instance = mig_number(nvml_state(), number, i);
+        if (mig_exists(nvml_state(), instance)) visit(instance, data);
+    }
+}
+
+/* Busy time of the last second, multiplied by the compute slices that were busy. */
+static void add_busy(int number, void *data) {
+    gpu_lock(state, number);
+    uint64_t busy = engine_recent_busy(&state->gpus[number], clock_now());
+    gpu_unlock(state, number);
+    uint32_t all = mig_profiles[MIG_PROFILES - 1].compute;
+    uint32_t slices = mig_is_instance(state, number) ? mig_profiles[state->gpus[number].place.profile].compute : all;
+    *(uint64_t *)data += busy * slices / all;
 }
 
 unsigned nvml_busy_percent(int gpu) {
-    gpu_lock(state, gpu);
-    uint64_t busy = engine_recent_busy(&state->gpus[gpu], clock_now());
-    gpu_unlock(state, gpu);
+    uint64_t busy = 0;
+    nvml_visit(gpu, add_busy, &busy);
     uint64_t percent = (busy * 100 + NS_PER_SECOND / 2) / NS_PER_SECOND;
     return percent > 100 ? 100 : (unsigned)percent;
 }
@@ -75,6 +100,8 @@ EXPORT const char *nvmlErrorString(nvmlReturn_t error) {
     case NVML_ERROR_INSUFFICIENT_SIZE: return "Insufficient Size";
     case NVML_ERROR_DRIVER_NOT_LOADED: return "Driver Not Loaded";
     case NVML_ERROR_FUNCTION_NOT_FOUND: return "Function Not Found";
+    case NVML_ERROR_IN_USE: return "In use by another client";
+    case NVML_ERROR_INSUFFICIENT_RESOURCES: return "Insufficient Resources";
     case NVML_ERROR_ARGUMENT_VERSION_MISMATCH: return "Argument version mismatch";
     case NVML_ERROR_UNKNOWN: break;
     }

@@ -2,7 +2,7 @@
 #ifndef SIMGPU_NVML_LIBRARY_H
 #define SIMGPU_NVML_LIBRARY_H
 
-#include "common/state.h"
+#include "common/mig.h"
 #include "nvml/nvml_api.h"
 
 #define CUDA_VERSION 13000
@@ -11,11 +11,17 @@
 /* NULL before nvmlInit. */
 struct state *nvml_state(void);
 
-/* The number of a GPU; -1 for a handle that is none. */
-int nvml_gpu(nvmlDevice_t device);
-nvmlDevice_t nvml_handle(int gpu);
+/* The number of a GPU or of a MIG instance; -1 for a handle that is neither. */
+int nvml_number(nvmlDevice_t device);
+nvmlDevice_t nvml_handle(int number);
 
-/* Share of the last second for which the GPU computed, in percent. */
+/* True for a GPU in MIG mode: then much can only be asked of its instances, or not at all. */
+int nvml_divided(int number);
+
+/* Calls `visit` for each number on which processes of a device can be: of a GPU in MIG mode those of its instances. */
+void nvml_visit(int number, void (*visit)(int number, void *data), void *data);
+
+/* Share of the last second for which the GPU computed, in percent. In MIG mode: of its compute slices. */
 unsigned nvml_busy_percent(int gpu);
 
 #define REQUIRE(condition, error)                                                                                      \
@@ -23,11 +29,25 @@ unsigned nvml_busy_percent(int gpu);
         if (!(condition)) return error;                                                                                \
     } while (0)
 
-/* At the head of every call about a device: initialised, a real handle, somewhere to put the answer. */
+/* At the head of every call about a GPU or a MIG instance: initialised, a real handle, somewhere to put the answer. */
 #define REQUIRE_DEVICE(device, out)                                                                                    \
     do {                                                                                                               \
         REQUIRE(nvml_state(), NVML_ERROR_UNINITIALIZED);                                                               \
-        REQUIRE(nvml_gpu(device) >= 0 && (out), NVML_ERROR_INVALID_ARGUMENT);                                          \
+        REQUIRE(nvml_number(device) >= 0 && (out), NVML_ERROR_INVALID_ARGUMENT);                                       \
+    } while (0)
+
+/* At the head of every call that answers for whole GPUs only. */
+#define REQUIRE_GPU(device, out)                                                                                       \
+    do {                                                                                                               \
+        REQUIRE_DEVICE(device, out);                                                                                   \
+        REQUIRE(!mig_is_instance(nvml_state(), nvml_number(device)), NVML_ERROR_NOT_SUPPORTED);                        \
+    } while (0)
+
+/* At the head of every call that answers neither for instances nor for a GPU that has some. */
+#define REQUIRE_UNDIVIDED(device, out)                                                                                 \
+    do {                                                                                                               \
+        REQUIRE_GPU(device, out);                                                                                      \
+        REQUIRE(!nvml_divided(nvml_number(device)), NVML_ERROR_NOT_SUPPORTED);                                         \
     } while (0)
 
 #endif

@@ -1,19 +1,25 @@
-/* How much of a GPU's memory is taken. */
+/* How much of the memory of a GPU or of a MIG instance is taken. */
 #include "common/processes.h"
 #include "nvml/library.h"
 
-static nvmlMemory_t memory_of(int gpu) {
+static void add_used(int number, void *data) {
     struct state *state = nvml_state();
-    processes_reap(state, 1);
-    gpu_lock(state, gpu);
-    unsigned long long free = state->gpus[gpu].free.count * state->settings.page;
-    gpu_unlock(state, gpu);
-    return (nvmlMemory_t){.total = state->settings.memory, .free = free, .used = state->settings.memory - free};
+    gpu_lock(state, number);
+    struct gpu *gpu = &state->gpus[number];
+    *(unsigned long long *)data += (gpu->frame_count - gpu->free.count) * state->settings.page;
+    gpu_unlock(state, number);
+}
+
+static nvmlMemory_t memory_of(int number) {
+    unsigned long long used = 0, total = mig_memory(nvml_state(), number);
+    processes_reap(nvml_state(), 1);
+    nvml_visit(number, add_used, &used);
+    return (nvmlMemory_t){.total = total, .free = total - used, .used = used};
 }
 
 EXPORT nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory) {
     REQUIRE_DEVICE(device, memory);
-    *memory = memory_of(nvml_gpu(device));
+    *memory = memory_of(nvml_number(device));
     return NVML_SUCCESS;
 }
 
@@ -21,7 +27,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v
     REQUIRE_DEVICE(device, memory);
     /* NVML's versioned structs say their size and version in the first field */
     REQUIRE(memory->version == (sizeof *memory | 2u << 24), NVML_ERROR_ARGUMENT_VERSION_MISMATCH);
-    nvmlMemory_t now = memory_of(nvml_gpu(device));
+    nvmlMemory_t now = memory_of(nvml_number(device));
     memory->total = now.total;
     memory->reserved = 0;
     memory->free = now.free;
@@ -31,7 +37,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v
 
 /* The window through which the host sees VRAM: nothing uses it here. */
 EXPORT nvmlReturn_t nvmlDeviceGetBAR1MemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory) {
-    REQUIRE_DEVICE(device, memory);
+    REQUIRE_GPU(device, memory);
     *memory = (nvmlMemory_t){.total = 256u << 20, .free = 256u << 20, .used = 0};
     return NVML_SUCCESS;
 }

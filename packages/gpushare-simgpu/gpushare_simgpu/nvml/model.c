@@ -1,8 +1,15 @@
 /* What kind of GPU it is. */
 #include "nvml/library.h"
 
-static nvmlReturn_t constant(nvmlDevice_t device, unsigned *out, unsigned value) {
+/* What is the same of a GPU and of its instances. */
+static nvmlReturn_t same(nvmlDevice_t device, unsigned *out, unsigned value) {
     REQUIRE_DEVICE(device, out);
+    *out = value;
+    return NVML_SUCCESS;
+}
+
+static nvmlReturn_t constant(nvmlDevice_t device, unsigned *out, unsigned value) {
+    REQUIRE_GPU(device, out);
     *out = value;
     return NVML_SUCCESS;
 }
@@ -15,14 +22,15 @@ EXPORT nvmlReturn_t nvmlDeviceGetCudaComputeCapability(nvmlDevice_t device, int 
 }
 
 EXPORT nvmlReturn_t nvmlDeviceGetArchitecture(nvmlDevice_t device, unsigned *architecture) {
-    return constant(device, architecture, 7); /* Ampere */
+    return same(device, architecture, 7); /* Ampere */
 }
 
 EXPORT nvmlReturn_t nvmlDeviceGetBrand(nvmlDevice_t device, unsigned *brand) {
-    return constant(device, brand, 0); /* unknown */
+    return same(device, brand, 0); /* unknown */
 }
 
 EXPORT nvmlReturn_t nvmlDeviceGetNumGpuCores(nvmlDevice_t device, unsigned *cores) {
+    REQUIRE_UNDIVIDED(device, cores);
     return constant(device, cores, 5120);
 }
 

@@ -16,6 +16,8 @@ typedef enum {
     NVML_ERROR_INSUFFICIENT_SIZE = 7,
     NVML_ERROR_DRIVER_NOT_LOADED = 9,
     NVML_ERROR_FUNCTION_NOT_FOUND = 13,
+    NVML_ERROR_IN_USE = 19,
+    NVML_ERROR_INSUFFICIENT_RESOURCES = 23,
     NVML_ERROR_ARGUMENT_VERSION_MISMATCH = 25,
     NVML_ERROR_UNKNOWN = 999,
 } nvmlReturn_t;
@@ -85,5 +87,44 @@ typedef struct {
     unsigned version, sensor;
     int temperature;
 } nvmlTemperature_t;
+
+#define GPU_INSTANCE_PROFILES 18 /* NVML_GPU_INSTANCE_PROFILE_COUNT */
+#define PROFILE_NAME_LENGTH   96
+
+/* What an instance of a profile has, as all versions of the profile's struct have it. */
+typedef struct {
+    unsigned slices, instances, multiprocessors, copy_engines, decoders, encoders, jpegs, ofas;
+} nvmlProfileParts_t;
+
+typedef struct {
+    unsigned id, p2p;
+    nvmlProfileParts_t parts;
+    unsigned long long memory_mib;
+} nvmlGpuInstanceProfileInfo_t;
+
+typedef struct {
+    unsigned version, id, p2p;
+    nvmlProfileParts_t parts;
+    unsigned long long memory_mib;
+    char name[PROFILE_NAME_LENGTH];
+} nvmlGpuInstanceProfileInfo_v2_t;
+
+typedef struct {
+    unsigned version, id;
+    nvmlProfileParts_t parts;
+    unsigned long long memory_mib;
+    char name[PROFILE_NAME_LENGTH];
+    unsigned capabilities;
+} nvmlGpuInstanceProfileInfo_v3_t;
+
+typedef struct {
+    unsigned start, size; /* memory slices */
+} nvmlGpuInstancePlacement_t;
+
+/* Of a MIG device handle. */
+typedef struct {
+    unsigned multiprocessors, copy_engines, decoders, encoders, jpegs, ofas, gpu_slices, compute_slices;
+    unsigned long long memory_mib;
+} nvmlDeviceAttributes_t;
 
 #endif

@@ -6,33 +6,49 @@
 #include "common/processes.h"
 #include "nvml/library.h"
 
+struct listing {
+    const int32_t *pids; /* by slot */
+    nvmlProcessInfo_t *out;
+    unsigned room, count;
+};
+
 /* A process is on a GPU from the creation of its first context there to the end of the last. */
-static unsigned list(int gpu, nvmlProcessInfo_t *out, unsigned room) {
+static void add_processes(int number, void *data) {
+    struct state *state = nvml_state();
+    struct listing *listing = data;
+    struct gpu *gpu = &state->gpus[number];
+    int instance = mig_is_instance(state, number);
+    gpu_lock(state, number);
+    for (unsigned slot = 0; slot < MAX_PROCESSES; slot++) {
+        int32_t pid = state->processes[slot].pid ? listing->pids[slot] : 0;
+        if (pid == 0 || !gpu->contexts[slot]) continue;
+        if (listing->count < listing->room)
+            listing->out[listing->count] = (nvmlProcessInfo_t){
+                .pid = (unsigned)pid,
+                .used = gpu->held[slot] * state->settings.page,
+                .gpu_instance = instance ? mig_profile_id(gpu->place) : ~0u,
+                .compute_instance = instance ? 0 : ~0u,
+            };
+        listing->count++;
+    }
+    gpu_unlock(state, number);
+}
+
+static unsigned list(int number, nvmlProcessInfo_t *out, unsigned room) {
     struct state *state = nvml_state();
     int32_t pids[MAX_PROCESSES];
-    unsigned count = 0;
+    struct listing listing = {pids, out, room, 0};
     processes_reap(state, 1);
     for (unsigned slot = 0; slot < MAX_PROCESSES; slot++)
         pids[slot] = state->processes[slot].pid ? processes_pid(state, slot) : 0;
-    gpu_lock(state, gpu);
-    for (unsigned slot = 0; slot < MAX_PROCESSES; slot++) {
-        int32_t pid = state->processes[slot].pid ? pids[slot] : 0;
-        if (pid == 0 || !state->gpus[gpu].contexts[slot]) continue;
-        if (count < room)
-            out[count] = (nvmlProcessInfo_t){.pid = (unsigned)pid,
-                                             .used = state->gpus[gpu].held[slot] * state->settings.page,
-                                             .gpu_instance = ~0u,
-                                             .compute_instance = ~0u};
-        count++;
-    }
-    gpu_unlock(state, gpu);
-    return count;
+    nvml_visit(number, add_processes, &listing);
+    return listing.count;
 }
 
 static nvmlReturn_t tell(nvmlDevice_t device, unsigned *count, nvmlProcessInfo_t *out) {
     REQUIRE_DEVICE(device, count);
     unsigned room = out ? *count : 0;
-    *count = list(nvml_gpu(device), out, room);
+    *count = list(nvml_number(device), out, room);
     return *count > room ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
 }
 
@@ -50,7 +66,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetComputeRunningProcesses(nvmlDevice_t device, un
                                                          nvmlProcessInfo_v1_t *out) {
     nvmlProcessInfo_t found[MAX_PROCESSES];
     REQUIRE_DEVICE(device, count);
-    unsigned room = out ? *count : 0, there = list(nvml_gpu(device), found, MAX_PROCESSES);
+    unsigned room = out ? *count : 0, there = list(nvml_number(device), found, MAX_PROCESSES);
     for (unsigned i = 0; i < there && i < room; i++) out[i] = (nvmlProcessInfo_v1_t){found[i].pid, found[i].used};
     *count = there;
     return there > room ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
@@ -61,12 +77,12 @@ EXPORT nvmlReturn_t nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t device, n
     REQUIRE_DEVICE(device, out);
     REQUIRE(out->version == (sizeof *out | 1u << 24), NVML_ERROR_ARGUMENT_VERSION_MISMATCH);
     unsigned room = out->entries ? out->count : 0;
-    unsigned there = out->mode == 0 ? list(nvml_gpu(device), found, MAX_PROCESSES) : 0; /* 0: compute */
+    unsigned there = out->mode == 0 ? list(nvml_number(device), found, MAX_PROCESSES) : 0; /* 0: compute */
     for (unsigned i = 0; i < there && i < room; i++)
         out->entries[i] = (nvmlProcessDetail_v1_t){.pid = found[i].pid,
                                                    .used = found[i].used,
-                                                   .gpu_instance = ~0u,
-                                                   .compute_instance = ~0u,
+                                                   .gpu_instance = found[i].gpu_instance,
+                                                   .compute_instance = found[i].compute_instance,
                                                    .used_protected = ~0ull};
     out->count = there;
     return there > room ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
@@ -115,15 +131,15 @@ EXPORT nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlPro
     uint64_t first, last;
     int32_t pids[MAX_PROCESSES];
     unsigned found = 0;
-    REQUIRE_DEVICE(device, count);
+    REQUIRE_UNDIVIDED(device, count);
     struct state *state = nvml_state();
-    struct gpu *gpu = &state->gpus[nvml_gpu(device)];
+    struct gpu *gpu = &state->gpus[nvml_number(device)];
     uint64_t now = clock_now(), end = engine_periods(now, &first);
     clock_gettime(CLOCK_REALTIME, &wall);
     int64_t offset = (int64_t)wall.tv_sec * (int64_t)NS_PER_SECOND + wall.tv_nsec - (int64_t)now;
     while (first < end && wall_us((first + 1) * USAGE_PERIOD_NS, offset) <= seen + (seen ? SAME_US : 0)) first++;
     for (unsigned slot = 0; slot < MAX_PROCESSES; slot++) pids[slot] = processes_pid(state, slot);
-    gpu_lock(state, nvml_gpu(device));
+    gpu_lock(state, nvml_number(device));
     for (unsigned slot = 0; slot < MAX_PROCESSES && first < end; slot++) {
         uint64_t ns = engine_usage(gpu, slot, first, end, &last), window = (end - first) * USAGE_PERIOD_NS;
         unsigned percent = (unsigned)((ns * 100 + window / 2) / window);
@@ -134,7 +150,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlPro
                                                           .sm = percent > 100 ? 100 : percent};
         found++;
     }
-    gpu_unlock(state, nvml_gpu(device));
+    gpu_unlock(state, nvml_number(device));
     REQUIRE(found, NVML_ERROR_NOT_FOUND);
     int fits = out && found <= *count;
     *count = out ? found : MAX_PROCESSES;

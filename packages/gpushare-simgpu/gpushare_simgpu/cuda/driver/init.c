@@ -28,7 +28,7 @@ static int named_gpu(struct state *state, const char *name, size_t length) {
         int found = -1;
         for (int gpu = 0; gpu < (int)state->settings.devices; gpu++) {
             char text[UUID_TEXT];
-            uuid_text(state->gpus[gpu].uuid, text);
+            uuid_text("GPU", state->gpus[gpu].uuid, text);
             if (strncasecmp(text, name, length) == 0) {
                 if (found >= 0) return -1;
                 found = gpu;

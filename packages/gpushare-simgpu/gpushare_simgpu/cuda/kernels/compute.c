@@ -11,7 +11,7 @@ static struct line {
     pthread_mutex_t lock;
     pthread_cond_t moved;
     uint64_t next, serving;
-} lines[MAX_GPUS] = {[0 ... MAX_GPUS - 1] = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, 0, 0}};
+} lines[MAX_NUMBERS] = {[0 ... MAX_NUMBERS - 1] = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, 0, 0}};
 
 static void enter(int gpu) {
     struct line *line = &lines[gpu];

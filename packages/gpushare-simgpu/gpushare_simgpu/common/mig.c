@@ -1,0 +1,95 @@
+#include "common/mig.h"
+
+#include <stdio.h>
+
+#include "common/frames.h"
+#include "common/uuid.h"
+
+static int gpus(const struct state *state) {
+    return (int)state->settings.devices;
+}
+
+int mig_number(const struct state *state, int gpu, int index) {
+    return gpus(state) + gpu * MIG_INSTANCES + index;
+}
+
+int mig_is_instance(const struct state *state, int number) {
+    return number >= gpus(state);
+}
+
+int mig_parent(const struct state *state, int number) {
+    return mig_is_instance(state, number) ? (number - gpus(state)) / MIG_INSTANCES : number;
+}
+
+int mig_index(const struct state *state, int number) {
+    return (number - gpus(state)) % MIG_INSTANCES;
+}
+
+int mig_exists(const struct state *state, int number) {
+    return number < (int)state->numbers && mig_is_instance(state, number) &&
+           __atomic_load_n(&state->gpus[number].mig, __ATOMIC_ACQUIRE);
+}
+
+uint64_t mig_memory(const struct state *state, int number) {
+    if (!mig_is_instance(state, number)) return state->settings.memory;
+    return state->gpus[number].frame_count * state->settings.page;
+}
+
+uint64_t mig_hbm(const struct state *state, int number) {
+    uint64_t hbm = state->settings.hbm;
+    if (!mig_is_instance(state, number)) return hbm;
+    return hbm / MIG_MEMORY_SLICES * mig_profiles[state->gpus[number].place.profile].memory;
+}
+
+void mig_name(const struct state *state, int number, char name[MIG_NAME]) {
+    char profile[MIG_PROFILE_NAME];
+    if (mig_is_instance(state, number)) {
+        mig_profile_name(state->gpus[number].place.profile, state->settings.memory, profile);
+        snprintf(name, MIG_NAME, "%s MIG %s", state->settings.model, profile);
+    } else {
+        snprintf(name, MIG_NAME, "%s", state->settings.model);
+    }
+}
+
+uint32_t mig_taken(const struct state *state, int gpu) {
+    uint32_t taken = 0;
+    for (int i = 0; i < MIG_INSTANCES; i++) {
+        int number = mig_number(state, gpu, i);
+        if (mig_exists(state, number)) taken |= mig_profile_slices(state->gpus[number].place);
+    }
+    return taken;
+}
+
+int mig_first(const struct state *state, int gpu) {
+    for (int i = 0; i < MIG_INSTANCES; i++)
+        if (mig_exists(state, mig_number(state, gpu, i))) return mig_number(state, gpu, i);
+    return -1;
+}
+
+static void give_frames(struct state *state, int number, uint64_t first, uint64_t count) {
+    struct gpu *gpu = &state->gpus[number];
+    gpu->first_frame = first;
+    gpu->frame_count = (uint32_t)count;
+    frames_rebuild(state, number);
+}
+
+/* UUIDs that the same GPU divided in the same way has again. */
+static void make(struct state *state, int gpu, int index, struct mig_place place) {
+    int number = mig_number(state, gpu, index);
+    struct gpu *instance = &state->gpus[number];
+    char text[UUID_TEXT], name[UUID_TEXT + 24];
+    uuid_text("GPU", state->gpus[gpu].uuid, text);
+    snprintf(name, sizeof name, "%s/%u/%u", text, (unsigned)mig_profiles[place.profile].id,
+             (unsigned)mig_profile_id(place));
+    uuid_make(instance->uuid, name);
+    instance->place = place;
+    give_frames(state, number, (uint64_t)gpu * state->frames + state->frames / MIG_MEMORY_SLICES * place.start,
+                mig_profile_pages(place.profile, state->frames));
+    __atomic_store_n(&instance->mig, 1, __ATOMIC_RELEASE);
+}
+
+void mig_divide(struct state *state, int gpu, const struct mig_layout *layout) {
+    state->gpus[gpu].mig = layout->on;
+    give_frames(state, gpu, (uint64_t)gpu * state->frames, layout->on ? 0 : state->frames);
+    for (int i = 0; i < layout->count; i++) make(state, gpu, i, layout->places[i]);
+}

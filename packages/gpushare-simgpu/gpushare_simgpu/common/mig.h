@@ -1,0 +1,43 @@
+/* The MIG instances that there are. An instance is a GPU of its own to whatever computes: it has frames, engines and
+ * turns in state->gpus[] behind the whole GPUs, MIG_INSTANCES places for each of them. Its frames are those of its
+ * memory slices. A GPU in MIG mode has no frames left, and nothing computes on it. */
+#ifndef SIMGPU_MIG_H
+#define SIMGPU_MIG_H
+
+#include "common/state.h"
+
+/* The number of a GPU's instance, by its index on the GPU. */
+int mig_number(const struct state *state, int gpu, int index);
+
+/* True when there is an instance of that number. */
+int mig_exists(const struct state *state, int number);
+
+/* The whole GPU of that number, or the one that the instance of that number is on. */
+int mig_parent(const struct state *state, int number);
+
+int mig_is_instance(const struct state *state, int number);
+
+/* The index of an instance on its GPU. */
+int mig_index(const struct state *state, int number);
+
+/* Bytes of VRAM of a GPU or of an instance. */
+uint64_t mig_memory(const struct state *state, int number);
+
+/* Bytes/s at which kernels read and write the VRAM of a GPU or of an instance. */
+uint64_t mig_hbm(const struct state *state, int number);
+
+/* "Simulated GPU 80 GiB", or that with " MIG 1g.10gb". */
+#define MIG_NAME (MODEL_LENGTH + MIG_PROFILE_NAME + 5)
+void mig_name(const struct state *state, int number, char name[MIG_NAME]);
+
+/* The memory slices of a GPU that instances have, as bits. */
+uint32_t mig_taken(const struct state *state, int gpu);
+
+/* The instance that CUDA takes of a GPU when none is named: the first; -1 where there is none. */
+int mig_first(const struct state *state, int gpu);
+
+/* Puts a GPU into MIG mode with these instances, or out of it with none. With the lock of the state held, or before
+ * anybody else has the state. */
+void mig_divide(struct state *state, int gpu, const struct mig_layout *layout);
+
+#endif
