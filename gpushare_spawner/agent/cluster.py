@@ -34,6 +34,10 @@ class Cluster(Protocol):
     def host_dir(self) -> Path:
         """The folder of the node that the agent keeps its state in."""
 
+    @property
+    def observes(self) -> bool:
+        """Whether the agent gives out no GPU, and only observes the sessions of another layer."""
+
     def claimed(self, gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
         """Return the GPUs that this agent may give out. Raises NoGpu."""
 
@@ -46,8 +50,11 @@ class Cluster(Protocol):
     def endpoints(self, folder: StateFolder) -> SessionEndpoints:
         """Return what makes the sockets of sessions."""
 
-    def joined(self, node: Node, libraries: Libraries) -> AbstractAsyncContextManager[Answer]:
-        """Make the started node part of the cluster while the context is open. Raises Unusable or OSError."""
+    def joined(self, node: Node, libraries: Libraries, source: GpuSource) -> AbstractAsyncContextManager[Answer]:
+        """Make the started node part of the cluster while the context is open. `source`: the node's NVML.
+
+        Raises Unusable or OSError.
+        """
 
 
 class ClusterOptions(Protocol):

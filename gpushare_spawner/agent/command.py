@@ -167,10 +167,16 @@ async def _serve(options: argparse.Namespace, cluster_options: ClusterOptions) -
         known = KnownGpus(folder.gpus)
         nvml = Nvml(patient=bool(known))
         stack.callback(nvml.close)
-        gpus = all_gpus(nvml.gpus, known, nvml.answers)
+        try:
+            gpus = all_gpus(nvml.gpus, known, nvml.answers)
+        except NoGpu as error:
+            if cluster is None or not cluster.observes:
+                raise
+            log.warning("%s: only what programs with the library report of their GPU work is seen", error)
+            gpus = ()
         capacity = round(options.overcommit * UNITS_PER_GPU)
         if cluster is not None:
-            gpus = cluster.claimed(gpus)
+            gpus = cluster.claimed(gpus) if gpus else ()
             capacity = cluster.whole_devices(capacity)
         simulated = any(gpu.simulated for gpu in gpus)
         libraries = Libraries(
@@ -190,7 +196,7 @@ async def _serve(options: argparse.Namespace, cluster_options: ClusterOptions) -
         await node.start()
         stack.push_async_callback(node.close)
         if cluster is not None:
-            answer = await stack.enter_async_context(cluster.joined(node, libraries))
+            answer = await stack.enter_async_context(cluster.joined(node, libraries, source))
         control = ControlSocket(Path(os.path.abspath(control_path)), answer)
         await control.start()
         stack.push_async_callback(control.close)

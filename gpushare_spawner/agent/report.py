@@ -74,7 +74,7 @@ def session_report(
         pid=record.process.pid if record.process is not None else None,
         memory_bytes=now.memory_bytes,
         resident_bytes=now.resident_bytes,
-        memory_limit_bytes=session.memory_limit(session.gpus[0]) if session.gpus else 0,
+        memory_limit_bytes=session.memory_limit(session.gpus[0]) if session.gpus and not record.gpus_unknown else 0,
         engine=request.engine,
         suspended=session.suspended,
         not_suspendable=session.not_suspendable,

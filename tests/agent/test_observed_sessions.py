@@ -166,3 +166,19 @@ def test_no_report_claims_more_than_the_agent_has_seen(steps: list[tuple[str, in
         assert 0.0 <= use.seconds <= 1.0
         assert all(seconds >= 0 for _, seconds in use.by_client)
         assert view.running <= bool(here)
+
+
+def test_samples_of_the_driver_are_work_of_the_session_and_of_no_process(observed: ObservedSessions) -> None:
+    observed.sampled(ADA, since=19.0, until=20.0, gpu_seconds=0.25)
+    during, after = observed.view(ADA, 20.5), observed.view(ADA, 23.0)
+    assert (during.running, during.gpu_seconds, during.last_activity) == (True, 0.25, 20.0)
+    assert (after.running, after.gpu_seconds, after.last_activity) == (False, 0.25, 20.0)
+    assert not observed.view(BOB, 20.5).running
+
+
+def test_a_sample_is_no_more_work_than_its_time_and_takes_nothing_back(observed: ObservedSessions) -> None:
+    observed.busy(FIRST, 12.0)
+    observed.idle(FIRST, 4.0, 0.0, now=30.0)
+    observed.sampled(ADA, since=19.0, until=20.0, gpu_seconds=7.0)
+    view = observed.view(ADA, 31.0)
+    assert (view.running, view.gpu_seconds, view.last_activity) == (False, 5.0, 30.0)

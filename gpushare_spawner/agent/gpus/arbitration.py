@@ -276,6 +276,15 @@ class GpuArbitration:
         since, until = (now - seconds for seconds in seconds_ago)
         self._carry_out(self._arbiter.delivered(since, until, self._pids.by_session(busy, strangers), now))
 
+    def sampled(self, session: str, seconds_ago: tuple[float, float], gpu_seconds: float) -> None:
+        """The driver's sample, of processes of an observed session that are not connected.
+
+        From when to when, in seconds before now, and their seconds on the GPU.
+        """
+        now = self._clock()
+        if session in self._observed:
+            self._observed.sampled(session, now - seconds_ago[0], now - seconds_ago[1], gpu_seconds)
+
     @property
     def look_every(self) -> float | None:
         """Seconds in which what is on the GPU should be looked at again; None: it does not matter now."""

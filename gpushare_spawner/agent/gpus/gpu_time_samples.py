@@ -49,7 +49,9 @@ class Competition(Protocol):
 class Delivery:
     """Reads the samples of one GPU. The driver may block or hang, so one thread at a time asks it."""
 
-    def __init__(self, gpu: Gpu, source: Source, competition: Competition) -> None:
+    def __init__(self, gpu: Gpu, source: Source, competition: Competition, every: float = EVERY) -> None:
+        """`every`: seconds between two readings."""
+        self._every = every
         self._gpu = gpu
         self._source = source
         self._competition = competition
@@ -57,6 +59,8 @@ class Delivery:
         self._timer: asyncio.TimerHandle | None = None
         self._asking = False
         self._closed = False
+        self.tells = True
+        """False: the driver has no such figures."""
         self.sessions_of: Callable[[Iterable[int]], Mapping[int, str]] = _nobody
         """Finds the sessions of processes by what the kernel says. Called in the thread that asks the driver."""
         self._since = 0.0
@@ -66,7 +70,7 @@ class Delivery:
         """Sessions compete: read samples until they no longer do."""
         if self._timer is None and not self._asking and not self._closed:
             self._since = time.time()
-            self._timer = self._loop.call_later(EVERY, self._ask)
+            self._timer = self._loop.call_later(self._every, self._ask)
 
     def close(self) -> None:
         """Stop reading."""
@@ -97,13 +101,13 @@ class Delivery:
 
     def _answered(self, found: tuple[Utilisation, ...] | None, strangers: Mapping[int, str]) -> None:
         if found is None:
-            self._closed = True  # no such figures: the arbiter estimates from leases
+            self._closed, self.tells = True, False  # no such figures: the arbiter estimates from leases
         if not self._closed:
             self._take(found or (), strangers)
         # not before: the competition wants the next sample while it takes this one
         self._asking = False
         if self._competition.contended and not self._closed:
-            self._timer = self._loop.call_later(EVERY, self._ask)
+            self._timer = self._loop.call_later(self._every, self._ask)
 
     def _take(self, found: tuple[Utilisation, ...], strangers: Mapping[int, str]) -> None:
         """Tell the competition of samples that are newer than the last ones."""

@@ -10,6 +10,10 @@ from dataclasses import dataclass, field
 
 from gpushare_spawner.arbiter import RecentUse, SessionView, Use
 
+SAMPLED_LATELY = 2.5
+"""Seconds after the end of a sample with GPU work in which more is taken to be under way: samples are read every second
+and end up to a second before."""
+
 
 @dataclass
 class _Process:
@@ -32,6 +36,8 @@ class _Session:
     ended_gpu_seconds: float = 0.0
     """Of processes that have left."""
     last_activity: float | None = None
+    sampled_until: float | None = None
+    """End of the last sample of the driver in which processes that are not connected computed."""
     use: RecentUse = field(default_factory=RecentUse)
 
 
@@ -105,6 +111,13 @@ class ObservedSessions:
         begin = working.joined_at if since is None else since
         session.last_activity = max(session.last_activity or begin, begin, now - quiet)
 
+    def sampled(self, session: str, since: float, until: float, gpu_seconds: float) -> None:
+        """The driver's sample: processes of the session that are not connected computed for so many seconds."""
+        known = self._sessions[session]
+        known.ended_gpu_seconds += min(gpu_seconds, until - since)
+        known.last_activity = max(known.last_activity or until, until)
+        known.sampled_until = max(known.sampled_until or until, until)
+
     def view(self, session: str, now: float) -> SessionView:
         """Return what is known about a session."""
         known = self._sessions[session]
@@ -113,7 +126,7 @@ class ObservedSessions:
         memory = min(sum(one.memory_bytes for one in processes), self._gpu_bytes)
         return SessionView(
             waiting=False,
-            running=bool(under_way),
+            running=bool(under_way) or (known.sampled_until is not None and now - known.sampled_until < SAMPLED_LATELY),
             held=False,
             memory_bytes=memory,
             resident_bytes=memory,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -20,6 +19,7 @@ from gpushare_spawner.agent.kubernetes.devices.container_response import Allocat
 from gpushare_spawner.agent.kubernetes.devices.device_owners import HeldDevices
 from gpushare_spawner.agent.kubernetes.devices.device_plugins import DevicePlugins
 from gpushare_spawner.agent.kubernetes.devices.grant_folders import grant_name
+from gpushare_spawner.agent.kubernetes.devices.kubelet_questions import KubeletQuestions
 from gpushare_spawner.agent.kubernetes.devices.pod_resources import Handed, KubeletUnavailable, PodKey, PodResources
 from gpushare_spawner.agent.kubernetes.pods.pod_sessions import PodSessions
 from gpushare_spawner.agent.kubernetes.pods.pod_watch import Pods
@@ -40,11 +40,6 @@ from gpushare_spawner.model.report import Report
 
 log = logging.getLogger(__name__)
 
-ASK_KUBELET_EVERY = 30.0
-"""Seconds between reads of the device assignments while nothing changes."""
-SOON = 0.1
-"""Seconds until the kubelet is asked whose a new grant is; twice as long with every try, up to `NOT_SO_SOON`."""
-NOT_SO_SOON = 2.0
 LOOK_EVERY = 1.0
 """Seconds between looks at health and what is to be offered, beside those that changes cause."""
 
@@ -120,17 +115,17 @@ class OnKubernetes:
         )
         where = "" if settings.all_namespaces else settings.namespace
         self.pods = Pods(api, where, node.settings.name, self._changed)
-        self._ask = asyncio.Event()
-        self._asking = asyncio.Lock()
-        self.sessions = PodSessions(node, self.pods, api, self.held, self._ask.set)
-        owner = None
-        if settings.own_pod is not None and settings.own_pod_uid and settings.own_pod[0] == settings.namespace:
-            owner = Owner(settings.own_pod[1], settings.own_pod_uid)
+        self._questions = KubeletQuestions(
+            self._hear_kubelet, lambda: not self.held.pending and self._kubelet_is_trusted
+        )
+        self.sessions = PodSessions(node, self.pods, api, self.held, self._questions.soon)
         self._allocation = allocation
-        self.published = PublishedReport(api, settings.namespace, self.report, settings.publish, owner, node.cordons)
+        self.published = PublishedReport(
+            api, settings.namespace, self.report, settings.publish, owner_of(settings), node.cordons
+        )
         self._kubelet_side = self._side(api, allocation, cdi, prepared)
         self._handed = Handed({}, {})
-        self._tasks: list[asyncio.Task[None]] = []
+        self._looking: asyncio.Task[None] | None = None
         self._look_due: asyncio.Handle | None = None
         self._kubelet_asked = False
         self._kubelet_is_trusted = True
@@ -143,31 +138,25 @@ class OnKubernetes:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """While this is open the node is one of the cluster."""
-        loop = asyncio.get_running_loop()
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._stop)
             self._node.changed = self._changed
             # the list of the pods and of their devices first: then what is offered is right from the start
-            await self._ask_kubelet()
+            await self._questions.once()
             self.pods.start()
             stack.push_async_callback(self.pods.close)
             stack.push_async_callback(self._kubelet_side.close)
             await self._kubelet_side.start()
             self.published.start()
             stack.push_async_callback(self.published.close)
-            self._tasks = [loop.create_task(self._keep_asking()), loop.create_task(self._keep_looking())]
+            self._questions.start()
+            stack.push_async_callback(self._questions.close)
+            self._looking = asyncio.create_task(self._keep_looking())
             yield
 
     async def answer(self, request: Request) -> dict[str, Any]:
-        """Answer the control socket. Refuses to open, confirm, close or resize: sessions follow pods. Raises
-        ControlRefused."""
-        if isinstance(request, OpenRequest | ConfirmRequest | CloseRequest | ResizeRequest):
-            message = f"{request.op}: this agent is one of a Kubernetes cluster, its sessions come and go with pods"
-            raise ControlRefused(Failure(code="bad-request", message=message))
-        if isinstance(request, CordonRequest):
-            message = "cordon: this agent is one of a Kubernetes cluster, cordons stand in its report's ConfigMap"
-            raise ControlRefused(Failure(code="bad-request", message=message))
-        return await self._node.requests.answer(request)
+        """Answer the control socket. Raises ControlRefused."""
+        return await answer_in_cluster(self._node, request)
 
     def report(self) -> Report:
         """The node's report, as it is now."""
@@ -185,17 +174,18 @@ class OnKubernetes:
         if prepared is not None and settings.claims is not None:
             return ClaimDriver(
                 node, api, self.held, prepared, settings.kubelet_dir, taints=settings.claims.taints,
-                ask_kubelet=self._ask_kubelet, changed=self._ask.set, end=self.sessions.end,
+                ask_kubelet=self._questions.once, changed=self._questions.soon, end=self.sessions.end,
                 registered=self._registered,
             )  # fmt: skip
         return DevicePlugins(
             node.gpus.values(), node.health, self.held, allocation, cdi, settings.device_plugins_dir,
-            ask_kubelet=self._ask_kubelet, changed=self._ask.set, end=self.sessions.end, registered=self._registered,
+            ask_kubelet=self._questions.once, changed=self._questions.soon, end=self.sessions.end,
+            registered=self._registered,
         )  # fmt: skip
 
     def _registered(self) -> None:
         self.sessions.kubelet_started()
-        self._ask.set()
+        self._questions.soon()
 
     def _changed(self) -> None:
         """Handle a change of a session or a pod: check all that depends on it soon, once."""
@@ -216,29 +206,6 @@ class OnKubernetes:
                 self._look()
             except Exception:
                 log.exception("cannot compute the devices to offer; retrying")
-
-    async def _keep_asking(self) -> None:
-        while True:
-            pause = SOON
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(ASK_KUBELET_EVERY):
-                    await self._ask.wait()
-            self._ask.clear()
-            while True:
-                await asyncio.sleep(pause)
-                try:
-                    await self._ask_kubelet()
-                except Exception:
-                    log.exception("cannot process the kubelet's device assignments; retrying")
-                if not self.held.pending and self._kubelet_is_trusted:
-                    break
-                pause = SOON if self._ask.is_set() else min(2 * pause, NOT_SO_SOON)
-                self._ask.clear()
-
-    async def _ask_kubelet(self) -> None:
-        # one after the other: an older answer is not to be dealt with after a newer one
-        async with self._asking:
-            await self._hear_kubelet()
 
     async def _hear_kubelet(self) -> None:
         try:
@@ -266,9 +233,28 @@ class OnKubernetes:
 
     async def _stop(self) -> None:
         self._node.changed = lambda: None
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.gather(self._looking, return_exceptions=True)
         if self._look_due is not None:
             self._look_due.cancel()
         await self.sessions.close()
+
+
+def owner_of(settings: ClusterSettings) -> Owner | None:
+    """Return the agent's pod as the owner of the report; None: it is in another namespace, or not known."""
+    if settings.own_pod is None or not settings.own_pod_uid or settings.own_pod[0] != settings.namespace:
+        return None
+    return Owner(settings.own_pod[1], settings.own_pod_uid)
+
+
+async def answer_in_cluster(node: Node, request: Request) -> dict[str, Any]:
+    """Answer the control socket of an agent whose sessions follow pods: refuse to open, confirm, close or resize one.
+    Raises ControlRefused."""
+    if isinstance(request, OpenRequest | ConfirmRequest | CloseRequest | ResizeRequest):
+        message = f"{request.op}: this agent is one of a Kubernetes cluster, its sessions come and go with pods"
+        raise ControlRefused(Failure(code="bad-request", message=message))
+    if isinstance(request, CordonRequest):
+        message = "cordon: this agent is one of a Kubernetes cluster, cordons stand in its report's ConfigMap"
+        raise ControlRefused(Failure(code="bad-request", message=message))
+    return await node.requests.answer(request)

@@ -41,6 +41,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "%(default)s)",
     )
     group.add_argument(
+        "--observe",
+        action="store_true",
+        help="give out no GPU: another sharing layer has those of this node. The agent reports when the pods of that "
+        "layer last used a GPU, so that idle servers are found",
+    )
+    group.add_argument(
         "--namespace",
         default=None,
         metavar="NAME",
@@ -110,6 +116,8 @@ class ClusterOptions:
     preload_file: bool
     claims: bool = False
     """Pods get GPUs by claims."""
+    observes: bool = False
+    """The GPUs are another layer's to give out."""
 
     def claimed(self, gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
         """Those of the GPUs here that are the agent's. Raises NoGpu."""
@@ -138,7 +146,7 @@ class ClusterOptions:
         return units // self.unit_size * self.unit_size
 
     @asynccontextmanager
-    async def joined(self, node: Node, libraries: Libraries) -> AsyncIterator[Answer]:
+    async def joined(self, node: Node, libraries: Libraries, source: GpuSource) -> AsyncIterator[Answer]:
         """While this is open the node is one of the cluster; gives what answers the control socket.
 
         Raises Unusable or OSError.
@@ -149,6 +157,7 @@ class ClusterOptions:
         from gpushare_spawner.agent.kubernetes.devices.cdi import CdiNames
         from gpushare_spawner.agent.kubernetes.devices.container_response import Allocation
         from gpushare_spawner.agent.kubernetes.host_library import CannotBeLoaded, install
+        from gpushare_spawner.agent.kubernetes.observing.observing_node import ObservingNode
         from gpushare_spawner.clients.service_account import NoCluster
 
         try:
@@ -176,6 +185,11 @@ class ClusterOptions:
             raise Unusable(f"--kubernetes: {error}") from None
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(api.close)
+            if self.observes:
+                observing = ObservingNode(node, api, allocation, source, settings)
+                await stack.enter_async_context(observing.running())
+                yield observing.answer
+                return
             if self.claims:
                 try:
                     check_kubelet_folder(self.kubelet_dir)
@@ -197,6 +211,8 @@ def read(options: argparse.Namespace) -> ClusterOptions | None:
         raise Unusable("--kubernetes outside a pod needs --namespace, the namespace of the notebooks' pods")
     if UNITS_PER_GPU % options.unit_size:
         raise Unusable(f"--unit-size {options.unit_size} does not divide {UNITS_PER_GPU}: use one like 1, 5 or 25")
+    if options.observe and options.kubelet == DRA:
+        raise Unusable(f"--observe needs the device plugin's API: leave out --kubelet {DRA}")
     host_dir = Path(os.path.abspath(options.host_dir))
     if "SIMGPU_STATE" not in os.environ:
         # simulated GPUs, if there are any: their state has to be where containers can be given it
@@ -213,6 +229,7 @@ def read(options: argparse.Namespace) -> ClusterOptions | None:
         cdi=options.cdi,
         preload_file=options.preload == "file",
         claims=options.kubelet == DRA,
+        observes=options.observe,
     )
 
 

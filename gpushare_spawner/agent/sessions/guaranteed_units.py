@@ -162,6 +162,8 @@ class Shares:
 
     def _guaranteed(self, session: Session) -> int:
         """What the session has while all others work, within what its user may have on one GPU."""
+        if session.record.gpus_unknown:
+            return session.record.effective_units  # its layer's matter
         units = self._ledger.guaranteed(session.id)
         bound = session.record.request.user_units
         if bound is None:

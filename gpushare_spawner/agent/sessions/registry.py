@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from gpushare_spawner.agent import processes
 from gpushare_spawner.agent.gpus.arbitration import GpuArbitration
@@ -102,10 +102,11 @@ class SessionRegistry:
             log.info("session %s ended while no agent ran", record.request.id)
             self.store.remove(record.request.id)
             return
-        gpus = tuple(self._gpus[uuid] for uuid in record.request.gpus if uuid in self._gpus)
-        if len(gpus) < len(record.request.gpus):
+        here = () if record.gpus_unknown else record.request.gpus
+        if any(uuid not in self._gpus for uuid in here):
             log.error("session %s has a share of a GPU that this machine no longer has", record.request.id)
-        session = Session(record, gpus, past=Past.recorded(record, restarted_at=now))
+            here = tuple(uuid for uuid in here if uuid in self._gpus)
+        session = Session(record, self._possible_gpus(record, here), past=Past.recorded(record, restarted_at=now))
         self._enter(session)
         self._listen_or_log(session)
 
@@ -114,7 +115,7 @@ class SessionRegistry:
 
         Ends an older session of that id. Raises KeyError for a GPU that is not this machine's.
         """
-        session = Session(record, tuple(self._gpus[uuid] for uuid in record.request.gpus))
+        session = Session(record, self._possible_gpus(record, record.request.gpus))
         # after the look-up of its GPUs: an unknown GPU has changed nothing
         self.end(session.id, "another session took its place")
         if lacking := self._shares.own_what_is_unowned(session):
@@ -122,6 +123,10 @@ class SessionRegistry:
         self._enter(session)
         self.save(session)
         return session
+
+    def _possible_gpus(self, record: SessionRecord, uuids: Iterable[str]) -> tuple[Gpu, ...]:
+        """Return the GPUs of these UUIDs; all where another layer's choice is not known. Raises KeyError."""
+        return tuple(self._gpus.values()) if record.gpus_unknown else tuple(self._gpus[uuid] for uuid in uuids)
 
     def hold(self, record: SessionRecord) -> Session:
         """Enter the session of a pod and make its sockets: the kubelet has given it the devices already.

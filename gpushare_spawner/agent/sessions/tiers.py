@@ -59,11 +59,12 @@ class Tiers:
         """Restore the full share before the lease request reaches the arbiter, and withdraw the notice.
 
         A share whose units are kept for spawns in quota is not restored, and a notice that work does not avert stays.
+        So does one of a pod that the agent only observes: the service sees the work, and withdraws the notice.
         """
         record = session.record
         if record.tier is not Tier.ACTIVE and record.yields_until is None:
             self.move(session, Tier.ACTIVE, record.request.share_units, "it has GPU work again")
-        elif record.notice is not None and record.notice.averted_by_work:
+        elif record.notice is not None and record.notice.averted_by_work and not record.gpus_unknown:
             self._announce(session, None)
             self._save(session)
 

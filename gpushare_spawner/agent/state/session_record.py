@@ -11,6 +11,7 @@ from gpushare_spawner.model.controls import NO_CONTROLS, Controls, Message
 from gpushare_spawner.model.delivered import NOTHING, Delivered
 from gpushare_spawner.model.instant import Instant
 from gpushare_spawner.model.kubernetes import ShareChangeAnswer
+from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.memory_limits.hits import NO_HITS, MemoryLimitHits
 from gpushare_spawner.model.protocol.control import OpenRequest
 from gpushare_spawner.model.report import Notice, Units
@@ -99,6 +100,11 @@ class SessionRecord(BaseModel):
     def owner(self) -> ProcessName | PodOwner | None:
         """The process or the pod that the session ends with; None until its server is confirmed."""
         return self.process if self.process is not None else self.pod
+
+    @property
+    def gpus_unknown(self) -> bool:
+        """Whether another layer has given GPUs to the pod: its request names them, and only their number is known."""
+        return self.pod is not None and self.request.layer is not LayerName.NATIVE
 
     @classmethod
     def opened(cls, request: OpenRequest, now: float) -> SessionRecord:

@@ -12,6 +12,7 @@ from gpushare_spawner.agent.kubernetes.devices import grant_folders
 from gpushare_spawner.agent.kubernetes.host_library import HostLibraries
 from gpushare_spawner.agent.kubernetes.kubelet import deviceplugin_pb2 as messages
 from gpushare_spawner.agent.sessions.environment import session_environment
+from gpushare_spawner.model.memory_engine import OBSERVES
 from gpushare_spawner.model.report import ClaimsReport, MountReport
 
 PRELOAD_FILE = Path("/etc/ld.so.preload")
@@ -37,18 +38,24 @@ class Allocation:
             MountReport(host_path=os.fspath(folder), container_path=os.fspath(folder)),
             *self._mounts(environment),
         ]
-        response = messages.ContainerAllocateResponse(
-            mounts=[
-                messages.Mount(host_path=one.host_path, container_path=one.container_path, read_only=one.read_only)
-                for one in mounts
-            ]
-        )
+        response = _response(mounts)
         if cdi_name is not None:
             response.cdi_devices.append(messages.CDIDevice(name=cdi_name))
             # the GPU comes by its name: NVIDIA's runtime is not to add what the image's own variable asks for
             environment["NVIDIA_VISIBLE_DEVICES"] = "void"
         elif not gpu.simulated:
             environment["NVIDIA_VISIBLE_DEVICES"] = gpu.uuid
+        response.envs.update(environment)
+        return response
+
+    def to_observe(self, folder: Path) -> messages.ContainerAllocateResponse:
+        """For a container whose GPU another layer gives: the socket, and the library to report GPU work. `folder`: its
+        grant's."""
+        environment = {"GPUSHARE_SOCKET": os.fspath(grant_folders.socket_in(folder)), **OBSERVES}
+        mounts = [MountReport(host_path=os.fspath(folder), container_path=os.fspath(folder)), *self._mounts({})]
+        if not self.preload_file:
+            environment["LD_PRELOAD"] = os.fspath(self.libraries.preload)
+        response = _response(mounts)
         response.envs.update(environment)
         return response
 
@@ -81,6 +88,15 @@ class Allocation:
             mounts.append(_mount(self.libraries.simulated_driver))
             mounts.append(_mount(Path(environment["SIMGPU_STATE"]).parent, read_only=False))
         return mounts
+
+
+def _response(mounts: Iterable[MountReport]) -> messages.ContainerAllocateResponse:
+    return messages.ContainerAllocateResponse(
+        mounts=[
+            messages.Mount(host_path=one.host_path, container_path=one.container_path, read_only=one.read_only)
+            for one in mounts
+        ]
+    )
 
 
 def _mount(path: Path, read_only: bool = True, at: Path | None = None) -> MountReport:

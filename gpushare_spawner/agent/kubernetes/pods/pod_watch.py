@@ -1,4 +1,4 @@
-"""The pods with a share on this node, kept up to date by a watch."""
+"""The pods with a share on this node, kept up to date by a watch: those of ours, or those of other layers."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import contextlib
 import logging
 import math
 import random
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 from gpushare_spawner.agent.kubernetes.cluster_api import ApiFailure, ClusterApi, Json
 from gpushare_spawner.agent.log_once import LogOnce
 from gpushare_spawner.model import kubernetes
-from gpushare_spawner.model.kubernetes import AnnotationProblem, ContainerRequests, PodSession
+from gpushare_spawner.model.kubernetes import AnnotationProblem, ContainerRequests, LayerSession, PodSession
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +44,7 @@ class Pod:
     """All its containers are, and none will start again: the kubelet has taken its devices back."""
     requests: ContainerRequests | None = None
     """None: its container with the share does not request both CPU and memory."""
+    labels: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, item: Json) -> Pod:
@@ -54,6 +55,7 @@ class Pod:
             name=metadata["name"],
             uid=metadata["uid"],
             annotations=dict(metadata.get("annotations") or {}),
+            labels=dict(metadata.get("labels") or {}),
             created=datetime.fromisoformat(metadata["creationTimestamp"]).timestamp(),
             ended=(item.get("status") or {}).get("phase") in _ENDED,
             requests=kubernetes.container_requests(item),
@@ -67,6 +69,14 @@ class Pod:
         except AnnotationProblem as problem:
             return problem
 
+    @cached_property
+    def layer_session(self) -> LayerSession | AnnotationProblem:
+        """What its labels and annotations say of its share of another layer, or what is wrong with them."""
+        try:
+            return kubernetes.layer_session(self.labels, self.annotations)
+        except AnnotationProblem as problem:
+            return problem
+
     @property
     def path(self) -> str:
         """Its path in the API."""
@@ -76,11 +86,19 @@ class Pod:
 class Pods:
     """Lists and watches. It keeps what it knows while the API server is unavailable."""
 
-    def __init__(self, api: ClusterApi, namespace: str, node: str, changed: Callable[[], None]) -> None:
-        """`namespace`: where the notebooks' pods are; empty for all. `changed` is called after each change."""
+    def __init__(
+        self,
+        api: ClusterApi,
+        namespace: str,
+        node: str,
+        changed: Callable[[], None],
+        selector: str = kubernetes.SESSION_SELECTOR,
+    ) -> None:
+        """`namespace`: where the notebooks' pods are; empty for all. `changed` is called after each change. `selector`:
+        of the pods' labels."""
         self._api = api
         self._path = f"/api/v1/namespaces/{namespace}/pods" if namespace else "/api/v1/pods"
-        self._query = {"labelSelector": kubernetes.SESSION_SELECTOR, "fieldSelector": f"spec.nodeName={node}"}
+        self._query = {"labelSelector": selector, "fieldSelector": f"spec.nodeName={node}"}
         self._changed = changed
         self._pods: dict[str, Pod] = {}
         self._task: asyncio.Task[None] | None = None
@@ -119,6 +137,10 @@ class Pods:
         """The pod of that uid, if it is there and has not ended."""
         pod = self._pods.get(uid)
         return pod if pod is not None and not pod.ended else None
+
+    def all(self) -> Iterator[Pod]:
+        """The pods that are there and have not ended."""
+        return (pod for pod in self._pods.values() if not pod.ended)
 
     def named(self, namespace: str, name: str) -> Pod | None:
         """The pod of that name, if it is there and has not ended."""

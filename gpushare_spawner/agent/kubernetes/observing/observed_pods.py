@@ -1,0 +1,146 @@
+"""Pods with a share of another layer become sessions of the agent: observed, without units and without a lease.
+
+The API server says which pods these are, and the kubelet which of them have a device of observer_devices.py, and so the
+library and a socket. Both are brought together whenever one of them changes; no order of events is relied upon. What
+the service writes to a pod's annotations is passed on to the session's processes. Nothing is written to the pod.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+
+from gpushare_spawner.agent.kubernetes.devices.grant_folders import folder_names
+from gpushare_spawner.agent.kubernetes.devices.pod_resources import Given, PodKey
+from gpushare_spawner.agent.kubernetes.pods.pod_watch import Pod, Pods
+from gpushare_spawner.agent.log_once import EachOnce
+from gpushare_spawner.agent.node import Node
+from gpushare_spawner.agent.sessions.session import Session
+from gpushare_spawner.agent.state.session_record import PodOwner, SessionRecord
+from gpushare_spawner.model.kubernetes import AnnotationProblem, LayerSession
+from gpushare_spawner.model.protocol.control import AnnounceRequest, OpenRequest
+from gpushare_spawner.model.session_id import split_session_id
+
+log = logging.getLogger(__name__)
+
+
+class ObservedPods:
+    """Keeps the node's sessions what its pods with a share of another layer are."""
+
+    def __init__(self, node: Node, pods: Pods) -> None:
+        self._node = node
+        self._pods = pods
+        self._given: Mapping[PodKey, Given] = {}
+        self._loop = asyncio.get_running_loop()
+        self._warnings = EachOnce(log)
+        self._scheduled: asyncio.Handle | None = None
+        self._closed = False
+
+    def changed(self) -> None:
+        """Something is new: look at everything soon."""
+        if self._scheduled is None and not self._closed:
+            self._scheduled = self._loop.call_soon(self._look)
+
+    def handed(self, given: Mapping[PodKey, Given]) -> None:
+        """Take the kubelet's newest word on who has devices."""
+        self._given = given
+        self.changed()
+
+    def end_holders(self, devices: frozenset[str]) -> None:
+        """End the sessions whose pods had any of these devices: the kubelet gives them to another one."""
+        for session in list(self._node.sessions.values()):
+            hold = session.record.pod
+            if hold is not None and any(not devices.isdisjoint(ids) for ids in hold.grants):
+                self._node.registry.end(session.id, "the kubelet gave its devices to another pod")
+
+    def folders(self) -> set[str]:
+        """Return the names of the folders that sessions' pods have mounted."""
+        holds = (session.record.pod for session in self._node.sessions.values())
+        return {name for hold in holds if hold is not None for name in folder_names(hold)}
+
+    def close(self) -> None:
+        """Stop."""
+        self._closed = True
+        if self._scheduled is not None:
+            self._scheduled.cancel()
+
+    def _look(self) -> None:
+        self._scheduled = None
+        if not self._pods.known:
+            return  # nobody is known to be gone
+        with self._one_by_one("what is gone"):
+            self._end_what_is_gone()
+        # of two pods of one session the younger one counts
+        for pod in sorted(self._pods.all(), key=lambda pod: pod.created):
+            with self._one_by_one(f"pod {pod.namespace}/{pod.name}"):
+                self._bring_together(pod)
+
+    @contextlib.contextmanager
+    def _one_by_one(self, what: str) -> Iterator[None]:
+        """What is wrong with one of them is none of the others' trouble."""
+        try:
+            yield
+        except Exception:
+            log.exception("cannot process %s; retrying", what)
+
+    def _end_what_is_gone(self) -> None:
+        for session in list(self._node.sessions.values()):
+            hold = session.record.pod
+            if hold is None or self._pods.get(hold.uid) is None:
+                name = "its server" if hold is None else f"pod {hold.namespace}/{hold.name}"
+                self._node.registry.end(session.id, f"{name} is gone")
+
+    def _bring_together(self, pod: Pod) -> None:
+        found = pod.layer_session
+        if isinstance(found, AnnotationProblem):
+            self._warnings.about(f"pod {pod.namespace}/{pod.name}: {found}")
+            return
+        given = _grants(self._given.get((pod.namespace, pod.name), ()))
+        session = self._node.sessions.get(found.session.session)
+        hold = session.record.pod if session is not None else None
+        if session is None or hold is None or hold.uid != pod.uid:
+            session = self._node.registry.hold(observed_record(pod, found, given))
+            how = "its library and the driver" if given else "the driver"
+            log.info("session %s is pod %s/%s, observed by %s", session.id, pod.namespace, pod.name, how)
+        elif given and hold.given != given:
+            hold.given = given
+            self._node.registry.save(session)
+            self._node.registry.listen_again(session)
+        self._follow(session, found)
+
+    def _follow(self, session: Session, found: LayerSession) -> None:
+        said, registry = found.session, self._node.registry
+        if said.notice != session.record.notice:
+            registry.tiers.announce(session, AnnounceRequest.of(session.id, said.notice))
+        registry.controls.follow(session, said.controls, said.message, said.answers)
+
+
+def observed_record(pod: Pod, found: LayerSession, given: tuple[tuple[str, ...], ...]) -> SessionRecord:
+    """Return a session as its pod has it. Raises pydantic.ValidationError.
+
+    `given`: ids that its containers got together.
+    """
+    said = found.session
+    user, server = split_session_id(said.session)
+    request = OpenRequest(
+        id=said.session,
+        user=user,
+        server=server,
+        uid=0,
+        template=said.template,
+        quota=said.quota,
+        gpus=said.gpus,
+        share_units=said.share_units,
+        oversubscribe=False,
+        layer=found.layer,
+    )
+    record = SessionRecord.opened(request, pod.created)
+    record.tier_since = said.tier_since
+    record.pod = PodOwner(namespace=pod.namespace, name=pod.name, uid=pod.uid, devices={}, given=given)
+    return record
+
+
+def _grants(given: Iterable[frozenset[str]]) -> tuple[tuple[str, ...], ...]:
+    return tuple(sorted(tuple(sorted(ids)) for ids in given))

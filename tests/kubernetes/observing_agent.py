@@ -1,0 +1,124 @@
+"""An agent that only observes, in this process, on a node whose GPUs another layer gives out."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from pathlib import Path
+
+from gpushare_spawner.agent.gpus.nvml import Gpu, GpuProcess, GpuState, Utilisation
+from gpushare_spawner.agent.kubernetes.cluster_api import ClusterApi
+from gpushare_spawner.agent.kubernetes.devices.container_response import Allocation
+from gpushare_spawner.agent.kubernetes.host_library import HostLibraries
+from gpushare_spawner.agent.kubernetes.observing.observing_node import ObservingNode
+from gpushare_spawner.agent.kubernetes.pods.pod_sockets import PodEndpoints
+from gpushare_spawner.agent.node import Node
+from gpushare_spawner.agent.sessions.environment import Libraries
+from gpushare_spawner.agent.state.state_folder import StateFolder
+from gpushare_spawner.clients.cluster import KubeconfigConnection
+from gpushare_spawner.model.kubernetes import HOSTNAME_LABEL, OBSERVER, LayerSession, PodSession, gpu_names
+from gpushare_spawner.model.layers import LayerName
+from gpushare_spawner.model.protocol.frames import Feature, Role
+from tests.agent.peers import GpusOnPaper, Peer
+
+from .node_agent import LIBRARY, NodeAgent
+from .standin.client import path
+from .standin.cluster import Cluster, a_pod
+from .standin.kubelet import StandInKubelet
+
+OBSERVER_RULES = [
+    {"apiGroups": [""], "resources": ["configmaps"], "verbs": ["create", "patch"]},
+    {"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]},
+]
+"""All that the Role of an agent that observes allows."""
+
+
+class WorkingGpus(GpusOnPaper):
+    """NVML of GPUs on which processes work."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.working: dict[str, dict[int, float]] = {}
+        """By UUID: pids of processes with a context, and their share of the GPU's time."""
+        self.tells = True
+        """Whether the driver counts by process."""
+
+    def state(self, gpu: Gpu) -> GpuState:
+        here = self.working.get(gpu.uuid, {})
+        processes = {pid: GpuProcess(memory_bytes=2**30) for pid in here}
+        return GpuState(healthy=True, utilisation=min(1.0, sum(here.values())), processes=processes)
+
+    def utilisation(self, gpu: Gpu, since: float) -> tuple[Utilisation, ...] | None:
+        now = time.time()
+        here = self.working.get(gpu.uuid, {})
+        return tuple(Utilisation(pid, now, busy) for pid, busy in here.items() if busy) if self.tells else None
+
+
+class ObservingAgent(NodeAgent):
+    """Can be stopped and started again on the same folder."""
+
+    observing: ObservingNode
+
+    def __init__(self, cluster: Cluster, kubelet: StandInKubelet, token: str, folder: Path) -> None:
+        super().__init__(cluster, kubelet, token, folder)
+        self.source: WorkingGpus = WorkingGpus()
+
+    async def start(self) -> ObservingAgent:
+        stack = self._stack = contextlib.AsyncExitStack()
+        state = StateFolder(self.folder)
+        stack.callback(state.close)
+        libraries = Libraries(preload=LIBRARY)
+        self.node = Node(self.settings, self.gpus, self.source, state, libraries, PodEndpoints(state))
+        await self.node.start()
+        stack.push_async_callback(self.node.close)
+        api = ClusterApi(KubeconfigConnection(self.cluster.api_client(self.token)))
+        stack.push_async_callback(api.close)
+        allocation = Allocation(HostLibraries(LIBRARY, LIBRARY.parent / "ld.so.preload"), self.preload_file)
+        self.observing = ObservingNode(self.node, api, allocation, self.source, self.cluster_settings)
+        await stack.enter_async_context(self.observing.running())
+        return self
+
+    async def server(self, name: str, layer: LayerName = LayerName.TIME_SLICING, library: bool = True) -> str:
+        """A running pod whose GPU a layer gives, as the agent knows it; its uid."""
+        uid = await self.server_without_agent(name, layer, library)
+        await self.session(name)
+        if library:
+            await self.until(lambda: Path(self.environment(name)["GPUSHARE_SOCKET"]).exists())
+        return uid
+
+    async def server_without_agent(
+        self, name: str, layer: LayerName = LayerName.TIME_SLICING, library: bool = False
+    ) -> str:
+        """A running pod whose GPU a layer gives; its uid."""
+        said = PodSession(
+            session=name, template="quarter", share_units=25, gpus=gpu_names(layer, name, 1), gpu_indices=(0,),
+            tier_since=1_700_000_000.0, effective_units=25,
+        )  # fmt: skip
+        session = LayerSession(layer, said)
+        manifest = a_pod(
+            name, limits={OBSERVER: 1} if library else {}, annotations=session.annotations(), labels=session.labels(),
+            nodeSelector={HOSTNAME_LABEL: self.kubelet.name},
+        )  # fmt: skip
+        await self.cluster.admin.create(path("pods", self.cluster.namespace), manifest)
+        await self.cluster.wait_for_phase(name, "Running")
+        pod = await self.cluster.pod(name)
+        assert pod is not None
+        return str(pod["metadata"]["uid"])
+
+    async def program(self, name: str) -> Peer:
+        """A CUDA process of a server, with the library."""
+        peer = Peer(self.environment(name)["GPUSHARE_SOCKET"])
+        self.peers.append(peer)
+        welcome, *_ = await peer.connect(Role.CUDA, Feature.OBSERVE)
+        assert welcome.fields[6] & Feature.OBSERVE
+        return peer
+
+
+async def observing_agent(cluster: Cluster, folder: Path, kubelet: StandInKubelet | None = None) -> ObservingAgent:
+    """A started one, on a node of its own unless one is given."""
+    node = kubelet or await cluster.make_node()
+    await cluster.service_account("observer", OBSERVER_RULES)
+    agent = ObservingAgent(cluster, node, await cluster.token("observer"), folder)
+    await agent.start()
+    await agent.offered(512, OBSERVER)
+    return agent
