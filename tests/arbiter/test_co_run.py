@@ -69,6 +69,7 @@ def test_a_small_neighbour_runs_beside_whichever_big_one_has_its_time_slice() ->
     assert c.gpu_seconds == pytest.approx(200.0, rel=0.05)
 
 
+@pytest.mark.slow
 def test_groups_fill_the_memory() -> None:
     device = gpu()
     jobs = [run(device, name, 8, weight) for name, weight in (("a", 50), ("b", 25), ("c", 25))]

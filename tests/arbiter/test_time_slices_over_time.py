@@ -20,7 +20,7 @@ def device_of(*jobs: tuple[str, float], bandwidth: float = 12e9, **settings: obj
 
 
 @pytest.mark.parametrize("bound", [0.01, 0.025, 0.1])
-@pytest.mark.parametrize("bandwidth", [3e9, 12e9])
+@pytest.mark.parametrize("bandwidth", [pytest.param(3e9, marks=pytest.mark.slow), 12e9])
 @pytest.mark.parametrize("gib", [(15, 15), (9, 9), (14, 14, 14), (8, 8, 8), (12, 12, 2)])
 def test_hand_offs_cost_no_more_than_the_bound(gib: tuple[float, ...], bandwidth: float, bound: float) -> None:
     device = device_of(

@@ -62,6 +62,7 @@ async def test_from_a_pod_to_a_lease_and_back(agent: ClusterAgent) -> None:
     peer.close()
 
 
+@pytest.mark.slow
 async def test_fifty_sessions_on_one_gpu_fit_into_80_mib(cluster: Cluster, short_folder: Path) -> None:  # noqa: F811
     """The chart's memory request relies on it. Measured: 74 MiB."""
     kubelet = await cluster.make_node()

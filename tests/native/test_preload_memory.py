@@ -269,6 +269,7 @@ hear()
     assert account(agent)[0] >= 60 * MIB, "what is cached takes memory: the agent is told"
 
 
+@pytest.mark.slow
 def test_the_cache_is_bounded_by_what_was_in_use_at_once(start: Start, agent: GenerousAgent) -> None:
     """Within one burst, sizes that never fit each other."""
     client = start(
