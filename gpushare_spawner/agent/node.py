@@ -28,6 +28,7 @@ from gpushare_spawner.agent.sessions.unclaimed import UnclaimedMemory
 from gpushare_spawner.agent.sessions.unconnected_processes import UnconnectedProcesses
 from gpushare_spawner.agent.sockets.session_endpoint import ProcessEndpoints, SessionEndpoints
 from gpushare_spawner.agent.state.cordons import Cordons
+from gpushare_spawner.agent.state.session_record import SessionRecord
 from gpushare_spawner.agent.state.state_folder import StateFolder
 from gpushare_spawner.agent.suspend.driver_checkpoint import DriverCheckpoints
 from gpushare_spawner.agent.suspend.suspender import Suspender
@@ -94,10 +95,18 @@ class Node:
         )
         self._checkpoints = DriverCheckpoints()
         self.suspensions = Suspender(
-            self._checkpoints, self.arbitrations, sessions, source, memory.lacks_host_memory, self._save, self.news
+            self._checkpoints,
+            self.arbitrations,
+            sessions,
+            source,
+            memory.lacks_host_memory,
+            self._save,
+            self.news,
+            self.registry.store,
         )
         self._contexts = ContextMemory()
         self.registry.came, self.registry.went = self.suspensions.opened, self._went
+        self.registry.left = self._left_suspended
         self.mps = MpsDaemons(settings.mps, self.gpus, folder.mps, sessions, self.wall_clock, self.news)
         self._unclaimed = UnclaimedMemory(self.gpus, context_bytes)
         self.rounds = Rounds(settings.rounds, self.gpus, source, self._memory_seen, context_bytes)
@@ -135,7 +144,10 @@ class Node:
 
     async def start(self) -> None:
         """Restore the sessions of the state folder, and start the periodic checks."""
+        left = self.state_folder.records.left()
         self.registry.restore()
+        for record in left:
+            self._left_suspended(record)
         await self.mps.start()
         await self.rounds.start(self.registry.sessions, self.checks.check)
 
@@ -203,6 +215,12 @@ class Node:
     def _went(self, session: Session) -> None:
         self.suspensions.ended(session)
         self.mps.check_soon()
+
+    def _left_suspended(self, record: SessionRecord) -> None:
+        """Bring processes back that were suspended when their session ended."""
+        gpu = self.gpus.get(next(iter(record.request.gpus), ""))
+        if record.suspension is not None and gpu is not None:
+            self.suspensions.left_behind(record, gpu)
 
     async def _save(self, session: Session) -> None:
         """Write a session's record to the disk. Raises OSError where the disk refuses it."""

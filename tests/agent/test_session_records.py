@@ -72,7 +72,7 @@ async def test_a_record_that_cannot_be_read_is_set_aside_with_its_reason(
 ) -> None:
     folder = RecordFolder(tmp_path)
     good = record("good")
-    folder.write(short_name("good"), good.model_dump_json().encode())
+    folder.write(f"{short_name('good')}.json", good.model_dump_json().encode())
     bad = tmp_path / "0123456789abcdef.json"
     bad.write_bytes(content)
     assert folder.load() == [good]
@@ -85,7 +85,7 @@ async def test_a_record_that_cannot_be_read_is_set_aside_with_its_reason(
 
 async def test_a_record_under_another_ones_name_is_set_aside(tmp_path: Path) -> None:
     folder = RecordFolder(tmp_path)
-    folder.write("0" * 16, record().model_dump_json().encode())
+    folder.write(f"{'0' * 16}.json", record().model_dump_json().encode())
     assert folder.load() == []
     assert "does not belong" in (tmp_path / f"{'0' * 16}.reason").read_text()
 
@@ -104,10 +104,10 @@ async def test_a_corrupt_record_does_not_stop_the_agent(agent: Agent) -> None:
 async def test_a_write_that_fails_leaves_the_old_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = RecordFolder(tmp_path)
     old = record()
-    folder.write(short_name("ada"), old.model_dump_json().encode())
+    folder.write(f"{short_name('ada')}.json", old.model_dump_json().encode())
     monkeypatch.setattr(os, "fsync", _no_space)
     with pytest.raises(OSError, match="No space"):
-        folder.write(short_name("ada"), b"half a rec")
+        folder.write(f"{short_name('ada')}.json", b"half a rec")
     assert folder.load() == [old]
     assert [path.name for path in tmp_path.iterdir()] == [f"{short_name('ada')}.json"]
 

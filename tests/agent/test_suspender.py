@@ -19,8 +19,9 @@ async def test_a_suspender_that_is_closed_begins_nothing_while_clients_leave() -
 
     orders: Any = SimpleNamespace(not_suspended=lambda session: None, set_suspendable=lambda session, able: None)
     source: Any = None
+    left: Any = None
     suspender = Suspender(
-        Driver(Code.SUCCESS), {"GPU-0": orders}, {}, source, lambda session, amount: None, save, lambda: None
+        Driver(Code.SUCCESS), {"GPU-0": orders}, {}, source, lambda session, amount: None, save, lambda: None, left
     )  # fmt: skip
     session: Any = SimpleNamespace(
         id="ann", suspends=True, gpus=[SimpleNamespace(uuid="GPU-0")], cuda=set(), suspended=False,

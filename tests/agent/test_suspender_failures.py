@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,11 +12,12 @@ import pytest
 
 from gpushare_spawner.agent import processes
 from gpushare_spawner.agent.gpus.nvml import GpuState
-from gpushare_spawner.agent.state.session_record import Suspension
-from gpushare_spawner.agent.suspend import coming_back, suspender
+from gpushare_spawner.agent.state.session_record import SessionRecord, Suspension
+from gpushare_spawner.agent.suspend import coming_back, course, leaving, left_behind, suspender
 from gpushare_spawner.agent.suspend.driver_checkpoint import Answer, Code, DriverCheckpoints, ProcessState
 from gpushare_spawner.agent.suspend.suspender import Suspender
 from gpushare_spawner.model.protocol.frames import Feature, Frame, Kind
+from tests.agent.conftest import request_for
 from tests.agent.peers import FIRST, GpusOnPaper
 
 MIB = 2**20
@@ -69,6 +70,10 @@ class Arbitration:
         self.suspend: Any = None
         self.resume: Any = None
         self.told: list[str] = []
+        self.suspendable = True
+
+    def set_suspendable(self, session: str, suspendable: bool) -> None:
+        self.suspendable = suspendable
 
     def __getattr__(self, name: str) -> Any:
         return lambda *arguments: self.told.append(name)
@@ -97,21 +102,30 @@ class Bench:
         self.arbitration = Arbitration()
         self.full = False
         """The disk."""
+        self.records: list[SessionRecord] = []
+        """Of processes that are left suspended."""
         self.session: Any = SimpleNamespace(
             id="ann", suspends=True, gpus=[FIRST], cuda={Connected(pid) for pid in pids}, suspended=False,
-            not_suspendable=None,
-            record=SimpleNamespace(
-                suspension=None, opened_at=0.0, pod=None, process=None, request=SimpleNamespace(uid=None)
-            ),
+            not_suspendable=None, record=SessionRecord.opened(request_for("ann", gpus=(FIRST.uuid,)), 0.0),
         )  # fmt: skip
+        self.suspender = self.next_agent()
+        for one in self.session.cuda:
+            one.answers = self._answers
+
+    def next_agent(self) -> Suspender:
         arbitrations: Any = {FIRST.uuid: self.arbitration}
         sessions: Any = {"ann": self.session}
         self.suspender = Suspender(
             self.driver, arbitrations, sessions, self.source, lambda session, amount: None, self._save,
-            lambda: None,
+            lambda: None, self,
         )  # fmt: skip
-        for one in self.session.cuda:
-            one.answers = self._answers
+        return self.suspender
+
+    def put_left(self, record: SessionRecord) -> None:
+        self.records.append(record.model_copy())
+
+    def remove_left(self, record: SessionRecord) -> None:
+        self.records = [one for one in self.records if one.suspension != record.suspension]
 
     def _answers(self, connection: Any, frame: Frame) -> None:
         asyncio.get_running_loop().call_soon(self.suspender.ready, self.session, connection, frame)
@@ -124,10 +138,13 @@ class Bench:
         """So much of the GPU is not free."""
         self.source.states[FIRST.uuid] = GpuState(healthy=True, memory_used_bytes=amount)
 
-    async def until_told(self, what: str, timeout: float = 5.0) -> None:
+    async def until(self, holds: Callable[[], bool], timeout: float = 5.0) -> None:
         async with asyncio.timeout(timeout):
-            while what not in self.arbitration.told:
+            while not holds():
                 await asyncio.sleep(0.005)
+
+    async def until_told(self, what: str, timeout: float = 5.0) -> None:
+        await self.until(lambda: what in self.arbitration.told, timeout)
 
     def record(self, pids: list[int]) -> None:
         names = [processes.named(pid) for pid in pids]
@@ -151,6 +168,7 @@ async def bench(pids: list[int], monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
     monkeypatch.setattr(coming_back, "RESUME_AGAIN", 0.02)
     monkeypatch.setattr(suspender, "RESUME_AGAIN", 0.02)
     monkeypatch.setattr(coming_back, "MEMORY_WITHIN", 0.2)
+    monkeypatch.setattr(leaving, "READY_WITHIN", 0.1)
     bench = Bench(pids)
     yield bench
     await bench.suspender.close()
@@ -279,3 +297,176 @@ async def test_machine_that_starts_no_processes_suspends_nothing(monkeypatch: py
 
     monkeypatch.setattr(asyncio, "create_subprocess_exec", refuses)
     assert (await DriverCheckpoints().lock(1, 1.0)).code is Code.NO_WORKER
+
+
+async def test_reason_goes_when_the_session_is_tried_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(course, "SOON", 0.1)
+    bench.suspender.opened(bench.session)
+    for one in bench.session.cuda:
+        one.answers = None
+    bench.arbitration.suspend("ann")
+    await bench.until_told("not_suspended")
+    assert "did not answer" in bench.session.not_suspendable
+    assert not bench.arbitration.suspendable
+    await bench.until(lambda: bench.session.not_suspendable is None)
+    assert bench.arbitration.suspendable
+
+
+async def test_missing_capability_is_looked_at_again_and_then_no_longer_reported(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(suspender, "LATER", 0.1)
+    bench.driver.fails = {("state", 0): [Code.NO_FUNCTIONS, Code.NO_FUNCTIONS]}
+    bench.suspender.opened(bench.session)
+    await bench.until(lambda: "driver 570" in str(bench.session.not_suspendable))
+    await bench.until(lambda: len(bench.driver.fails["state", 0]) == 0)
+    assert not bench.arbitration.suspendable
+    await bench.until(lambda: bench.session.not_suspendable is None)
+    assert bench.arbitration.suspendable
+
+
+async def test_all_processes_of_a_session_have_one_deadline_for_their_locks(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leaving, "LOCK_WITHIN", 0.5)
+    bench.suspender.opened(bench.session)
+    lock, timeouts = bench.driver.lock, list[float]()
+
+    async def slow(pid: int, timeout: float) -> Answer:
+        timeouts.append(timeout)
+        await asyncio.sleep(0.3)
+        return await lock(pid, timeout)
+
+    bench.driver.lock = slow  # type: ignore[method-assign]
+    bench.arbitration.suspend("ann")
+    await bench.until_told("suspended")
+    assert 0.4 < timeouts[0] <= 0.5
+    assert leaving.LEAST_TIME <= timeouts[1] <= 0.2
+
+
+async def test_session_that_is_always_busy_is_asked_less_and_less_often(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(course, "SOON", 0.02)
+    bench.suspender.opened(bench.session)
+    bench.driver.lock = busy = BusyLock()  # type: ignore[method-assign]
+    able = bench.arbitration.set_suspendable
+
+    def still_wanted(session: str, suspendable: bool) -> None:
+        able(session, suspendable)
+        if suspendable:
+            bench.arbitration.suspend("ann")
+
+    monkeypatch.setattr(bench.arbitration, "set_suspendable", still_wanted)
+    bench.arbitration.suspend("ann")
+    await asyncio.sleep(1.0)
+    assert 3 <= busy.asked <= 7  # pauses of 20 ms, 40 ms, 80 ms ...
+
+
+class BusyLock:
+    """The work of a process never ends."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    async def __call__(self, pid: int, timeout: float) -> Answer:
+        self.asked += 1
+        return Answer(Code.NOT_READY)
+
+
+def test_pauses_double_up_to_their_bound_and_begin_anew() -> None:
+    pauses, now, seen = course.BackOff(2.0), 100.0, list[float]()
+    for _ in range(7):
+        seen.append(pauses.next(now))
+        now += seen[-1]
+    assert seen == [2, 4, 8, 16, 32, 60, 60]
+    assert pauses.next(now + course.LATER + 1) == 2
+    pauses.next(now + course.LATER + 3)
+    pauses.succeeded()
+    assert pauses.next(now + course.LATER + 3) == 2
+
+
+async def test_agent_that_stops_unlocks_what_is_only_locked(bench: Bench, pids: list[int]) -> None:
+    bench.suspender.opened(bench.session)
+    lock = bench.driver.lock
+
+    async def second_hangs(pid: int, timeout: float) -> Answer:
+        answer = await lock(pid, timeout)
+        if ProcessState.LOCKED in (bench.driver.states.get(other) for other in pids if other != pid):
+            await asyncio.Event().wait()
+        return answer
+
+    bench.driver.lock = second_hangs  # type: ignore[method-assign]
+    bench.arbitration.suspend("ann")
+    await bench.until(lambda: list(bench.driver.states.values()) == [ProcessState.LOCKED] * 2)
+    await bench.suspender.close()
+    assert list(bench.driver.states.values()) == [ProcessState.RUNNING] * 2
+
+
+async def test_processes_that_outlive_session_and_agent_come_back_under_the_next_agent(
+    bench: Bench, pids: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(left_behind, "AGAIN_AFTER", 0.02)
+    bench.record(pids)
+    bench.driver.states = dict.fromkeys(pids, ProcessState.CHECKPOINTED)
+    bench.uses(FIRST.memory_bytes - SIZE // 2)
+    bench.suspender.opened(bench.session)
+    await asyncio.sleep(0.05)
+    bench.suspender.ended(bench.session)
+    await bench.suspender.close()
+    (record,) = bench.records
+    following = bench.next_agent()
+    following.left_behind(record, FIRST)
+    await asyncio.sleep(0.3)
+    assert bench.driver.states == dict.fromkeys(pids, ProcessState.CHECKPOINTED)
+    bench.uses(0)
+    await bench.until(lambda: not bench.records)
+    assert bench.driver.states == dict.fromkeys(pids, ProcessState.RUNNING)
+
+
+async def test_state_is_asked_again_where_a_call_of_an_earlier_agent_was_under_way(
+    bench: Bench, pids: list[int]
+) -> None:
+    bench.record(pids[:1])
+    bench.driver.states = {pids[0]: ProcessState.LOCKED}
+    unlock = bench.driver.unlock
+
+    async def after_the_checkpoint(pid: int) -> Answer:
+        if bench.driver.states[pid] is ProcessState.LOCKED and not unlocked:
+            bench.driver.states[pid] = ProcessState.CHECKPOINTED
+        unlocked.append(pid)
+        return await unlock(pid)
+
+    unlocked: list[int] = []
+    bench.driver.unlock = after_the_checkpoint  # type: ignore[method-assign]
+    bench.suspender.opened(bench.session)
+    await bench.until_told("resumed")
+    assert bench.driver.states == {pids[0]: ProcessState.RUNNING}
+
+
+async def test_process_that_stays_locked_is_unlocked_as_soon_as_the_driver_does_it(
+    bench: Bench, pids: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(suspender, "AGAIN_AFTER", 0.2)
+    bench.record(pids)
+    bench.driver.states = dict.fromkeys(pids, ProcessState.LOCKED)
+    bench.driver.fails = {("unlock", pids[0]): [Code.HANGS]}
+    bench.suspender.opened(bench.session)
+    await bench.until_told("resumed")
+    assert f"process {pids[0]} back (HANGS)" in bench.session.not_suspendable
+    await bench.until(lambda: bench.session.not_suspendable is None)
+    assert bench.driver.states == dict.fromkeys(pids, ProcessState.RUNNING)
+    assert not bench.records
+
+
+async def test_process_in_the_failed_state_is_named_whatever_the_call_answered(bench: Bench, pids: list[int]) -> None:
+    bench.suspender.opened(bench.session)
+
+    async def fails(pid: int, size: int) -> Answer:
+        bench.driver.states[pid] = ProcessState.FAILED
+        return Answer(Code.NOT_SUPPORTED)
+
+    bench.driver.checkpoint = fails  # type: ignore[method-assign]
+    bench.arbitration.suspend("ann")
+    await bench.until_told("not_suspended")
+    assert "back (FAILED): restart its kernel" in bench.session.not_suspendable

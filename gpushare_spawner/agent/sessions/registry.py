@@ -81,6 +81,8 @@ class SessionRegistry:
         """Called with each session that came, when its arbiters know it."""
         self.went: Callable[[Session], None] = _nothing
         """Called with each session that has ended, before its sockets are closed."""
+        self.left: Callable[[SessionRecord], None] = _nothing
+        """Called with the record of each session that ended while no agent ran."""
         self._asked = asyncio.Event()
         self.watch = ProcessWatch(lambda name: self.end(name, "its server's process is gone"))
 
@@ -100,6 +102,7 @@ class SessionRegistry:
     def _restore_one(self, record: SessionRecord, now: float) -> None:
         if record.process is not None and not processes.alive(record.process):
             log.info("session %s ended while no agent ran", record.request.id)
+            self.left(record)
             self.store.remove(record.request.id)
             return
         here = () if record.gpus_unknown else record.request.gpus
@@ -269,5 +272,5 @@ class SessionRegistry:
         self.came(session)
 
 
-def _nothing(session: Session) -> None:
+def _nothing(session: object) -> None:
     pass

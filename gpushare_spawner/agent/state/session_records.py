@@ -23,6 +23,16 @@ def short_name(session_id: str) -> str:
     return hashlib.sha256(session_id.encode()).hexdigest()[:16]
 
 
+def _file_name(record: SessionRecord) -> str:
+    return f"{short_name(record.request.id)}.json"
+
+
+def _left_name(record: SessionRecord) -> str:
+    """A session can leave several processes behind, one after the other."""
+    pids = record.suspension.processes if record.suspension is not None else ()
+    return f"{short_name(record.request.id)}-{'-'.join(str(one.pid) for one in pids[:4])}.left"
+
+
 class RecordFolder:
     """Reads and writes the files. Calls block on the disk."""
 
@@ -31,24 +41,33 @@ class RecordFolder:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def load(self) -> list[SessionRecord]:
-        """All good records. One that cannot be read is set aside, with the reason beside it and in the log."""
+        """All good records of sessions. One that cannot be read is set aside, with the reason beside it and in the
+        log."""
+        records = self._good("*.json")
+        for unfinished in self.folder.glob("*.new"):
+            with contextlib.suppress(OSError):
+                unfinished.unlink()
+        return records
+
+    def left(self) -> list[SessionRecord]:
+        """All good records of processes that were left suspended: their session has ended, or goes on without them."""
+        return self._good("*.left")
+
+    def _good(self, pattern: str) -> list[SessionRecord]:
         records = []
-        for path in sorted(self.folder.glob("*.json")):
+        for path in sorted(self.folder.glob(pattern)):
             try:
                 record = SessionRecord.model_validate_json(regular_content(path))
-                if path.stem != short_name(record.request.id):
+                if path.name not in (_file_name(record), _left_name(record)):
                     raise ValueError(f"the record of session {record.request.id} does not belong under this name")
                 records.append(record)
             except (OSError, ValueError) as error:
                 self._set_aside(path, error)
-        for left in self.folder.glob("*.new"):
-            with contextlib.suppress(OSError):
-                left.unlink()
         return sorted(records, key=lambda record: record.opened_at)
 
     def write(self, name: str, record: bytes | None) -> None:
-        """Replace a session's record, or remove it. Raises OSError; the old record is whole then."""
-        path = self.folder / f"{name}.json"
+        """Replace a record, or remove it. Raises OSError; the old record is whole then."""
+        path = self.folder / name
         if record is None:
             path.unlink(missing_ok=True)
             sync_folder(self.folder)
@@ -87,12 +106,22 @@ class Store:
 
     def put(self, record: SessionRecord) -> None:
         """Write this record soon."""
-        self._unwritten[short_name(record.request.id)] = record.model_dump_json().encode()
-        self._start()
+        self._change(_file_name(record), record.model_dump_json().encode())
 
     def remove(self, session_id: str) -> None:
         """Forget this session's record soon."""
-        self._unwritten[short_name(session_id)] = None
+        self._change(f"{short_name(session_id)}.json", None)
+
+    def put_left(self, record: SessionRecord) -> None:
+        """Write the record of processes that are left suspended soon, and before what is asked for later."""
+        self._change(_left_name(record), record.model_dump_json().encode())
+
+    def remove_left(self, record: SessionRecord) -> None:
+        """Forget it soon."""
+        self._change(_left_name(record), None)
+
+    def _change(self, name: str, content: bytes | None) -> None:
+        self._unwritten[name] = content
         self._start()
 
     async def flush(self) -> None:

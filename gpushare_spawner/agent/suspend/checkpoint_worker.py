@@ -2,7 +2,8 @@
 
 A call can hang for as long as the driver likes, so the agent makes none itself: driver_checkpoint.py starts this
 program, and ends it where a call takes too long. It reads a request on each line of standard input and writes its
-answer on a line of standard output, both JSON, and ends with its input. It makes no CUDA context.
+answer on a line of standard output, both JSON. It ends with its input, and is killed when the agent ends: a call must
+not go on beside those of the next agent. It makes no CUDA context.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -24,6 +26,8 @@ _FOUND = 0
 """CU_GET_PROC_ADDRESS_SUCCESS."""
 _ARGUMENTS = 64
 """Bytes of each CUcheckpoint*Args; what is not set has to be 0."""
+_PR_SET_PDEATHSIG = 1
+"""include/uapi/linux/prctl.h."""
 _NAMES = {"lock": "Lock", "checkpoint": "Checkpoint", "restore": "Restore", "unlock": "Unlock"}
 
 
@@ -93,8 +97,16 @@ def answer(driver: Driver, request: dict[str, Any]) -> dict[str, Any]:
     return {"code": code, "value": value, "version": driver.version, "seconds": time.monotonic() - began}
 
 
+def end_with(parent: int) -> None:
+    """Have the kernel kill this process when its parent ends. Ends at once where that has happened."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        sys.exit(1)
+
+
 def main() -> None:
-    """Answer until the input ends."""
+    """Answer until the input ends. The argument is the pid of the process that started this one."""
+    end_with(int(sys.argv[1]))
     driver = Driver()
     for line in sys.stdin:
         print(json.dumps(answer(driver, json.loads(line))), flush=True)

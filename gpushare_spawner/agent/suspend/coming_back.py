@@ -14,7 +14,7 @@ from gpushare_spawner.agent.gpus.nvml import Gpu
 from gpushare_spawner.agent.processes import ProcessName
 from gpushare_spawner.agent.state.session_record import Suspension
 from gpushare_spawner.agent.suspend.capability import reason_of
-from gpushare_spawner.agent.suspend.course import CannotResume, Source
+from gpushare_spawner.agent.suspend.course import RESUME_AGAIN, CannotRestore, CannotResume, Source
 from gpushare_spawner.agent.suspend.driver_checkpoint import Answer, Checkpoints, Code, ProcessState
 from gpushare_spawner.wording.amounts import memory
 
@@ -29,11 +29,13 @@ SPARE = 64 * 2**20
 restores the process (NVIDIA/cuda-checkpoint, issue 44)."""
 SPARE_WITHIN = 2.0
 """Seconds for which a resumption waits for that. A session that nearly fills the GPU never finds it."""
-RESUME_AGAIN = 1.0
-"""Seconds until processes that could not come back are tried again."""
+STEPS = 6
+"""Steps in which a process comes back at most; two, where no other call about it was under way."""
 
 Failed = dict[int, str]
 """Processes that the driver cannot bring back, by pid, with what it says."""
+_NOT_NOW = (Code.OUT_OF_MEMORY, Code.NOT_PERMITTED, Code.NO_DRIVER, Code.NO_WORKER, Code.HANGS, Code.NOT_READY)
+"""Answers to a restore after which it is tried again."""
 
 
 class ComingBack:
@@ -57,50 +59,77 @@ class ComingBack:
         back: list[int] = []
         for pid, size in left.items():
             answer = await self._checkpoints.restore(pid, size)
-            if answer.ok or (await self._checkpoints.state(pid)).state is ProcessState.LOCKED:
+            if answer.ok or await self._is_there(pid):
                 back.append(pid)
-            elif answer.code in (Code.OUT_OF_MEMORY, Code.NOT_PERMITTED, Code.NO_DRIVER, Code.HANGS, Code.NOT_READY):
+            elif answer.code in _NOT_NOW:
                 for other in back:
                     await self._checkpoints.checkpoint(other, left[other])
-                raise CannotResume(reason_of(answer, f"process {pid} cannot be restored"))
+                raise CannotRestore(reason_of(answer, f"process {pid} cannot be restored"))
             elif answer.code is not Code.INVALID_VALUE:
-                _failed(session, pid, answer, failed)
+                _failed(session, pid, str(answer), failed)
         for pid in back:
-            await self._unlock(session, names[pid], failed)
+            if (await self._checkpoints.unlock(pid)).ok:
+                continue
+            if (failure := await self.attempt(session, gpu, names[pid], left[pid])) is not None:
+                _failed(session, pid, failure, failed)
         return sum(left[pid] for pid in back)
 
     async def each(self, session: str, gpu: Gpu, suspension: Suspension, failed: Failed) -> None:
-        """Make each process run, whatever state it is in."""
+        """Make each process run, whatever state it is in. Waits until there is memory for it. A process that cannot be
+        brought back is added to `failed`."""
         for name, size in zip(suspension.processes, suspension.sizes, strict=True):
-            await self.one(session, gpu, name, size, failed)
-
-    async def one(self, session: str, gpu: Gpu, name: ProcessName, size: int, failed: Failed) -> None:
-        """Make a process run, whatever state it is in. Waits until there is memory for it."""
-        if not processes.alive(name):
-            return
-        answer = await self._checkpoints.state(name.pid)
-        state = answer.state if answer.ok else ProcessState.FAILED
-        if state is ProcessState.CHECKPOINTED:
-            while processes.alive(name):
+            while True:
                 try:
-                    await self._wait_for_memory(session, gpu, size, SPARE)
+                    failure = await self.attempt(session, gpu, name, size)
                     break
                 except CannotResume as error:
                     log.warning("process %d stays suspended for now: %s", name.pid, error)
                     await asyncio.sleep(RESUME_AGAIN)
-            answer = await self._checkpoints.restore(name.pid, size)
-            state = ProcessState.LOCKED if answer.ok else ProcessState.FAILED
-        if state is ProcessState.LOCKED:
-            await self._unlock(session, name, failed)
-        elif state is ProcessState.FAILED and processes.alive(name):
-            _failed(session, name.pid, answer, failed)
+            if failure is not None:
+                _failed(session, name.pid, failure, failed)
 
-    async def _unlock(self, session: str, name: ProcessName, failed: Failed) -> None:
-        answer = await self._checkpoints.unlock(name.pid)
-        if not answer.ok:  # perhaps the worker was killed
-            answer = await self._checkpoints.unlock(name.pid)
-        if not answer.ok and answer.code is not Code.ILLEGAL_STATE and processes.alive(name):
-            _failed(session, name.pid, answer, failed)
+    async def attempt(self, session: str, gpu: Gpu, name: ProcessName, size: int) -> str | None:
+        """Make a process run, whatever state it is in. Returns what the driver says where it cannot; None: the process
+        runs or has ended. Raises CannotResume where there is no memory for it.
+
+        The driver is asked for the state before each step: a call of an agent that was killed can be under way still.
+        """
+        answer, looked = Answer(Code.UNKNOWN), False
+        for _ in range(STEPS):
+            if not processes.alive(name):
+                return None
+            answer = await self._checkpoints.state(name.pid)
+            if not answer.ok:
+                if answer.code is not Code.UNKNOWN:  # else the worker was killed
+                    break
+            elif answer.state is ProcessState.FAILED:
+                return answer.state.name
+            elif answer.state is ProcessState.CHECKPOINTED:
+                await self._wait_for_memory(session, gpu, size, SPARE)
+                answer = await self._checkpoints.restore(name.pid, size)
+                if not answer.ok and answer.code not in (Code.UNKNOWN, Code.ILLEGAL_STATE):
+                    break
+            elif answer.state is ProcessState.LOCKED or not looked:
+                # of one that runs too: this waits for a lock that is under way
+                looked = True
+                answer = await self._checkpoints.unlock(name.pid)
+                if answer.ok:
+                    return None
+                if answer.code not in (Code.UNKNOWN, Code.ILLEGAL_STATE):
+                    break
+            else:
+                return None
+        return str(answer) if processes.alive(name) else None
+
+    async def _is_there(self, pid: int) -> bool:
+        """Whether a process that was not restored has its memory on the GPU all the same."""
+        answer = await self._checkpoints.state(pid)
+        return answer.ok and answer.state in (ProcessState.RUNNING, ProcessState.LOCKED)
+
+    async def unlock(self, suspension: Suspension) -> None:
+        """Let processes that are only locked go on. Those that are checkpointed stay so."""
+        for name in filter(processes.alive, suspension.processes):
+            await self._checkpoints.unlock(name.pid)
 
     async def _wait_for_memory(self, session: str, gpu: Gpu, needed: int, spare: int) -> None:
         """Wait until the driver shows so many free bytes, and some to spare where they can be had. Raises CannotResume
@@ -121,11 +150,6 @@ class ComingBack:
             await asyncio.sleep(LOOK_EVERY)
 
 
-def _failed(session: str, pid: int, answer: Answer, failed: Failed) -> None:
-    failed[pid] = str(answer)
-    log.error(
-        "session %s: the driver cannot bring process %d back (%s); its GPU work waits until it is ended",
-        session,
-        pid,
-        answer,
-    )
+def _failed(session: str, pid: int, said: str, failed: Failed) -> None:
+    failed[pid] = said
+    log.error("session %s: the driver cannot bring process %d back (%s); its GPU work waits", session, pid, said)

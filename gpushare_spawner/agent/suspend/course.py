@@ -15,6 +15,29 @@ from gpushare_spawner.model.protocol.frames import Frame
 
 SOON, LATER = 2.0, 60.0
 """Seconds until a session that could not be suspended is tried again: it was busy; another cause."""
+RESUME_AGAIN = 1.0
+"""Seconds until a session that could not be resumed is tried again."""
+
+
+@dataclass
+class BackOff:
+    """Pauses between tries, in seconds: each is twice as long as the one before, up to LATER."""
+
+    first: float
+    pause: float = 0.0
+    """The last one; 0: there was no failure."""
+    until: float = float("-inf")
+
+    def next(self, now: float) -> float:
+        """Return the pause after a failure. Where the last one is over for LATER, it begins anew."""
+        again = self.pause if now - self.until <= LATER else 0.0
+        self.pause = min(LATER, max(self.first, 2 * again))
+        self.until = now + self.pause
+        return self.pause
+
+    def succeeded(self) -> None:
+        """The next failure is a first one."""
+        self.pause = 0.0
 
 
 class Step(Enum):
@@ -40,6 +63,10 @@ class CannotResume(Exception):
     """The session stays suspended for now."""
 
 
+class CannotRestore(CannotResume):
+    """The driver refuses it, whatever memory there is."""
+
+
 class Source(Protocol):
     """The driver's figures: NVML."""
 
@@ -60,6 +87,10 @@ class Course:
     answered: asyncio.Event = field(default_factory=asyncio.Event)
     failed: dict[int, str] = field(default_factory=dict)
     """Processes that the driver cannot bring back, by pid, with what it says."""
+    busy: BackOff = field(default_factory=lambda: BackOff(SOON))
+    """Pauses after suspensions that failed because the session was busy."""
+    refused: BackOff = field(default_factory=lambda: BackOff(RESUME_AGAIN))
+    """Pauses after resumptions that the driver refused."""
     task: asyncio.Task[None] | None = None
     retry: asyncio.TimerHandle | None = None
     look: asyncio.TimerHandle | None = None

@@ -21,10 +21,11 @@ from typing import Any, Protocol
 log = logging.getLogger(__name__)
 
 START_WITHIN = 30.0
-"""Seconds beyond its time in which a call's process starts and initialises the driver: 2.7 s were measured on a
-machine with 8 GPUs (NVIDIA/nvcf, pull request 263)."""
+"""Seconds beyond its time in which a call is answered that moves no memory, or it is taken to hang. Its process may
+have to start and initialise the driver: 2.7 s were measured on a machine with 8 GPUs (NVIDIA/nvcf, pull request
+263)."""
 GIVE_UP = 60.0
-"""Seconds after which a call is taken to hang, beside the bytes that it moves."""
+"""Seconds after which a call that moves memory is taken to hang, beside the bytes that it moves."""
 SLOWEST = 200e6
 """Bytes per second; a checkpoint that is slower is taken to hang. 80 GB in 15 s were seen on an H100
 (NVIDIA/cuda-checkpoint, issue 29)."""
@@ -115,7 +116,7 @@ class DriverCheckpoints:
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
         """`environment`: of the worker processes; it names the driver's folder where that is needed."""
-        self._command = [sys.executable, "-m", "gpushare_spawner.agent.suspend.checkpoint_worker"]
+        self._command = [sys.executable, "-m", "gpushare_spawner.agent.suspend.checkpoint_worker", str(os.getpid())]
         # the worker sees all GPUs, whatever the agent was told to see, and has nothing preloaded
         hidden = ("CUDA_VISIBLE_DEVICES", "LD_PRELOAD")
         self._environment = {name: value for name, value in environment.items() if name not in hidden}
@@ -124,7 +125,7 @@ class DriverCheckpoints:
         self._closed = False
 
     async def lock(self, pid: int, timeout: float) -> Answer:
-        return await self._call(timeout + GIVE_UP, call="lock", pid=pid, timeout_ms=max(1, round(timeout * 1000)))
+        return await self._call(timeout + START_WITHIN, call="lock", pid=pid, timeout_ms=max(1, round(timeout * 1000)))
 
     async def checkpoint(self, pid: int, size: int) -> Answer:
         return await self._call(GIVE_UP + size / SLOWEST, call="checkpoint", pid=pid)
@@ -133,10 +134,10 @@ class DriverCheckpoints:
         return await self._call(GIVE_UP + size / SLOWEST, call="restore", pid=pid)
 
     async def unlock(self, pid: int) -> Answer:
-        return await self._call(GIVE_UP, call="unlock", pid=pid)
+        return await self._call(START_WITHIN, call="unlock", pid=pid)
 
     async def state(self, pid: int | None = None) -> Answer:
-        return await self._call(GIVE_UP, call="state", **({} if pid is None else {"pid": pid}))
+        return await self._call(START_WITHIN, call="state", **({} if pid is None else {"pid": pid}))
 
     async def close(self) -> None:
         """End the worker processes. A call that is under way leaves its process as the driver has it then."""

@@ -25,7 +25,9 @@ from gpushare_spawner.wording.amounts import memory
 READY_WITHIN = 1.0
 """Seconds for SUSPEND_READY. A process answers within 0.1 s; the rest is for a machine under load."""
 LOCK_WITHIN = 10.0
-"""Seconds for the work that a process has submitted."""
+"""Seconds for the work that all processes of a session have submitted."""
+LEAST_TIME = 0.1
+"""Seconds for a process that is locked when the others have used up that time: most have no work left."""
 UNKNOWN_CONTEXT = 512 * 2**20
 """Bytes of a context where the driver does not show the process's memory."""
 
@@ -74,11 +76,13 @@ class Leaving:
             session.record.suspension = None
             raise CannotSuspend(f"The session's record cannot be written: {error.strerror or error}.") from None
         course.step = Step.LOCKING
+        loop = asyncio.get_running_loop()
+        until = loop.time() + LOCK_WITHIN
         for pid, name in names.items():
-            answer = await self._checkpoints.lock(pid, LOCK_WITHIN)
+            answer = await self._checkpoints.lock(pid, max(LEAST_TIME, until - loop.time()))
             if not answer.ok and processes.alive(name):
                 if answer.code is Code.NOT_READY:
-                    raise CannotSuspend(f"GPU work of process {pid} did not end within {LOCK_WITHIN:g} s.", SOON)
+                    raise CannotSuspend(f"GPU work of process {pid} did not end in time.", SOON)
                 raise CannotSuspend(reason_of(answer, f"Process {pid} cannot be suspended"))
         course.step = Step.SUSPENDING
         for pid, name in names.items():
@@ -128,6 +132,8 @@ class Leaving:
         foreign = await asyncio.to_thread(attributed, shown.keys() - connected, owners(self._sessions.values()))
         if stranger := min(foreign.get(session.id, ()), default=None):
             raise CannotSuspend(f"Process {stranger} uses the GPU without the library, and can have managed memory.")
+        if stuck := sorted(course.failed.keys() & shown.keys()):
+            raise CannotSuspend(course.of_failed() or f"Process {stuck[0]} has ended, and its memory is still in use.")
         sizes: dict[int, int] = {}
         for connection, frame in course.ready.items():
             pid, (contexts, plain) = connection.peer.pid, (frame.fields[4], frame.fields[6])

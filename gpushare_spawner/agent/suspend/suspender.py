@@ -19,19 +19,29 @@ from gpushare_spawner.agent.gpus.arbitration import GpuArbitration
 from gpushare_spawner.agent.gpus.nvml import Gpu
 from gpushare_spawner.agent.sessions.session import Session
 from gpushare_spawner.agent.sockets.connection import Connection
-from gpushare_spawner.agent.state.session_record import Suspension
+from gpushare_spawner.agent.state.session_record import SessionRecord, Suspension
 from gpushare_spawner.agent.suspend.capability import Rights, why_not
-from gpushare_spawner.agent.suspend.coming_back import LOOK_EVERY, RESUME_AGAIN, ComingBack
-from gpushare_spawner.agent.suspend.course import LATER, CannotResume, CannotSuspend, Course, Source, Step
+from gpushare_spawner.agent.suspend.coming_back import LOOK_EVERY, ComingBack
+from gpushare_spawner.agent.suspend.course import (
+    LATER,
+    RESUME_AGAIN,
+    CannotRestore,
+    CannotResume,
+    CannotSuspend,
+    Course,
+    Source,
+    Step,
+)
 from gpushare_spawner.agent.suspend.driver_checkpoint import Checkpoints, ProcessState
 from gpushare_spawner.agent.suspend.leaving import Leaving, next_number
+from gpushare_spawner.agent.suspend.left_behind import AGAIN_AFTER, LET_GO_AFTER, LeftBehind, LeftRecords
 from gpushare_spawner.model.protocol.frames import Feature, Frame, Kind
 from gpushare_spawner.wording.amounts import memory
 
 log = logging.getLogger(__name__)
 
-LET_GO_AFTER = 5.0
-"""Seconds for which processes may outlive their session before they are resumed: most are ended with it."""
+UNLOCK_WITHIN = 5.0
+"""Seconds in which processes that are only locked are unlocked when the agent stops."""
 
 
 class Suspender:
@@ -46,34 +56,45 @@ class Suspender:
         lacks_host_memory: Callable[[Session, int], str | None],
         save: Callable[[Session], Coroutine[Any, Any, None]],
         news: Callable[[], None],
+        left_records: LeftRecords,
     ) -> None:
         """`arbitrations` are by the GPU's UUID, `sessions` by their ids. `lacks_host_memory`: why the budgets of host
         memory do not hold so many bytes of a session; None: they do. `save` writes a session's record to the disk.
-        `news` is called when a report has changed."""
+        `news` is called when a report has changed. `left_records` keeps records of processes that outlive their
+        session."""
         self._checkpoints = checkpoints
         self._arbitrations = arbitrations
         self._save = save
+        self._left_records = left_records
         self._news = news
         self._loop = asyncio.get_running_loop()
         self._courses: dict[str, Course] = {}
         self._leaving = Leaving(checkpoints, sessions, source, lacks_host_memory, save)
         self._coming_back = ComingBack(checkpoints, source, self._short_of_memory)
-        self._outliving: set[asyncio.Task[None]] = set()
+        self._left = LeftBehind(self._coming_back, left_records, self._told_of_left)
         self._probe: asyncio.Task[str | None] | None = None
         self._closed = False
         for arbitration in arbitrations.values():
             arbitration.suspend, arbitration.resume = self._suspend, self._resume
 
     async def close(self) -> None:
-        """Stop between two steps or in one: the next agent goes on from the record."""
+        """Stop between two steps or in one. Processes that are only locked go on; those that are checkpointed stay so,
+        and the next agent goes on from the records."""
         self._closed = True
-        tasks: list[asyncio.Task[Any]] = [one.task for one in self._courses.values() if one.task is not None]
-        tasks += [*self._outliving, *([self._probe] if self._probe is not None else [])]
+        under_way = [one for one in self._courses.values() if one.task is not None and not one.task.done()]
+        tasks: list[asyncio.Task[Any]] = [one.task for one in under_way if one.task is not None]
+        tasks += [self._probe] if self._probe is not None else []
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         for course in self._courses.values():
             course.cancel_timers()
+        records = [one.session.record for one in under_way] + await self._left.close()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(UNLOCK_WITHIN):
+                for record in records:
+                    if record.suspension is not None:
+                        await self._coming_back.unlock(record.suspension)
 
     # -- sessions and their processes ----------------------------------------------------------------------------------
 
@@ -99,19 +120,31 @@ class Suspender:
         course.cancel_timers()
         if course.task is not None:
             course.task.cancel()
-        if session.record.suspension is not None and len(session.gpus) == 1 and not self._closed:
-            task = self._loop.create_task(self._let_go(course, session.record.suspension))
-            self._outliving.add(task)
-            task.add_done_callback(self._outliving.discard)
+        if session.record.suspension is not None and len(session.gpus) == 1:
+            self._left.take(session.record, session.gpus[0], LET_GO_AFTER)
 
-    async def _let_go(self, course: Course, suspension: Suspension) -> None:
-        """Bring back processes that outlive their session: nobody else would."""
-        await asyncio.sleep(LET_GO_AFTER)
-        session = course.session
-        for name, size in zip(suspension.processes, suspension.sizes, strict=True):
-            if processes.alive(name):
-                log.info("process %d outlives session %s, and is resumed", name.pid, session.id)
-                await self._coming_back.one(session.id, session.gpus[0], name, size, course.failed)
+    def left_behind(self, record: SessionRecord, gpu: Gpu) -> None:
+        """A record from an earlier run of the agent is of processes that were left suspended."""
+        session = self._courses.get(record.request.id)
+        theirs = session.session.record.suspension if session is not None else None
+        if theirs is not None and record.suspension is not None and theirs.processes == record.suspension.processes:
+            self._left_records.remove_left(record)  # it did not end after all
+        else:
+            self._left.take(record, gpu, 0.0)
+
+    def _told_of_left(self, session: str, pid: int, failure: str | None) -> None:
+        """Whether the driver can bring a process back that was left suspended."""
+        course = self._courses.get(session)
+        if course is None or (failure is None and pid not in course.failed):
+            return
+        if failure is not None:
+            course.failed[pid] = failure
+            self._stays(course, course.of_failed() or "", LATER)
+        else:
+            del course.failed[pid]
+            if course.retry is not None:
+                course.retry.cancel()
+            self._may_try_again(course)
 
     def joined(self, session: Session, connection: Connection) -> None:
         """A CUDA process has said HELLO. While its session is suspended it must ask before it calls the driver."""
@@ -203,10 +236,13 @@ class Suspender:
             if refusal is not error:
                 log.exception("session %s could not be suspended", session.id)
             await self._goes_on(course)
-            self._stays(course, str(refusal), refusal.retry_in)
+            busy = refusal.retry_in < LATER
+            pause = course.busy.next(self._loop.time()) if busy else refusal.retry_in
+            self._stays(course, course.of_failed() or str(refusal), pause)
             arbitration.not_suspended(session.id)
             return
         course.step, session.suspended = Step.SUSPENDED, True
+        course.busy.succeeded()
         session.not_suspendable = course.of_failed()
         log.info("session %s is suspended: %s in %.1f s", session.id, memory(amount), self._loop.time() - began)
         arbitration.suspended(session.id, amount, self._loop.time() - began)
@@ -219,7 +255,17 @@ class Suspender:
             await self._coming_back.each(session.id, session.gpus[0], suspension, course.failed)
             session.record.suspension = None
             await self._keep(session)
+            self._leave_failed(course, suspension)
         self._tell_resumed(course)
+
+    def _leave_failed(self, course: Course, suspension: Suspension) -> None:
+        """Processes that did not come back are tried again by themselves."""
+        both = zip(suspension.processes, suspension.sizes, strict=True)
+        left = {name: size for name, size in both if name.pid in course.failed and processes.alive(name)}
+        if left:
+            update = {"processes": tuple(left), "sizes": tuple(left.values()), "complete": False}
+            record = course.session.record.model_copy(update={"suspension": suspension.model_copy(update=update)})
+            self._left.take(record, course.session.gpus[0], AGAIN_AFTER)
 
     async def _keep(self, session: Session) -> None:
         """Write the record, or go on: it is written later, and the log says why not now."""
@@ -243,8 +289,14 @@ class Suspender:
             else:
                 log.exception("session %s could not be resumed", session.id)
             course.step = Step.SUSPENDED
-            arbitration.not_resumed(session.id, RESUME_AGAIN)
+            if isinstance(error, CannotRestore):
+                session.not_suspendable = f"It cannot come back to the GPU for now: {error}"
+                self._news()
+            refused = isinstance(error, CannotRestore)
+            pause = course.refused.next(self._loop.time()) if refused else RESUME_AGAIN
+            arbitration.not_resumed(session.id, pause)
             return
+        course.refused.succeeded()
         seconds = self._loop.time() - began
         log.info("session %s is resumed: %s in %.1f s", session.id, memory(amount), seconds)
         self._is_back(course)
@@ -259,6 +311,7 @@ class Suspender:
         amount = await self._coming_back.all_or_none(session.id, session.gpus[0], suspension, course.failed)
         session.record.suspension = None
         await self._keep(session)
+        self._leave_failed(course, suspension)
         return amount
 
     def _short_of_memory(self, session: str, gpu: Gpu, lacking: int) -> None:
@@ -277,6 +330,7 @@ class Suspender:
         await self._coming_back.each(session.id, session.gpus[0], suspension, course.failed)
         session.record.suspension = None
         await self._keep(session)
+        self._leave_failed(course, suspension)
         self._is_back(course)
         self._arbitration(session).resumed(session.id, 0, 0.0)
         self._news()
@@ -284,8 +338,10 @@ class Suspender:
     def _is_back(self, course: Course) -> None:
         course.session.suspended = False
         self._tell_resumed(course)
-        if course.failed:
-            self._stays(course, course.of_failed() or "", LATER)
+        if (reason := course.of_failed()) is not None:
+            self._stays(course, reason, LATER)
+        elif course.retry is None:
+            course.session.not_suspendable = None
 
     def _tell_resumed(self, course: Course) -> None:
         course.step = Step.RUNNING
@@ -321,8 +377,18 @@ class Suspender:
 
     def _may_try_again(self, course: Course) -> None:
         course.retry = None
-        if course.session.id in self._courses and self._courses[course.session.id] is course:
+        if self._courses.get(course.session.id) is course:
+            self._begin(course, self._look_again_at(course))
+
+    async def _look_again_at(self, course: Course) -> None:
+        """The pause is over: the session can be suspended again, unless the reason still holds."""
+        reason = course.of_failed() or await self._capability()
+        if reason is not None:
+            self._stays(course, reason, LATER)
+        elif course.retry is None:
+            course.session.not_suspendable = None
             self._arbitration(course.session).set_suspendable(course.session.id, True)
+            self._news()
 
     def _arbitration(self, session: Session) -> GpuArbitration:
         return self._arbitrations[session.gpus[0].uuid]
