@@ -1,4 +1,4 @@
-"""``gpushare agent``: the agent of a GPU machine."""
+"""``gpushare agent``: the agent of a GPU machine; ``gpushare agent resume``: what it has left suspended."""
 
 from __future__ import annotations
 
@@ -26,6 +26,8 @@ from gpushare_spawner.agent.sockets.descriptors import allow_many
 from gpushare_spawner.agent.state.lock import AlreadyRunning
 from gpushare_spawner.agent.state.session_folder import PathTooLong
 from gpushare_spawner.agent.state.state_folder import StateFolder
+from gpushare_spawner.agent.suspend.driver_checkpoint import DriverCheckpoints
+from gpushare_spawner.agent.suspend.without_agent import resume_all
 from gpushare_spawner.arbiter import ArbiterSettings
 from gpushare_spawner.model.quantity import parse_bytes, resolve_bytes
 from gpushare_spawner.model.share import UNITS_PER_GPU
@@ -132,14 +134,32 @@ def configure(parser: argparse.ArgumentParser, cluster: ClusterOptions) -> None:
     parser.add_argument(
         "--log-level", choices=("debug", "info", "warning", "error"), default="info", help="default: %(default)s"
     )
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=False, help="default: run the agent")
+    resume = actions.add_parser(
+        "resume",
+        help="resume what a stopped agent has left suspended",
+        description="Restores the processes that the agent had suspended when it was stopped, and lets them go on. Use "
+        "it before you remove the agent for good. The agent must not run. The exit status is 1 if a process stays "
+        "suspended, for example because its GPU has too little free memory.",
+    )
+    resume.add_argument(
+        "--state-dir",
+        type=Path,
+        default=argparse.SUPPRESS,
+        metavar="DIR",
+        help="state folder of the agent (default: as for the agent)",
+    )
 
 
 def run(options: argparse.Namespace, cluster: ClusterOptions) -> int:
-    """Run until SIGTERM or SIGINT. Returns 1 if it cannot start, with a sentence on standard error."""
+    """Run until SIGTERM or SIGINT, or resume what is suspended. Returns 1 if it cannot start, with a sentence on
+    standard error, or if something stays suspended."""
     logging.basicConfig(
         level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
     )
     try:
+        if options.action == "resume":
+            return 0 if asyncio.run(_resume(options)) else 1
         asyncio.run(_serve(options, cluster))
     except (AlreadyRunning, CannotListen, NoGpu, PathTooLong, FileNotFoundError, Unusable) as error:
         print(f"gpushare agent: {error}", file=sys.stderr)
@@ -222,6 +242,20 @@ async def _serve(options: argparse.Namespace, cluster_options: ClusterOptions) -
         log.info("ready on %s, state in %s", control.path, state_dir)
         await stop.wait()
         log.info("stopping; %d sessions stay in %s", len(node.report().sessions), state_dir)
+
+
+async def _resume(options: argparse.Namespace) -> bool:
+    state_dir = Path(os.path.abspath(options.state_dir or _default_state_dir()))
+    if not state_dir.is_dir():
+        raise Unusable(f"{state_dir} does not exist: no agent has kept sessions there. Give --state-dir")
+    async with contextlib.AsyncExitStack() as stack:
+        folder = StateFolder(state_dir)
+        stack.callback(folder.close)
+        nvml = Nvml()
+        stack.callback(nvml.close)
+        checkpoints = DriverCheckpoints()
+        stack.push_async_callback(checkpoints.close)
+        return await resume_all(folder.records, nvml.gpus(), nvml, checkpoints, print)
 
 
 def _default_state_dir() -> Path:

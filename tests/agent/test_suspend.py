@@ -269,6 +269,131 @@ async def test_agent_killed_after_a_step_is_mended_by_the_next_one(
     assert await ada.ask("words") == [[0, rounds, 0]]
 
 
+def workers_of(agent: int) -> list[int]:
+    """The processes in which an agent makes the driver's calls."""
+    children = Path(f"/proc/{agent}/task/{agent}/children").read_text().split()
+    return [int(pid) for pid in children if "checkpoint_worker" in Path(f"/proc/{pid}/cmdline").read_text()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("call", ["checkpoint", "restore"])
+async def test_agent_killed_inside_a_call_leaves_no_worker_and_the_next_agent_goes_by_the_drivers_state(
+    short_folder: Path, call: str
+) -> None:
+    machine = Machine(short_folder)
+    slow = {"checkpoint": {"SIMGPU_CHECKPOINT_D2H": "400MiB"}, "restore": {"SIMGPU_RESTORE_MS": "1500"}}
+    machine.agent.environment |= slow[call]
+    await machine.start()
+    try:
+        ada = await machine.program("ada", LARGE)
+        ben = await machine.program("ben")
+        ben.begin("allocate", 5, LARGE)
+        if call == "restore":
+            assert await ben.answer() is None
+            await machine.suspended("ada")
+            ada.begin("work", 0.05)
+            await machine.suspended("ben")
+        await asyncio.sleep(0.5)  # the call is under way
+        agent = machine.agent.process
+        assert agent is not None
+        workers = workers_of(agent.pid)
+        assert workers
+        machine.agent.end(signal.SIGKILL)
+        await asyncio.sleep(0.2)
+        assert [pid for pid in workers if processes.named(pid) is not None] == []
+        await machine.start()
+        if call == "checkpoint":
+            ada.begin("work", 0.05)
+        await ben.answer() if call == "checkpoint" else None
+        rounds = await ada.answer()
+        assert await ada.ask("words") == [[0, rounds, 0]]
+        assert await ben.ask("words") == [[0, 0, 0]]
+    finally:
+        for program in machine.programs:
+            program.end()
+        machine.agent.end(signal.SIGKILL)
+
+
+@pytest.mark.slow
+async def test_suspended_process_that_outlives_session_and_agent_is_resumed_by_the_next_agent(
+    machine: Machine, neighbour: Neighbour
+) -> None:
+    ada = await machine.program("ada", LARGE)
+    await neighbour.comes()
+    await machine.suspended("ada")
+    await machine.agent.client.close("ada")
+    machine.agent.end(signal.SIGKILL)
+    neighbour.peer.close()
+    await machine.start()
+    assert await ada.ask("work", 0.05) > 0
+    while list((machine.agent.folder / "state" / "records").glob("*.left")):
+        await asyncio.sleep(0.02)
+
+
+@pytest.mark.slow
+async def test_processes_of_a_session_that_ended_while_no_agent_ran_are_resumed(
+    machine: Machine, neighbour: Neighbour
+) -> None:
+    ada = await machine.program("ada", LARGE)
+    server = subprocess.Popen(["sleep", "60"])
+    await machine.agent.client.confirm("ada", server.pid)
+    await neighbour.comes()
+    await machine.suspended("ada")
+    machine.agent.end(signal.SIGKILL)
+    server.kill()
+    server.wait()
+    neighbour.peer.close()
+    await machine.start()
+    assert await ada.ask("work", 0.05) > 0
+
+
+async def resume_without_agent(machine: Machine) -> tuple[int, str]:
+    """`gpushare agent resume`: its exit status, and what it says."""
+    command = [sys.executable, "-m", "gpushare_spawner.cli", "agent", "resume", "--state-dir"]
+    done = await asyncio.to_thread(
+        subprocess.run, [*command, str(machine.agent.folder / "state")], env=machine.agent.environment,
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    return done.returncode, done.stdout + done.stderr
+
+
+async def test_command_resumes_what_a_stopped_agent_has_left_and_only_into_free_memory(
+    machine: Machine, neighbour: Neighbour
+) -> None:
+    ada = await machine.program("ada", LARGE)
+    await neighbour.comes()
+    await machine.suspended("ada")
+    status, said = await resume_without_agent(machine)
+    assert status == 1
+    assert "already works on" in said
+    machine.agent.end(signal.SIGTERM)
+    neighbour.peer.close()
+    status, said = await resume_without_agent(machine)
+    assert status == 0
+    assert f"Process {ada.process.pid} of session ada runs again." in said
+    assert await ada.ask("words") == [[0, 0, 0]]
+    await machine.start()
+    assert not (await machine.session("ada")).suspended
+
+
+@pytest.mark.slow
+async def test_command_leaves_a_process_suspended_where_memory_is_short(machine: Machine, neighbour: Neighbour) -> None:
+    ada = await machine.program("ada", LARGE)
+    await neighbour.comes()
+    await machine.suspended("ada")
+    machine.agent.end(signal.SIGTERM)
+    neighbour.peer.close()
+    foreign = Program(os.environ | machine.agent.environment)
+    machine.programs.append(foreign)
+    await foreign.does("context")
+    await foreign.does("allocate", 5, 500)
+    status, said = await resume_without_agent(machine)
+    assert (status, "stays suspended: " in said, "more must be free on its GPU" in said) == (1, True, True)
+    foreign.end()
+    assert (await resume_without_agent(machine))[0] == 0
+    assert await ada.ask("words") == [[0, 0, 0]]
+
+
 @pytest.mark.slow
 async def test_session_stays_suspended_over_a_restart_of_the_agent(machine: Machine, neighbour: Neighbour) -> None:
     ada = await machine.program("ada", LARGE)

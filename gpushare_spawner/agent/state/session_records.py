@@ -74,6 +74,14 @@ class RecordFolder:
         else:
             replace_file(path, record)
 
+    def replace(self, record: SessionRecord) -> None:
+        """Write a session's record. Raises OSError."""
+        self.write(_file_name(record), record.model_dump_json().encode())
+
+    def forget_left(self, record: SessionRecord) -> None:
+        """Remove the record of processes that were left suspended. Raises OSError."""
+        self.write(_left_name(record), None)
+
     def _set_aside(self, path: Path, error: Exception) -> None:
         reason = str(error)
         if isinstance(error, ValidationError):

@@ -290,7 +290,7 @@ class Suspender:
                 log.exception("session %s could not be resumed", session.id)
             course.step = Step.SUSPENDED
             if isinstance(error, CannotRestore):
-                session.not_suspendable = f"It cannot come back to the GPU for now: {error}"
+                session.not_suspendable = f"The session cannot be resumed for now: {error}"
                 self._news()
             refused = isinstance(error, CannotRestore)
             pause = course.refused.next(self._loop.time()) if refused else RESUME_AGAIN

@@ -1,0 +1,66 @@
+"""Resumes what an agent has left suspended, while no agent runs: ``gpushare agent resume``.
+
+Nobody pages out other sessions meanwhile, so a process stays suspended where its GPU has too little free memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from gpushare_spawner.agent import processes
+from gpushare_spawner.agent.gpus.nvml import Gpu
+from gpushare_spawner.agent.state.session_record import SessionRecord
+from gpushare_spawner.agent.state.session_records import RecordFolder
+from gpushare_spawner.agent.suspend.coming_back import ComingBack
+from gpushare_spawner.agent.suspend.course import CannotResume, Source
+from gpushare_spawner.agent.suspend.driver_checkpoint import Checkpoints
+
+
+async def resume_all(
+    records: RecordFolder, gpus: Iterable[Gpu], source: Source, checkpoints: Checkpoints, say: Callable[[str], None]
+) -> bool:
+    """Restore and unlock all suspended processes of the records. `say` gets a sentence about each. Returns whether none
+    is left suspended. Raises OSError where a record cannot be written."""
+    coming_back = ComingBack(checkpoints, source, _nobody_can_help)
+    by_uuid = {gpu.uuid: gpu for gpu in gpus}
+    complete = True
+    for record in records.load():
+        if await _resume(record, by_uuid, coming_back, say):
+            record.suspension = None
+            records.replace(record)
+        else:
+            complete = complete and record.suspension is None
+    for record in records.left():
+        if await _resume(record, by_uuid, coming_back, say):
+            records.forget_left(record)
+        else:
+            complete = False
+    return complete
+
+
+async def _resume(
+    record: SessionRecord, gpus: dict[str, Gpu], coming_back: ComingBack, say: Callable[[str], None]
+) -> bool:
+    """Return whether there was a suspended process and all of them run, or have ended."""
+    session, suspension = record.request.id, record.suspension
+    if suspension is None:
+        return False
+    gpu = gpus.get(next(iter(record.request.gpus), ""))
+    all_run = True
+    for name, size in zip(suspension.processes, suspension.sizes, strict=True):
+        if not processes.alive(name):
+            continue
+        trouble: str | None = "its GPU is not there"
+        if gpu is not None:
+            try:
+                trouble = await coming_back.attempt(session, gpu, name, size)
+            except CannotResume as error:
+                trouble = str(error)
+        all_run = all_run and trouble is None
+        state = "runs again" if trouble is None else f"stays suspended: {trouble}"
+        say(f"Process {name.pid} of session {session} {state}.")
+    return all_run
+
+
+def _nobody_can_help(session: str, gpu: Gpu, lacking: int) -> None:
+    """There is no arbiter that could free memory."""
