@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -31,6 +33,7 @@ from gpushare_spawner.model.tier import Tier
 from tests.agent.agent_process import AgentProcess
 from tests.agent.conftest import Agent, Eventually, request_for
 from tests.agent.peers import FIRST, SECOND, Peer, answer_to_query
+from tests.present import present
 
 STAND_IN = Path(__file__).with_name("nvidia-cuda-mps-control")
 
@@ -284,9 +287,10 @@ async def test_layers_and_gpus_that_cannot_be_are_refused(machine: Machine) -> N
         await machine.open(mps("ada", share_units=100, gpus=(FIRST.uuid, SECOND.uuid)))
 
 
-async def test_daemon_survives_an_agent_that_is_killed(tmp_path: Path, short_folder: Path) -> None:
+async def test_daemon_and_gpu_work_survive_an_agent_that_is_killed(tmp_path: Path, short_folder: Path) -> None:
     shutil.copy(STAND_IN, tmp_path)
     agent = AgentProcess(short_folder, gpus=1)
+    program = None
     agent.environment["PATH"] = f"{tmp_path}:{agent.environment['PATH']}"
     try:
         await agent.start()
@@ -295,6 +299,15 @@ async def test_daemon_survives_an_agent_that_is_killed(tmp_path: Path, short_fol
         pipes = Path(opened.environment["CUDA_MPS_PIPE_DIRECTORY"])
         before = pid_in(pipes)
         assert before is not None
+        program = subprocess.Popen(
+            [sys.executable, "-m", "tests.agent.cuda_program"],
+            env={**os.environ, **opened.environment},
+            stdout=subprocess.DEVNULL,
+        )
+        while (working := present((await agent.client.report()).session("ada"))).gpu_seconds == 0:
+            assert program.poll() is None
+            await asyncio.sleep(0.05)
+        assert working.memory_bytes >= 4 << 20
         agent.end(signal.SIGKILL)
         os.kill(before, 0)
         await agent.start()
@@ -304,8 +317,14 @@ async def test_daemon_survives_an_agent_that_is_killed(tmp_path: Path, short_fol
         assert session.layer_trouble is None
         assert pid_in(pipes) == before
         assert len((pipes / "starts").read_text().splitlines()) == 1
+        while present((await agent.client.report()).session("ada")).gpu_seconds <= session.gpu_seconds:
+            assert program.poll() is None
+            await asyncio.sleep(0.05)
         await agent.client.close("ada")
     finally:
+        if program is not None:
+            program.kill()
+            program.wait()
         if agent.process is not None and agent.process.poll() is None:
             agent.end()
         end_daemons(short_folder / "state")
