@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpushare_spawner.agent.gpus.observed_sessions import ObservedSessions
+from gpushare_spawner.agent.gpus.observed_sessions import MOST_MEASURED, ObservedSessions
 from gpushare_spawner.model.delivered import NOTHING
 from tests.agent.peers import GIB
 
@@ -123,6 +123,15 @@ def test_processes_of_one_session_share_its_use(observed: ObservedSessions) -> N
     observed.busy(FIRST, 12.0)
     observed.busy(SECOND, 12.0)
     assert dict(observed.recent_use(ADA, 14.0).by_client) == pytest.approx({FIRST: 0.5, SECOND: 0.5})
+
+
+def test_many_processes_at_work_cost_no_more_than_a_few(observed: ObservedSessions) -> None:
+    for process in range(100, 100 + 2 * MOST_MEASURED):
+        observed.join(process, BOB, 10.0)
+        observed.busy(process, 12.0)
+    use = observed.recent_use(BOB, 14.0)
+    assert use.seconds == pytest.approx(1.0)
+    assert len(use.by_client) == MOST_MEASURED
 
 
 STEPS = st.lists(

@@ -10,7 +10,7 @@ import pytest
 from gpushare_spawner.clients.agent import AgentClient
 from gpushare_spawner.idle import NoAction, RecentUse
 from gpushare_spawner.model.controls import Exemption, Keep
-from gpushare_spawner.model.layers import LayersFile
+from gpushare_spawner.model.layers import LayerName, LayersFile
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.service.culler.culler import Culler
@@ -112,6 +112,13 @@ def test_a_spawn_that_another_layer_serves_needs_nobody(full: FakeAgent, clock: 
         assert needed(idle, reports, [waits("eve", "half")], templates) == {}
     some = LayersFile.model_validate({"rules": [{"models": ["*H100*"], "layer": "hami"}]})
     assert len(needed(idle, reports, [waits("eve")], SessionTemplates(TEMPLATES, layers=some))) == 1
+
+
+def test_sessions_whose_layer_can_only_stop_them_are_not_needed(full: FakeAgent, clock: Clock) -> None:
+    clock.forward(HOUR)
+    for user in ("ann", "bob"):
+        full.change(names(full)[user], layer=LayerName.MPS)
+    assert now_needed(full, [waits("eve")], clock()) == ["cyd"]
 
 
 def test_sessions_that_work_or_were_idle_for_a_short_time_are_not_needed(full: FakeAgent, clock: Clock) -> None:

@@ -13,6 +13,7 @@ from gpushare_spawner.clients.agent import AgentClient
 from gpushare_spawner.idle import Observation, RecentUse, UseRule
 from gpushare_spawner.model.controls import Exemption, Keep
 from gpushare_spawner.model.idle_cause import IdleCause
+from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.protocol.control import TierRequest
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.template import Template
@@ -90,6 +91,13 @@ def test_an_exempt_session_does_not_make_way_and_gets_back_what_it_yields(full: 
     assert "guest0" not in found.kept_on
     # the exemption is over: the units stay with the spawn that waits
     assert now_needed(full, [waits("eve")], now + 1).free_again == frozenset()
+
+
+def test_a_session_whose_layer_can_only_stop_it_does_not_make_way(full: FakeAgent, clock: Clock) -> None:
+    now = clock() + HOUR
+    full.change("guest0", layer=LayerName.MPS)
+    full.change("guest1", layer=LayerName.MPS)
+    assert kept(now_needed(full, [waits("eve")], now)) == {"guest2": 0}
 
 
 def test_a_kept_session_makes_way_all_the_same(full: FakeAgent, clock: Clock) -> None:

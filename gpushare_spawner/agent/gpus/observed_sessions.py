@@ -7,12 +7,15 @@ seconds of one clock and come in as arguments.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import islice
 
 from gpushare_spawner.arbiter import RecentUse, SessionView, Use
 
 SAMPLED_LATELY = 2.5
 """Seconds after the end of a sample with GPU work in which more is taken to be under way: samples are read every second
 and end up to a second before."""
+MOST_MEASURED = 16
+"""Processes of a session that have figures of their own at an instant: each change of them is kept for 2 s."""
 
 
 @dataclass
@@ -33,6 +36,8 @@ class _Session:
     news_at: float
     """When one of its processes last came, left, or said that a burst began or ended."""
     processes: set[int] = field(default_factory=set)
+    working: dict[int, None] = field(default_factory=dict)
+    """Those of them with a burst, the one that began first is first."""
     ended_gpu_seconds: float = 0.0
     """Of processes that have left."""
     last_activity: float | None = None
@@ -80,6 +85,7 @@ class ObservedSessions:
             session.last_activity = now
         session.ended_gpu_seconds += left.gpu_seconds
         session.processes.discard(process)
+        session.working.pop(process, None)
         del self._processes[process]
 
     def memory(self, process: int, allocated: int) -> None:
@@ -93,6 +99,7 @@ class ObservedSessions:
         session.last_activity = now
         if working.busy_since is None:
             working.busy_since = now
+            session.working[process] = None
 
     def idle(self, process: int, gpu_seconds: float, quiet: float, now: float) -> None:
         """A process says that its burst is over.
@@ -104,6 +111,7 @@ class ObservedSessions:
         before, since = working.gpu_seconds, working.busy_since
         total = max(before, min(gpu_seconds, now - working.joined_at))
         working.gpu_seconds, working.busy_since = total, None
+        session.working.pop(process, None)
         if since is not None:
             session.use.burst_ended((working.session, process), since, total - before)
         elif total == before:
@@ -126,7 +134,8 @@ class ObservedSessions:
         memory = min(sum(one.memory_bytes for one in processes), self._gpu_bytes)
         return SessionView(
             waiting=False,
-            running=bool(under_way) or (known.sampled_until is not None and now - known.sampled_until < SAMPLED_LATELY),
+            running=bool(known.working)
+            or (known.sampled_until is not None and now - known.sampled_until < SAMPLED_LATELY),
             held=False,
             memory_bytes=memory,
             resident_bytes=memory,
@@ -137,15 +146,14 @@ class ObservedSessions:
     def recent_use(self, session: str, now: float) -> Use:
         """Return the time with a burst of the session within the last `WINDOW`.
 
-        Processes of one session that have bursts at the same time share it evenly. Other sessions take nothing off it:
-        how their work shares the GPU is for their layer to say.
+        Processes of one session that have bursts at the same time share it evenly; at most `MOST_MEASURED` of them do.
+        Other sessions take nothing off it: how their work shares the GPU is for their layer to say.
         """
         known = self._sessions[session]
         return known.use.of(session, known.news_at, now, self._working(session))
 
     def _working(self, session: str) -> list[tuple[str, int]]:
-        processes = sorted(self._sessions[session].processes)
-        return [(session, one) for one in processes if self._processes[one].busy_since is not None]
+        return [(session, process) for process in islice(self._sessions[session].working, MOST_MEASURED)]
 
     def _advance(self, session: str, now: float) -> _Session:
         """Count what has worked until now, before that changes."""
