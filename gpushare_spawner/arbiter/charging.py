@@ -31,7 +31,7 @@ class Charging:
             if count:
                 processes[session.id] = count
         self.recent_use.advance(self._roster.now - elapsed, self._roster.now, self.working)
-        held_back = any(client.parked for client in self._roster.clients)
+        held_back = any(client.parked and self._roster.now >= client.pausing_until for client in self._roster.clients)
         self.accounts.advance(self._roster.now, elapsed, processes, time_slices, held_back, memory_short)
 
     def settle(self, time_slices: Mapping[str, float], memory_short: bool = False) -> None:

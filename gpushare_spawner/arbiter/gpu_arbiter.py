@@ -214,13 +214,15 @@ class GpuArbiter:
         known = self._roster.client(client)
         self._advance(now)
         if lease and lease == known.lease:
-            again = known.again
+            again, by_itself = known.again, known.revoked is None
             self._learn_timeout(known)
             self._roster.report_busy(known, busy_seconds)
             if known.bursting:
                 self._charging.burst_ended(known)
             self._roster.released(known)
             known.expected_until = self._roster.now + EXPECTED
+            if by_itself:
+                self._suspensions.keep_place(known, self._schedule.pausing_until(known))
             if not any(other.lease for other in known.session.clients.values()):
                 self._nested.drained(known.session.id)
             if again:
@@ -439,7 +441,7 @@ class GpuArbiter:
                 client.overdue = True
         for client in self._roster.clients:
             if client.parked and not client.lease and not client.waiting:
-                client.parked = self._roster.now + INSTANT < client.expected_until
+                client.parked = self._roster.now + INSTANT < client.keeps_place_until
         self._schedule.plan()
         self._charging.settle(self._schedule.lengths.by_session, self._schedule.memory_short)
         if len(self._accounts.working) > 1:
@@ -454,7 +456,7 @@ class GpuArbiter:
     def _due(self) -> float | None:
         instants = [self._schedule.due(), self._nested.due]
         instants += [one.retry_at for one in self._roster.sessions.values() if one.presence is Presence.AWAY]
-        instants += [c.expected_until for c in self._roster.clients if c.parked and not c.lease and not c.waiting]
+        instants += [c.keeps_place_until for c in self._roster.clients if c.parked and not c.lease and not c.waiting]
         if any(client.pace for client in self._roster.holding):
             if self.contended and len(self._accounts.working) < 2:
                 instants.append(self._contended_at + self._settings.unpaced_after)
@@ -525,7 +527,10 @@ class GpuArbiter:
         leaving = [client for client in roster.staying if client not in chosen]
         outgoing = [client for client in leaving if client.held]
         outgoing += [client for client in choice.group if self._quiet_too_long(client)]
+        # What moves as a whole is moved for others also in a pause that is worth waiting for.
+        pausing = {c for c in leaving if c.session.moves_whole and self._schedule.pauses(c)}
         for client in leaving:
+            client.displaced = client.displaced or (client in pausing and not client.held)
             client.parked = False
         crowded = bool(outgoing) or any(client not in chosen for client in roster.waiting)
         self._suspensions.make_way(choice.group)
@@ -556,12 +561,13 @@ class GpuArbiter:
                 self._nested.stopped(client.session.id)
                 decisions.append(self._revoke(client, RevokeReason.TIME_SLICE, 0))
         # What clients of one session do to each other is no overhead of the others.
-        forced = {client.session for client in outgoing if client.quiet_since is None}
+        forced = {client.session for client in leaving if client in pausing or (client.held and client.bursting)}
         comers = {client.session for client in incoming}
         early = choice.reason is RevokeReason.GUARANTEE or self._schedule.bound > self._settings.overhead_bound
         for client in outgoing:
             quiet = client.quiet_since is not None
-            client.displaced = client.displaced or not (quiet or comers == {client.session})
+            works = not quiet or client in pausing
+            client.displaced = client.displaced or (works and comers != {client.session})
             client.early = early
             decisions.append(
                 self._revoke(client, RevokeReason.IDLE if quiet else choice.reason, amounts.get(client, 0))
@@ -616,12 +622,12 @@ class GpuArbiter:
         coming = session.total if session.presence is Presence.AWAY else 0
         if client.forced_in or client.displaced:
             missing = self._residency.missing(client, capacity)
-            hand_off = self._cost.one_after_the_other(coming, whole) if whole else self._cost.both_ways_at_once(missing)
+            hand_off = self._cost.of_whole(session.id, coming) if whole else self._cost.both_ways_at_once(missing)
             part = interactive.part_of_gpu([client], self._roster.staying)
             self._schedule.credit(client.early).spend(part * hand_off)
         client.paging_until = self._roster.now + (2 * self._cost.one_after_the_other(prefetch) if prefetch else 0.0)
         if coming:
-            session.coming_until = self._roster.now + 2 * self._cost.one_after_the_other(coming, whole)
+            session.coming_until = self._roster.now + 2 * self._cost.of_whole(session.id, coming)
         if coming or session.presence is Presence.COMING:
             client.paging_until = session.coming_until
         self._roster.granted(client, next(self._leases))

@@ -95,17 +95,19 @@ class Schedule:
         vram = self._roster.vram
         weights: dict[str, int] = {}
         costs: dict[str, float] = {}
-        known: dict[tuple[int, bool], float] = {}
+        known: dict[int, float] = {}
         for session, excess in self._excess.items():
             wanting = [client for client in session.clients.values() if client.wants_memory]
             if wanting:
                 weights[session.id] = session.weight
-                whole = session.moves_whole
-                moving = [_moving(client, excess) for client in (wanting[:1] if whole else wanting)]
+                if session.moves_whole:
+                    costs[session.id] = self.hand_off_seconds(wanting[0], excess)
+                    continue
+                moving = [_moving(client, excess) for client in wanting]
                 amount = sum(moving)
-                if (amount, whole) not in known:
-                    known[amount, whole] = self._cost.of_session(moving, vram, whole)
-                costs[session.id] = known[amount, whole]
+                if amount not in known:
+                    known[amount] = self._cost.of_session(moving, vram)
+                costs[session.id] = known[amount]
         self.bound = interactive.bound(self._roster.asking, self._settings)
         self.lengths = TimeSliceLengths.plan(weights, costs, self._settings, self.bound)
 
@@ -227,7 +229,17 @@ class Schedule:
     def hand_off_seconds(self, client: Client, excess: int) -> float:
         """What it costs to hand the GPU to the client and, later, to another, where no more than `excess` bytes must
         move."""
-        return self._cost.one_after_the_other(_moving(client, excess), client.session.moves_whole)
+        moving, session = _moving(client, excess), client.session
+        if session.moves_whole:
+            return self._cost.of_whole(session.id, moving)
+        return self._cost.one_after_the_other(moving)
+
+    def pauses(self, client: Client) -> bool:
+        """Whether a quiet client is in a pause that is worth waiting for, with its lease or after it returned it."""
+        if client.waiting or client.bursting:
+            return False
+        until = self._gives_way_at(client) if client.lease else client.pausing_until
+        return self._roster.now + INSTANT < until
 
     def _blocked(self, budget: VramBudget) -> bool:
         """Whether a client waits that does not fit beside those that stay, and not only until those that leave have
@@ -242,6 +254,13 @@ class Schedule:
             return NEVER
         cost = self.hand_off_seconds(client, self._excess.get(client.session, 0))
         return client.quiet_since + client.gaps.patience(cost)
+
+    def pausing_until(self, client: Client) -> float:
+        """Until when a client of a session that moves as a whole is taken to be in a pause that is shorter than its
+        moves, whether it keeps its lease or not. The past where it is not, or has not worked yet."""
+        if client.last_quiet is None:
+            return -NEVER
+        return client.last_quiet + client.gaps.patience(self._cost.of_whole(client.session.id, client.session.total))
 
     def _time_slice_over_at(self) -> float:
         """When the time slice of the holders ends, if a client waits."""

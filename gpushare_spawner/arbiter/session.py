@@ -108,9 +108,11 @@ class Client:
     early: bool = False
     """It came, or had to go, while an interactive session waited."""
     parked: bool = False
-    """It belongs to the group that has the GPU's memory, and is kept from running for now: others are owed time."""
+    """It belongs to the group that has the GPU's memory, and does not run: others are owed time, or it pauses."""
     expected_until: float = 0.0
-    """Until when a parked client that returned its lease is expected to ask again."""
+    """Until when a parked client that returned its lease because others are owed time is expected to ask again."""
+    pausing_until: float = 0.0
+    """Until when a client that returned its lease by itself keeps its place: see `Suspensions.keep_place`."""
     paging_until: float = 0.0
     """Until when its pages are taken to come in, so that it cannot use the GPU yet."""
     pace: float = 0.0
@@ -138,6 +140,11 @@ class Client:
     def member(self) -> bool:
         """Whether it belongs to the group that has the GPU's memory."""
         return self.held or self.parked
+
+    @property
+    def keeps_place_until(self) -> float:
+        """Until when it stays parked without a lease and without work."""
+        return max(self.expected_until, self.pausing_until)
 
     @property
     def wants_memory(self) -> bool:

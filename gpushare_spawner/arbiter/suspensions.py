@@ -85,6 +85,15 @@ class Suspensions:
         capacity = self._roster.vram_budget().for_managed
         return not beside or min(capacity, together([*using, client])) + beside <= capacity
 
+    def keep_place(self, client: Client, until: float) -> None:
+        """A client has returned its lease by itself, after a second without work. Where its session's memory moves as a
+        whole, its place is kept while its pause can be one of those that are shorter than the moves that giving way
+        costs: else such a session would be moved in each of its pauses.
+        """
+        if client.session.moves_whole and client.session.presence is Presence.ON_GPU:
+            client.pausing_until = until
+            client.parked = client.parked or self._roster.now < until
+
     def _in_the_way(self, session: Session, client: Client) -> bool:
         if session.presence is Presence.AWAY:
             return False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from statistics import median
@@ -25,10 +24,8 @@ class Bandwidth:
     one moves it beyond what the others measured. Of two, the guess is the third. One alone is believed up to `TRUST`.
     """
 
-    def __init__(self, settings: ArbiterSettings, trust: float = TRUST) -> None:
-        """`trust`: see `TRUST`."""
+    def __init__(self, settings: ArbiterSettings) -> None:
         self._settings = settings
-        self._trust = trust
         self._measured: dict[str, float] = {}
         """Seconds per byte, by session, because costs add up times."""
         self.value = self._settings.bandwidth_guess
@@ -39,7 +36,7 @@ class Bandwidth:
         measured = list(self._measured.values())
         if len(measured) > 1:
             return 1 / median(measured if len(measured) > 2 else [*measured, 1 / guess])
-        return min(guess * self._trust, max(guess / self._trust, 1 / measured[0])) if measured else guess
+        return min(guess * TRUST, max(guess / TRUST, 1 / measured[0])) if measured else guess
 
     def learn(self, session: str, amount: int, seconds: float) -> None:
         """Record a transfer of the session: `amount` in bytes, `seconds`."""
@@ -57,30 +54,84 @@ class Bandwidth:
             self.value = self._estimate()
 
 
+@dataclass
+class _Moves:
+    """Moving averages of a session's moves."""
+
+    amount: float
+    """Bytes."""
+    seconds: float
+
+
+class WholeMoves:
+    """Seconds of suspensions, or of resumptions, as the agent measured them: no process claims them.
+
+    A move takes a time for each byte and a time that does not depend on the size. Of the sessions only sums are known,
+    so a session's own time counts: what exceeds the common rate is taken not to depend on its size.
+    """
+
+    def __init__(self, settings: ArbiterSettings) -> None:
+        self._settings = settings
+        self._measured: dict[str, _Moves] = {}
+
+    @property
+    def rate(self) -> float:
+        """Bytes per second of all sessions together; before the first measurement the guess of the settings."""
+        if not self._measured:
+            return self._settings.bandwidth_guess
+        moves = self._measured.values()
+        return sum(one.amount for one in moves) / sum(one.seconds for one in moves)
+
+    def learn(self, session: str, amount: int, seconds: float) -> None:
+        """Record a move of the session: `amount` in bytes, `seconds`. One of nothing says nothing."""
+        if amount <= 0 or seconds <= 0:
+            return
+        memory = self._settings.bandwidth_memory
+        before = self._measured.get(session, _Moves(amount, seconds))
+        self._measured[session] = _Moves(
+            memory * before.amount + (1 - memory) * amount, memory * before.seconds + (1 - memory) * seconds
+        )
+
+    def forget(self, session: str) -> None:
+        """The session is gone."""
+        self._measured.pop(session, None)
+
+    def seconds(self, session: str, amount: int) -> float:
+        """Return the seconds of a move of so many bytes of the session."""
+        rate, own = self.rate, self._measured.get(session)
+        if own is None or amount <= 0:
+            return amount / rate
+        fixed = max(0.0, own.seconds - own.amount / rate)
+        return fixed + amount * (own.seconds - fixed) / own.amount
+
+
 class HandOffCost:
-    """Seconds that it takes to bring bytes in and out again. `whole`: of a session that is suspended and resumed."""
+    """Seconds that it takes to bring bytes in and out again."""
 
     def __init__(self, settings: ArbiterSettings) -> None:
         self._settings = settings
         self.bandwidth_in = Bandwidth(settings)
         self.bandwidth_out = Bandwidth(settings)
-        # measured by the agent, not claimed by a process
-        self.suspend = Bandwidth(settings, trust=math.inf)
-        self.resume = Bandwidth(settings, trust=math.inf)
+        self.suspend = WholeMoves(settings)
+        self.resume = WholeMoves(settings)
 
     def forget(self, session: str) -> None:
         """The session is gone, with what it measured."""
-        for bandwidth in (self.bandwidth_in, self.bandwidth_out, self.suspend, self.resume):
-            bandwidth.forget(session)
+        for measured in (self.bandwidth_in, self.bandwidth_out, self.suspend, self.resume):
+            measured.forget(session)
 
-    def one_after_the_other(self, amount: int, whole: bool = False) -> float:
+    def one_after_the_other(self, amount: int) -> float:
         """Seconds to bring so many bytes in and out again, if nothing overlaps: what a time slice must be worth."""
-        come, leave = (self.resume, self.suspend) if whole else (self.bandwidth_in, self.bandwidth_out)
-        return self._settings.switch_seconds + amount / come.value + amount / leave.value
+        return self._settings.switch_seconds + amount / self.bandwidth_in.value + amount / self.bandwidth_out.value
 
-    def of_session(self, working_sets: Iterable[int], most: int, whole: bool = False) -> float:
+    def of_whole(self, session: str, amount: int) -> float:
+        """The same for a session that is resumed and suspended."""
+        moves = self.resume.seconds(session, amount) + self.suspend.seconds(session, amount)
+        return self._settings.switch_seconds + moves
+
+    def of_session(self, working_sets: Iterable[int], most: int) -> float:
         """Seconds of a session's hand-offs in a round: of all its clients together, and for at most `most` bytes."""
-        return self.one_after_the_other(min(sum(working_sets), most), whole)
+        return self.one_after_the_other(min(sum(working_sets), most))
 
     def both_ways_at_once(self, amount: int) -> float:
         """Seconds that the GPU stands still while so many bytes come in and as many of others' go out."""

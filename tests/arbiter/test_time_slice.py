@@ -15,6 +15,7 @@ from gpushare_spawner.arbiter.time_slice import (
     HandOffCost,
     HandOffCredit,
     TimeSliceLengths,
+    WholeMoves,
 )
 
 MIB = 2**20
@@ -154,3 +155,18 @@ def test_a_time_slice_is_the_sessions_part_of_a_round_that_is_worth_all_hand_off
 def test_a_time_slice_lasts_for_the_least_time_beyond_its_own_hand_off() -> None:
     lengths = TimeSliceLengths.plan({"a": 99, "b": 1}, {"a": 0.2, "b": 0.3}, SETTINGS, bound=0.05)
     assert lengths.by_session == pytest.approx({"a": 9.9, "b": 0.4})
+
+
+def test_moves_of_whole_sessions_cost_what_each_session_measured() -> None:
+    moves = WholeMoves(SETTINGS)
+    assert moves.seconds("new", 8 * 10**9) == pytest.approx(8e9 / SETTINGS.bandwidth_guess)
+    for name, amount, seconds in (("large", 15 * 10**9, 3.5), ("small", 10**8, 0.52)):
+        moves.learn(name, amount, seconds)
+        assert moves.seconds(name, amount) == pytest.approx(seconds)
+        assert moves.seconds(name, 0) == 0.0
+    assert moves.seconds("small", 10**9) < 1.0  # most of its time does not depend on the size
+    assert moves.seconds("large", 30 * 10**9) == pytest.approx(7.0, rel=0.05)
+    assert moves.seconds("new", 15 * 10**9) == pytest.approx(3.5, rel=0.2)
+    moves.learn("large", 0, 1.0)
+    moves.forget("small")
+    assert moves.seconds("small", 15 * 10**9) == pytest.approx(3.5)
