@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import pytest
 
-from tests.native.conftest import Run, Start
+from tests.native.conftest import Program, Run, Start
 
 MIB = 1 << 20
 A100 = {"SIMGPU_MEMORY": "80GiB", "SIMGPU_MODEL": "NVIDIA A100-SXM4-80GB"}
@@ -66,31 +65,18 @@ def test_mode_and_counts_differ_by_gpu(said: Run) -> None:
 gpus = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(3)]
 say([[attempt(nvml.nvmlDeviceGetMigMode, gpu), nvml.nvmlDeviceGetMaxMigDeviceCount(gpu), len(instances(i)),
       attempt(nvml.nvmlDeviceGetMigDeviceHandleByIndex, gpu, 6)] for i, gpu in enumerate(gpus)]
-    + [attempt(nvml.nvmlDeviceGetMigDeviceHandleByIndex, gpus[0], 7), nvml.nvmlDeviceGetCount()])
+    + [attempt(nvml.nvmlDeviceGetMigDeviceHandleByIndex, gpus[0], 7), nvml.nvmlDeviceGetCount(),
+       nvml.nvmlDeviceGetUtilizationRates(gpus[2]).gpu, attempt(nvml.nvmlDeviceGetGpuInstanceId, gpus[0]),
+       attempt(nvml.nvmlDeviceGetAttributes_v2, gpus[0])])
 """,
         SIMGPU_DEVICES="3",
         SIMGPU_MIG="0:7g.80gb;1:",
         **A100,
     )
     assert heard == [
-        [[1, 1], 7, 1, "Not Found"], [[1, 1], 7, 0, "Not Found"], [[0, 0], 0, 0, "Not Found"], "Invalid Argument", 3,
+        [[1, 1], 7, 1, "Not Found"], [[1, 1], 7, 0, "Not Found"], [[0, 0], 0, 0, "Not Found"], "Invalid Argument", 3, 0,
+        "Not Supported", "Not Supported",
     ]  # fmt: skip
-
-
-@pytest.mark.parametrize(("setting", "mode"), [("", "Not Supported"), ("off", [0, 0])])
-def test_gpu_without_instances_says_whether_it_could_have_some(said: Run, setting: str, mode: Any) -> None:
-    heard = said(
-        LOOK
-        + """
-say([attempt(nvml.nvmlDeviceGetMigMode, device), nvml.nvmlDeviceGetMaxMigDeviceCount(device),
-     attempt(nvml.nvmlDeviceGetMigDeviceHandleByIndex, device, 0), nvml.nvmlDeviceGetUtilizationRates(device).gpu,
-     attempt(nvml.nvmlDeviceGetGpuInstanceId, device), attempt(nvml.nvmlDeviceGetAttributes_v2, device)])
-""",
-        SIMGPU_MIG=setting,
-        **A100,
-    )
-    missing = "Not Found" if setting else "Not Supported"
-    assert heard == [mode, 0, missing, 0, "Not Supported", "Not Supported"]
 
 
 PROFILES = """
@@ -157,6 +143,19 @@ def test_profiles_are_named_after_the_memory_as_nvidia_names_them(simulated: Sta
     program = simulated(MACHINES.format(machines=machines, look=look.strip()))
     for expected in names.values():
         assert program.hear() == [f"MIG {name}" for name in expected.split()]
+
+
+def test_gpu_without_instances_says_whether_it_could_have_some(simulated: Start) -> None:
+    look = """
+        nvml.nvmlInit()
+        device = nvml.nvmlDeviceGetHandleByIndex(0)
+        try:
+            say([nvml.nvmlDeviceGetMigMode(device), nvml.nvmlDeviceGetMaxMigDeviceCount(device)])
+        except nvml.NVMLError as error:
+            say(str(error))
+    """
+    program = simulated(MACHINES.format(machines=[A100, {**A100, "SIMGPU_MIG": "off"}], look=look.strip()))
+    assert [program.hear(), program.hear()] == ["Not Supported", [[0, 0], 0]]
 
 
 def test_instances_lie_side_by_side(said: Run) -> None:
@@ -249,3 +248,196 @@ def test_instances_have_the_same_uuids_after_a_restart_of_the_machine(simulated:
     # 3g.40gb lies in the lower half beside the 1g.10gb, and beside the 2g.20gb too
     assert after[0] == before[0]
     assert after[1] != before[1]
+
+
+def test_program_sees_one_instance_and_no_gpu_beside_it(said: Run) -> None:
+    """CUDA's rules; where NVIDIA's manuals are silent they are as others have seen them on hardware."""
+    heard = said(
+        LOOK
+        + """
+import json
+parent, plain = (nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetHandleByIndex(i)) for i in (0, 1))
+empty = nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetHandleByIndex(2))
+first, second = (nvml.nvmlDeviceGetUUID(one) for one in instances())
+lists = {
+    "nothing": None, "0": "0", "1": "1", "2": "2", "second": second, "both": second + "," + first,
+    "mixed": plain + "," + second, "parent": parent, "plain": plain, "empty": empty, "ids": f"MIG-{parent}/13/0",
+    "other ids": f"MIG-{parent}/13/1", "part": first[:12], "unknown": first[:-1] + "x",
+}
+names = {first: "first", second: "second", plain: "plain"}
+for name, value in lists.items():
+    if os.fork() == 0:
+        os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+        if value is not None:
+            os.environ["CUDA_VISIBLE_DEVICES"] = value
+        begun = code(cu.cuInit(0))
+        seen = []
+        for i in range(check(cu.cuDeviceGetCount()) if begun == "CUDA_SUCCESS" else 0):
+            uuid = check(cu.cuDeviceGetUuid(i)).bytes.hex()
+            seen += [names[one] for one in names if one[4:].replace("-", "") == uuid]
+        with open(os.environ["SIMGPU_STATE"] + ".seen", "a") as file:
+            file.write(json.dumps([name, seen or begun]) + chr(10))
+        os._exit(0)
+    os.wait()
+with open(os.environ["SIMGPU_STATE"] + ".seen") as file:
+    say(dict(json.loads(line) for line in file))
+""",
+        SIMGPU_DEVICES="3",
+        SIMGPU_MIG="0:1g.10gb,3g.40gb;2:",
+        **A100,
+    )
+    none = "CUDA_ERROR_NO_DEVICE"
+    assert heard == {
+        "nothing": ["first"], "0": ["plain"], "1": ["first"], "2": none, "second": ["second"], "both": ["second"],
+        "mixed": ["second"], "parent": ["first"], "plain": ["plain"], "empty": none, "ids": ["second"],
+        "other ids": none, "part": none, "unknown": none,
+    }  # fmt: skip
+
+
+SMALL = {"SIMGPU_MEMORY": "8GiB", "SIMGPU_MODEL": "Small", "SIMGPU_MIG": "0:1g.1gb,1g.1gb,3g.4gb"}
+"""Instances 0 to 2: 3g.4gb with 4046 MiB, and two of 1g.1gb with 974 MiB."""
+INSTANCE = """
+import pynvml as nvml
+nvml.nvmlInit()
+gpu = nvml.nvmlDeviceGetHandleByIndex(0)
+one = nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, {index})
+os.environ["CUDA_VISIBLE_DEVICES"] = nvml.nvmlDeviceGetUUID(one)
+machine = Machine()
+"""
+
+
+def test_instance_is_a_device_of_its_own_size(said: Run) -> None:
+    heard = said(
+        INSTANCE.format(index=0)
+        + """
+has = cu.CUdevice_attribute
+names = ("MULTIPROCESSOR_COUNT", "L2_CACHE_SIZE", "GLOBAL_MEMORY_BUS_WIDTH", "PCI_BUS_ID")
+attributes = [check(cu.cuDeviceGetAttribute(getattr(has, "CU_DEVICE_ATTRIBUTE_" + name), 0)) for name in names]
+bus = check(cu.cuDeviceGetPCIBusId(13, 0)).decode().partition(chr(0))[0]
+name = check(cu.cuDeviceGetName(96, 0)).decode().partition(chr(0))[0]
+say([name, check(cu.cuDeviceTotalMem(0)) >> 20, attributes, bus,
+     nvml.nvmlDeviceGetPciInfo(gpu).busId.endswith(bus[-10:]), int(check(cu.cuDeviceGetByPCIBusId(bus.encode()))) == 0])
+""",
+        **SMALL,
+    )
+    assert heard == ["Small MIG 3g.4gb", 4046, [30, 3 << 20, 2048, 1], "0000:01:00.0", True, True]
+
+
+def test_memory_of_an_instance_is_its_own(simulated: Start) -> None:
+    """A neighbour on the same GPU has none of it; a killed program gives it back."""
+    hold = """
+    machine.plain(900 << 20)
+    say([[number >> 20 for number in check(cu.cuMemGetInfo())], code(cu.cuMemAlloc(100 << 20)), os.getpid()])
+    listen()
+    """
+    first, second = (simulated(INSTANCE.format(index=i) + hold.replace("    ", ""), **SMALL) for i in (1, 2))
+    (memory, more, pid), (other, _, other_pid) = first.hear(), second.hear()
+    assert memory == other == [74, 974]
+    assert more == "CUDA_ERROR_OUT_OF_MEMORY"
+    look = (
+        LOOK
+        + """
+def at(one):
+    found = nvml.nvmlDeviceGetComputeRunningProcesses(one)
+    return [nvml.nvmlDeviceGetMemoryInfo(one).used >> 20,
+            sorted([p.pid, p.usedGpuMemory >> 20, p.gpuInstanceId, p.computeInstanceId] for p in found)]
+while True:
+    say([at(one) for one in (device, *instances())])
+    listen()
+"""
+    )
+    one, two = [pid, 900, 12, 0], [other_pid, 900, 13, 0]
+    watch = simulated(look, **SMALL)
+    assert watch.hear() == [[1800, sorted([one, two])], [0, []], [900, [one]], [900, [two]]]
+    first.kill()
+    watch.say()
+    assert watch.hear() == [[900, [two]], [0, []], [0, []], [900, [two]]]
+
+
+def test_managed_memory_can_exceed_an_instance_and_evicts_nobody_elses(simulated: Start) -> None:
+    code = (
+        INSTANCE
+        + """
+address = machine.managed({mib} << 20)
+machine.launch("touch", address, {mib} << 20, 0)
+machine.synchronize()
+free = check(cu.cuMemGetInfo())[0] >> 20
+say([free, stats()["fault_evicted"] >> 20])
+listen()
+say(nvml.nvmlDeviceGetMemoryInfo(one).used >> 20)
+"""
+    )
+    neighbour = simulated(code.format(index=2, mib=800), SIMGPU_FAULT_EVICT="1e12", **SMALL)
+    assert neighbour.hear() == [174, 0]
+    larger = simulated(code.format(index=1, mib=1200), **SMALL)
+    assert larger.hear() == [0, 1200 - 974]
+    neighbour.say()
+    assert neighbour.hear() == 800
+
+
+def test_programs_on_two_instances_do_not_slow_each_other(simulated: Start) -> None:
+    code = (
+        INSTANCE
+        + """
+say(0)
+while True:
+    listen()
+    begun = time.monotonic()
+    for _ in range(10):
+        machine.launch("spin", 30_000_000)
+    machine.synchronize()
+    say(time.monotonic() - begun)
+"""
+    )
+
+    first, other, same = (simulated(code.format(index=index), **SMALL) for index in (1, 2, 1))
+    for program in (first, other, same):
+        program.hear()
+
+    def together(*programs: Program) -> list[float]:
+        for program in programs:
+            program.say()
+        return [program.hear() for program in programs]
+
+    apart, shared = together(first, other), together(first, same)
+    assert max(apart) < 0.45, apart
+    assert max(shared) > 0.55, shared
+
+
+def test_bandwidth_of_an_instance_follows_its_memory_slices(simulated: Start) -> None:
+    code = (
+        INSTANCE
+        + """
+size, begin, end = 2 << 20, machine.event(), machine.event()
+address = machine.plain(size)
+check(cu.cuEventRecord(begin, 0))
+machine.launch("fill_u32", address, size // 4, 1)
+check(cu.cuEventRecord(end, 0))
+machine.synchronize()
+say(check(cu.cuEventElapsedTime(begin, end)))
+"""
+    )
+    program = simulated(code.format(index=1), **SMALL, SIMGPU_HBM="1e9")
+    # 2 MiB at an eighth of 1e9 bytes/s
+    assert program.hear() == pytest.approx(16.8, rel=0.1)
+
+
+def test_statistics_of_a_gpu_include_its_instances(said: Run) -> None:
+    heard = said(
+        INSTANCE.format(index=1)
+        + """
+machine.plain(64 << 20)
+machine.launch("spin", 5_000_000)
+machine.synchronize()
+library = ctypes.CDLL("libcuda.so.1")
+library.simgpu_resident.restype = library.simgpu_gpu_time.restype = ctypes.c_int64
+found = stats()
+say([found["kernels"], found["memory"] >> 20, (found["memory"] - found["memory_free"]) >> 20,
+     library.simgpu_resident(0, os.getpid()) >> 20, library.simgpu_gpu_time(0, os.getpid()) // 1_000_000])
+""",
+        **SMALL,
+    )
+    kernels, memory, unusable, resident, milliseconds = heard
+    assert (kernels, memory, resident, milliseconds) == (1, 8192, 64, 5)
+    # what no instance has counts as used: three slices of 1 GiB without any, and the driver's part of the others
+    assert unusable - 64 == 8192 - 4046 - 2 * 974

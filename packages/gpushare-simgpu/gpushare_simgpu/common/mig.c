@@ -35,10 +35,14 @@ uint64_t mig_memory(const struct state *state, int number) {
     return state->gpus[number].frame_count * state->settings.page;
 }
 
+struct mig_parts mig_parts(const struct state *state, int number) {
+    if (!mig_is_instance(state, number)) return (struct mig_parts){GPU_MULTIPROCESSORS, MIG_MEMORY_SLICES};
+    const struct mig_profile *profile = &mig_profiles[state->gpus[number].place.profile];
+    return (struct mig_parts){profile->compute * MIG_MULTIPROCESSORS, profile->memory};
+}
+
 uint64_t mig_hbm(const struct state *state, int number) {
-    uint64_t hbm = state->settings.hbm;
-    if (!mig_is_instance(state, number)) return hbm;
-    return hbm / MIG_MEMORY_SLICES * mig_profiles[state->gpus[number].place.profile].memory;
+    return state->settings.hbm * mig_parts(state, number).memory_slices / MIG_MEMORY_SLICES;
 }
 
 void mig_name(const struct state *state, int number, char name[MIG_NAME]) {

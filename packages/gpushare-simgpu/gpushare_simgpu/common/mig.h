@@ -23,6 +23,12 @@ int mig_index(const struct state *state, int number);
 /* Bytes of VRAM of a GPU or of an instance. */
 uint64_t mig_memory(const struct state *state, int number);
 
+/* What a GPU or an instance has of the GPU's parts; memory slices bring their part of caches and bandwidth. */
+struct mig_parts {
+    uint32_t multiprocessors, memory_slices;
+};
+struct mig_parts mig_parts(const struct state *state, int number);
+
 /* Bytes/s at which kernels read and write the VRAM of a GPU or of an instance. */
 uint64_t mig_hbm(const struct state *state, int number);
 

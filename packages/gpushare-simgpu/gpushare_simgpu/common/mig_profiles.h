@@ -11,8 +11,9 @@
 #define MIG_MEMORY_SLICES 8
 #define MIG_PROFILES      7
 #define MIG_PROFILE_NAME  24
-/* Of one compute slice. Of 80 on the GPU 70 are left for instances, as of an A100's 108 there are 98. */
+/* Of one compute slice: of those of the GPU 70 are left for instances, as of an A100's 108 there are 98. */
 #define MIG_MULTIPROCESSORS 10
+#define GPU_MULTIPROCESSORS 80
 
 struct mig_profile {
     uint32_t id;        /* nvidia-smi's number of it, unique on the GPU */

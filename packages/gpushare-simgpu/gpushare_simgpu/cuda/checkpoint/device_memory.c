@@ -127,9 +127,9 @@ static void collect(struct context *context, void *unused) {
 void device_memory_leave(void) {
     away_count = 0;
     contexts_visit(collect, NULL);
-    for (int gpu = 0; gpu < (int)driver.state->settings.devices; gpu++) {
-        copy(gpu, share_of(gpu).pages * driver.state->settings.page, 1);
-        release(gpu);
+    for (int device = 0; device < driver.devices; device++) {
+        copy(driver.gpu[device], share_of(driver.gpu[device]).pages * driver.state->settings.page, 1);
+        release(driver.gpu[device]);
     }
     protect_all(0);
 }
@@ -157,14 +157,14 @@ static int claim(int gpu) {
 }
 
 CUresult device_memory_return(void) {
-    int devices = (int)driver.state->settings.devices;
-    for (int gpu = 0; gpu < devices; gpu++) {
-        if (claim(gpu)) continue;
-        while (gpu-- > 0) release(gpu);
+    for (int device = 0; device < driver.devices; device++) {
+        if (claim(driver.gpu[device])) continue;
+        while (device-- > 0) release(driver.gpu[device]);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     clock_sleep_until(clock_now() + driver.state->settings.restore_ns);
-    for (int gpu = 0; gpu < devices; gpu++) copy(gpu, share_of(gpu).pages * driver.state->settings.page, 0);
+    for (int device = 0; device < driver.devices; device++)
+        copy(driver.gpu[device], share_of(driver.gpu[device]).pages * driver.state->settings.page, 0);
     protect_all(1);
     return CUDA_SUCCESS;
 }

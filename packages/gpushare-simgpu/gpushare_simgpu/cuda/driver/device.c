@@ -3,7 +3,13 @@
 #include <string.h>
 #include <strings.h>
 
+#include "common/mig.h"
 #include "cuda/driver/driver.h"
+
+/* The GPU that a device is, or is on. */
+static int parent(CUdevice device) {
+    return mig_parent(driver.state, driver.gpu[device]);
+}
 
 EXPORT CUresult cuDeviceGetCount(int *count) {
     REQUIRE_INIT();
@@ -24,27 +30,35 @@ EXPORT CUresult cuDeviceGetName(char *name, int length, CUdevice device) {
     REQUIRE_INIT();
     REQUIRE(name && length > 0, CUDA_ERROR_INVALID_VALUE);
     REQUIRE(device_exists(device), CUDA_ERROR_INVALID_DEVICE);
-    snprintf(name, (size_t)length, "%s", driver.state->settings.model);
+    char text[MIG_NAME];
+    mig_name(driver.state, driver.gpu[device], text);
+    snprintf(name, (size_t)length, "%s", text);
+    return CUDA_SUCCESS;
+}
+
+static CUresult give_uuid(CUuuid *uuid, CUdevice device, int of_parent) {
+    REQUIRE_INIT();
+    REQUIRE(uuid, CUDA_ERROR_INVALID_VALUE);
+    REQUIRE(device_exists(device), CUDA_ERROR_INVALID_DEVICE);
+    int number = of_parent ? parent(device) : driver.gpu[device];
+    memcpy(uuid->bytes, driver.state->gpus[number].uuid, 16);
     return CUDA_SUCCESS;
 }
 
 EXPORT CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice device) {
-    REQUIRE_INIT();
-    REQUIRE(uuid, CUDA_ERROR_INVALID_VALUE);
-    REQUIRE(device_exists(device), CUDA_ERROR_INVALID_DEVICE);
-    memcpy(uuid->bytes, driver.state->gpus[driver.gpu[device]].uuid, 16);
-    return CUDA_SUCCESS;
+    return give_uuid(uuid, device, 0);
 }
 
+/* The function of before CUDA 11.4 knows GPUs only. */
 EXPORT CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice device) {
-    return cuDeviceGetUuid_v2(uuid, device);
+    return give_uuid(uuid, device, 1);
 }
 
 EXPORT CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device) {
     REQUIRE_INIT();
     REQUIRE(bytes, CUDA_ERROR_INVALID_VALUE);
     REQUIRE(device_exists(device), CUDA_ERROR_INVALID_DEVICE);
-    *bytes = driver.state->settings.memory;
+    *bytes = mig_memory(driver.state, driver.gpu[device]);
     return CUDA_SUCCESS;
 }
 
@@ -61,7 +75,7 @@ EXPORT CUresult cuDeviceGetPCIBusId(char *text, int length, CUdevice device) {
     REQUIRE_INIT();
     REQUIRE(text && length >= 13, CUDA_ERROR_INVALID_VALUE);
     REQUIRE(device_exists(device), CUDA_ERROR_INVALID_DEVICE);
-    snprintf(text, (size_t)length, "0000:%02X:00.0", driver.gpu[device] + 1);
+    snprintf(text, (size_t)length, "0000:%02X:00.0", parent(device) + 1);
     return CUDA_SUCCESS;
 }
 
@@ -76,7 +90,7 @@ EXPORT CUresult cuDeviceGetByPCIBusId(CUdevice *device, const char *text) {
     }
     REQUIRE(fields >= 2, CUDA_ERROR_INVALID_VALUE);
     for (int i = 0; i < driver.devices; i++) {
-        if (domain == 0 && bus == (unsigned)driver.gpu[i] + 1 && slot == 0 && function == 0) {
+        if (domain == 0 && bus == (unsigned)parent(i) + 1 && slot == 0 && function == 0) {
             *device = i;
             return CUDA_SUCCESS;
         }
@@ -85,7 +99,8 @@ EXPORT CUresult cuDeviceGetByPCIBusId(CUdevice *device, const char *text) {
 }
 
 /* Simulated are those of a small Ampere; what is not listed is 0: not there, not supported. */
-static int attribute(int which, int gpu) {
+static int attribute(int which, CUdevice device) {
+    struct mig_parts parts = mig_parts(driver.state, driver.gpu[device]);
     switch (which) {
     case 1: /* threads per block */
     case 2: /* block x */
@@ -104,16 +119,16 @@ static int attribute(int which, int gpu) {
     case 14: /* texture alignment */
     case 30: /* surface alignment */ return 512;
     case 15: /* copies overlap with kernels */ return 1;
-    case 16: /* multiprocessors */ return 80;
+    case 16: /* multiprocessors */ return (int)parts.multiprocessors;
     case 19: /* can map host memory */ return 1;
     case 21: /* textures and surfaces have sizes, though nothing uses them */
     case 22:
     case 23: return 131072;
     case 31: /* concurrent kernels: of one process they queue */ return 1;
-    case 33: /* PCI bus */ return gpu + 1;
+    case 33: /* PCI bus */ return parent(device) + 1;
     case 36: /* memory clock, kHz */ return 877000;
-    case 37: /* memory bus, bits */ return 4096;
-    case 38: /* L2 */ return 6 << 20;
+    case 37: /* memory bus, bits */ return 4096 / MIG_MEMORY_SLICES * (int)parts.memory_slices;
+    case 38: /* L2 */ return (6 << 20) / MIG_MEMORY_SLICES * (int)parts.memory_slices;
     case 39: /* threads per multiprocessor */ return 2048;
     case 40: /* copy engines: one each way */ return 2;
     case 41: /* unified addressing */ return 1;
@@ -148,7 +163,7 @@ EXPORT CUresult cuDeviceGetAttribute(int *value, int which, CUdevice device) {
     REQUIRE_INIT();
     REQUIRE(value && which > 0 && which < 256, CUDA_ERROR_INVALID_VALUE);
     REQUIRE(device_exists(device), CUDA_ERROR_INVALID_DEVICE);
-    *value = attribute(which, driver.gpu[device]);
+    *value = attribute(which, device);
     return CUDA_SUCCESS;
 }
 

@@ -12,7 +12,7 @@ struct driver {
     struct state *state;
     uint32_t slot;     /* of this process */
     int devices;       /* visible ones */
-    int gpu[MAX_GPUS]; /* which GPU of the machine each is */
+    int gpu[MAX_GPUS]; /* which GPU or MIG instance of the machine each is */
     int null_launch;   /* SIMGPU_NULL_LAUNCH: launches are checked and dropped */
 };
 

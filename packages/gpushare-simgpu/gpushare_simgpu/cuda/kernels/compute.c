@@ -2,6 +2,7 @@
 
 #include "common/clock.h"
 #include "common/engines.h"
+#include "common/mig.h"
 #include "common/processes.h"
 #include "common/turns.h"
 #include "cuda/paging/residency.h"
@@ -49,8 +50,9 @@ static uint64_t nth_page(const struct work *work, uint64_t n, uint64_t page) {
     return 0;
 }
 
-/* Touches pages and computes for about one time slice; the time it took. */
-static uint64_t slice(const struct work *work, int number, uint64_t pages, uint64_t *touched, uint64_t *computed) {
+/* Touches pages and computes for about one time slice; the time it took. `device_ns` is that of all of the work. */
+static uint64_t slice(const struct work *work, int number, uint64_t pages, uint64_t device_ns, uint64_t *touched,
+                      uint64_t *computed) {
     struct state *state = driver.state;
     struct gpu *gpu = &state->gpus[number];
     uint64_t budget = state->settings.slice_ns, spent = 0, fault_ns = 0;
@@ -58,7 +60,7 @@ static uint64_t slice(const struct work *work, int number, uint64_t pages, uint6
         struct moved moved = {0};
         residency_bring(nth_page(work, *touched, state->settings.page), number, 0, &moved);
         ++*touched;
-        uint64_t due = (uint64_t)((double)work->device_ns * (double)*touched / (double)pages),
+        uint64_t due = (uint64_t)((double)device_ns * (double)*touched / (double)pages),
                  ns = residency_fault_ns(&moved);
         spent += due - *computed + ns;
         fault_ns += ns;
@@ -69,7 +71,7 @@ static uint64_t slice(const struct work *work, int number, uint64_t pages, uint6
         gpu->stats.remote += moved.remote;
     }
     if (*touched == pages && spent < budget) {
-        uint64_t rest = work->device_ns - *computed, most = budget - spent;
+        uint64_t rest = device_ns - *computed, most = budget - spent;
         if (rest > most) rest = most;
         *computed += rest;
         spent += rest;
@@ -83,6 +85,8 @@ uint64_t compute_run(struct stream *stream, const struct work *work, uint64_t re
     int number = stream->context->gpu, first = 1;
     struct gpu *gpu = &state->gpus[number];
     uint64_t pages = 0, touched = 0, computed = 0, end = ready;
+    uint64_t device_ns =
+        work->device_ns + state->settings.launch_ns + clock_transfer_ns(work->passed, mig_hbm(state, number));
     for (int i = 0; i < work->range_count; i++) {
         if (!memory_accessible(work->ranges[i].address, work->ranges[i].size, stream->context->device,
                                work->ranges[i].written))
@@ -94,7 +98,7 @@ uint64_t compute_run(struct stream *stream, const struct work *work, uint64_t re
         if (first) processes_reap(state, 0);
         pthread_mutex_lock(&memory_lock);
         gpu_lock(state, number);
-        uint64_t spent = slice(work, number, pages, &touched, &computed);
+        uint64_t spent = slice(work, number, pages, device_ns, &touched, &computed);
         end = engine_take(&gpu->compute, ready, spent);
         engine_count_busy(gpu, driver.slot, end - spent, end);
         gpu->stats.busy_ns += spent;
@@ -105,7 +109,7 @@ uint64_t compute_run(struct stream *stream, const struct work *work, uint64_t re
         first = 0;
         clock_sleep_until(end);
         ready = end;
-        if (touched == pages && computed == work->device_ns) break;
+        if (touched == pages && computed == device_ns) break;
         gpu_lock(state, number);
         int over = turns_over(state, number, clock_now());
         if (over) turns_pass_on(state, number);

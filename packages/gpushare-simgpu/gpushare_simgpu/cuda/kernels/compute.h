@@ -12,7 +12,8 @@ struct range {
 struct work {
     struct range ranges[2];
     int range_count;
-    uint64_t device_ns;
+    uint64_t passed;                       /* bytes that it reads and writes in VRAM, which take their time */
+    uint64_t device_ns;                    /* besides them, and besides its launch */
     int kernel;                            /* counts as one */
     void (*compute)(const void *argument); /* the real thing, on host memory; NULL for none */
     const void *argument;

@@ -48,7 +48,7 @@ static uint64_t on_device(struct stream *stream, const struct rectangle *r, uint
         .ranges = {{r->src, extent(r->width, r->height, r->depth, r->src_pitch, r->src_slice), 0},
                    {r->dst, extent(r->width, r->height, r->depth, r->dst_pitch, r->dst_slice), 1}},
         .range_count = 2,
-        .device_ns = driver.state->settings.launch_ns + clock_transfer_ns(2 * bytes, driver.state->settings.hbm),
+        .passed = 2 * bytes,
         .compute = move_rectangle,
         .argument = r,
     };

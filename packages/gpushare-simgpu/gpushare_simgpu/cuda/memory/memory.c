@@ -8,6 +8,7 @@
 #include "common/clock.h"
 #include "common/engines.h"
 #include "common/frames.h"
+#include "common/mig.h"
 #include "common/processes.h"
 #include "cuda/memory/slots.h"
 #include "cuda/memory/spans.h"
@@ -71,8 +72,8 @@ struct region *region_add(uint64_t base, uint64_t size, enum memory_kind kind, i
 }
 
 void region_release(struct region *region) {
-    for (int gpu = 0; gpu < (int)driver.state->settings.devices; gpu++) {
-        int locked = 0;
+    for (int device = 0; device < driver.devices; device++) {
+        int gpu = driver.gpu[device], locked = 0;
         for (uint32_t i = 0; i < region->count; i++) {
             struct page *page = &region->pages[i];
             if (page->gpu != gpu) continue;
@@ -212,7 +213,7 @@ CUresult memory_allocate(struct context *context, int device, enum memory_kind k
     CUresult error = CUDA_ERROR_OUT_OF_MEMORY;
     REQUIRE(size > 0, CUDA_ERROR_INVALID_VALUE);
     /* plain memory larger than all of VRAM: no need to look for room */
-    REQUIRE(kind != KIND_PLAIN || size <= driver.state->settings.memory, CUDA_ERROR_OUT_OF_MEMORY);
+    REQUIRE(kind != KIND_PLAIN || size <= mig_memory(driver.state, gpu), CUDA_ERROR_OUT_OF_MEMORY);
     pthread_mutex_lock(&memory_lock);
     struct region *region =
         small ? place_small(kind, gpu, size, &offset, &error) : fresh_region(kind, gpu, size, &error);

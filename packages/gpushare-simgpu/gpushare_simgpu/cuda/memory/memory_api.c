@@ -1,4 +1,5 @@
 /* The driver calls that allocate and free. */
+#include "common/mig.h"
 #include "common/processes.h"
 #include "cuda/streams/call_lock.h"
 #include "cuda/streams/capture.h"
@@ -65,7 +66,7 @@ EXPORT CUresult cuMemGetInfo_v2(size_t *free, size_t *total) {
     gpu_lock(driver.state, context->gpu);
     *free = driver.state->gpus[context->gpu].free.count * driver.state->settings.page;
     gpu_unlock(driver.state, context->gpu);
-    *total = driver.state->settings.memory;
+    *total = mig_memory(driver.state, context->gpu);
     return CUDA_SUCCESS;
 }
 

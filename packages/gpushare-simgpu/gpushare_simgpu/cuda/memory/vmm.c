@@ -5,6 +5,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "common/mig.h"
 #include "cuda/streams/call_lock.h"
 #include "cuda/memory/memory.h"
 
@@ -52,7 +53,8 @@ EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, c
     REQUIRE(size % driver.state->settings.page == 0, CUDA_ERROR_INVALID_VALUE);
     REQUIRE(properties->location.type == LOCATION_DEVICE && properties->handle_types == 0, CUDA_ERROR_NOT_SUPPORTED);
     REQUIRE(device_exists(properties->location.id), CUDA_ERROR_INVALID_DEVICE);
-    REQUIRE(size <= driver.state->settings.memory, CUDA_ERROR_OUT_OF_MEMORY);
+    int gpu = driver.gpu[properties->location.id];
+    REQUIRE(size <= mig_memory(driver.state, gpu), CUDA_ERROR_OUT_OF_MEMORY);
     struct physical *physical = calloc(1, sizeof *physical);
     REQUIRE(physical, CUDA_ERROR_OUT_OF_MEMORY);
     *physical = (struct physical){PHYSICAL_MAGIC, 1, -1, NULL, size, *properties};
@@ -61,8 +63,7 @@ EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, c
     void *memory = NULL;
     pthread_mutex_lock(&memory_lock);
     if (physical->file >= 0 && ftruncate(physical->file, (off_t)size) == 0 && (memory = space_reserve(size, 0)))
-        physical->frames =
-            region_add((uint64_t)(uintptr_t)memory, size, KIND_PLAIN, driver.gpu[properties->location.id]);
+        physical->frames = region_add((uint64_t)(uintptr_t)memory, size, KIND_PLAIN, gpu);
     if (physical->frames && (error = region_commit(physical->frames)) != CUDA_SUCCESS) region_drop(physical->frames);
     pthread_mutex_unlock(&memory_lock);
     if (error) {

@@ -33,8 +33,7 @@ static uint64_t set(struct stream *stream, const struct operation *operation, ui
     struct work work = {
         .ranges = {{operation->set.dst, (operation->set.height - 1) * operation->set.pitch + row, 1}},
         .range_count = 1,
-        .device_ns = driver.state->settings.launch_ns +
-                     clock_transfer_ns(row * operation->set.height, driver.state->settings.hbm),
+        .passed = row * operation->set.height,
         .compute = set_memory,
         .argument = operation,
     };
