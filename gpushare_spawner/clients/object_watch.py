@@ -15,6 +15,7 @@ import aiohttp
 from kubernetes_asyncio.client import ApiException
 from kubernetes_asyncio.config import ConfigException
 
+from gpushare_spawner.clients.bad_objects import BadObjects
 from gpushare_spawner.clients.watch_lines import watch_lines
 from gpushare_spawner.wording.errors import http_status, reason
 
@@ -47,7 +48,8 @@ class Watched:
 
     ``list_method`` is one of the client's ``list_…`` methods, bound to its namespace where it has one. ``where`` says
     for people what is read. ``on_change`` is called after each change that a watch brings. ``keep`` gives the part of
-    an object that is kept; its name, namespace and resourceVersion must be in it.
+    an object that is kept; its name, namespace and resourceVersion must be in it. An object for which it raises stays as it
+    was before, or is left out: one that somebody wrote wrongly must not hide the others.
     """
 
     def __init__(
@@ -75,6 +77,7 @@ class Watched:
         self._on_change = on_change
         self._keep = keep
         self._log = log or logging.getLogger("gpushare.cluster")
+        self._bad_objects = BadObjects(self._log)
         self._heard: float | None = None
         self._missed_since: float | None = None
         self._caught_up = 0.0
@@ -148,7 +151,8 @@ class Watched:
         found = json.loads(await answer.read())
         items: list[Object] = found["items"]
         self._heard, self.problem = time.monotonic(), ""
-        before, self.objects = self.objects, {key(item): self._keep(item) for item in items}
+        before, listed = self.objects, [(key(item), self._part(item)) for item in items]
+        self.objects = {name: part for name, part in listed if part is not None}
         self.arrived = {
             name: at
             for name, at in self.arrived.items()
@@ -205,12 +209,22 @@ class Watched:
                 self.objects.pop(name, None)
                 self.arrived.pop(name, None)
             else:
-                self.objects[name] = self._keep(item)
+                part = self._part(item)
+                if part is None:
+                    return version
+                self.objects[name] = part
                 now = time.monotonic()
                 catching_up = self._missed_since is not None and now < self._caught_up
                 self.arrived[name] = min(now, self._missed_since or now) if catching_up else now
             self._on_change()
         return version
+
+    def _part(self, item: Object) -> Object | None:
+        """Return the part of an object that is kept; None: it cannot be read, and was not there before."""
+        name = key(item)
+        with self._bad_objects.apart(f"{name} of the {self.what} of {self._where}"):
+            return self._keep(item)
+        return self.objects.get(name)
 
     def _fail(self, error: Exception) -> None:
         if isinstance(error, ApiException) and error.status in (401, 403):

@@ -17,12 +17,13 @@ from typing import Any
 from aiohttp import ClientError
 from kubernetes_asyncio.client.rest import ApiException
 
+from gpushare_spawner.clients.bad_objects import BadObjects
 from gpushare_spawner.clients.object_watch import Object, Watched
 from gpushare_spawner.model.kubernetes import NodeFacts, PodConstraints, memory_bytes, millicores
 from gpushare_spawner.placement import NodeResources, Requested
 from gpushare_spawner.placement.node_resources import NOTHING, UNKNOWN
 from gpushare_spawner.sharing.cluster_facts import ClusterFacts, ClusterNode, ClusterPod
-from gpushare_spawner.spawner.kubernetes.cluster.changed_objects import BadObjects, ChangedObjects
+from gpushare_spawner.spawner.kubernetes.cluster.changed_objects import ChangedObjects
 from gpushare_spawner.spawner.kubernetes.cluster.pod_requests import pod_requests
 from gpushare_spawner.spawner.kubernetes.cluster.pods import FINISHED, RESERVATION, annotation, phase
 from gpushare_spawner.wording.errors import reason

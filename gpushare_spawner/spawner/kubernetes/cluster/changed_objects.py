@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 AT_ONCE = 5000
 """Objects that are compared in one piece: less than 1 ms."""
-
-MOST_TOLD = 1000
-"""Objects that cannot be read of which the log says so. Ours: a hub runs for months, and names of pods are many."""
-
 
 class Changed(NamedTuple):
     """One object before and after; None: it was not there, or is gone."""
@@ -20,24 +14,6 @@ class Changed(NamedTuple):
     key: str
     before: Any
     now: Any
-
-
-class BadObjects:
-    """Objects that cannot be read. One of them must not keep the others of its piece from being counted."""
-
-    def __init__(self, log: logging.Logger) -> None:
-        self._log = log
-        self._told: set[str] = set()
-
-    @contextmanager
-    def apart(self, name: str) -> Iterator[None]:
-        """Log an exception of the work for one object, the first time; the object is left as it was counted before."""
-        try:
-            yield
-        except Exception:
-            if name not in self._told and len(self._told) < MOST_TOLD:
-                self._told.add(name)
-                self._log.exception("%s cannot be read, so it counts as it was before", name)
 
 
 class ChangedObjects:

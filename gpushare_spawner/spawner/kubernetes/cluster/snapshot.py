@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from gpushare_spawner.clients.bad_objects import BadObjects
 from gpushare_spawner.model.kubernetes import (
     REPORT_KEY,
     REPORT_STALE_SECONDS,
@@ -32,7 +33,7 @@ from gpushare_spawner.model.share import UNITS_PER_GPU, Share
 from gpushare_spawner.placement import Allocation, LedgerFeed, Source
 from gpushare_spawner.sharing.pod_changes import notebook_container
 from gpushare_spawner.spawner.kubernetes.cluster.capacity import ClusterCapacity
-from gpushare_spawner.spawner.kubernetes.cluster.changed_objects import BadObjects, ChangedObjects
+from gpushare_spawner.spawner.kubernetes.cluster.changed_objects import ChangedObjects
 from gpushare_spawner.spawner.kubernetes.cluster.layer_reader import LayerReader
 from gpushare_spawner.spawner.kubernetes.cluster.pods import RESERVATION, annotation, created_at, holds_share
 from gpushare_spawner.spawner.kubernetes.cluster.reflectors import SnapshotStale, freshen, has_listed
