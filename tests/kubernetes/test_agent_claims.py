@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import itertools
 import stat
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +20,7 @@ from gpushare_spawner.agent.kubernetes.claims.probe import ClaimsUnavailable, pr
 from gpushare_spawner.agent.kubernetes.claims.resource_slice import OfferedGpu
 from gpushare_spawner.agent.kubernetes.claims.slice_publisher import PublishedSlice
 from gpushare_spawner.agent.kubernetes.cluster_api import ClusterApi
+from gpushare_spawner.agent.kubernetes.devices import device_owners, grant_folders
 from gpushare_spawner.clients.cluster import KubeconfigConnection
 from gpushare_spawner.model import kubernetes
 from gpushare_spawner.model.cordon import Cordon
@@ -54,6 +58,15 @@ async def running(agent: NodeAgent, name: str, **changes: Any) -> None:
     await claiming_pod(agent, name, **changes)
     await agent.cluster.wait_for_phase(name, "Running")
     await agent.session(name)
+
+
+async def said_of(agent: NodeAgent, pod: str) -> str:
+    """Why a pod's claims are not prepared, by its event."""
+    end = asyncio.get_running_loop().time() + 10
+    while not (said := [text for reason, text in await agent.cluster.events(pod) if "Prepare" in reason]):
+        assert asyncio.get_running_loop().time() < end
+        await asyncio.sleep(0.05)
+    return said[0]
 
 
 async def test_each_gpu_is_a_device_with_consumable_units_and_memory(agent: NodeAgent) -> None:
@@ -196,13 +209,31 @@ async def test_a_claim_on_units_that_were_taken_back_waits_until_they_are_free(a
 
     agent.kubelet.claims.prepare = late  # type: ignore[method-assign]
     await claiming_pod(agent, "cem", share=50)
-    end = asyncio.get_running_loop().time() + 10
-    while not (said := [text for reason, text in await agent.cluster.events("cem") if "Prepare" in reason]):
-        assert asyncio.get_running_loop().time() < end
-        await asyncio.sleep(0.05)
-    assert "gpushare: GPU 0 has 0 free units and claim" in said[0]
+    assert "gpushare: GPU 0 has 0 free units and claim" in await said_of(agent, "cem")
     await agent.delete("ben")
     await agent.cluster.wait_for_phase("cem", "Running")
+
+
+async def test_a_claim_of_two_gpus_of_which_one_cannot_be_granted_holds_nothing(
+    agent: NodeAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk is full between the two folders. The kubelet tries again until it is not."""
+    made = itertools.count()
+
+    def make_fresh(folder: Path) -> None:
+        if next(made) % 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        grant_folders.make_fresh(folder)
+
+    with monkeypatch.context() as full:
+        full.setattr(device_owners, "grant_folders", SimpleNamespace(make_fresh=make_fresh, remove=grant_folders.remove))
+        await claiming_pod(agent, "ada", gpus=(FIRST, SECOND))
+        said = await said_of(agent, "ada")
+        assert "the folder of the session's socket cannot be made: [Errno 28] No space left on device" in said
+        assert not agent.on_kubernetes.held.pending
+        assert not list((agent.folder / "pods").iterdir())
+    await agent.session("ada")
+    assert {uuid: len(ids) for uuid, ids in agent.held("ada").items()} == {FIRST.uuid: 25, SECOND.uuid: 25}
 
 
 async def test_a_share_that_is_changed_changes_what_others_can_have(agent: NodeAgent) -> None:

@@ -53,6 +53,7 @@ def test_units_by_gpu_of_all_requests_of_this_driver() -> None:
         (claim(result(pool="node-b")), "is allocated on node node-b"),
         (claim(result(device="gpu-9")), "no GPU of this agent"),
         (claim(result(None)), "the feature gate DRAConsumableCapacity is off in the scheduler"),
+        (claim(result(None, adminAccess=True)), "with admin access, for monitoring: it holds no units"),
         (claim(result("many")), "is not a quantity"),
         (claim(result("0")), "a share is at least 1 unit"),
     ],

@@ -76,6 +76,11 @@ def claim_allocation(claim: Json, key: ClaimKey, node: str, gpus: Mapping[str, A
         gpu = by_device.get(result.get("device"))
         if gpu is None:
             raise Refused(f"{key} has device {result.get('device')}, which is no GPU of this agent (any more)")
+        if result.get("adminAccess"):
+            raise Refused(
+                f"{key} has device {result.get('device')} with admin access, for monitoring: it holds no units, and "
+                "this driver prepares sessions only. Claim units instead, without adminAccess"
+            )
         consumed = (result.get("consumedCapacity") or {}).get(UNITS_CAPACITY)
         if consumed is None:
             # a whole device: the scheduler would give it to nobody else

@@ -150,10 +150,14 @@ class ClaimDriver:
                 self._prepared.put(prepared)
             except OSError as error:
                 raise Refused(f"{key} cannot be written down: {error}") from None
+            granted = []
             try:
                 for uuid, ids in held.items():
-                    self._held.grant(uuid, ids)
+                    granted.append(self._held.grant(uuid, ids))
             except Refused:
+                # first the grants: their folder is named after the prepared claim
+                for grant in granted:
+                    self._held.forget(grant)
                 self._prepared.remove(key.uid)
                 raise
         log.info(
