@@ -28,6 +28,10 @@ DEVICES = "gpu-fraction-num-devices"
 CONTAINER = "gpu-fraction-container-name"
 GROUP = "runai-gpu-group"
 """Label of pods that share one GPU, and of the pod that reserves it; with several GPUs one label for each group."""
+RECEIVED = "received-resource-type"
+"""Annotation by which KAI's binder says, before it binds a pod, that the pod has a part of a GPU (pkg/binder/binding/binder.go).
+KAI's scheduler counts no group of a pod without it (pkg/scheduler/api/pod_info)."""
+A_FRACTION = "Fraction"
 NON_PREEMPTIBLE_CLASSES = frozenset({"build", "inference"})
 """Those of KAI's own priority classes with a priority of 100 or more."""
 PREEMPTIBLE_CLASSES = frozenset({"train", "build-preemptible"})
@@ -134,6 +138,9 @@ def _groups(
     reserved = set()
     for pod in pods:
         reserves = pod.namespace == _options(request).reservation_namespace
+        if not reserves and pod.annotations.get(RECEIVED) != A_FRACTION:
+            # anybody can write the label into a pod of their own
+            continue
         for group in _groups_of(pod):
             used[group] = used.get(group, Fraction(0)) + (0 if reserves else _fraction(pod, node))
             if reserves:

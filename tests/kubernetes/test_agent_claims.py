@@ -226,7 +226,9 @@ async def test_a_claim_of_two_gpus_of_which_one_cannot_be_granted_holds_nothing(
         grant_folders.make_fresh(folder)
 
     with monkeypatch.context() as full:
-        full.setattr(device_owners, "grant_folders", SimpleNamespace(make_fresh=make_fresh, remove=grant_folders.remove))
+        full.setattr(
+            device_owners, "grant_folders", SimpleNamespace(make_fresh=make_fresh, remove=grant_folders.remove)
+        )
         await claiming_pod(agent, "ada", gpus=(FIRST, SECOND))
         said = await said_of(agent, "ada")
         assert "the folder of the session's socket cannot be made: [Errno 28] No space left on device" in said

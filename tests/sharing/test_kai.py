@@ -15,6 +15,7 @@ from gpushare_spawner.sharing.cluster_facts import ClusterFacts, ClusterNode, Cl
 from tests.sharing.requests import LOADED, POD, node, notebook, request
 
 OPTIONS = KaiOptions()
+BOUND = {kai.FRACTION: "0.5", kai.RECEIVED: kai.A_FRACTION}
 
 
 def gpu_node(gpus: int = 2, name: str = "a") -> ClusterNode:
@@ -29,7 +30,8 @@ def reservation(group: str, on: str = "a") -> ClusterPod:
 
 
 def fraction(group: str, amount: str, key: str = kai.FRACTION, on: str = "a") -> ClusterPod:
-    return ClusterPod(f"{group}-{amount}", "hub", on, labels={kai.GROUP: group}, annotations={key: amount})
+    annotations = {key: amount, kai.RECEIVED: kai.A_FRACTION}
+    return ClusterPod(f"{group}-{amount}", "hub", on, labels={kai.GROUP: group}, annotations=annotations)
 
 
 def admission(pod: PodSpec) -> None:
@@ -143,9 +145,18 @@ def test_group_without_its_reservation_pod_yet_takes_a_gpu() -> None:
     assert kai.free(request({"fraction": 0.25}, OPTIONS, facts)).servers == 2
 
 
+def test_label_of_a_pod_to_which_kai_gave_nothing_takes_no_gpu() -> None:
+    forged = (ClusterPod(f"forged-{number}", "mallory", "a", labels={kai.GROUP: f"g{number}"}) for number in range(2))
+    whole = {kai.GROUP: "shared"}, {kai.FRACTION: "0.9", kai.RECEIVED: "Regular"}
+    beside = ClusterPod("beside", "mallory", "a", *whole)
+    facts = ClusterFacts((gpu_node(2),), (*forged, beside, reservation("shared"), fraction("shared", "0.5")))
+    assert kai.free(request({"count": 1}, OPTIONS, facts)).servers == 1
+    assert kai.free(request({"fraction": 0.5}, OPTIONS, facts)).servers == 3
+
+
 def test_pod_with_fractions_of_several_gpus_counts_on_each() -> None:
     labels = {f"{kai.GROUP}/g1": "g1", f"{kai.GROUP}/g2": "g2"}
-    two = ClusterPod("two", "hub", "a", labels=labels, annotations={kai.FRACTION: "0.5", kai.DEVICES: "2"})
+    two = ClusterPod("two", "hub", "a", labels=labels, annotations=BOUND | {kai.DEVICES: "2"})
     facts = ClusterFacts((gpu_node(2),), (reservation("g1"), reservation("g2"), two))
     assert kai.free(request({"fraction": 0.5}, OPTIONS, facts)).servers == 2
 

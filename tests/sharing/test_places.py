@@ -109,7 +109,9 @@ def kai_place(asked: LayerRequest, number: int) -> ClusterFacts | None:
             requests={"nvidia.com/gpu": 1},
         )  # fmt: skip
         new = (reservation,)
-    pod = ClusterPod(f"p{number}", "hub", "a", {kai.GROUP: group}, {kai.FRACTION: f"{units / 100:.2f}"})
+    pod = ClusterPod(
+        f"p{number}", "hub", "a", {kai.GROUP: group}, {kai.FRACTION: f"{units / 100:.2f}", kai.RECEIVED: kai.A_FRACTION}
+    )
     return replace(asked.facts, pods=(*pods, *new, pod))
 
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 AT_ONCE = 5000
 """Objects that are compared in one piece: less than 1 ms."""
 
+
 class Changed(NamedTuple):
     """One object before and after; None: it was not there, or is gone."""
 

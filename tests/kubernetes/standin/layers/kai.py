@@ -67,7 +67,8 @@ class KaiExtender(Extender):
             group = f"group-{self._groups}"
             await self._reserve(group, node["metadata"]["name"])
         where = path("pods", pod["metadata"]["namespace"], pod["metadata"]["name"])
-        await self._client.patch(where, {"metadata": {"labels": {LABEL: group}}})
+        annotations = {"received-resource-type": "Fraction"}
+        await self._client.patch(where, {"metadata": {"labels": {LABEL: group}, "annotations": annotations}})
         return True
 
     async def look(self, pods: Sequence[dict[str, Any]]) -> None:
