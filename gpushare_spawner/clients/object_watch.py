@@ -48,8 +48,8 @@ class Watched:
 
     ``list_method`` is one of the client's ``list_…`` methods, bound to its namespace where it has one. ``where`` says
     for people what is read. ``on_change`` is called after each change that a watch brings. ``keep`` gives the part of
-    an object that is kept; its name, namespace and resourceVersion must be in it. An object for which it raises stays as it
-    was before, or is left out: one that somebody wrote wrongly must not hide the others.
+    an object that is kept; its name, namespace and resourceVersion must be in it. An object for which it raises stays
+    as it was before, or is left out: one that somebody wrote wrongly must not hide the others.
     """
 
     def __init__(

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from gpushare_spawner.model.kubernetes import quantity
 from gpushare_spawner.model.layers import DraOptions, matches
 from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.sharing.base import LayerCannot, LayerCapacity, LayerRequest, PodSpec
@@ -27,6 +28,7 @@ CLAIM = "gpu"
 """The claim's name in the pod, and the request's in the claim."""
 MEMORY = "memory"
 _MEBIBYTE = 2**20
+_DEFAULTS = {"allocationMode": "ExactCount", "count": 1}
 _PARTS = re.compile(r"\[!?[A-Za-z0-9-]+\]|.", re.DOTALL)
 """Parts of a pattern for fnmatch: a set of letters, or one letter."""
 _Counter = tuple[str, str]
@@ -79,6 +81,30 @@ def objects(request: LayerRequest) -> tuple[dict[str, Any], ...]:
     digest = hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()[:8]
     name = f"gpushare-{request.template.name}-{digest}"
     return ({"apiVersion": API_VERSION, "kind": "ResourceClaimTemplate", "metadata": {"name": name}, "spec": spec},)
+
+
+def same(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> bool:
+    """Return whether a ResourceClaimTemplate asks for what another one does, as the API server shows that one.
+
+    The server writes amounts in another way, and adds the default number of devices. (kubernetes pkg/apis/resource/v1,
+    defaults.go)
+    """
+    return _normal(wanted["spec"]) == _normal(found["spec"])
+
+
+def _normal(value: Any) -> Any:
+    """Return a part of a claim template's spec without what says nothing, and with amounts as numbers."""
+    if isinstance(value, Mapping):
+        said = {name: _amounts(one) if name == "requests" else _normal(one) for name, one in value.items()}
+        return {name: one for name, one in said.items() if one not in (None, {}, [], _DEFAULTS.get(name))}
+    return [_normal(one) for one in value] if isinstance(value, list) else value
+
+
+def _amounts(requests: Any) -> Any:
+    """Return the requests of a claim, or, of a capacity, its amounts by name."""
+    if isinstance(requests, Mapping):
+        return {name: quantity(amount) for name, amount in requests.items()}
+    return _normal(requests)
 
 
 def free(request: LayerRequest) -> LayerCapacity:

@@ -29,8 +29,8 @@ CONTAINER = "gpu-fraction-container-name"
 GROUP = "runai-gpu-group"
 """Label of pods that share one GPU, and of the pod that reserves it; with several GPUs one label for each group."""
 RECEIVED = "received-resource-type"
-"""Annotation by which KAI's binder says, before it binds a pod, that the pod has a part of a GPU (pkg/binder/binding/binder.go).
-KAI's scheduler counts no group of a pod without it (pkg/scheduler/api/pod_info)."""
+"""Annotation by which KAI's binder says, before it binds a pod, that the pod has a part of a GPU. KAI's scheduler counts
+no group of a pod without it. (pkg/binder/binding/binder.go, pkg/scheduler/api/pod_info)"""
 A_FRACTION = "Fraction"
 NON_PREEMPTIBLE_CLASSES = frozenset({"build", "inference"})
 """Those of KAI's own priority classes with a priority of 100 or more."""

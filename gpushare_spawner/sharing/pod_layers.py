@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -28,7 +29,10 @@ class PodLayer:
     """Return what is free for servers of the request's template. Raises `LayerCannot`."""
     objects: Callable[[LayerRequest], tuple[Manifest, ...]] = _no_objects
     """Return objects that must be in the server's namespace before the pod. Equal requests have equal objects with
-    equal names: one that is there already is the right one. Raises `LayerCannot`."""
+    equal names. Raises `LayerCannot`."""
+    same: Callable[[Manifest, Manifest], bool] = operator.eq
+    """Return whether an object that has the name already, as the API server shows it, says what one of `objects` does:
+    in a namespace of their own users can make objects, too."""
 
 
 POD_LAYERS: Mapping[LayerName, PodLayer] = {
@@ -37,7 +41,7 @@ POD_LAYERS: Mapping[LayerName, PodLayer] = {
     LayerName.MIG: PodLayer(mig.render, mig.free),
     LayerName.HAMI: PodLayer(hami.render, hami.free),
     LayerName.KAI: PodLayer(kai.render, kai.free),
-    LayerName.DRA: PodLayer(dra.render, dra.free, dra.objects),
+    LayerName.DRA: PodLayer(dra.render, dra.free, dra.objects, dra.same),
     LayerName.METAGPU: PodLayer(metagpu.render, metagpu.free),
     LayerName.NVSHARE: PodLayer(nvshare.render, nvshare.free),
     LayerName.KUBESHARE: PodLayer(kubeshare.render, kubeshare.free),

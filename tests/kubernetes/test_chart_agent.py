@@ -196,7 +196,7 @@ def test_the_hub_reads_what_other_layers_publish_only_where_they_are_named() -> 
         "apiGroups": ["resource.k8s.io"], "resources": ["resourceslices", "resourceclaims"], "verbs": ["list", "watch"],
     }  # fmt: skip
     assert one(items, "ClusterRole", "jhub-gpushare-hub-capacity")["rules"] == [everywhere, queues, devices]
-    made = {"apiGroups": ["resource.k8s.io"], "resources": ["resourceclaimtemplates"], "verbs": ["create"]}
+    made = {"apiGroups": ["resource.k8s.io"], "resources": ["resourceclaimtemplates"], "verbs": ["get", "create"]}
     assert made in one(items, "Role", "gpushare-hub")["rules"]
     for layers in ([], ["mig", "hami"]):
         items = render({"hub": {"layers": layers}})

@@ -46,6 +46,14 @@ def unreadable(title: str) -> str:
     )
 
 
+def other_object(kind: str, name: str, namespace: str) -> str:
+    """Return that somebody else has made an object with the name of one that a layer needs."""
+    return (
+        f"The {kind} {name} in namespace {namespace} asks for something else than the template: the hub did not make "
+        f"it. Delete it, or ask the admin to: kubectl -n {namespace} delete {kind.lower()} {name}"
+    )
+
+
 def none_free(title: str, share: Share, limited_by: str) -> str:
     """Return that a layer has nothing free for the share. ``limited_by``: what else is short, as half a sentence."""
     return f"Not enough free capacity: this needs {share}, and {title} has no free place for it{_because(limited_by)}."

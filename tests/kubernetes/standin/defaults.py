@@ -6,7 +6,7 @@ import base64
 from typing import Any
 
 from .errors import Undecodable
-from .kinds import NODES, PODS, Kind
+from .kinds import CLAIM_TEMPLATES, NODES, PODS, RESOURCE_CLAIMS, Kind
 from .quantities import canonical
 
 _POD = {
@@ -41,6 +41,10 @@ def fill_in(kind: Kind, item: dict[str, Any]) -> None:
         spec = item.setdefault("spec", {})
         spec.setdefault("volumeMode", "Filesystem")
         _canonical_amounts(kind, spec.get("resources") or {}, "requests")
+    elif kind is CLAIM_TEMPLATES:
+        _fill_in_claim(item["spec"]["spec"])
+    elif kind is RESOURCE_CLAIMS:
+        _fill_in_claim(item["spec"])
     elif kind.plural == "secrets":
         item.setdefault("type", "Opaque")
         for key, value in item.pop("stringData", {}).items():
@@ -87,6 +91,17 @@ def _fill_in_pod(pod: dict[str, Any]) -> None:
     status = pod.get("status") or {}
     if status.get("podIP") and not status.get("podIPs"):
         status["podIPs"] = [{"ip": status["podIP"]}]
+
+
+def _fill_in_claim(spec: dict[str, Any]) -> None:
+    """kubernetes pkg/apis/resource/v1/defaults.go."""
+    for request in (spec.get("devices") or {}).get("requests") or []:
+        exactly = request.get("exactly")
+        if exactly is not None:
+            exactly.setdefault("allocationMode", "ExactCount")
+            if exactly["allocationMode"] == "ExactCount":
+                exactly.setdefault("count", 1)
+            _canonical_amounts(RESOURCE_CLAIMS, exactly.get("capacity") or {}, "requests")
 
 
 def _fill_in_volume(volume: dict[str, Any]) -> None:
