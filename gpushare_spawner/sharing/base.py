@@ -7,6 +7,7 @@ layer; native_process.py and native_pod.py are ours.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar
 
@@ -96,3 +97,7 @@ class LayerCapacity:
     """Servers that an empty cluster could run; 0: none ever, so that it is no use to wait."""
     limited_by: str = ""
     """What else holds servers up, as half a sentence, like a queue's limit; empty: nothing."""
+    by_node: Mapping[str, int] = field(default_factory=dict, compare=False)
+    """How many of these servers each node could start now, whatever else holds servers up."""
+    able: frozenset[str] = field(default=frozenset(), compare=False)
+    """Nodes that could start one if nothing ran there, and that take new pods."""

@@ -89,7 +89,7 @@ def same(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> bool:
     The server writes amounts in another way, and adds the default number of devices. (kubernetes pkg/apis/resource/v1,
     defaults.go)
     """
-    return _normal(wanted["spec"]) == _normal(found["spec"])
+    return bool(_normal(wanted["spec"]) == _normal(found["spec"]))
 
 
 def _normal(value: Any) -> Any:

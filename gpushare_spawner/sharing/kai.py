@@ -8,6 +8,7 @@ classes: deployments/kai-scheduler/templates/priorityclasses.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from fractions import Fraction
 
 from gpushare_spawner.model.layers import KaiOptions
@@ -29,8 +30,8 @@ CONTAINER = "gpu-fraction-container-name"
 GROUP = "runai-gpu-group"
 """Label of pods that share one GPU, and of the pod that reserves it; with several GPUs one label for each group."""
 RECEIVED = "received-resource-type"
-"""Annotation by which KAI's binder says, before it binds a pod, that the pod has a part of a GPU. KAI's scheduler counts
-no group of a pod without it. (pkg/binder/binding/binder.go, pkg/scheduler/api/pod_info)"""
+"""Annotation by which KAI's binder says, before it binds a pod, that the pod has a part of a GPU. KAI's scheduler
+counts no group of a pod without it. (pkg/binder/binding/binder.go, pkg/scheduler/api/pod_info)"""
 A_FRACTION = "Fraction"
 NON_PREEMPTIBLE_CLASSES = frozenset({"build", "inference"})
 """Those of KAI's own priority classes with a priority of 100 or more."""
@@ -78,9 +79,10 @@ def free(request: LayerRequest) -> LayerCapacity:
     each = max((_each(share, part, node) for node in nodes), default=Fraction(share.total_units, UNITS_PER_GPU))
     for queue, left, most in _queues(request):
         if most is not None and (fit := int(most / each)) < found.at_most:
-            found = LayerCapacity(min(found.servers, fit), fit, found.limited_by or _full(queue, most))
+            limited = found.limited_by or _full(queue, most)
+            found = replace(found, servers=min(found.servers, fit), at_most=fit, limited_by=limited)
         if left is not None and (fit := max(0, int(left / each))) < found.servers:
-            found = LayerCapacity(fit, found.at_most, _full(queue, left))
+            found = replace(found, servers=fit, limited_by=_full(queue, left))
     return found
 
 

@@ -66,9 +66,11 @@ def counted(
     most: Callable[[ClusterNode], int],
 ) -> LayerCapacity:
     """Return the servers that fit on nodes. ``free``: GPU capacity of a node that is left; ``most``: all."""
-    servers = sum(min(free(node), _beside(request, node)) for node in nodes if not node.unschedulable)
-    at_most = sum(min(most(node), _beside(request, node, empty=True)) for node in nodes)
-    return LayerCapacity(servers, at_most)
+    open_nodes = [node for node in nodes if not node.unschedulable]
+    by_node = {node.name: min(free(node), _beside(request, node)) for node in open_nodes}
+    at_most = {node.name: min(most(node), _beside(request, node, empty=True)) for node in nodes}
+    able = frozenset(node.name for node in open_nodes if at_most[node.name] > 0)
+    return LayerCapacity(sum(by_node.values()), sum(at_most.values()), by_node=by_node, able=able)
 
 
 def resource_capacity(request: LayerRequest, nodes: Sequence[ClusterNode], resource: str, amount: int) -> LayerCapacity:

@@ -90,6 +90,7 @@ class GPUShareBase(_Part):  # type: ignore[misc]
         min=0,
         help="""
         How many spawns may wait for free GPU capacity. The next one is refused at once, with a sentence that says so.
+        Spawns that wait for GPUs of different sharing layers are counted apart.
 
         0: no spawn waits. Queued spawns count against ``JupyterHub.concurrent_spawn_limit`` (100 by default): leave
         some for those that do not wait.

@@ -79,7 +79,7 @@ from gpushare_spawner.model.kubernetes.layer_session import (
     layer_session,
 )
 from gpushare_spawner.model.kubernetes.node_eligibility import NodeFacts, PodConstraints
-from gpushare_spawner.model.kubernetes.node_pin import HOSTNAME_LABEL, node_of, pinned
+from gpushare_spawner.model.kubernetes.node_pin import HOSTNAME_LABEL, kept_off, node_of, pinned
 from gpushare_spawner.model.kubernetes.prefix import (
     PREFIX,
 )
@@ -195,6 +195,7 @@ __all__ = [
     "has_claim",
     "is_layer_session",
     "is_session",
+    "kept_off",
     "labels",
     "lacks_requests",
     "layer_session",

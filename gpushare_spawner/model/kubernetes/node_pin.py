@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 HOSTNAME_LABEL = "kubernetes.io/hostname"
@@ -16,19 +16,14 @@ _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
 
 def pinned(affinity: Mapping[str, Any] | None, node: str) -> dict[str, Any]:
-    """Return a pod's affinity with one node as the only one that will do.
+    """Return a pod's affinity with one node as the only one that will do."""
+    return _with_fields(affinity, [_field("In", node)])
 
-    Terms are alternatives of each other, hence the name goes into each of them.
-    """
-    affinity = affinity or {}
-    node_affinity = affinity.get("nodeAffinity") or {}
-    required = node_affinity.get(_REQUIRED) or {}
-    field = {"key": NAME_FIELD, "operator": "In", "values": [node]}
-    terms = [
-        {**term, "matchFields": [*(term.get("matchFields") or []), field]}
-        for term in required.get("nodeSelectorTerms") or [{}]
-    ]
-    return {**affinity, "nodeAffinity": {**node_affinity, _REQUIRED: {**required, "nodeSelectorTerms": terms}}}
+
+def kept_off(affinity: Mapping[str, Any] | None, nodes: Iterable[str]) -> dict[str, Any]:
+    """Return a pod's affinity with some nodes, at least one, as ones that will not do."""
+    # the API server takes one value in each (kubernetes pkg/apis/core/validation)
+    return _with_fields(affinity, [_field("NotIn", node) for node in sorted(nodes)])
 
 
 def node_of(spec: Mapping[str, Any]) -> str:
@@ -46,3 +41,19 @@ def node_of(spec: Mapping[str, Any]) -> str:
     if len(named) == 1:
         return str(named.pop())
     return str((spec.get("nodeSelector") or {}).get(HOSTNAME_LABEL) or "")
+
+
+def _field(operator: str, node: str) -> dict[str, Any]:
+    return {"key": NAME_FIELD, "operator": operator, "values": [node]}
+
+
+def _with_fields(affinity: Mapping[str, Any] | None, fields: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Terms are alternatives of each other, hence the fields go into each of them."""
+    affinity = affinity or {}
+    node_affinity = affinity.get("nodeAffinity") or {}
+    required = node_affinity.get(_REQUIRED) or {}
+    terms = [
+        {**term, "matchFields": [*(term.get("matchFields") or []), *fields]}
+        for term in required.get("nodeSelectorTerms") or [{}]
+    ]
+    return {**affinity, "nodeAffinity": {**node_affinity, _REQUIRED: {**required, "nodeSelectorTerms": terms}}}

@@ -129,7 +129,7 @@ class PodReservations(Reservations[PodShare]):
         self._in_flight[token] = allocation_elsewhere(
             f"{request.session}#{token}", request.share, request.tenant.user, request.tenant.quota, time.time()
         )
-        self._elsewhere[token] = Pending(offer.layer, request.share.total_units)
+        self._elsewhere[token] = Pending(offer.layer, request.share.total_units, offer.kept_off)
         ticket.result.set_result(PodShare(request, placement, (), token, offer=offer))
         return self._in_flight[token]
 

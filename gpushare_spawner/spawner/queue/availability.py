@@ -11,7 +11,7 @@ from gpushare_spawner.model.template import Template
 from gpushare_spawner.placement import Demand, PlacementRequest
 from gpushare_spawner.sharing.base import Tenant
 from gpushare_spawner.spawner.queue.inventory import GpuKind
-from gpushare_spawner.spawner.queue.other_layers import OtherLayers, Outcome
+from gpushare_spawner.spawner.queue.other_layers import Kept, OtherLayers, Outcome
 from gpushare_spawner.spawner.queue.placement_check import PlacementCheck, Verdict
 from gpushare_spawner.spawner.queue.positions import Positions
 from gpushare_spawner.spawner.queue.queue import Alternative, SpawnQueue
@@ -87,7 +87,7 @@ class AvailabilityNow:
             return True
         layers = self.check.snapshot.other_layers(one.template)
         if layers is not None:
-            return self._by_layers(one.template, layers, one.ineligible()).kind == "now"
+            return self._by_layers(one.template, layers, one.ineligible(), instead_of).kind == "now"
         request = self._alternative(one)
         return self._met_by(request).kind == "now" or self.check.fits_without(request, (instead_of,))
 
@@ -108,8 +108,11 @@ class AvailabilityNow:
             met = self._met[request.demand] = self._meets(request)
         return met
 
-    def _by_layers(self, template: Template, layers: OtherLayers, ineligible: frozenset[str]) -> Availability:
-        found = layers.verdict(template, self.tenant, "", ineligible)
+    def _by_layers(
+        self, template: Template, layers: OtherLayers, ineligible: frozenset[str], instead_of: str = ""
+    ) -> Availability:
+        kept = Kept(self.queue.kept_elsewhere(instead_of))
+        found = layers.verdict(template, self.tenant, "", ineligible, kept)
         native = self._native(template) if layers.native(template) else None
         gpus = (*(native.gpus if native is not None else ()), *found.gpus)
         if native is not None and native.kind == "now" and found.outcome is not Outcome.NOW:

@@ -6,6 +6,7 @@ in the queue until, by what the layer publishes, its server can start.
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
@@ -34,6 +35,8 @@ class LayerOffer:
     layer: LayerName
     request: LayerRequest
     """What the layer is asked for, on these nodes."""
+    kept_off: frozenset[str] = frozenset()
+    """Nodes among these that are kept for earlier spawns: the pod must not go there."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,22 @@ class LayerVerdict:
     """NOW: whether what is free is known; False: the layer's scheduler decides."""
     gpus: tuple[GpuKind, ...] = ()
     """GPUs that would do, free or not, as far as they are known."""
+    able: frozenset[str] = frozenset()
+    """NOW: the nodes on which the server can be placed. WAIT: those on which it could be if less ran there; empty where
+    something else than nodes is short."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The nodes that are kept for spawns in the queue, as one of these spawns sees it."""
+
+    for_others: frozenset[str] = frozenset()
+    """Kept for spawns before it: its server must not go there."""
+    own: str = ""
+    """Kept for it; empty: none is."""
+
+
+NOTHING_KEPT = Kept()
 
 
 class OtherLayers(Protocol):
@@ -60,9 +79,19 @@ class OtherLayers(Protocol):
     def native(self, template: Template) -> bool:
         """Return whether GPUs with an agent can serve a template."""
 
-    def verdict(self, template: Template, tenant: Tenant, node: str, ineligible: frozenset[str]) -> LayerVerdict:
+    def verdict(
+        self,
+        template: Template,
+        tenant: Tenant,
+        node: str,
+        ineligible: frozenset[str],
+        kept: Kept = NOTHING_KEPT,
+    ) -> LayerVerdict:
         """Return what a server meets. ``node``: the only one that will do, empty: any; ``ineligible``: nodes that
         cannot take it whatever is free there."""
+
+    def least_used(self, nodes: Set[str]) -> str:
+        """Return the node of at least one on which the hub's sessions have the smallest part of the GPUs."""
 
     @property
     def gpus(self) -> int:

@@ -19,6 +19,7 @@ from gpushare_spawner.placement import (
     helpful_actions,
     looking_for_claim,
 )
+from gpushare_spawner.spawner.queue.kept_nodes import KeptNodes
 from gpushare_spawner.spawner.queue.loop_breaks import LoopBreaks
 from gpushare_spawner.spawner.queue.other_layers import OtherLayers, Outcome
 from gpushare_spawner.spawner.queue.placement_check import PlacementCheck
@@ -47,6 +48,7 @@ class Placer:
         self._queue = queue
         self._where = where
         self._positions = Positions(check, queue)
+        self._kept = KeptNodes()
         self._reached: set[str] = set()
         """Nodes that the spawns with a claim could use if everything were free there."""
         # each spawn meets the claims of those before it, and neither its own nor those of later ones
@@ -67,7 +69,7 @@ class Placer:
         # taints come and go: a spawn that was told to wait is not refused for one
         waits = verdict.outcome is Outcome.WAIT or (verdict.ineligible and ticket.ahead is not None)
         if waits:
-            if ticket.ahead is None and self._queue.full:
+            if ticket.ahead is None and self._positions.is_full(request.template):
                 ticket.refuse(queue_full(request, self._queue.length))
             else:
                 why = f"{not_admitted(request.left_out())}." if verdict.left_out else verdict.why
@@ -78,9 +80,11 @@ class Placer:
 
     def _place_by_layers(self, ticket: Ticket, layers: OtherLayers) -> Placement | None:
         request = ticket.request
-        found = layers.verdict(request.template, request.tenant, request.node, request.ineligible())
+        kept = self._kept.seen_by(ticket)
+        found = layers.verdict(request.template, request.tenant, request.node, request.ineligible(), kept)
         if found.outcome is Outcome.NOW:
             ticket.offer = found.offer
+            self._kept.placed(found.able)
             return NOT_BY_THE_HUB
         native = None
         if layers.native(request.template):
@@ -90,11 +94,14 @@ class Placer:
         waits = next((one for one in (found, native) if one is not None and one.outcome is Outcome.WAIT), None)
         if waits is None and ticket.ahead is None and not self._check.nodes_are_added:
             ticket.refuse(impossible(request, self._where, found.why))
-        elif ticket.ahead is None and self._queue.full:
+        elif ticket.ahead is None and self._positions.is_full(request.template):
             ticket.refuse(queue_full(request, self._queue.length))
         else:
             ahead = self._positions.ahead_of_template(request.template, ticket)
             ticket.says(ahead, (waits or found).why)
+            # where GPUs with an agent can serve it, some of these are kept for it: see `claim`
+            only_here = native is None or native.outcome is Outcome.NEVER
+            self._kept.waits(ticket, found.able if only_here else frozenset(), layers.least_used)
         return None
 
     async def claim(self, ticket: Ticket, breaks: LoopBreaks) -> None:

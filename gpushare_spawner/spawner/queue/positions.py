@@ -5,7 +5,7 @@ One object for one pass over the queue, on its snapshot. The order of the queue 
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Callable, Set
 
 from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.template import Template
@@ -26,6 +26,7 @@ class Positions:
     def __init__(self, check: PlacementCheck, queue: SpawnQueue) -> None:
         self._check = check
         self._queue = queue
+        self._by_template: dict[int, tuple[Template, Set[LayerName]]] = {}
         self._requests: dict[Ticket, PlacementRequest] = {}
         self._compete: dict[tuple[_Kind, _Kind], bool] = {}
 
@@ -40,13 +41,28 @@ class Positions:
 
     def ahead_of_template(self, template: Template, ticket: Ticket | None = None) -> int:
         """Return how many earlier tickets have a layer in common with a template, as `ahead_of` does for a request."""
+        return self._queue.ahead_of(self._meets(template), ticket)
+
+    def is_full(self, template: Template) -> bool:
+        """Return whether as many spawns wait as may, of those that have a layer in common with a template.
+
+        Spawns that wait for one layer take no place in the queue of another one.
+        """
+        return self._queue.is_full(self._meets(template))
+
+    def _meets(self, template: Template) -> Callable[[Ticket], bool]:
         layers = self._layers(template)
-        return self._queue.ahead_of(lambda other: not layers.isdisjoint(self._layers(other.request.template)), ticket)
+        return lambda other: not layers.isdisjoint(self._layers(other.request.template))
 
     def _layers(self, template: Template) -> Set[LayerName]:
-        snapshot = self._check.snapshot
-        others = snapshot.layers.names(template) if snapshot.layers is not None else ()
-        return {*others, *([LayerName.NATIVE] if snapshot.native(template) else [])}
+        found = self._by_template.get(id(template))
+        if found is None:
+            snapshot = self._check.snapshot
+            others = snapshot.layers.names(template) if snapshot.layers is not None else ()
+            names = {*others, *([LayerName.NATIVE] if snapshot.native(template) else [])}
+            # the template is kept beside it, so that no other has its identity
+            found = self._by_template[id(template)] = (template, names)
+        return found[1]
 
     def _request(self, ticket: Ticket) -> PlacementRequest:
         known = self._requests.get(ticket)

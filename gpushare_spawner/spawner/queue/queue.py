@@ -129,6 +129,10 @@ class Ticket:
     """The node of the GPUs that were kept for it last; empty: none were."""
     moves: int = 0
     """How often that node became another one."""
+    overtaken: int = 0
+    """How many later spawns another layer has placed where it could have been."""
+    kept_elsewhere: str = ""
+    """The node of another layer that is kept for it now; empty: none is."""
 
     @property
     def claimant(self) -> str:
@@ -190,10 +194,21 @@ class SpawnQueue:
     def __contains__(self, ticket: Ticket) -> bool:
         return id(ticket) in self._tickets
 
-    @property
-    def full(self) -> bool:
-        """Whether as many spawns wait as may. One that no pass has seen may get a place at once: it does not count."""
-        return sum(ticket.ahead is not None and not ticket.result.done() for ticket in self) >= self.length
+    def is_full(self, competes: Callable[[Ticket], bool]) -> bool:
+        """Whether as many spawns wait as may, of those that compete with one.
+
+        One that no pass has seen may get a place at once: it does not count.
+        """
+        waiting = (ticket for ticket in self if ticket.ahead is not None and not ticket.result.done())
+        return sum(map(competes, waiting)) >= self.length
+
+    def kept_elsewhere(self, besides: str = "") -> frozenset[str]:
+        """Return the nodes of other layers that are kept for spawns. ``besides``: the claim of one that is left out."""
+        return frozenset(
+            ticket.kept_elsewhere
+            for ticket in self
+            if ticket.kept_elsewhere and not ticket.result.done() and ticket.claimant != besides
+        )
 
     def join(self, request: SpawnRequest, now: float) -> Ticket:
         """Queue up, at the end."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gpushare_spawner.model.kubernetes import HOSTNAME_LABEL, node_of, pinned
+from gpushare_spawner.model.kubernetes import HOSTNAME_LABEL, kept_off, node_of, pinned
 
 NAMED = {"key": "metadata.name", "operator": "In", "values": ["node-a"]}
 ZONE = {"matchExpressions": [{"key": "zone", "operator": "Exists"}]}
@@ -27,6 +27,14 @@ def required(*terms: dict[str, Any]) -> dict[str, Any]:
 def test_the_name_goes_into_every_term(before: Any, after: Any) -> None:
     assert pinned(before, "node-a") == after
     assert node_of({"affinity": after}) == "node-a"
+
+
+def test_pods_are_kept_off_nodes_by_one_field_for_each() -> None:
+    off = [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in ("node-a", "node-b")]
+    assert kept_off(None, {"node-b", "node-a"}) == required({"matchFields": off})
+    affinity = kept_off(pinned(required(ZONE), "node-c"), {"node-a", "node-b"})
+    assert affinity == required({**ZONE, "matchFields": [{**NAMED, "values": ["node-c"]}, *off]})
+    assert node_of({"affinity": affinity}) == "node-c"
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Set
 
 import pytest
 
@@ -13,7 +14,7 @@ from gpushare_spawner.spawner.form.form import Form
 from gpushare_spawner.spawner.options.profiles import Profile
 from gpushare_spawner.spawner.queue.availability import AvailabilityNow
 from gpushare_spawner.spawner.queue.loop_breaks import LoopBreaks
-from gpushare_spawner.spawner.queue.other_layers import LayerOffer, LayerVerdict, Outcome
+from gpushare_spawner.spawner.queue.other_layers import NOTHING_KEPT, Kept, LayerOffer, LayerVerdict, Outcome
 from gpushare_spawner.spawner.queue.placement_check import PlacementCheck
 from gpushare_spawner.spawner.queue.placer import Placer
 from gpushare_spawner.spawner.queue.queue import Alternative, Ticket
@@ -38,7 +39,12 @@ class Layers:
     def native(self, template: Template) -> bool:
         return template.gpu is not None and template.gpu.layer is None
 
-    def verdict(self, template: Template, tenant: Tenant, node: str, ineligible: frozenset[str]) -> LayerVerdict:
+    def least_used(self, nodes: Set[str]) -> str:
+        return min(nodes)
+
+    def verdict(
+        self, template: Template, tenant: Tenant, node: str, ineligible: frozenset[str], kept: Kept = NOTHING_KEPT
+    ) -> LayerVerdict:
         offer = LayerOffer(LayerName.KAI, LayerRequest(tenant, template, LayerOptions()))
         return LayerVerdict(self.outcome, offer, self.why, self.known)
 
@@ -113,6 +119,25 @@ async def test_a_full_queue_refuses_a_spawn_that_would_wait_for_a_layer() -> Non
     refused = ticket.result.exception()
     assert isinstance(refused, SpawnRefused)
     assert refused.refusal == "queue-full"
+
+
+async def test_spawns_that_wait_for_another_layer_take_no_place_in_the_queue_of_gpus_with_an_agent() -> None:
+    machine = Machine(length=1)
+    for gpu in ("a", "b"):
+        machine.hold(gpu, 100)
+    layers = Layers(Outcome.WAIT, "Full.")
+    tickets = [
+        machine.join("ada", 0.5, layer="kai"),
+        machine.join("bob", 0.5, models=["*A100*"]),
+        machine.join("cyd", 0.5, layer="kai"),
+        machine.join("dan", 0.5, models=["*A100*"]),
+        # both could serve it
+        machine.join("eve", 0.5),
+    ]
+    for ticket in tickets:
+        placed(machine, layers, ticket)
+    refused = [ticket.result.exception() if ticket.result.done() else None for ticket in tickets]
+    assert [getattr(one, "refusal", None) for one in refused] == [None, None, "queue-full", "queue-full", "queue-full"]
 
 
 async def test_a_spawn_for_another_layer_claims_no_gpu_and_has_no_estimate_by_idle_actions() -> None:

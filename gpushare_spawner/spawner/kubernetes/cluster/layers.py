@@ -20,8 +20,9 @@ from gpushare_spawner.sharing.nodes import suitable
 from gpushare_spawner.sharing.pod_layers import POD_LAYERS
 from gpushare_spawner.spawner.kubernetes.cluster.pods import RESERVATION
 from gpushare_spawner.spawner.queue.inventory import GpuKind
-from gpushare_spawner.spawner.queue.other_layers import LayerOffer, LayerVerdict, Outcome
+from gpushare_spawner.spawner.queue.other_layers import NOTHING_KEPT, Kept, LayerOffer, LayerVerdict, Outcome
 from gpushare_spawner.wording.spawn import layers as words
+from gpushare_spawner.wording.spawn.queue import EARLIER_FIRST
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +38,8 @@ class Pending:
     layer: LayerName
     units: int
     """On all its GPUs together."""
+    kept_off: frozenset[str] = frozenset()
+    """Nodes on which it cannot be placed."""
 
 
 def layers_in_force(file: LayersFile | None, templates: Iterable[Template]) -> frozenset[LayerName]:
@@ -60,7 +63,7 @@ class ClusterLayers:
     unreadable: frozenset[LayerName] = frozenset()
     pending: Callable[[], Mapping[str, Pending]] = dict
     ours: Callable[[str], bool] = bool
-    _free: dict[tuple[object, ...], LayerCapacity | str] = field(default_factory=dict, repr=False)
+    _free: dict[tuple[object, ...], tuple[Template, LayerCapacity | str]] = field(default_factory=dict, repr=False)
     _kinds: dict[tuple[object, ...], tuple[GpuKind, ...]] = field(default_factory=dict, repr=False)
     _on_nodes: dict[tuple[object, ...], ClusterFacts] = field(default_factory=dict, repr=False)
 
@@ -124,19 +127,39 @@ class ClusterLayers:
         others = (rule for rule in self.file.rules if LAYERS[rule.layer].places is PlacedBy.SCHEDULER)
         return sum(node.gpu_count or 0 for rule in others for node in self._nodes_of(rule))
 
-    def verdict(self, template: Template, tenant: Tenant, node: str, ineligible: frozenset[str]) -> LayerVerdict:
+    def verdict(
+        self,
+        template: Template,
+        tenant: Tenant,
+        node: str,
+        ineligible: frozenset[str],
+        kept: Kept = NOTHING_KEPT,
+    ) -> LayerVerdict:
         """Return what a server meets: the first layer and rule whose nodes have a place for it now."""
         best: LayerVerdict | None = None
+        able: frozenset[str] = frozenset()
         for layer in self.names(template):
-            for found in self._verdicts(layer, template, tenant, node, ineligible):
+            for found in self._verdicts(layer, template, tenant, node, ineligible, kept):
                 if best is None or (best.outcome is Outcome.NEVER and found.outcome is not Outcome.NEVER):
                     best = found
                 if found.outcome is Outcome.NOW:
                     return found
-        return best or LayerVerdict(Outcome.NEVER, why=words.no_node(self.names(template)))
+                able |= found.able
+        return replace(best or LayerVerdict(Outcome.NEVER, why=words.no_node(self.names(template))), able=able)
+
+    def least_used(self, nodes: Set[str]) -> str:
+        """Return the node on which the hub's sessions have the smallest part of the GPUs."""
+        gpus = {node.name: node.gpu_count or 1 for node in self.facts.nodes} if self.facts is not None else {}
+        return min(nodes, key=lambda name: (self._own_pods.units.get(name, 0) / gpus.get(name, 1), name))
 
     def _verdicts(
-        self, layer: LayerName, template: Template, tenant: Tenant, node: str, ineligible: frozenset[str]
+        self,
+        layer: LayerName,
+        template: Template,
+        tenant: Tenant,
+        node: str,
+        ineligible: frozenset[str],
+        kept: Kept,
     ) -> Iterator[LayerVerdict]:
         if self.facts is None and layer not in self.unreadable:
             yield LayerVerdict(Outcome.WAIT, why=words.NOT_READ_YET)
@@ -154,7 +177,7 @@ class ClusterLayers:
                 )
                 continue
             if facts.nodes:
-                yield replace(self._free_for(offer), gpus=self._gpus_of(offer.request))
+                yield replace(self._free_for(offer, kept), gpus=self._gpus_of(offer.request))
 
     def _gpus_of(self, request: LayerRequest) -> tuple[GpuKind, ...]:
         key = (id(request.facts), request.gpu.models)
@@ -169,53 +192,52 @@ class ClusterLayers:
         named = template.gpu is not None and template.gpu.layer is layer
         return [*rules, None] if named else rules
 
-    def _free_for(self, offer: LayerOffer) -> LayerVerdict:
+    def _free_for(self, offer: LayerOffer, kept: Kept) -> LayerVerdict:
         request, title = offer.request, LAYERS[offer.layer].title
         capacity = self._capacity(offer)
         if isinstance(capacity, str):
             return LayerVerdict(Outcome.NEVER, offer, capacity)
-        share = request.gpu.share
-        if capacity.servers > self._taken(offer.layer, share.total_units):
-            return LayerVerdict(Outcome.NOW, offer)
+        share, on_nodes = request.gpu.share, sum(capacity.by_node.values())
+        kept_off = kept.for_others & capacity.able
+        left = on_nodes - sum(capacity.by_node.get(name, 0) for name in kept_off)
+        taken = self._taken(offer.layer, share.total_units)
+        # those that cannot be placed on the node that is kept for this one take nothing of it
+        own = min(capacity.servers, capacity.by_node.get(kept.own, 0))
+        if min(capacity.servers, left) > taken or own > self._taken(offer.layer, share.total_units, kept.own):
+            return LayerVerdict(Outcome.NOW, replace(offer, kept_off=kept_off), able=capacity.able - kept_off)
+        if capacity.servers > taken:
+            return LayerVerdict(Outcome.WAIT, offer, EARLIER_FIRST, able=capacity.able)
         if capacity.at_most > 0:
-            return LayerVerdict(Outcome.WAIT, offer, words.none_free(title, share, capacity.limited_by))
+            able = capacity.able if on_nodes <= taken else frozenset()
+            return LayerVerdict(Outcome.WAIT, offer, words.none_free(title, share, capacity.limited_by), able=able)
         return LayerVerdict(Outcome.NEVER, offer, words.never_free(title, share, capacity.limited_by))
 
     def _capacity(self, offer: LayerOffer) -> LayerCapacity | str:
         """Return what the layer has; a sentence where it has no way to serve the template."""
         request = offer.request
-        # the facts are kept, so that no others have their identity
-        key = (offer.layer, id(request.facts), request.template.name, request.tenant.quota)
-        found = self._free.get(key)
-        if found is None:
-            try:
-                found = POD_LAYERS[offer.layer].free(request)
-            except LayerCannot as error:
-                found = str(error)
-            except Exception:
-                # others write what is read here, and spawns on GPUs of other layers must go on
-                if offer.layer not in _TOLD:
-                    _TOLD.add(offer.layer)
-                    log.exception("what %s publishes cannot be read", LAYERS[offer.layer].title)
-                found = words.not_understood(LAYERS[offer.layer].title)
-            self._free[key] = found
-        return found
+        # facts and template are kept, so that no others have their identity; an edited template has the same name
+        key = (offer.layer, id(request.facts), id(request.template), request.tenant.quota)
+        known = self._free.get(key)
+        if known is None:
+            known = self._free[key] = request.template, _free(offer)
+        return known[1]
 
-    def _taken(self, layer: LayerName, units: int) -> int:
+    def _taken(self, layer: LayerName, units: int, node: str = "") -> int:
         """Return for how many servers of so many units those count that the layer's scheduler has not placed yet.
+
+        ``node``: of those that can be placed there; empty: of all.
 
         Which node and GPU each of them takes is not known: a smaller one counts as one of these, a larger one as
         several. That errs towards a wait, which ends when the scheduler has placed them.
         """
-        placed, waiting = self._own_pods
-        reserved = {token: one for token, one in self.pending().items() if token not in placed}
-        return sum(-(-one.units // units) for one in {**waiting, **reserved}.values() if one.layer is layer)
+        pods = self._own_pods
+        reserved = {token: one for token, one in self.pending().items() if token not in pods.placed}
+        counted = ({**pods.waiting, **reserved}).values()
+        return sum(-(-one.units // units) for one in counted if one.layer is layer and node not in one.kept_off)
 
     @cached_property
-    def _own_pods(self) -> tuple[Set[str], Mapping[str, Pending]]:
-        """The reservations whose pods are on a node, and those whose pods wait for their scheduler."""
-        placed: set[str] = set()
-        waiting: dict[str, Pending] = {}
+    def _own_pods(self) -> _OwnPods:
+        found = _OwnPods()
         for pod in self.facts.pods if self.facts is not None else ():
             if not is_layer_session(pod.labels):
                 continue
@@ -223,12 +245,41 @@ class ClusterLayers:
             if not self.ours(token):
                 continue
             if pod.node:
-                placed.add(token)
-                continue
+                found.placed.add(token)
             with contextlib.suppress(AnnotationProblem):
-                found = layer_session(pod.labels, pod.annotations)
-                waiting[token] = Pending(found.layer, found.share.total_units)
-        return placed, waiting
+                said = layer_session(pod.labels, pod.annotations)
+                units = said.share.total_units
+                if pod.node:
+                    found.units[pod.node] = found.units.get(pod.node, 0) + units
+                else:
+                    found.waiting[token] = Pending(said.layer, units)
+        return found
+
+
+@dataclass(frozen=True)
+class _OwnPods:
+    """The pods of the hub's sessions on other layers."""
+
+    placed: set[str] = field(default_factory=set)
+    """The reservations whose pods are on a node."""
+    units: dict[str, int] = field(default_factory=dict)
+    """What those have, by node."""
+    waiting: dict[str, Pending] = field(default_factory=dict)
+    """The reservations whose pods wait for their scheduler."""
+
+
+def _free(offer: LayerOffer) -> LayerCapacity | str:
+    title = LAYERS[offer.layer].title
+    try:
+        return POD_LAYERS[offer.layer].free(offer.request)
+    except LayerCannot as error:
+        return str(error)
+    except Exception:
+        # others write what is read here, and spawns on GPUs of other layers must go on
+        if offer.layer not in _TOLD:
+            _TOLD.add(offer.layer)
+            log.exception("what %s publishes cannot be read", title)
+        return words.not_understood(title)
 
 
 def _kinds(nodes: Iterable[ClusterNode]) -> tuple[GpuKind, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from gpushare_spawner.model.kubernetes import OBSERVER, LayerSession, PodSession, gpu_names
+from gpushare_spawner.model.kubernetes import OBSERVER, LayerSession, PodSession, gpu_names, kept_off
 from gpushare_spawner.model.layers import LAYER_VARIABLE, LAYERS, ObservedBy
 from gpushare_spawner.sharing.base import PodSpec, SharingLayer, Tenant
 from gpushare_spawner.sharing.nodes import suitable
@@ -56,6 +56,10 @@ class ForeignPodLayer(SharingLayer[PodSpec]):
         limits = {OBSERVER: "1"} if observable(self._offer) else {}
         made = PodChange(variables={LAYER_VARIABLE: str(self._offer.layer)}, limits=limits).apply(made)
         made = with_last_word(form, made, request.template.kubespawner_override)
+        if self._offer.kept_off:
+            # also where the template sets its own affinity: an earlier spawn would wait without end
+            affinity = kept_off(made["spec"].get("affinity"), self._offer.kept_off)
+            made = {**made, "spec": {**made["spec"], "affinity": affinity}}
         metadata = made["metadata"]
         return {
             **made,

@@ -214,3 +214,9 @@ def test_what_is_found_for_one_server_is_kept_for_the_next_one_of_the_same_insta
     assert elsewhere is not None
     assert first.request.facts is second.request.facts
     assert [one.name for one in elsewhere.request.facts.nodes] == ["b"]
+
+
+def test_a_template_that_was_edited_is_another_one_for_spawns_that_come_then() -> None:
+    found = layers([node(replicas=2)], [pod("there")])
+    assert met(found, template(0.5)).outcome is Outcome.NOW
+    assert met(found, template(0.75)).outcome is Outcome.NEVER

@@ -21,12 +21,17 @@ from gpushare_spawner.spawner.queue.queue import SpawnRequest
 from gpushare_spawner.spawner.spawn_refused import SpawnRefused
 
 
-def built(scheduler: str | None = None, labels: dict[str, str] | None = None, **template: Any) -> V1Pod:
+def built(
+    scheduler: str | None = None,
+    labels: dict[str, str] | None = None,
+    kept_off: frozenset[str] = frozenset(),
+    **template: Any,
+) -> V1Pod:
     """A pod for half a GPU of KAI."""
     values = {"name": "half", "display_name": "Half", "gpu": {"fraction": 0.5}, **template}
     asked = Template.model_validate(values)
     tenant = Tenant("ada", quota="group:ml")
-    offer = LayerOffer(LayerName.KAI, LayerRequest(tenant, asked, KaiOptions(queue="notebooks")))
+    offer = LayerOffer(LayerName.KAI, LayerRequest(tenant, asked, KaiOptions(queue="notebooks")), kept_off)
     share = PodShare(SpawnRequest(tenant, asked), Placement("", ()), (), "token-1", offer=offer)
     pod = V1Pod(
         metadata=V1ObjectMeta(annotations={"theirs": "kept"}, labels=labels or {}),
@@ -46,6 +51,14 @@ def test_the_layer_s_terms_and_the_session_are_in_the_pod() -> None:
     assert (found.layer, said.session, said.template, said.quota) == (LayerName.KAI, "ada", "half", "group:ml")
     assert found.share.units == 50
     assert [(one.name, one.value) for one in pod.spec.containers[0].env] == [("GPUSHARE_LAYER", "kai")]
+
+
+def test_a_node_that_is_kept_for_an_earlier_spawn_is_ruled_out() -> None:
+    required = "required_during_scheduling_ignored_during_execution"
+    pod = built(kept_off=frozenset({"node-a"}))
+    (term,) = getattr(pod.spec.affinity.node_affinity, required).node_selector_terms
+    assert term.match_fields == [{"key": "metadata.name", "operator": "NotIn", "values": ["node-a"]}]
+    assert built().spec.affinity is None
 
 
 def test_what_the_template_overrides_itself_stays() -> None:

@@ -31,8 +31,8 @@ def asked(gpu: dict[str, Any]) -> LayerRequest:
 class Api:
     """The API server's claim templates. ``deleted``: how often somebody deletes one before it is read."""
 
-    def __init__(self, deleted: int = 0, **found: dict[str, Any]) -> None:
-        self.found = found
+    def __init__(self, found: dict[str, Any] | None = None, deleted: int = 0) -> None:
+        self.found = found or {}
         self.deleted = deleted
         self.created = 0
 
@@ -100,7 +100,7 @@ async def test_an_object_that_asks_for_something_else_is_refused(forged: dict[st
     theirs = as_the_server_shows_it(template)
     theirs["spec"]["spec"]["devices"]["requests"][0]["exactly"].update(forged)
     with pytest.raises(SpawnRefused) as refused:
-        await created(Api(**{template["metadata"]["name"]: theirs}), half)
+        await created(Api({template["metadata"]["name"]: theirs}), half)
     assert refused.value.refusal == "other-object"
     assert "in namespace ada asks for something else than the template" in refused.value.jupyterhub_message
 
@@ -111,14 +111,14 @@ async def test_a_second_request_in_the_object_is_refused() -> None:
     theirs = as_the_server_shows_it(template)
     theirs["spec"]["spec"]["devices"]["requests"] *= 2
     with pytest.raises(SpawnRefused):
-        await created(Api(**{template["metadata"]["name"]: theirs}), half)
+        await created(Api({template["metadata"]["name"]: theirs}), half)
 
 
 async def test_an_object_that_is_deleted_before_it_is_read_is_made_again_a_few_times() -> None:
     half = asked({"fraction": 0.5})
     (template,) = dra.objects(half)
     name = template["metadata"]["name"]
-    api = Api(1, **{name: template})
+    api = Api({name: template}, 1)
     await created(api, half)
     assert (api.created, api.found) == (2, {name: template})
 
@@ -128,4 +128,4 @@ async def test_an_object_that_is_deleted_before_it_is_read_is_made_again_a_few_t
             await super().create_namespaced_custom_object(*arguments)
 
     with pytest.raises(ApiException, match="404"):
-        await created(Deleting(9), half)
+        await created(Deleting(deleted=9), half)

@@ -1,0 +1,232 @@
+"""A node of another layer is kept for a spawn that later ones overtake."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from gpushare_spawner.model.kubernetes import LayerSession, PodSession, gpu_names
+from gpushare_spawner.model.layers import LayerName, LayersFile
+from gpushare_spawner.sharing import kubeshare
+from gpushare_spawner.sharing.cluster_facts import COUNT_LABEL, PRODUCT_LABEL, ClusterFacts, ClusterNode, ClusterPod
+from gpushare_spawner.spawner.kubernetes.cluster.layers import ClusterLayers, Pending
+from gpushare_spawner.spawner.kubernetes.cluster.pods import RESERVATION
+from gpushare_spawner.spawner.queue.availability import AvailabilityNow
+from gpushare_spawner.spawner.queue.kept_nodes import MOST_OVERTAKEN
+from gpushare_spawner.spawner.queue.placement_check import PlacementCheck
+from gpushare_spawner.spawner.queue.placer import Placer
+from gpushare_spawner.spawner.queue.queue import Alternative, Ticket
+from gpushare_spawner.spawner.queue.snapshot import GpuSnapshot
+from tests.spawner.queue.machine import Machine
+
+FILE = LayersFile.model_validate({"rules": [{"models": ["*"], "layer": "kubeshare"}]})
+
+
+@dataclass
+class Cluster:
+    """KubeShare's nodes with one GPU each; its scheduler packs pods on as few of them as it can."""
+
+    nodes: tuple[str, ...] = ("a", "b")
+    models: dict[str, str] = field(default_factory=dict)
+    units: int = 100
+    running: dict[str, tuple[str, int]] = field(default_factory=dict)
+    """Node and units of each server."""
+    pending: dict[str, Pending] = field(default_factory=dict)
+    machine: Machine = field(default_factory=lambda: Machine(nodes={}, length=50))
+
+    def layers(self) -> ClusterLayers:
+        nodes = tuple(
+            ClusterNode(name, {PRODUCT_LABEL: self.models.get(name, "NVIDIA-L4"), COUNT_LABEL: "1"})
+            for name in self.nodes
+        )
+        pods = tuple(_pod(name, node, units) for name, (node, units) in self.running.items())
+        return ClusterLayers(FILE, ClusterFacts(nodes, pods), pending=lambda: self.pending)
+
+    def check(self) -> PlacementCheck:
+        made = self.machine.check()
+        snapshot = GpuSnapshot(made.snapshot.inventory, layers=self.layers())
+        return PlacementCheck(snapshot, made.ledger, made.strategy)
+
+    def waits(self, name: str, **gpu: Any) -> Ticket:
+        gpu.setdefault("layer", "kubeshare")
+        return self.machine.join(name, **gpu)
+
+    def look(self) -> list[str]:
+        """Passes over the queue until no spawn is placed any more; the names of those that were.
+
+        Each ends with the first one: its scheduler has placed it before the next pass.
+        """
+        started = []
+        while (name := self._first_placed()) is not None:
+            started.append(name)
+        return started
+
+    def _first_placed(self) -> str | None:
+        placer = Placer(self.check(), self.machine.feed, self.machine.queue, "this cluster")
+        for ticket in self.machine.queue:
+            if placer.place(ticket) is not None:
+                self.schedule(ticket)
+                return ticket.request.session
+        return None
+
+    def schedule(self, ticket: Ticket) -> None:
+        """Place a server as the layer's scheduler does, which knows nothing of the queue."""
+        assert ticket.offer is not None
+        units = ticket.request.share.total_units
+        used = {name: sum(u for node, u in self.running.values() if node == name) for name in self.nodes}
+        fitting = [
+            name
+            for name in self.nodes
+            if used[name] + units <= self.units and name not in ticket.offer.kept_off and self.suits(name, ticket)
+        ]
+        self.running[ticket.request.session] = max(fitting, key=lambda name: used[name]), units
+        self.machine.queue.leave(ticket)
+
+    def suits(self, name: str, ticket: Ticket) -> bool:
+        models = ticket.request.gpu.models
+        return not models or any(model.strip("*") in self.models.get(name, "") for model in models)
+
+
+def _pod(name: str, node: str, units: int) -> ClusterPod:
+    said = PodSession(
+        session=name,
+        template="t",
+        share_units=units,
+        gpus=gpu_names(LayerName.KUBESHARE, name, 1),
+        gpu_indices=(0,),
+        tier_since=0.0,
+        effective_units=units,
+    )
+    session = LayerSession(LayerName.KUBESHARE, said)
+    annotations = {**session.annotations(), RESERVATION: name, kubeshare.UUID: f"GPU-{node}"}
+    labels = {**session.labels(), kubeshare.REQUEST: f"{units / 100:.2f}"}
+    return ClusterPod(name, "hub", node, labels, annotations)
+
+
+def busy() -> Cluster:
+    """Two GPUs with two servers of half a GPU each."""
+    cluster = Cluster()
+    for number in range(4):
+        cluster.running[f"s{number}"] = "ab"[number // 2], 50
+    return cluster
+
+
+async def test_a_large_spawn_starts_though_smaller_ones_never_stop_coming() -> None:
+    """Each time a server ends, the next small spawn is there already: no GPU is ever free as a whole by itself."""
+    cluster = busy()
+    cluster.waits("big", count=1)
+    order = ["s0", "s2", "s1", "s3"]
+    started: list[str] = []
+    for number in range(60):
+        cluster.waits(f"n{number}", fraction=0.5)
+        # one of each node in turns ends
+        ended = next(name for name in order if name in cluster.running)
+        order.remove(ended)
+        del cluster.running[ended]
+        now = cluster.look()
+        order += now
+        started += now
+        if "big" in started:
+            break
+    assert "big" in started
+    assert MOST_OVERTAKEN <= started.index("big") <= MOST_OVERTAKEN + 4
+
+
+async def overtaken(cluster: Cluster, name: str = "big", **gpu: Any) -> Ticket:
+    """A spawn for a whole GPU that small ones have overtaken until a node is kept for it."""
+    ticket = cluster.waits(name, **(gpu or {"count": 1}))
+    cluster.look()
+    ticket.overtaken = MOST_OVERTAKEN
+    cluster.look()
+    return ticket
+
+
+async def test_later_spawns_are_placed_on_other_nodes_and_wait_where_there_are_none() -> None:
+    cluster = busy()
+    del cluster.running["s0"]
+    big = await overtaken(cluster)
+    assert big.kept_elsewhere == "a"
+    small = cluster.waits("small", fraction=0.5)
+    assert cluster.look() == []
+    assert (small.ahead, small.hint) == (1, "Earlier spawns are placed first.")
+    card = AvailabilityNow(cluster.check(), cluster.machine.queue, "this cluster")
+    assert card.availability(small.request.template).text == "Position 3 in queue"
+    assert card.startable([Alternative(small.request.template)], small.claimant) == ()
+    # for the spawn that the node is kept for it is free: its user may choose a smaller template instead
+    assert card.startable([Alternative(small.request.template)], big.claimant) == ("T",)
+    del cluster.running["s2"]
+    assert cluster.look() == ["small"]
+    assert small.offer is not None
+    assert small.offer.kept_off == {"a"}
+    assert cluster.running["small"][0] == "b"
+    del cluster.running["s1"]
+    assert cluster.look() == ["big"]
+    assert cluster.running["big"] == ("a", 100)
+
+
+async def test_spawns_in_flight_elsewhere_do_not_hold_up_the_one_that_the_node_is_kept_for() -> None:
+    cluster = busy()
+    big = await overtaken(cluster)
+    del cluster.running["s0"], cluster.running["s1"]
+    cluster.pending["small"] = Pending(LayerName.KUBESHARE, 50)
+    assert cluster.look() == []
+    cluster.pending["small"] = Pending(LayerName.KUBESHARE, 50, frozenset({"a"}))
+    assert big.kept_elsewhere == "a"
+    assert cluster.look() == ["big"]
+
+
+async def test_the_node_is_free_for_others_when_the_spawn_leaves() -> None:
+    cluster = busy()
+    del cluster.running["s0"]
+    big = await overtaken(cluster)
+    cluster.waits("small", fraction=0.5)
+    assert cluster.look() == []
+    cluster.machine.queue.leave(big)
+    assert cluster.look() == ["small"]
+
+
+async def test_one_node_of_a_kind_is_kept_at_a_time_and_for_the_first() -> None:
+    cluster = busy()
+    first = await overtaken(cluster, "first")
+    second = await overtaken(cluster, "second")
+    assert (first.kept_elsewhere, second.kept_elsewhere) == ("a", "")
+    cluster.machine.queue.leave(first)
+    cluster.look()
+    assert second.kept_elsewhere == "a"
+
+
+async def test_spawns_for_other_nodes_do_not_overtake_it() -> None:
+    cluster = Cluster(models={"a": "NVIDIA-A100", "b": "NVIDIA-L4"})
+    cluster.running["s0"] = "a", 50
+    big = cluster.waits("big", count=1, models=["*A100*"])
+    for number in range(2 * MOST_OVERTAKEN):
+        cluster.waits(f"small{number}", fraction=0.1, models=["*L4*"])
+    assert len(cluster.look()) == 2 * MOST_OVERTAKEN
+    assert (big.overtaken, big.kept_elsewhere) == (0, "")
+
+
+async def test_the_node_with_the_least_sessions_is_kept_and_stays_the_one() -> None:
+    cluster = busy()
+    del cluster.running["s2"]
+    big = await overtaken(cluster)
+    assert big.kept_elsewhere == "b"
+    del cluster.running["s0"], cluster.running["s1"]
+    cluster.running["s4"] = "a", 20
+    cluster.look()
+    assert big.kept_elsewhere == "b"
+    # it is gone: another one is kept
+    cluster.nodes = ("a",)
+    cluster.look()
+    assert big.kept_elsewhere == "a"
+
+
+@pytest.mark.parametrize(("models", "kept"), [([], ""), (["*L4*"], "a")])
+async def test_no_node_is_kept_where_gpus_with_an_agent_are(models: list[str], kept: str) -> None:
+    cluster = busy()
+    cluster.machine = Machine()
+    for gpu in ("a", "b"):
+        cluster.machine.hold(gpu, 100)
+    ticket = await overtaken(cluster, "both", count=1, layer=None, models=models)
+    assert ticket.kept_elsewhere == kept
