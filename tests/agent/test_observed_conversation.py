@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Mapping
 
@@ -13,7 +14,15 @@ from gpushare_spawner.agent.sockets.connection import NOT_ALLOWED
 from gpushare_spawner.agent.state.session_record import SessionRecord
 from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.protocol.control import AnnounceRequest
-from gpushare_spawner.model.protocol.frames import Feature, Kind, LeaseState, Role, SessionMemoryTopic
+from gpushare_spawner.model.protocol.frames import (
+    Feature,
+    Frame,
+    Kind,
+    LeaseState,
+    Role,
+    SessionMemoryTopic,
+    gpu_bytes,
+)
 from gpushare_spawner.model.report import Notice, SessionReport
 from gpushare_spawner.model.tier import Tier
 from tests.agent.conftest import Agent, Eventually, request_for
@@ -147,6 +156,33 @@ async def test_claims_of_gpu_time_and_memory_stay_within_what_is_possible(agent:
     assert seen.memory_bytes == 16 * GIB
     assert seen.last_gpu_activity is not None
     assert abs(seen.last_gpu_activity - time.time()) < 5
+
+
+async def test_flood_of_bursts_delays_no_other_session_and_ends_as_it_was_reported(
+    agent: Agent, eventually: Eventually
+) -> None:
+    path = shared(agent)
+    flooding = [await process(agent, path) for _ in range(4)]
+    neighbour = await agent.peer(agent.open("bob", gpus=(SECOND.uuid,)))
+    frames = [Frame(kind, (0, 2**64 - 1, 0), gpu_bytes(FIRST.uuid)).pack() for kind in (Kind.BUSY, Kind.IDLE)]
+    end, waits = time.monotonic() + 0.5, []
+    while time.monotonic() < end:
+        for peer in flooding:
+            with contextlib.suppress(BlockingIOError):
+                for number in range(50):
+                    peer.send_raw(frames[number % 2])
+        began = time.monotonic()
+        neighbour.send(Kind.REQUEST, 1000, 0, 1, gpu=SECOND.uuid)
+        lease = (await neighbour.until(Kind.GRANT)).fields[0]
+        waits.append(time.monotonic() - began)
+        neighbour.send(Kind.RELEASE, lease, 0, 0, gpu=SECOND.uuid)
+    assert sorted(waits)[len(waits) // 2] < 0.2
+    flooded = report(agent)
+    assert flooded.gpu_seconds <= 4 * (time.time() - flooded.opened_at)
+    for peer in flooding:
+        peer.close()
+    await eventually(lambda: report(agent).processes == 0)
+    assert not report(agent).gpu_busy
 
 
 async def test_memory_takes_nothing_of_the_host_memory_that_other_sessions_may_use(agent: Agent) -> None:

@@ -60,6 +60,15 @@ def test_process_that_dies_in_a_burst_worked_until_then(observed: ObservedSessio
     assert (view.running, view.gpu_seconds, view.last_activity) == (False, 5.0, 17.0)
 
 
+def test_session_that_goes_takes_its_processes_with_it(observed: ObservedSessions) -> None:
+    observed.busy(FIRST, 12.0)
+    observed.remove(ADA)
+    assert ADA not in observed
+    assert not observed.has(FIRST)
+    observed.add(ADA, 13.0)
+    assert not observed.view(ADA, 14.0).running
+
+
 def test_second_busy_does_not_begin_the_burst_anew(observed: ObservedSessions) -> None:
     observed.busy(FIRST, 12.0)
     observed.busy(FIRST, 14.0)

@@ -67,8 +67,9 @@ class ObservedSessions:
         self._sessions[session] = _Session(now)
 
     def remove(self, session: str) -> None:
-        """A session goes. Its processes have left."""
-        del self._sessions[session]
+        """A session goes, and its processes with it."""
+        for process in self._sessions.pop(session).processes:
+            del self._processes[process]
 
     def join(self, process: int, session: str, now: float) -> None:
         """A process of the session is there."""
