@@ -10,24 +10,21 @@ import os
 import secrets
 import shutil
 import signal
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from gpushare_spawner.model.protocol.control import OpenRequest
 from gpushare_spawner.model.protocol.frames import AskKind, Feature, Kind, Role, TextPart, TextTopic
-from gpushare_spawner.model.report import SessionReport
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.wording import session_controls as words
-from tests.agent.agent_process import AgentProcess
 from tests.agent.peers import Peer
 from tests.present import present
-from tests.service.fake_hub import TOKEN, FakeHub
+from tests.service.fake_hub import FakeHub
+from tests.service.over_processes import OverProcesses
 
 RELEASE_AFTER = 2.0
 TEMPLATE = f"""
@@ -38,41 +35,26 @@ idle: {{release_after: {RELEASE_AFTER}s, warn_before: 1s, keep: {{longest: 1h, p
 """
 
 
-class Stage:
-    """One session, an agent and a service."""
+class Stage(OverProcesses):
+    """With peers on the session's socket."""
 
     def __init__(self, folder: Path, hub: FakeHub) -> None:
-        self.agent = AgentProcess(folder, gpus=1)
-        self._folder = folder
-        self._hub = hub
-        self._service: subprocess.Popen[bytes] | None = None
+        super().__init__(folder, hub, TEMPLATE)
         self.peers: list[Peer] = []
         self.socket = ""
 
     async def start(self) -> None:
-        (self._folder / "templates").mkdir()
-        (self._folder / "templates" / "quarter.yaml").write_text(TEMPLATE)
-        self.start_service()
-        await self.agent.start()
-        gpu = (await self.agent.client.report()).gpus[0].uuid
-        request = OpenRequest(id="ann", user="ann", uid=os.getuid(), template="quarter", gpus=(gpu,), share_units=25)
-        self.socket = (await self.agent.client.open(request)).environment["GPUSHARE_SOCKET"]
-        await self.agent.client.confirm("ann", os.getpid())
+        self.serve()
+        await super().start()
+        environment = await self.open(
+            lambda gpu: OpenRequest(
+                id="ann", user="ann", uid=os.getuid(), template="quarter", gpus=(gpu,), share_units=25
+            )
+        )
+        self.socket = environment["GPUSHARE_SOCKET"]
 
-    def start_service(self) -> None:
-        environment = {**os.environ, "JUPYTERHUB_API_URL": self._hub.url, "JUPYTERHUB_API_TOKEN": TOKEN}
-        environment.pop("JUPYTERHUB_SERVICE_URL", None)
-        command = [
-            sys.executable, "-m", "gpushare_spawner.cli", "service", f"--templates-dir={self._folder}/templates",
-            f"--control-socket={self.agent.client.socket}", "--history=false", "--cull-every=1s", "--min-use=0",
-        ]  # fmt: skip
-        with (self._folder / "service.log").open("ab") as log:
-            self._service = subprocess.Popen(command, env=environment, stdout=log, stderr=log, cwd=self._folder)
-
-    def kill_service(self) -> None:
-        if self._service is not None:
-            self._service.kill()
-            self._service.wait()
+    def serve(self) -> None:
+        self.start_service("--cull-every=1s", "--min-use=0")
 
     async def observer(self) -> Peer:
         peer = Peer(self.socket)
@@ -80,21 +62,10 @@ class Stage:
         await peer.connect(Role.OBSERVER, Feature.CONTROLS)
         return peer
 
-    async def session(self) -> SessionReport:
-        return present((await self.agent.client.report()).session("ann"))
-
-    async def until(self, holds: Callable[[SessionReport], bool], seconds: float = 30) -> SessionReport:
-        end = time.monotonic() + seconds
-        while not holds(session := await self.session()):
-            assert time.monotonic() < end, session
-            await asyncio.sleep(0.02)
-        return session
-
     def close(self) -> None:
-        self.kill_service()
         for peer in self.peers:
             peer.close()
-        self.agent.end(signal.SIGKILL)
+        super().close()
 
 
 @pytest.fixture
@@ -132,7 +103,7 @@ async def test_a_kept_share_outlives_its_times_the_service_and_the_agent(stage: 
     assert kept is not None
 
     stage.kill_service()
-    stage.start_service()
+    stage.serve()
     stage.agent.end(signal.SIGKILL)
     await stage.agent.start()
     began = time.monotonic()
@@ -141,7 +112,7 @@ async def test_a_kept_share_outlives_its_times_the_service_and_the_agent(stage: 
     stage.kill_service()
     asked = asyncio.create_task(answered(peer, AskKind.KEEP, 120))
     await stage.until(lambda session: len(session.asks) == 1)
-    stage.start_service()
+    stage.serve()
     done, text, _ = await asked
     assert (done, text) == (True, "The GPU share is kept for 2 min.")
     session = await stage.session()

@@ -14,6 +14,7 @@ import pytest
 from gpushare_spawner.clients.agent import AgentClient
 from gpushare_spawner.model.controls import Exemption, Keep
 from gpushare_spawner.model.idle_cause import IdleCause
+from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.protocol.control import AnnounceRequest, Request, TierRequest
 from gpushare_spawner.model.report import Notice
 from gpushare_spawner.model.template import Template
@@ -68,6 +69,32 @@ async def test_the_way_down_each_action_told_before(
     assert clock() - 1_000_000 == 481 * MINUTE
     assert agent.sessions[ann].tier is Tier.RELEASED
     assert dict(one.counters.actions) == {Tier.DOWNGRADED: 1, Tier.RELEASED: 1, Tier.STOPPED: 1}
+
+
+async def test_session_of_another_layer_is_only_stopped_after_its_gpu_and_kernels_were_idle(
+    culler: MakeCuller, agent: FakeAgent, hub_server: FakeHub, clock: Clock
+) -> None:
+    ann = agent.add("ann", layer=LayerName.MPS)
+    hub_server.add("ann", last_activity=clock())
+    one, began, log = culler(), clock(), []
+    while not hub_server.deleted:
+        await one.round()
+        log += [(*told, (clock() - began) / HOUR) for told in agent.told]
+        agent.asked.clear()
+        clock.forward(15 * MINUTE)
+        if clock() - began <= 3 * HOUR:
+            agent.work(ann)
+        if clock() - began == 5 * HOUR:
+            agent.change(ann, last_kernel_activity=clock())
+        # one burst that lasts, with nothing else to be seen
+        agent.change(ann, gpu_busy=10 * HOUR <= clock() - began < 20 * HOUR)
+        if clock() - began == 20 * HOUR:
+            agent.work(ann)
+        assert clock() - began < 48 * HOUR
+    assert log == [("announce", ann, "stopped", 28.0)]
+    assert hub_server.deleted == ["/users/ann/server"]
+    assert agent.sessions[ann].tier is Tier.ACTIVE
+    assert dict(one.counters.actions) == {Tier.STOPPED: 1}
 
 
 async def test_notices_say_when_what_is_left_and_why(culler: MakeCuller, agent: FakeAgent, clock: Clock) -> None:

@@ -14,18 +14,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from gpushare_spawner.model.layers import LayerName
-from gpushare_spawner.model.report import SessionReport
 from gpushare_spawner.model.tier import Tier
-from tests.agent.agent_process import AgentProcess
 from tests.agent.mps.test_daemons import STAND_IN, end_daemons, mps
 from tests.present import present
-from tests.service.fake_hub import TOKEN, FakeHub
+from tests.service.fake_hub import FakeHub
+from tests.service.over_processes import OverProcesses
 
 STOP_AFTER = 2.0
 TEMPLATE = f"""
@@ -36,63 +35,36 @@ idle: {{stop_after: {STOP_AFTER}s, warn_before: 1s}}
 """
 
 
-class Stage:
-    """One MPS session of ann, whose notebook server has been idle for an hour by the hub."""
+class Stage(OverProcesses):
+    """An MPS session of ann, whose notebook server has been idle for an hour by the hub."""
 
     def __init__(self, folder: Path, hub: FakeHub) -> None:
+        super().__init__(folder, hub, TEMPLATE)
         shutil.copy(STAND_IN, folder)
-        (folder / "templates").mkdir()
-        (folder / "templates" / "quarter-gpu.yaml").write_text(TEMPLATE)
-        self.agent = AgentProcess(folder, gpus=1)
         self.agent.environment["PATH"] = f"{folder}:{self.agent.environment['PATH']}"
-        self.hub = hub
-        self.environment: dict[str, str] = {}
-        self._folder = folder
-        self._started: list[subprocess.Popen[bytes]] = []
+        self._program: subprocess.Popen[bytes] | None = None
 
     async def start(self) -> None:
-        await self.agent.start()
-        (gpu,) = (await self.agent.client.report()).gpus
-        opened = await self.agent.client.open(mps("ann", gpus=(gpu.uuid,)))
-        self.environment = {**os.environ, **opened.environment}
-        await self.agent.client.confirm("ann", os.getpid())
-
-    def run(self, *arguments: str, log: str, environment: dict[str, str]) -> subprocess.Popen[bytes]:
-        with (self._folder / log).open("ab") as output:
-            started = subprocess.Popen(
-                [sys.executable, "-m", *arguments], env=environment, stdout=output, stderr=output
+        await super().start()
+        environment = await self.open(lambda gpu: mps("ann", gpus=(gpu,)))
+        with (self.folder / "program.log").open("wb") as log:
+            # it works on the GPU for ever, as a kernel would start it
+            self._program = subprocess.Popen(
+                [sys.executable, "-m", "tests.agent.cuda_program"],
+                env={**os.environ, **environment},
+                stdout=log,
+                stderr=log,
             )
-        self._started.append(started)
-        return started
 
-    def program(self) -> subprocess.Popen[bytes]:
-        """A program that works on the GPU for ever, as a kernel would start it."""
-        return self.run("tests.agent.cuda_program", log="program.log", environment=self.environment)
-
-    def service(self) -> None:
-        self.run(
-            "gpushare_spawner.cli", "service", f"--templates-dir={self._folder}/templates",
-            f"--control-socket={self.agent.client.socket}", "--history=false", "--cull-every=0.5s",
-            log="service.log",
-            environment={**os.environ, "JUPYTERHUB_API_URL": self.hub.url, "JUPYTERHUB_API_TOKEN": TOKEN},
-        )  # fmt: skip
-
-    async def session(self) -> SessionReport:
-        return present((await self.agent.client.report()).session("ann"))
-
-    async def until(self, holds: Callable[[SessionReport], bool], seconds: float = 30) -> SessionReport:
-        end = time.monotonic() + seconds
-        while not holds(session := await self.session()):
-            assert time.monotonic() < end, session
-            await asyncio.sleep(0.02)
-        return session
+    def kill_program(self) -> None:
+        if self._program is not None:
+            self._program.kill()
+            self._program.wait()
 
     def close(self) -> None:
-        for one in self._started:
-            one.kill()
-            one.wait()
-        self.agent.end(signal.SIGKILL)
-        end_daemons(self._folder / "state")
+        self.kill_program()
+        super().close()
+        end_daemons(self.folder / "state")
 
 
 @pytest.fixture
@@ -108,12 +80,11 @@ async def stage(hub_server: FakeHub) -> AsyncIterator[Stage]:
 
 @pytest.mark.slow
 async def test_server_is_stopped_when_its_gpu_is_idle_and_not_before(stage: Stage) -> None:
-    program = stage.program()
     working = await stage.until(lambda session: session.gpu_seconds > 0)
     assert (working.layer, working.tier, working.processes) == (LayerName.MPS, Tier.ACTIVE, 1)
     assert working.memory_bytes >= 4 << 20
     assert working.kernels is None
-    stage.service()
+    stage.start_service("--cull-every=0.5s")
     # an agent that was killed learns of the work again
     stage.agent.end(signal.SIGKILL)
     await stage.agent.start()
@@ -129,7 +100,7 @@ async def test_server_is_stopped_when_its_gpu_is_idle_and_not_before(stage: Stag
     assert session.gpu_seconds > working.gpu_seconds
     assert not stage.hub.deleted
 
-    program.send_signal(signal.SIGKILL)
+    stage.kill_program()
     killed_at = time.time()
     told = await stage.until(lambda session: session.notice is not None)
     assert (present(told.notice).tier, told.gpu_busy, told.processes) == (Tier.STOPPED, False, 0)
