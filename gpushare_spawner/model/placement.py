@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gpushare_spawner.model.layers import LayerName
+
 
 @dataclass(frozen=True)
 class Placement:
@@ -18,3 +20,5 @@ class Placement:
     gpus: tuple[str, ...]
     """UUIDs, as NVML writes them."""
     borrowed: int = 0
+    layer: LayerName = LayerName.NATIVE
+    """The sharing layer of the GPUs."""

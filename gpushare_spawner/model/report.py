@@ -15,6 +15,7 @@ from gpushare_spawner.model.instant import Instant
 from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.memory_engine import MemoryEngine
 from gpushare_spawner.model.memory_limits.hits import NO_HITS, MemoryLimitHits
+from gpushare_spawner.model.mig import MigInstance
 from gpushare_spawner.model.session_id import MAX_LENGTH
 from gpushare_spawner.model.share import UNITS_PER_GPU, Share, borrowed_in_use
 from gpushare_spawner.model.tier import Tier
@@ -33,7 +34,7 @@ class _Part(BaseModel):
 
 
 class GpuReport(_Part):
-    """One physical GPU."""
+    """One physical GPU, or a MIG instance."""
 
     index: Annotated[int, Field(ge=0)]
     uuid: Annotated[str, Field(min_length=1)]
@@ -54,6 +55,9 @@ class GpuReport(_Part):
     """Units that may be guaranteed: 100, or more where the admin overcommits."""
     waiting: Annotated[int, Field(ge=0)] = 0
     """Sessions with work for this GPU that wait for a lease."""
+    mig: MigInstance | None = None
+    """This is an instance of a GPU in MIG mode, for one session: `index` is the GPU's, `uuid`, `memory_bytes` and
+    `capacity_units` are the instance's. None: it is a whole GPU."""
 
 
 class Notice(_Part):

@@ -10,7 +10,7 @@ from gpushare_spawner.placement.ledger_feed import LedgerFeed, Source
 from gpushare_spawner.placement.node_capacity import GpuCapacity, NodeCapacity
 from gpushare_spawner.placement.node_resources import NodeResources, Requested
 from gpushare_spawner.placement.obstacle import Lacking
-from gpushare_spawner.placement.request import Demand, PlacementRequest, suitable_models, suits
+from gpushare_spawner.placement.request import ByLayer, Demand, PlacementRequest, suitable_models, suits
 from gpushare_spawner.placement.stranding_aware_fgd import StrandingAwareFgd
 from gpushare_spawner.placement.strategy import (
     BestFit,
@@ -28,6 +28,7 @@ __all__ = [
     "Allocation",
     "Best",
     "BestFit",
+    "ByLayer",
     "Claim",
     "Demand",
     "FreeCapacity",

@@ -151,7 +151,7 @@ class CapacityIndex:
         demand, entries, nodes, admits = self._demand, self._entries, self._nodes, self._admits
         for name in chosen:
             node = nodes.get(name)
-            if node is not None and admits(demand, node := node.left_for(demand.layer)):
+            if node is not None and admits(demand, node := node.left_for(demand)):
                 rated = self._rating.rate(demand, node)
                 entry = entries[name] = (rated.key, name, rated.gpus)
                 if not at_once:
@@ -208,7 +208,7 @@ class CapacityIndex:
                     self._equal.pop(before, None)
             node = self._nodes.get(name)
             if node is not None and name not in self._entries:
-                obstacle = obstacle_of(self._demand, node.left_for(self._demand.layer))
+                obstacle = obstacle_of(self._demand, node.left_for(self._demand))
                 # one object for all nodes in the same situation: they are many, and each is work for the collector
                 self._obstacle_of[name] = self._equal.setdefault(obstacle, obstacle)
                 self._obstacles[obstacle] += 1

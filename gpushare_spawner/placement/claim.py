@@ -10,7 +10,7 @@ from gpushare_spawner.placement.capacity_index import Rated
 from gpushare_spawner.placement.free_capacity import FreeCapacity
 from gpushare_spawner.placement.node_capacity import GpuCapacity, NodeCapacity
 from gpushare_spawner.placement.node_resources import Requested
-from gpushare_spawner.placement.request import Demand, PlacementRequest
+from gpushare_spawner.placement.request import ByLayer, Demand, PlacementRequest, layer_on
 
 RATED_AT_ONCE = 100
 """Nodes that are rated in one piece: about 1 ms."""
@@ -29,11 +29,18 @@ class Claim:
     """CPU, memory and pods of the node."""
     layer: LayerName = LayerName.NATIVE
     """The sharing layer of the request. All of a GPU that has sessions of another layer is kept: they must end."""
+    by_layer: ByLayer = ()
+    """See `Demand.by_layer`."""
 
     @classmethod
     def of(cls, request: PlacementRequest, node: str, gpus: tuple[str, ...]) -> Claim:
         """The claim of a request for these GPUs."""
-        return cls(node, gpus, request.share.units, Requested(request.cpu, request.memory, 1), request.layer)
+        requested = Requested(request.cpu, request.memory, 1)
+        return cls(node, gpus, request.share.units, requested, request.layer, request.by_layer)
+
+    def layer_on(self, model: str) -> LayerName:
+        """The sharing layer of the request on GPUs of this model."""
+        return layer_on(model, self.layer, self.by_layer)
 
 
 @dataclass(frozen=True)
@@ -50,7 +57,7 @@ class LeastLacking:
 
     def rate(self, demand: Demand, node: NodeCapacity) -> Rated:
         """How many kinds of resources lack, how many units lack, and the first by index."""
-        lacking, gpus = min(_candidates(demand, node), key=lambda found: (found[0], found[1][0].rank))
+        lacking, gpus = min(_candidates(demand, node), key=lambda found: (found[0], found[1][0].preference))
         free = node.resources
         short = free.lacks_cpu(demand.cpu) + free.lacks_memory(demand.memory) + free.lacks_pods()
         return Rated((short, lacking, gpus[0].rank), tuple(gpu.uuid for gpu in gpus))
@@ -82,7 +89,7 @@ def _candidates(demand: Demand, node: NodeCapacity) -> list[tuple[int, list[GpuC
     for model, gpus in node.healthy.items():
         able = [gpu for gpu in gpus if gpu.capacity >= demand.units]
         if demand.count and demand.accepts(model) and len(able) >= demand.count:
-            able.sort(key=lambda gpu: (max(0, demand.units - gpu.free), gpu.rank))
+            able.sort(key=lambda gpu: (max(0, demand.units - gpu.free), gpu.preference))
             chosen = able[: demand.count]
             found.append((sum(max(0, demand.units - gpu.free) for gpu in chosen), chosen))
     return found

@@ -143,6 +143,8 @@ class FreeCapacity:
     def update(self, uuid: str, unowned: int, free: int, layer: LayerName | None = None) -> None:
         """Set what is left on a GPU, and the layer of its sessions. Raises KeyError for a GPU that is in no report."""
         gpu = self._gpus[uuid]
+        if gpu.mig is not None:
+            layer = LayerName.MIG
         if (gpu.unowned, gpu.free, gpu.layer) != (unowned, free, layer):
             gpu.unowned, gpu.free, gpu.layer = unowned, free, layer
             node = self._nodes[gpu.node]
@@ -151,7 +153,7 @@ class FreeCapacity:
 
     def _left_for(self, demand: Demand, name: str) -> NodeCapacity | None:
         node = self._nodes.get(name)
-        return node.left_for(demand.layer) if node is not None else None
+        return node.left_for(demand) if node is not None else None
 
     def _rebuild(self, name: str) -> Sequence[str]:
         old = self._nodes.pop(name, None)
@@ -167,7 +169,9 @@ class FreeCapacity:
                 self._gpus[gpu.uuid] = gpu
                 if gpu.offered:
                     healthy[gpu.model] = (*healthy.get(gpu.model, ()), gpu)
-            node = self._nodes[name] = NodeCapacity(name, gpus, healthy, resources=self._resources.get(name, UNKNOWN))
+            resources = self._resources.get(name, UNKNOWN)
+            several = any(gpu.mig is not None for gpu in gpus)
+            node = self._nodes[name] = NodeCapacity(name, gpus, healthy, resources=resources, several_layers=several)
             node.changed()
         self._indexes.changed(name)
         return [gpu.uuid for gpu in gpus]
@@ -177,11 +181,14 @@ class FreeCapacity:
         self._indexes.changed(node.name)
 
 
-def _essence(gpu: GpuReport) -> tuple[int, str, str, bool, bool, int]:
-    return (gpu.index, gpu.uuid, gpu.model, gpu.healthy, gpu.cordoned, gpu.capacity_units)
+def _essence(gpu: GpuReport) -> tuple[object, ...]:
+    return (gpu.index, gpu.uuid, gpu.model, gpu.healthy, gpu.cordoned, gpu.capacity_units, gpu.mig)
 
 
 def _empty(gpu: GpuReport, node: str) -> GpuCapacity:
     units = gpu.capacity_units
     rank = (node, gpu.index, gpu.uuid)
-    return GpuCapacity(gpu.uuid, node, gpu.index, gpu.model, gpu.healthy, gpu.cordoned, units, rank, units, units)
+    found = GpuCapacity(gpu.uuid, node, gpu.index, gpu.model, gpu.healthy, gpu.cordoned, units, rank, units, units)
+    if gpu.mig is not None:
+        found.layer, found.mig = LayerName.MIG, gpu.mig.profile
+    return found

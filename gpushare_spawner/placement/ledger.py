@@ -14,14 +14,15 @@ from gpushare_spawner.placement.allocation import Allocation
 from gpushare_spawner.placement.claim import Claim
 from gpushare_spawner.placement.free_capacity import FreeCapacity
 from gpushare_spawner.placement.guaranteed import guaranteed_units, settle
-from gpushare_spawner.placement.node_capacity import NodeCapacity
+from gpushare_spawner.placement.node_capacity import GpuCapacity, NodeCapacity
 from gpushare_spawner.placement.node_resources import NOTHING, UNKNOWN, NodeResources, Requested
 from gpushare_spawner.placement.obstacle import fits, obstacle_of
 from gpushare_spawner.placement.request import PlacementRequest
-from gpushare_spawner.placement.strategy import BestFit, Strategy
+from gpushare_spawner.placement.strategy import BestFit, SmallestInstance, Strategy
 from gpushare_spawner.placement.unplaceable import Unplaceable, explain
 
 BEST_FIT = BestFit()
+SMALLEST_INSTANCE = SmallestInstance()
 
 
 class LedgerError(Exception):
@@ -82,6 +83,15 @@ class Ledger:
         ``Placement.borrowed`` tells how many units (per GPU) are lent. Raises LedgerError if the strategy chose what
         it may not.
         """
+        places = (self._place(one, strategy) for one in request.of_each_layer())
+        return next((place for place in places if place is not None), None)
+
+    def _place(self, request: PlacementRequest, strategy: Strategy) -> Placement | None:
+        if request.layer is LayerName.MIG:
+            if request.share.count > 1:
+                return None  # CUDA uses one MIG device only
+            # whatever the strategy: a larger instance than is needed is wasted
+            strategy = SMALLEST_INSTANCE
         chosen = strategy.choose(request, self.capacity)
         if chosen is None:
             return None
@@ -91,7 +101,7 @@ class Ledger:
             raise LedgerError(f"{strategy!r} chose {named} for {request.share}: {wrong}")
         units = request.share.units
         borrowed = max(0, *(units - self.capacity.gpus[uuid].unowned for uuid in chosen.gpus))
-        return Placement(chosen.node, tuple(chosen.gpus), min(borrowed, units))
+        return Placement(chosen.node, tuple(chosen.gpus), min(borrowed, units), request.layer)
 
     def why_unplaceable(self, request: PlacementRequest) -> Unplaceable:
         """Why `place` found no GPU for this request. Equal requests are explained once until a node changes."""
@@ -130,7 +140,7 @@ class Ledger:
         claimed = {self._claims[name].node for name in names if name in self._claims} - request.left_out
         nodes = [self.capacity.nodes[name] for name in claimed if name in self.capacity.nodes]
         nodes = [self._without(node, names) for node in nodes if request.node in ("", node.name)]
-        return any(fits(request.demand, node.left_for(request.layer)) for node in nodes)
+        return any(fits(request.demand, node.left_for(request.demand)) for node in nodes)
 
     def node_of(self, session: str) -> str | None:
         """Return the node of a session's GPUs; None where its allocation or its first GPU is unknown."""
@@ -164,7 +174,7 @@ class Ledger:
             return "they are of several models"
         if any(gpu.left_for(request.layer).free < request.share.units for gpu in gpus):
             return "not all have so much free"
-        node = node.left_for(request.layer)
+        node = node.left_for(request.demand)
         if not fits(request.demand, node):
             return f"the node lacks {obstacle_of(request.demand, node).lacking.name.lower()}"
         if name in request.left_out or request.node not in ("", name):
@@ -271,9 +281,10 @@ class Ledger:
         """Raises LedgerError, naming the GPU, if owned or guaranteed units exceed its capacity, or counts disagree."""
         for uuid, gpu in self.capacity.gpus.items():
             held = self._on_gpu.get(uuid, {}).values()
-            owned = sum(allocation.owned_units for allocation in held)
-            guaranteed = sum(guaranteed_units(gpu.capacity, held).values())
             where = f"GPU {gpu.index} of {gpu.node} ({uuid})"
+            if gpu.mig is not None and len(held) > 1:
+                raise LedgerError(f"{where}: {len(held)} sessions are on this MIG instance, which is for one")
+            owned, guaranteed = _taken(gpu, held, guaranteed_units(gpu.capacity, held))
             if owned > gpu.capacity:
                 raise LedgerError(f"{where}: {owned} units are owned, its capacity is {gpu.capacity}")
             if guaranteed > gpu.capacity:
@@ -326,8 +337,8 @@ class Ledger:
             self.capacity.update(uuid, gpu.capacity - claimed, gpu.capacity - claimed)
             return
         guaranteed = self._guaranteed[uuid] = guaranteed_units(gpu.capacity, held.values())
-        owned = sum(allocation.owned_units for allocation in held.values())
-        unowned, free = gpu.capacity - owned - claimed, gpu.capacity - sum(guaranteed.values()) - claimed
+        owned, taken = _taken(gpu, held.values(), guaranteed)
+        unowned, free = gpu.capacity - owned - claimed, gpu.capacity - taken - claimed
         self.capacity.update(uuid, unowned, free, next(iter(held.values())).layer)
 
     def _claimed(self, uuid: str) -> int:
@@ -335,9 +346,10 @@ class Ledger:
 
     def _kept(self, claim: Claim, uuid: str) -> int:
         """Return the units that a claim keeps on one of its GPUs."""
-        held = self._on_gpu.get(uuid)
+        held, gpu = self._on_gpu.get(uuid), self.capacity.gpus[uuid]
         layer = next(iter(held.values())).layer if held else LayerName.NATIVE
-        return claim.units if claim.layer is layer else self.capacity.gpus[uuid].capacity
+        shared = gpu.mig is None and claim.layer_on(gpu.model) is layer
+        return claim.units if shared else gpu.capacity
 
     def _without(self, node: NodeCapacity, names: Collection[str]) -> NodeCapacity:
         """Return a copy of a node as it would be without these claims."""
@@ -367,6 +379,13 @@ class Ledger:
         }
         claimed = [claim.requested for claim in self._claims.values() if claim.node == name]
         self.capacity.set_resources(name, told.less(Requested.total([*here.values(), *claimed])))
+
+
+def _taken(gpu: GpuCapacity, held: Collection[Allocation], guaranteed: Mapping[str, int]) -> tuple[int, int]:
+    """Return the units of a GPU that sessions own, and those that are guaranteed: all of a MIG instance."""
+    if gpu.mig is not None and held:
+        return gpu.capacity, gpu.capacity
+    return sum(allocation.owned_units for allocation in held), sum(guaranteed.values())
 
 
 def newest_reports(reports: Iterable[Report]) -> dict[str, Report]:

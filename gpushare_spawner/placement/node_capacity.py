@@ -7,8 +7,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gpushare_spawner.model.layers import LayerName
+from gpushare_spawner.model.mig import MigProfile
 from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.placement.node_resources import UNKNOWN, NodeResources
+from gpushare_spawner.placement.request import Demand
 
 
 @dataclass(eq=False, slots=True)
@@ -31,11 +33,22 @@ class GpuCapacity:
     free: int
     """Capacity less what is guaranteed now: units that nobody owns or that idle owners have lent."""
     layer: LayerName | None = None
-    """The sharing layer of its sessions; None: it has none, and can have any layer."""
+    """The sharing layer of its sessions; None: it has none, and can have any layer but MIG."""
+    mig: MigProfile | None = None
+    """It is a MIG instance, which one session has alone; None: a whole GPU."""
 
     def left_for(self, layer: LayerName) -> GpuCapacity:
         """Return the GPU as sessions of a layer find it: nothing is free where another layer shares it."""
-        return self if self.layer in (None, layer) else replace(self, unowned=0, free=0)
+        return self if self.can_have(layer) else replace(self, unowned=0, free=0)
+
+    def can_have(self, layer: LayerName) -> bool:
+        """Return whether a session of a layer can come, by the layer of those that are there."""
+        return self.layer in (None, layer) and (layer is LayerName.MIG) is (self.mig is not None)
+
+    @property
+    def preference(self) -> tuple[tuple[object, ...], tuple[str, int, str]]:
+        """What equal GPUs are ordered by: small MIG instances first, then by node, index and UUID."""
+        return (self.mig.size if self.mig is not None else (), self.rank)
 
     @property
     def offered(self) -> bool:
@@ -64,19 +77,24 @@ class NodeCapacity:
     derived: dict[Hashable, Any] = field(default_factory=dict)
     """For strategies: what they have computed of this node. Cleared whenever something about the node changes."""
     several_layers: bool = False
-    """Whether a GPU of it has had sessions of another layer than the native one."""
+    """Whether a GPU of it is a MIG instance, or has had sessions of another layer than the native one."""
 
-    def left_for(self, layer: LayerName) -> NodeCapacity:
-        """Return the node as sessions of a layer find it, see `GpuCapacity.left_for`; itself where that is the same."""
-        if layer is LayerName.NATIVE and not self.several_layers:
+    def left_for(self, demand: Demand) -> NodeCapacity:
+        """Return the node as sessions of the demand's layer find it, see `GpuCapacity.left_for`; itself where that is
+        the same."""
+        if demand.layer is LayerName.NATIVE and not demand.by_layer and not self.several_layers:
             return self
-        found: NodeCapacity | None = self.derived.get(layer)
+        key = (demand.layer, demand.by_layer)
+        found: NodeCapacity | None = self.derived.get(key)
         if found is None:
-            gpus = tuple(gpu.left_for(layer) for gpu in self.gpus)
-            healthy = {model: tuple(gpu.left_for(layer) for gpu in ones) for model, ones in self.healthy.items()}
+            gpus = tuple(gpu.left_for(demand.layer_on(gpu.model)) for gpu in self.gpus)
+            healthy = {
+                model: tuple(gpu.left_for(demand.layer_on(model)) for gpu in ones)
+                for model, ones in self.healthy.items()
+            }
             found = NodeCapacity(self.name, gpus, healthy, resources=self.resources)
             found.changed()
-            self.derived[layer] = found
+            self.derived[key] = found
         return found
 
     def changed(self) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from gpushare_spawner.model.layers import LayerName
@@ -21,6 +21,15 @@ def suits(gpu: Gpu, model: str, memory_bytes: int) -> bool:
 def suitable_models(gpu: Gpu, kinds: Iterable[tuple[str, int]]) -> frozenset[str]:
     """Return the models that would do for what a template asks for. ``kinds``: models with their memory in bytes."""
     return frozenset(model for model, memory_bytes in kinds if suits(gpu, model, memory_bytes))
+
+
+ByLayer = tuple[tuple[LayerName, frozenset[str]], ...]
+"""Sharing layers, and the GPU models that each is for."""
+
+
+def layer_on(model: str, layer: LayerName, by_layer: ByLayer) -> LayerName:
+    """Return the sharing layer on GPUs of a model: that of ``by_layer``, else ``layer``."""
+    return next((one for one, models in by_layer if model in models), layer)
 
 
 @dataclass(frozen=True)
@@ -41,11 +50,14 @@ class Demand:
     """Nodes that cannot take the pod whatever is free: taints, labels. The same set for every request of a template."""
     layer: LayerName = LayerName.NATIVE
     """The sharing layer: a GPU that sessions of another one have does not do."""
+    by_layer: ByLayer = ()
+    """Several layers will do, each on GPUs of its own models. The first that has a place counts."""
     _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         # asked for at each look at an index; the sets can be large
-        known = (self.units, self.count, self.cpu, self.memory, self.models, self.ineligible, self.layer)
+        of_layer = (self.layer, self.by_layer)
+        known = (self.units, self.count, self.cpu, self.memory, self.models, self.ineligible, of_layer)
         object.__setattr__(self, "_hash", hash(known))
 
     def __hash__(self) -> int:
@@ -54,6 +66,10 @@ class Demand:
     def accepts(self, model: str) -> bool:
         """Whether a GPU of this model will do."""
         return self.models is None or model in self.models
+
+    def layer_on(self, model: str) -> LayerName:
+        """The sharing layer on GPUs of this model."""
+        return layer_on(model, self.layer, self.by_layer)
 
 
 @dataclass(frozen=True)
@@ -78,10 +94,20 @@ class PlacementRequest:
     """The only node that will do; empty: any."""
     layer: LayerName = LayerName.NATIVE
     """The sharing layer of the GPUs."""
+    by_layer: ByLayer = ()
+    """See `Demand.by_layer`."""
 
     @cached_property
     def demand(self) -> Demand:
         """What a node must have for this request."""
+        share = self.share
         return Demand(
-            self.share.units, self.share.count, self.cpu, self.memory, self.models, self.ineligible, self.layer
+            share.units, share.count, self.cpu, self.memory, self.models, self.ineligible, self.layer, self.by_layer
         )
+
+    def of_each_layer(self) -> Iterator[PlacementRequest]:
+        """Yield the request for each of its layers alone, in the order in which they are tried."""
+        if not self.by_layer:
+            yield self
+        for layer, models in self.by_layer:
+            yield replace(self, layer=layer, models=models, by_layer=())

@@ -114,6 +114,21 @@ class Spread:
         return min(place.rated(node, place.lent, -place.unowned, -ownable) for place in places(demand, node))
 
 
+@dataclass(frozen=True)
+class SmallestInstance:
+    """Takes the smallest MIG instance that holds the share; of equal ones the first by node, index and UUID."""
+
+    def choose(self, request: PlacementRequest, capacity: FreeCapacity) -> Best | None:
+        """See `Strategy`."""
+        return capacity.best(request.demand, self, request.left_out, request.node)
+
+    def rate(self, demand: Demand, node: NodeCapacity) -> Rated:
+        """The size of the instance."""
+        gpus = (gpu for model, gpus in node.healthy.items() if demand.accepts(model) for gpu in gpus)
+        best = min((gpu for gpu in gpus if gpu.free >= demand.units), key=lambda gpu: gpu.preference)
+        return Rated(best.preference, (best.uuid,))
+
+
 class Place(NamedTuple):
     """GPUs of one node and model that a demand can have."""
 

@@ -146,7 +146,7 @@ def _may_fit(
         <= sum(
             free[gpu.uuid] >= request.share.units
             and request.demand.accepts(gpu.model)
-            and gpu.layer in (None, request.layer)
+            and gpu.can_have(request.demand.layer_on(gpu.model))
             for gpu in node.gpus
         )
         for request in requests

@@ -14,7 +14,8 @@ from gpushare_spawner.model.layers import MigOptions
 from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.sharing.base import LayerCannot, LayerCapacity, LayerRequest, PodSpec
 from gpushare_spawner.sharing.cluster_facts import MEMORY_LABEL, PRODUCT_LABEL, ClusterNode
-from gpushare_spawner.sharing.mig_profiles import MigProfile, guaranteed_memory, profile, smallest
+from gpushare_spawner.model.mig import MigProfile, guaranteed_memory, smallest
+from gpushare_spawner.sharing.mig_profiles import profile
 from gpushare_spawner.sharing.nodes import node_labels, resource_capacity, suitable
 from gpushare_spawner.sharing.pod_changes import PodChange
 

@@ -8,14 +8,10 @@ from the profiles' names. (NVIDIA MIG user guide, "Partitioning"; go-nvlib pkg/n
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
 from fractions import Fraction
 
-from gpushare_spawner.model.quantity import resolve_bytes
-from gpushare_spawner.model.share import UNITS_PER_GPU
+from gpushare_spawner.model.mig import MEMORY_SLICES, MigProfile
 
-MEMORY_SLICES = 8
 _PROFILE = re.compile(r"(?P<slices>[1-7])g\.(?P<gb>[1-9]\d*)gb(?P<suffix>[.+-][a-z0-9.+-]+)?")
 _COMPUTE_SLICES = {"A30": 4, "RTX PRO 6000": 4}
 """Compute slices by a part of the GPU model's name, where they are not 7. (NVIDIA MIG user guide, "Supported MIG
@@ -23,41 +19,6 @@ Profiles".) Of a model with fewer that is not here a profile seems smaller than 
 _MOST_COMPUTE_SLICES = 7
 _LEAST_OF_NAME = Fraction(7, 8)
 """A profile has less memory than its name says: 1g.18gb of an H200 has 16 GiB. (NVIDIA MIG user guide.)"""
-
-
-Memory = int | Fraction | None
-"""Bytes, or a part of the GPU's memory slices; None: the same part as the share. A profile lacks some of the memory of
-its slices, which programs cannot have on a whole GPU either."""
-
-
-@dataclass(frozen=True)
-class MigProfile:
-    """A MIG profile of one GPU model."""
-
-    name: str
-    """As in the name of its resource: a "+" of the driver's name is a "." there."""
-    slices: int
-    """Compute slices."""
-    compute_slices: int
-    """Compute slices of the whole GPU."""
-    memory_slices: int
-    memory_bytes: int
-    """At least so much."""
-
-    def holds(self, units: int, memory: Memory = None) -> bool:
-        """Return whether it is at least the share (units of 1 %) and has the memory."""
-        if self.slices * UNITS_PER_GPU < units * self.compute_slices:
-            return False
-        if isinstance(memory, int):
-            return self.memory_bytes >= memory
-        part = memory if memory is not None else Fraction(units, UNITS_PER_GPU)
-        return Fraction(self.memory_slices, MEMORY_SLICES) >= part
-
-    @property
-    def size(self) -> tuple[Fraction, Fraction, int, str]:
-        """What profiles are ordered by: the larger part of the GPU, both parts together, and plain ones first."""
-        compute, memory = Fraction(self.slices, self.compute_slices), Fraction(self.memory_slices, MEMORY_SLICES)
-        return max(compute, memory), compute + memory, len(self.name), self.name
 
 
 def profile(name: str, model: str, gpu_memory_bytes: int | None, memory_bytes: int | None = None) -> MigProfile | None:
@@ -81,18 +42,6 @@ def compute_slices(model: str) -> int:
     """Return the compute slices of a GPU model."""
     plain = model.upper().replace("-", " ")
     return next((slices for part, slices in _COMPUTE_SLICES.items() if part in plain), _MOST_COMPUTE_SLICES)
-
-
-def smallest(profiles: Iterable[MigProfile], units: int, memory: Memory = None) -> MigProfile | None:
-    """Return the smallest profile that holds a share; None: there is none. See `MigProfile.holds`."""
-    return min((one for one in profiles if one.holds(units, memory)), key=lambda one: one.size, default=None)
-
-
-def guaranteed_memory(guarantee: str | None) -> Memory:
-    """Return what a template guarantees of the GPU's memory."""
-    if guarantee is None or not guarantee.endswith("%"):
-        return None if guarantee is None else resolve_bytes(guarantee, 0)
-    return Fraction(guarantee[:-1].strip()) / 100
 
 
 def _whole_memory(slices: int, gigabytes: int) -> int:

@@ -38,10 +38,10 @@ def open_request(
     """Return the request to the agent. Raises ValueError for a template without a GPU."""
     if template.gpu is None:
         raise ValueError(f"template {template.name} asks for no GPU: there is nothing to open")
-    layer, memory = template.gpu.layer or LayerName.NATIVE, template.gpu.memory
+    layer, memory = template.gpu.layer or placement.layer, template.gpu.memory
     native = layer is LayerName.NATIVE
-    # other layers give a session its guarantee, and no more
-    own = memory.guarantee or f"{template.gpu.share.units}%"
+    # other layers give a session its guarantee, and no more; a MIG instance is all its own
+    own = "100%" if layer is LayerName.MIG else memory.guarantee or f"{template.gpu.share.units}%"
     return OpenRequest(
         id=tenant.session,
         user=tenant.user,

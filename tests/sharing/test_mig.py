@@ -10,7 +10,8 @@ from gpushare_spawner.model.layers import MigOptions
 from gpushare_spawner.sharing import mig
 from gpushare_spawner.sharing.base import LayerCannot, LayerCapacity
 from gpushare_spawner.sharing.cluster_facts import ClusterFacts, ClusterNode, ClusterPod
-from gpushare_spawner.sharing.mig_profiles import MigProfile, profile, smallest
+from gpushare_spawner.model.mig import MigProfile, smallest
+from gpushare_spawner.sharing.mig_profiles import profile
 from tests.sharing.requests import A100, GIB, H100, LOADED, POD, node, notebook, request, required
 
 STRATEGY = "nvidia.com/mig.strategy"

@@ -25,7 +25,7 @@ from gpushare_spawner.model.layers.options import (
     ReplicaOptions,
 )
 from gpushare_spawner.model.layers.promises import BrokenPromise, Promises, broken_promises
-from gpushare_spawner.model.layers.rules import LayerRule, LayersFile, matches
+from gpushare_spawner.model.layers.rules import LayerRule, LayersFile, machine_layer, matches
 
 __all__ = [
     "LAYERS",
@@ -53,5 +53,6 @@ __all__ = [
     "Source",
     "Where",
     "broken_promises",
+    "machine_layer",
     "matches",
 ]

@@ -169,7 +169,9 @@ LAYERS: dict[LayerName, Layer] = {
             memory=Enforcement.HARDWARE,
             compute=Enforcement.HARDWARE,
             places=PlacedBy.SCHEDULER,
-            note="A share is rounded up to the smallest profile of the GPU model that holds it.",
+            where=frozenset(Where),
+            note="A share is rounded up to the smallest profile of the GPU model that holds it. On one machine a session "
+            "has one of the instances that the admin has created.",
             source=Source(
                 "NVIDIA/k8s-device-plugin", "0.20.0", ("internal/lm/mig-strategy.go", "internal/rm/devices.go")
             ),

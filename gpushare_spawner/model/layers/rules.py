@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
-from gpushare_spawner.model.layers.declaration import LayerName
+from gpushare_spawner.model.layers.declaration import LAYERS, LayerName, Where
 from gpushare_spawner.model.layers.options import AllOptions, LayerOptions
 
 
@@ -91,6 +91,20 @@ class LayersFile(_Part):
         found = [rule.layer for rule in self.rules if rule.may_apply(models)]
         everywhere = any(not rule.nodes and not rule.models for rule in self.rules)
         return tuple(dict.fromkeys(found if everywhere else [*found, LayerName.NATIVE]))
+
+
+def machine_layer(rules: LayersFile, model: str, *, mig: bool) -> LayerName | None:
+    """Return the layer of GPUs of this model on one machine, where no node has labels; None: no template without a
+    layer of its own can have them.
+
+    The first rule counts whose layer works on one machine. The rules of layer `mig` are for GPUs in MIG mode (``mig``),
+    which no other layer can share. Without a rule the layer is `native`.
+    """
+    for rule in rules.rules:
+        works = Where.ONE_MACHINE in LAYERS[rule.layer].where and (rule.layer is LayerName.MIG) is mig
+        if works and rule.applies({}, model):
+            return rule.layer
+    return None if mig else LayerName.NATIVE
 
 
 def matches(model: str, pattern: str) -> bool:

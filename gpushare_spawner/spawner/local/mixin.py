@@ -128,6 +128,7 @@ class GPUShareMixin(GPUShareBase):
             self.log,
             agent_patience=self.agent_patience,
             machine=Machine.here() if self.enforces_resources else None,
+            layers=self._layers_in_force(),
             **self._queue_settings(),
         )
         made.recovery.sweep_soon(self._hub_runs)
@@ -201,8 +202,9 @@ class GPUShareMixin(GPUShareBase):
         layer = LAYERS[template.gpu.layer or LayerName.NATIVE]
         if Where.ONE_MACHINE not in layer.where:
             raise SpawnRefused(layer_words.needs_cluster(template.name, layer.title), reason="bad-template", status=500)
-        if layer.name is LayerName.MPS and template.gpu.share.count > 1:
-            raise SpawnRefused(layer_words.needs_one_gpu(template.name), reason="bad-template", status=500)
+        if layer.name is not LayerName.NATIVE and template.gpu.share.count > 1:
+            text = layer_words.needs_one_gpu(template.name, layer)
+            raise SpawnRefused(text, reason="bad-template", status=500)
         tenant = Tenant(self.user.name, self.name, self._uid(), attempt.quota, attempt.user_units)
         request = SpawnRequest(tenant, template)
         reservation = await reserve_share(

@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from gpushare_spawner.clients.agent import AgentClient
+from gpushare_spawner.model.layers import LayersFile
 from gpushare_spawner.model.placement import Placement
 from gpushare_spawner.model.protocol.control import AgentUnreachable, ControlRefused, OpenRequest
 from gpushare_spawner.model.report import Report
@@ -26,7 +27,7 @@ from gpushare_spawner.spawner.local.sessions import CONFIRM_WITHIN, AgentSession
 from gpushare_spawner.spawner.queue.inventory import GpuInventory
 from gpushare_spawner.spawner.queue.queue import Reservation, Ticket
 from gpushare_spawner.spawner.queue.reservations import Reservations
-from gpushare_spawner.spawner.queue.snapshot import GpuSnapshot, guaranteed_resources
+from gpushare_spawner.spawner.queue.snapshot import NO_RULES, GpuSnapshot, guaranteed_resources
 from gpushare_spawner.spawner.spawn_refused import SpawnRefused
 from gpushare_spawner.wording.spawn import failures as words
 from gpushare_spawner.wording.spawn import refusals
@@ -45,7 +46,8 @@ class AgentReservations(Reservations[OpenedShare]):
     """The shares that this hub process has asked its machine's agent for, and the queue.
 
     ``agent_patience``: seconds that a start waits for an agent that does not answer. ``machine``: whose CPU and memory
-    count; None: neither counts. The other settings are those of `Reservations`.
+    count; None: neither counts. ``layers`` returns what `layers.yaml` says. The other settings are those of
+    `Reservations`.
     """
 
     where: ClassVar[str] = "this machine"
@@ -59,9 +61,11 @@ class AgentReservations(Reservations[OpenedShare]):
         *,
         agent_patience: float = 20.0,
         machine: Machine | None = None,
+        layers: Callable[[], LayersFile | None] = lambda: None,
         **settings: Any,
     ) -> None:
         super().__init__(log, patience=agent_patience, **settings)
+        self._layers = layers
         self.client = client
         self._machine = machine
         self.sessions = AgentSessions(client, log, self.in_background, self._wake.set)
@@ -81,7 +85,8 @@ class AgentReservations(Reservations[OpenedShare]):
         inventory = GpuInventory()
         inventory.put(report.node, report.gpus)
         announced = ((session.id, session.notice) for session in report.sessions)
-        return GpuSnapshot(inventory, announced=tuple((name, due) for name, due in announced if due is not None))
+        due = tuple((name, notice) for name, notice in announced if notice is not None)
+        return GpuSnapshot(inventory, announced=due, rules=self._layers() or NO_RULES)
 
     def in_flight(self) -> Iterable[Allocation]:
         """Shares of sessions that are not confirmed yet."""

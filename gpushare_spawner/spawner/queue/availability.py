@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from gpushare_spawner.model.layers import LayerName
+from gpushare_spawner.model.mig import MigProfile
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.placement import Demand, PlacementRequest
 from gpushare_spawner.sharing.base import Tenant
@@ -30,7 +31,9 @@ class Availability:
     borrowed: int = 0
     """Units of each GPU that idle sessions would lend; nothing is guaranteed of these."""
     layer: LayerName | None = None
-    """Another sharing layer that would start the server; None: GPUs with an agent."""
+    """Another sharing layer than the native one that the server would have; None: that of the template."""
+    profile: MigProfile | None = None
+    """That of the MIG instance that the server would have; None: it would have none, or which one is not known."""
 
 
 NO_GPU_NEEDED = Availability("now", words.STARTS_NOW)
@@ -60,8 +63,12 @@ class AvailabilityNow:
         return self._native(template)
 
     def _native(self, template: Template) -> Availability:
-        gpus = self.check.snapshot.suiting(template.gpu) if template.gpu is not None else ()
-        return replace(self._met_by(self._request(template)), gpus=gpus)
+        gpus, request = self.check.snapshot.suiting(template), self._request(template)
+        met = self._met_by(request)
+        if met.layer is LayerName.MIG and met.profile is None:
+            instances = [kind.mig.profile for kind in gpus if kind.mig is not None]
+            met = replace(met, profile=min(instances, key=lambda one: one.size, default=None))
+        return replace(met, gpus=gpus)
 
     def preparing(self, templates: Iterable[Template]) -> Iterator[None]:
         """Do in pieces what `availability` needs."""
@@ -129,6 +136,15 @@ class AvailabilityNow:
 
     def _meets(self, request: PlacementRequest) -> Availability:
         verdict = self.check.verdict(request)
+        place = verdict.placement
+        layer = place.layer if place is not None else request.layer
+        met = self._said(request, verdict)
+        if place is not None and layer is LayerName.MIG:
+            instance = self.check.snapshot.gpus[place.gpus[0]].mig
+            met = replace(met, profile=instance.profile if instance is not None else None)
+        return met if layer is LayerName.NATIVE else replace(met, layer=layer)
+
+    def _said(self, request: PlacementRequest, verdict: Verdict) -> Availability:
         if verdict.placement is not None and verdict.placement.borrowed:
             borrowed = verdict.placement.borrowed
             return Availability("now", words.STARTS_ON_LENT, words.LENT_DETAIL, borrowed=borrowed)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
+from gpushare_spawner.model.mig import MigInstance, guaranteed_memory
 from gpushare_spawner.model.report import GpuReport
 from gpushare_spawner.model.template import Gpu
 from gpushare_spawner.placement import suits
@@ -14,15 +15,27 @@ from gpushare_spawner.placement import suits
 
 @dataclass(frozen=True)
 class GpuKind:
-    """GPUs of one model with the same memory."""
+    """GPUs of one model with the same memory, or MIG instances of one profile."""
 
     model: str
     memory_bytes: int
     count: int
+    mig: MigInstance | None = None
+    """One of the instances, without the GPU that it is a part of; None: they are whole GPUs."""
+
+    @property
+    def gpu_model(self) -> str:
+        """The model of the GPU, whose instances have a model name of their own."""
+        return self.mig.gpu_model if self.mig is not None else self.model
 
     def suits(self, gpu: Gpu) -> bool:
         """Whether one of them would do if it were empty: its model, and memory for the guarantee."""
-        return suits(gpu, self.model, self.memory_bytes)
+        if self.mig is None:
+            return suits(gpu, self.model, self.memory_bytes)
+        memory = guaranteed_memory(gpu.memory.guarantee)
+        # CUDA uses one MIG device only
+        one = gpu.share.count == 1 and gpu.accepts(self.gpu_model)
+        return one and self.mig.profile.holds(gpu.share.units, memory)
 
 
 class GpuInventory:
@@ -32,7 +45,7 @@ class GpuInventory:
         self._nodes: dict[str, tuple[GpuReport, ...]] = {}
         self._told: dict[str, dict[str, GpuReport]] = {}
         self._gpus: dict[str, GpuReport] = {}
-        self._counted: Counter[tuple[str, int]] = Counter()
+        self._counted: Counter[tuple[str, int, MigInstance | None]] = Counter()
 
     def __len__(self) -> int:
         """How many nodes report, those without a GPU too."""
@@ -46,7 +59,7 @@ class GpuInventory:
     @property
     def kinds(self) -> tuple[GpuKind, ...]:
         """The kinds of GPUs there are, in the order in which they were reported first."""
-        return tuple(GpuKind(model, memory, count) for (model, memory), count in self._counted.items())
+        return tuple(GpuKind(model, memory, count, mig) for (model, memory, mig), count in self._counted.items())
 
     def put(self, node: str, gpus: Iterable[GpuReport]) -> None:
         """Set the GPUs of a node."""
@@ -79,7 +92,7 @@ class GpuInventory:
                 del self._told[uuid]
 
     def _count(self, gpu: GpuReport, number: int) -> None:
-        kind = (gpu.model, gpu.memory_bytes)
+        kind = (gpu.model, gpu.memory_bytes, None if gpu.mig is None else replace(gpu.mig, gpu=""))
         self._counted[kind] += number
         if not self._counted[kind]:
             del self._counted[kind]

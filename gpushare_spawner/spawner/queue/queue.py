@@ -51,7 +51,7 @@ class SpawnRequest:
 
     def models(self, snapshot: GpuSnapshot) -> frozenset[str]:
         """The models in a snapshot that would do."""
-        return snapshot.models(self.gpu)
+        return snapshot.models(self.template)
 
     def placement(self, snapshot: GpuSnapshot) -> PlacementRequest:
         """What it asks of placement, on the GPUs of a snapshot."""

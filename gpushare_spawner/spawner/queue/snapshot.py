@@ -7,14 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from gpushare_spawner.model.layers import LayerName
+from gpushare_spawner.model.layers import LayerName, LayersFile, machine_layer
 from gpushare_spawner.model.report import GpuReport, Notice
 from gpushare_spawner.model.share import UNITS_PER_GPU
-from gpushare_spawner.model.template import Gpu, Template
-from gpushare_spawner.placement import PlacementRequest, Requested
+from gpushare_spawner.model.template import Template
+from gpushare_spawner.placement import ByLayer, PlacementRequest, Requested
 from gpushare_spawner.spawner.queue.inventory import GpuInventory, GpuKind
 from gpushare_spawner.spawner.queue.other_layers import OtherLayers
 
+NO_RULES = LayersFile()
 MILLICORES = 1000
 """In a CPU core."""
 
@@ -39,7 +40,9 @@ class GpuSnapshot:
     """Idle actions that are due, each with its session's name in the ledger."""
     layers: OtherLayers | None = None
     """GPUs that other layers share; None: there are none."""
-    _suiting: dict[int, tuple[Gpu, tuple[GpuKind, ...], frozenset[str]]] = field(default_factory=dict, repr=False)
+    rules: LayersFile = NO_RULES
+    """The layers of these GPUs by their models, where the hub places by all layers: on one machine."""
+    _suiting: dict[int, _Suiting] = field(default_factory=dict, repr=False)
 
     @property
     def gpus(self) -> Mapping[str, GpuReport]:
@@ -50,7 +53,8 @@ class GpuSnapshot:
     def capacity_units(self) -> int:
         """Units of 1 % of all GPUs, those of other layers too."""
         others = self.layers.gpus if self.layers is not None else 0
-        return (len(self.gpus) + others) * UNITS_PER_GPU
+        here = sum(UNITS_PER_GPU if gpu.mig is None else gpu.capacity_units for gpu in self.gpus.values())
+        return here + others * UNITS_PER_GPU
 
     def native(self, template: Template) -> bool:
         """Return whether GPUs with an agent can serve a template."""
@@ -65,33 +69,74 @@ class GpuSnapshot:
         """The kinds of GPUs there are, in the order in which they were reported."""
         return self.inventory.kinds
 
-    def suiting(self, gpu: Gpu) -> tuple[GpuKind, ...]:
-        """The kinds that would do for what a template asks for."""
-        return self._suits(gpu)[1]
+    def suiting(self, template: Template) -> tuple[GpuKind, ...]:
+        """The kinds that would do for what a template asks for; none for a template without a GPU."""
+        return self._suits(template).kinds
 
-    def models(self, gpu: Gpu) -> frozenset[str]:
-        """The models that would do for what a template asks for."""
-        return self._suits(gpu)[2]
+    def models(self, template: Template) -> frozenset[str]:
+        """The models that would do for what a template asks for; none for a template without a GPU."""
+        return self._suits(template).models
 
     def request(self, template: Template) -> PlacementRequest:
         """What a spawn of this template asks of placement. Raises ValueError for a template without a GPU."""
         if template.gpu is None:
             raise ValueError(f"template {template.name} asks for no GPU")
         guaranteed = guaranteed_resources(template)
+        suits = self._suits(template)
+        named = template.gpu.layer or LayerName.NATIVE
         return PlacementRequest(
             template.gpu.share,
             cpu=guaranteed.cpu,
             memory=guaranteed.memory,
-            models=self.models(template.gpu),
+            models=suits.models,
             template=template.name,
-            layer=template.gpu.layer or LayerName.NATIVE,
+            layer=suits.by_layer[0][0] if suits.by_layer else named,
+            by_layer=suits.by_layer if len(suits.by_layer) > 1 else (),
         )
 
-    def _suits(self, gpu: Gpu) -> tuple[Gpu, tuple[GpuKind, ...], frozenset[str]]:
+    def _suits(self, template: Template) -> _Suiting:
         # by identity, which is cheap; the object is kept beside it so that no other can take its place
-        found = self._suiting.get(id(gpu))
+        found = self._suiting.get(id(template))
         if found is None:
-            kinds = tuple(kind for kind in self.kinds if kind.suits(gpu))
-            found = (gpu, kinds, frozenset(kind.model for kind in kinds))
-            self._suiting[id(gpu)] = found
+            kinds: list[GpuKind] = []
+            by_layer: dict[LayerName, set[str]] = {}
+            for kind in self.kinds:
+                layer = self._layer_on(kind, template)
+                if layer is not None and template.gpu is not None and kind.suits(template.gpu):
+                    kinds.append(kind)
+                    by_layer.setdefault(layer, set()).add(kind.model)
+            found = self._suiting[id(template)] = _Suiting(template, tuple(kinds), self._in_order(by_layer))
         return found
+
+    def _layer_on(self, kind: GpuKind, template: Template) -> LayerName | None:
+        """The layer by which a template's sessions can have such GPUs; None: they cannot."""
+        if template.gpu is None:
+            return None
+        named = template.gpu.layer
+        if named is not None:
+            return named if (named is LayerName.MIG) is (kind.mig is not None) else None
+        layer = machine_layer(self.rules, kind.gpu_model, mig=kind.mig is not None)
+        if layer is None or template.broken_promises(layer):
+            return None  # a template that promises what a layer cannot keep is not offered there
+        several = template.gpu.share.count > 1
+        return layer if layer is LayerName.NATIVE or not several else None
+
+    def _in_order(self, by_layer: Mapping[LayerName, set[str]]) -> ByLayer:
+        """As the rules name the layers; the native one comes last, as on a cluster."""
+        named = [rule.layer for rule in self.rules.rules]
+        order = sorted(by_layer, key=lambda layer: (layer is LayerName.NATIVE, layer in named and named.index(layer)))
+        return tuple((layer, frozenset(by_layer[layer])) for layer in order)
+
+
+@dataclass(frozen=True)
+class _Suiting:
+    """What would do for a template."""
+
+    template: Template
+    kinds: tuple[GpuKind, ...]
+    by_layer: ByLayer
+    """Their models, by the layer that a session would have there."""
+
+    @cached_property
+    def models(self) -> frozenset[str]:
+        return frozenset(kind.model for kind in self.kinds)

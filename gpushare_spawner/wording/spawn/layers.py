@@ -19,11 +19,16 @@ def needs_cluster(template: str, title: str) -> str:
     )
 
 
-def needs_one_gpu(template: str) -> str:
-    """Return that MPS on one machine gives a server no second GPU."""
+def needs_one_gpu(template: str, layer: Layer) -> str:
+    """Return that a layer on one machine gives a server no second GPU."""
+    why = (
+        "CUDA uses one MIG instance only"
+        if layer.name is LayerName.MIG
+        else "On one machine each GPU has an MPS daemon of its own, and a server can use one of them"
+    )
     return (
-        f"The template {template} asks for several GPUs by NVIDIA MPS. On one machine each GPU has an MPS daemon of "
-        "its own, and a server can use one of them. Tell the admin: write count: 1, or a fraction."
+        f"The template {template} asks for several GPUs by {layer.title}. {why}. Tell the admin: write count: 1, or a "
+        "fraction."
     )
 
 
