@@ -187,8 +187,10 @@ async def _serve(options: argparse.Namespace, cluster_options: ClusterOptions) -
         known = KnownGpus(folder.gpus)
         nvml = Nvml(patient=bool(known))
         stack.callback(nvml.close)
+        # on Kubernetes NVIDIA's device plugin gives MIG instances to pods
+        listed = nvml.gpus if cluster is not None else nvml.gpus_and_instances
         try:
-            gpus = all_gpus(nvml.gpus, known, nvml.answers)
+            gpus = all_gpus(listed, known, nvml.answers)
         except NoGpu as error:
             if cluster is None or not cluster.observes:
                 raise
@@ -211,7 +213,8 @@ async def _serve(options: argparse.Namespace, cluster_options: ClusterOptions) -
         )
         source = nvml if cluster is None else cluster.source(nvml, gpus)
         endpoints = None if cluster is None else cluster.endpoints(folder)
-        node = Node(settings, gpus, source, folder, libraries, endpoints)
+        instances = nvml.instances if cluster is None else None
+        node = Node(settings, gpus, source, folder, libraries, endpoints, instances)
         answer: Answer = node.requests.answer
         await node.start()
         stack.push_async_callback(node.close)

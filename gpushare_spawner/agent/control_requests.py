@@ -13,14 +13,19 @@ from gpushare_spawner.agent.gpu_health import GpuHealth
 from gpushare_spawner.agent.gpus.nvml import Gpu
 from gpushare_spawner.agent.mps.control_program import MpsFailed
 from gpushare_spawner.agent.mps.daemons import MpsDaemons
-from gpushare_spawner.agent.sessions.environment import Libraries, mps_environment, session_environment
+from gpushare_spawner.agent.sessions.environment import (
+    Libraries,
+    mig_environment,
+    mps_environment,
+    session_environment,
+)
 from gpushare_spawner.agent.sessions.guaranteed_units import Shares
 from gpushare_spawner.agent.sessions.registry import SessionRegistry
 from gpushare_spawner.agent.sessions.session import Session
 from gpushare_spawner.agent.state.cordons import Cordons
 from gpushare_spawner.agent.state.session_record import SessionRecord
 from gpushare_spawner.agent.state.state_folder import StateFolder
-from gpushare_spawner.model.layers import LAYERS, LayerName
+from gpushare_spawner.model.layers import LAYERS, LayerName, Where
 from gpushare_spawner.model.memory_engine import engine_environment
 from gpushare_spawner.model.protocol.control import (
     AnnounceRequest,
@@ -148,9 +153,11 @@ class ControlRequests:
 
     def _environment(self, session: Session, socket: Path) -> dict[str, str]:
         request = session.record.request
-        if request.layer is not LayerName.MPS:
+        if request.layer is LayerName.NATIVE:
             return session_environment(session.gpus, socket, self._libraries) | engine_environment(request.engine)
         gpu = session.gpus[0]
+        if request.layer is LayerName.MIG:
+            return mig_environment(gpu, socket, self._libraries)
         pipes, memory = self._mps.pipes(gpu.uuid), session.memory_limit(gpu)
         return mps_environment(gpu, socket, pipes, request.share_units, memory, self._libraries)
 
@@ -214,10 +221,12 @@ class ControlRequests:
                     f"uid: this agent runs as uid {os.geteuid()} and cannot give a socket to uid {request.uid}; "
                     "run it as root"
                 )
-            if request.layer not in (LayerName.NATIVE, LayerName.MPS):
+            if Where.ONE_MACHINE not in LAYERS[request.layer].where:
                 raise ValueError(f"layer: {LAYERS[request.layer].title} does not work on one machine")
             if request.layer is LayerName.MPS and len(request.gpus) > 1:
                 raise ValueError("gpus: each GPU has an MPS daemon of its own, and a session can use one of them")
+            if request.layer is LayerName.MIG and len(request.gpus) > 1:
+                raise ValueError("gpus: CUDA uses one MIG instance only")
             for uuid in request.gpus:
                 if uuid in self._gpus and resolve_bytes(request.memory_limit, self._gpus[uuid].memory_bytes) <= 0:
                     raise ValueError(f"memory_limit: {request.memory_limit} leaves no memory")
@@ -232,6 +241,9 @@ class ControlRequests:
         return tuple(self._gpus[uuid] for uuid in request.gpus)
 
     def _check_layer(self, gpu: Gpu, request: OpenRequest) -> None:
+        if (request.layer is LayerName.MIG) is (gpu.mig is None):
+            what = "is a whole GPU" if gpu.mig is None else "is a MIG instance"
+            raise _refused("no-capacity", f"{gpu.label} ({gpu.uuid}) {what}: the layer {request.layer} cannot share it")
         for session in self._registry.sessions.values():
             layer = session.record.request.layer
             if session.id != request.id and gpu in session.gpus and layer is not request.layer:

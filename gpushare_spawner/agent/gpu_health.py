@@ -22,7 +22,7 @@ class GpuHealth:
         if gpu in self.withheld:
             return self.withheld[gpu]
         state = self._states()[gpu]
-        return None if state.healthy else f"GPU {self._gpus[gpu].index} ({gpu}) {state.trouble}"
+        return None if state.healthy else f"{self._gpus[gpu].label} ({gpu}) {state.trouble}"
 
     def healthy(self, gpu: str) -> bool:
         """Return whether the GPU of that UUID may be given out."""

@@ -14,6 +14,7 @@ from gpushare_spawner.agent.gpus.gpu_memory_queries import MemoryQueries
 from gpushare_spawner.agent.gpus.nvml import Gpu, GpuState
 from gpushare_spawner.agent.memory import driver_figures
 from gpushare_spawner.agent.memory.node_memory import HostMemorySettings, MemorySession, NodeMemory
+from gpushare_spawner.agent.mig.instance_watch import InstanceSettings, InstanceWatch
 from gpushare_spawner.agent.mps.daemons import MpsDaemons, MpsSettings
 from gpushare_spawner.agent.periodic import GpuSource, Rounds, RoundSettings
 from gpushare_spawner.agent.report import NodeReports
@@ -51,6 +52,7 @@ class NodeSettings:
     rounds: RoundSettings = field(default_factory=RoundSettings)
     host_memory: HostMemorySettings = field(default_factory=HostMemorySettings)
     mps: MpsSettings = field(default_factory=MpsSettings)
+    instances: InstanceSettings = field(default_factory=InstanceSettings)
 
 
 class Node:
@@ -64,23 +66,20 @@ class Node:
         folder: StateFolder,
         libraries: Libraries,
         endpoints: SessionEndpoints | None = None,
+        instances: Callable[[], tuple[Gpu, ...] | None] | None = None,
     ) -> None:
-        """`endpoints` makes the sockets of sessions; None: those of processes."""
+        """`endpoints` makes the sockets of sessions; None: those of processes. `instances` returns the MIG instances of
+        now, or None where the driver does not answer; without it the GPUs are always the same."""
         self.settings = settings
         self.state_folder = folder
-        self.gpus: dict[str, Gpu] = {gpu.uuid: gpu for gpu in gpus}
-        self.arbitrations: Mapping[str, GpuArbitration] = {
-            uuid: GpuArbitration(gpu, settings.arbiter, source=source) for uuid, gpu in self.gpus.items()
-        }
+        self._source = source
         sessions: dict[str, Session] = {}
-        for uuid, gpu in self.gpus.items():
-            self.arbitrations[uuid].memory_queries = MemoryQueries(
-                gpu, source, self.arbitrations[uuid], self._memory_seen
-            )
-            self.arbitrations[uuid].attribute_unconnected(UnconnectedProcesses(sessions).sessions_of)
+        self._unconnected = UnconnectedProcesses(sessions)
+        self.gpus: dict[str, Gpu] = {gpu.uuid: gpu for gpu in gpus}
+        self.arbitrations: dict[str, GpuArbitration] = {uuid: self._arbitration(gpu) for uuid, gpu in self.gpus.items()}
         context_bytes = settings.arbiter.context_bytes
         memory = NodeMemory(settings.host_memory, self.gpus, sessions, context_bytes, self._paged_out)
-        shares = Shares(self.gpus.values(), settings.capacity_units, self.arbitrations)
+        self._shares = shares = Shares(self.gpus.values(), settings.capacity_units, self.arbitrations)
         self.registry = SessionRegistry(
             sessions,
             self.gpus,
@@ -107,10 +106,14 @@ class Node:
         self._contexts = ContextMemory()
         self.registry.came, self.registry.went = self.suspensions.opened, self._went
         self.registry.left = self._left_suspended
-        self.mps = MpsDaemons(settings.mps, self.gpus, folder.mps, sessions, self.wall_clock, self.news)
+        whole = {uuid: gpu for uuid, gpu in self.gpus.items() if gpu.mig is None}
+        self.mps = MpsDaemons(settings.mps, whole, folder.mps, sessions, self.wall_clock, self.news)
         self._unclaimed = UnclaimedMemory(self.gpus, context_bytes)
         self.rounds = Rounds(settings.rounds, self.gpus, source, self._memory_seen, context_bytes)
         self.health = GpuHealth(self.gpus, lambda: self.rounds.states)
+        self.instances = InstanceWatch(
+            settings.instances, instances, self.gpus, sessions, lambda: self.rounds.states, self
+        )
         self.cordons = Cordons(folder.cordons, self.wall_clock)
         self._reports = NodeReports(
             settings.name,
@@ -121,7 +124,7 @@ class Node:
             self.health,
             memory,
             self.cordons,
-            self.mps,
+            lambda session: self.mps.trouble(session) or self.instances.trouble(session),
             self.wall_clock,
         )
         self.requests = ControlRequests(
@@ -150,9 +153,11 @@ class Node:
             self._left_suspended(record)
         await self.mps.start()
         await self.rounds.start(self.registry.sessions, self.checks.check)
+        await self.instances.start()
 
     async def close(self) -> None:
         """Stop. The sessions stay in the state folder; their processes run on until an agent is back."""
+        await self.instances.close()
         await self.rounds.close()
         await self.mps.close()
         await self.suspensions.close()
@@ -170,6 +175,32 @@ class Node:
     def report(self) -> Report:
         """Return the report of this node, as it is now."""
         return self._reports.node()
+
+    # -- GPUs that come and go --
+
+    def add_gpu(self, gpu: Gpu) -> None:
+        """A MIG instance has come."""
+        self.gpus[gpu.uuid] = gpu
+        self.arbitrations[gpu.uuid] = self._arbitration(gpu)
+        self.rounds.add_gpu(gpu)
+        self._gpus_changed()
+
+    def drop_gpu(self, gpu: Gpu) -> None:
+        """A MIG instance has gone that no session has."""
+        self.arbitrations.pop(gpu.uuid).close()
+        del self.gpus[gpu.uuid]
+        self.rounds.drop_gpu(gpu)
+        self._gpus_changed()
+
+    def _gpus_changed(self) -> None:
+        self._shares.set_gpus(self.gpus.values())
+        self.news()
+
+    def _arbitration(self, gpu: Gpu) -> GpuArbitration:
+        made = GpuArbitration(gpu, self.settings.arbiter, source=self._source)
+        made.memory_queries = MemoryQueries(gpu, self._source, made, self._memory_seen)
+        made.attribute_unconnected(self._unconnected.sessions_of)
+        return made
 
     # -- what conversations need --------------------------------------------------------------------------------------
 

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import threading
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from gpushare_spawner.agent.gpus.aside import aside
 from gpushare_spawner.agent.gpus.nvml import Gpu, GpuState, Utilisation
 from gpushare_spawner.agent.sessions.bypassing import BypassWatch
 from gpushare_spawner.agent.sessions.session import Session
 
 log = logging.getLogger(__name__)
+
+
+WELL = GpuState(healthy=True)
+"""The state of a GPU of which NVML has not been asked yet."""
 
 
 class GpuSource(Protocol):
@@ -72,7 +75,7 @@ class Rounds:
         self._sick_at: dict[str, float] = {}
         """When a GPU was last found sick, the event loop's time."""
         self._asked: asyncio.Future[dict[str, GpuState]] | None = None
-        self.states: Mapping[str, GpuState] = {uuid: GpuState(healthy=True) for uuid in gpus}
+        self.states: dict[str, GpuState] = dict.fromkeys(gpus, WELL)
         """What NVML said last, by the GPU's UUID."""
 
     async def start(self, sessions: Mapping[str, Session], look: Callable[[], None]) -> None:
@@ -85,6 +88,14 @@ class Rounds:
             asyncio.create_task(_every(self._settings.poll_every, lambda: self._poll(sessions))),
         ]
 
+    def add_gpu(self, gpu: Gpu) -> None:
+        """A GPU has come; it counts as well until NVML is asked."""
+        self.states[gpu.uuid] = WELL
+
+    def drop_gpu(self, gpu: Gpu) -> None:
+        """A GPU has gone."""
+        self.states.pop(gpu.uuid, None)
+
     async def close(self) -> None:
         """Stop."""
         for task in self._tasks:
@@ -94,8 +105,10 @@ class Rounds:
     async def _poll(self, sessions: Mapping[str, Session]) -> None:
         now = asyncio.get_running_loop().time()
         states = await self._ask()
+        # GPUs come and go while the driver answers
+        states = {uuid: states.get(uuid, WELL) for uuid in self._gpus}
         for uuid, state in states.items():
-            before = self.states[uuid]
+            before = self.states.get(uuid, WELL)
             if not state.healthy:
                 self._sick_at[uuid] = now
                 if before.healthy:
@@ -112,39 +125,14 @@ class Rounds:
 
     async def _ask(self) -> dict[str, GpuState]:
         if self._asked is None:
-            self._asked = _aside(lambda: {uuid: self._source.state(gpu) for uuid, gpu in self._gpus.items()})
+            gpus = dict(self._gpus)  # it can change meanwhile
+            self._asked = aside(lambda: {uuid: self._source.state(gpu) for uuid, gpu in gpus.items()})
         await asyncio.wait([self._asked], timeout=self._settings.answer_within)
         if not self._asked.done():
             hangs = f"has not answered its driver for {self._settings.answer_within:g} s"
             return {uuid: GpuState(healthy=False, trouble=hangs) for uuid in self._gpus}
         asked, self._asked = self._asked, None
         return asked.result()
-
-
-def _aside(work: Callable[[], dict[str, GpuState]]) -> asyncio.Future[dict[str, GpuState]]:
-    """Work that may hang for ever in a driver: in a thread that does not keep the agent from ending."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[dict[str, GpuState]] = loop.create_future()
-
-    def hand_over(result: dict[str, GpuState] | None, error: Exception | None) -> None:
-        if future.cancelled():
-            return
-        if error is not None:
-            future.set_exception(error)
-        elif result is not None:
-            future.set_result(result)
-
-    def run() -> None:
-        result, failure = None, None
-        try:
-            result = work()
-        except Exception as error:
-            failure = error
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            loop.call_soon_threadsafe(hand_over, result, failure)
-
-    threading.Thread(target=run, name="nvml", daemon=True).start()
-    return future
 
 
 async def _at_once(look: Callable[[], None]) -> None:

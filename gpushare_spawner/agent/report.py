@@ -10,7 +10,6 @@ from gpushare_spawner.agent.gpus.arbitration import GpuArbitration
 from gpushare_spawner.agent.gpus.nvml import Gpu, GpuState
 from gpushare_spawner.agent.memory.host_memory_budget import GpuMemory
 from gpushare_spawner.agent.memory.node_memory import NodeMemory
-from gpushare_spawner.agent.mps.daemons import MpsDaemons
 from gpushare_spawner.agent.sessions.activity import Activity
 from gpushare_spawner.agent.sessions.registry import SessionRegistry
 from gpushare_spawner.agent.sessions.session import Session
@@ -38,8 +37,9 @@ def gpu_report(gpu: Gpu, state: GpuState, capacity_units: int, waiting: int) -> 
         power_watts=state.power_watts,
         healthy=state.healthy,
         simulated=gpu.simulated,
-        capacity_units=capacity_units,
+        capacity_units=gpu.capacity(capacity_units),
         waiting=waiting,
+        mig=gpu.mig,
     )
 
 
@@ -130,11 +130,11 @@ class NodeReports:
         health: GpuHealth,
         memory: NodeMemory,
         cordons: Cordons,
-        mps: MpsDaemons,
+        layer_trouble: Callable[[Session], str | None],
         clock: Callable[[], float],
     ) -> None:
-        """`arbitrations` and `states` (the driver's last answers) are by the GPU's UUID; `clock` gives seconds since
-        the epoch."""
+        """`arbitrations` and `states` (the driver's last answers) are by the GPU's UUID; `layer_trouble` returns what
+        `SessionReport.layer_trouble` says; `clock` gives seconds since the epoch."""
         self._name = name
         self._capacity_units = capacity_units
         self._registry = registry
@@ -143,7 +143,7 @@ class NodeReports:
         self._health = health
         self._memory = memory
         self._cordons = cordons
-        self._mps = mps
+        self._layer_trouble = layer_trouble
         self._clock = clock
 
     def node(self) -> Report:
@@ -174,7 +174,7 @@ class NodeReports:
             self._registry.activity(session),
             memory.of_session(session, on_gpus),
             memory.host_use(session),
-            self._mps.trouble(session),
+            self._layer_trouble(session),
         )
 
     def sessions_on(self, gpu: str) -> tuple[int, int]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar
 
 from gpushare_spawner.model.layers import LayerOptions, LayerRule
+from gpushare_spawner.model.mig import MigProfile
 from gpushare_spawner.model.session_id import session_id
 from gpushare_spawner.model.template import Gpu, Template
 from gpushare_spawner.sharing.cluster_facts import ClusterFacts
@@ -101,3 +102,5 @@ class LayerCapacity:
     """How many of these servers each node could start now, whatever else holds servers up."""
     able: frozenset[str] = field(default=frozenset(), compare=False)
     """Nodes that could start one if nothing ran there, and that take new pods."""
+    profile: MigProfile | None = None
+    """That of the MIG device that a server gets; None: it gets none."""

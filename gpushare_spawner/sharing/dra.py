@@ -11,15 +11,15 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gpushare_spawner.model.kubernetes import quantity
 from gpushare_spawner.model.layers import DraOptions, matches
+from gpushare_spawner.model.mig import MigProfile, guaranteed_memory, smallest
 from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.sharing.base import LayerCannot, LayerCapacity, LayerRequest, PodSpec
 from gpushare_spawner.sharing.cluster_facts import ClaimedDevice, ClusterDevice, ClusterNode, ClusterSlice
-from gpushare_spawner.model.mig import MigProfile, guaranteed_memory, smallest
 from gpushare_spawner.sharing.mig_profiles import profile
 from gpushare_spawner.sharing.nodes import ENOUGH, counted, memory_asked, rule_labels
 from gpushare_spawner.sharing.pod_changes import PodChange
@@ -43,7 +43,7 @@ class _Ask:
     kind: str
     """The attribute `type` of devices: gpu or mig."""
     count: int = 1
-    profile: str = ""
+    profile: MigProfile | None = None
     """MIG devices of this profile only."""
     capacity: Mapping[str, int] = field(default_factory=dict)
     """What it consumes of a device that claims share; empty: a device of its own."""
@@ -117,12 +117,13 @@ def free(request: LayerRequest) -> LayerCapacity:
     def servers(pools: Mapping[str, list[_Pool]], node: ClusterNode) -> int:
         return _servers(request, ask, pools.get(node.name, []))
 
-    return counted(
+    capacity = counted(
         request,
         [node for node in request.facts.nodes if node.name in by_node],
         lambda node: servers(by_node, node),
         lambda node: servers(empty, node),
     )
+    return replace(capacity, profile=ask.profile)
 
 
 def _ask(request: LayerRequest) -> _Ask:
@@ -140,7 +141,7 @@ def _ask(request: LayerRequest) -> _Ask:
         return _Ask(options.device_class, "gpu", capacity=_capacity(request, shared))
     found = smallest(_profiles(request), share.units, guaranteed_memory(request.gpu.memory.guarantee))
     if found is not None:
-        return _Ask(options.mig_device_class, "mig", profile=found.name)
+        return _Ask(options.mig_device_class, "mig", profile=found)
     raise LayerCannot(
         f"No MIG device in the ResourceSlices of {options.driver} holds {share}: create MIG devices, set "
         "options.dra.consumable in layers.yaml where the driver publishes shares, or give count: 1 for a whole GPU."
@@ -165,8 +166,8 @@ def _capacity(request: LayerRequest, shared: list[ClusterDevice]) -> dict[str, i
 def _expressions(request: LayerRequest, ask: _Ask, driver: str) -> Iterator[str]:
     """Yield CEL expressions that devices must fulfil, beside those of the device class."""
     attributes = f"device.attributes['{driver}']"
-    if ask.profile:
-        yield f"{attributes}.profile == '{ask.profile}'"
+    if ask.profile is not None:
+        yield f"{attributes}.profile == '{ask.profile.name}'"
     if request.models:
         yield f"{attributes}.productName.matches('{_regular_expression(request.models)}')"
 
@@ -281,7 +282,7 @@ def _servers(request: LayerRequest, ask: _Ask, pools: Iterable[_Pool]) -> int:
         for device in pool.devices:
             if device.tainted or not _suitable(request, device, ask.kind):
                 continue
-            if ask.profile and device.attributes.get("profile") != ask.profile:
+            if ask.profile is not None and device.attributes.get("profile") != ask.profile.name:
                 continue
             if ask.capacity:
                 devices += _parts(device, ask.capacity)

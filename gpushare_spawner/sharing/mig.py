@@ -8,13 +8,13 @@ node have one profile, the resource is `nvidia.com/gpu`, and the label `nvidia.c
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpushare_spawner.model.layers import MigOptions
+from gpushare_spawner.model.mig import MigProfile, guaranteed_memory, smallest
 from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.sharing.base import LayerCannot, LayerCapacity, LayerRequest, PodSpec
 from gpushare_spawner.sharing.cluster_facts import MEMORY_LABEL, PRODUCT_LABEL, ClusterNode
-from gpushare_spawner.model.mig import MigProfile, guaranteed_memory, smallest
 from gpushare_spawner.sharing.mig_profiles import profile
 from gpushare_spawner.sharing.nodes import node_labels, resource_capacity, suitable
 from gpushare_spawner.sharing.pod_changes import PodChange
@@ -51,7 +51,8 @@ def render(form: PodSpec, request: LayerRequest) -> PodSpec:
 
 def free(request: LayerRequest) -> LayerCapacity:
     """Return what is free of the profile that `render` takes. Raises LayerCannot as it does."""
-    return _best(request)[1]
+    choice, capacity = _best(request)
+    return replace(capacity, profile=choice.profile)
 
 
 def profiles(node: ClusterNode, options: MigOptions) -> Iterator[tuple[MigProfile, str]]:

@@ -21,6 +21,7 @@ from gpushare_spawner.sharing.cluster_facts import (
     ClusterNode,
     ClusterSlice,
 )
+from gpushare_spawner.sharing.mig_profiles import profile
 from tests.sharing.requests import GIB, LOADED, POD, notebook, request, required
 
 DRIVER = "gpu.nvidia.com"
@@ -92,6 +93,11 @@ def test_template_is_named_by_its_content_because_it_cannot_be_changed() -> None
     assert names[0] == names[1] != names[2]
 
 
+def of_profile(servers: int, at_most: int, name: str, mebibytes: int) -> LayerCapacity:
+    """The capacity of MIG devices of one profile of an A100."""
+    return LayerCapacity(servers, at_most, profile=profile(name, MODEL, 80 * GIB, mebibytes * 2**20))
+
+
 def test_fraction_is_the_smallest_mig_device_that_holds_it() -> None:
     there = facts(
         gpu("gpu-0"), mig("m1", "1g.10gb", 9728), mig("m2", "2g.20gb", 19968), mig("m3", "1g.10gb+me", 9728),
@@ -100,8 +106,8 @@ def test_fraction_is_the_smallest_mig_device_that_holds_it() -> None:
     asked = exactly(request({"fraction": 0.25}, PLAIN, there))
     assert asked["deviceClassName"] == "mig.nvidia.com"
     assert asked["selectors"] == [{"cel": {"expression": "device.attributes['gpu.nvidia.com'].profile == '2g.20gb'"}}]
-    assert dra.free(request({"fraction": 0.25}, PLAIN, there)) == LayerCapacity(0, 1)
-    assert dra.free(request({"fraction": 0.10}, PLAIN, there)) == LayerCapacity(1, 1)
+    assert dra.free(request({"fraction": 0.25}, PLAIN, there)) == of_profile(0, 1, "2g.20gb", 19968)
+    assert dra.free(request({"fraction": 0.10}, PLAIN, there)) == of_profile(1, 1, "1g.10gb", 9728)
 
 
 def test_mig_devices_that_are_not_made_yet_share_the_counters_of_their_gpu() -> None:
@@ -113,9 +119,9 @@ def test_mig_devices_that_are_not_made_yet_share_the_counters_of_their_gpu() -> 
     devices = [part(place) for place in range(4)]
     whole = gpu("gpu-0", counters={("gpu-0", "memory"): 80, **slices})
     there = facts(whole, *devices, counters={("gpu-0", "memory"): 80, **slices})
-    assert dra.free(request({"fraction": 0.25}, PLAIN, there)) == LayerCapacity(4, 4)
+    assert dra.free(request({"fraction": 0.25}, PLAIN, there)) == of_profile(4, 4, "2g.20gb", 19968)
     used = ClusterFacts(there.nodes, slices=there.slices, claims=(claim("m1"),))
-    assert dra.free(request({"fraction": 0.25}, PLAIN, used)) == LayerCapacity(3, 4)
+    assert dra.free(request({"fraction": 0.25}, PLAIN, used)) == of_profile(3, 4, "2g.20gb", 19968)
     assert dra.free(request({"count": 1}, PLAIN, used)) == LayerCapacity(0, 1)
 
 

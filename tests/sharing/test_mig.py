@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpushare_spawner.model.layers import MigOptions
+from gpushare_spawner.model.mig import MigProfile, smallest
 from gpushare_spawner.sharing import mig
 from gpushare_spawner.sharing.base import LayerCannot, LayerCapacity
 from gpushare_spawner.sharing.cluster_facts import ClusterFacts, ClusterNode, ClusterPod
-from gpushare_spawner.model.mig import MigProfile, smallest
 from gpushare_spawner.sharing.mig_profiles import profile
 from tests.sharing.requests import A100, GIB, H100, LOADED, POD, node, notebook, request, required
 
@@ -111,7 +111,7 @@ def test_mixed_strategy_asks_for_the_profiles_resource_on_nodes_with_such_gpus()
     pod = mig.render(POD, asked)
     assert notebook(pod)["resources"]["limits"] == {"memory": "4Gi", "nvidia.com/mig-2g.20gb": "1"}
     assert required(pod) == {"nvidia.com/gpu.product": [A100]}
-    assert mig.free(asked) == LayerCapacity(1, 1)
+    assert mig.free(asked) == LayerCapacity(1, 1, profile=found("2g.20gb", A100, 80))
 
 
 def test_suffix_of_a_resource_is_written_with_a_dot() -> None:
@@ -129,7 +129,7 @@ def test_single_strategy_asks_for_a_gpu_on_nodes_with_that_profile() -> None:
     pod = mig.render(POD, asked)
     assert notebook(pod)["resources"]["limits"]["nvidia.com/gpu"] == "1"
     assert required(pod) == {"nvidia.com/gpu.product": [f"{A100}-MIG-2g.20gb"]}
-    assert mig.free(asked) == LayerCapacity(2, 3)
+    assert mig.free(asked) == LayerCapacity(2, 3, profile=profile("2g.20gb", A100, None, 19968 * 2**20))
 
 
 def test_of_two_models_the_one_with_a_free_device_counts() -> None:

@@ -53,13 +53,15 @@ class KnownGpus:
         """GPUs that were here before and are not among those that NVML lists now.
 
         Only those of this boot of the machine, unless no GPU is left: else a removed GPU would count as lost for ever.
-        `answers`: whether a GPU answers its driver although it is not listed, for example in MIG mode.
+        `answers`: whether a GPU answers its driver although it is not listed, for example in MIG mode. A MIG instance
+        that is gone counts as lost until the agent has found that no session has it.
         """
         found = tuple(found)
         uuids, indices = {gpu.uuid for gpu in found}, {gpu.index for gpu in found}
         lost = []
         for gpu in self._gpus:
-            if gpu.uuid in uuids or gpu.index in indices or (found and (gpu.simulated or not self._this_boot)):
+            replaced = gpu.uuid in uuids or (gpu.index in indices and gpu.mig is None)
+            if replaced or (found and (not self._this_boot or (gpu.simulated and gpu.mig is None))):
                 continue
             if not answers(gpu):
                 log.error(

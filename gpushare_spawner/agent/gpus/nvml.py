@@ -7,15 +7,19 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pynvml
 
+from gpushare_spawner.agent.gpus.mig_instances import in_mig_mode, instances
 from gpushare_spawner.agent.gpus.xid_events import XidEvents
+from gpushare_spawner.model.mig import MigInstance
 
 log = logging.getLogger(__name__)
 
+GONE = "was destroyed by an admin: its GPU has other MIG instances now"
+"""What is wrong with a MIG instance that is gone, to be read after its name."""
 OPEN_AGAIN_EVERY = 30.0
 """Seconds between tries to open NVML anew while a GPU does not answer."""
 
@@ -36,6 +40,22 @@ class Gpu:
     simulated: bool = False
     minor: int | None = None
     """N of its device file /dev/nvidiaN, where the driver says."""
+    mig: MigInstance | None = None
+    """It is a MIG instance: `index` and `minor` are those of the GPU. None: a whole GPU."""
+
+    @property
+    def whole(self) -> str:
+        """The UUID of the GPU that it is, or is a part of."""
+        return self.mig.gpu if self.mig is not None else self.uuid
+
+    def capacity(self, units: int) -> int:
+        """Return the units that may be guaranteed on it; ``units``: on a whole GPU. No instance is overcommitted."""
+        return self.mig.profile.units if self.mig is not None else units
+
+    @property
+    def label(self) -> str:
+        """How texts name it: "GPU 0", or "GPU 0, MIG 1g.10gb"."""
+        return f"GPU {self.index}" + (f", MIG {self.mig.profile.name}" if self.mig is not None else "")
 
 
 @dataclass(frozen=True)
@@ -150,48 +170,77 @@ class Nvml:
 
     def answers(self, gpu: Gpu) -> bool:
         """Whether a GPU answers its driver, in whatever mode it is."""
+        return self._answers(gpu.uuid)
+
+    def _answers(self, uuid: str) -> bool:
         try:
-            pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid))
+            pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByUUID(uuid))
         except pynvml.NVMLError:
             return False
         return True
 
     def gpus(self) -> tuple[Gpu, ...]:
-        """The GPUs that can be shared. Raises NoGpu if there is none.
+        """The whole GPUs that can be shared. Raises NoGpu if there is none.
 
         One in MIG mode, or one that does not answer, is left out, and the log says so.
         """
+        return self._listed(mig=False)
+
+    def gpus_and_instances(self) -> tuple[Gpu, ...]:
+        """The GPUs that can be shared, and the MIG instances of those in MIG mode. Raises NoGpu if there is neither."""
+        return self._listed(mig=True)
+
+    def instances(self) -> tuple[Gpu, ...] | None:
+        """The MIG instances that there are now; None: NVML does not answer. May be called from any thread."""
+        with self._opening:
+            if self._missing is not None:
+                return None
+            try:
+                return tuple(gpu for gpu in self._all(mig=True)[0] if gpu.mig is not None)
+            except NoGpu:
+                return None
+
+    def _listed(self, mig: bool) -> tuple[Gpu, ...]:
         if self._missing is not None:
             raise NoGpu(self._missing)
-        found, skipped = [], []
-        for index in range(_count()):
-            try:
-                handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-                if _in_mig_mode(handle):
-                    skipped.append(
-                        f"GPU {index} is split by MIG: the hardware isolates its instances, they are not shared further"
-                    )
-                    continue
-                model = str(pynvml.nvmlDeviceGetName(handle))
-                found.append(
-                    Gpu(
-                        index=index,
-                        uuid=str(pynvml.nvmlDeviceGetUUID(handle)),
-                        model=model,
-                        memory_bytes=int(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
-                        simulated=model.startswith("Simulated"),
-                        minor=_minor(handle),
-                    )
-                )
-            except pynvml.NVMLError as error:
-                skipped.append(f"GPU {index} does not answer and is left out: {error}")
+        found, skipped = self._all(mig)
         for sentence in skipped:
             log.warning("%s", sentence)
         if not found:
             raise NoGpu("NVML lists no GPU that can be shared" + "".join(f"; {sentence}" for sentence in skipped))
         if self._xids is None:
-            self._watch(gpu.uuid for gpu in found)
+            self._watch(gpu.whole for gpu in found)
         return tuple(found)
+
+    def _all(self, mig: bool) -> tuple[list[Gpu], list[str]]:
+        """Return the GPUs, with MIG instances if these are asked for, and why some are left out. Raises NoGpu."""
+        found: list[Gpu] = []
+        skipped: list[str] = []
+        for index in range(_count()):
+            try:
+                handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+                model = str(pynvml.nvmlDeviceGetName(handle))
+                gpu = Gpu(
+                    index=index,
+                    uuid=str(pynvml.nvmlDeviceGetUUID(handle)),
+                    model=model,
+                    memory_bytes=int(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
+                    simulated=model.startswith("Simulated"),
+                    minor=_minor(handle),
+                )
+                if not in_mig_mode(handle):
+                    found.append(gpu)
+                elif mig:
+                    parts, why = _instances(handle, gpu)
+                    found += parts
+                    skipped += why
+                else:
+                    skipped.append(
+                        f"GPU {index} is split by MIG: the hardware isolates its instances, they are not shared further"
+                    )
+            except pynvml.NVMLError as error:
+                skipped.append(f"GPU {index} does not answer and is left out: {error}")
+        return found, skipped
 
     def state(self, gpu: Gpu) -> GpuState:
         """A GPU that answers with an error is not healthy; this never raises.
@@ -209,17 +258,19 @@ class Nvml:
             handle = pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid)
             used = int(pynvml.nvmlDeviceGetMemoryInfo(handle).used)
         except pynvml.NVMLError as error:
+            if gpu.mig is not None and self._answers(gpu.mig.gpu):
+                return GpuState(healthy=False, trouble=GONE)
             self._open_again()
             return GpuState(healthy=False, trouble=f"does not answer its driver ({error})")
-        if gpu.uuid not in self._watched:
-            self._watch({*self._watched, gpu.uuid})  # it was lost when the agent started
-        if self._xids is not None and gpu.uuid in self._xids.last:
+        if gpu.whole not in self._watched:
+            self._watch({*self._watched, gpu.whole})  # it was lost when the agent started
+        if self._xids is not None and gpu.whole in self._xids.last:
             return GpuState(
                 healthy=False,
-                trouble=f"broke with Xid {self._xids.last[gpu.uuid]}: reset it and start the agent anew",
+                trouble=f"broke with Xid {self._xids.last[gpu.whole]}: reset it and start the agent anew",
                 memory_used_bytes=used,
             )
-        if _in_mig_mode(handle):
+        if gpu.mig is None and in_mig_mode(handle):
             return GpuState(healthy=False, trouble="has been split by MIG", memory_used_bytes=used)
         rates = _said(pynvml.nvmlDeviceGetUtilizationRates, handle)
         milliwatts = _said(pynvml.nvmlDeviceGetPowerUsage, handle)
@@ -330,9 +381,15 @@ def _minor(handle: Any) -> int | None:
         return None
 
 
-def _in_mig_mode(handle: Any) -> bool:
-    try:
-        current, _pending = pynvml.nvmlDeviceGetMigMode(handle)
-    except pynvml.NVMLError:
-        return False
-    return bool(current == pynvml.NVML_DEVICE_MIG_ENABLE)
+def _instances(handle: Any, gpu: Gpu) -> tuple[list[Gpu], list[str]]:
+    """Return the instances of a GPU in MIG mode, and why some, or all, are left out."""
+    found, skipped = instances(handle, gpu.uuid, gpu.model, gpu.memory_bytes)
+    if not found:
+        skipped.append(
+            f"GPU {gpu.index} is in MIG mode and has no instance that a session can have: make some, as "
+            f"`nvidia-smi mig -i {gpu.index} -cgi 1g.10gb,1g.10gb -C` does"
+        )
+    parts = [
+        replace(gpu, uuid=one.uuid, model=one.model, memory_bytes=one.memory_bytes, mig=one.instance) for one in found
+    ]
+    return parts, skipped

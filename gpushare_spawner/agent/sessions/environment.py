@@ -58,6 +58,15 @@ def mps_environment(
     }
 
 
+def mig_environment(gpu: Gpu, socket: Path, libraries: Libraries) -> dict[str, str]:
+    """Variables for a server that has a MIG instance, within which the GPU itself keeps it."""
+    return observed_environment([gpu], socket, libraries) | {
+        LAYER_VARIABLE: LayerName.MIG.value,
+        # for containers, and programs that look for their GPU without CUDA
+        "NVIDIA_VISIBLE_DEVICES": gpu.uuid,
+    }
+
+
 def simulated_state() -> str:
     """The file that all processes of one simulated machine share."""
     return os.environ.get("SIMGPU_STATE") or f"/dev/shm/simgpu-{os.getuid()}"

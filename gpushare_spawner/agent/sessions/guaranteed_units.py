@@ -8,7 +8,7 @@ from gpushare_spawner.agent.gpus.arbitration import GpuArbitration
 from gpushare_spawner.agent.gpus.nvml import Gpu
 from gpushare_spawner.agent.sessions.session import Session
 from gpushare_spawner.model.protocol.control import ControlRefused, Failure
-from gpushare_spawner.model.report import GpuReport, Report
+from gpushare_spawner.model.report import GpuReport
 from gpushare_spawner.placement import Allocation, Ledger
 
 
@@ -21,23 +21,24 @@ class Shares:
         self._arbitrations = arbitrations
         self._sessions: dict[str, Session] = {}
         # health is not the ledger's matter here: a sick GPU keeps its sessions
-        self._ledger = Ledger.of(
+        self._ledger = Ledger()
+        self.set_gpus(gpus)
+
+    def set_gpus(self, gpus: Iterable[Gpu]) -> None:
+        """Set the GPUs of this machine, MIG instances among them."""
+        self._ledger.put_node(
+            "this",
             [
-                Report(
-                    node="this",
-                    published_at=0,
-                    gpus=tuple(
-                        GpuReport(
-                            index=gpu.index,
-                            uuid=gpu.uuid,
-                            model=gpu.model,
-                            memory_bytes=gpu.memory_bytes,
-                            capacity_units=capacity_units,
-                        )
-                        for gpu in gpus
-                    ),
+                GpuReport(
+                    index=gpu.index,
+                    uuid=gpu.uuid,
+                    model=gpu.model,
+                    memory_bytes=gpu.memory_bytes,
+                    capacity_units=gpu.capacity(self.capacity_units),
+                    mig=gpu.mig,
                 )
-            ]
+                for gpu in gpus
+            ],
         )
 
     def check_free_units(self, gpu: Gpu, share_units: int, borrowed_units: int) -> None:
@@ -51,7 +52,7 @@ class Shares:
             raise ControlRefused(
                 Failure(
                     code="no-capacity",
-                    message=f"GPU {gpu.index} ({gpu.uuid}) has {free} free units now, and {unowned} units without an "
+                    message=f"{gpu.label} ({gpu.uuid}) has {free} free units now, and {unowned} units without an "
                     f"owner; the share needs {share_units}, {borrowed_units} of them borrowed",
                 )
             )

@@ -170,8 +170,8 @@ LAYERS: dict[LayerName, Layer] = {
             compute=Enforcement.HARDWARE,
             places=PlacedBy.SCHEDULER,
             where=frozenset(Where),
-            note="A share is rounded up to the smallest profile of the GPU model that holds it. On one machine a session "
-            "has one of the instances that the admin has created.",
+            note="A share is rounded up to the smallest profile of the GPU model that holds it. On one machine a "
+            "session has one of the instances that the admin has made.",
             source=Source(
                 "NVIDIA/k8s-device-plugin", "0.20.0", ("internal/lm/mig-strategy.go", "internal/rm/devices.go")
             ),

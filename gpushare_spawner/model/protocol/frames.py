@@ -255,9 +255,9 @@ def text_parts(topic: TextTopic, number: int, text: str, done: bool = False) -> 
 
 
 def gpu_bytes(gpu_uuid: str) -> bytes:
-    """Return NVML's "GPU-9f3c…" as the 16 bytes of CUDA's CUuuid. Raises ValueError for other text."""
+    """Return NVML's "GPU-9f3c…", or "MIG-9f3c…", as the 16 bytes of CUDA's CUuuid. Raises ValueError for other text."""
     try:
-        return uuid.UUID(gpu_uuid.removeprefix("GPU-")).bytes
+        return uuid.UUID(gpu_uuid.removeprefix("GPU-").removeprefix("MIG-")).bytes
     except ValueError:
         raise ValueError(
             f"{gpu_uuid!r} is not the UUID of a GPU; NVML writes GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx"

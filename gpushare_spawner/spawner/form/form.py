@@ -145,7 +145,8 @@ def _card(
     template = profile.template
     now = _now(template, availability_now) if template is not None else None
     gpu = template.gpu if template is not None else None
-    memory = min((found.memory_bytes for found in now.gpus), default=None) if now is not None else None
+    whole = [found.memory_bytes for found in now.gpus if found.mig is None] if now is not None else []
+    memory = min(whole, default=None)
     borrowed = now.borrowed if now is not None else 0
     name = (now.layer if now is not None else None) or (gpu.layer if gpu is not None else None) or LayerName.NATIVE
     layer = LAYERS[name] if name is not LayerName.NATIVE else None
@@ -169,7 +170,7 @@ def _card(
             *([_quota_option(profile, accounts, options_here)] if len(accounts) > 1 else []),
             *(_option(profile, name, option, options_here) for name, option in profile.options.items()),
         ],
-        layer=layer_texts.terms(layer) if layer is not None else "",
+        layer=layer_texts.terms(layer, now.profile if now is not None else None) if layer is not None else "",
         quota=quota_now(accounts) if len(accounts) == 1 else "",
     )
 

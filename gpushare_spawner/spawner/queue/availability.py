@@ -127,11 +127,11 @@ class AvailabilityNow:
         layer = found.offer.layer if found.offer is not None else None
         if found.outcome is Outcome.NOW:
             now = Availability("now", words.STARTS_NOW) if found.known else UNKNOWN
-            return replace(now, gpus=gpus, layer=layer)
+            return replace(now, gpus=gpus, layer=layer, profile=found.profile)
         if found.outcome is Outcome.WAIT or (native is not None and native.kind == "wait"):
             position = words.position(Positions(self.check, self.queue).ahead_of_template(template))
             why = found.why if found.outcome is Outcome.WAIT or native is None else native.detail
-            return Availability("wait", position, why, gpus, layer=layer)
+            return Availability("wait", position, why, gpus, layer=layer, profile=found.profile)
         return Availability("never", words.NO_SUITABLE_GPU, found.why, gpus, layer=layer)
 
     def _meets(self, request: PlacementRequest) -> Availability:

@@ -12,6 +12,7 @@ from enum import Enum
 from typing import Protocol
 
 from gpushare_spawner.model.layers import LayerName
+from gpushare_spawner.model.mig import MigProfile
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.sharing.base import LayerRequest, Tenant
 from gpushare_spawner.spawner.queue.inventory import GpuKind
@@ -52,6 +53,8 @@ class LayerVerdict:
     """NOW: whether what is free is known; False: the layer's scheduler decides."""
     gpus: tuple[GpuKind, ...] = ()
     """GPUs that would do, free or not, as far as they are known."""
+    profile: MigProfile | None = None
+    """NOW and WAIT: that of the MIG device that the server gets; None: it gets none."""
     able: frozenset[str] = frozenset()
     """NOW: the nodes on which the server can be placed. WAIT: those on which it could be if less ran there; empty where
     something else than nodes is short."""

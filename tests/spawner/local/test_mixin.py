@@ -8,6 +8,7 @@ from pathlib import Path
 from tornado.httpclient import AsyncHTTPClient
 
 from gpushare_spawner.model.layers import LayerName
+from tests.placement.instances import instance
 from tests.spawner.fake_agent import FakeAgent
 from tests.spawner.running_hub import RunningHub, until
 
@@ -112,3 +113,37 @@ async def test_template_with_several_gpus_by_mps_is_refused(hub: RunningHub, age
     assert response.code == 500
     assert "a server can use one of them" in json.loads(response.body)["message"]
     assert not agent.asked("open")
+
+
+def with_an_instance(agent: FakeAgent) -> None:
+    """The second GPU of the machine is in MIG mode, and has two instances."""
+    small, large = instance("MIG-1", "1g.10gb", "GPU-1", 1), instance("MIG-3", "3g.40gb", "GPU-1", 1)
+    agent.gpus = (agent.gpus[0], large, small)
+
+
+async def test_template_with_mig_gets_the_smallest_instance_and_its_card_says_the_size(
+    hub: RunningHub, agent: FakeAgent, templates: Path
+) -> None:
+    with_an_instance(agent)
+    (templates / "mig.yaml").write_text("{name: mig, display_name: mig, gpu: {fraction: 0.1, layer: mig}}")
+    card = "A server has a MIG instance (1g.10gb) alone: 1/7 of one GPU&#39;s time and 9.5 GiB of memory."
+    assert card in await hub.spawner("ada").show_form()
+    assert (await hub.start_server("ada", {"profile": "mig"})).code == 201
+    (asked,) = agent.asked("open")
+    assert (asked.gpus, asked.layer, asked.memory_limit) == (("MIG-1",), LayerName.MIG, "100%")
+    assert (asked.share_units, asked.borrowed_units) == (10, 0)
+    assert "MIG instance (3g.40gb) alone: 3/7 of one GPU&#39;s time" in await hub.spawner("ada").show_form()
+
+
+async def test_layers_file_gives_templates_without_a_layer_that_of_the_gpu_model(
+    hub: RunningHub, agent: FakeAgent, templates: Path
+) -> None:
+    with_an_instance(agent)
+    (templates / "small.yaml").write_text("{name: small, display_name: small, gpu: {fraction: 0.1}}")
+    (templates / "layers.yaml").write_text(
+        "rules: [{models: ['*A100*'], layer: mig}, {models: ['Simulated*'], layer: mps}]"
+    )
+    for user in ("ada", "bob", "cem"):
+        assert (await hub.start_server(user, {"profile": "small"})).code == 201
+    asked = [(one.gpus[0], one.layer) for one in agent.asked("open")]
+    assert asked == [("MIG-1", LayerName.MIG), ("MIG-3", LayerName.MIG), ("GPU-0", LayerName.MPS)]

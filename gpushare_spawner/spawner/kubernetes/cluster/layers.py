@@ -177,7 +177,9 @@ class ClusterLayers:
                 )
                 continue
             if facts.nodes:
-                yield replace(self._free_for(offer, kept), gpus=self._gpus_of(offer.request))
+                capacity = self._capacity(offer)
+                profile = capacity.profile if isinstance(capacity, LayerCapacity) else None
+                yield replace(self._free_for(offer, kept), gpus=self._gpus_of(offer.request), profile=profile)
 
     def _gpus_of(self, request: LayerRequest) -> tuple[GpuKind, ...]:
         key = (id(request.facts), request.gpu.models)

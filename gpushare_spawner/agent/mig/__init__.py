@@ -1,0 +1,1 @@
+"""MIG on one machine: sessions have the instances that the admin has made."""
