@@ -7,11 +7,8 @@ from collections.abc import Iterable
 from gpushare_spawner.model.layers import LAYERS, Layer, LayerName
 from gpushare_spawner.model.mig import MigProfile
 from gpushare_spawner.model.share import Share
-<<<<<<< HEAD
-from gpushare_spawner.wording.layers import kept_within
-=======
 from gpushare_spawner.wording.amounts import memory
->>>>>>> 38053a75 (MIG on one machine: the agent finds instances and gives each to one session; layers.yaml counts there; the card says the instance's size)
+from gpushare_spawner.wording.layers import kept_within
 
 NOT_READ_YET = "The hub has not read the cluster's nodes and pods yet."
 
@@ -83,18 +80,13 @@ def placed(title: str) -> str:
     return f"{title} has a free place. Its scheduler chooses the GPU."
 
 
-<<<<<<< HEAD
-def terms(layer: Layer) -> str:
-    """Return by what a server's GPU is shared, and what that makes of its share, for its card."""
-    return f"By {layer.title}. {kept_within(layer)}"
-=======
 def terms(layer: Layer, profile: MigProfile | None = None) -> str:
     """Return by what a server's GPU is shared, and what that makes of its share, for its card.
 
     ``profile``: that of the MIG instance that the server gets; None: it gets none, or which one is not known.
     """
     if profile is None:
-        return f"By {layer.title}. {_kept(layer)}"
+        return f"By {layer.title}. {kept_within(layer)}"
     return f"By {layer.title}. A server has a MIG instance ({profile.name}) alone: {_size(profile)}."
 
 
@@ -103,15 +95,3 @@ def _size(profile: MigProfile) -> str:
     if profile.slices == profile.compute_slices:
         return f"one whole GPU, with {size} of memory"
     return f"{profile.slices}/{profile.compute_slices} of one GPU's time and {size} of memory"
-
-
-def _kept(layer: Layer) -> str:
-    keeps_memory, keeps_time = layer.memory.keeps, layer.compute.keeps
-    if keeps_memory and keeps_time:
-        return "Each session is kept within its part of the GPU's memory and time."
-    if keeps_memory:
-        return "Each session is kept within its part of the GPU's memory. The GPU's time has no fixed parts."
-    if keeps_time:
-        return "Each session is kept within its part of the GPU's time. The GPU's memory has no fixed parts."
-    return "The share counts when GPUs are given out. While sessions work, nothing keeps them to their shares."
->>>>>>> 38053a75 (MIG on one machine: the agent finds instances and gives each to one session; layers.yaml counts there; the card says the instance's size)
