@@ -261,7 +261,7 @@ def test_the_table_of_layers_says_what_the_declarations_say() -> None:
     assert found["mig"][2:9] == ["replica or profile", "hardware", "hardware", "scheduler", "no", "yes", "stop"]
     assert found["kai"][3:5] == ["accounted", "accounted"]
     assert found["nvshare"][0] == "nvshare (legacy)"
-    assert {name for name, cells in found.items() if "one machine" in cells[9]} == {"native", "mps"}
+    assert {name for name, cells in found.items() if "one machine" in cells[9]} == {"native", "mps", "mig"}
     # a library of their own, or one that can be switched on, is preloaded by these
     assert {name for name, cells in found.items() if cells[10] == "NVML"} == {"hami", "kai", "nvshare", "kubeshare"}
 

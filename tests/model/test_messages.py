@@ -55,6 +55,12 @@ def test_the_fields_of_version_1_keep_their_names() -> None:
         "utilisation": 0.5, "temperature_celsius": 60.0, "power_watts": 150.0, "healthy": False, "cordoned": True,
         "simulated": True,
         "capacity_units": 200, "waiting": 1,
+        "mig": {
+            "gpu": "GPU-0", "gpu_model": "A100",
+            "profile": {
+                "name": "1g.10gb", "slices": 1, "compute_slices": 7, "memory_slices": 1, "memory_bytes": 64,
+            },
+        },
     }  # fmt: skip
     session = {
         "id": "ada", "user": "ada", "server": "lab", "template": "quarter-gpu", "quota": "group:ml",

@@ -112,7 +112,9 @@ class Conversation:
         self._session = session
         self._limits = session.memory
         self._around = surroundings
-        self._uuids = {gpu_bytes(gpu.uuid): gpu.uuid for gpu in session.gpus}
+        # cuDeviceGetUuid gives programs the UUID of the whole GPU; cuDeviceGetUuid_v2 gives that of the MIG instance
+        whole = {gpu_bytes(gpu.whole): gpu.uuid for gpu in session.gpus if gpu.mig is not None}
+        self._uuids = whole | {gpu_bytes(gpu.uuid): gpu.uuid for gpu in session.gpus}
         self._loop = asyncio.get_running_loop()
         self._memory_at = 0.0
         """When MEMORY frames last took effect, in the event loop's time."""
@@ -324,9 +326,9 @@ class Conversation:
         return Feature.OBSERVE if role is Role.CUDA else OBSERVED_FEATURES
 
     def _say_memory(self, connection: Connection) -> None:
-        for raw, gpu in zip(self._uuids, self._session.gpus, strict=True):
+        for gpu in self._session.gpus:
             amounts = self._session.memory_limit(gpu), self._session.memory_guarantee(gpu)
-            connection.send(Kind.DEVICE, *amounts, gpu=raw)
+            connection.send(Kind.DEVICE, *amounts, gpu=gpu_bytes(gpu.uuid))
 
     def _announce(self, connection: Connection) -> None:
         notice = self._session.record.notice

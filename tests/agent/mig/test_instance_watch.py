@@ -14,9 +14,10 @@ from gpushare_spawner.agent.state.state_folder import StateFolder
 from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.mig import MigInstance, MigProfile
 from gpushare_spawner.model.protocol.control import CloseRequest, ControlRefused, OpenRequest, ResizeRequest
+from gpushare_spawner.model.protocol.frames import Feature, Kind
 from gpushare_spawner.model.report import SessionReport
 from tests.agent.conftest import LIBRARIES, Agent, Eventually, request_for
-from tests.agent.peers import FIRST, GIB
+from tests.agent.peers import FIRST, GIB, Peer
 
 PARENT = "GPU-00000000-0000-0000-0000-0000000000aa"
 MODEL = "Simulated A100 80 GiB"
@@ -191,3 +192,19 @@ async def test_instance_that_was_destroyed_while_no_agent_ran_is_told(machine: M
     machine.gpus, machine.there = (FIRST,), ()
     await machine.start()
     assert "MIG instance of this server is gone" in (machine.session("ada").layer_trouble or "")
+
+
+@pytest.mark.parametrize("named", [SMALL.uuid, PARENT])
+async def test_gpu_work_on_an_instance_counts_by_which_of_its_uuids_a_program_knows_it(
+    machine: Machine, eventually: Eventually, named: str
+) -> None:
+    environment = await machine.request(mig("ada"))
+    assert environment["GPUSHARE_ENGINE"] == "observe"
+    assert environment["LD_PRELOAD"] == str(LIBRARIES.preload)
+    peer = Peer(environment["GPUSHARE_SOCKET"])
+    machine.peers.append(peer)
+    await peer.connect(features=Feature.OBSERVE)
+    peer.send(Kind.BUSY, 0, gpu=named)
+    await eventually(lambda: machine.session("ada").gpu_busy)
+    peer.send(Kind.MEMORY, 0, GIB, gpu=named)
+    await eventually(lambda: machine.session("ada").memory_bytes == GIB)

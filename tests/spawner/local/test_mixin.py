@@ -126,6 +126,10 @@ async def test_template_with_mig_gets_the_smallest_instance_and_its_card_says_th
 ) -> None:
     with_an_instance(agent)
     (templates / "mig.yaml").write_text("{name: mig, display_name: mig, gpu: {fraction: 0.1, layer: mig}}")
+    await hub.start_server("ada", {"profile": "cpu-only"})
+    await hub.started("ada")
+    await hub.stop_server("ada")
+    await until(lambda: not hub.spawner("ada").active)
     card = "A server has a MIG instance (1g.10gb) alone: 1/7 of one GPU&#39;s time and 9.5 GiB of memory."
     assert card in await hub.spawner("ada").show_form()
     assert (await hub.start_server("ada", {"profile": "mig"})).code == 201

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -25,7 +26,7 @@ def whole(uuid: str, model: str = A100, index: int = 0) -> GpuReport:
     return GpuReport(index=index, uuid=uuid, model=model, memory_bytes=80 * GIB)
 
 
-def template(name: str = "t", idle: dict[str, object] | None = None, **gpu: object) -> Template:
+def template(name: str = "t", idle: dict[str, object] | None = None, **gpu: Any) -> Template:
     return Template.model_validate({"name": name, "display_name": name, "gpu": gpu, "idle": idle or {}})
 
 
@@ -88,7 +89,7 @@ def test_template_with_mig_takes_the_smallest_instance_then_larger_ones_then_wai
         {"fraction": 0.1, "layer": "mps"},
     ],
 )
-def test_no_wait_helps_where_no_instance_will_do(gpu: dict[str, object]) -> None:
+def test_no_wait_helps_where_no_instance_will_do(gpu: dict[str, Any]) -> None:
     machine = OneMachine(instance("MIG-3", "3g.40gb"), instance("MIG-1", "1g.10gb"))
     assert machine.says(template(**gpu)).kind == "never"
 
