@@ -125,12 +125,14 @@ async def test_template_with_mig_gets_the_smallest_instance_and_its_card_says_th
     hub: RunningHub, agent: FakeAgent, templates: Path
 ) -> None:
     with_an_instance(agent)
+    agent.occupy("bob", 40, gpus=("MIG-3",), layer=LayerName.MIG)
     (templates / "mig.yaml").write_text("{name: mig, display_name: mig, gpu: {fraction: 0.1, layer: mig}}")
     assert (await hub.start_server("ada", {"profile": "mig"})).code == 201
     (asked,) = agent.asked("open")
     assert (asked.gpus, asked.layer, asked.memory_limit) == (("MIG-1",), LayerName.MIG, "100%")
     assert (asked.share_units, asked.borrowed_units) == (10, 0)
-    card = "A server has a MIG instance (3g.40gb) alone: 3/7 of one GPU&#39;s time and 38 GiB of memory."
+    # now, while it is free, and later, when the next server waits for it
+    card = "A server has a MIG instance (1g.10gb) alone: 1/7 of one GPU&#39;s time and 9.5 GiB of memory."
     assert card in await hub.spawner("ada").show_form()
 
 
