@@ -24,6 +24,8 @@ from gpushare_spawner.model.protocol.texts import ReceivedText, TextReader
 from gpushare_spawner.model.share import borrowed_in_use
 from gpushare_spawner.model.tier import Tier
 
+ANNOTATIONS_VARIABLE = "GPUSHARE_ANNOTATIONS"
+"""Environment of a server in a pod whose GPU another sharing layer gives: the folder with the pod's annotations."""
 NANOSECONDS = 1e9
 MILLISECONDS = 1e3
 NEVER = 2**64 - 1

@@ -27,6 +27,7 @@ from gpushare_spawner.notebook.agent_connection import AgentUnavailable
 from gpushare_spawner.notebook.hub_activity import keep_active_while_busy
 from gpushare_spawner.notebook.kernels import KernelActivity, kernel_activity
 from gpushare_spawner.notebook.offered_asks import missing_asks, notice_asks, offered_asks
+from gpushare_spawner.notebook.pod_annotations import PodAnnotations
 from gpushare_spawner.notebook.service_ask import NoAnswer, ServiceAsk, WrongAsk
 from gpushare_spawner.notebook.session_client import SessionClient
 from gpushare_spawner.wording import device_memory, notices, share_status
@@ -44,7 +45,7 @@ def _jupyter_server_extension_points() -> list[dict[str, str]]:
 
 
 def _load_jupyter_server_extension(server: Any) -> None:
-    client = SessionClient(log=server.log)
+    client = SessionClient(log=server.log, pod=PodAnnotations.of(os.environ))
     handlers = {"status": StatusHandler, "ask": AskHandler}
     url = url_path_join(server.web_app.settings["base_url"], "gpushare")
     server.web_app.add_handlers(

@@ -5,14 +5,17 @@ The service decides, and answers with a sentence. Beside the frames: docs/refere
 
 from __future__ import annotations
 
+import os
 import secrets
 from dataclasses import dataclass
 from typing import Any, Self
 
+from gpushare_spawner.model.layers import LAYER_VARIABLE
 from gpushare_spawner.model.protocol.frames import AskKind, Feature, Kind, TextTopic
 from gpushare_spawner.model.protocol.texts import ReceivedText, TextReader
 from gpushare_spawner.notebook.agent_connection import AgentConnection, AgentUnavailable, session_socket, with_agent
 from gpushare_spawner.wording.asks import NO_SHARE, OLD_AGENT, no_answer, wrong_kind, wrong_value
+from gpushare_spawner.wording.layers import NO_AGENT
 
 ANSWER_SECONDS = 15.0
 """How long an answer is waited for. The service looks within 2 s on one machine, within 5 s on Kubernetes."""
@@ -70,7 +73,7 @@ def ask_service(one: ServiceAsk, path: str | None = None, timeout: float = ANSWE
     """Return the service's answer. ``path`` defaults to $GPUSHARE_SOCKET. Raises AgentUnavailable with a sentence."""
     path = path or session_socket()
     if path is None:
-        raise AgentUnavailable(NO_SHARE)
+        raise AgentUnavailable(NO_AGENT if os.environ.get(LAYER_VARIABLE) else NO_SHARE)
     sent = False
 
     def answer(connection: AgentConnection) -> ReceivedText:

@@ -17,6 +17,7 @@ from gpushare_spawner.model.protocol.texts import ReceivedText, TextReader
 from gpushare_spawner.model.share_status import ANSWER, ShareStatus
 from gpushare_spawner.notebook.agent_connection import AgentUnavailable, hello, session_socket
 from gpushare_spawner.notebook.kernels import KernelActivity
+from gpushare_spawner.notebook.pod_annotations import PodAnnotations
 from gpushare_spawner.notebook.process_names import named
 from gpushare_spawner.notebook.service_ask import ANSWER_SECONDS, NoAnswer, ServiceAsk
 from gpushare_spawner.wording.asks import NO_SHARE, OLD_AGENT, no_answer
@@ -28,6 +29,7 @@ from gpushare_spawner.wording.errors import (
     agent_unavailable,
     reason,
 )
+from gpushare_spawner.wording.layers import NO_AGENT
 
 FIRST_DELAY = 0.1
 LAST_DELAY = 5.0
@@ -39,11 +41,16 @@ FRESH_SECONDS = 0.5
 class SessionClient:
     """Keeps a connection to the agent until it is cancelled. A failure of the agent does not affect a notebook.
 
-    Without a socket (no share) `run` returns at once, and `query` returns the status without a share.
+    Without a socket `run` returns at once, and `query` returns what the pod's annotations say of a session of another
+    sharing layer, else the status without a share.
     """
 
-    def __init__(self, path: str | None = None, log: logging.Logger | None = None) -> None:
+    def __init__(
+        self, path: str | None = None, log: logging.Logger | None = None, pod: PodAnnotations | None = None
+    ) -> None:
+        """``pod``: the annotations of this server's pod, where another sharing layer gives the GPU."""
         self._path = path or session_socket()
+        self._pod = pod
         self._log = log or logging.getLogger(__name__)
         self._connection: socket.socket | None = None
         self._serial = 0
@@ -61,7 +68,7 @@ class SessionClient:
 
     @property
     def shared(self) -> bool:
-        """Whether this server has a share."""
+        """Whether this server has a session socket."""
         return self._path is not None
 
     @property
@@ -80,22 +87,22 @@ class SessionClient:
     async def query(self, timeout: float = 2.0) -> ShareStatus:
         """Ask the agent for the share's status; at most ``timeout`` seconds. Raises nothing."""
         if self._path is None:
-            return ShareStatus.without_share()
+            return self._pod.status() if self._pod is not None else ShareStatus.without_share()
         loop = asyncio.get_running_loop()
         async with self._asking:
             if self._last is not None and loop.time() - self._last[0] < FRESH_SECONDS:
                 return self._last[1]
             if not self.connected:
-                return ShareStatus.unknown(self._problem)
+                return self._unknown(self._problem)
             self._answer, self._answered = [], loop.create_future()
             try:
                 await self._send(Kind.QUERY)
                 answer = await asyncio.wait_for(self._answered, timeout)
                 status = replace(named(ShareStatus.of(answer)), at=time.time())
             except TimeoutError:
-                return ShareStatus.unknown(agent_silent(timeout))
+                return self._unknown(agent_silent(timeout))
             except (OSError, ValueError) as error:
-                return ShareStatus.unknown(agent_unavailable(str(error)))
+                return self._unknown(agent_unavailable(str(error)))
             finally:
                 self._answered = None
             self._last = (loop.time(), status)
@@ -104,7 +111,7 @@ class SessionClient:
     async def ask(self, one: ServiceAsk, timeout: float = ANSWER_SECONDS) -> ReceivedText:
         """Ask something of the service. Raises AgentUnavailable with a sentence; NoAnswer after ``timeout`` seconds."""
         if self._path is None:
-            raise AgentUnavailable(NO_SHARE)
+            raise AgentUnavailable(NO_SHARE if self._pod is None else NO_AGENT)
         if not self.connected:
             raise AgentUnavailable(self._problem)
         if Feature.CONTROLS not in self._features:
@@ -129,6 +136,10 @@ class SessionClient:
         if self.connected:
             with contextlib.suppress(OSError):  # `run` detects the end of the connection, and connects again
                 await self._send(Kind.KERNELS, *activity.fields())
+
+    def _unknown(self, problem: str) -> ShareStatus:
+        """What is known while the agent is unavailable."""
+        return self._pod.status() if self._pod is not None else ShareStatus.unknown(problem)
 
     async def _connect(self, path: str) -> bool:
         """Run one connection, from HELLO to its end. Returns whether the agent sent WELCOME."""

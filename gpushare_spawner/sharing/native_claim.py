@@ -69,24 +69,24 @@ class NativeClaimLayer(SharingLayer[PodSpec]):
         folder = posixpath.join(self._claims.folder, claim_folder(self._namespace, self._claim))
         mounts = [MountReport(host_path=folder, container_path=folder), *self._claims.mounts]
         variables = self._variables(notebook_container(form.get("spec") or {}), folder)
-        pod = PodChange(annotations=self.session.annotations(), labels=labels(), variables=variables).apply(form)
-        spec = pod["spec"]
-        notebook = notebook_container(spec)
         named = {f"{_VOLUME}-{number}": mount for number, mount in enumerate(mounts)}
-        volumes = [{"name": name, "hostPath": {"path": mount.host_path}} for name, mount in named.items()]
-        inside = [
-            {"name": name, "mountPath": mount.container_path, "readOnly": mount.read_only}
-            for name, mount in named.items()
-        ]
-        changed = {**notebook, "volumeMounts": [*(notebook.get("volumeMounts") or []), *inside]}
+        pod = PodChange(
+            annotations=self.session.annotations(),
+            labels=labels(),
+            variables=variables,
+            volumes={name: {"hostPath": {"path": mount.host_path}} for name, mount in named.items()},
+            mounts=[
+                {"name": name, "mountPath": mount.container_path, "readOnly": mount.read_only}
+                for name, mount in named.items()
+            ],
+        ).apply(form)
+        spec = pod["spec"]
         claim = {"name": POD_CLAIM, "resourceClaimName": self._claim}
         return {
             **pod,
             "spec": {
                 **spec,
                 "affinity": pinned(spec.get("affinity"), self._node),
-                "containers": [changed if one is notebook else one for one in spec["containers"]],
-                "volumes": [*(spec.get("volumes") or []), *volumes],
                 "resourceClaims": [*(spec.get("resourceClaims") or []), claim],
             },
         }

@@ -32,6 +32,10 @@ class PodChange:
     """Empty: the pod's own."""
     claim_templates: Mapping[str, str] = field(default_factory=dict)
     """ResourceClaimTemplates that the notebook server's container has a claim of, by the claim's name in the pod."""
+    volumes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Sources of volumes by name."""
+    mounts: Sequence[Mapping[str, Any]] = ()
+    """Where the notebook server's container has them."""
 
     def apply(self, form: PodSpec) -> PodSpec:
         """Return the pod with the additions. Raises ValueError for a pod without containers."""
@@ -52,6 +56,9 @@ class PodChange:
         if self.claim_templates:
             claims = [{"name": name, "resourceClaimTemplateName": of} for name, of in self.claim_templates.items()]
             new_spec["resourceClaims"] = _replaced(spec.get("resourceClaims") or [], claims)
+        if self.volumes:
+            volumes = [{"name": name, **source} for name, source in self.volumes.items()]
+            new_spec["volumes"] = _replaced(spec.get("volumes") or [], volumes)
         return {**form, "metadata": {**metadata, **named}, "spec": new_spec}
 
     def _container(self, notebook: dict[str, Any]) -> dict[str, Any]:
@@ -64,6 +71,8 @@ class PodChange:
         if self.variables:
             variables = [{"name": name, "value": value} for name, value in self.variables.items()]
             changed["env"] = _replaced(notebook.get("env") or [], variables)
+        if self.mounts:
+            changed["volumeMounts"] = [*(notebook.get("volumeMounts") or []), *self.mounts]
         return changed
 
 

@@ -17,6 +17,11 @@ NO_AGENT = (
 _REACH = {"downgraded": IdleReach.DOWNGRADE, "released": IdleReach.RELEASE}
 
 
+def annotations_unreadable(why: str) -> str:
+    """Return that what the service wrote for a server without an agent cannot be read."""
+    return f"The annotations of this server's pod cannot be read: {why}. Tell the admin."
+
+
 def other_layer(name: str) -> Layer | None:
     """Return the sharing layer of that name; None: it is ours, or one that only a newer agent knows."""
     return LAYERS[LayerName(name)] if name in LAYERS and name != LayerName.NATIVE else None

@@ -7,7 +7,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from .standin.client import path
+import pytest
+
+from tests.spawner.running_hub import until
+
+from .standin.client import ApiStatus, path
 from .standin.cluster import Cluster, a_pod, restarts
 from .standin.programs import Listeners
 
@@ -82,6 +86,37 @@ async def test_what_a_process_sees(cluster: Cluster) -> None:
         f"{node.folder}/pods/{uid}/volumes/data/file",
         f"at {address}:80",
     ]
+
+
+async def test_files_of_annotations_follow_the_pod(cluster: Cluster) -> None:
+    node = await cluster.make_node(programs=Listeners())
+    said = "example.org/said"
+    items = [
+        {"path": "said", "fieldRef": {"fieldPath": f"metadata.annotations['{said}']"}},
+        {"path": "name", "fieldRef": {"fieldPath": "metadata.name"}},
+    ]
+    container = {"name": "main", "image": "x", "volumeMounts": [{"name": "me", "mountPath": "/me"}]}
+    spec = {"containers": [container], "volumes": [{"name": "me", "downwardAPI": {"items": items}}]}
+    where = path("pods", cluster.namespace)
+    await cluster.admin.create(where, {"metadata": {"name": "one"}, "spec": spec})
+    pod = await cluster.wait_for_phase("one", "Running")
+    folder = node.folder / "pods" / pod["metadata"]["uid"] / "volumes" / "me"
+    assert [(folder / name).read_text() for name in ("said", "name")] == ["", "one"]
+    before = (folder / "..data").readlink()
+    for text in ("one\nmore", None):
+        await cluster.admin.patch(path("pods", cluster.namespace, "one"), {"metadata": {"annotations": {said: text}}})
+        wanted = "more\none" if text else ""
+        await until(lambda wanted=wanted: (folder / "said").read_text() == wanted)  # type: ignore[misc]
+    assert (folder / "..data").readlink() != before
+    assert len([one for one in folder.iterdir() if one.is_dir() and not one.is_symlink()]) == 1, "the old ones are gone"
+
+
+@pytest.mark.parametrize("field", ["spec.nodeName", "metadata.annotations['']", "status.podIP"])
+async def test_a_volume_of_another_field_is_refused(cluster: Cluster, field: str) -> None:
+    volume = {"name": "me", "downwardAPI": {"items": [{"path": "x", "fieldRef": {"fieldPath": field}}]}}
+    spec = {"containers": [{"name": "main", "image": "x"}], "volumes": [volume]}
+    with pytest.raises(ApiStatus, match="fieldPath"):
+        await cluster.admin.create(path("pods", cluster.namespace), {"metadata": {"name": "one"}, "spec": spec})
 
 
 async def test_a_claims_files_outlive_the_pod(cluster: Cluster) -> None:

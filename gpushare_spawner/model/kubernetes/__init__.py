@@ -108,6 +108,11 @@ from gpushare_spawner.model.kubernetes.resources import (
     resource_limits,
     resource_name,
 )
+from gpushare_spawner.model.kubernetes.session_files import (
+    SESSION_FILES,
+    SESSION_FILES_FOLDER,
+    session_files_volume,
+)
 from gpushare_spawner.model.kubernetes.share_annotations import (
     PLACED_SHARE,
     RESIZE,
@@ -157,6 +162,8 @@ __all__ = [
     "RESIZED",
     "RESOURCE_PREFIX",
     "SESSION",
+    "SESSION_FILES",
+    "SESSION_FILES_FOLDER",
     "SESSION_LABEL",
     "SESSION_LABEL_VALUE",
     "SESSION_SELECTOR",
@@ -216,6 +223,7 @@ __all__ = [
     "resized_patch",
     "resource_limits",
     "resource_name",
+    "session_files_volume",
     "share_container",
     "share_patch",
     "slice_name",

@@ -58,6 +58,8 @@ class KubeletSettings:
     """Seconds until a granted resize is in force."""
     resize_retry: float = 180.0
     """Seconds until a resize that was not granted is tried again where nothing has changed."""
+    volume_refresh: float = 0.05
+    """Seconds from a change of a pod's annotations until its files say so."""
     prepare_retry: float = 0.5
     """Seconds until a claim is tried again that could not be prepared; a kubelet's own are 15 to 65."""
     driver_grace: float = 30.0

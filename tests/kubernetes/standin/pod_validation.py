@@ -14,6 +14,7 @@ _LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _ENV_NAME = re.compile(r"[-._a-zA-Z][-._a-zA-Z0-9]*")
 _RESOURCES = {"cpu", "memory", "ephemeral-storage"}
 _POLICIES = ("Always", "OnFailure", "Never")
+_VOLUME_FIELDS = ("metadata.annotations", "metadata.labels", "metadata.name", "metadata.namespace", "metadata.uid")
 _OPERATORS = ("In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt")
 
 
@@ -32,6 +33,7 @@ def check_pod(spec: dict[str, Any], causes: Causes) -> None:
         if name in volumes:
             causes.append((f"spec.volumes[{number}].name", f"Duplicate value: {quoted(name)}"))
         volumes.add(name)
+        _check_downward(volume, f"spec.volumes[{number}].downwardAPI", causes)
     names: set[str] = set()
     for list_name in ("containers", "initContainers"):
         for number, container in enumerate(spec.get(list_name) or []):
@@ -77,6 +79,21 @@ def _check_env(container: dict[str, Any], where: str, causes: Causes) -> None:
             causes.append((f"{where}.env[{number}].name", said if name else "Required value"))
         if not isinstance(entry.get("value", ""), str):
             raise Undecodable(PODS, "json: cannot unmarshal into Go struct field EnvVar.value of type string")
+
+
+def _check_downward(volume: dict[str, Any], where: str, causes: Causes) -> None:
+    """Source: kubernetes pkg/apis/core/validation, validDownwardAPIVolumeFieldPathExpressions and
+    validateObjectFieldSelector."""
+    for number, item in enumerate((volume.get("downwardAPI") or {}).get("items") or []):
+        at, path = f"{where}.items[{number}]", (item.get("fieldRef") or {}).get("fieldPath") or ""
+        found = re.fullmatch(r"metadata\.(annotations|labels)\['([^']*)'\]", path)
+        if found is None and path not in _VOLUME_FIELDS:
+            causes.append((f"{at}.fieldRef.fieldPath", _unsupported(path, _VOLUME_FIELDS)))
+        elif found is not None and not is_qualified(found[2].lower()):
+            said = f"Invalid value: {quoted(path)}: a qualified name is needed"
+            causes.append((f"{at}.fieldRef.fieldPath", said))
+        if not item.get("path") or ".." in item["path"] or item["path"].startswith("/"):
+            causes.append((f"{at}.path", f"Invalid value: {quoted(item.get('path') or '')}: must be a relative path"))
 
 
 def _check_mounts(container: dict[str, Any], where: str, volumes: set[str], causes: Causes) -> None:

@@ -15,6 +15,7 @@ from .claim_plugins import NotPrepared
 from .client import ApiStatus, path
 from .container_environment import MissingReference, container_environment, expand, in_place
 from .devices import AdmissionError
+from .downward_volumes import write_downward_volumes
 from .node_resize import CONDITIONS, Granted
 from .programs import Launch, Running
 from .scheduler import now, record_event
@@ -114,8 +115,15 @@ class PodWorker:
     def update(self, pod: dict[str, Any]) -> None:
         """The API server has a new state of the pod."""
         self.pod = pod
+        if self.is_running:
+            # a kubelet's own takes seconds, up to a minute (its sync period)
+            asyncio.get_running_loop().call_later(self.kubelet.settings.volume_refresh, self._write_downward_volumes)
         if pod["metadata"].get("deletionTimestamp"):
             self.delete(float(pod["metadata"].get("deletionGracePeriodSeconds") or 0))
+
+    def _write_downward_volumes(self) -> None:
+        if not self.ended:
+            write_downward_volumes(self.pod, self.folder / "volumes")
 
     def delete(self, grace: float, gone: bool = False) -> None:
         """End it within `grace` seconds; `gone`: the API server has forgotten it already."""
@@ -383,6 +391,9 @@ class PodWorker:
                     (own / key).write_text(value)
             elif "emptyDir" in volume:
                 volumes[name] = str(own)
+            elif "downwardAPI" in volume:
+                volumes[name] = str(own)
+                self._write_downward_volumes()
             with contextlib.suppress(OSError, KeyError):
                 if "hostPath" not in volume:
                     os.makedirs(volumes[name], exist_ok=True)

@@ -5,8 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from gpushare_spawner.model.kubernetes import OBSERVER, LayerSession, PodSession, gpu_names, kept_off
+from gpushare_spawner.model.kubernetes import (
+    OBSERVER,
+    SESSION_FILES_FOLDER,
+    LayerSession,
+    PodSession,
+    gpu_names,
+    kept_off,
+    session_files_volume,
+)
 from gpushare_spawner.model.layers import LAYER_VARIABLE, LAYERS, ObservedBy
+from gpushare_spawner.model.share_status import ANNOTATIONS_VARIABLE
 from gpushare_spawner.sharing.base import PodSpec, SharingLayer, Tenant
 from gpushare_spawner.sharing.nodes import suitable
 from gpushare_spawner.sharing.pod_changes import PodChange
@@ -21,6 +30,8 @@ _BY_KEY = {
     "node_selector": ("spec", "nodeSelector"),
 }
 """KubeSpawner's settings with names and values, and where these stand in a pod."""
+_VOLUME = "gpushare-session"
+"""The volume by which the server reads its notices."""
 _RESOURCES = {"extra_resource_limits": "limits", "extra_resource_guarantees": "requests"}
 
 
@@ -54,7 +65,12 @@ class ForeignPodLayer(SharingLayer[PodSpec]):
         request = self._offer.request
         made = POD_LAYERS[self._offer.layer].render(form, request)
         limits = {OBSERVER: "1"} if observable(self._offer) else {}
-        made = PodChange(variables={LAYER_VARIABLE: str(self._offer.layer)}, limits=limits).apply(made)
+        made = PodChange(
+            variables={LAYER_VARIABLE: str(self._offer.layer), ANNOTATIONS_VARIABLE: SESSION_FILES_FOLDER},
+            limits=limits,
+            volumes={_VOLUME: session_files_volume()},
+            mounts=[{"name": _VOLUME, "mountPath": SESSION_FILES_FOLDER, "readOnly": True}],
+        ).apply(made)
         made = with_last_word(form, made, request.template.kubespawner_override)
         if self._offer.kept_off:
             # also where the template sets its own affinity: an earlier spawn would wait without end

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from kubernetes_asyncio.client.models import V1Container, V1ObjectMeta, V1Pod, V1PodSpec
 
-from gpushare_spawner.model.kubernetes import HUB, OBSERVER, layer_session
+from gpushare_spawner.model.kubernetes import HUB, NOTICE, OBSERVER, layer_session
 from gpushare_spawner.model.layers import HamiOptions, KaiOptions, LayerName, LayerOptions, MigOptions, ReplicaOptions
 from gpushare_spawner.model.placement import Placement
 from gpushare_spawner.model.template import Template
@@ -15,6 +15,7 @@ from gpushare_spawner.sharing.base import LayerRequest, Tenant
 from gpushare_spawner.sharing.cluster_facts import ClusterFacts, ClusterNode
 from gpushare_spawner.spawner.kubernetes.cluster.pods import RESERVATION
 from gpushare_spawner.spawner.kubernetes.pod.builder import build_pod
+from gpushare_spawner.spawner.kubernetes.pod.manifest import fragment
 from gpushare_spawner.spawner.kubernetes.reservations import PodShare
 from gpushare_spawner.spawner.queue.other_layers import LayerOffer
 from gpushare_spawner.spawner.queue.queue import SpawnRequest
@@ -50,7 +51,22 @@ def test_the_layer_s_terms_and_the_session_are_in_the_pod() -> None:
     said = found.session
     assert (found.layer, said.session, said.template, said.quota) == (LayerName.KAI, "ada", "half", "group:ml")
     assert found.share.units == 50
-    assert [(one.name, one.value) for one in pod.spec.containers[0].env] == [("GPUSHARE_LAYER", "kai")]
+    container = pod.spec.containers[0]
+    assert {one.name: one.value for one in container.env} == {
+        "GPUSHARE_LAYER": "kai",
+        "GPUSHARE_ANNOTATIONS": "/var/run/gpushare-session",
+    }
+
+
+def test_the_server_reads_its_own_notices_and_no_other_annotations() -> None:
+    pod = built()
+    (volume,) = fragment(pod)["spec"]["volumes"]
+    items = {one["path"]: one["fieldRef"]["fieldPath"] for one in volume["downwardAPI"]["items"]}
+    assert items["announcement"] == f"metadata.annotations['{NOTICE}']"
+    assert items["message"] == "metadata.annotations['gpushare-spawner.io/message']"
+    assert not {"quota", "hub"} & set(items), "the user need not know them"
+    (mount,) = pod.spec.containers[0].volume_mounts
+    assert (mount.name, mount.mount_path, mount.read_only) == (volume["name"], "/var/run/gpushare-session", True)
 
 
 def test_a_node_that_is_kept_for_an_earlier_spawn_is_ruled_out() -> None:
