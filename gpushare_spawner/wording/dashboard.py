@@ -60,8 +60,12 @@ def exempt(seconds: float | None, by: str, reason: str) -> str:
     return f"Exempt from idle actions {said}, by {by}" + (f": {reason}" if reason else ".")
 
 
-def shared_by(layer: Layer) -> str:
-    """Return by what a session's GPU is shared, and what idle actions can do to it; empty for our own layer."""
+def shared_by(layer: Layer, measured: bool) -> str:
+    """Return by what a session's GPU is shared, and what idle actions can do to it; empty for our own layer.
+
+    ``measured``: an agent sees its GPU work.
+    """
     if layer.name is LayerName.NATIVE:
         return ""
-    return f"{layer.title} shares its GPU. {kept_within(layer)} {NOT_MEASURED} {when_idle(layer)}"
+    unmeasured = "" if measured else f" {NOT_MEASURED}"
+    return f"{layer.title} shares its GPU. {kept_within(layer)}{unmeasured} {when_idle(layer)}"

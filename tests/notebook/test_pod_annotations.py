@@ -15,6 +15,7 @@ from gpushare_spawner.model.controls import Controls, Exemption, Keep, Message
 from gpushare_spawner.model.idle_cause import IdleCause
 from gpushare_spawner.model.kubernetes import (
     LAYER,
+    NOTICE,
     SESSION_FILES,
     LayerSession,
     PodSession,
@@ -133,7 +134,7 @@ def test_annotations_that_cannot_be_read_are_a_problem_that_is_said(pod: Pod, br
     elif broken == "no share":
         pod.write({"gpushare-spawner.io/share": None})
     else:
-        pod.write({"gpushare-spawner.io/announcement": "{}"})
+        pod.write({NOTICE: "{}"})
     found = read(pod).status()
     assert found.problem.startswith("The annotations of this server's pod cannot be read: ")
     assert not found.known

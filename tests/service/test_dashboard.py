@@ -96,7 +96,8 @@ def test_a_session_over_quota_is_marked_and_its_quota_is_named() -> None:
 
 
 def test_a_session_of_another_layer_says_what_can_be_done_and_shows_no_figures_that_are_not_known() -> None:
-    kai = session("kim", layer=LayerName.KAI, gpus=("kai/kim/0",), last_gpu_activity=None, memory_bytes=0)
+    unknown = {"last_gpu_activity": None, "memory_bytes": 0, "gpu_use_known": False}
+    kai = session("kim", layer=LayerName.KAI, gpus=("kai/kim/0",), **unknown)
     report = afternoon().model_copy(update={"gpus": (), "sessions": (kai,)})
     (said,) = shown(report)["sessions"]
     assert (said["layer"], said["gpus"], said["tier"]) == ("kai", [], "active")
@@ -114,6 +115,15 @@ def test_a_session_of_another_layer_says_what_can_be_done_and_shows_no_figures_t
     (own,) = [one for one in shown()["sessions"] if one["user"] == "erin"]
     assert own["next"]["tier"] == "downgraded"
     assert sentence not in unescape(plain(page()))
+
+
+def test_an_observed_session_of_another_layer_shows_what_the_agent_measures() -> None:
+    kim = session("kim", layer=LayerName.KAI, gpus=("kai/kim/0",), gpu_seconds=7200.0)
+    text = unescape(plain(page(afternoon().model_copy(update={"sessions": (kim,)}))))
+    assert "2 h of GPU work" in text
+    assert "not measured" not in text
+    assert "Nothing measures" not in text
+    assert "KAI Scheduler shares its GPU." in text
 
 
 def test_trouble_of_a_layer_and_cuda_contexts_stand_at_the_session_and_its_gpu() -> None:

@@ -285,6 +285,8 @@ class Session(Answer):
     """What is wrong with the layer for this session; empty: nothing is known to be."""
     sharing: str
     """What that means for the session, as sentences; empty for `native`."""
+    measured: bool
+    """Whether an agent sees its GPU work; else figures of GPU work and memory are 0."""
     tier: Tier
     starting: bool
     opened_at: float

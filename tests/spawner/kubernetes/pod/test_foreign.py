@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from kubernetes_asyncio.client.models import V1Container, V1ObjectMeta, V1Pod, V1PodSpec
 
-from gpushare_spawner.model.kubernetes import HUB, NOTICE, OBSERVER, layer_session
+from gpushare_spawner.model.kubernetes import HUB, NOTICE, OBSERVER, PREFIX, layer_session
 from gpushare_spawner.model.layers import HamiOptions, KaiOptions, LayerName, LayerOptions, MigOptions, ReplicaOptions
 from gpushare_spawner.model.placement import Placement
 from gpushare_spawner.model.template import Template
@@ -62,7 +62,7 @@ def test_the_server_reads_its_own_notices_and_no_other_annotations() -> None:
     pod = built()
     (volume,) = fragment(pod)["spec"]["volumes"]
     items = {one["path"]: one["fieldRef"]["fieldPath"] for one in volume["downwardAPI"]["items"]}
-    assert items["announcement"] == f"metadata.annotations['{NOTICE}']"
+    assert items[NOTICE.removeprefix(PREFIX)] == f"metadata.annotations['{NOTICE}']"
     assert items["message"] == "metadata.annotations['gpushare-spawner.io/message']"
     assert not {"quota", "hub"} & set(items), "the user need not know them"
     (mount,) = pod.spec.containers[0].volume_mounts
