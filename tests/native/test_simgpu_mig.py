@@ -441,3 +441,138 @@ say([found["kernels"], found["memory"] >> 20, (found["memory"] - found["memory_f
     assert (kernels, memory, resident, milliseconds) == (1, 8192, 64, 5)
     # what no instance has counts as used: three slices of 1 GiB without any, and the driver's part of the others
     assert unusable - 64 == 8192 - 4046 - 2 * 974
+
+
+ADMIN = """
+def create(id, start=None):
+    if start is None:
+        made = attempt(nvml.nvmlDeviceCreateGpuInstance, device, id)
+    else:
+        place = nvml.c_nvmlGpuInstancePlacement_t(start, 0)
+        made = attempt(nvml.nvmlDeviceCreateGpuInstanceWithPlacement, device, id, ctypes.byref(place))
+    if isinstance(made, str):
+        return made
+    info = nvml.nvmlGpuInstanceGetInfo(made)
+    return [made, [info.id, info.profileId, info.placement.start, info.placement.size]]
+"""
+
+
+def test_admin_makes_and_removes_instances(said: Run) -> None:
+    """A GPU instance becomes a MIG device with its compute instance, and is removed after it."""
+    heard = said(
+        LOOK
+        + ADMIN
+        + """
+def names():
+    return [nvml.nvmlDeviceGetName(one).split()[-1] for one in instances()]
+large, small = create(9), create(19, 2)
+found = {"made": [large[1], small[1]], "before": names()}
+compute = attempt(nvml.nvmlGpuInstanceCreateComputeInstance, large[0], 2)
+nvml.nvmlGpuInstanceCreateComputeInstance(small[0], 0)
+found["after"] = names()
+found["refused"] = [create(19, 2), create(9, 0), create(0), create(4), create(14, 1),
+                    attempt(nvml.nvmlGpuInstanceCreateComputeInstance, large[0], 2),
+                    attempt(nvml.nvmlGpuInstanceCreateComputeInstance, large[0], 0)]
+found["left"] = [nvml.nvmlDeviceGetGpuInstanceRemainingCapacity(device, id) for id in (19, 14, 9)]
+same = nvml.nvmlDeviceGetGpuInstanceById(device, small[1][0])
+of = nvml.nvmlComputeInstanceGetInfo_v2(nvml.nvmlGpuInstanceGetComputeInstanceById(same, 0))
+found["compute"] = [of.id, of.profileId, of.placement.start, of.placement.size]
+some, count = (nvml.c_nvmlGpuInstance_t * 7)(), ctypes.c_uint(0)
+found["listed"] = []
+for id in (19, 9, 5):
+    nvml.nvmlDeviceGetGpuInstances(device, id, some, ctypes.byref(count))
+    found["listed"].append(count.value)
+one, uuid = instances()[0], nvml.nvmlDeviceGetUUID(instances()[0])
+found["destroyed"] = [attempt(nvml.nvmlGpuInstanceDestroy, large[0]), attempt(nvml.nvmlComputeInstanceDestroy, compute),
+                      names(), attempt(nvml.nvmlGpuInstanceDestroy, large[0]),
+                      attempt(nvml.nvmlGpuInstanceDestroy, large[0]), attempt(nvml.nvmlDeviceGetName, one),
+                      attempt(nvml.nvmlDeviceGetHandleByUUID, uuid), create(0)]
+again = create(9)
+nvml.nvmlGpuInstanceCreateComputeInstance(again[0], 2)
+found["again"] = nvml.nvmlDeviceGetUUID(instances()[0]) == uuid
+say(found)
+""",
+        SIMGPU_MIG="0:",
+        **A100,
+    )
+    in_use, short = "In use by another client", "Insufficient Resources"
+    assert heard == {
+        "made": [[2, 9, 4, 4], [9, 19, 2, 1]], "before": [], "after": ["3g.40gb", "1g.10gb"],
+        "refused": [short, short, short, "Invalid Argument", "Invalid Argument", short, "Not Supported"],
+        "left": [3, 1, 0], "compute": [0, 0, 0, 1], "listed": [1, 1, 0],
+        "destroyed": [in_use, 0, ["1g.10gb"], 0, "Invalid Argument", "Invalid Argument", "Not Found", short],
+        "again": True,
+    }  # fmt: skip
+
+
+def test_instance_in_use_cannot_be_removed_and_its_program_never_gets_another_one(simulated: Start) -> None:
+    user = simulated(INSTANCE.format(index=1) + "machine.plain(64 << 20); say(0); listen()", **SMALL)
+    late = simulated(
+        INSTANCE.format(index=2).replace("machine = Machine()", "check(cu.cuInit(0))")
+        + "say(0); listen(); say([code(cu.cuDevicePrimaryCtxRetain(0)), check(cu.cuDeviceGetCount())])",
+        **SMALL,
+    )
+    admin = simulated(
+        LOOK
+        + ADMIN
+        + """
+before = {nvml.nvmlDeviceGetGpuInstanceId(one): one for one in instances()}
+def remove(id):
+    made = nvml.nvmlDeviceGetGpuInstanceById(device, id)
+    compute = nvml.nvmlGpuInstanceGetComputeInstanceById(made, 0)
+    return attempt(nvml.nvmlComputeInstanceDestroy, compute) or attempt(nvml.nvmlGpuInstanceDestroy, made)
+say(sorted(before))
+while True:
+    removed = [remove(id) for id in listen()]
+    other = create(19, 4)
+    if not isinstance(other, str):
+        nvml.nvmlGpuInstanceCreateComputeInstance(other[0], 0)
+    say([removed, sorted(nvml.nvmlDeviceGetGpuInstanceId(one) for one in instances()),
+         nvml.nvmlDeviceGetMemoryInfo(device).used >> 20])
+""",
+        **SMALL,
+    )
+    user.hear()
+    late.hear()
+    assert admin.hear() == [1, 12, 13]
+    # 13, with a program that has no context yet, makes way for an instance one slice further down
+    admin.say([12, 13])
+    assert admin.hear() == [["In use by another client", 0], [1, 11, 12], 64]
+    late.say()
+    assert late.hear() == ["CUDA_ERROR_INVALID_DEVICE", 1]
+    user.kill()
+    admin.say([12])
+    assert admin.hear() == [[0], [1, 11], 0]
+
+
+def test_mig_mode_changes_only_while_nobody_uses_the_gpu(simulated: Start, said: Run) -> None:
+    settings = {**SMALL, "SIMGPU_MIG": "off"}
+    user = simulated("machine = Machine(); machine.plain(2 << 20); say(0); listen()", **settings)
+    user.hear()
+    admin = simulated(
+        LOOK
+        + ADMIN
+        + """
+while True:
+    mode = listen()
+    status = nvml.nvmlDeviceSetMigMode(device, mode)
+    say([status, nvml.nvmlDeviceGetMigMode(device), nvml.nvmlDeviceGetMemoryInfo(device).free >> 20])
+    if nvml.nvmlDeviceGetMigMode(device)[0]:
+        made = create(0)[0]
+        say(nvml.nvmlDeviceSetMigMode(device, 0))
+        nvml.nvmlGpuInstanceDestroy(made)
+""",
+        **settings,
+    )
+    in_use = 19
+    admin.say(1)
+    assert admin.hear() == [in_use, [0, 0], 8190]
+    user.kill()
+    admin.say(1)
+    assert admin.hear() == [0, [1, 1], 8192]
+    assert admin.hear() == in_use
+    assert said("say(code(cu.cuInit(0)))", **settings) == "CUDA_ERROR_NO_DEVICE"
+    admin.say(0)
+    assert admin.hear() == [0, [0, 0], 8192]
+    memory = said("machine = Machine(); machine.plain(5 << 30); say(check(cu.cuMemGetInfo())[0] >> 20)", **settings)
+    assert memory == 8192 - 5120

@@ -25,9 +25,13 @@ int mig_index(const struct state *state, int number) {
     return (number - gpus(state)) % MIG_INSTANCES;
 }
 
+enum mig_stage mig_stage(const struct state *state, int number) {
+    if (number >= (int)state->numbers || !mig_is_instance(state, number)) return MIG_NOTHING;
+    return (enum mig_stage)__atomic_load_n(&state->gpus[number].mig, __ATOMIC_ACQUIRE);
+}
+
 int mig_exists(const struct state *state, int number) {
-    return number < (int)state->numbers && mig_is_instance(state, number) &&
-           __atomic_load_n(&state->gpus[number].mig, __ATOMIC_ACQUIRE);
+    return mig_stage(state, number) == MIG_DEVICE;
 }
 
 uint64_t mig_memory(const struct state *state, int number) {
@@ -59,7 +63,7 @@ uint32_t mig_taken(const struct state *state, int gpu) {
     uint32_t taken = 0;
     for (int i = 0; i < MIG_INSTANCES; i++) {
         int number = mig_number(state, gpu, i);
-        if (mig_exists(state, number)) taken |= mig_profile_slices(state->gpus[number].place);
+        if (mig_stage(state, number)) taken |= mig_profile_slices(state->gpus[number].place);
     }
     return taken;
 }
@@ -77,9 +81,38 @@ static void give_frames(struct state *state, int number, uint64_t first, uint64_
     frames_rebuild(state, number);
 }
 
+uint32_t mig_capacity(const struct state *state, int gpu, int profile) {
+    uint32_t left = mig_profiles[profile].instances, fit = mig_profile_capacity(profile, mig_taken(state, gpu));
+    for (int i = 0; i < MIG_INSTANCES; i++) {
+        int number = mig_number(state, gpu, i);
+        if (mig_stage(state, number) && state->gpus[number].place.profile == profile) left--;
+    }
+    return fit < left ? fit : left;
+}
+
+int mig_free_number(const struct state *state, int gpu) {
+    for (int i = 0; i < MIG_INSTANCES; i++)
+        if (!mig_stage(state, mig_number(state, gpu, i))) return mig_number(state, gpu, i);
+    return -1;
+}
+
+void mig_enable(struct state *state, int gpu) {
+    state->gpus[gpu].mig = 1;
+    give_frames(state, gpu, (uint64_t)gpu * state->frames, 0);
+}
+
+void mig_disable(struct state *state, int gpu) {
+    state->gpus[gpu].mig = 0;
+    give_frames(state, gpu, (uint64_t)gpu * state->frames, state->frames);
+}
+
+static void set_stage(struct state *state, int number, enum mig_stage stage) {
+    __atomic_store_n(&state->gpus[number].mig, stage, __ATOMIC_RELEASE);
+}
+
 /* UUIDs that the same GPU divided in the same way has again. */
-static void make(struct state *state, int gpu, int index, struct mig_place place) {
-    int number = mig_number(state, gpu, index);
+void mig_make(struct state *state, int number, struct mig_place place) {
+    int gpu = mig_parent(state, number);
     struct gpu *instance = &state->gpus[number];
     char text[UUID_TEXT], name[UUID_TEXT + 24];
     uuid_text("GPU", state->gpus[gpu].uuid, text);
@@ -89,11 +122,26 @@ static void make(struct state *state, int gpu, int index, struct mig_place place
     instance->place = place;
     give_frames(state, number, (uint64_t)gpu * state->frames + state->frames / MIG_MEMORY_SLICES * place.start,
                 mig_profile_pages(place.profile, state->frames));
-    __atomic_store_n(&instance->mig, 1, __ATOMIC_RELEASE);
+    set_stage(state, number, MIG_GPU_INSTANCE);
+}
+
+void mig_add_compute(struct state *state, int number) {
+    set_stage(state, number, MIG_DEVICE);
+}
+
+void mig_remove_compute(struct state *state, int number) {
+    set_stage(state, number, MIG_GPU_INSTANCE);
+}
+
+void mig_remove(struct state *state, int number) {
+    set_stage(state, number, MIG_NOTHING);
+    give_frames(state, number, state->gpus[number].first_frame, 0);
 }
 
 void mig_divide(struct state *state, int gpu, const struct mig_layout *layout) {
-    state->gpus[gpu].mig = layout->on;
-    give_frames(state, gpu, (uint64_t)gpu * state->frames, layout->on ? 0 : state->frames);
-    for (int i = 0; i < layout->count; i++) make(state, gpu, i, layout->places[i]);
+    (layout->on ? mig_enable : mig_disable)(state, gpu);
+    for (int i = 0; i < layout->count; i++) {
+        mig_make(state, mig_number(state, gpu, i), layout->places[i]);
+        mig_add_compute(state, mig_number(state, gpu, i));
+    }
 }

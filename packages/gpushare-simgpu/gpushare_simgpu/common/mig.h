@@ -6,10 +6,16 @@
 
 #include "common/state.h"
 
+/* A GPU instance has the memory; with a compute instance, which has the multiprocessors, it is a MIG device. */
+enum mig_stage { MIG_NOTHING, MIG_GPU_INSTANCE, MIG_DEVICE };
+
 /* The number of a GPU's instance, by its index on the GPU. */
 int mig_number(const struct state *state, int gpu, int index);
 
-/* True when there is an instance of that number. */
+/* What there is at a number; MIG_NOTHING for that of a GPU. */
+enum mig_stage mig_stage(const struct state *state, int number);
+
+/* True when there is a MIG device of that number. */
 int mig_exists(const struct state *state, int number);
 
 /* The whole GPU of that number, or the one that the instance of that number is on. */
@@ -42,8 +48,22 @@ uint32_t mig_taken(const struct state *state, int gpu);
 /* The instance that CUDA takes of a GPU when none is named: the first; -1 where there is none. */
 int mig_first(const struct state *state, int gpu);
 
-/* Puts a GPU into MIG mode with these instances, or out of it with none. With the lock of the state held, or before
- * anybody else has the state. */
+/* How many further instances of a profile fit on a GPU. */
+uint32_t mig_capacity(const struct state *state, int gpu, int profile);
+
+/* A number of the GPU at which there is nothing; -1: all have instances. */
+int mig_free_number(const struct state *state, int gpu);
+
+/* These change what there is, all with the locks of the state and of the number held, or before anybody else has the
+ * state; the caller has made sure that nobody uses the number. */
+void mig_enable(struct state *state, int gpu);
+void mig_disable(struct state *state, int gpu);
+void mig_make(struct state *state, int number, struct mig_place place); /* a GPU instance */
+void mig_add_compute(struct state *state, int number);
+void mig_remove_compute(struct state *state, int number);
+void mig_remove(struct state *state, int number);
+
+/* Makes what SIMGPU_MIG says of a GPU. */
 void mig_divide(struct state *state, int gpu, const struct mig_layout *layout);
 
 #endif

@@ -133,11 +133,6 @@ void processes_forked(void) {
     state_forked();
 }
 
-static void lock(struct state *state) {
-    /* a slot is whole or free whatever happened to the one who held the lock */
-    if (pthread_mutex_lock(&state->lock) == EOWNERDEAD) pthread_mutex_consistent(&state->lock);
-}
-
 /* With the lock held. The number of processes left alive. */
 static int reap(struct state *state) {
     int alive = 0;
@@ -166,9 +161,9 @@ void processes_reap(struct state *state, int now) {
     uint64_t since = clock_now() - __atomic_load_n(&state->reaped_at, __ATOMIC_RELAXED);
     /* an instant of an earlier boot makes `since` huge: then it is time */
     if (!now && since < REAP_EVERY) return;
-    lock(state);
+    state_lock(state);
     reap(state);
-    pthread_mutex_unlock(&state->lock);
+    state_unlock(state);
 }
 
 int processes_alive(struct state *state, uint32_t slot, uint64_t serial) {
@@ -177,7 +172,7 @@ int processes_alive(struct state *state, uint32_t slot, uint64_t serial) {
 }
 
 int processes_join(struct state *state) {
-    lock(state);
+    state_lock(state);
     if (reap(state) == 0) {
         /* instants may be of an earlier boot */
         for (int gpu = 0; gpu < (int)state->numbers; gpu++) {
@@ -207,6 +202,6 @@ int processes_join(struct state *state) {
         own_slot = found;
         __atomic_store_n(&process->pid, getpid(), __ATOMIC_RELEASE);
     }
-    pthread_mutex_unlock(&state->lock);
+    state_unlock(state);
     return found;
 }

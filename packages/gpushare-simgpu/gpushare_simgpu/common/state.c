@@ -167,6 +167,15 @@ struct state *state_open(void) {
     return state;
 }
 
+void state_lock(struct state *state) {
+    /* a slot is whole or free, and an instance there or not, whatever happened to the one who held the lock */
+    if (pthread_mutex_lock(&state->lock) == EOWNERDEAD) pthread_mutex_consistent(&state->lock);
+}
+
+void state_unlock(struct state *state) {
+    pthread_mutex_unlock(&state->lock);
+}
+
 void gpu_lock(struct state *state, int gpu) {
     if (pthread_mutex_lock(&state->gpus[gpu].lock) == EOWNERDEAD) {
         /* somebody died while changing the lists: the frames are whole, each for itself */

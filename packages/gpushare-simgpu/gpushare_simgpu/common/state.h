@@ -71,7 +71,7 @@ struct gpu {
     uint8_t uuid[16];
     uint64_t first_frame; /* in all_frames */
     uint32_t frame_count;
-    uint32_t mig;                    /* a GPU: it is in MIG mode; an instance: it exists */
+    uint32_t mig;                    /* a GPU: it is in MIG mode; an instance: enum mig_stage */
     struct mig_place place;          /* of an instance on its GPU */
     struct frame_list free, managed; /* managed: the one that leaves first, first */
     uint64_t stamp;
@@ -100,7 +100,7 @@ struct state {
     struct settings settings;
     uint64_t frames;      /* per GPU */
     uint32_t numbers;     /* how many of gpus[] are in use: the GPUs, and places for instances where MIG is possible */
-    pthread_mutex_t lock; /* the process slots; taken before any GPU's lock */
+    pthread_mutex_t lock; /* state_lock */
     uint64_t next_serial;
     uint32_t next_slot; /* slots are taken in turn, so that what an ended process leaves stays readable for a while */
     uint64_t reaped_at;
@@ -123,6 +123,10 @@ void state_forked(void);
 static inline struct frame *gpu_frames(struct state *state, int gpu) {
     return state->all_frames + state->gpus[gpu].first_frame;
 }
+
+/* The lock of the process slots and of what is a MIG instance; taken before any GPU's lock. */
+void state_lock(struct state *state);
+void state_unlock(struct state *state);
 
 void gpu_lock(struct state *state, int gpu);
 void gpu_unlock(struct state *state, int gpu);

@@ -12,12 +12,12 @@ static void add(struct simgpu_stats *sum, const struct simgpu_stats *more) {
     for (size_t i = 0; i < sizeof *sum / sizeof(uint64_t); i++) ((uint64_t *)sum)[i] += ((const uint64_t *)more)[i];
 }
 
-/* Goes over a GPU and its MIG instances: from -1 to the next one, and to -1 after the last. */
+/* Goes over a GPU and its MIG instances, those that are gone included: from -1 to the next one, and to -1 after the
+ * last. */
 static int next_of(const struct state *state, int gpu, int number) {
     if (number < 0) return gpu;
-    for (int i = number == gpu ? 0 : mig_index(state, number) + 1; i < MIG_INSTANCES; i++)
-        if (mig_exists(state, mig_number(state, gpu, i))) return mig_number(state, gpu, i);
-    return -1;
+    int next = number == gpu ? mig_number(state, gpu, 0) : number + 1;
+    return next < (int)state->numbers && mig_parent(state, next) == gpu ? next : -1;
 }
 
 EXPORT int simgpu_stats(int gpu, struct simgpu_stats *out, size_t size) {

@@ -18,6 +18,10 @@ nvmlDevice_t nvml_handle(int number);
 /* True for a GPU in MIG mode: then much can only be asked of its instances, or not at all. */
 int nvml_divided(int number);
 
+/* The place in mig_profiles of the profile with that id. As for every call about a whole GPU; NVML_ERROR_NOT_SUPPORTED
+ * where it can do no MIG, NVML_ERROR_INVALID_ARGUMENT for another id. */
+nvmlReturn_t nvml_profile_by_id(nvmlDevice_t device, const void *out, unsigned id, int *profile);
+
 /* Calls `visit` for each number on which processes of a device can be: of a GPU in MIG mode those of its instances. */
 void nvml_visit(int number, void (*visit)(int number, void *data), void *data);
 

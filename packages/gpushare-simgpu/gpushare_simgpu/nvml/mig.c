@@ -104,6 +104,10 @@ static nvmlReturn_t find_profile(nvmlDevice_t device, const void *out, int by_id
     return by_id || wanted >= GPU_INSTANCE_PROFILES ? NVML_ERROR_INVALID_ARGUMENT : NVML_ERROR_NOT_SUPPORTED;
 }
 
+nvmlReturn_t nvml_profile_by_id(nvmlDevice_t device, const void *out, unsigned id, int *profile) {
+    return find_profile(device, out, 1, id, profile);
+}
+
 static nvmlProfileParts_t parts_of(int profile) {
     const struct mig_profile *p = &mig_profiles[profile];
     return (nvmlProfileParts_t){
@@ -171,7 +175,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetGpuInstanceRemainingCapacity(nvmlDevice_t devic
     REQUIRE(!error, error);
     int gpu = nvml_number(device);
     REQUIRE(nvml_divided(gpu), NVML_ERROR_NOT_SUPPORTED);
-    *count = mig_profile_capacity(profile, mig_taken(nvml_state(), gpu));
+    *count = mig_capacity(nvml_state(), gpu, profile);
     return NVML_SUCCESS;
 }
 

@@ -121,6 +121,22 @@ typedef struct {
     unsigned start, size; /* memory slices */
 } nvmlGpuInstancePlacement_t;
 
+typedef void *nvmlGpuInstance_t;
+typedef void *nvmlComputeInstance_t;
+
+typedef struct {
+    nvmlDevice_t device;
+    unsigned id, profile_id;
+    nvmlGpuInstancePlacement_t placement;
+} nvmlGpuInstanceInfo_t;
+
+typedef struct {
+    nvmlDevice_t device;
+    nvmlGpuInstance_t gpu_instance;
+    unsigned id, profile_id;
+    nvmlGpuInstancePlacement_t placement; /* compute slices of the GPU instance */
+} nvmlComputeInstanceInfo_t;
+
 /* Of a MIG device handle. */
 typedef struct {
     unsigned multiprocessors, copy_engines, decoders, encoders, jpegs, ofas, gpu_slices, compute_slices;

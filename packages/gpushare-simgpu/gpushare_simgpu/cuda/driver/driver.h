@@ -2,7 +2,9 @@
 #ifndef SIMGPU_DRIVER_H
 #define SIMGPU_DRIVER_H
 
-#include "common/state.h"
+#include <string.h>
+
+#include "common/mig.h"
 #include "cuda/driver/driver_api.h"
 
 enum { DRIVER_FRESH, DRIVER_READY, DRIVER_FORKED };
@@ -10,10 +12,11 @@ enum { DRIVER_FRESH, DRIVER_READY, DRIVER_FORKED };
 struct driver {
     int phase;
     struct state *state;
-    uint32_t slot;     /* of this process */
-    int devices;       /* visible ones */
-    int gpu[MAX_GPUS]; /* which GPU or MIG instance of the machine each is */
-    int null_launch;   /* SIMGPU_NULL_LAUNCH: launches are checked and dropped */
+    uint32_t slot;              /* of this process */
+    int devices;                /* visible ones */
+    int gpu[MAX_GPUS];          /* which GPU or MIG instance of the machine each is */
+    uint8_t uuid[MAX_GPUS][16]; /* of each when the program began */
+    int null_launch;            /* SIMGPU_NULL_LAUNCH: launches are checked and dropped */
 };
 
 extern struct driver driver;
@@ -31,6 +34,14 @@ extern struct driver driver;
 
 static inline int device_exists(CUdevice device) {
     return device >= 0 && device < driver.devices;
+}
+
+/* False when the administrator has removed the MIG instance, or put the GPU into MIG mode. */
+static inline int device_remains(CUdevice device) {
+    int number = driver.gpu[device];
+    int there =
+        mig_is_instance(driver.state, number) ? mig_exists(driver.state, number) : !driver.state->gpus[number].mig;
+    return there && memcmp(driver.uuid[device], driver.state->gpus[number].uuid, 16) == 0;
 }
 
 #endif

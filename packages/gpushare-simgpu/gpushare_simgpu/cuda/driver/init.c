@@ -25,6 +25,7 @@ static CUresult start(void) {
     struct state *state = state_open();
     REQUIRE(state, CUDA_ERROR_SYSTEM_NOT_READY);
     driver.devices = visible_numbers(state, driver.gpu);
+    for (int i = 0; i < driver.devices; i++) memcpy(driver.uuid[i], state->gpus[driver.gpu[i]].uuid, 16);
     REQUIRE(driver.devices > 0, CUDA_ERROR_NO_DEVICE);
     int slot = processes_join(state);
     REQUIRE(slot >= 0, CUDA_ERROR_OUT_OF_MEMORY);

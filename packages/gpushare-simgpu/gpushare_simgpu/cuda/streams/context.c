@@ -36,11 +36,14 @@ CUresult context_require(struct context **context) {
     return context_check(*context);
 }
 
-/* A process is on a GPU, for NVML, while it has a context there. */
-static void show(struct context *context, int change) {
+/* A process is on a GPU, for NVML, while it has a context there. False, and nothing is changed, when it comes to a
+ * device that is no longer there. */
+static int show(struct context *context, int change) {
     gpu_lock(driver.state, context->gpu);
-    driver.state->gpus[context->gpu].contexts[driver.slot] += (uint32_t)change;
+    int possible = change < 0 || device_remains(context->device);
+    if (possible) driver.state->gpus[context->gpu].contexts[driver.slot] += (uint32_t)change;
     gpu_unlock(driver.state, context->gpu);
+    return possible;
 }
 
 static CUresult begin(struct context *context, int device, unsigned flags, int primary) {
@@ -51,15 +54,20 @@ static CUresult begin(struct context *context, int device, unsigned flags, int p
     int at = 0;
     while (at < MAX_CONTEXTS && contexts[at]) at++;
     REQUIRE(at < MAX_CONTEXTS, CUDA_ERROR_OUT_OF_MEMORY);
+    REQUIRE(show(context, 1), CUDA_ERROR_INVALID_DEVICE);
     CUresult error = context_memory_take(context);
-    if (error) return error;
-    context->legacy = stream_make(context, 0, 0, STREAM_IS_LEGACY);
-    if (!context->legacy) {
-        context_memory_drop(context);
-        return CUDA_ERROR_OUT_OF_MEMORY;
+    if (!error) {
+        context->legacy = stream_make(context, 0, 0, STREAM_IS_LEGACY);
+        if (!context->legacy) {
+            context_memory_drop(context);
+            error = CUDA_ERROR_OUT_OF_MEMORY;
+        }
+    }
+    if (error) {
+        show(context, -1);
+        return error;
     }
     contexts[at] = context;
-    show(context, 1);
     return CUDA_SUCCESS;
 }
 
