@@ -77,7 +77,7 @@ class GpuArbiter:
 
     def set_weight(self, session: str, weight: int, now: float) -> list[Decision]:
         """Change the session's weight. 0 releases it: its leases are revoked. Its pages stay on the GPU until another
-        client needs the memory.
+        client needs the memory; where its memory moves as a whole, it is suspended as soon as it has no lease.
 
         A released session that asks again is served as if its weight were 1, until a weight is set.
         """
@@ -534,6 +534,7 @@ class GpuArbiter:
             client.parked = False
         crowded = bool(outgoing) or any(client not in chosen for client in roster.waiting)
         self._suspensions.make_way(choice.group)
+        self._suspensions.leave_released()
         need = min(budget.for_managed, sum(self._residency.missing(client, budget.for_managed) for client in incoming))
         if not need and any(client.session.moves_whole for client in incoming):
             need = 1  # the memory that it is about to allocate counts as on the GPU

@@ -73,6 +73,14 @@ class Suspensions:
             if not session.holding:
                 self.order(session)
 
+    def leave_released(self) -> None:
+        """Order suspensions of released sessions, also where nobody needs their memory: their CUDA contexts leave too,
+        and the GPU has room for programs that no arbiter knows. A session whose clients ask for a lease stays.
+        """
+        for session in self.candidates(()):
+            if not session.share and session.present and not any(one.waiting for one in session.clients.values()):
+                self.order(session)
+
     def room_for(self, client: Client) -> bool:
         """Whether the client can come now, for all that is still on the GPU of sessions that move as a whole."""
         using = [one for one in self._roster.clients if one.occupies_memory and one is not client]

@@ -33,6 +33,8 @@ PROGRAM = [sys.executable, "-m", "tests.agent.suspend_program"]
 MIB = 2**20
 LARGE = 640
 """MiB; two of them do not fit on the GPU of 1 GiB."""
+CONTEXT = 32
+"""MiB of a process's CUDA context."""
 
 
 def write_suspension(state: Path, session: str, pid: int, size: int) -> None:
@@ -82,7 +84,7 @@ class Machine:
 
     def __init__(self, folder: Path) -> None:
         self.agent = AgentProcess(folder, gpus=1)
-        self.agent.environment |= {"SIMGPU_MEMORY": "1GiB", "SIMGPU_CONTEXT_MEMORY": "32MiB"}
+        self.agent.environment |= {"SIMGPU_MEMORY": "1GiB", "SIMGPU_CONTEXT_MEMORY": f"{CONTEXT}MiB"}
         self.environments: dict[str, dict[str, str]] = {}
         self.programs: list[Program] = []
 
@@ -118,6 +120,14 @@ class Machine:
 
     async def suspended(self, name: str) -> SessionReport:
         return await self.until(name, lambda session: session.suspended)
+
+    def free_memory(self) -> int:
+        """Bytes that are free on the GPU, as the driver says."""
+        ask = "from pynvml import *; nvmlInit(); print(nvmlDeviceGetMemoryInfo(nvmlDeviceGetHandleByIndex(0)).free)"
+        answer = subprocess.run(
+            [sys.executable, "-c", ask], env=self.agent.environment, stdout=subprocess.PIPE, check=True
+        )
+        return int(answer.stdout)
 
     def log(self) -> str:
         return self.agent.log.read_text()
@@ -179,17 +189,15 @@ async def test_idle_session_is_suspended_when_its_memory_is_needed_and_the_next_
     assert (report.suspended, report.resident_bytes) == (False, LARGE * MIB)
 
 
-@pytest.mark.slow
-async def test_released_session_keeps_its_memory_until_somebody_needs_it(
-    machine: Machine, neighbour: Neighbour
-) -> None:
+async def test_released_session_is_suspended_at_once_and_its_next_work_brings_it_back(machine: Machine) -> None:
     ada = await machine.program("ada", LARGE)
+    rounds = await ada.ask("work", 0.1)
+    before = machine.free_memory()
     await machine.agent.client.tier(TierRequest(id="ada", tier=Tier.RELEASED, effective_units=0, reason="idle"))
-    assert not (await machine.session("ada")).suspended
-    await neighbour.comes()
     assert (await machine.suspended("ada")).tier is Tier.RELEASED
-    neighbour.goes()
-    assert await ada.ask("words") == [[0, 0, 0]]
+    assert machine.free_memory() == before + (LARGE + CONTEXT) * MIB
+    rounds += await ada.ask("work", 0.1)
+    assert await ada.ask("words") == [[0, rounds, 0]]
     assert (await machine.session("ada")).tier is Tier.ACTIVE
 
 

@@ -118,20 +118,36 @@ def test_session_waits_until_the_one_in_its_way_is_suspended() -> None:
     assert gpu.arbiter.session_view("a").resident_bytes == 10 * GIB
 
 
-def test_released_session_stays_on_the_gpu_until_its_memory_is_needed() -> None:
+def test_released_session_is_suspended_though_nobody_needs_its_memory() -> None:
     gpu = Gpu()
     gpu.join("a", 10)
     gpu.ask("a")
     gpu.tell(gpu.arbiter.set_weight("a", 0, gpu.now))
     assert gpu.revoked["a"].reason is RevokeReason.RELEASED
+    assert gpu.suspensions == []
     gpu.give_back("a")
-    assert gpu.suspensions == []
-    gpu.join("b", 5)
-    gpu.use("b")
-    assert gpu.suspensions == []
-    gpu.join("c", 2)
-    gpu.ask("c")
     assert gpu.suspensions == ["a"]
+    gpu.suspended("a")
+    gpu.ask("a")  # it is back before a weight is set
+    assert gpu.leases.keys() == {"a"}
+    assert gpu.suspensions == []
+
+
+def test_released_session_that_asks_already_or_cannot_be_suspended_stays_on_the_gpu() -> None:
+    gpu = Gpu()
+    for name in ("pinned", "empty", "managed", "asks"):
+        gpu.join(name, 0 if name == "empty" else 3, whole=name != "managed")
+        gpu.use(name)
+    gpu.tell(gpu.arbiter.set_suspendable("pinned", False, gpu.now))
+    gpu.ask("asks")
+    for name in ("pinned", "empty", "managed", "asks"):
+        gpu.tell(gpu.arbiter.set_weight(name, 0, gpu.now))
+    gpu.ask("asks")  # before it has given its lease back
+    gpu.give_back("asks")
+    assert gpu.leases.keys() == {"asks"}
+    assert gpu.suspensions == []
+    gpu.tell(gpu.arbiter.set_suspendable("pinned", True, gpu.now))
+    assert gpu.suspensions == ["pinned"]
 
 
 def test_least_recently_used_session_goes_first_and_none_in_vain() -> None:
