@@ -469,4 +469,4 @@ async def test_suspended_process_that_outlives_its_session_goes_on(machine: Mach
     neighbour.goes()
     await machine.agent.client.close("ada")
     assert await ada.ask("work", 0.05) > 0
-    assert "outlives session ada" in machine.log()
+    assert "which session ada left suspended, is resumed" in machine.log()
