@@ -78,20 +78,20 @@ class ObservingAgent(NodeAgent):
         await stack.enter_async_context(self.observing.running())
         return self
 
-    async def server(self, name: str, layer: LayerName = LayerName.TIME_SLICING, library: bool = True) -> str:
+    async def server(
+        self, name: str, layer: LayerName = LayerName.TIME_SLICING, library: bool = True, template: str = "quarter"
+    ) -> str:
         """A running pod whose GPU a layer gives, as the agent knows it; its uid."""
-        uid = await self.server_without_agent(name, layer, library)
+        uid = await self.server_without_agent(name, layer, library, template)
         await self.session(name)
-        if library:
-            await self.until(lambda: Path(self.environment(name)["GPUSHARE_SOCKET"]).exists())
         return uid
 
     async def server_without_agent(
-        self, name: str, layer: LayerName = LayerName.TIME_SLICING, library: bool = False
+        self, name: str, layer: LayerName = LayerName.TIME_SLICING, library: bool = False, template: str = "quarter"
     ) -> str:
         """A running pod whose GPU a layer gives; its uid."""
         said = PodSession(
-            session=name, template="quarter", share_units=25, gpus=gpu_names(layer, name, 1), gpu_indices=(0,),
+            session=name, template=template, share_units=25, gpus=gpu_names(layer, name, 1), gpu_indices=(0,),
             tier_since=1_700_000_000.0, effective_units=25,
         )  # fmt: skip
         session = LayerSession(layer, said)
@@ -105,11 +105,13 @@ class ObservingAgent(NodeAgent):
         assert pod is not None
         return str(pod["metadata"]["uid"])
 
-    async def program(self, name: str) -> Peer:
-        """A CUDA process of a server, with the library."""
-        peer = Peer(self.environment(name)["GPUSHARE_SOCKET"])
+    async def program(self, name: str, role: Role = Role.CUDA) -> Peer:
+        """A process of a server (its pod's name), with the library."""
+        socket = Path(self.environment(name)["GPUSHARE_SOCKET"])
+        await self.until(socket.exists)
+        peer = Peer(socket)
         self.peers.append(peer)
-        welcome, *_ = await peer.connect(Role.CUDA, Feature.OBSERVE)
+        welcome, *_ = await peer.connect(role, Feature.OBSERVE)
         assert welcome.fields[6] & Feature.OBSERVE
         return peer
 

@@ -27,6 +27,7 @@ from gpushare_spawner.model.template import Template
 from gpushare_spawner.templates.parser import parse_template
 from tests.kubernetes.agent_account import POLICY_KINDS
 from tests.kubernetes.charts import AGENT_CHART, ROOT, VALUES, load, merged, notes, one, render
+from tests.kubernetes.observing_agent import OBSERVER_RULES
 from tests.kubernetes.standin.quantities import quantity
 from tests.present import present
 
@@ -66,6 +67,7 @@ EVERYTHING: dict[str, Any] = {
         }
     },
 }
+OBSERVING = load(VALUES / "observing-agent.yaml")
 KIND = ROOT / "tests" / "kubernetes" / "kind"
 SIMULATED = load(VALUES / "simulated-gpus.yaml")
 ON_KIND = merged(SIMULATED, load(KIND / "agent.yaml"))
@@ -124,6 +126,53 @@ def test_rights_are_exactly_these(values: dict[str, Any]) -> None:
         binding = one(items, "RoleBinding", role)
         assert binding["roleRef"] == {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": role}
         assert binding["subjects"] == [{"kind": "ServiceAccount", "name": subject, "namespace": "jhub"}]
+
+
+def test_an_agent_that_observes_gives_out_no_gpu_and_writes_to_no_pod() -> None:
+    items = render({"observe": True})
+    agent, pod = container(items), one(items, "DaemonSet")["spec"]["template"]["spec"]
+    assert subcommand_parser("agent").parse_args(agent["args"][1:]).observe is True
+    assert not subcommand_parser("agent").parse_args(container(render(CLAIM))["args"][1:]).observe
+    assert one(items, "Role", "gpushare")["rules"][0] == {
+        "apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]
+    }  # fmt: skip
+    assert sorted(one(items, "Role", "gpushare")["rules"], key=str) == sorted(OBSERVER_RULES, key=str)
+    assert "nvidia.com/gpu" not in agent["resources"]["limits"], "it takes no GPU from the layer"
+    assert {"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"} in agent["env"]
+    assert {"name": "NVIDIA_DRIVER_CAPABILITIES", "value": "utility"} in agent["env"]
+    assert (pod["runtimeClassName"], pod["hostPID"]) == ("nvidia", True)
+    assert one(items, "DaemonSet")["spec"]["updateStrategy"] == {"type": "RollingUpdate"}
+    assert "observe servers of other sharing layers" in notes({"observe": True})
+    assert "share GPUs of" not in notes({"observe": True})
+
+
+def test_a_second_release_for_nodes_of_another_layer_makes_no_object_of_the_first() -> None:
+    first, second = render(OWN), render(OBSERVING, name="gpushare-observers")
+    named = [{(item["kind"], item["metadata"]["name"]) for item in items} for items in (first, second)]
+    assert not named[0] & named[1]
+    assert one(second, "DaemonSet")["spec"]["template"]["spec"]["nodeSelector"]["pool"] == "teaching"
+    assert not any(item["metadata"]["name"].endswith("-hub") for item in second)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"kubelet": "dra"}, "kubelet has to be device-plugin"),
+        ({"suspend": {"enabled": True}}, "suspend.enabled has to be false"),
+        ({"userNamespaces": True}, "hub.createRole has to be false"),
+    ],
+)
+def test_what_an_agent_that_observes_cannot_do_is_refused(values: dict[str, Any], said: str) -> None:
+    with pytest.raises(Exception, match=re.escape(said)):
+        render({"observe": True, **values})
+
+
+def test_an_agent_that_observes_reads_pods_in_the_users_namespaces() -> None:
+    values = {"observe": True, "userNamespaces": True, "hub": {"createRole": False}}
+    role = one(render(values), "ClusterRole", "jhub-gpushare")
+    assert role["rules"] == [{"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]}]
+    named = {item["metadata"]["name"] for item in render({**values, "userNamespaceNames": ["a"]})}
+    assert "jhub-gpushare-sessions" not in named
 
 
 def test_user_namespaces_take_a_cluster_role_with_nothing_but_pods() -> None:

@@ -165,9 +165,7 @@ async def test_the_agent_is_restarted_and_knows_the_last_use(agent: ObservingAge
 
 async def test_a_notice_reaches_the_server_and_stays_until_the_service_withdraws_it(agent: ObservingAgent) -> None:
     await agent.server("ada")
-    observer = Peer(agent.environment("ada")["GPUSHARE_SOCKET"])
-    agent.peers.append(observer)
-    await observer.connect(Role.OBSERVER)
+    observer = await agent.program("ada", Role.OBSERVER)
     notice = Notice(tier=Tier.STOPPED, at=2_000_000_000.0, reason="It is idle.")
     await agent.annotate("ada", notice_patch(notice))
     told = await observer.until(Kind.ANNOUNCE)
@@ -184,7 +182,7 @@ async def test_a_notice_reaches_the_server_and_stays_until_the_service_withdraws
 async def test_a_pod_that_is_gone_ends_its_session_and_its_folder(agent: ObservingAgent) -> None:
     await agent.server("ada")
     folder = Path(agent.environment("ada")["GPUSHARE_SOCKET"]).parent.parent
-    assert folder.is_dir()
+    await agent.program("ada")
     await agent.delete("ada")
     await agent.until(lambda: "ada" not in agent.node.sessions)
     await agent.until(lambda: not folder.exists())

@@ -18,13 +18,18 @@
 {{- end -}}
 {{- end }}
 
+{{- /* "true" where the agent asks NVIDIA's device plugin for GPUs. */ -}}
+{{- define "gpushare-agent.claims" -}}
+{{- and (eq .Values.gpus.from "claim") (not .Values.observe) -}}
+{{- end }}
+
 {{- define "gpushare-agent.updateStrategy" -}}
-{{- default (ternary "OnDelete" "RollingUpdate" (eq .Values.gpus.from "claim")) .Values.updateStrategy -}}
+{{- default (ternary "OnDelete" "RollingUpdate" (eq (include "gpushare-agent.claims" .) "true")) .Values.updateStrategy -}}
 {{- end }}
 
 {{- define "gpushare-agent.priorityClassName" -}}
 {{- if eq .Values.priorityClassName "auto" -}}
-{{- ternary "" "system-node-critical" (eq .Values.gpus.from "claim") -}}
+{{- ternary "" "system-node-critical" (eq (include "gpushare-agent.claims" .) "true") -}}
 {{- else -}}
 {{- .Values.priorityClassName -}}
 {{- end -}}

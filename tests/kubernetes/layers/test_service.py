@@ -12,7 +12,8 @@ import pytest
 from gpushare_spawner.model import kubernetes
 from gpushare_spawner.model.kubernetes import LayerSession, PodSession, gpu_names, layer_session
 from gpushare_spawner.model.layers import LayerName
-from gpushare_spawner.model.protocol.control import ControlRefused, ResizeRequest, TierRequest
+from gpushare_spawner.model.protocol.control import AgentUnreachable, ControlRefused, ResizeRequest, TierRequest
+from gpushare_spawner.model.report import Report, SessionReport
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.service.culler.culler import Culler
@@ -101,6 +102,32 @@ async def test_sessions_of_two_layers_on_one_node_are_seen_together(namespace: H
     report = await agent.report()
     assert {one.user: one.layer for one in report.sessions} == {"own": LayerName.NATIVE, "ann": LayerName.KAI}
     assert [gpu.uuid for gpu in report.gpus] == ["GPU-node-a"]
+
+
+async def test_gpu_use_is_what_the_nodes_agent_reports_and_unknown_without_one(
+    namespace: HubNamespace,
+    nodes: Cluster,
+    clock: Clock,  # noqa: F811
+) -> None:
+    await open_session(namespace, "ann")
+    agent = await seen(nodes, "node-a", has("ann", confirmed=True))
+    assert has("ann", gpu_use_known=False, gpu_busy=False)(await agent.report())
+    said = {
+        "id": "ann", "user": "ann", "template": "half", "gpus": ("kai/ann/0",), "layer": "kai", "share_units": 50,
+        "tier_since": clock(), "opened_at": clock(), "effective_units": 50, "guaranteed_units": 50,
+        "gpu_busy": True, "last_gpu_activity": clock(), "gpu_seconds": 7.0,
+    }  # fmt: skip
+    published = Report(node="node-a", published_at=clock(), gpus=(), sessions=(SessionReport.model_validate(said),))
+    await namespace.write_report("node-a", published.model_dump_json())
+    agent = await seen(nodes, "node-a", has("ann", gpu_busy=True, confirmed=True))
+    ann = (await agent.report()).session("ann")
+    assert ann is not None
+    assert (ann.gpu_use_known, ann.gpu_seconds, ann.layer) == (True, 7.0, LayerName.KAI)
+    assert (ann.template, ann.share_units, ann.guaranteed_units) == ("quarter", 25, 25), "the pod has the last word"
+    # an agent that was there and is silent: nobody knows whether the GPU is busy
+    clock.forward(kubernetes.REPORT_STALE_SECONDS + 1)
+    with pytest.raises(AgentUnreachable, match="has published nothing since"):
+        await agent.report()
 
 
 async def test_tier_and_share_are_beyond_the_reach_of_the_layer(namespace: HubNamespace, nodes: Cluster) -> None:
