@@ -200,3 +200,12 @@ def test_a_sample_is_no_more_work_than_its_time_and_takes_nothing_back(observed:
     observed.sampled(ADA, since=19.0, until=20.0, gpu_seconds=7.0)
     view = observed.view(ADA, 31.0)
     assert (view.running, view.gpu_seconds, view.last_activity) == (False, 5.0, 30.0)
+
+
+def test_memory_of_processes_that_are_not_connected_counts_besides(observed: ObservedSessions) -> None:
+    observed.memory(FIRST, GIB)
+    observed.driver_memory(ADA, 2 * GIB)
+    assert observed.view(ADA, 11.0).memory_bytes == 3 * GIB
+    observed.driver_memory(ADA, 0)
+    assert observed.view(ADA, 12.0).memory_bytes == GIB
+    assert observed.view(BOB, 12.0).memory_bytes == 0

@@ -97,7 +97,9 @@ async def test_gpu_work_is_seen_as_the_driver_counts_it_where_the_layer_preloads
     bob = report.session("bob")
     assert bob is not None
     assert (bob.gpu_busy, bob.last_gpu_activity, bob.gpu_use_known) == (False, None, True)
-    agent.source.working[FIRST.uuid] = {COMPUTING: 0.0}
+    await published(agent, "ada", lambda one: one.memory_bytes == 2**30)
+    agent.source.working[FIRST.uuid] = {}
+    await published(agent, "ada", lambda one: not one.memory_bytes)
     report = await published(agent, "ada", lambda one: not one.gpu_busy)
     ada = report.session("ada")
     assert ada is not None
@@ -112,6 +114,15 @@ async def test_a_server_without_the_library_is_seen_all_the_same(
     cgroups[COMPUTING] = await agent.server("ada", library=False)
     agent.source.working[FIRST.uuid] = {COMPUTING: 0.2}
     await published(agent, "ada", lambda one: one.gpu_busy)
+
+
+async def test_daemons_of_mps_are_not_the_agents_in_a_cluster(agent: ObservingAgent) -> None:
+    await agent.server("ada", LayerName.MPS)
+    await agent.node.mps.check()
+    ada = agent.node.report().session("ada")
+    assert ada is not None
+    assert ada.layer_trouble is None
+    assert list((agent.folder / "mps").glob("*")) == []
 
 
 async def test_work_of_a_process_that_is_connected_counts_once(agent: ObservingAgent, cgroups: dict[int, str]) -> None:

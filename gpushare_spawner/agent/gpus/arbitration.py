@@ -285,6 +285,11 @@ class GpuArbitration:
         if session in self._observed:
             self._observed.sampled(session, now - seconds_ago[0], now - seconds_ago[1], gpu_seconds)
 
+    def driver_memory(self, session: str, allocated: int) -> None:
+        """Bytes that the driver shows for processes of an observed session that are not connected."""
+        if session in self._observed:
+            self._observed.driver_memory(session, allocated)
+
     @property
     def look_every(self) -> float | None:
         """Seconds in which what is on the GPU should be looked at again; None: it does not matter now."""

@@ -43,6 +43,8 @@ class _Session:
     last_activity: float | None = None
     sampled_until: float | None = None
     """End of the last sample of the driver in which processes that are not connected computed."""
+    unconnected_bytes: int = 0
+    """Of processes that are not connected, as the driver shows them."""
     use: RecentUse = field(default_factory=RecentUse)
 
 
@@ -127,12 +129,16 @@ class ObservedSessions:
         known.last_activity = max(known.last_activity or until, until)
         known.sampled_until = max(known.sampled_until or until, until)
 
+    def driver_memory(self, session: str, allocated: int) -> None:
+        """The driver shows so many bytes of processes of the session that are not connected."""
+        self._sessions[session].unconnected_bytes = allocated
+
     def view(self, session: str, now: float) -> SessionView:
         """Return what is known about a session."""
         known = self._sessions[session]
         processes = [self._processes[process] for process in known.processes]
         under_way = [now - one.busy_since for one in processes if one.busy_since is not None]
-        memory = min(sum(one.memory_bytes for one in processes), self._gpu_bytes)
+        memory = min(known.unconnected_bytes + sum(one.memory_bytes for one in processes), self._gpu_bytes)
         return SessionView(
             waiting=False,
             running=bool(known.working)

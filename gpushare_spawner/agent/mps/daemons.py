@@ -127,7 +127,7 @@ class MpsDaemons:
 
     def trouble(self, session: Session) -> str | None:
         """Return what the daemon's end means for a session, in sentences; None: nothing."""
-        if session.record.request.layer is not LayerName.MPS:
+        if not _has_our_daemon(session):
             return None
         for gpu in session.gpus:
             daemon = self._daemons[gpu.uuid]
@@ -218,5 +218,10 @@ class MpsDaemons:
         return (
             True
             for session in self._sessions.values()
-            if session.record.request.layer is LayerName.MPS and any(gpu.uuid == uuid for gpu in session.gpus)
+            if _has_our_daemon(session) and any(gpu.uuid == uuid for gpu in session.gpus)
         )
+
+
+def _has_our_daemon(session: Session) -> bool:
+    """Whether a session needs a daemon of the agent; on Kubernetes NVIDIA's device plugin runs them."""
+    return session.record.request.layer is LayerName.MPS and not session.record.gpus_unknown

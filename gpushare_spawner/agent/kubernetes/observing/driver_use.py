@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from gpushare_spawner.agent.gpus.arbitration import GpuArbitration
 from gpushare_spawner.agent.gpus.gpu_time_samples import Delivery
@@ -28,11 +28,12 @@ class DriverUse:
 
     def __init__(self, node: Node, source: GpuSource) -> None:
         self._node = node
+        # each has a memory of its own, for one thread at a time
         self._owners = UnconnectedProcesses(node.sessions)
         self._deliveries: dict[str, Delivery] = {}
         for uuid, arbitration in node.arbitrations.items():
             delivery = Delivery(arbitration.gpu, source, Samples(arbitration, node.sessions), every=EVERY)
-            delivery.sessions_of = self._owners.sessions_of
+            delivery.sessions_of = UnconnectedProcesses(node.sessions).sessions_of
             self._deliveries[uuid] = delivery
         self._unknown: set[str] = set()
         """GPUs that worked without being known for whom."""
@@ -67,17 +68,26 @@ class DriverUse:
         if not self._node.sessions:
             return
         for uuid, delivery in self._deliveries.items():
+            processes = self._node.rounds.states[uuid].processes
+            owners = await asyncio.to_thread(self._owners.sessions_of, processes)
+            self._memory(uuid, {pid: processes[pid].memory_bytes or 0 for pid in owners}, owners)
             if delivery.tells:
                 delivery.wanted()
             else:
-                await self._by_whole_gpu(uuid)
+                self._by_whole_gpu(uuid, set(owners.values()))
 
-    async def _by_whole_gpu(self, uuid: str) -> None:
+    def _memory(self, uuid: str, shown: Mapping[int, int], owners: Mapping[int, str]) -> None:
+        """Count the GPU memory of processes that are not connected. `shown`: bytes by pid."""
+        for name, session in self._node.sessions.items():
+            connected = _connected(session)
+            amount = sum(shown[pid] for pid, owner in owners.items() if owner == name and pid not in connected)
+            self._node.arbitrations[uuid].driver_memory(name, amount)
+
+    def _by_whole_gpu(self, uuid: str, sessions: set[str]) -> None:
         """Count the work of a GPU whose driver does not count by process, as with MIG, if it has one session alone."""
         state = self._node.rounds.states[uuid]
         if state.utilisation == 0.0:
             return
-        sessions = set((await asyncio.to_thread(self._owners.sessions_of, state.processes)).values())
         if state.utilisation is None or len(sessions) != 1:
             if uuid not in self._unknown:
                 log.warning("GPU %s: the driver does not tell which process works; kernels alone say who is idle", uuid)
@@ -123,5 +133,5 @@ class Samples:
                 session.moved = True
 
 
-def _connected(session: Session) -> Iterable[int]:
+def _connected(session: Session) -> set[int]:
     return {connection.peer.pid for connection in session.cuda}
