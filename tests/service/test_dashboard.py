@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from html import unescape
@@ -21,6 +22,7 @@ from gpushare_spawner.service.waiting_spawns import waiting_spawns
 from gpushare_spawner.service.web.dashboard_data import dashboard_data
 from gpushare_spawner.service.web.viewer import Viewer
 from gpushare_spawner.wording.amounts import universal_clock
+from tests.present import present
 from tests.service.dashboards import GIB, MINUTE, NO_AGENT, NOW, TEMPLATES, afternoon, page, session, shown
 
 
@@ -124,6 +126,29 @@ def test_an_observed_session_of_another_layer_shows_what_the_agent_measures() ->
     assert "not measured" not in text
     assert "Nothing measures" not in text
     assert "KAI Scheduler shares its GPU." in text
+
+
+@pytest.mark.parametrize("layer", [LayerName.NATIVE, LayerName.MPS])
+def test_the_dialog_offers_what_the_layer_can_do(layer: LayerName) -> None:
+    html = page(afternoon(session("mia", gpus=("GPU-1",), layer=layer)))
+    found = re.search(r'aria-label="Actions for mia"[^>]*data-target="([^"]*)"', html)
+    may = set(json.loads(unescape(present(found)[1]))["may"])
+    assert {"keep", "stop", "restart", "message", "exempt"} <= may
+    beyond = {"release", "share", "tier"}
+    assert (may & beyond) == (beyond if layer is LayerName.NATIVE else set())
+
+
+def test_a_node_whose_gpus_no_agent_reports_names_the_layers_of_its_sessions() -> None:
+    there = [
+        session(user, layer=layer, gpus=(f"x/{user}/0",))
+        for user, layer in (("kim", LayerName.KAI), ("kit", LayerName.KAI), ("tim", LayerName.TIME_SLICING))
+    ]
+    report = afternoon().model_copy(update={"gpus": (), "sessions": tuple(there)})
+    text = plain(page(report))
+    assert (
+        "Sessions have GPUs of this node by KAI Scheduler and NVIDIA time-slicing. No agent reports these GPUs." in text
+    )
+    assert "No agent reports a GPU of this node" not in text
 
 
 def test_trouble_of_a_layer_and_cuda_contexts_stand_at_the_session_and_its_gpu() -> None:

@@ -189,6 +189,8 @@ class Node(Answer):
     drained: bool
     cordon: Cordon | None
     host_memory: HostMemory | None
+    layers: tuple[str, ...]
+    """Titles of other sharing layers that give sessions GPUs of this node which no agent reports."""
     gpus: tuple[Gpu, ...]
 
 
@@ -277,7 +279,8 @@ class Session(Answer):
     group: str
     """The group whose quota it uses; empty: none."""
     gpus: tuple[int, ...]
-    """Indices on its node; empty where another sharing layer gives the GPU."""
+    """Indices on its node; empty where another sharing layer gives the GPU and no agent knows which one."""
+    gpu_count: int
     layer: LayerName
     """The sharing layer that gives the GPU."""
     layer_title: str

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
+from gpushare_spawner.model.layers import LAYERS, IdleReach
 from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.model.tier import Tier
@@ -58,23 +59,23 @@ class DialogTargets:
 
     def session(self, one: answers.Session) -> Target:
         """Return a session that the caller may act on."""
-        limits, all_sessions = one.keep_limits, self.caller.acts_on_all
+        limits, all_sessions, reach = one.keep_limits, self.caller.acts_on_all, LAYERS[one.layer].reach
         may_keep = min(limits.longest_seconds, limits.per_day, limits.at_once) > 0
         forms = {
             "keep": all_sessions or may_keep,
             "end-keep": one.keep is not None,
-            "release": one.tier is not Tier.RELEASED,
-            "share": bool(one.share_choices),
+            "release": IdleReach.RELEASE in reach and one.tier is not Tier.RELEASED,
+            "share": IdleReach.RESIZE in reach and bool(one.share_choices),
             "restart": True,
             "stop": True,
             "message": all_sessions,
             "exempt": all_sessions,
             "end-exempt": all_sessions and one.exemption is not None,
-            "tier": all_sessions,
+            "tier": all_sessions and not reach.isdisjoint((IdleReach.RELEASE, IdleReach.DOWNGRADE)),
         }
         show = {
             "name": words.server_name(one.user, one.server),
-            "terms": words.session_terms(one.display_name, one.share_units, len(one.gpus)),
+            "terms": words.session_terms(one.display_name, one.share_units, one.gpu_count),
             "kept": words.kept(one.keep.until - self.now, one.keep.by) if one.keep else "",
             "keep_terms": ""
             if all_sessions

@@ -94,9 +94,11 @@ def spawn_data(one: WaitingSpawn, viewer: Viewer, now: float) -> dict[str, Any]:
 
 
 def node_data(report: Report, viewer: Viewer) -> dict[str, Any]:
+    known = {gpu.uuid for gpu in report.gpus}
     return {
         "name": report.node,
         "published_at": report.published_at,
+        "layers": _other_layers(one for one in report.sessions if known.isdisjoint(one.gpus)),
         "gpus": [_gpu(gpu, report, viewer) for gpu in report.gpus],
         "host_memory": report.host_memory.model_dump() if report.host_memory is not None else None,
     }
@@ -121,8 +123,7 @@ def _gpu(gpu: GpuReport, report: Report, viewer: Viewer) -> dict[str, Any]:
         "capacity_units": gpu.capacity_units,
         "units": {kind: units_of(bar, kind) for kind in ("owned", "borrowed", "lent", "free")},
         "context_bytes": sum(one.context_bytes // len(one.gpus) for one in here),
-        # of other layers only: one that all GPUs had would say nothing
-        "layers": _distinct(LAYERS[one.layer].title for one in here if one.layer is not LayerName.NATIVE),
+        "layers": _other_layers(here),
         "trouble": _distinct(one.layer_trouble for one in here if one.layer_trouble is not None),
         "sessions": len(here),
         "working": sum(session.gpu_busy for session in here),
@@ -130,6 +131,11 @@ def _gpu(gpu: GpuReport, report: Report, viewer: Viewer) -> dict[str, Any]:
         "waiting": gpu.waiting,
         "bar": [_segment(segment, report, viewer) for segment in bar],
     }
+
+
+def _other_layers(sessions: Iterable[SessionReport]) -> list[str]:
+    """Return the titles of the sharing layers that are not ours: that one would say nothing."""
+    return _distinct(LAYERS[one.layer].title for one in sessions if one.layer is not LayerName.NATIVE)
 
 
 def _distinct(texts: Iterable[str]) -> list[str]:
@@ -187,6 +193,7 @@ def session_data(
         "template": session.template,
         "display_name": template.display_name if template is not None else session.template,
         "gpus": [indices[uuid] for uuid in session.gpus if uuid in indices],
+        "gpu_count": session.share.count,
         "layer": session.layer,
         "layer_title": LAYERS[session.layer].title,
         "layer_trouble": session.layer_trouble or "",
