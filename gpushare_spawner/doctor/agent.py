@@ -11,9 +11,15 @@ from pathlib import Path
 from gpushare_spawner.agent.gpus.nvml import Gpu
 from gpushare_spawner.clients.agent import AgentClient
 from gpushare_spawner.doctor.finding import Finding, note, ok, problem, skipped
+from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.protocol.control import AgentUnreachable, ControlRefused
 from gpushare_spawner.model.report import Report
 
+_LAYER_REMEDIES = {
+    LayerName.MPS: "See the log of the MPS daemon in the agent's state folder (`mps/*/log`), and the agent's own log.",
+    LayerName.MIG: "`nvidia-smi -L` lists the MIG instances that there are. Stop the server before you destroy its "
+    "instance.",
+}
 _LOGS = "See `systemctl status gpushare-agent` and `journalctl -u gpushare-agent`."
 
 
@@ -92,25 +98,25 @@ def findings(facts: AgentFacts) -> list[Finding]:
 
 
 def _report_findings(where: str, report: Report, gpus: tuple[Gpu, ...]) -> list[Finding]:
-    found = [
-        ok(where, f"the agent of {report.node} answers; GPUs: {len(report.gpus)}, sessions: {len(report.sessions)}")
-    ]
+    instances = sum(gpu.mig is not None for gpu in report.gpus)
+    counts = f"GPUs: {len({gpu.whole for gpu in report.gpus})}" + (f", MIG instances: {instances}" * (instances > 0))
+    found = [ok(where, f"the agent of {report.node} answers; {counts}, sessions: {len(report.sessions)}")]
     shared = {gpu.uuid: gpu for gpu in report.gpus}
     for gpu in gpus:
         if gpu.uuid not in shared:
             what = f"the agent does not share this {gpu.model}"
             remedy = "Restart the agent if the GPU is new. On a node the agent shares only the GPUs that it claims."
-            found.append(note(f"GPU {gpu.index}", what, remedy))
+            found.append(note(gpu.label, what, remedy))
     for shared_gpu in report.gpus:
         if not shared_gpu.healthy:
             what = f"the agent reports this {shared_gpu.model} as unhealthy"
-            found.append(problem(f"GPU {shared_gpu.index}", what, _LOGS))
+            found.append(problem(shared_gpu.label, what, _LOGS))
     if report.host_memory is None:
         what = "no budget of host memory: paged-out GPU memory can fill the machine's memory"
         found.append(note("host memory", what, "Start the agent without `--host-memory off`."))
     for session in report.sessions:
         if session.layer_trouble is not None:
-            remedy = "See the log of the MPS daemon in the agent's state folder (`mps/*/log`), and the agent's own log."
+            remedy = _LAYER_REMEDIES.get(session.layer, _LOGS)
             found.append(problem(f"session {session.id}", session.layer_trouble, remedy))
         if session.bypassing_pids:
             pids = ", ".join(map(str, session.bypassing_pids))

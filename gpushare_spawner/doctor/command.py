@@ -88,17 +88,18 @@ def run(options: argparse.Namespace) -> int:
 def examine(options: argparse.Namespace) -> Groups:
     """Return all findings by group, in reading order."""
     on_driver, gpus = driver.check()
+    whole = tuple(one for one in gpus if one.mig is None)
     groups = {
         "driver": on_driver,
         "kernel": system.check(),
-        "containers": containers.check(gpus),
+        "containers": containers.check(whole),
         "library": library.check(),
         "agent": agent.check(options.control_socket, gpus),
         "config files": hub_files.check(options.config_dir or hub_files.FOLDERS),
         "templates": template_files.check(options.templates_dir, gpus, _on_node()),
     }
     if options.gpu is not None:
-        groups["GPU programs"] = gpu.check(gpus, options.gpu_memory, options.gpu)
+        groups["GPU programs"] = gpu.check(whole, options.gpu_memory, options.gpu)
     return groups
 
 

@@ -20,6 +20,7 @@ from gpushare_spawner.agent.suspend.capability import Rights, why_not
 from gpushare_spawner.agent.suspend.driver_checkpoint import DriverCheckpoints
 from gpushare_spawner.doctor.finding import Finding, note, ok, problem, skipped
 from gpushare_spawner.wording.amounts import memory
+from gpushare_spawner.wording.spawn.layers import instance_time
 
 _CUDA = """
 import ctypes, json, sys
@@ -64,7 +65,7 @@ class DriverFacts:
 
 
 def check(dev: Path = Path("/dev")) -> tuple[list[Finding], tuple[Gpu, ...]]:
-    """The findings, and the GPUs for other checks."""
+    """The findings, and the GPUs for other checks, MIG instances among them."""
     facts = probe(dev)
     return findings(facts), facts.gpus
 
@@ -84,7 +85,7 @@ def probe(dev: Path) -> DriverFacts:
     try:
         version = str(pynvml.nvmlSystemGetDriverVersion())
         try:
-            gpus = nvml.gpus()
+            gpus = nvml.gpus_and_instances()
         except NoGpu as error:
             return DriverFacts(no_gpu=str(error), version=version, left_out=tuple(heard.sentences))
         states = {gpu.uuid: nvml.state(gpu) for gpu in gpus}
@@ -123,14 +124,15 @@ def findings(facts: DriverFacts) -> list[Finding]:
         ]
     found.append(ok("NVML", f"driver {facts.version}"))
     for gpu in facts.gpus:
-        where = f"GPU {gpu.index}"
+        where = gpu.label
         if gpu.uuid in facts.trouble:
             remedy = (
                 "See `nvidia-smi` and the kernel's log (`dmesg | grep -i xid`). No new session is placed on this GPU."
             )
             found.append(problem(where, f"{gpu.model} is unhealthy: it {facts.trouble[gpu.uuid]}", remedy))
         else:
-            found.append(ok(where, f"{gpu.model}, {memory(gpu.memory_bytes)}, {gpu.uuid}"))
+            part = f", {instance_time(gpu.mig.profile)}" if gpu.mig is not None else ""
+            found.append(ok(where, f"{gpu.model}, {memory(gpu.memory_bytes)}{part}, {gpu.uuid}"))
     found += _device_findings(facts)
     found += _cuda_findings(facts)
     if not facts.cuda_error:

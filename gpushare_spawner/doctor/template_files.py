@@ -11,6 +11,7 @@ from gpushare_spawner.agent.mps.control_program import PROGRAM as MPS_PROGRAM
 from gpushare_spawner.doctor.finding import Finding, note, ok, problem, skipped
 from gpushare_spawner.model.idle_policy import IdlePolicy
 from gpushare_spawner.model.layers import LayerName, LayersFile
+from gpushare_spawner.model.mig import guaranteed_memory, smallest
 from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.templates.folder import TemplateFolder, Templates
 from gpushare_spawner.templates.idle_file import IDLE_FILE, idle_file
@@ -33,6 +34,8 @@ def check(folder: Path, gpus: tuple[Gpu, ...], on_node: bool) -> list[Finding]:
     quiet = logging.Logger("gpushare.doctor", logging.CRITICAL)
     templates = TemplateFolder(folder, log=quiet).load()
     found = findings(folder, templates, gpus)
+    if not on_node:
+        found += _mig_findings(folder, templates, gpus)
     # in a cluster there are other GPUs than this node's
     found += quota_findings(folder, QuotaFile(folder, log=quiet).load(), () if on_node else gpus)
     found += idle_findings(folder, idle_file(folder, log=quiet).load())
@@ -48,7 +51,7 @@ def findings(folder: Path, templates: Templates, gpus: tuple[Gpu, ...]) -> list[
         found.append(problem(str(folder), "has no templates, so the form is empty", _COPY))
     for template in templates:
         share = template.gpu
-        if share is not None and gpus and not any(share.accepts(gpu.model) for gpu in gpus):
+        if share is not None and gpus and not any(share.accepts(gpu.whole_model) for gpu in gpus):
             what = f"{template.name} needs a GPU model that this machine does not have: {', '.join(share.models)}"
             remedy = "Correct `gpu.models` if the template is for this machine."
             found.append(note(str(folder / templates.files[template.name]), what, remedy))
@@ -71,13 +74,28 @@ def _mps_findings(folder: Path, templates: Templates) -> list[Finding]:
     return [note(MPS_PROGRAM, what, remedy)]
 
 
+def _mig_findings(folder: Path, templates: Templates, gpus: tuple[Gpu, ...]) -> list[Finding]:
+    """Return which templates with MIG no instance of this machine can serve. `gpus`: empty where nothing is known."""
+    found = []
+    for template in templates:
+        share = template.gpu
+        if share is None or share.layer is not LayerName.MIG or not gpus:
+            continue
+        profiles = [gpu.mig.profile for gpu in gpus if gpu.mig is not None and share.accepts(gpu.whole_model)]
+        if smallest(profiles, share.share.units, guaranteed_memory(share.memory.guarantee)) is None:
+            what = f"no MIG instance of this machine holds the share of {template.name}"
+            remedy = "Make an instance that holds it, or correct the template: see docs/guides/other-layers.md."
+            found.append(note(str(folder / templates.files[template.name]), what, remedy))
+    return found
+
+
 def quota_findings(folder: Path, quotas: QuotasInForce, gpus: tuple[Gpu, ...]) -> list[Finding]:
     """Return the findings about quotas.yaml; none where there is no such file. `gpus`: of the hub; empty: unknown."""
     found = [problem(*_told(folder, wrong)) for wrong in quotas.problems]
     found += [note(*_told(folder, warning)) for warning in quotas.warnings]
     if quotas.quotas is None:
         return found
-    exceeds = exceeds_cluster(quotas.quotas, len(gpus) * UNITS_PER_GPU) if gpus else None
+    exceeds = exceeds_cluster(quotas.quotas, sum(gpu.capacity(UNITS_PER_GPU) for gpu in gpus)) if gpus else None
     if exceeds is not None:
         found.append(note(str(folder / QUOTA_FILE), exceeds, "Lower some guarantees: not all can hold at once."))
     if not quotas.problems:

@@ -65,6 +65,11 @@ class MigInstance:
     profile: MigProfile
 
 
+def gpu_label(index: int, instance: MigInstance | None) -> str:
+    """Return how texts name a GPU, or an instance of it: "GPU 0", "GPU 0, MIG 1g.10gb"."""
+    return f"GPU {index}" + (f", MIG {instance.profile.name}" if instance is not None else "")
+
+
 def smallest(profiles: Iterable[MigProfile], units: int, memory: Memory = None) -> MigProfile | None:
     """Return the smallest profile that holds a share; None: there is none. See `MigProfile.holds`."""
     return min((one for one in profiles if one.holds(units, memory)), key=lambda one: one.size, default=None)

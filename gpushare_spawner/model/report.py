@@ -15,7 +15,7 @@ from gpushare_spawner.model.instant import Instant
 from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.memory_engine import MemoryEngine
 from gpushare_spawner.model.memory_limits.hits import NO_HITS, MemoryLimitHits
-from gpushare_spawner.model.mig import MigInstance
+from gpushare_spawner.model.mig import MigInstance, gpu_label
 from gpushare_spawner.model.session_id import MAX_LENGTH
 from gpushare_spawner.model.share import UNITS_PER_GPU, Share, borrowed_in_use
 from gpushare_spawner.model.tier import Tier
@@ -58,6 +58,16 @@ class GpuReport(_Part):
     mig: MigInstance | None = None
     """This is an instance of a GPU in MIG mode, for one session: `index` is the GPU's, `uuid`, `memory_bytes` and
     `capacity_units` are the instance's. None: it is a whole GPU."""
+
+    @property
+    def whole(self) -> str:
+        """The UUID of the physical GPU."""
+        return self.mig.gpu if self.mig is not None else self.uuid
+
+    @property
+    def label(self) -> str:
+        """How texts name it, see `mig.gpu_label`."""
+        return gpu_label(self.index, self.mig)
 
 
 class Notice(_Part):

@@ -14,7 +14,7 @@ import pynvml
 
 from gpushare_spawner.agent.gpus.mig_instances import in_mig_mode, instances
 from gpushare_spawner.agent.gpus.xid_events import XidEvents
-from gpushare_spawner.model.mig import MigInstance
+from gpushare_spawner.model.mig import MigInstance, gpu_label
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +48,11 @@ class Gpu:
         """The UUID of the GPU that it is, or is a part of."""
         return self.mig.gpu if self.mig is not None else self.uuid
 
+    @property
+    def whole_model(self) -> str:
+        """The model of that GPU."""
+        return self.mig.gpu_model if self.mig is not None else self.model
+
     def capacity(self, units: int) -> int:
         """Return the units that may be guaranteed on it; ``units``: on a whole GPU. No instance is overcommitted."""
         return self.mig.profile.units if self.mig is not None else units
@@ -55,7 +60,7 @@ class Gpu:
     @property
     def label(self) -> str:
         """How texts name it: "GPU 0", or "GPU 0, MIG 1g.10gb"."""
-        return f"GPU {self.index}" + (f", MIG {self.mig.profile.name}" if self.mig is not None else "")
+        return gpu_label(self.index, self.mig)
 
 
 @dataclass(frozen=True)

@@ -201,7 +201,7 @@ class Conversation:
     def tell_memory(self) -> None:
         """Tell all processes of the session its memory limit and guarantee; CUDA shows the limit from then on."""
         for connection in self._session.connections:
-            self._say_memory(connection)
+            self._say_memory(connection, Role.CUDA if connection in self._session.cuda else Role.OBSERVER)
 
     def tell_notice(self) -> None:
         """Tell the session's observers what comes, or that nothing comes."""
@@ -303,10 +303,10 @@ class Conversation:
             record.effective_units,
             record.borrowed_units,
             int(session.converts_memory),
-            len(session.gpus),
+            len(self._names(role)),
             self._features(role),
         )
-        self._say_memory(connection)
+        self._say_memory(connection, role)
         if role is Role.CUDA:
             session.cuda.add(connection)
             self._limits.join(connection, frame.fields[1])
@@ -325,10 +325,16 @@ class Conversation:
             return AGENT_FEATURES
         return Feature.OBSERVE if role is Role.CUDA else OBSERVED_FEATURES
 
-    def _say_memory(self, connection: Connection) -> None:
-        for gpu in self._session.gpus:
+    def _names(self, role: Role) -> dict[bytes, str]:
+        """The UUIDs by which a process of that role can know the session's GPUs, each with that of the report."""
+        return self._uuids if role is Role.CUDA else {gpu_bytes(gpu.uuid): gpu.uuid for gpu in self._session.gpus}
+
+    def _say_memory(self, connection: Connection, role: Role) -> None:
+        gpus = {gpu.uuid: gpu for gpu in self._session.gpus}
+        for raw, uuid in self._names(role).items():
+            gpu = gpus[uuid]
             amounts = self._session.memory_limit(gpu), self._session.memory_guarantee(gpu)
-            connection.send(Kind.DEVICE, *amounts, gpu=gpu_bytes(gpu.uuid))
+            connection.send(Kind.DEVICE, *amounts, gpu=raw)
 
     def _announce(self, connection: Connection) -> None:
         notice = self._session.record.notice

@@ -63,8 +63,8 @@ async def summary(call: Asked) -> answers.Summary:
         version=snapshot.version,
         at=snapshot.taken_at,
         nodes=len(snapshot.reports),
-        gpus=len(gpus),
-        unhealthy_gpus=sum(not gpu.healthy for gpu in gpus),
+        gpus=len({gpu.whole for gpu in gpus}),
+        unhealthy_gpus=len({gpu.whole for gpu in gpus if not gpu.healthy}),
         capacity_units=sum(gpu.capacity_units for gpu in gpus),
         units=answers.Units(
             owned=snapshot.units["owned"],

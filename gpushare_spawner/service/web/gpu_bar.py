@@ -28,6 +28,8 @@ def gpu_bar(gpu: GpuReport, sessions: Iterable[SessionReport]) -> list[Segment]:
     The units add up to the GPU's capacity, or to the allocated units if these are more.
     """
     here = sorted((one for one in sessions if gpu.uuid in one.gpus), key=lambda one: (one.opened_at, one.id))
+    if gpu.mig is not None and here:
+        return [Segment("owned", gpu.capacity_units, here[0].id)]  # a session has all of a MIG instance
     bar: list[Segment] = []
     lent: list[Segment] = []
     taken = 0

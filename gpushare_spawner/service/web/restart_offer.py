@@ -43,7 +43,7 @@ class UnitsToOwn:
 
     @cached_property
     def _free(self) -> list[tuple[str, list[tuple[GpuReport, int, Counter[str]]]]]:
-        """The nodes with their GPUs that take sessions: free units of each, and owned units by session."""
+        """The nodes with their GPUs that take native sessions: free units of each, and owned units by session."""
         found = []
         for report in self._reports:
             owned: dict[str, Counter[str]] = {gpu.uuid: Counter() for gpu in report.gpus}
@@ -54,7 +54,7 @@ class UnitsToOwn:
             gpus = [
                 (gpu, gpu.capacity_units - owned[gpu.uuid].total(), owned[gpu.uuid])
                 for gpu in report.gpus
-                if gpu.healthy and not gpu.cordoned
+                if gpu.healthy and not gpu.cordoned and gpu.mig is None
             ]
             found.append((report.node, gpus))
         return found

@@ -94,4 +94,9 @@ def _size(profile: MigProfile) -> str:
     size = memory(profile.memory_bytes)
     if profile.slices == profile.compute_slices:
         return f"one whole GPU, with {size} of memory"
-    return f"{profile.slices}/{profile.compute_slices} of one GPU's time and {size} of memory"
+    return f"{instance_time(profile)} and {size} of memory"
+
+
+def instance_time(profile: MigProfile) -> str:
+    """Return the part of a GPU's time that a MIG instance has."""
+    return f"{profile.slices}/{profile.compute_slices} of one GPU's time"

@@ -14,7 +14,7 @@ from gpushare_spawner.agent.state.state_folder import StateFolder
 from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.mig import MigInstance, MigProfile
 from gpushare_spawner.model.protocol.control import CloseRequest, ControlRefused, OpenRequest, ResizeRequest
-from gpushare_spawner.model.protocol.frames import Feature, Kind
+from gpushare_spawner.model.protocol.frames import Feature, Kind, Role, gpu_name
 from gpushare_spawner.model.report import SessionReport
 from tests.agent.conftest import LIBRARIES, Agent, Eventually, request_for
 from tests.agent.peers import FIRST, GIB, Peer
@@ -203,7 +203,14 @@ async def test_gpu_work_on_an_instance_counts_by_which_of_its_uuids_a_program_kn
     assert environment["LD_PRELOAD"] == str(LIBRARIES.preload)
     peer = Peer(environment["GPUSHARE_SOCKET"])
     machine.peers.append(peer)
-    await peer.connect(features=Feature.OBSERVE)
+    _, *devices = await peer.connect(features=Feature.OBSERVE)
+    # a program that knows its GPU by either UUID finds itself
+    assert {gpu_name(device.gpu).partition("-")[2] for device in devices} == {
+        uuid.partition("-")[2] for uuid in (SMALL.uuid, PARENT)
+    }
+    observer = Peer(environment["GPUSHARE_SOCKET"])
+    machine.peers.append(observer)
+    assert len(await observer.connect(Role.OBSERVER)) == 2
     peer.send(Kind.BUSY, 0, gpu=named)
     await eventually(lambda: machine.session("ada").gpu_busy)
     peer.send(Kind.MEMORY, 0, GIB, gpu=named)
