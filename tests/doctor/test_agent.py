@@ -13,7 +13,9 @@ import pytest
 from gpushare_spawner.agent.gpus.nvml import Gpu
 from gpushare_spawner.doctor.agent import AgentFacts, findings, probe
 from gpushare_spawner.doctor.finding import Finding, Level
+from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.report import GpuReport, HostMemoryReport, Report, SessionReport
+from tests.placement.instances import instance
 
 UUID = "GPU-5543a1f8-be84-51d9-b6ef-c988bafad2eb"
 GPU = Gpu(0, UUID, "NVIDIA L4", 24 * 2**30)
@@ -66,6 +68,22 @@ def test_what_a_layer_does_to_a_session_is_a_problem() -> None:
     (found,) = wrong(replace(GOOD, report=REPORT.model_copy(update={"sessions": (session,)})))
     assert (found.level, found.where) == (Level.PROBLEM, "session ada")
     assert found.what == "The MPS daemon of GPU 0 does not run."
+
+
+def test_instances_are_counted_beside_the_gpus_that_they_are_parts_of() -> None:
+    instances = (instance("MIG-1", "1g.10gb"), instance("MIG-2", "1g.10gb", healthy=False))
+    found = findings(replace(GOOD, report=REPORT.model_copy(update={"gpus": (*REPORT.gpus, *instances)})))
+    assert "GPUs: 2, MIG instances: 2, sessions: 0" in found[0].what
+    assert [one.where for one in found if one.level is Level.PROBLEM] == ["GPU 0, MIG 1g.10gb"]
+
+
+def test_trouble_of_an_instance_has_its_own_remedy() -> None:
+    session = SessionReport(
+        id="ada", user="ada", template="t", gpus=("MIG-1",), share_units=10, tier_since=0, effective_units=10,
+        guaranteed_units=10, opened_at=0, layer=LayerName.MIG, layer_trouble="It was destroyed.",
+    )  # fmt: skip
+    (found,) = wrong(replace(GOOD, report=REPORT.model_copy(update={"sessions": (session,)})))
+    assert "nvidia-smi -L" in found.remedy
 
 
 def test_bypassing_processes_are_a_note_with_their_session() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,10 @@ import pytest
 from gpushare_spawner.agent.gpus.nvml import Gpu
 from gpushare_spawner.doctor.driver import DriverFacts, _device, findings
 from gpushare_spawner.doctor.finding import Level
+from gpushare_spawner.model.mig import MigInstance, MigProfile
 
 A100 = Gpu(0, "GPU-5543a1f8-be84-51d9-b6ef-c988bafad2eb", "NVIDIA A100-SXM4-40GB", 40 * 2**30, minor=0)
+MIG = MigInstance(A100.uuid, A100.model, MigProfile("1g.5gb", 1, 7, 1, 4864 * 2**20))
 GOOD = {"/dev/nvidiactl": "", "/dev/nvidia-uvm": "", "/dev/nvidia0": ""}
 
 
@@ -45,6 +48,13 @@ def test_a_missing_driver_is_a_problem_with_the_agents_sentence() -> None:
 def test_a_gpu_in_mig_mode_is_a_note() -> None:
     facts = DriverFacts(version="580", left_out=("GPU 1 is split by MIG",), no_gpu="NVML lists no GPU")
     assert [finding.level for finding in findings(facts)] == [Level.NOTE, Level.PROBLEM]
+
+
+def test_instances_are_named_with_their_sizes() -> None:
+    instance = replace(A100, uuid="MIG-1", model="A100 MIG 1g.5gb", memory_bytes=4864 * 2**20, mig=MIG)
+    (found,) = (one for one in findings(DriverFacts(gpus=(instance,), paging=(True,))) if "MIG" in one.where)
+    assert (found.level, found.where) == (Level.OK, "GPU 0, MIG 1g.5gb")
+    assert found.what == "A100 MIG 1g.5gb, 4.8 GiB, 1/7 of one GPU's time, MIG-1"
 
 
 def test_an_unhealthy_gpu_is_a_problem() -> None:

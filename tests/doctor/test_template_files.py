@@ -9,7 +9,9 @@ import pytest
 from gpushare_spawner.agent.gpus.nvml import Gpu
 from gpushare_spawner.doctor.finding import Level
 from gpushare_spawner.doctor.template_files import check
+from gpushare_spawner.model.mig import MigInstance
 from gpushare_spawner.shipped import shipped
+from tests.placement.instances import A100, PROFILES
 
 L4 = Gpu(0, "GPU-5543a1f8-be84-51d9-b6ef-c988bafad2eb", "NVIDIA L4", 24 * 2**30)
 
@@ -113,3 +115,26 @@ def test_mps_needs_its_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     (found,) = [one for one in check(templates, (), on_node=False) if one.where == "nvidia-cuda-mps-control"]
     assert found.level is Level.OK
     assert str(program) in found.what
+
+
+def test_mig_template_that_no_instance_holds_is_a_note_on_one_machine(tmp_path: Path) -> None:
+    for name, fraction in (("small", 0.1), ("half", 0.5)):
+        text = f"name: {name}\ndisplay_name: x\ngpu: {{fraction: {fraction}, layer: mig, models: ['*A100*']}}\n"
+        (tmp_path / f"{name}.yaml").write_text(text)
+    mig = MigInstance("GPU-a", A100, PROFILES["1g.10gb"])
+    instance = Gpu(0, "MIG-1", f"{A100} MIG 1g.10gb", PROFILES["1g.10gb"].memory_bytes, mig=mig)
+    (found,) = (one for one in check(tmp_path, (instance,), False) if one.level is not Level.OK)
+    assert (found.level, found.where) == (Level.NOTE, str(tmp_path / "half.yaml"))
+    assert found.what == "no MIG instance of this machine holds the share of half"
+    # in a cluster the other nodes can have one, and of an unknown machine nothing is said
+    for gpus, on_node in (((instance,), True), ((), False)):
+        assert {one.level for one in check(tmp_path, gpus, on_node)} == {Level.OK}
+
+
+def test_quotas_count_an_instance_as_the_part_that_it_is(tmp_path: Path) -> None:
+    (tmp_path / "quotas.yaml").write_text("groups: {ml: {guarantee: 1}}\n")
+    mig = MigInstance("GPU-a", A100, PROFILES["3g.40gb"])
+    instance = Gpu(0, "MIG-1", f"{A100} MIG 3g.40gb", 2**30, mig=mig)
+    assert any(
+        "guarantee" in one.what.lower() for one in check(tmp_path, (instance,), False) if one.level is Level.NOTE
+    )

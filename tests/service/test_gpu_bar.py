@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from gpushare_spawner.model.report import GpuReport, SessionReport
 from gpushare_spawner.service.web.gpu_bar import Segment, gpu_bar, units_of
+from tests.placement.instances import instance
 from tests.service.dashboards import afternoon, session
 
 
@@ -67,3 +68,9 @@ def test_the_bar_is_as_long_as_the_gpu_and_shows_what_everybody_gets(sessions: l
     assert sum(segment.units for segment in bar) == 100
     assert all(segment.units > 0 for segment in bar)
     assert units_of(bar, "owned") + units_of(bar, "borrowed") == sum(one.guaranteed_units for one in sessions)
+
+
+def test_session_has_all_of_its_instance() -> None:
+    here = instance("MIG-3", "3g.40gb")
+    assert gpu_bar(here, []) == [Segment("free", 42)]
+    assert gpu_bar(here, [session("ann", gpus=("MIG-3",), share_units=10)]) == [Segment("owned", 42, "ann")]

@@ -12,6 +12,7 @@ from gpushare_spawner.model.template import Template
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.service.hub.client import HubServer
 from gpushare_spawner.service.web.restart_offer import UnitsToOwn
+from tests.placement.instances import instance
 from tests.service.dashboards import NOW, TEMPLATES, afternoon, page, session, shown
 
 QUARTER = TEMPLATES["quarter"]
@@ -123,3 +124,8 @@ def test_the_template_counts_as_it_is_now() -> None:
     assert node_to_own(borrower(), memory, [node("a"), node("b", memory_bytes=2**36)]) == "b"
     half = Template(name="quarter", display_name="0.5 GPU", gpu={"fraction": 0.5})
     assert node_to_own(borrower(), half, [full("a", 75), full("b", 50)]) == "b"
+
+
+def test_instance_is_no_offer_for_a_borrower() -> None:
+    report = Report(node="a", published_at=0.0, gpus=(instance("MIG-7", "7g.80gb"),))
+    assert node_to_own(borrower(), QUARTER, [report]) is None

@@ -9,6 +9,7 @@ import pytest
 from gpushare_spawner.model.cordon import Cordon
 from gpushare_spawner.model.report import GpuReport
 from gpushare_spawner.service.api.session_list import SessionsQuery
+from tests.placement.instances import instance
 from tests.service.api.clients import ADMIN, ANN, BOB, As, Client
 from tests.service.api.conftest import Machine
 from tests.service.dashboards import GIB, NOW, afternoon, session
@@ -178,3 +179,11 @@ async def test_what_is_cordoned_is_not_available(api: Client, machine: Machine, 
     found = await api.get("summary")
     assert found["units"]["lent"] + found["units"]["free"] == 130
     assert found["available_units"] == left
+
+
+async def test_instances_of_a_gpu_are_one_gpu_in_the_totals(api: Client, machine: Machine) -> None:
+    report = afternoon()
+    instances = (instance("MIG-1", "1g.10gb"), instance("MIG-3", "3g.40gb", healthy=False))
+    machine.agent.now = report.model_copy(update={"gpus": (*report.gpus, *instances)})
+    found = await api.get("summary")
+    assert (found["gpus"], found["unhealthy_gpus"], found["capacity_units"]) == (3, 1, 256)
