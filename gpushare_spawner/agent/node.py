@@ -25,7 +25,7 @@ from gpushare_spawner.agent.sessions.environment import Libraries
 from gpushare_spawner.agent.sessions.guaranteed_units import Shares
 from gpushare_spawner.agent.sessions.registry import SessionRegistry
 from gpushare_spawner.agent.sessions.session import Session
-from gpushare_spawner.agent.sessions.unclaimed import UnclaimedMemory
+from gpushare_spawner.agent.sessions.unclaimed import UnclaimedMemory, claimed_bytes
 from gpushare_spawner.agent.sessions.unconnected_processes import UnconnectedProcesses
 from gpushare_spawner.agent.sockets.session_endpoint import ProcessEndpoints, SessionEndpoints
 from gpushare_spawner.agent.state.cordons import Cordons
@@ -239,8 +239,9 @@ class Node:
     def _memory_seen(self, states: Mapping[str, GpuState]) -> None:
         sessions = self.registry.sessions.values()
         processes = (one for session in sessions for one in sorted(session.cuda, key=lambda one: one.number))
-        self._contexts.look(states, sessions)
-        unclaimed = self._unclaimed.look(states, sessions)
+        claimed = claimed_bytes(states, sessions)
+        self._contexts.look(states, sessions, claimed)
+        unclaimed = self._unclaimed.look(states, claimed)
         driver_figures.tell_arbiters(states, self.gpus, self.arbitrations, processes, unclaimed)
 
     def _went(self, session: Session) -> None:

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from gpushare_spawner import __version__
 from gpushare_spawner.clients.agent import default_control_socket
-from gpushare_spawner.doctor import agent, containers, driver, gpu, hub_files, library, system, template_files
+from gpushare_spawner.doctor import agent, claims, containers, driver, gpu, hub_files, library, system, template_files
 from gpushare_spawner.doctor.finding import Finding, Level, exit_status
 from gpushare_spawner.doctor.gpu_programs import PROGRAMS
 from gpushare_spawner.model.quantity import parse_bytes
@@ -95,6 +95,7 @@ def examine(options: argparse.Namespace) -> Groups:
         "containers": containers.check(whole),
         "library": library.check(),
         "agent": agent.check(options.control_socket, gpus),
+        "claims": claims.check(options.control_socket, _KUBELET, _on_node()),
         "config files": hub_files.check(options.config_dir or hub_files.FOLDERS),
         "templates": template_files.check(options.templates_dir, gpus, _on_node()),
     }

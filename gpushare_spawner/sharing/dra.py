@@ -111,11 +111,11 @@ def _amounts(requests: Any) -> Any:
 def free(request: LayerRequest) -> LayerCapacity:
     """Return what is free by ResourceSlices and the claims that are allocated. Raises LayerCannot as `objects` does."""
     ask = _ask(request)
-    by_node = _pools(request, {one.name for one in request.facts.nodes}, allocated=True)
-    empty = _pools(request, {one.name for one in request.facts.nodes}, allocated=False)
+    empty = _pools(request, {one.name for one in request.facts.nodes})
+    by_node = _less_claims(request, empty)
 
-    def servers(pools: Mapping[str, list[_Pool]], node: ClusterNode) -> int:
-        return _servers(request, ask, pools.get(node.name, []))
+    def servers(pools: Mapping[str, Mapping[str, _Pool]], node: ClusterNode) -> int:
+        return _servers(request, ask, pools.get(node.name, {}).values())
 
     capacity = counted(
         request,
@@ -234,26 +234,32 @@ def _profiles(request: LayerRequest) -> Iterator[MigProfile]:
                 yield found
 
 
-def _pools(request: LayerRequest, nodes: set[str], *, allocated: bool) -> dict[str, list[_Pool]]:
-    """Return the devices of each node by pool, less what claims have where ``allocated``."""
-    pools: dict[tuple[str, str], _Pool] = {}
+def _pools(request: LayerRequest, nodes: set[str]) -> dict[str, dict[str, _Pool]]:
+    """Return the devices of each node by pool, as if nothing were allocated."""
+    found: dict[str, dict[str, _Pool]] = {}
     for one in _slices(request):
         if one.node in nodes:
-            pool = pools.setdefault((one.node, one.pool), _Pool())
+            pool = found.setdefault(one.node, {}).setdefault(one.pool, _Pool())
             pool.devices += one.devices
             pool.counters.update(one.counters)
-    if allocated:
-        used: dict[str, list[ClaimedDevice]] = {}
-        for claim in request.facts.claims:
-            for claimed in claim.devices:
-                if claimed.driver == _options(request).driver:
-                    used.setdefault(claimed.pool, []).append(claimed)
-        for (_, name), pool in pools.items():
+    return found
+
+
+def _less_claims(request: LayerRequest, pools: Mapping[str, Mapping[str, _Pool]]) -> dict[str, dict[str, _Pool]]:
+    """Return copies of pools, less what claims have."""
+    used: dict[str, list[ClaimedDevice]] = {}
+    for claim in request.facts.claims:
+        for claimed in claim.devices:
+            if claimed.driver == _options(request).driver:
+                used.setdefault(claimed.pool, []).append(claimed)
+    found = {
+        node: {name: _Pool(list(pool.devices), dict(pool.counters)) for name, pool in there.items()}
+        for node, there in pools.items()
+    }
+    for there in found.values():
+        for name, pool in there.items():
             for claimed in used.get(name, ()):
                 _take(pool, claimed.device, claimed.consumed)
-    found: dict[str, list[_Pool]] = {}
-    for (node, _), pool in pools.items():
-        found.setdefault(node, []).append(pool)
     return found
 
 

@@ -9,6 +9,7 @@ from typing import Any, cast
 from gpushare_spawner.agent.gpus.nvml import GpuProcess, GpuState
 from gpushare_spawner.agent.sessions.context_memory import LARGEST, ContextMemory
 from gpushare_spawner.agent.sessions.session import Session
+from gpushare_spawner.agent.sessions.unclaimed import claimed_bytes
 from tests.agent.peers import FIRST
 
 MIB = 2**20
@@ -34,7 +35,7 @@ def shown(**sizes: int | None) -> dict[str, GpuState]:
 
 
 def of(contexts: ContextMemory, states: dict[str, GpuState], one: Any) -> int:
-    contexts.look(states, [one])
+    contexts.look(states, [one], claimed_bytes(states, [one]))
     return int(one.context_bytes)
 
 
@@ -45,7 +46,7 @@ def test_context_is_what_the_driver_shows_beyond_the_claims() -> None:
 
 def test_context_is_not_forgotten_while_managed_memory_is_paged_out() -> None:
     contexts, one = ContextMemory(), session(p7=600 * MIB)
-    contexts.look(shown(p7=900 * MIB), [one])
+    of(contexts, shown(p7=900 * MIB), one)
     assert of(contexts, shown(p7=350 * MIB), one) == 300 * MIB
 
 

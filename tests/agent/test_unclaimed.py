@@ -7,7 +7,7 @@ from typing import cast
 
 from gpushare_spawner.agent.gpus.nvml import Gpu, GpuProcess, GpuState
 from gpushare_spawner.agent.sessions.session import Session
-from gpushare_spawner.agent.sessions.unclaimed import STEP, UnclaimedMemory
+from gpushare_spawner.agent.sessions.unclaimed import STEP, UnclaimedMemory, claimed_bytes
 from tests.agent.conftest import Agent
 from tests.agent.peers import FIRST, GIB
 
@@ -32,31 +32,35 @@ class _Connection:
         self.peer = SimpleNamespace(pid=pid)
 
 
+def looked(memory: UnclaimedMemory, states: dict[str, GpuState], sessions: list[Session]) -> dict[tuple[int, str], int]:
+    return memory.look(states, claimed_bytes(states, sessions))
+
+
 def test_what_a_process_holds_beyond_its_context_and_the_claims_of_all_its_connections_counts() -> None:
     memory = UnclaimedMemory({REAL.uuid: REAL}, CONTEXT)
     sessions = [session((1, GIB), (1, GIB)), session((2, 3 * GIB), (3, 0), (4, 0))]
     states = shows(REAL, {1: 3 * GIB, 2: 3 * GIB, 3: GIB, 4: None, 9: 8 * GIB})
-    assert memory.look(states, sessions) == {(1, REAL.uuid): GIB // 2, (3, REAL.uuid): GIB // 2}
+    assert looked(memory, states, sessions) == {(1, REAL.uuid): GIB // 2, (3, REAL.uuid): GIB // 2}
 
 
 def test_small_differences_do_not_count_and_larger_ones_in_steps() -> None:
     memory = UnclaimedMemory({REAL.uuid: REAL}, CONTEXT)
     sessions = [session((1, GIB))]
     for beyond, counts in ((STEP - 1, {}), (STEP, {(1, REAL.uuid): STEP}), (3 * STEP - 1, {(1, REAL.uuid): 2 * STEP})):
-        assert memory.look(shows(REAL, {1: GIB + CONTEXT + beyond}), sessions) == counts
+        assert looked(memory, shows(REAL, {1: GIB + CONTEXT + beyond}), sessions) == counts
 
 
 def test_memory_that_was_just_freed_is_not_taken_for_unclaimed() -> None:
     memory = UnclaimedMemory({REAL.uuid: REAL}, CONTEXT)
     still = shows(REAL, {1: 8 * GIB + CONTEXT})
-    assert memory.look(still, [session((1, 8 * GIB))]) == {}
-    assert memory.look(still, [session((1, GIB))]) == {}, "the driver was asked before it was freed"
-    assert memory.look(still, [session((1, GIB))]) == {(1, REAL.uuid): 7 * GIB}
+    assert looked(memory, still, [session((1, 8 * GIB))]) == {}
+    assert looked(memory, still, [session((1, GIB))]) == {}, "the driver was asked before it was freed"
+    assert looked(memory, still, [session((1, GIB))]) == {(1, REAL.uuid): 7 * GIB}
 
 
 def test_simulated_gpus_have_no_contexts() -> None:
     memory = UnclaimedMemory({FIRST.uuid: FIRST}, CONTEXT)
-    found = memory.look(shows(FIRST, {1: CONTEXT}), [session((1, 0), gpu=FIRST)])
+    found = looked(memory, shows(FIRST, {1: CONTEXT}), [session((1, 0), gpu=FIRST)])
     assert found == {(1, FIRST.uuid): CONTEXT}
 
 

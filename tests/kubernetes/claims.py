@@ -34,11 +34,19 @@ async def make_class(cluster: Cluster) -> None:
             raise
 
 
-async def claiming_pod(agent: NodeAgent, name: str, said: PodSession | None = None, **changes: Any) -> dict[str, Any]:
+async def claiming_pod(
+    agent: NodeAgent,
+    name: str,
+    said: PodSession | None = None,
+    *,
+    command: list[str] | None = None,
+    cpu: str = "",
+    **changes: Any,
+) -> dict[str, Any]:
     """Create the pod of a session and its claim on an agent in this process; returns the claim."""
     said = said or a_session(name, **changes)
     gpus = [gpu for gpu in agent.gpus if gpu.uuid in said.gpus]
-    return await pod_with_claim(agent.cluster, agent.kubelet.name, name, said, gpus)
+    return await pod_with_claim(agent.cluster, agent.kubelet.name, name, said, gpus, command, cpu)
 
 
 async def session_by_claim(
@@ -54,12 +62,20 @@ async def session_by_claim(
 
 
 async def pod_with_claim(
-    cluster: Cluster, node: str, name: str, said: PodSession, gpus: Sequence[Gpu | GpuReport]
+    cluster: Cluster,
+    node: str,
+    name: str,
+    said: PodSession,
+    gpus: Sequence[Gpu | GpuReport],
+    command: list[str] | None = None,
+    cpu: str = "",
 ) -> dict[str, Any]:
     """Create the pod of a session and its claim, as the spawner does; returns the claim."""
     claim = f"{name}-claim"
     manifest = a_pod(
         name,
+        command,
+        limits={"cpu": cpu} if cpu else {},
         annotations=said.annotations(),
         labels=kubernetes.labels(),
         nodeSelector={kubernetes.HOSTNAME_LABEL: node},

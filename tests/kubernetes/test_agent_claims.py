@@ -22,6 +22,8 @@ from gpushare_spawner.agent.kubernetes.claims.slice_publisher import PublishedSl
 from gpushare_spawner.agent.kubernetes.cluster_api import ClusterApi
 from gpushare_spawner.agent.kubernetes.devices import device_owners, grant_folders
 from gpushare_spawner.clients.cluster import KubeconfigConnection
+from gpushare_spawner.doctor import claims
+from gpushare_spawner.doctor.claims import ClaimFacts
 from gpushare_spawner.model import kubernetes
 from gpushare_spawner.model.cordon import Cordon
 from gpushare_spawner.model.report import Report
@@ -33,7 +35,7 @@ from .agent_account import AGENT_RULES, agent_token
 from .claims import claim_of, claiming_pod, make_class, published_slice, units_of
 from .node_agent import LIBRARY, NodeAgent
 from .standin.claim_allocator import CANNOT, GROUP
-from .standin.client import path
+from .standin.client import ApiStatus, path
 from .standin.cluster import Cluster
 
 
@@ -248,6 +250,47 @@ async def test_a_share_that_is_changed_changes_what_others_can_have(agent: NodeA
     await published(agent, lambda item: units_of(item) == 75)
 
 
+async def test_cpu_and_memory_of_a_server_with_a_claim_are_resized_in_place(agent: NodeAgent) -> None:
+    """Kubernetes refuses it for a container that names a claim, so only the pod does."""
+    await running(agent, "ada", cpu="200m")
+    held = agent.held("ada")
+    await resize(agent, "ada", "100m")
+    await agent.cluster.wait_for_pod("ada", lambda pod: requested(pod) == "100m")
+    assert agent.held("ada") == held
+    named = await agent.cluster.pod("ada")
+    assert named is not None
+    spec = named["spec"]
+    claim = {"name": spec["resourceClaims"][0]["name"]}
+    container = {**spec["containers"][0], "resources": {"requests": {"cpu": "200m"}, "claims": [claim]}}
+    metadata = {"name": "other"}
+    other = {"metadata": metadata, "spec": {"containers": [container], "resourceClaims": spec["resourceClaims"]}}
+    await agent.cluster.admin.create(path("pods", agent.cluster.namespace), other)
+    with pytest.raises(ApiStatus, match="only cpu and memory resources are mutable"):
+        await resize(agent, "other", "100m")
+
+
+async def resize(agent: NodeAgent, name: str, cpu: str) -> None:
+    pod = await agent.cluster.pod(name)
+    assert pod is not None
+    (container,) = pod["spec"]["containers"]
+    resources = {**container.get("resources", {}), "requests": {"cpu": cpu}}
+    patch = {"spec": {"containers": [{**container, "resources": resources}]}}
+    await agent.cluster.admin.patch(path("pods", agent.cluster.namespace, name, "resize"), patch)
+
+
+def requested(pod: dict[str, Any]) -> str | None:
+    found: str | None = pod["spec"]["containers"][0]["resources"].get("requests", {}).get("cpu")
+    return found
+
+
+async def test_a_server_that_has_ended_holds_nothing_though_its_pod_is_still_there(agent: NodeAgent) -> None:
+    await running(agent, "ada", share=100, command=["sleep", "1"])
+    await agent.cluster.wait_for_phase("ada", "Succeeded")
+    await agent.until(lambda: "ada" not in agent.node.sessions)
+    assert await claim_of(agent, "ada") is None
+    await running(agent, "ben", share=100)
+
+
 async def test_a_slice_that_is_deleted_is_written_again(agent: NodeAgent) -> None:
     await running(agent, "ada")
     name = kubernetes.slice_name(agent.kubelet.name)
@@ -342,6 +385,21 @@ class TestProbe:
         said = await self.asked(api, cluster)
         assert "drops allowMultipleAllocations, requestPolicy from ResourceSlices" in said
         assert "DRAConsumableCapacity is off" in said
+
+    async def test_the_doctor_says_the_same(self, api: ClusterApi, cluster: Cluster) -> None:
+        facts = await claims.ask_cluster(api, "node-a", cluster.namespace, ClaimFacts())
+        assert (facts.refused, facts.taints, facts.no_answer) == ("", True, "")
+        assert facts.server.startswith("v1.")
+        assert cluster.server is not None
+        cluster.server.gates = {"DRADeviceTaints"}
+        facts = await claims.ask_cluster(api, "node-a", cluster.namespace, ClaimFacts())
+        assert "DRAConsumableCapacity is off" in facts.refused
+        cluster.faults.fail_next("list", "resourceslices", times=2)
+        facts = await claims.ask_cluster(api, "node-a", cluster.namespace, ClaimFacts())
+        assert facts.no_answer
+        # nothing was made
+        cluster.faults.clear()
+        assert not await cluster.admin.list(path("resourceslices", group=GROUP))
 
     async def test_no_taints(self, api: ClusterApi, cluster: Cluster) -> None:
         assert cluster.server is not None

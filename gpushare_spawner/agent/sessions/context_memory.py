@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 
 from gpushare_spawner.agent.gpus.nvml import GpuState
 from gpushare_spawner.agent.sessions.session import Session
-from gpushare_spawner.agent.sessions.unclaimed import Process, claimed_bytes
+from gpushare_spawner.agent.sessions.unclaimed import Process
 
 LARGEST = 2**30
 """Bytes; more than that is memory that a process has not claimed, see bypassing.py."""
@@ -25,11 +25,9 @@ class ContextMemory:
         self._claimed: dict[Process, int] = {}
         """At the last look: the driver may still show memory that was just freed."""
 
-    def look(self, states: Mapping[str, GpuState], sessions: Iterable[Session]) -> None:
-        """Set `context_bytes` of the sessions. ``states``: by the GPU's UUID."""
+    def look(self, states: Mapping[str, GpuState], sessions: Iterable[Session], claimed: Mapping[Process, int]) -> None:
+        """Set `context_bytes` of the sessions. ``states``: by the GPU's UUID; ``claimed``: see `claimed_bytes`."""
         most = {key: size for key, size in self._most.items() if key[1] not in states}
-        sessions = list(sessions)
-        claimed = claimed_bytes(states, sessions)
         for (pid, gpu), now in claimed.items():
             before = self._most.get((pid, gpu), 0)
             shown = states[gpu].processes.get(pid)
@@ -37,7 +35,7 @@ class ContextMemory:
                 before = max(before, shown.memory_bytes - max(now, self._claimed.get((pid, gpu), 0)))
             most[pid, gpu] = min(before, LARGEST)
         kept = {key: size for key, size in self._claimed.items() if key[1] not in states}
-        self._most, self._claimed = most, kept | claimed
+        self._most, self._claimed = most, {**kept, **claimed}
         for session in sessions:
             pids = {connection.peer.pid for connection in session.cuda}
             found = [most.get((pid, gpu.uuid), 0) for pid in pids for gpu in session.gpus]

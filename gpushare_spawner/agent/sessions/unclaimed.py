@@ -35,14 +35,14 @@ class UnclaimedMemory:
         have none."""
         self._gpus = gpus
         self._context_bytes = context_bytes
-        self._claimed: dict[Process, int] = {}
+        self._claimed: Mapping[Process, int] = {}
 
-    def look(self, states: Mapping[str, GpuState], sessions: Iterable[Session]) -> dict[Process, int]:
+    def look(self, states: Mapping[str, GpuState], claimed: Mapping[Process, int]) -> dict[Process, int]:
         """Return the bytes that each process holds beyond its context and the claims of all its connections.
 
-        ``states``: what the driver shows, by the GPU's UUID. Processes without such memory are left out.
+        ``states``: what the driver shows, by the GPU's UUID; ``claimed``: see `claimed_bytes`. Processes without such
+        memory are left out.
         """
-        claimed = claimed_bytes(states, sessions)
         found: dict[Process, int] = {}
         for (pid, gpu), now in claimed.items():
             shown = states[gpu].processes.get(pid)

@@ -29,6 +29,11 @@ LOOK_EVERY = 2.0
 """Seconds between looks whether the sockets are still there: one stat each."""
 
 
+def socket_paths(kubelet_dir: Path) -> tuple[Path, Path]:
+    """Return the driver's own socket, and the one for registration."""
+    return kubelet_dir / "plugins" / DRIVER / "dra.sock", kubelet_dir / "plugins_registry" / f"{DRIVER}-reg.sock"
+
+
 class DriverSockets(registration.RegistrationServicer):
     """Keeps them served."""
 
@@ -39,9 +44,8 @@ class DriverSockets(registration.RegistrationServicer):
         self._plugin = plugin
         self._health = health
         self._registered = registered
-        self._service_path = kubelet_dir / "plugins" / DRIVER / "dra.sock"
         # the kubelet connects to the first as soon as it sees the second
-        self._paths = self._service_path, kubelet_dir / "plugins_registry" / f"{DRIVER}-reg.sock"
+        self._paths = socket_paths(kubelet_dir)
         self._sockets: list[GrpcSocket] = []
         self._task: asyncio.Task[None] | None = None
 
@@ -59,7 +63,7 @@ class DriverSockets(registration.RegistrationServicer):
 
     async def GetInfo(self, request: messages.InfoRequest, context: grpc.aio.ServicerContext) -> messages.PluginInfo:
         return messages.PluginInfo(
-            type="DRAPlugin", name=DRIVER, endpoint=str(self._service_path), supported_versions=SUPPORTED
+            type="DRAPlugin", name=DRIVER, endpoint=str(self._paths[0]), supported_versions=SUPPORTED
         )
 
     async def NotifyRegistrationStatus(

@@ -49,7 +49,7 @@ async def probe(api: ClusterApi, node: str, namespace: str) -> bool:
     until = time.monotonic() + PATIENCE
     while True:
         try:
-            return await _probe(api, node, namespace)
+            return await ask(api, node, namespace)
         except ApiFailure as failure:
             if 400 <= failure.status < 500 and failure.status not in (408, 429):
                 raise ClaimsUnavailable(f"--kubelet dra: {failure}; {ELSE}") from None
@@ -62,7 +62,8 @@ async def probe(api: ClusterApi, node: str, namespace: str) -> bool:
         await asyncio.sleep(PAUSE)
 
 
-async def _probe(api: ClusterApi, node: str, namespace: str) -> bool:
+async def ask(api: ClusterApi, node: str, namespace: str) -> bool:
+    """Ask once, as `probe` does. Raises ClaimsUnavailable, and ApiFailure where the API server does not answer."""
     try:
         await api.list(SLICES, fieldSelector=f"spec.nodeName={node}")
     except ApiFailure as failure:

@@ -1,0 +1,134 @@
+"""Checks whether pods of this node can get GPU shares by claims (`--kubelet dra` of the agent), and whether they do."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from gpushare_spawner.agent.kubernetes.claims.driver_sockets import socket_paths
+from gpushare_spawner.agent.kubernetes.claims.probe import ClaimsUnavailable, ask
+from gpushare_spawner.agent.kubernetes.cluster_api import ApiFailure, ClusterApi
+from gpushare_spawner.clients.agent import AgentClient
+from gpushare_spawner.clients.service_account import NoCluster
+from gpushare_spawner.doctor.finding import Finding, note, ok, problem, skipped
+from gpushare_spawner.model.protocol.control import AgentUnreachable, ControlRefused
+
+WHERE = "GPU shares by claims"
+_CDI_FROM = (1, 7, 2)
+"""Version of containerd that takes CDI names from DRA drivers and device plugins; older ones leave them out without an
+error (measured with 1.6.20)."""
+_CONTAINERD = re.compile(r"containerd://(\d+)\.(\d+)\.(\d+)")
+
+
+@dataclass(frozen=True)
+class ClaimFacts:
+    """What the probe found."""
+
+    on_node: bool = True
+    """Whether this machine is a node of a cluster, or this program is in a pod."""
+    no_answer: str = ""
+    """Why the API server does not say; empty: it does."""
+    in_use: bool | None = None
+    """Whether the agent gives out GPUs by claims; None: it does not answer."""
+    server: str = ""
+    """The API server's version; empty: unknown."""
+    runtime: str = ""
+    """The node's container runtime with its version, as Kubernetes writes it; empty: unknown."""
+    refused: str = ""
+    """Why claims cannot be had, as the agent's own probe says; empty: they can."""
+    taints: bool = True
+    """Whether the API server keeps taints of devices."""
+    missing: tuple[Path, ...] = ()
+    """Those of the driver's sockets that are not there."""
+
+
+def check(socket: Path, kubelet_dir: Path, on_node: bool) -> list[Finding]:
+    """Return the findings. ``socket``: the agent's control socket."""
+    return findings(asyncio.run(probe(socket, kubelet_dir)) if on_node else ClaimFacts(on_node=False))
+
+
+async def probe(socket: Path, kubelet_dir: Path) -> ClaimFacts:
+    """Ask the agent and the API server. Nothing is made: the server only says what it would keep."""
+    in_use, node = None, os.uname().nodename
+    try:
+        report = await AgentClient(socket).report()
+        in_use, node = report.claims is not None, report.node
+    except (AgentUnreachable, ControlRefused, OSError):
+        pass
+    facts = ClaimFacts(in_use=in_use, missing=tuple(path for path in socket_paths(kubelet_dir) if not path.exists()))
+    try:
+        api = await ClusterApi.connect()
+    except NoCluster as error:
+        return replace(facts, no_answer=str(error))
+    try:
+        return await ask_cluster(api, node, os.environ.get("POD_NAMESPACE") or "default", facts)
+    finally:
+        await api.close()
+
+
+async def ask_cluster(api: ClusterApi, node: str, namespace: str, facts: ClaimFacts) -> ClaimFacts:
+    """Add what the API server says. ``namespace``: where sessions' claims are."""
+    try:
+        facts = replace(facts, server=str((await api.get("/version")).get("gitVersion", "")))
+        try:
+            info = (await api.get(f"/api/v1/nodes/{node}")).get("status", {}).get("nodeInfo", {})
+            facts = replace(facts, runtime=str(info.get("containerRuntimeVersion", "")))
+        except ApiFailure as failure:
+            if failure.status not in (403, 404):
+                raise
+        return replace(facts, taints=await ask(api, node, namespace))
+    except ApiFailure as failure:
+        return replace(facts, no_answer=str(failure))
+    except ClaimsUnavailable as error:
+        return replace(facts, refused=str(error))
+
+
+def findings(facts: ClaimFacts) -> list[Finding]:
+    """Return the findings that follow from the facts."""
+    if not facts.on_node:
+        return [skipped(WHERE, "this machine is no node of a cluster")]
+    found = [ok("API server", f"Kubernetes {facts.server}")] if facts.server else []
+    if facts.no_answer:
+        return [*found, skipped(WHERE, f"the API server cannot be asked: {facts.no_answer}")]
+    if facts.in_use:
+        return [*found, *_in_use(facts), *_runtime(facts)]
+    who = "the agent uses the device plugin's API" if facts.in_use is False else "no agent answers"
+    if facts.refused:
+        return [*found, skipped(WHERE, f"{who}; claims cannot be had: {facts.refused}"), *_runtime(facts)]
+    return [*found, ok(WHERE, f"{who}; claims can be had with --kubelet dra"), *_runtime(facts)]
+
+
+def _in_use(facts: ClaimFacts) -> list[Finding]:
+    found = []
+    if facts.refused:
+        remedy = "See docs/guides/claims.md. Until then no new pod gets a share on this node."
+        found.append(problem(WHERE, facts.refused, remedy))
+    else:
+        found.append(ok(WHERE, "the API server keeps shares of devices (gate DRAConsumableCapacity)"))
+        if not facts.taints:
+            what = "the API server drops taints of devices: unhealthy and cordoned GPUs leave the slice instead"
+            found.append(
+                note(WHERE, what, "Switch the feature gate DRADeviceTaints on; it is on from Kubernetes 1.36.")
+            )
+    if facts.missing:
+        what = f"{' and '.join(map(str, facts.missing))} are missing: the kubelet cannot call the driver"
+        remedy = "The agent makes them again within 2 s. See its log, and mount the kubelet's folders into its pod."
+        found.append(problem("DRA driver's sockets", what, remedy))
+    else:
+        found.append(ok("DRA driver's sockets", "the one for registration and the driver's own are there"))
+    return found
+
+
+def _runtime(facts: ClaimFacts) -> list[Finding]:
+    if not facts.runtime:
+        return [skipped("container runtime", "unknown: the service account may not read this node")]
+    version = _CONTAINERD.match(facts.runtime)
+    if version is None or tuple(map(int, version.groups())) >= _CDI_FROM:
+        return [ok("container runtime", facts.runtime)]
+    what = (
+        f"{facts.runtime} leaves out CDI names without an error. The agent's claims need none; NVIDIA's DRA driver does"
+    )
+    return [note("container runtime", what, "Use containerd 1.7.2 or later for the layer dra.")]
