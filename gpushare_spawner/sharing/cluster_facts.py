@@ -8,8 +8,8 @@ KeyError or TypeError.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Set
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
 from typing import Any
@@ -212,11 +212,15 @@ class ClusterClaim:
     name: str
     namespace: str
     devices: tuple[ClaimedDevice, ...] = ()
+    pods: frozenset[str] = frozenset()
+    """Names of the pods of its namespace that it is allocated for."""
 
     @classmethod
     def of(cls, claim: Mapping[str, Any]) -> ClusterClaim:
         """Return what is read of a ResourceClaim."""
-        allocation = (claim.get("status") or {}).get("allocation") or {}
+        status = claim.get("status") or {}
+        allocation = status.get("allocation") or {}
+        users = [one for one in status.get("reservedFor") or [] if one.get("resource") == "pods"]
         results = (allocation.get("devices") or {}).get("results") or []
         return cls(
             name=claim["metadata"]["name"],
@@ -226,6 +230,7 @@ class ClusterClaim:
                 for one in results
                 if not one.get("adminAccess")
             ),
+            pods=frozenset(one["name"] for one in users),
         )
 
 
@@ -241,6 +246,18 @@ class ClusterFacts:
     claims: tuple[ClusterClaim, ...] = ()
     taken_at: float = 0.0
     """Seconds since the epoch."""
+
+    def without(self, pods: Set[tuple[str, str]]) -> ClusterFacts:
+        """Return the facts once pods have ended, by namespace and name. What else their ends change is not known."""
+        return replace(
+            self,
+            pods=tuple(pod for pod in self.pods if (pod.namespace, pod.name) not in pods),
+            claims=tuple(
+                claim
+                for claim in self.claims
+                if not claim.pods or not all((claim.namespace, name) in pods for name in claim.pods)
+            ),
+        )
 
     @cached_property
     def _pods_by_node(self) -> dict[str, list[ClusterPod]]:

@@ -84,7 +84,7 @@ class SpawnProgress:
             status = ticket.status
             if status is not None:
                 self.tell(
-                    waiting(status.ahead, ticket.request.share, status.hint, status.minutes),
+                    waiting(status.ahead, ticket.request.share, status.hint, status.minutes, status.elsewhere),
                     instead(status.startable),
                     progress=10,
                     at=ends_at,

@@ -15,7 +15,7 @@ from gpushare_spawner.model.report import ClaimsReport
 from gpushare_spawner.model.share import Share
 from gpushare_spawner.placement import Allocation, Requested
 from gpushare_spawner.placement.node_resources import NOTHING
-from gpushare_spawner.spawner.kubernetes.cluster.layers import Pending
+from gpushare_spawner.spawner.kubernetes.cluster.layer_sessions import Pending
 from gpushare_spawner.spawner.kubernetes.cluster.pods import RESERVATION, annotation, holds_share
 from gpushare_spawner.spawner.kubernetes.cluster.reflectors import SnapshotStale
 from gpushare_spawner.spawner.kubernetes.cluster.snapshot import ClusterSnapshots, allocation_elsewhere

@@ -93,6 +93,12 @@ class OtherLayers(Protocol):
         """Return what a server meets. ``node``: the only one that will do, empty: any; ``ineligible``: nodes that
         cannot take it whatever is free there."""
 
+    def starts_by(
+        self, template: Template, tenant: Tenant, node: str, ineligible: frozenset[str], servers: int
+    ) -> float | None:
+        """Return when so many servers could have been placed if all announced stops happen: seconds since the epoch;
+        None where nothing is known of it."""
+
     def least_used(self, nodes: Set[str]) -> str:
         """Return the node of at least one on which the hub's sessions have the smallest part of the GPUs."""
 

@@ -99,6 +99,7 @@ class Placer:
         else:
             ahead = self._positions.ahead_of_template(request.template, ticket)
             ticket.says(ahead, (waits or found).why)
+            ticket.elsewhere = not layers.native(request.template)
             # where GPUs with an agent can serve it, some of these are kept for it: see `claim`
             only_here = native is None or native.outcome is Outcome.NEVER
             self._kept.waits(ticket, found.able if only_here else frozenset(), layers.least_used)

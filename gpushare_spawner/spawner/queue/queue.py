@@ -99,6 +99,9 @@ class WaitStatus:
     """How long it will wait, about; None: nothing is known."""
     startable: tuple[str, ...] = ()
     """Templates that the user could start now instead, by their display names."""
+    elsewhere: bool = False
+    """Only other sharing layers can serve it, of which little is known: where there is no estimate, its user is told
+    so."""
 
 
 @dataclass(eq=False)
@@ -133,6 +136,8 @@ class Ticket:
     """How many later spawns another layer has placed where it could have been."""
     kept_elsewhere: str = ""
     """The node of another layer that is kept for it now; empty: none is."""
+    elsewhere: bool = False
+    """Only other layers can serve it."""
 
     @property
     def claimant(self) -> str:
@@ -159,7 +164,7 @@ class Ticket:
             self.first_since = None
         elif self.first_since is None:
             self.first_since = now
-        status = WaitStatus(self.ahead, self.hint, minutes, startable)
+        status = WaitStatus(self.ahead, self.hint, minutes, startable, self.elsewhere)
         if status != self.status:
             self.status = status
             self.changed.set()

@@ -272,7 +272,7 @@ class Reservations(ABC, Generic[Reserved]):
         if admission is not None:
             self.quotas.admitted(admission, request.share)
         self._expected.spawned(ticket.request.template.name, time.monotonic())
-        self._estimates.placed(ticket, ticket.request.models(snapshot), time.monotonic())
+        self._estimates.placed(ticket, snapshot, time.monotonic())
         return True
 
     async def _tell_those_that_wait(self, check: PlacementCheck, breaks: LoopBreaks) -> None:

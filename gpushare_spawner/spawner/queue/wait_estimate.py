@@ -1,5 +1,7 @@
 """Estimates how long queued spawns wait: by idle actions that are due, and by how long recent spawns waited.
 
+Of sessions on GPUs of other sharing layers those count that have a notice of a stop.
+
 Pure: the time is an argument. Where nothing is known there is no estimate. Positions are computed in `queue`.
 """
 
@@ -11,12 +13,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import median
 
+from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.report import Notice
 from gpushare_spawner.model.share import Share
 from gpushare_spawner.placement import PlacementRequest, SupposedLedger, helpful_actions
 from gpushare_spawner.spawner.queue.loop_breaks import LoopBreaks
 from gpushare_spawner.spawner.queue.placement_check import PlacementCheck
-from gpushare_spawner.spawner.queue.queue import SpawnQueue, Ticket
+from gpushare_spawner.spawner.queue.queue import SpawnQueue, SpawnRequest, Ticket
+from gpushare_spawner.spawner.queue.snapshot import GpuSnapshot
 
 RECENT_SECONDS = 3600.0
 """How old a recent wait may be: after that, other users work on the GPUs."""
@@ -36,7 +40,8 @@ class RecentWait:
     """Seconds on a monotonic clock."""
     seconds: float
     share: Share
-    models: frozenset[str]
+    kinds: frozenset[str]
+    """Of the GPUs: see `gpu_kinds`."""
 
 
 class RecentWaits:
@@ -49,7 +54,7 @@ class RecentWaits:
         """Remember a wait."""
         self._waits.append(wait)
 
-    def expected(self, share: Share, models: frozenset[str], ahead: int, waited: float, now: float) -> float | None:
+    def expected(self, share: Share, kinds: frozenset[str], ahead: int, waited: float, now: float) -> float | None:
         """Return in how many seconds a spawn of this share is placed; None where too few such spawns waited lately.
 
         ``ahead``: spawns before it; ``waited``: seconds for which it has been the first, 0 while it is not.
@@ -57,7 +62,7 @@ class RecentWaits:
         waits = [
             wait.seconds
             for wait in self._waits
-            if wait.share == share and now - wait.ended <= RECENT_SECONDS and not wait.models.isdisjoint(models)
+            if wait.share == share and now - wait.ended <= RECENT_SECONDS and not wait.kinds.isdisjoint(kinds)
         ]
         if len(waits) < FEWEST_WAITS:
             return None
@@ -74,10 +79,11 @@ class WaitEstimates:
     def __init__(self) -> None:
         self._recent = RecentWaits()
 
-    def placed(self, ticket: Ticket, models: frozenset[str], now: float) -> None:
+    def placed(self, ticket: Ticket, snapshot: GpuSnapshot, now: float) -> None:
         """Note that a ticket got its place. ``now``: seconds on a monotonic clock."""
         if ticket.first_since is not None:
-            self._recent.add(RecentWait(now, now - ticket.first_since, ticket.request.share, models))
+            kinds = gpu_kinds(ticket.request, snapshot)
+            self._recent.add(RecentWait(now, now - ticket.first_since, ticket.request.share, kinds))
 
     async def minutes(
         self, check: PlacementCheck, queue: SpawnQueue, now: float, wall_time: float, breaks: LoopBreaks
@@ -86,20 +92,56 @@ class WaitEstimates:
 
         ``now``: seconds on a monotonic clock; ``wall_time``: seconds since the epoch.
         """
-        due = await after_idle_actions(check, queue, breaks)
+        due = {**await after_announced_stops(check.snapshot, queue, breaks)}
+        for ticket, at in (await after_idle_actions(check, queue, breaks)).items():
+            due[ticket] = min(at, due.get(ticket, at))
         found: dict[Ticket, int] = {}
         for ticket in queue:
             await breaks.pause_if_due()
             if ticket.ahead is None or ticket.result.done():
                 continue
-            models = ticket.request.models(check.snapshot)
+            kinds = gpu_kinds(ticket.request, check.snapshot)
             waited = now - ticket.first_since if ticket.first_since is not None else 0.0
-            seconds = self._recent.expected(ticket.request.share, models, ticket.ahead, waited, now)
+            seconds = self._recent.expected(ticket.request.share, kinds, ticket.ahead, waited, now)
             estimates = [due[ticket] - wall_time] if ticket in due else []
             estimates += [seconds] if seconds is not None else []
             if estimates:
                 found[ticket] = rounded_minutes(min(estimates))
         return found
+
+
+def gpu_kinds(request: SpawnRequest, snapshot: GpuSnapshot) -> frozenset[str]:
+    """Return the kinds of GPUs that a spawn waits for: models of GPUs with an agent, and other layers, each with the
+    models that the template names."""
+    others = snapshot.layers.names(request.template) if snapshot.layers is not None else ()
+    models = request.models(snapshot) if snapshot.native(request.template) else frozenset()
+    return models | {f"{layer}: {' '.join(request.gpu.models)}" for layer in others}
+
+
+async def after_announced_stops(snapshot: GpuSnapshot, queue: SpawnQueue, breaks: LoopBreaks) -> Mapping[Ticket, float]:
+    """Return when other layers can place queued spawns if all announced stops happen: seconds since the epoch.
+
+    Spawns that this does not help, or of which it is not known, are left out.
+    """
+    layers = snapshot.layers
+    expected: dict[Ticket, float] = {}
+    if layers is None:
+        return expected
+    ahead: dict[LayerName, int] = {}
+    for ticket in queue:
+        names = layers.names(ticket.request.template)
+        if ticket.result.done() or not names:
+            continue
+        await breaks.pause_if_due()
+        request, units = ticket.request, ticket.request.share.total_units
+        # as many servers of its size as those before it and itself need
+        servers = 1 + -(-max(ahead.get(name, 0) for name in names) // units)
+        at = layers.starts_by(request.template, request.tenant, request.node, request.ineligible(), servers)
+        if at is not None:
+            expected[ticket] = at
+        for name in names:
+            ahead[name] = ahead.get(name, 0) + units
+    return expected
 
 
 def rounded_minutes(seconds: float) -> int:

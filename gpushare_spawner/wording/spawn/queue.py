@@ -17,6 +17,7 @@ UNKNOWN = "Unknown"
 UNKNOWN_DETAIL = "Free capacity is unknown at the moment."
 NO_SUITABLE_GPU = "No suitable GPU"
 NO_SUITABLE_NODE = "No suitable node"
+WAIT_UNKNOWN = "Estimated wait: unknown."
 EARLIER_FIRST = "Earlier spawns are placed first."
 
 
@@ -25,18 +26,18 @@ def too_large(where: str) -> str:
     return f"Too large for {where}"
 
 
-def waiting(ahead: int, share: Share, hint: str, minutes: int | None) -> str:
+def waiting(ahead: int, share: Share, hint: str, minutes: int | None, elsewhere: bool = False) -> str:
     """Return what the page of a waiting spawn says: its position, what it waits for, and when the wait ends.
 
-    ``hint``: why it waits, as a sentence, or empty. ``minutes``: the estimate; None: there is none. The text has
-    ``{time}`` in it, for the instant at which the wait ends.
+    ``hint``: why it waits, as a sentence, or empty. ``minutes``: the estimate; None: there is none. ``elsewhere``: only
+    other sharing layers can serve it. The text has ``{time}`` in it, for the instant at which the wait ends.
     """
     # most hints name the share: once is enough
     what = "" if str(share) in hint else f", waiting for {share}"
     said = [
         f"{position(ahead)}{what}.",
         hint,
-        f"{estimated_wait(minutes)}." if minutes is not None else "",
+        f"{estimated_wait(minutes)}." if minutes is not None else WAIT_UNKNOWN if elsewhere else "",
         cancelled_unless_started("{time}"),
     ]
     return " ".join(part for part in said if part)

@@ -35,7 +35,7 @@ from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.placement import Allocation, Ledger, NodeResources, Requested
 from gpushare_spawner.sharing.base import LayerRequest, Tenant
 from gpushare_spawner.spawner.kubernetes.cluster.capacity import ClusterCapacity
-from gpushare_spawner.spawner.kubernetes.cluster.layers import Pending
+from gpushare_spawner.spawner.kubernetes.cluster.layer_sessions import Pending
 from gpushare_spawner.spawner.kubernetes.cluster.pods import RESERVATION
 from gpushare_spawner.spawner.kubernetes.cluster.snapshot import PODS, REPORTS, ClusterSnapshots
 from gpushare_spawner.spawner.kubernetes.reservations import PodReservations, PodShare

@@ -19,7 +19,12 @@ from gpushare_spawner.spawner.queue.placement_check import PlacementCheck
 from gpushare_spawner.spawner.queue.placer import Placer
 from gpushare_spawner.spawner.queue.queue import Alternative, Ticket
 from gpushare_spawner.spawner.queue.snapshot import GpuSnapshot
-from gpushare_spawner.spawner.queue.wait_estimate import after_idle_actions
+from gpushare_spawner.spawner.queue.wait_estimate import (
+    FEWEST_WAITS,
+    WaitEstimates,
+    after_announced_stops,
+    after_idle_actions,
+)
 from gpushare_spawner.spawner.spawn_refused import SpawnRefused
 from tests.spawner.queue.machine import Machine
 
@@ -28,6 +33,8 @@ class Layers:
     """KAI serves templates that name it, and those that accept any GPU after the GPUs with an agent."""
 
     gpus = 2
+    free_from: float | None = None
+    """When one server more can be placed; each further one 100 s later."""
 
     def __init__(self, outcome: Outcome, why: str = "", known: bool = True) -> None:
         self.outcome, self.why, self.known = outcome, why, known
@@ -38,6 +45,11 @@ class Layers:
 
     def native(self, template: Template) -> bool:
         return template.gpu is not None and template.gpu.layer is None
+
+    def starts_by(
+        self, template: Template, tenant: Tenant, node: str, ineligible: frozenset[str], servers: int
+    ) -> float | None:
+        return None if self.free_from is None else self.free_from + 100.0 * (servers - 1)
 
     def least_used(self, nodes: Set[str]) -> str:
         return min(nodes)
@@ -151,6 +163,47 @@ async def test_a_spawn_for_another_layer_claims_no_gpu_and_has_no_estimate_by_id
     await placer.claim(ticket, LoopBreaks())
     assert not machine.feed.ledger.claims
     assert await after_idle_actions(made, machine.queue, LoopBreaks()) == {}
+
+
+async def test_announced_stops_are_an_estimate_for_the_first_spawns_of_a_layer() -> None:
+    machine, estimates = Machine(), WaitEstimates()
+    layers = Layers(Outcome.WAIT, "Full.")
+    small, large, other = (
+        machine.join("ada", 0.5, layer="kai"), machine.join("bob", count=1, layer="kai"), machine.join("cyd", 0.5),
+    )  # fmt: skip
+    for ticket in (small, large):
+        placed(machine, layers, ticket)
+    assert await estimates.minutes(check(machine, layers), machine.queue, 0.0, 0.0, LoopBreaks()) == {}
+    layers.free_from = 60.0
+    found = await after_announced_stops(check(machine, layers).snapshot, machine.queue, LoopBreaks())
+    # half a GPU is ahead of the second, and one and a half are ahead of the third
+    assert found == {small: 60.0, large: 160.0, other: 360.0}
+    minutes = await estimates.minutes(check(machine, layers), machine.queue, 0.0, 0.0, LoopBreaks())
+    assert minutes == {small: 1, large: 3}
+
+
+async def test_recent_waits_for_a_layer_are_an_estimate_for_the_same_models_of_it() -> None:
+    machine, estimates = Machine(), WaitEstimates()
+    layers = Layers(Outcome.WAIT, "Full.")
+    for number in range(FEWEST_WAITS):
+        ticket = machine.join(f"before-{number}", 0.5, layer="kai", models=["*A100*"])
+        ticket.first_since = 0.0
+        estimates.placed(ticket, check(machine, layers).snapshot, 600.0)
+        machine.queue.leave(ticket)
+    same, model, native = (
+        machine.join("ada", 0.5, layer="kai", models=["*A100*"]),
+        machine.join("bob", 0.5, layer="kai", models=["*T4*"]),
+        machine.join("cyd", 0.5, models=["*A100*"]),
+    )
+    for ticket in (same, model, native):
+        placed(machine, layers, ticket)
+        ticket.ahead = 0
+        ticket.publish(600.0)
+    minutes = await estimates.minutes(check(machine, layers), machine.queue, 600.0, 0.0, LoopBreaks())
+    assert minutes == {same: 10}
+    assert [ticket.status is not None and ticket.status.elsewhere for ticket in (same, model, native)] == [
+        True, True, False,
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -127,7 +127,7 @@ async def test_the_time_at_the_head_of_the_queue_is_what_is_remembered() -> None
         one_pass(machine, 1000.0, first, second)
         machine.queue.leave(first)
         one_pass(machine, 1200.0, second)
-        estimates.placed(second, A100, 1260.0)
+        estimates.placed(second, machine.check().snapshot, 1260.0)
         machine.queue.leave(second)
     ticket = machine.join("ada", 0.25)
     one_pass(machine, 1300.0, ticket)
@@ -140,7 +140,7 @@ async def test_the_time_at_the_head_of_the_queue_is_what_is_remembered() -> None
 async def test_a_spawn_that_was_placed_at_once_says_nothing_of_waits() -> None:
     machine, estimates = Machine(), WaitEstimates()
     for _ in range(FEWEST_WAITS):
-        estimates.placed(machine.join("ada", 0.25), A100, 10.0)
+        estimates.placed(machine.join("ada", 0.25), machine.check().snapshot, 10.0)
     machine.queue = full_machine().queue
     machine.hold("a", 100)
     machine.hold("b", 100)
@@ -159,7 +159,7 @@ async def test_the_earlier_of_two_estimates_counts() -> None:
     machine.announce("a", Tier.RELEASED, at=1000.0)
     assert await estimates.minutes(machine.check(), machine.queue, 0.0, 880.0, LoopBreaks()) == {ticket: 2}
     for _ in range(FEWEST_WAITS):
-        estimates.placed(ticket, A100, 30.0)
+        estimates.placed(ticket, machine.check().snapshot, 30.0)
     assert await estimates.minutes(machine.check(), machine.queue, 0.0, 880.0, LoopBreaks()) == {ticket: 1}
 
 

@@ -35,6 +35,14 @@ def test_a_waiting_spawn_is_told_the_estimate_where_there_is_one() -> None:
     )
 
 
+def test_a_spawn_for_another_layer_is_told_that_its_wait_is_unknown() -> None:
+    assert queue.waiting(0, Share(25), "", None, elsewhere=True) == (
+        "First in queue, waiting for 0.25 GPU. Estimated wait: unknown. "
+        "If the server cannot start by {time}, the spawn is cancelled."
+    )
+    assert "about 5 min." in queue.waiting(0, Share(25), "", 5, elsewhere=True)
+
+
 def test_the_user_of_a_waiting_spawn_is_told_what_would_start_now() -> None:
     assert queue.instead(()) == ""
     assert queue.instead(("CPU only",)) == (

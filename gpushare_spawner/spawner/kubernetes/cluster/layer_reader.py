@@ -14,7 +14,8 @@ from gpushare_spawner.model.layers import LayerName, LayersFile
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.sharing.cluster_facts import ClusterClaim, ClusterQueue, ClusterSlice
 from gpushare_spawner.spawner.kubernetes.cluster.capacity import ClusterCapacity
-from gpushare_spawner.spawner.kubernetes.cluster.layers import NO_FILE, ClusterLayers, Pending, layers_in_force
+from gpushare_spawner.spawner.kubernetes.cluster.layer_sessions import Pending
+from gpushare_spawner.spawner.kubernetes.cluster.layers import NO_FILE, ClusterLayers, layers_in_force
 
 UNREADABLE_AFTER = 10.0
 """Seconds after which objects that could not be read count as unreadable: the first list takes about one. Ours."""

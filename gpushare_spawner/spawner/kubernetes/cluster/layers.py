@@ -5,20 +5,19 @@ The rules of each layer are in `sharing`, and which nodes it shares is in `layer
 
 from __future__ import annotations
 
-import contextlib
+import bisect
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from gpushare_spawner.model.kubernetes import AnnotationProblem, is_layer_session, layer_session
 from gpushare_spawner.model.layers import LAYERS, LayerName, LayerRule, LayersFile, PlacedBy, matches
 from gpushare_spawner.model.template import Gpu, Template
 from gpushare_spawner.sharing.base import LayerCannot, LayerCapacity, LayerRequest, Tenant
 from gpushare_spawner.sharing.cluster_facts import ClusterFacts, ClusterNode
 from gpushare_spawner.sharing.nodes import suitable
 from gpushare_spawner.sharing.pod_layers import POD_LAYERS
-from gpushare_spawner.spawner.kubernetes.cluster.pods import RESERVATION
+from gpushare_spawner.spawner.kubernetes.cluster.layer_sessions import LayerSessions, Pending
 from gpushare_spawner.spawner.queue.inventory import GpuKind
 from gpushare_spawner.spawner.queue.other_layers import NOTHING_KEPT, Kept, LayerOffer, LayerVerdict, Outcome
 from gpushare_spawner.wording.spawn import layers as words
@@ -27,19 +26,11 @@ from gpushare_spawner.wording.spawn.queue import EARLIER_FIRST
 log = logging.getLogger(__name__)
 
 NO_FILE = LayersFile()
+MOST_STOPS = 32
+"""Announced stops that an estimate of a wait looks at, the next ones. Ours: each can cost a look at all pods, and a
+session has a notice for minutes only."""
 _TOLD: set[LayerName] = set()
 """Layers of which the log has an error: each snapshot would say it again."""
-
-
-@dataclass(frozen=True)
-class Pending:
-    """A server that has been promised a part of a layer's GPUs, and that its scheduler has not placed yet."""
-
-    layer: LayerName
-    units: int
-    """On all its GPUs together."""
-    kept_off: frozenset[str] = frozenset()
-    """Nodes on which it cannot be placed."""
 
 
 def layers_in_force(file: LayersFile | None, templates: Iterable[Template]) -> frozenset[LayerName]:
@@ -66,6 +57,8 @@ class ClusterLayers:
     _free: dict[tuple[object, ...], tuple[Template, LayerCapacity | str]] = field(default_factory=dict, repr=False)
     _kinds: dict[tuple[object, ...], tuple[GpuKind, ...]] = field(default_factory=dict, repr=False)
     _on_nodes: dict[tuple[object, ...], ClusterFacts] = field(default_factory=dict, repr=False)
+    _later: dict[float, ClusterLayers] = field(default_factory=dict, repr=False)
+    """The layers once all announced stops have happened that are due by a time."""
 
     def names(self, template: Template) -> tuple[LayerName, ...]:
         """Return the other layers that can serve a template."""
@@ -146,6 +139,43 @@ class ClusterLayers:
                     return found
                 able |= found.able
         return replace(best or LayerVerdict(Outcome.NEVER, why=words.no_node(self.names(template))), able=able)
+
+    def starts_by(
+        self, template: Template, tenant: Tenant, node: str, ineligible: frozenset[str], servers: int
+    ) -> float | None:
+        """Return when so many servers could have been placed if all announced stops happen."""
+        times = sorted({at for at, _ in self._own_pods.stops})[:MOST_STOPS]
+        if not times or not self._room_after(times[-1], template, tenant, node, ineligible, servers):
+            return None
+        # what stops later adds to what has stopped before
+        first = bisect.bisect_left(
+            times, True, key=lambda at: self._room_after(at, template, tenant, node, ineligible, servers)
+        )
+        return times[first]
+
+    def _room_after(
+        self, at: float, template: Template, tenant: Tenant, node: str, ineligible: frozenset[str], servers: int
+    ) -> bool:
+        """Return whether so many servers can be placed once everything has stopped that is due by a time."""
+        then = self._later.get(at)
+        if then is None:
+            gone = {pod for due, pod in self._own_pods.stops if due <= at}
+            facts = self.facts.without(gone) if self.facts is not None else None
+            then = self._later[at] = ClusterLayers(self.file, facts, self.unreadable, self.pending, self.ours)
+        return then.places(template, tenant, node, ineligible) >= servers
+
+    def places(self, template: Template, tenant: Tenant, node: str, ineligible: frozenset[str]) -> int:
+        """Return how many servers of a template can be placed now, by all its layers and rules that are known."""
+        found = 0
+        for layer in self.names(template) if self.facts is not None else ():
+            for rule in self._rules(layer, template) if layer not in self.unreadable else ():
+                facts, options = self._facts_on(rule, node, ineligible), self.file.options_of(layer, rule)
+                request = LayerRequest(tenant, template, options, facts, rule)
+                capacity = self._capacity(LayerOffer(layer, request))
+                if isinstance(capacity, LayerCapacity):
+                    taken = self._taken(layer, request.gpu.share.total_units)
+                    found += max(0, capacity.servers - taken)
+        return found
 
     def least_used(self, nodes: Set[str]) -> str:
         """Return the node on which the hub's sessions have the smallest part of the GPUs."""
@@ -238,36 +268,8 @@ class ClusterLayers:
         return sum(-(-one.units // units) for one in counted if one.layer is layer and node not in one.kept_off)
 
     @cached_property
-    def _own_pods(self) -> _OwnPods:
-        found = _OwnPods()
-        for pod in self.facts.pods if self.facts is not None else ():
-            if not is_layer_session(pod.labels):
-                continue
-            token = pod.annotations.get(RESERVATION, "")
-            if not self.ours(token):
-                continue
-            if pod.node:
-                found.placed.add(token)
-            with contextlib.suppress(AnnotationProblem):
-                said = layer_session(pod.labels, pod.annotations)
-                units = said.share.total_units
-                if pod.node:
-                    found.units[pod.node] = found.units.get(pod.node, 0) + units
-                else:
-                    found.waiting[token] = Pending(said.layer, units)
-        return found
-
-
-@dataclass(frozen=True)
-class _OwnPods:
-    """The pods of the hub's sessions on other layers."""
-
-    placed: set[str] = field(default_factory=set)
-    """The reservations whose pods are on a node."""
-    units: dict[str, int] = field(default_factory=dict)
-    """What those have, by node."""
-    waiting: dict[str, Pending] = field(default_factory=dict)
-    """The reservations whose pods wait for their scheduler."""
+    def _own_pods(self) -> LayerSessions:
+        return LayerSessions.of(self.facts.pods if self.facts is not None else (), self.ours)
 
 
 def _free(offer: LayerOffer) -> LayerCapacity | str:

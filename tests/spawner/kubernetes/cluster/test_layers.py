@@ -16,7 +16,8 @@ from gpushare_spawner.sharing.base import LayerCapacity, LayerRequest, Tenant
 from gpushare_spawner.sharing.cluster_facts import ClusterFacts, ClusterNode, ClusterPod
 from gpushare_spawner.sharing.pod_layers import POD_LAYERS
 from gpushare_spawner.spawner.kubernetes.cluster import layers as cluster_layers
-from gpushare_spawner.spawner.kubernetes.cluster.layers import ClusterLayers, Pending, layers_in_force
+from gpushare_spawner.spawner.kubernetes.cluster.layer_sessions import Pending
+from gpushare_spawner.spawner.kubernetes.cluster.layers import ClusterLayers, layers_in_force
 from gpushare_spawner.spawner.kubernetes.cluster.pods import RESERVATION
 from gpushare_spawner.spawner.queue.other_layers import LayerVerdict, Outcome
 

@@ -9,9 +9,21 @@ import pytest
 
 from gpushare_spawner.model.kubernetes import LayerSession, PodSession, gpu_names
 from gpushare_spawner.model.layers import LayerName, LayersFile
+from gpushare_spawner.model.report import Notice
+from gpushare_spawner.model.template import Template
+from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.sharing import kubeshare
-from gpushare_spawner.sharing.cluster_facts import COUNT_LABEL, PRODUCT_LABEL, ClusterFacts, ClusterNode, ClusterPod
-from gpushare_spawner.spawner.kubernetes.cluster.layers import ClusterLayers, Pending
+from gpushare_spawner.sharing.base import Tenant
+from gpushare_spawner.sharing.cluster_facts import (
+    COUNT_LABEL,
+    PRODUCT_LABEL,
+    ClusterClaim,
+    ClusterFacts,
+    ClusterNode,
+    ClusterPod,
+)
+from gpushare_spawner.spawner.kubernetes.cluster.layer_sessions import Pending
+from gpushare_spawner.spawner.kubernetes.cluster.layers import ClusterLayers
 from gpushare_spawner.spawner.kubernetes.cluster.pods import RESERVATION
 from gpushare_spawner.spawner.queue.availability import AvailabilityNow
 from gpushare_spawner.spawner.queue.kept_nodes import MOST_OVERTAKEN
@@ -89,7 +101,7 @@ class Cluster:
         return not models or any(model.strip("*") in self.models.get(name, "") for model in models)
 
 
-def _pod(name: str, node: str, units: int) -> ClusterPod:
+def _pod(name: str, node: str, units: int, stops: float | None = None, tier: Tier = Tier.STOPPED) -> ClusterPod:
     said = PodSession(
         session=name,
         template="t",
@@ -98,6 +110,7 @@ def _pod(name: str, node: str, units: int) -> ClusterPod:
         gpu_indices=(0,),
         tier_since=0.0,
         effective_units=units,
+        notice=Notice(tier=tier, at=stops, reason="idle") if stops is not None else None,
     )
     session = LayerSession(LayerName.KUBESHARE, said)
     annotations = {**session.annotations(), RESERVATION: name, kubeshare.UUID: f"GPU-{node}"}
@@ -230,3 +243,63 @@ async def test_no_node_is_kept_where_gpus_with_an_agent_are(models: list[str], k
         cluster.machine.hold(gpu, 100)
     ticket = await overtaken(cluster, "both", count=1, layer=None, models=models)
     assert ticket.kept_elsewhere == kept
+
+
+# -- estimates --
+
+
+def starts_by(pods: list[ClusterPod], servers: int = 1, pending: dict[str, Pending] | None = None, **gpu: Any) -> Any:
+    """When servers can be placed on two nodes with one GPU each."""
+    nodes = tuple(ClusterNode(name, {PRODUCT_LABEL: "NVIDIA-L4", COUNT_LABEL: "1"}) for name in "ab")
+    layers = ClusterLayers(FILE, ClusterFacts(nodes, tuple(pods)), pending=lambda: pending or {})
+    asked = {"name": "asked", "display_name": "A", "gpu": {"layer": "kubeshare", **gpu}}
+    return layers.starts_by(Template.model_validate(asked), Tenant("ada"), "", frozenset(), servers)
+
+
+FULL = [_pod("s0", "a", 50, 100.0), _pod("s1", "a", 50, 300.0), _pod("s2", "b", 50, 200.0), _pod("s3", "b", 50)]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "servers", "at"),
+    [
+        ({"fraction": 0.5}, 1, 100.0),
+        ({"fraction": 0.5}, 2, 200.0),
+        ({"fraction": 0.5}, 3, 300.0),
+        ({"fraction": 0.5}, 4, None),
+        # a whole one only when both sessions on it have stopped
+        ({"count": 1}, 1, 300.0),
+        ({"count": 1}, 2, None),
+    ],
+)
+def test_a_place_is_expected_when_sessions_with_a_notice_have_stopped(gpu: Any, servers: int, at: float | None) -> None:
+    assert starts_by(FULL, servers, **gpu) == at
+
+
+def test_servers_in_flight_are_expected_to_take_the_first_places() -> None:
+    assert starts_by(FULL, pending={"token": Pending(LayerName.KUBESHARE, 50)}, fraction=0.5) == 200.0
+
+
+def test_nothing_is_expected_of_other_notices_and_of_pods_that_are_not_the_hub_s() -> None:
+    downgraded = [*FULL[1:], _pod("s0", "a", 50, 100.0, Tier.RELEASED)]
+    assert starts_by(downgraded, fraction=0.5) == 200.0
+    nodes = (ClusterNode("a", {PRODUCT_LABEL: "NVIDIA-L4", COUNT_LABEL: "1"}),)
+    layers = ClusterLayers(FILE, ClusterFacts(nodes, tuple(FULL[:2])), ours=lambda token: token != "s0")
+    asked = Template.model_validate({"name": "t", "display_name": "T", "gpu": {"layer": "kubeshare", "fraction": 0.5}})
+    assert layers.starts_by(asked, Tenant("ada"), "", frozenset(), 1) == 300.0
+
+
+def test_claims_of_pods_that_have_stopped_are_free() -> None:
+    claims = tuple(
+        ClusterClaim(name, "hub", pods=frozenset(pods)) for name, pods in (("c0", ["s0"]), ("c1", ["s0", "s1"]))
+    )
+    facts = ClusterFacts(pods=tuple(FULL), claims=(*claims, ClusterClaim("unused", "hub")))
+    later = facts.without({("hub", "s0"), ("else", "s1")})
+    assert [pod.name for pod in later.pods] == ["s1", "s2", "s3"]
+    assert [claim.name for claim in later.claims] == ["c1", "unused"]
+    read = ClusterClaim.of(
+        {
+            "metadata": {"name": "c", "namespace": "hub"},
+            "status": {"reservedFor": [{"resource": "pods", "name": "s0", "uid": "1"}, {"resource": "x", "name": "y"}]},
+        }
+    )
+    assert read.pods == {"s0"}
