@@ -1,4 +1,4 @@
-"""A node of another layer is kept for a spawn that later ones overtake."""
+"""Spawns that wait for another layer: a node is kept for one that later ones overtake, and estimates of waits."""
 
 from __future__ import annotations
 
