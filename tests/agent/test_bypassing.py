@@ -12,7 +12,10 @@ from dataclasses import replace
 import pytest
 
 from gpushare_spawner.agent.gpus.nvml import GpuProcess, GpuState
+from gpushare_spawner.agent.sessions import bypassing
 from gpushare_spawner.agent.sessions.bypassing import UNCLAIMED_SLACK
+from gpushare_spawner.agent.state.session_record import PodOwner
+from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.protocol.control import ConfirmRequest
 from gpushare_spawner.model.protocol.frames import Kind
 from tests.agent.conftest import Agent, Eventually
@@ -98,3 +101,24 @@ async def test_nobody_is_accused_until_reconnecting_had_its_time(
     await asyncio.sleep(0.7)
     assert accused(agent) == ()
     await eventually(lambda: accused(agent) == (child.pid,))
+
+
+async def test_process_of_an_mps_session_without_the_library_is_reported(
+    agent: Agent, child: subprocess.Popen[bytes], eventually: Eventually
+) -> None:
+    """Its GPU work is not seen, so its server can be stopped while the GPU is busy."""
+    agent.open(layer=LayerName.MPS, oversubscribe=False)
+    agent.node.requests.confirm(ConfirmRequest(id="ada", pid=os.getpid()))
+    shows(agent, {child.pid: GIB})
+    await eventually(lambda: accused(agent) == (child.pid,))
+
+
+async def test_process_of_a_pod_that_another_layer_serves_can_do_without_the_library(
+    agent: Agent, child: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent.open(layer=LayerName.MPS, oversubscribe=False)
+    agent.node.sessions["ada"].record.pod = PodOwner(namespace="hub", name="jupyter-ada", uid="1", devices={})
+    monkeypatch.setattr(bypassing, "attributed", lambda pids, owners: {"ada": set(pids)})
+    shows(agent, {child.pid: GIB})
+    await polls(agent)
+    assert accused(agent) == ()

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from gpushare_spawner.agent import processes
 from gpushare_spawner.agent.gpus.nvml import GpuState
 from gpushare_spawner.agent.sessions.session import Session
-from gpushare_spawner.model.layers import LayerName
 
 log = logging.getLogger(__name__)
 
@@ -106,8 +105,8 @@ class BypassWatch:
         pretending = self._pretending(states, sessions)
         suspects = {name: found.get(name, set()) | pretending.get(name, set()) for name in sessions}
         for name, session in sessions.items():
-            if session.record.request.layer is not LayerName.NATIVE:
-                continue  # its processes do without the library
+            if session.record.gpus_unknown:
+                continue  # its processes may do without the library
             sure = tuple(sorted(suspects[name] & self._suspects.get(name, set())))
             if new := set(sure) - set(session.bypassing):
                 log.warning(
