@@ -545,6 +545,7 @@ while True:
     assert admin.hear() == [[0], [1, 11], 0]
 
 
+@pytest.mark.slow
 def test_mig_mode_changes_only_while_nobody_uses_the_gpu(simulated: Start, said: Run) -> None:
     settings = {**SMALL, "SIMGPU_MIG": "off"}
     user = simulated("machine = Machine(); machine.plain(2 << 20); say(0); listen()", **settings)
