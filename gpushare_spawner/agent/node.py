@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -13,6 +14,7 @@ from gpushare_spawner.agent.gpus.arbitration import GpuArbitration
 from gpushare_spawner.agent.gpus.gpu_memory_queries import MemoryQueries
 from gpushare_spawner.agent.gpus.nvml import Gpu, GpuState
 from gpushare_spawner.agent.memory import driver_figures
+from gpushare_spawner.agent.memory.memory_holds import MemoryHolds
 from gpushare_spawner.agent.memory.node_memory import HostMemorySettings, MemorySession, NodeMemory
 from gpushare_spawner.agent.mig.instance_watch import InstanceSettings, InstanceWatch
 from gpushare_spawner.agent.mps.daemons import MpsDaemons, MpsSettings
@@ -79,6 +81,8 @@ class Node:
         self.arbitrations: dict[str, GpuArbitration] = {uuid: self._arbitration(gpu) for uuid, gpu in self.gpus.items()}
         context_bytes = settings.arbiter.context_bytes
         memory = NodeMemory(settings.host_memory, self.gpus, sessions, context_bytes, self._paged_out)
+        self.holds = MemoryHolds(asyncio.get_running_loop().time)
+        self.holds.over = self._hold_over
         self._shares = shares = Shares(self.gpus.values(), settings.capacity_units, self.arbitrations)
         self.registry = SessionRegistry(
             sessions,
@@ -88,6 +92,7 @@ class Node:
             folder,
             endpoints if endpoints is not None else ProcessEndpoints(folder),
             memory_left=memory.left_for,
+            holds=self.holds,
             converse=lambda session: Conversation(session, self),
             clock=self.wall_clock,
             changed=self.news,
@@ -102,6 +107,7 @@ class Node:
             self._save,
             self.news,
             self.registry.store,
+            self.holds,
         )
         self._contexts = ContextMemory()
         self.registry.came, self.registry.went = self.suspensions.opened, self._went
@@ -247,6 +253,11 @@ class Node:
     def _went(self, session: Session) -> None:
         self.suspensions.ended(session)
         self.mps.check_soon()
+
+    def _hold_over(self, gpu: str) -> None:
+        for session in self.sessions.values():
+            if session.memory is not None and any(one.uuid == gpu for one in session.gpus):
+                session.memory.hold_over(gpu)
 
     def _left_suspended(self, record: SessionRecord) -> None:
         """Bring processes back that were suspended when their session ended."""

@@ -15,6 +15,7 @@ import pytest
 
 from gpushare_spawner.agent import processes
 from gpushare_spawner.agent.gpus.arbitration import GpuArbitration
+from gpushare_spawner.agent.memory.memory_holds import MemoryHolds
 from gpushare_spawner.agent.sessions.guaranteed_units import Shares
 from gpushare_spawner.agent.sessions.registry import SessionRegistry
 from gpushare_spawner.agent.sockets.connection import SESSION_CLOSED
@@ -69,6 +70,7 @@ class World:
         self.registry = SessionRegistry(
             {}, gpus, self.arbitrations, self.shares, self.folder, self,
             memory_left=lambda session, gpu, kind: (2**60, MemoryLimit.SESSION),
+            holds=MemoryHolds(lambda: self.now),
             converse=lambda session: Conversation(),  # type: ignore[arg-type, return-value]
             clock=lambda: self.now, changed=self._changed,
         )  # fmt: skip

@@ -6,6 +6,7 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
+from gpushare_spawner.agent.memory.memory_holds import MemoryHolds
 from gpushare_spawner.agent.suspend.driver_checkpoint import Code
 from gpushare_spawner.agent.suspend.suspender import Suspender
 from tests.agent.test_suspend_capability import Driver
@@ -21,7 +22,8 @@ async def test_a_suspender_that_is_closed_begins_nothing_while_clients_leave() -
     source: Any = None
     left: Any = None
     suspender = Suspender(
-        Driver(Code.SUCCESS), {"GPU-0": orders}, {}, source, lambda session, amount: None, save, lambda: None, left
+        Driver(Code.SUCCESS), {"GPU-0": orders}, {}, source, lambda session, amount: None, save, lambda: None, left,
+        MemoryHolds(asyncio.get_running_loop().time),
     )  # fmt: skip
     session: Any = SimpleNamespace(
         id="ann", suspends=True, gpus=[SimpleNamespace(uuid="GPU-0")], cuda=set(), suspended=False,

@@ -12,6 +12,7 @@ import pytest
 
 from gpushare_spawner.agent import processes
 from gpushare_spawner.agent.gpus.nvml import GpuState
+from gpushare_spawner.agent.memory.memory_holds import MemoryHolds
 from gpushare_spawner.agent.state.session_record import SessionRecord, Suspension
 from gpushare_spawner.agent.suspend import coming_back, course, leaving, left_behind, suspender
 from gpushare_spawner.agent.suspend.driver_checkpoint import Answer, Code, DriverCheckpoints, ProcessState
@@ -102,22 +103,24 @@ class Bench:
         self.arbitration = Arbitration()
         self.full = False
         """The disk."""
+        self.holds = MemoryHolds(asyncio.get_running_loop().time)
         self.records: list[SessionRecord] = []
         """Of processes that are left suspended."""
         self.session: Any = SimpleNamespace(
             id="ann", suspends=True, gpus=[FIRST], cuda={Connected(pid) for pid in pids}, suspended=False,
             not_suspendable=None, record=SessionRecord.opened(request_for("ann", gpus=(FIRST.uuid,)), 0.0),
         )  # fmt: skip
+        self.sessions: dict[str, Any] = {"ann": self.session}
         self.suspender = self.next_agent()
         for one in self.session.cuda:
             one.answers = self._answers
 
     def next_agent(self) -> Suspender:
         arbitrations: Any = {FIRST.uuid: self.arbitration}
-        sessions: Any = {"ann": self.session}
+        sessions: Any = self.sessions
         self.suspender = Suspender(
             self.driver, arbitrations, sessions, self.source, lambda session, amount: None, self._save,
-            lambda: None, self,
+            lambda: None, self, self.holds,
         )  # fmt: skip
         return self.suspender
 
@@ -470,3 +473,82 @@ async def test_process_in_the_failed_state_is_named_whatever_the_call_answered(b
     bench.arbitration.suspend("ann")
     await bench.until_told("not_suspended")
     assert "back (FAILED): restart its kernel" in bench.session.not_suspendable
+
+
+class Neighbour:
+    """Another session on the GPU, which had been granted more than it has allocated."""
+
+    def __init__(self, bench: Bench, takes: int) -> None:
+        self.id, self.gpus, self.suspended, self.memory = "ben", (FIRST,), False, self
+        self.record, self.cuda = bench.session.record, set[Any]()
+        self._bench, self._takes = bench, takes
+
+    async def recall_unused(self, gpu: str) -> None:
+        """It has taken the memory before it hears of this."""
+        self._bench.uses(self._takes)
+        self._takes = 0
+
+
+async def test_memory_that_was_granted_in_advance_is_taken_back_before_the_last_look(
+    bench: Bench, pids: list[int]
+) -> None:
+    bench.sessions["ben"] = Neighbour(bench, takes=FIRST.memory_bytes)
+    bench.record(pids)
+    bench.driver.states = dict.fromkeys(pids, ProcessState.CHECKPOINTED)
+    bench.suspender.opened(bench.session)
+    bench.arbitration.resume("ann")
+    await bench.until_told("not_resumed")
+    assert bench.driver.states == dict.fromkeys(pids, ProcessState.CHECKPOINTED)  # and not FAILED
+    bench.uses(0)
+    bench.arbitration.resume("ann")
+    await bench.until_told("resumed")
+
+
+async def test_free_memory_is_held_while_processes_leave_and_while_they_come_back(
+    bench: Bench, pids: list[int]
+) -> None:
+    bench.suspender.opened(bench.session)
+    held: dict[str, bool] = {}
+    calls = {name: getattr(bench.driver, name) for name in ("lock", "checkpoint", "restore", "unlock")}
+
+    def look(name: str) -> Any:
+        async def call(*arguments: Any) -> Answer:
+            held[name] = bench.holds.against(FIRST.uuid, "ben")
+            assert not bench.holds.against(FIRST.uuid, "ann")
+            answer: Answer = await calls[name](*arguments)
+            return answer
+
+        return call
+
+    for name in calls:
+        setattr(bench.driver, name, look(name))
+    bench.arbitration.suspend("ann")
+    await bench.until_told("suspended")
+    assert not bench.holds.against(FIRST.uuid, "ben")
+    bench.arbitration.resume("ann")
+    await bench.until_told("resumed")
+    assert held == {"lock": False, "checkpoint": True, "restore": True, "unlock": False}
+    assert not bench.holds.against(FIRST.uuid, "ben")
+
+
+async def test_two_sessions_never_come_back_into_the_same_free_memory(bench: Bench, pids: list[int]) -> None:
+    restore = bench.driver.restore
+
+    async def slow(pid: int, size: int) -> Answer:
+        await asyncio.sleep(0.1)  # the driver shows the memory as used only then
+        answer = await restore(pid, size)
+        bench.uses(FIRST.memory_bytes)
+        return answer
+
+    bench.driver.restore = slow  # type: ignore[method-assign]
+    bench.uses(FIRST.memory_bytes - SIZE)
+    bench.driver.states = dict.fromkeys(pids, ProcessState.CHECKPOINTED)
+    for name, pid in zip(("ann", "ben"), pids, strict=True):
+        process = processes.named(pid)
+        assert process is not None
+        record = SessionRecord.opened(request_for(name, gpus=(FIRST.uuid,)), 0.0)
+        record.suspension = Suspension(processes=(process,), sizes=(SIZE,), complete=True)
+        bench.suspender.left_behind(record, FIRST)
+    await bench.until(lambda: ProcessState.RUNNING in bench.driver.states.values())
+    await asyncio.sleep(0.3)
+    assert sorted(bench.driver.states.values()) == [ProcessState.RUNNING, ProcessState.CHECKPOINTED]

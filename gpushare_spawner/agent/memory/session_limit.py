@@ -7,11 +7,13 @@ allowances.py. The frames: docs/reference/protocol.md. How much host memory ther
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from itertools import count
 
 from gpushare_spawner.agent.memory.allowances import Allowances
+from gpushare_spawner.agent.memory.memory_holds import HELD_AT_MOST
 from gpushare_spawner.agent.sockets.connection import Connection
 from gpushare_spawner.model.memory_limits import MemoryLimit
 from gpushare_spawner.model.memory_limits.hits import NO_HITS, MemoryLimitHit, MemoryLimitHits
@@ -19,6 +21,9 @@ from gpushare_spawner.model.protocol.frames import Feature, Frame, Kind, Reserve
 
 RECALL_WITHIN = 0.5
 """Seconds that other processes have to give back what they do not use; the asking process waits for a second."""
+ASK_AGAIN = 1.5
+"""Seconds after which a process is told to ask again where its answer has to wait: it allocates without the agent
+after 2 s, and asks 16 times."""
 TELL_WITHIN = 0.01
 """Seconds until the processes of a session are told of each other's allocations; more where there are many."""
 SHOWN_PROCESSES = 16
@@ -32,7 +37,7 @@ NANOSECONDS = 1_000_000_000
 
 @dataclass
 class _Question:
-    """A RESERVE that waits for other processes to give back what they do not use."""
+    """A RESERVE that waits: for other processes to give back what they do not use, or for the free memory."""
 
     connection: Connection
     gpu: str
@@ -42,6 +47,8 @@ class _Question:
     kind: ReserveKind
     awaited: set[int] = field(default_factory=set)
     """Numbers of the recalls that are not answered."""
+    held: bool = False
+    """It waits until no other session holds the GPU's free memory."""
     timer: asyncio.TimerHandle | None = None
 
 
@@ -54,15 +61,23 @@ class SessionLimit:
         wall_clock: Callable[[], float],
         hits: MemoryLimitHits,
         left: Callable[[str, ReserveKind], tuple[int, MemoryLimit]],
+        held: Callable[[str], bool],
     ) -> None:
         """`limits`: bytes that the session may allocate, by the GPU's UUID. `wall_clock`: seconds since the epoch.
 
         `left`: what the budgets of host memory let the session take on a GPU beside what is counted, and which of them.
+        `held`: whether another session holds the free memory of a GPU (UUID) now.
         """
         self._allowances = {uuid: Allowances(limit) for uuid, limit in limits.items()}
         self._raw = {uuid: gpu_bytes(uuid) for uuid in self._allowances}
         self._wall_clock = wall_clock
         self._left = left
+        self._held = held
+        self._held_since: dict[tuple[Connection, str], float] = {}
+        """Since when a process waits for free memory that another session holds, in the event loop's time."""
+        self._emptied: dict[int, tuple[Connection, str]] = {}
+        """Recalls of all that is not used and that are not answered, by their numbers."""
+        self._all_emptied = asyncio.Event()
         self._processes: dict[Connection, int] = {}
         """The pid that each calls its own."""
         self._recalls: dict[int, tuple[Connection, str]] = {}
@@ -89,7 +104,10 @@ class SessionLimit:
             allowances.leave(connection)
             self._told.pop((connection, uuid), None)
             self._trimmed.pop((connection, uuid), None)
+            self._held_since.pop((connection, uuid), None)
             self._drop((connection, uuid))
+        for number in [number for number, (asked, _) in self._emptied.items() if asked is connection]:
+            self._is_emptied(number)
         for number, (asked, _) in list(self._recalls.items()):
             if asked is connection:
                 self._answered(number)
@@ -130,6 +148,8 @@ class SessionLimit:
                 del self._trimmed[connection, uuid]
             if self._recalls.get(number, (None, ""))[0] is connection:
                 self._answered(number)
+            if self._emptied.get(number, (None, ""))[0] is connection:
+                self._is_emptied(number)
             return
         wanted, allocated, size, number, kind = frame.fields[:5]
         if allowances.states(connection, min(allocated, MOST)):
@@ -140,10 +160,15 @@ class SessionLimit:
         )
         if size == 0:
             # what a process has when it connects is a fact, whatever the limit
-            added = allowances.grant(connection, question.wanted, self._most(question))
+            most = self._most(question)
+            added = allowances.grant(
+                connection, question.wanted, min(most, question.wanted) if self._held(uuid) else most
+            )
             self._reserved(question, added, 0)
-        elif not self._decided(question):
-            self._recall(question)
+        elif self._waits(question):
+            self._hold(question)
+        else:
+            self._decide(question)
 
     def processes(self) -> list[tuple[Connection, int]]:
         """Return the processes that are connected, and the pid that each calls its own."""
@@ -179,6 +204,61 @@ class SessionLimit:
                 if (process, uuid) not in self._trimmed:
                     self._trimmed[process, uuid] = number = next(_recalls)
                     process.send(Kind.RECALL, surplus, number, gpu=self._raw[uuid])
+
+    async def recall_unused(self, uuid: str) -> None:
+        """Take back what the processes may still allocate on a GPU without asking. Returns when they have answered, or
+        after RECALL_WITHIN: a process that is stopped does not answer, and does not allocate."""
+        numbers = set()
+        for process, held in self._allowances[uuid].processes():
+            assert isinstance(process, Connection)
+            if held.granted > held.allocated:
+                numbers.add(number := next(_recalls))
+                self._emptied[number] = (process, uuid)
+                process.send(Kind.RECALL, held.granted - held.allocated, number, gpu=self._raw[uuid])
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(RECALL_WITHIN):
+                while numbers & self._emptied.keys():
+                    self._all_emptied.clear()
+                    await self._all_emptied.wait()
+        for number in numbers:
+            self._emptied.pop(number, None)
+
+    def _is_emptied(self, number: int) -> None:
+        del self._emptied[number]
+        self._all_emptied.set()
+
+    def hold_over(self, uuid: str) -> None:
+        """Another session has stopped holding the free memory of a GPU."""
+        if self._held(uuid):
+            return
+        for key, question in list(self._questions.items()):
+            if question.held and question.gpu == uuid:
+                self._drop(key)
+                self._decide(question)
+
+    def _waits(self, question: _Question) -> bool:
+        """Whether a question has to wait, because another session holds the free memory of its GPU."""
+        if not self._held(question.gpu):
+            return False
+        now = asyncio.get_running_loop().time()
+        return now - self._held_since.setdefault((question.connection, question.gpu), now) < HELD_AT_MOST
+
+    def _hold(self, question: _Question) -> None:
+        key, question.held = (question.connection, question.gpu), True
+        self._questions[key] = question
+        question.timer = asyncio.get_running_loop().call_later(ASK_AGAIN, self._ask_again, key)
+
+    def _ask_again(self, key: tuple[Connection, str]) -> None:
+        """Tell a process that nothing was refused: it compares again, and asks again."""
+        question = self._drop(key)
+        if question is not None:
+            self._reserved(question, 0, 0)
+
+    def _decide(self, question: _Question) -> None:
+        self._held_since.pop((question.connection, question.gpu), None)
+        question.held = False
+        if not self._decided(question):
+            self._recall(question)
 
     def _most(self, question: _Question) -> int:
         """What the process may be given in all."""

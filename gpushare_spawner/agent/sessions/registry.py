@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from gpushare_spawner.agent import processes
 from gpushare_spawner.agent.gpus.arbitration import GpuArbitration
 from gpushare_spawner.agent.gpus.nvml import Gpu
+from gpushare_spawner.agent.memory.memory_holds import MemoryHolds
 from gpushare_spawner.agent.memory.session_limit import SessionLimit
 from gpushare_spawner.agent.processes import ProcessName
 from gpushare_spawner.agent.sessions.activity import Activity, activity, counted
@@ -52,6 +53,7 @@ class SessionRegistry:
         folder: StateFolder,
         endpoints: SessionEndpoints,
         memory_left: Callable[[Session, str, ReserveKind], tuple[int, MemoryLimit]],
+        holds: MemoryHolds,
         converse: Callable[[Session], Conversation],
         clock: Callable[[], float],
         changed: Callable[[], None],
@@ -59,8 +61,8 @@ class SessionRegistry:
         """`sessions`, by id, is empty now and changes here only; `gpus` and `arbitrations` are by UUID.
 
         `memory_left`: bytes that a session may allocate on a GPU in addition, and the budget that limits them.
-        `converse` makes the listener of a session's sockets. `clock` gives seconds since the epoch. `changed` is called
-        when a session came, went or changed its record.
+        `holds`: who holds the free memory of GPUs. `converse` makes the listener of a session's sockets. `clock` gives
+        seconds since the epoch. `changed` is called when a session came, went or changed its record.
         """
         self.sessions: Mapping[str, Session] = sessions
         self._sessions = sessions
@@ -70,6 +72,7 @@ class SessionRegistry:
         self._folder = folder
         self._endpoints = endpoints
         self._memory_left = memory_left
+        self._holds = holds
         self._converse = converse
         self._clock = clock
         self._changed = changed
@@ -261,6 +264,7 @@ class SessionRegistry:
             self._clock,
             session.record.memory_hits,
             left=lambda gpu, kind: self._memory_left(session, gpu, kind),
+            held=lambda gpu: self._holds.against(gpu, session.id),
         )
         session.asks = self._no_asks()
         session.conversation = self._converse(session)

@@ -6,8 +6,11 @@ What is said here holds for processes of sessions, and for those that outlive th
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol
 
 from gpushare_spawner.agent import processes
 from gpushare_spawner.agent.gpus.nvml import Gpu
@@ -38,16 +41,25 @@ _NOT_NOW = (Code.OUT_OF_MEMORY, Code.NOT_PERMITTED, Code.NO_DRIVER, Code.NO_WORK
 """Answers to a restore after which it is tried again."""
 
 
+class Others(Protocol):
+    """The other sessions, which use the same GPUs."""
+
+    def short_of_memory(self, session: str, gpu: Gpu, lacking: int) -> None:
+        """So many bytes are missing on a GPU for a session (its id)."""
+
+    def kept_away(self, session: str, gpu: Gpu) -> AbstractAsyncContextManager[None]:
+        """While this lasts no other session gets more memory on the GPU."""
+
+
 class ComingBack:
     """Brings the suspended processes of a session back."""
 
-    def __init__(
-        self, checkpoints: Checkpoints, source: Source, short_of_memory: Callable[[str, Gpu, int], None]
-    ) -> None:
-        """`short_of_memory` is told how many bytes are missing on a GPU for a session, by its id."""
+    def __init__(self, checkpoints: Checkpoints, source: Source, others: Others) -> None:
         self._checkpoints = checkpoints
         self._source = source
-        self._short_of_memory = short_of_memory
+        self._others = others
+        self._restores: dict[str, asyncio.Lock] = {}
+        """By GPU (UUID): two restores at a time would count on the same free memory."""
 
     async def all_or_none(self, session: str, gpu: Gpu, suspension: Suspension, failed: Failed) -> int:
         """Restore and unlock all processes. Returns their bytes on the GPU. Raises CannotResume where it is to be tried
@@ -55,18 +67,18 @@ class ComingBack:
         sizes = zip(suspension.processes, suspension.sizes, strict=True)
         names = {name.pid: name for name in suspension.processes}
         left = {name.pid: size for name, size in sizes if processes.alive(name)}
-        await self._wait_for_memory(session, gpu, sum(left.values()), SPARE * len(left))
         back: list[int] = []
-        for pid, size in left.items():
-            answer = await self._checkpoints.restore(pid, size)
-            if answer.ok or await self._is_there(pid):
-                back.append(pid)
-            elif answer.code in _NOT_NOW:
-                for other in back:
-                    await self._checkpoints.checkpoint(other, left[other])
-                raise CannotRestore(reason_of(answer, f"process {pid} cannot be restored"))
-            elif answer.code is not Code.INVALID_VALUE:
-                _failed(session, pid, str(answer), failed)
+        async with self._memory(session, gpu, sum(left.values()), SPARE * len(left)):
+            for pid, size in left.items():
+                answer = await self._checkpoints.restore(pid, size)
+                if answer.ok or await self._is_there(pid):
+                    back.append(pid)
+                elif answer.code in _NOT_NOW:
+                    for other in back:
+                        await self._checkpoints.checkpoint(other, left[other])
+                    raise CannotRestore(reason_of(answer, f"process {pid} cannot be restored"))
+                elif answer.code is not Code.INVALID_VALUE:
+                    _failed(session, pid, str(answer), failed)
         for pid in back:
             if (await self._checkpoints.unlock(pid)).ok:
                 continue
@@ -105,8 +117,8 @@ class ComingBack:
             elif answer.state is ProcessState.FAILED:
                 return answer.state.name
             elif answer.state is ProcessState.CHECKPOINTED:
-                await self._wait_for_memory(session, gpu, size, SPARE)
-                answer = await self._checkpoints.restore(name.pid, size)
+                async with self._memory(session, gpu, size, SPARE):
+                    answer = await self._checkpoints.restore(name.pid, size)
                 if not answer.ok and answer.code not in (Code.UNKNOWN, Code.ILLEGAL_STATE):
                     break
             elif answer.state is ProcessState.LOCKED or not looked:
@@ -131,22 +143,41 @@ class ComingBack:
         for name in filter(processes.alive, suspension.processes):
             await self._checkpoints.unlock(name.pid)
 
+    @contextlib.asynccontextmanager
+    async def _memory(self, session: str, gpu: Gpu, needed: int, spare: int) -> AsyncIterator[None]:
+        """Wait until so many bytes are free, and keep them free while the body restores processes into them. Raises
+        CannotResume where they are not."""
+        while True:
+            await self._wait_for_memory(session, gpu, needed, spare)
+            async with (
+                self._restores.setdefault(gpu.uuid, asyncio.Lock()),
+                self._others.kept_away(session, gpu),
+            ):
+                # others may have allocated meanwhile what they had been granted before
+                if await self._free(gpu) >= needed:
+                    yield
+                    return
+
+    async def _free(self, gpu: Gpu) -> int:
+        """Return the free bytes of a GPU. Raises CannotResume where its driver does not answer."""
+        state = await asyncio.to_thread(self._source.memory, gpu)
+        if state is None:
+            raise CannotResume("the GPU does not answer its driver")
+        return gpu.memory_bytes - state.memory_used_bytes
+
     async def _wait_for_memory(self, session: str, gpu: Gpu, needed: int, spare: int) -> None:
         """Wait until the driver shows so many free bytes, and some to spare where they can be had. Raises CannotResume
         where it does not."""
         loop = asyncio.get_running_loop()
         began = loop.time()
         while True:
-            state = await asyncio.to_thread(self._source.memory, gpu)
-            if state is None:
-                raise CannotResume("the GPU does not answer its driver")
-            free, waited = gpu.memory_bytes - state.memory_used_bytes, loop.time() - began
+            free, waited = await self._free(gpu), loop.time() - began
             lacking = needed + (spare if waited < SPARE_WITHIN else 0) - free
             if lacking <= 0:
                 return
             if waited >= MEMORY_WITHIN:
                 raise CannotResume(f"{memory(lacking)} more must be free on its GPU")
-            self._short_of_memory(session, gpu, lacking)
+            self._others.short_of_memory(session, gpu, lacking)
             await asyncio.sleep(LOOK_EVERY)
 
 

@@ -58,8 +58,9 @@ class Leaving:
         self._lacks_host_memory = lacks_host_memory
         self._save = save
 
-    async def leave(self, course: Course) -> int:
-        """Suspend all processes. Returns the bytes that are free now. Raises CannotSuspend."""
+    async def leave(self, course: Course, memory_comes_free: Callable[[], None]) -> int:
+        """Suspend all processes. Returns the bytes that are free now. Raises CannotSuspend. Calls `memory_comes_free`
+        before the first process leaves the GPU."""
         session = course.session
         course.step, course.number = Step.ASKING, next_number()
         await self._ask(course)
@@ -85,6 +86,7 @@ class Leaving:
                     raise CannotSuspend(f"GPU work of process {pid} did not end in time.", SOON)
                 raise CannotSuspend(reason_of(answer, f"Process {pid} cannot be suspended"))
         course.step = Step.SUSPENDING
+        memory_comes_free()
         for pid, name in names.items():
             answer = await self._checkpoints.checkpoint(pid, sizes[pid])
             if not answer.ok and processes.alive(name):

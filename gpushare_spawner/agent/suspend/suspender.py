@@ -17,6 +17,7 @@ from typing import Any
 from gpushare_spawner.agent import processes
 from gpushare_spawner.agent.gpus.arbitration import GpuArbitration
 from gpushare_spawner.agent.gpus.nvml import Gpu
+from gpushare_spawner.agent.memory.memory_holds import MemoryHolds
 from gpushare_spawner.agent.sessions.session import Session
 from gpushare_spawner.agent.sockets.connection import Connection
 from gpushare_spawner.agent.state.session_record import SessionRecord, Suspension
@@ -35,6 +36,7 @@ from gpushare_spawner.agent.suspend.course import (
 from gpushare_spawner.agent.suspend.driver_checkpoint import Checkpoints, ProcessState
 from gpushare_spawner.agent.suspend.leaving import Leaving, next_number
 from gpushare_spawner.agent.suspend.left_behind import AGAIN_AFTER, LET_GO_AFTER, LeftBehind, LeftRecords
+from gpushare_spawner.agent.suspend.neighbours import Neighbours
 from gpushare_spawner.model.protocol.frames import Feature, Frame, Kind
 from gpushare_spawner.wording.amounts import memory
 
@@ -57,11 +59,12 @@ class Suspender:
         save: Callable[[Session], Coroutine[Any, Any, None]],
         news: Callable[[], None],
         left_records: LeftRecords,
+        holds: MemoryHolds,
     ) -> None:
         """`arbitrations` are by the GPU's UUID, `sessions` by their ids. `lacks_host_memory`: why the budgets of host
         memory do not hold so many bytes of a session; None: they do. `save` writes a session's record to the disk.
         `news` is called when a report has changed. `left_records` keeps records of processes that outlive their
-        session."""
+        session. `holds`: who holds the free memory of GPUs."""
         self._checkpoints = checkpoints
         self._arbitrations = arbitrations
         self._save = save
@@ -70,7 +73,8 @@ class Suspender:
         self._loop = asyncio.get_running_loop()
         self._courses: dict[str, Course] = {}
         self._leaving = Leaving(checkpoints, sessions, source, lacks_host_memory, save)
-        self._coming_back = ComingBack(checkpoints, source, self._short_of_memory)
+        self._neighbours = Neighbours(arbitrations, sessions, holds)
+        self._coming_back = ComingBack(checkpoints, source, self._neighbours)
         self._left = LeftBehind(self._coming_back, left_records, self._told_of_left)
         self._probe: asyncio.Task[str | None] | None = None
         self._closed = False
@@ -225,12 +229,20 @@ class Suspender:
     # -- from the GPU --------------------------------------------------------------------------------------------------
 
     async def _try_to_suspend(self, course: Course) -> None:
+        # what processes free stays theirs until all have left: they may have to come back
+        with contextlib.ExitStack() as held:
+            await self._suspend_now(
+                course,
+                lambda: held.enter_context(self._neighbours.held_off(course.session.id, course.session.gpus[0])),
+            )
+
+    async def _suspend_now(self, course: Course, memory_comes_free: Callable[[], None]) -> None:
         session, began = course.session, self._loop.time()
         arbitration = self._arbitration(session)
         try:
             if (reason := await self._capability()) is not None:
                 raise CannotSuspend(reason)
-            amount = await self._leaving.leave(course)
+            amount = await self._leaving.leave(course, memory_comes_free)
         except Exception as error:
             refusal = error if isinstance(error, CannotSuspend) else CannotSuspend(f"An error of the agent: {error!r}.")
             if refusal is not error:
@@ -313,10 +325,6 @@ class Suspender:
         await self._keep(session)
         self._leave_failed(course, suspension)
         return amount
-
-    def _short_of_memory(self, session: str, gpu: Gpu, lacking: int) -> None:
-        if session in self._courses:
-            self._arbitrations[gpu.uuid].short_of_memory(session, lacking)
 
     async def _recover(self, course: Course) -> None:
         """Find how far an earlier run of the agent came. A session of which all processes are suspended stays so."""

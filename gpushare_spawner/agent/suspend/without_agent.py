@@ -5,7 +5,8 @@ Nobody pages out other sessions meanwhile, so a process stays suspended where it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterable
 
 from gpushare_spawner.agent import processes
 from gpushare_spawner.agent.gpus.nvml import Gpu
@@ -21,7 +22,7 @@ async def resume_all(
 ) -> bool:
     """Restore and unlock all suspended processes of the records. `say` gets a sentence about each. Returns whether none
     is left suspended. Raises OSError where a record cannot be written."""
-    coming_back = ComingBack(checkpoints, source, _nobody_can_help)
+    coming_back = ComingBack(checkpoints, source, _Nobody())
     by_uuid = {gpu.uuid: gpu for gpu in gpus}
     complete = True
     for record in records.load():
@@ -62,5 +63,12 @@ async def _resume(
     return all_run
 
 
-def _nobody_can_help(session: str, gpu: Gpu, lacking: int) -> None:
-    """There is no arbiter that could free memory."""
+class _Nobody:
+    """There is no arbiter that could free memory, and processes allocate without an agent."""
+
+    def short_of_memory(self, session: str, gpu: Gpu, lacking: int) -> None:
+        pass
+
+    @contextlib.asynccontextmanager
+    async def kept_away(self, session: str, gpu: Gpu) -> AsyncIterator[None]:
+        yield

@@ -1,0 +1,142 @@
+"""While a session holds the free memory of a GPU, others are granted no more of it, but for too long a hold."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from gpushare_spawner.agent.memory import session_limit
+from gpushare_spawner.agent.memory.memory_holds import HELD_AT_MOST, MemoryHolds
+from gpushare_spawner.model.protocol.frames import Feature, Frame, Kind, Role
+from tests.agent.conftest import Agent
+from tests.agent.peers import FIRST, SECOND, Peer
+
+MIB = 2**20
+GIB = 2**30
+GRANTED = 0
+
+
+def test_hold_is_against_all_others_on_its_gpu_until_the_last_step_ends() -> None:
+    holds, over = MemoryHolds(lambda: 0.0), list[str]()
+    holds.over = over.append
+    holds.begin("GPU-1", "ann")
+    holds.begin("GPU-1", "ann")
+    assert holds.against("GPU-1", "ben")
+    assert not holds.against("GPU-1", "ann")
+    assert not holds.against("GPU-2", "ben")
+    holds.begin("GPU-1", "ben")
+    assert holds.against("GPU-1", "ann")
+    holds.end("GPU-1", "ben")
+    holds.end("GPU-1", "ann")
+    assert holds.against("GPU-1", "ben")
+    holds.end("GPU-1", "ann")
+    assert not holds.against("GPU-1", "ben")
+    assert over == ["GPU-1"] * 3
+
+
+def test_hold_that_lasts_too_long_keeps_nobody_waiting() -> None:
+    now = 0.0
+    holds = MemoryHolds(lambda: now)
+    holds.begin("GPU-1", "ann")
+    now = HELD_AT_MOST - 1
+    holds.begin("GPU-1", "ann")
+    assert holds.against("GPU-1", "ben")
+    now = HELD_AT_MOST
+    assert not holds.against("GPU-1", "ben")
+
+
+async def reserving(agent: Agent) -> Peer:
+    """A process that asks before it allocates, with nothing yet."""
+    peer = Peer(agent.open("ben"))
+    agent.peers.append(peer)
+    await peer.connect(Role.CUDA, Feature.RESERVE)
+    return peer
+
+
+def reserve(peer: Peer, size: int, number: int) -> None:
+    peer.send(Kind.RESERVE, size, 0, size, number, 0, gpu=FIRST.uuid)
+
+
+async def reserved(peer: Peer) -> tuple[int, int, int]:
+    """Bytes, result, and the number of the question."""
+    frame: Frame = await peer.until(Kind.RESERVED)
+    return frame.fields[0], frame.fields[1], frame.fields[2]
+
+
+async def test_allocation_waits_until_the_free_memory_is_nobodys(agent: Agent) -> None:
+    peer = await reserving(agent)
+    agent.node.holds.begin(FIRST.uuid, "ann")
+    reserve(peer, GIB, 1)
+    await peer.quiet()
+    agent.node.holds.begin(SECOND.uuid, "ann")
+    agent.node.holds.end(SECOND.uuid, "ann")
+    await peer.quiet()
+    agent.node.holds.end(FIRST.uuid, "ann")
+    added, result, number = await reserved(peer)
+    assert (added >= GIB, result, number) == (True, GRANTED, 1)
+
+
+async def test_process_that_waits_is_told_in_time_to_ask_again_and_is_refused_nothing(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_limit, "ASK_AGAIN", 0.05)
+    monkeypatch.setattr(session_limit, "HELD_AT_MOST", 0.12)
+    peer = await reserving(agent)
+    agent.node.holds.begin(FIRST.uuid, "ann")
+    numbers = []
+    for number in range(1, 10):
+        reserve(peer, GIB, number)
+        added, result, answered = await reserved(peer)
+        assert (result, answered) == (GRANTED, number)
+        if added:
+            break
+        numbers.append(number)
+    assert numbers == [1, 2, 3]  # and then it allocates all the same: a hold must not stop a program
+    session = agent.node.report().session("ben")
+    assert session is not None
+    assert session.memory_limit_hits.count == 0
+
+
+async def test_process_that_connects_while_memory_is_held_gets_nothing_in_advance(agent: Agent) -> None:
+    peer = await reserving(agent)
+    agent.node.holds.begin(FIRST.uuid, "ann")
+    peer.send(Kind.RESERVE, 100 * MIB, 100 * MIB, 0, 0, 0, gpu=FIRST.uuid)
+    assert (await reserved(peer))[0] == 100 * MIB
+
+
+async def test_what_was_granted_in_advance_is_recalled(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    peer = await reserving(agent)
+    reserve(peer, GIB, 1)
+    added, _, _ = await reserved(peer)
+    assert added > GIB
+    peer.send(Kind.MEMORY, 0, GIB, gpu=FIRST.uuid)
+    memory = agent.node.sessions["ben"].memory
+    assert memory is not None
+    while memory.counted(FIRST.uuid)[1] != added - GIB:
+        await asyncio.sleep(0.005)
+    recalling = asyncio.create_task(memory.recall_unused(FIRST.uuid))
+    recall = await peer.until(Kind.RECALL)
+    assert recall.fields[0] == added - GIB
+    assert not recalling.done()
+    peer.send(Kind.RETURN, added - GIB, GIB, recall.fields[1], gpu=FIRST.uuid)
+    await recalling
+    assert memory.counted(FIRST.uuid) == (GIB, 0)
+    await memory.recall_unused(FIRST.uuid)  # there is nothing more, and nothing to wait for
+
+
+async def test_process_that_does_not_answer_a_recall_is_not_waited_for(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_limit, "RECALL_WITHIN", 0.05)
+    peer = await reserving(agent)
+    reserve(peer, GIB, 1)
+    await reserved(peer)
+    memory = agent.node.sessions["ben"].memory
+    assert memory is not None
+    async with asyncio.timeout(2):
+        await memory.recall_unused(FIRST.uuid)
+        leaving = asyncio.create_task(memory.recall_unused(FIRST.uuid))
+        await peer.until(Kind.RECALL)
+        peer.close()
+        await leaving
