@@ -37,6 +37,12 @@ class Machine:
         checked(cuda.cuMemsetD32(block, word, mib * MIB // 4))
         self.blocks[word] = block, mib
 
+    def reserve(self, mib: int) -> float:
+        """Plain memory without content. Returns how many seconds that took."""
+        began = time.monotonic()
+        checked(cuda.cuMemAlloc(mib * MIB))
+        return time.monotonic() - began
+
     def managed(self, mib: int) -> None:
         """Managed memory of the program's own."""
         checked(cuda.cuMemAllocManaged(mib * MIB, 1))

@@ -542,6 +542,7 @@ async def test_two_sessions_never_come_back_into_the_same_free_memory(bench: Ben
 
     bench.driver.restore = slow  # type: ignore[method-assign]
     bench.uses(FIRST.memory_bytes - SIZE)
+    bench.sessions.clear()
     bench.driver.states = dict.fromkeys(pids, ProcessState.CHECKPOINTED)
     for name, pid in zip(("ann", "ben"), pids, strict=True):
         process = processes.named(pid)

@@ -59,7 +59,7 @@ class LeftBehind:
             return
         task = asyncio.get_running_loop().create_task(self._bring_back(record, gpu, after))
         self._tasks[task] = record
-        task.add_done_callback(self._tasks.pop)
+        task.add_done_callback(self._ended)
 
     async def close(self) -> list[SessionRecord]:
         """Stop. Returns the records of those that were on their way."""
@@ -69,6 +69,13 @@ class LeftBehind:
             task.cancel()
         await asyncio.gather(*left, return_exceptions=True)
         return list(left.values())
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        record = self._tasks.pop(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error(
+                "processes of session %s stay suspended: an error of the agent", record.request.id, exc_info=error
+            )
 
     async def _bring_back(self, record: SessionRecord, gpu: Gpu, after: float) -> None:
         suspension, session, pauses = record.suspension, record.request.id, BackOff(AGAIN_AFTER)
