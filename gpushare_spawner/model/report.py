@@ -183,7 +183,8 @@ class SessionReport(_Part):
     suspended: bool = False
     """All its memory and its CUDA contexts are in host memory, and its GPU work waits until it is resumed."""
     not_suspendable: str | None = None
-    """Why the session cannot be suspended now, in a sentence; None: it can, or its engine does not suspend."""
+    """Why the session cannot be suspended now, or cannot be resumed where it is suspended, in a sentence; None: it can,
+    or its engine does not suspend."""
     context_bytes: Amount = 0
     """GPU memory that the CUDA contexts of its processes take beside `memory_bytes`, by what the driver shows."""
     host_memory_needed_bytes: Amount = 0

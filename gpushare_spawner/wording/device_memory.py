@@ -80,6 +80,11 @@ def holders(status: ShareStatus) -> str:
     return ", ".join(f"{names[pid]} {memory(held)}" for held, pid in largest[:4]) + more
 
 
-def stays(reason: str) -> str:
-    """Return what it means that a session cannot be suspended; nothing without a reason."""
-    return f"This session cannot be suspended and keeps its GPU memory: {reason}" if reason else ""
+def stays(reason: str, suspended: bool = False) -> str:
+    """Return what it means that a session cannot be suspended, or that it cannot come back where it is suspended;
+    nothing without a reason."""
+    if not reason:
+        return ""
+    if suspended:
+        return f"This session cannot come back to the GPU for now: {reason}"
+    return f"This session cannot be suspended and keeps its GPU memory: {reason}"

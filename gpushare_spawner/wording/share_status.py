@@ -79,7 +79,7 @@ def explanation(status: ShareStatus) -> str:
     if status.suspended:
         said.append(SUSPENDED)
     if status.not_suspendable:
-        said.append(stays(status.not_suspendable))
+        said.append(stays(status.not_suspendable, status.suspended))
     if not status.measured:
         return "\n".join([*said, NOT_MEASURED])
     said.append(f"Memory: {_memory(status)}.")
@@ -209,7 +209,8 @@ def terms(status: ShareStatus) -> list[Term]:
     if status.lacks_requests:
         rows.append(Term("CPU and memory", LACKING))
     if status.suspended or status.not_suspendable:
-        rows.append(Term("suspended", SUSPENDED if status.suspended else stays(status.not_suspendable)))
+        why = stays(status.not_suspendable, status.suspended)
+        rows.append(Term("suspended", " ".join([*([SUSPENDED] if status.suspended else []), *([why] if why else [])])))
     if status.announced is not None:
         rows.append(Term("notice", notice(status, status.announced), status.announced.at))
     if status.controls is not None:

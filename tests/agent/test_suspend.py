@@ -365,6 +365,7 @@ async def resume_without_agent(machine: Machine) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 async def test_command_resumes_what_a_stopped_agent_has_left_and_only_into_free_memory(
     machine: Machine, neighbour: Neighbour
 ) -> None:

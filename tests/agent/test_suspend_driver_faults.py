@@ -75,7 +75,7 @@ async def test_call_that_never_returns_is_reported_and_others_go_on(machine: Mac
     os.kill(stuck.process.pid, signal.SIGSTOP)
     other.begin("work", 0.05)
     report = await machine.until("ada", lambda session: session.not_suspendable is not None, 30)
-    assert f"process {stuck.process.pid} cannot be restored: the driver did not answer" in str(report.not_suspendable)
+    assert f"Process {stuck.process.pid} cannot be restored: the driver did not answer" in str(report.not_suspendable)
     await neighbour.comes()
     neighbour.goes()
     os.kill(stuck.process.pid, signal.SIGCONT)

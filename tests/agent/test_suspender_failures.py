@@ -406,6 +406,46 @@ async def test_agent_that_stops_unlocks_what_is_only_locked(bench: Bench, pids: 
     assert list(bench.driver.states.values()) == [ProcessState.RUNNING] * 2
 
 
+async def test_agent_that_stops_does_not_wait_for_one_process_before_it_unlocks_the_next(
+    bench: Bench, pids: list[int]
+) -> None:
+    bench.suspender.opened(bench.session)
+    checkpoint, unlock = bench.driver.checkpoint, bench.driver.unlock
+    leaving: list[int] = []
+
+    async def first_takes_long(pid: int, size: int) -> Answer:
+        leaving.append(pid)
+        await asyncio.Event().wait()
+        return await checkpoint(pid, size)
+
+    async def waits_for_its_checkpoint(pid: int) -> Answer:
+        if pid in leaving:
+            await asyncio.Event().wait()
+        return await unlock(pid)
+
+    bench.driver.checkpoint, bench.driver.unlock = first_takes_long, waits_for_its_checkpoint  # type: ignore[method-assign]
+    bench.arbitration.suspend("ann")
+    await bench.until(lambda: bool(leaving))
+    closing = asyncio.create_task(bench.suspender.close())
+    (other,) = set(pids) - set(leaving)
+    await bench.until(lambda: bench.driver.states[other] is ProcessState.RUNNING, 2)
+    closing.cancel()
+
+
+async def test_lock_of_an_earlier_agent_that_is_still_under_way_is_undone(bench: Bench, pids: list[int]) -> None:
+    bench.record(pids[:1])
+    unlock = bench.driver.unlock
+
+    async def after_the_lock(pid: int) -> Answer:
+        bench.driver.states[pid] = ProcessState.LOCKED
+        return await unlock(pid)
+
+    bench.driver.unlock = after_the_lock  # type: ignore[method-assign]
+    bench.suspender.opened(bench.session)
+    await bench.until_told("resumed")
+    assert bench.driver.states == {pids[0]: ProcessState.RUNNING}
+
+
 async def test_processes_that_outlive_session_and_agent_come_back_under_the_next_agent(
     bench: Bench, pids: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
@@ -32,6 +32,8 @@ SPARE = 64 * 2**20
 restores the process (NVIDIA/cuda-checkpoint, issue 44)."""
 SPARE_WITHIN = 2.0
 """Seconds for which a resumption waits for that. A session that nearly fills the GPU never finds it."""
+CALLS_AT_A_TIME = 8
+"""Each is made in a process of its own."""
 STEPS = 6
 """Steps in which a process comes back at most; two, where no other call about it was under way."""
 
@@ -76,7 +78,7 @@ class ComingBack:
                 elif answer.code in _NOT_NOW:
                     for other in back:
                         await self._checkpoints.checkpoint(other, left[other])
-                    raise CannotRestore(reason_of(answer, f"process {pid} cannot be restored"))
+                    raise CannotRestore(reason_of(answer, f"Process {pid} cannot be restored"))
                 elif answer.code is not Code.INVALID_VALUE:
                     _failed(session, pid, str(answer), failed)
         for pid in back:
@@ -138,10 +140,19 @@ class ComingBack:
         answer = await self._checkpoints.state(pid)
         return answer.ok and answer.state in (ProcessState.RUNNING, ProcessState.LOCKED)
 
-    async def unlock(self, suspension: Suspension) -> None:
-        """Let processes that are only locked go on. Those that are checkpointed stay so."""
-        for name in filter(processes.alive, suspension.processes):
-            await self._checkpoints.unlock(name.pid)
+    async def unlock(self, names: Iterable[ProcessName]) -> None:
+        """Let processes that are only locked go on. Those that are checkpointed stay so.
+
+        The call about one of them can wait for the end of its checkpoint, and the others do not wait for that.
+        """
+        at_a_time = asyncio.Semaphore(CALLS_AT_A_TIME)
+
+        async def one(name: ProcessName) -> None:
+            async with at_a_time:
+                if processes.alive(name):
+                    await self._checkpoints.unlock(name.pid)
+
+        await asyncio.gather(*map(one, names))
 
     @contextlib.asynccontextmanager
     async def _memory(self, session: str, gpu: Gpu, needed: int, spare: int) -> AsyncIterator[None]:

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Coroutine, Mapping
+from itertools import chain
 from typing import Any
 
 from gpushare_spawner.agent import processes
@@ -94,11 +95,10 @@ class Suspender:
         for course in self._courses.values():
             course.cancel_timers()
         records = [one.session.record for one in under_way] + await self._left.close()
+        suspended = [one.suspension.processes for one in records if one.suspension is not None]
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(UNLOCK_WITHIN):
-                for record in records:
-                    if record.suspension is not None:
-                        await self._coming_back.unlock(record.suspension)
+                await self._coming_back.unlock(chain.from_iterable(suspended))
 
     # -- sessions and their processes ----------------------------------------------------------------------------------
 
@@ -302,7 +302,7 @@ class Suspender:
                 log.exception("session %s could not be resumed", session.id)
             course.step = Step.SUSPENDED
             if isinstance(error, CannotRestore):
-                session.not_suspendable = f"The session cannot be resumed for now: {error}"
+                session.not_suspendable = str(error)
                 self._news()
             refused = isinstance(error, CannotRestore)
             pause = course.refused.next(self._loop.time()) if refused else RESUME_AGAIN

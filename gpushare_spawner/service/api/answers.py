@@ -312,7 +312,7 @@ class Session(Answer):
     suspended: bool
     """All its processes are suspended: its memory and its CUDA contexts are in host memory."""
     not_suspendable: str
-    """Why a session of engine `suspend` cannot be suspended now; empty: it can."""
+    """Why a session of engine `suspend` cannot be suspended now, or cannot be resumed; empty: it can."""
     context_bytes: int
     """GPU memory of its CUDA contexts, beside `memory_bytes`."""
     over_memory_limit: bool

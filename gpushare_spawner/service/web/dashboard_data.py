@@ -218,7 +218,7 @@ def session_data(
         "memory_limit_bytes": session.memory_limit_bytes,
         "engine": session.engine.value,
         "suspended": session.suspended,
-        "not_suspendable": stays(session.not_suspendable or ""),
+        "not_suspendable": stays(session.not_suspendable or "", session.suspended),
         "context_bytes": session.context_bytes,
         "over_memory_limit": session.over_memory_limit,
         "memory_limit_hits": session.memory_limit_hits.count,

@@ -1,0 +1,103 @@
+"""`gpushare agent resume`: what a stopped agent has left suspended, from its records."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpushare_spawner import cli
+from gpushare_spawner.agent import processes
+from gpushare_spawner.agent.gpus.nvml import GpuState
+from gpushare_spawner.agent.state.lock import FolderLock
+from gpushare_spawner.agent.state.session_record import SessionRecord, Suspension
+from gpushare_spawner.agent.state.session_records import RecordFolder, Store
+from gpushare_spawner.agent.suspend import coming_back
+from gpushare_spawner.agent.suspend.driver_checkpoint import ProcessState
+from gpushare_spawner.agent.suspend.without_agent import resume_all
+from tests.agent.conftest import request_for
+from tests.agent.peers import FIRST, GpusOnPaper
+from tests.agent.test_suspender_failures import SIZE, ScriptedDriver
+
+
+@pytest.fixture
+def pid() -> Iterator[int]:
+    with subprocess.Popen(["sleep", "60"]) as process:
+        yield process.pid
+        process.kill()
+
+
+class Left:
+    """The records of an agent that was stopped, and the driver."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = RecordFolder(folder)
+        self.source = GpusOnPaper()
+        self.driver = ScriptedDriver(self.source)
+        self.said: list[str] = []
+
+    async def record(self, session: str, pid: int, left: bool = False, gpu: str = FIRST.uuid) -> None:
+        """A suspended process of a session; `left`: which has ended."""
+        name = processes.named(pid)
+        assert name is not None
+        record = SessionRecord.opened(request_for(session, gpus=(gpu,)), 0.0)
+        record.suspension = Suspension(processes=(name,), sizes=(SIZE,), complete=True)
+        self.driver.states[pid] = ProcessState.CHECKPOINTED
+        store = Store(self.folder)
+        (store.put_left if left else store.put)(record)
+        await store.close()
+
+    async def resume(self) -> bool:
+        self.said.clear()
+        return await resume_all(self.folder, [FIRST], self.source, self.driver, self.said.append)
+
+
+@pytest.fixture
+def left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Left:
+    monkeypatch.setattr(coming_back, "MEMORY_WITHIN", 0.1)
+    monkeypatch.setattr(coming_back, "SPARE_WITHIN", 0.05)
+    return Left(tmp_path / "records")
+
+
+@pytest.mark.parametrize("ended", [False, True])
+async def test_suspended_process_runs_again_and_its_record_says_so(left: Left, pid: int, ended: bool) -> None:
+    await left.record("ann", pid, left=ended)
+    assert await left.resume()
+    assert left.driver.states == {pid: ProcessState.RUNNING}
+    assert left.said == [f"Process {pid} of session ann runs again."]
+    assert [record.suspension for record in left.folder.load()] == ([] if ended else [None])
+    assert left.folder.left() == []
+    assert await left.resume()
+    assert left.said == []
+
+
+async def test_process_without_memory_stays_suspended_and_its_record_stays(left: Left, pid: int) -> None:
+    await left.record("ann", pid)
+    left.source.states[FIRST.uuid] = GpuState(healthy=True, memory_used_bytes=FIRST.memory_bytes - SIZE // 2)
+    assert not await left.resume()
+    assert left.driver.states == {pid: ProcessState.CHECKPOINTED}
+    assert left.said == [f"Process {pid} of session ann stays suspended: 50 MiB more must be free on its GPU."]
+    left.source.states.clear()
+    assert await left.resume()
+
+
+async def test_process_of_a_gpu_that_is_not_there_is_named(left: Left, pid: int) -> None:
+    await left.record("ann", pid, left=True, gpu="GPU-0")
+    assert not await left.resume()
+    assert left.said == [f"Process {pid} of session ann stays suspended: its GPU is not there."]
+    assert len(left.folder.left()) == 1
+
+
+def test_command_says_where_no_agent_has_been(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["agent", "resume", "--state-dir", str(tmp_path / "none")]) == 1
+    assert "none does not exist: no agent has kept sessions there" in capsys.readouterr().err
+    assert not (tmp_path / "none").exists()
+
+
+def test_command_does_nothing_beside_an_agent(short_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lock = FolderLock(short_folder)
+    assert cli.main(["agent", "--state-dir", str(short_folder), "resume"]) == 1
+    assert "another agent" in capsys.readouterr().err
+    lock.close()
