@@ -167,9 +167,9 @@ async def test_gpus_of_another_layer_count_in_the_quota_from_the_reservation_to_
     template = Template.model_validate({"name": "two", "display_name": "2", "gpu": {"count": 2, "layer": "mig"}})
     tenant = Tenant("ada", quota="group:ml")
     ticket = cluster.reservations.queue.join(SpawnRequest(tenant, template), 0.0)
-    offer = LayerOffer(LayerName.MIG, LayerRequest(tenant, template, MigOptions()))
+    offer = LayerOffer(LayerName.MIG, LayerRequest(tenant, template, MigOptions()), frozenset({"kept"}))
     given = cluster.reservations._give_elsewhere(ticket, offer, Placement("", ()), "t1")
-    assert cluster.reservations._pending() == {"t1": Pending(LayerName.MIG, 200)}
+    assert cluster.reservations._pending() == {"t1": Pending(LayerName.MIG, 200, frozenset({"kept"}))}
     ledger = await cluster.ledger()
     assert list(ledger.allocations.values()) == [given]
     cluster.reservations.quotas.bring_up_to_date(400)
