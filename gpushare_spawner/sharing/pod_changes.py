@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from gpushare_spawner.model.kubernetes import required_of_node
 from gpushare_spawner.sharing.base import PodSpec
 
 NOTEBOOK = "notebook"
 """KubeSpawner's name of the container that the notebook server runs in."""
-_REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
 
 @dataclass(frozen=True)
@@ -85,19 +85,9 @@ def notebook_container(spec: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_node_labels(affinity: Mapping[str, Any] | None, labels: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    """Return a pod's affinity that also requires of each of these labels of a node one of the values.
-
-    Terms are alternatives of each other, hence the expressions go into each of them.
-    """
-    affinity = affinity or {}
-    node_affinity = affinity.get("nodeAffinity") or {}
-    required = node_affinity.get(_REQUIRED) or {}
+    """Return a pod's affinity that also requires of each of these labels of a node one of the values."""
     added = [{"key": key, "operator": "In", "values": list(values)} for key, values in labels.items()]
-    terms = [
-        {**term, "matchExpressions": [*(term.get("matchExpressions") or []), *added]}
-        for term in required.get("nodeSelectorTerms") or [{}]
-    ]
-    return {**affinity, "nodeAffinity": {**node_affinity, _REQUIRED: {**required, "nodeSelectorTerms": terms}}}
+    return required_of_node(affinity, "matchExpressions", added)
 
 
 def _replaced(there: Iterable[Mapping[str, Any]], added: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -79,7 +79,7 @@ from gpushare_spawner.model.kubernetes.layer_session import (
     layer_session,
 )
 from gpushare_spawner.model.kubernetes.node_eligibility import NodeFacts, PodConstraints
-from gpushare_spawner.model.kubernetes.node_pin import HOSTNAME_LABEL, kept_off, node_of, pinned
+from gpushare_spawner.model.kubernetes.node_pin import HOSTNAME_LABEL, kept_off, node_of, pinned, required_of_node
 from gpushare_spawner.model.kubernetes.prefix import (
     PREFIX,
 )
@@ -219,6 +219,7 @@ __all__ = [
     "read_report",
     "report_name",
     "requests_patch",
+    "required_of_node",
     "resize_patch",
     "resized_patch",
     "resource_limits",

@@ -17,13 +17,13 @@ _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
 def pinned(affinity: Mapping[str, Any] | None, node: str) -> dict[str, Any]:
     """Return a pod's affinity with one node as the only one that will do."""
-    return _with_fields(affinity, [_field("In", node)])
+    return required_of_node(affinity, "matchFields", [_field("In", node)])
 
 
 def kept_off(affinity: Mapping[str, Any] | None, nodes: Iterable[str]) -> dict[str, Any]:
     """Return a pod's affinity with some nodes, at least one, as ones that will not do."""
     # the API server takes one value in each (kubernetes pkg/apis/core/validation)
-    return _with_fields(affinity, [_field("NotIn", node) for node in sorted(nodes)])
+    return required_of_node(affinity, "matchFields", [_field("NotIn", node) for node in sorted(nodes)])
 
 
 def node_of(spec: Mapping[str, Any]) -> str:
@@ -47,13 +47,17 @@ def _field(operator: str, node: str) -> dict[str, Any]:
     return {"key": NAME_FIELD, "operator": operator, "values": [node]}
 
 
-def _with_fields(affinity: Mapping[str, Any] | None, fields: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Terms are alternatives of each other, hence the fields go into each of them."""
+def required_of_node(
+    affinity: Mapping[str, Any] | None, what: str, conditions: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Return a pod's affinity that also requires this of its node. ``what``: matchFields or matchExpressions.
+
+    Terms are alternatives of each other, hence the conditions go into each of them.
+    """
     affinity = affinity or {}
     node_affinity = affinity.get("nodeAffinity") or {}
     required = node_affinity.get(_REQUIRED) or {}
     terms = [
-        {**term, "matchFields": [*(term.get("matchFields") or []), *fields]}
-        for term in required.get("nodeSelectorTerms") or [{}]
+        {**term, what: [*(term.get(what) or []), *conditions]} for term in required.get("nodeSelectorTerms") or [{}]
     ]
     return {**affinity, "nodeAffinity": {**node_affinity, _REQUIRED: {**required, "nodeSelectorTerms": terms}}}

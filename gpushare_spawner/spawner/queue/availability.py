@@ -12,7 +12,7 @@ from gpushare_spawner.model.template import Template
 from gpushare_spawner.placement import Demand, PlacementRequest
 from gpushare_spawner.sharing.base import Tenant
 from gpushare_spawner.spawner.queue.inventory import GpuKind
-from gpushare_spawner.spawner.queue.other_layers import Kept, OtherLayers, Outcome
+from gpushare_spawner.spawner.queue.other_layers import AskedServer, Kept, OtherLayers, Outcome
 from gpushare_spawner.spawner.queue.placement_check import PlacementCheck, Verdict
 from gpushare_spawner.spawner.queue.positions import Positions
 from gpushare_spawner.spawner.queue.queue import Alternative, SpawnQueue
@@ -119,7 +119,7 @@ class AvailabilityNow:
         self, template: Template, layers: OtherLayers, ineligible: frozenset[str], instead_of: str = ""
     ) -> Availability:
         kept = Kept(self.queue.kept_elsewhere(instead_of))
-        found = layers.verdict(template, self.tenant, "", ineligible, kept)
+        found = layers.verdict(AskedServer(template, self.tenant, ineligible=ineligible), kept)
         native = self._native(template) if layers.native(template) else None
         gpus = (*(native.gpus if native is not None else ()), *found.gpus)
         if native is not None and native.kind == "now" and found.outcome is not Outcome.NOW:

@@ -30,6 +30,22 @@ class Outcome(Enum):
 
 
 @dataclass(frozen=True)
+class AskedServer:
+    """A server that a layer is to place."""
+
+    template: Template
+    tenant: Tenant
+    node: str = ""
+    """The only node that will do; empty: any."""
+    ineligible: frozenset[str] = frozenset()
+    """Nodes that cannot take it whatever is free there."""
+
+    def can_be_on(self, node: str) -> bool:
+        """Return whether a node will do."""
+        return self.node in ("", node) and node not in self.ineligible
+
+
+@dataclass(frozen=True)
 class LayerOffer:
     """Nodes whose GPUs one layer shares in one way."""
 
@@ -82,22 +98,12 @@ class OtherLayers(Protocol):
     def native(self, template: Template) -> bool:
         """Return whether GPUs with an agent can serve a template."""
 
-    def verdict(
-        self,
-        template: Template,
-        tenant: Tenant,
-        node: str,
-        ineligible: frozenset[str],
-        kept: Kept = NOTHING_KEPT,
-    ) -> LayerVerdict:
-        """Return what a server meets. ``node``: the only one that will do, empty: any; ``ineligible``: nodes that
-        cannot take it whatever is free there."""
+    def verdict(self, asked: AskedServer, kept: Kept = NOTHING_KEPT) -> LayerVerdict:
+        """Return what a server meets."""
 
-    def starts_by(
-        self, template: Template, tenant: Tenant, node: str, ineligible: frozenset[str], servers: int
-    ) -> float | None:
-        """Return when so many servers could have been placed if all announced stops happen: seconds since the epoch;
-        None where nothing is known of it."""
+    def starts_by(self, asked: AskedServer, servers: int) -> float | None:
+        """Return when so many such servers could have been placed if all announced stops happen: seconds since the
+        epoch; None where nothing is known of it."""
 
     def least_used(self, nodes: Set[str]) -> str:
         """Return the node of at least one on which the hub's sessions have the smallest part of the GPUs."""

@@ -80,8 +80,7 @@ class Placer:
 
     def _place_by_layers(self, ticket: Ticket, layers: OtherLayers) -> Placement | None:
         request = ticket.request
-        kept = self._kept.seen_by(ticket)
-        found = layers.verdict(request.template, request.tenant, request.node, request.ineligible(), kept)
+        found = layers.verdict(request.elsewhere(), self._kept.seen_by(ticket))
         if found.outcome is Outcome.NOW:
             ticket.offer = found.offer
             self._kept.placed(found.able)

@@ -12,7 +12,7 @@ from gpushare_spawner.model.share import Share
 from gpushare_spawner.model.template import Gpu, Template
 from gpushare_spawner.placement import PlacementRequest, Requested
 from gpushare_spawner.sharing.base import Tenant
-from gpushare_spawner.spawner.queue.other_layers import LayerOffer
+from gpushare_spawner.spawner.queue.other_layers import AskedServer, LayerOffer
 from gpushare_spawner.spawner.queue.snapshot import GpuSnapshot
 
 
@@ -48,6 +48,10 @@ class SpawnRequest:
     def share(self) -> Share:
         """How much of how many GPUs."""
         return self.gpu.share
+
+    def elsewhere(self) -> AskedServer:
+        """Return what it asks of other sharing layers."""
+        return AskedServer(self.template, self.tenant, self.node, self.ineligible())
 
     def models(self, snapshot: GpuSnapshot) -> frozenset[str]:
         """The models in a snapshot that would do."""

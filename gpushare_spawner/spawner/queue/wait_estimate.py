@@ -136,7 +136,7 @@ async def after_announced_stops(snapshot: GpuSnapshot, queue: SpawnQueue, breaks
         request, units = ticket.request, ticket.request.share.total_units
         # as many servers of its size as those before it and itself need
         servers = 1 + -(-max(ahead.get(name, 0) for name in names) // units)
-        at = layers.starts_by(request.template, request.tenant, request.node, request.ineligible(), servers)
+        at = layers.starts_by(request.elsewhere(), servers)
         if at is not None:
             expected[ticket] = at
         for name in names:

@@ -11,7 +11,7 @@ from gpushare_spawner.model.template import Template
 from gpushare_spawner.sharing.base import Tenant
 from gpushare_spawner.sharing.cluster_facts import ClusterFacts, ClusterNode
 from gpushare_spawner.spawner.kubernetes.cluster.layers import ClusterLayers
-from gpushare_spawner.spawner.queue.other_layers import Outcome
+from gpushare_spawner.spawner.queue.other_layers import AskedServer, Outcome
 
 FILE = LayersFile.model_validate(
     {"rules": [{"models": ["*A100*"], "layer": "metagpu"}, {"nodes": {"pool": "kai"}, "layer": "kai"}]}
@@ -49,8 +49,8 @@ def test_layer_of_a_node_is_found_by_its_model_whatever_the_patterns_look_like(
 
 def test_server_starts_where_a_layer_has_a_place_and_waits_where_it_has_none() -> None:
     asked = template({"fraction": 0.5, "layer": "metagpu"})
-    assert layers(A100).verdict(asked, Tenant("ada"), "", frozenset()).outcome is Outcome.NOW
-    assert layers(A100).verdict(asked, Tenant("ada"), "b", frozenset()).outcome is Outcome.NEVER
-    assert layers(A100).verdict(asked, Tenant("ada"), "", frozenset({"a"})).outcome is Outcome.NEVER
+    assert layers(A100).verdict(AskedServer(asked, Tenant("ada"))).outcome is Outcome.NOW
+    assert layers(A100).verdict(AskedServer(asked, Tenant("ada"), "b")).outcome is Outcome.NEVER
+    assert layers(A100).verdict(AskedServer(asked, Tenant("ada"), ineligible=frozenset({"a"}))).outcome is Outcome.NEVER
     closed = ClusterNode("a", A100.labels, allocatable=A100.allocatable, unschedulable=True)
-    assert layers(closed).verdict(asked, Tenant("ada"), "", frozenset()).outcome is Outcome.WAIT
+    assert layers(closed).verdict(AskedServer(asked, Tenant("ada"))).outcome is Outcome.WAIT

@@ -9,12 +9,19 @@ import pytest
 
 from gpushare_spawner.model.layers import LayerName, LayerOptions
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.sharing.base import LayerRequest, Tenant
+from gpushare_spawner.sharing.base import LayerRequest
 from gpushare_spawner.spawner.form.form import Form
 from gpushare_spawner.spawner.options.profiles import Profile
 from gpushare_spawner.spawner.queue.availability import AvailabilityNow
 from gpushare_spawner.spawner.queue.loop_breaks import LoopBreaks
-from gpushare_spawner.spawner.queue.other_layers import NOTHING_KEPT, Kept, LayerOffer, LayerVerdict, Outcome
+from gpushare_spawner.spawner.queue.other_layers import (
+    NOTHING_KEPT,
+    AskedServer,
+    Kept,
+    LayerOffer,
+    LayerVerdict,
+    Outcome,
+)
 from gpushare_spawner.spawner.queue.placement_check import PlacementCheck
 from gpushare_spawner.spawner.queue.placer import Placer
 from gpushare_spawner.spawner.queue.queue import Alternative, Ticket
@@ -46,18 +53,14 @@ class Layers:
     def native(self, template: Template) -> bool:
         return template.gpu is not None and template.gpu.layer is None
 
-    def starts_by(
-        self, template: Template, tenant: Tenant, node: str, ineligible: frozenset[str], servers: int
-    ) -> float | None:
+    def starts_by(self, asked: AskedServer, servers: int) -> float | None:
         return None if self.free_from is None else self.free_from + 100.0 * (servers - 1)
 
     def least_used(self, nodes: Set[str]) -> str:
         return min(nodes)
 
-    def verdict(
-        self, template: Template, tenant: Tenant, node: str, ineligible: frozenset[str], kept: Kept = NOTHING_KEPT
-    ) -> LayerVerdict:
-        offer = LayerOffer(LayerName.KAI, LayerRequest(tenant, template, LayerOptions()))
+    def verdict(self, asked: AskedServer, kept: Kept = NOTHING_KEPT) -> LayerVerdict:
+        offer = LayerOffer(LayerName.KAI, LayerRequest(asked.tenant, asked.template, LayerOptions()))
         return LayerVerdict(self.outcome, offer, self.why, self.known)
 
 

@@ -13,13 +13,20 @@ from functools import cached_property
 
 from gpushare_spawner.model.layers import LAYERS, LayerName, LayerRule, LayersFile, PlacedBy, matches
 from gpushare_spawner.model.template import Gpu, Template
-from gpushare_spawner.sharing.base import LayerCannot, LayerCapacity, LayerRequest, Tenant
+from gpushare_spawner.sharing.base import LayerCannot, LayerCapacity, LayerRequest
 from gpushare_spawner.sharing.cluster_facts import ClusterFacts, ClusterNode
 from gpushare_spawner.sharing.nodes import suitable
 from gpushare_spawner.sharing.pod_layers import POD_LAYERS
 from gpushare_spawner.spawner.kubernetes.cluster.layer_sessions import LayerSessions, Pending
 from gpushare_spawner.spawner.queue.inventory import GpuKind
-from gpushare_spawner.spawner.queue.other_layers import NOTHING_KEPT, Kept, LayerOffer, LayerVerdict, Outcome
+from gpushare_spawner.spawner.queue.other_layers import (
+    NOTHING_KEPT,
+    AskedServer,
+    Kept,
+    LayerOffer,
+    LayerVerdict,
+    Outcome,
+)
 from gpushare_spawner.wording.spawn import layers as words
 from gpushare_spawner.wording.spawn.queue import EARLIER_FIRST
 
@@ -98,12 +105,12 @@ class ClusterLayers:
     def _nodes_of(self, rule: LayerRule | None) -> Sequence[ClusterNode]:
         return self._by_rule.get(id(rule), ())
 
-    def _facts_on(self, rule: LayerRule | None, node: str, ineligible: frozenset[str]) -> ClusterFacts:
+    def _facts_on(self, rule: LayerRule | None, asked: AskedServer) -> ClusterFacts:
         """Return the facts with the nodes of a rule on which a server can run; the same object for the same ones."""
-        key = (id(rule), node, ineligible)
+        key = (id(rule), asked.node, asked.ineligible)
         found = self._on_nodes.get(key)
         if found is None:
-            nodes = (one for one in self._nodes_of(rule) if one.name not in ineligible and node in ("", one.name))
+            nodes = (one for one in self._nodes_of(rule) if asked.can_be_on(one.name))
             found = self._on_nodes[key] = replace(self.facts or ClusterFacts(), nodes=tuple(nodes))
         return found
 
@@ -120,61 +127,45 @@ class ClusterLayers:
         others = (rule for rule in self.file.rules if LAYERS[rule.layer].places is PlacedBy.SCHEDULER)
         return sum(node.gpu_count or 0 for rule in others for node in self._nodes_of(rule))
 
-    def verdict(
-        self,
-        template: Template,
-        tenant: Tenant,
-        node: str,
-        ineligible: frozenset[str],
-        kept: Kept = NOTHING_KEPT,
-    ) -> LayerVerdict:
+    def verdict(self, asked: AskedServer, kept: Kept = NOTHING_KEPT) -> LayerVerdict:
         """Return what a server meets: the first layer and rule whose nodes have a place for it now."""
         best: LayerVerdict | None = None
         able: frozenset[str] = frozenset()
-        for layer in self.names(template):
-            for found in self._verdicts(layer, template, tenant, node, ineligible, kept):
+        layers = self.names(asked.template)
+        for layer in layers:
+            for found in self._verdicts(layer, asked, kept):
                 if best is None or (best.outcome is Outcome.NEVER and found.outcome is not Outcome.NEVER):
                     best = found
                 if found.outcome is Outcome.NOW:
                     return found
                 able |= found.able
-        return replace(best or LayerVerdict(Outcome.NEVER, why=words.no_node(self.names(template))), able=able)
+        return replace(best or LayerVerdict(Outcome.NEVER, why=words.no_node(layers)), able=able)
 
-    def starts_by(
-        self, template: Template, tenant: Tenant, node: str, ineligible: frozenset[str], servers: int
-    ) -> float | None:
+    def starts_by(self, asked: AskedServer, servers: int) -> float | None:
         """Return when so many servers could have been placed if all announced stops happen."""
         times = sorted({at for at, _ in self._own_pods.stops})[:MOST_STOPS]
-        if not times or not self._room_after(times[-1], template, tenant, node, ineligible, servers):
+        if not times or self._after(times[-1]).places(asked) < servers:
             return None
         # what stops later adds to what has stopped before
-        first = bisect.bisect_left(
-            times, True, key=lambda at: self._room_after(at, template, tenant, node, ineligible, servers)
-        )
-        return times[first]
+        return times[bisect.bisect_left(times, servers, key=lambda at: self._after(at).places(asked))]
 
-    def _room_after(
-        self, at: float, template: Template, tenant: Tenant, node: str, ineligible: frozenset[str], servers: int
-    ) -> bool:
-        """Return whether so many servers can be placed once everything has stopped that is due by a time."""
+    def _after(self, at: float) -> ClusterLayers:
+        """Return the layers once everything has stopped that is due by a time."""
         then = self._later.get(at)
         if then is None:
             gone = {pod for due, pod in self._own_pods.stops if due <= at}
             facts = self.facts.without(gone) if self.facts is not None else None
             then = self._later[at] = ClusterLayers(self.file, facts, self.unreadable, self.pending, self.ours)
-        return then.places(template, tenant, node, ineligible) >= servers
+        return then
 
-    def places(self, template: Template, tenant: Tenant, node: str, ineligible: frozenset[str]) -> int:
-        """Return how many servers of a template can be placed now, by all its layers and rules that are known."""
+    def places(self, asked: AskedServer) -> int:
+        """Return how many such servers can be placed now, by all their layers and rules that are known."""
         found = 0
-        for layer in self.names(template) if self.facts is not None else ():
-            for rule in self._rules(layer, template) if layer not in self.unreadable else ():
-                facts, options = self._facts_on(rule, node, ineligible), self.file.options_of(layer, rule)
-                request = LayerRequest(tenant, template, options, facts, rule)
-                capacity = self._capacity(LayerOffer(layer, request))
+        for layer in self.names(asked.template) if self.facts is not None else ():
+            for offer in self._offers(layer, asked) if layer not in self.unreadable else ():
+                capacity = self._capacity(offer)
                 if isinstance(capacity, LayerCapacity):
-                    taken = self._taken(layer, request.gpu.share.total_units)
-                    found += max(0, capacity.servers - taken)
+                    found += max(0, capacity.servers - self._taken(layer, offer.request.gpu.share.total_units))
         return found
 
     def least_used(self, nodes: Set[str]) -> str:
@@ -182,21 +173,17 @@ class ClusterLayers:
         gpus = {node.name: node.gpu_count or 1 for node in self.facts.nodes} if self.facts is not None else {}
         return min(nodes, key=lambda name: (self._own_pods.units.get(name, 0) / gpus.get(name, 1), name))
 
-    def _verdicts(
-        self,
-        layer: LayerName,
-        template: Template,
-        tenant: Tenant,
-        node: str,
-        ineligible: frozenset[str],
-        kept: Kept,
-    ) -> Iterator[LayerVerdict]:
+    def _offers(self, layer: LayerName, asked: AskedServer) -> Iterator[LayerOffer]:
+        """Yield what a layer is asked for, on the nodes of each of its rules."""
+        for rule in self._rules(layer, asked.template):
+            facts, options = self._facts_on(rule, asked), self.file.options_of(layer, rule)
+            yield LayerOffer(layer, LayerRequest(asked.tenant, asked.template, options, facts, rule))
+
+    def _verdicts(self, layer: LayerName, asked: AskedServer, kept: Kept) -> Iterator[LayerVerdict]:
         if self.facts is None and layer not in self.unreadable:
             yield LayerVerdict(Outcome.WAIT, why=words.NOT_READ_YET)
             return
-        for rule in self._rules(layer, template):
-            facts, options = self._facts_on(rule, node, ineligible), self.file.options_of(layer, rule)
-            offer = LayerOffer(layer, LayerRequest(tenant, template, options, facts, rule))
+        for offer in self._offers(layer, asked):
             if layer in self.unreadable:
                 # a layer that needs no node to say what it asks for leaves the rest to its scheduler
                 needs_nodes = isinstance(self._capacity(offer), str)
@@ -206,7 +193,7 @@ class ClusterLayers:
                     else LayerVerdict(Outcome.NOW, offer, known=False)
                 )
                 continue
-            if facts.nodes:
+            if offer.request.facts.nodes:
                 capacity = self._capacity(offer)
                 profile = capacity.profile if isinstance(capacity, LayerCapacity) else None
                 yield replace(self._free_for(offer, kept), gpus=self._gpus_of(offer.request), profile=profile)

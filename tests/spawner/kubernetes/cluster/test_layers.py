@@ -19,7 +19,7 @@ from gpushare_spawner.spawner.kubernetes.cluster import layers as cluster_layers
 from gpushare_spawner.spawner.kubernetes.cluster.layer_sessions import Pending
 from gpushare_spawner.spawner.kubernetes.cluster.layers import ClusterLayers, layers_in_force
 from gpushare_spawner.spawner.kubernetes.cluster.pods import RESERVATION
-from gpushare_spawner.spawner.queue.other_layers import LayerVerdict, Outcome
+from gpushare_spawner.spawner.queue.other_layers import AskedServer, LayerVerdict, Outcome
 
 SHARED = "nvidia.com/gpu.shared"
 SLICED = LayersFile.model_validate({"rules": [{"models": ["*L4*"], "layer": "time-slicing"}]})
@@ -71,7 +71,7 @@ def layers(
 def met(
     found: ClusterLayers, asked: Template | None = None, on: str = "", ineligible: Iterable[str] = ()
 ) -> LayerVerdict:
-    return found.verdict(asked or template(), Tenant("ada"), on, frozenset(ineligible))
+    return found.verdict(AskedServer(asked or template(), Tenant("ada"), on, frozenset(ineligible)))
 
 
 def test_layers_are_in_force_where_the_file_or_a_template_names_them() -> None:

@@ -27,6 +27,7 @@ from gpushare_spawner.spawner.kubernetes.cluster.layers import ClusterLayers
 from gpushare_spawner.spawner.kubernetes.cluster.pods import RESERVATION
 from gpushare_spawner.spawner.queue.availability import AvailabilityNow
 from gpushare_spawner.spawner.queue.kept_nodes import MOST_OVERTAKEN
+from gpushare_spawner.spawner.queue.other_layers import AskedServer
 from gpushare_spawner.spawner.queue.placement_check import PlacementCheck
 from gpushare_spawner.spawner.queue.placer import Placer
 from gpushare_spawner.spawner.queue.queue import Alternative, Ticket
@@ -253,7 +254,7 @@ def starts_by(pods: list[ClusterPod], servers: int = 1, pending: dict[str, Pendi
     nodes = tuple(ClusterNode(name, {PRODUCT_LABEL: "NVIDIA-L4", COUNT_LABEL: "1"}) for name in "ab")
     layers = ClusterLayers(FILE, ClusterFacts(nodes, tuple(pods)), pending=lambda: pending or {})
     asked = {"name": "asked", "display_name": "A", "gpu": {"layer": "kubeshare", **gpu}}
-    return layers.starts_by(Template.model_validate(asked), Tenant("ada"), "", frozenset(), servers)
+    return layers.starts_by(AskedServer(Template.model_validate(asked), Tenant("ada")), servers)
 
 
 FULL = [_pod("s0", "a", 50, 100.0), _pod("s1", "a", 50, 300.0), _pod("s2", "b", 50, 200.0), _pod("s3", "b", 50)]
@@ -285,7 +286,7 @@ def test_nothing_is_expected_of_other_notices_and_of_pods_that_are_not_the_hub_s
     nodes = (ClusterNode("a", {PRODUCT_LABEL: "NVIDIA-L4", COUNT_LABEL: "1"}),)
     layers = ClusterLayers(FILE, ClusterFacts(nodes, tuple(FULL[:2])), ours=lambda token: token != "s0")
     asked = Template.model_validate({"name": "t", "display_name": "T", "gpu": {"layer": "kubeshare", "fraction": 0.5}})
-    assert layers.starts_by(asked, Tenant("ada"), "", frozenset(), 1) == 300.0
+    assert layers.starts_by(AskedServer(asked, Tenant("ada")), 1) == 300.0
 
 
 def test_claims_of_pods_that_have_stopped_are_free() -> None:
