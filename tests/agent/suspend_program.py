@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import signal
 import sys
 import time
 from typing import Any
@@ -87,9 +88,16 @@ class Machine:
         finally:
             os._exit(1)
 
+    def fork_without_cuda(self) -> int:
+        """A child that ends at once, as subprocesses of notebooks do. Returns its exit status."""
+        if child := os.fork():
+            return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        os._exit(7)
+
 
 def main() -> None:
     """Do what standard input says, and answer each line with one."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where it was when this was started
     machine = Machine()
     for line in sys.stdin:
         name, *arguments = json.loads(line)
@@ -97,6 +105,8 @@ def main() -> None:
             answer = getattr(machine, name)(*arguments)
         except RuntimeError as error:
             answer = str(error)
+        except KeyboardInterrupt:
+            answer = "interrupted"
         print(json.dumps(answer), flush=True)
 
 
