@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from gpushare_spawner.arbiter import ArbiterSettings, Decision, GpuArbiter, Grant, PageOut, Revoke
+from tests.arbiter.bounds import longest_wait
 
 CAPACITY = 1000
 SIZES = st.sampled_from([0, 1, 200, 400, 500, 600, 999, 1000])
@@ -23,6 +24,12 @@ class Peer:
     waiting: bool = False
     lease: int = 0
     revoked: bool = False
+    quiet: bool = False
+    """It has a lease and no work."""
+    told: bool = True
+    """It has said what it has; a process that comes while its session is suspended waits before its first call."""
+    shown: int | None = None
+    """What the driver shows for it."""
 
 
 class Mixed(RuleBasedStateMachine):
@@ -31,17 +38,35 @@ class Mixed(RuleBasedStateMachine):
     @initialize(exclusive=st.booleans(), context=st.sampled_from([0, 30]))
     def begin(self, exclusive: bool, context: int) -> None:
         self.arbiter = GpuArbiter(
-            CAPACITY, ArbiterSettings(bandwidth_guess=1e4, measured_from=1, exclusive=exclusive, context_bytes=context)
+            CAPACITY,
+            settings := ArbiterSettings(
+                bandwidth_guess=1e4, measured_from=1, exclusive=exclusive, context_bytes=context, max_debt=5.0
+            ),
         )
+        self.settings = settings
         self.now, self.names, self.context = 0.0, 0, context
         self.sessions: dict[str, str] = {}
         """"managed", or where a whole session is: "on", "leaving", "away", "coming"."""
         self.peers: dict[str, Peer] = {}
         self.owed: list[str] = []
         """Sessions that are being suspended or resumed."""
+        self.weights: dict[str, int] = {}
+        self.pinned: set[str] = set()
+        """Sessions that cannot be suspended."""
 
     def total(self, session: str) -> int:
-        return sum(min(CAPACITY, p.size + self.context) for p in self.peers.values() if p.session == session and p.size)
+        return sum(
+            min(CAPACITY, p.size + self.context)
+            for p in self.peers.values()
+            if p.session == session and p.size and p.told
+        )
+
+    def beside(self, session: str) -> int:
+        """What a session takes of the GPU beside others: what the driver shows, where it does not work."""
+        peers = [p for p in self.peers.values() if p.session == session and p.size and p.told]
+        if any(p.lease for p in peers):
+            return self.total(session)
+        return sum(min(CAPACITY, p.size + self.context, CAPACITY if p.shown is None else p.shown) for p in peers)
 
     def obey(self, decisions: Iterable[Decision]) -> None:
         for decision in decisions:
@@ -69,15 +94,17 @@ class Mixed(RuleBasedStateMachine):
         if self.sessions[session] != "away":
             return
         others = sum(
-            self.total(name)
+            self.beside(name)
             for name, where in self.sessions.items()
             if where not in ("managed", "away") and name != session
         )
         managed = sum(
-            min(p.size, CAPACITY) for p in self.peers.values() if p.lease and self.sessions[p.session] == "managed"
+            min(p.size, CAPACITY)
+            for p in self.peers.values()
+            if p.lease and not p.revoked and self.sessions[p.session] == "managed"
         )
         assert others + self.total(session) <= CAPACITY or not others, "the memory was promised twice"
-        assert not managed or managed + others + self.total(session) <= CAPACITY or grant.lease
+        assert not managed or managed + others + self.total(session) <= CAPACITY, "it does not fit beside pages"
         self.sessions[session] = "coming"
         self.owed.append(session)
 
@@ -86,19 +113,19 @@ class Mixed(RuleBasedStateMachine):
         name = f"s{self.names}"
         self.names += 1
         self.sessions[name] = "on" if whole else "managed"
+        self.weights[name] = weight
         self.obey(self.arbiter.add_session(name, weight, self.now, whole=whole))
 
     @precondition(lambda self: self.sessions)
     @rule(data=st.data(), size=SIZES)
     def connect(self, data: st.DataObject, size: int) -> None:
         session = data.draw(st.sampled_from(sorted(self.sessions)))
-        if self.sessions[session] not in ("on", "managed"):
-            return  # a process of a suspended session begins with nothing
         name = f"c{self.names}"
         self.names += 1
-        self.peers[name] = Peer(session, size)
+        self.peers[name] = Peer(session, size, told=self.sessions[session] in ("on", "managed"))
         self.obey(self.arbiter.connect(name, session, self.now))
-        self.tell_memory(name)
+        if self.peers[name].told:
+            self.tell_memory(name)
 
     def amounts(self, name: str) -> tuple[int, int]:
         peer = self.peers[name]
@@ -113,7 +140,7 @@ class Mixed(RuleBasedStateMachine):
         name = data.draw(st.sampled_from(sorted(self.peers)))
         peer = self.peers[name]
         if not peer.lease:
-            peer.waiting = True
+            peer.waiting = peer.told = True
             self.obey(self.arbiter.request(name, *self.amounts(name), self.now))
 
     @precondition(lambda self: any(peer.lease for peer in self.peers.values()))
@@ -125,8 +152,71 @@ class Mixed(RuleBasedStateMachine):
         peer = self.peers[name]
         if self.sessions[peer.session] == "coming":
             return  # it hears of its lease when it is back
-        lease, peer.lease, peer.revoked = peer.lease, 0, False
+        lease, peer.lease, peer.revoked, peer.quiet = peer.lease, 0, False, False
         self.obey(self.arbiter.release(name, lease, 0.0, self.now))
+
+    @precondition(lambda self: any(peer.lease for peer in self.peers.values()))
+    @rule(data=st.data(), quiet=st.booleans())
+    def work_or_rest(self, data: st.DataObject, quiet: bool) -> None:
+        name = data.draw(st.sampled_from(sorted(name for name, peer in self.peers.items() if peer.lease)))
+        peer = self.peers[name]
+        if self.sessions[peer.session] == "coming":
+            return
+        peer.quiet = quiet
+        if quiet:
+            self.obey(self.arbiter.idle(name, peer.lease, 0.1, 0.003, self.now))
+        else:
+            self.obey(self.arbiter.busy(name, peer.lease, self.now))
+
+    @precondition(lambda self: self.peers)
+    @rule(data=st.data(), size=SIZES)
+    def claim(self, data: st.DataObject, size: int) -> None:
+        """It allocates, or says so."""
+        name = data.draw(st.sampled_from(sorted(self.peers)))
+        if self.sessions[self.peers[name].session] not in ("on", "managed"):
+            return
+        self.peers[name].size, self.peers[name].told = size, True
+        self.tell_memory(name)
+
+    @precondition(lambda self: self.peers)
+    @rule(data=st.data(), shown=st.one_of(st.none(), st.just(-1), SIZES))
+    def the_driver_shows(self, data: st.DataObject, shown: int | None) -> None:
+        """-1: what it says itself."""
+        name = data.draw(st.sampled_from(sorted(self.peers)))
+        peer = self.peers[name]
+        if self.sessions[peer.session] != "on":
+            return
+        if shown is not None:
+            # no less than it says where it works: such a claim counts while it does
+            shown = peer.size + self.context if shown < 0 else min(shown, peer.size + self.context)
+        peer.shown = None if shown is None else min(CAPACITY, shown)
+        self.obey(self.arbiter.device_memory(name, peer.shown, 0, self.now))
+
+    @precondition(lambda self: self.sessions)
+    @rule(data=st.data(), weight=st.sampled_from([0, 1, 25, 100]))
+    def reweigh(self, data: st.DataObject, weight: int) -> None:
+        """The share changes; 0: it is released."""
+        session = data.draw(st.sampled_from(sorted(self.sessions)))
+        self.weights[session] = weight
+        self.obey(self.arbiter.set_weight(session, weight, self.now))
+
+    @precondition(lambda self: self.sessions)
+    @rule(data=st.data())
+    def stop(self, data: st.DataObject) -> None:
+        """The session is over, wherever it is."""
+        session = data.draw(st.sampled_from(sorted(self.sessions)))
+        del self.sessions[session]
+        self.pinned.discard(session)
+        self.owed = [one for one in self.owed if one != session]
+        self.peers = {name: peer for name, peer in self.peers.items() if peer.session != session}
+        self.obey(self.arbiter.remove_session(session, self.now))
+
+    @precondition(lambda self: any(where != "managed" for where in self.sessions.values()))
+    @rule(data=st.data(), able=st.booleans())
+    def become_suspendable_or_not(self, data: st.DataObject, able: bool) -> None:
+        session = data.draw(st.sampled_from(sorted(n for n, where in self.sessions.items() if where != "managed")))
+        (self.pinned.discard if able else self.pinned.add)(session)
+        self.obey(self.arbiter.set_suspendable(session, able, self.now))
 
     @precondition(lambda self: self.peers)
     @rule(data=st.data())
@@ -157,7 +247,7 @@ class Mixed(RuleBasedStateMachine):
             self.sessions[session] = "away"
             for peer in self.peers.values():
                 if peer.session == session and peer.lease:
-                    peer.lease, peer.waiting, peer.revoked = 0, True, False
+                    peer.lease, peer.waiting, peer.revoked, peer.quiet = 0, True, False, False
             if outcome == "short":
                 self.obey(self.arbiter.short_of_memory(session, 300, self.now))
             self.obey(self.arbiter.not_resumed(session, 1.0, self.now))
@@ -180,25 +270,56 @@ class Mixed(RuleBasedStateMachine):
             assert view.resident_bytes == (view.memory_bytes if there else 0) or view.memory_bytes > CAPACITY
 
     def teardown(self) -> None:
-        """Everybody obeys from now on: each one that waits is served, unless it can never fit."""
-        for _ in range(400):
-            waiting = [
-                name
-                for name, peer in self.peers.items()
-                if peer.waiting and (self.total(peer.session) <= CAPACITY or self.sessions[peer.session] == "managed")
-            ]
-            if not waiting:
-                return
+        """From here on each session can be suspended, each process works without end and obeys within a millisecond,
+        and each move takes 0.1 s: each process is served within the stated bound, unless it can never fit."""
+        for session in sorted(self.pinned):
+            self.obey(self.arbiter.set_suspendable(session, True, self.now))
+        for name, peer in self.peers.items():
+            if not peer.lease:
+                self.ask_again(name)
+            elif peer.quiet and self.sessions[peer.session] != "coming":
+                peer.quiet = False
+                self.obey(self.arbiter.busy(name, peer.lease, self.now))
+        starving = {
+            name
+            for name, peer in self.peers.items()
+            if not peer.lease and (self.total(peer.session) <= CAPACITY or self.sessions[peer.session] == "managed")
+        }
+        began, weights = self.now, {peer.session: max(1, self.weights[peer.session]) for peer in self.peers.values()}
+        most = max((sum(p.session == session for p in self.peers.values()) for session in weights), default=0)
+        deadline = float("inf")
+        while starving:
+            # what moves cost is learned on the way, and time slices with it
+            costs = {session: self.cost(session) for session in weights}
+            deadline = began + 2.0 + most * longest_wait(weights, costs, self.settings)
             while self.owed:
+                self.now += 0.1
                 self.carried_out("done")
-            for name in sorted(name for name, peer in self.peers.items() if peer.revoked and peer.lease):
+            revoked = sorted(name for name, peer in self.peers.items() if peer.revoked and peer.lease)
+            for name in revoked:
+                self.now += 0.001
                 self.release(name)
-            while self.owed:
-                self.carried_out("done")
-            due = self.arbiter.next_wakeup()
-            self.now = max(self.now + 5.0, due if due is not None else 0.0)  # debts are paid back within minutes
-            self.obey(self.arbiter.tick(self.now))
-        assert not waiting, f"{waiting} wait for ever: {self.sessions}, {self.peers}"
+                if name in self.peers and not self.peers[name].lease:
+                    self.ask_again(name)
+            starving -= {name for name, peer in self.peers.items() if peer.lease}
+            if not self.owed and not revoked and starving:
+                due = self.arbiter.next_wakeup()
+                assert due is not None, f"{starving} wait for ever: {self.sessions}, {self.peers}"
+                self.now = max(self.now, due)
+                self.obey(self.arbiter.tick(self.now))
+            assert not starving or self.now <= deadline, f"{starving} wait too long: {self.now - began} s"
+
+    def ask_again(self, name: str) -> None:
+        self.peers[name].waiting = self.peers[name].told = True
+        self.obey(self.arbiter.request(name, *self.amounts(name), self.now))
+
+    def cost(self, session: str) -> float:
+        """Seconds of the session's moves, there and back, at most."""
+        cost = self.arbiter._cost
+        if self.sessions[session] != "managed":
+            return max(0.2, cost.of_whole(session, self.total(session)))
+        processes = sum(peer.session == session for peer in self.peers.values())
+        return processes * self.settings.switch_seconds + cost.one_after_the_other(self.total(session))
 
 
 Mixed.TestCase.settings = settings(
