@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from statistics import median
 
 import pytest
 
@@ -191,16 +193,30 @@ async def test_two_suspended_sessions_and_a_managed_one_take_turns_and_keep_thei
 
 
 @pytest.mark.slow
-async def test_weights_of_one_to_three_hold_over_twenty_seconds(machine: Machine) -> None:
-    programs = [await machine.program(name, LARGE, share_units=units) for name, units in (("ada", 20), ("ben", 60))]
-    before = [(await machine.session(name)).gpu_seconds for name in ("ada", "ben")]
-    for program in programs:
-        program.begin("work", 20.0)
-    rounds = [await one.answer(60.0) for one in programs]
-    had = [(await machine.session(name)).gpu_seconds - old for name, old in zip(("ada", "ben"), before, strict=True)]
-    assert had[0] / sum(had) == pytest.approx(0.25, abs=0.1)
-    assert rounds[0] / sum(rounds) == pytest.approx(0.25, abs=0.1)
-    assert [await one.ask("words") for one in programs] == [[[0, done, 0]] for done in rounds]
+async def test_weights_of_one_to_three_hold_over_twenty_seconds(short_folder: Path) -> None:
+    machine = Machine(short_folder)
+    machine.agent.environment |= {"SIMGPU_MEMORY": "256MiB", "SIMGPU_CONTEXT_MEMORY": "4MiB"}
+    await machine.start()
+    try:
+        programs = [await machine.program(name, 150, share_units=units) for name, units in (("ada", 20), ("ben", 60))]
+        before = [(await machine.session(name)).gpu_seconds for name in ("ada", "ben")]
+        for program in programs:
+            program.begin("work", 20.0)
+        rounds = [await one.answer(60.0) for one in programs]
+        after = [(await machine.session(name)).gpu_seconds for name in ("ada", "ben")]
+        had = [new - old for new, old in zip(after, before, strict=True)]
+        assert [await one.ask("words") for one in programs] == [[[0, done, 0]] for done in rounds]
+        moves = [float(found) for found in re.findall(r"is (?:suspended|resumed): .* in ([0-9.]+) s", machine.log())]
+        assert len(moves) >= 4
+        # A round in which moves cost a fortieth of the time: within one round weights need not hold
+        if 4 * median(moves) / 0.025 > 20.0:
+            pytest.skip(f"moves take {median(moves)} s on this machine now")
+        assert had[0] / sum(had) == pytest.approx(0.25, abs=0.1)
+        assert rounds[0] / sum(rounds) == pytest.approx(0.25, abs=0.1)
+    finally:
+        for program in machine.programs:
+            program.end()
+        machine.agent.end(signal.SIGKILL)
 
 
 @pytest.mark.slow
