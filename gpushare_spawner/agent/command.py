@@ -187,8 +187,9 @@ async def _serve(options: argparse.Namespace, cluster_options: ClusterOptions) -
         known = KnownGpus(folder.gpus)
         nvml = Nvml(patient=bool(known))
         stack.callback(nvml.close)
-        # on Kubernetes NVIDIA's device plugin gives MIG instances to pods
-        listed = nvml.gpus if cluster is not None else nvml.gpus_and_instances
+        # on Kubernetes NVIDIA's device plugin gives MIG instances to pods, which an agent can only observe
+        shares_whole_gpus = cluster is not None and not cluster.observes
+        listed = nvml.gpus if shares_whole_gpus else nvml.gpus_and_instances
         try:
             gpus = all_gpus(listed, known, nvml.answers)
         except NoGpu as error:

@@ -17,6 +17,7 @@ from gpushare_spawner.model.protocol.frames import Kind, Role
 from gpushare_spawner.model.report import Notice, Report, SessionReport
 from gpushare_spawner.model.tier import Tier
 from tests.agent.conftest import short_folder  # noqa: F401
+from tests.agent.mig.test_instance_watch import LARGE, PARENT, SMALL
 from tests.agent.peers import FIRST, SECOND, Peer
 
 from .observing_agent import ObservingAgent, observing_agent
@@ -123,6 +124,22 @@ async def test_daemons_of_mps_are_not_the_agents_in_a_cluster(agent: ObservingAg
     assert ada is not None
     assert ada.layer_trouble is None
     assert list((agent.folder / "mps").glob("*")) == []
+
+
+async def test_work_on_mig_instances_is_what_programs_say(agent: ObservingAgent) -> None:
+    await agent.stop()
+    agent.gpus, agent.source.tells = (SMALL, LARGE), False
+    await agent.start()
+    await agent.until(lambda: agent.observing.devices.plugin.is_heard)
+    await agent.server("ada", LayerName.MIG)
+    program = await agent.program("ada")
+    program.send(Kind.BUSY, 0, gpu=PARENT)
+    report = await published(agent, "ada", lambda one: one.gpu_busy)
+    ada = report.session("ada")
+    assert ada is not None
+    assert (ada.gpu_use_known, ada.layer_trouble, report.gpus) == (True, None, ())
+    program.send(Kind.IDLE, 0, 5_000_000, 1_000_000, gpu=PARENT)
+    await published(agent, "ada", lambda one: not one.gpu_busy and one.last_gpu_activity is not None)
 
 
 async def test_work_of_a_process_that_is_connected_counts_once(agent: ObservingAgent, cgroups: dict[int, str]) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import re
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from gpushare_spawner.agent.cluster import Unusable
+from gpushare_spawner.agent.kubernetes.options import read
+from gpushare_spawner.cli import subcommand_parser
 from gpushare_spawner.model.kubernetes import HOSTNAME_LABEL, OBSERVER, LayerSession, PodSession, gpu_names
 from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.report import SessionReport
@@ -84,9 +87,16 @@ async def test_gpu_work_of_a_program_is_reported_before_and_after_the_agent_was_
     await agent.published(lambda report: report.session("ada") is None)
 
 
-def test_claims_are_not_for_an_agent_that_observes(short_folder: Path) -> None:  # noqa: F811
-    command = [sys.executable, "-m", "gpushare_spawner.cli", "agent", "--kubernetes", "--namespace", "hub"]
-    options = ["--observe", "--kubelet", "dra", "--host-dir", str(short_folder)]
-    ended = subprocess.run([*command, *options], capture_output=True, timeout=60, text=True, check=False)
-    assert ended.returncode == 1
-    assert "--observe needs the device plugin's API: leave out --kubelet dra" in ended.stderr
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (
+            ["--kubernetes", "--namespace=hub", "--kubelet=dra"],
+            "needs the device plugin's API: leave out --kubelet dra",
+        ),
+        ([], "needs --kubernetes"),
+    ],
+)
+def test_an_agent_that_observes_is_a_device_plugin(options: list[str], why: str) -> None:
+    with pytest.raises(Unusable, match=f"^--observe {re.escape(why)}"):
+        read(subcommand_parser("agent").parse_args(["--observe", *options]))

@@ -205,6 +205,8 @@ class ClusterOptions:
 def read(options: argparse.Namespace) -> ClusterOptions | None:
     """None without `--kubernetes`. Raises Unusable."""
     if not options.kubernetes:
+        if options.observe:
+            raise Unusable("--observe needs --kubernetes: on one machine the agent observes MPS and MIG by itself")
         return None
     namespace = options.namespace or os.environ.get("POD_NAMESPACE") or _namespace_of_this_pod()
     if not namespace:

@@ -74,7 +74,7 @@ class InstanceWatch:
 
     def trouble(self, session: Session) -> str | None:
         """Return what is wrong with a session's instance, in sentences; None: nothing."""
-        if session.record.request.layer is not LayerName.MIG:
+        if session.record.request.layer is not LayerName.MIG or session.record.gpus_unknown:
             return None
         if not session.gpus:
             return "The MIG instance of this server is gone. GPU work fails: stop the server and start it again."

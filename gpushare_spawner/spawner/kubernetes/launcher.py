@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from aiohttp import ClientError
@@ -88,7 +89,8 @@ class PodLauncher:
         while True:
             share = self._attempt.reservation
             if share is None:
-                share = await self._reserve_elsewhere()
+                # a pod that a node refused does without what is not needed
+                share = replace(await self._reserve_elsewhere(), observed=not failures)
                 self._attempt.reserved(share)
             # another layer's scheduler can keep a pod waiting for as long as it likes
             scaling = self._scaling if share.offer is None else lambda: True

@@ -46,6 +46,9 @@ class PodShare(Reservation):
     token: str
     claims: ClaimsReport | None = None
     """What the node says of claims; None: it gives GPUs as extended resources."""
+    observed: bool = True
+    """With another layer: the pod may ask for an observer's library. A node whose agent starts anew at that moment
+    refuses such a pod."""
 
 
 class PodReservations(Reservations[PodShare]):

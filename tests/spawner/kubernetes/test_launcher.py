@@ -112,14 +112,23 @@ async def test_a_pod_that_its_node_refuses_is_tried_on_another_node() -> None:
     assert message.endswith("Looking for another node.")
 
 
-async def test_a_pod_of_another_layer_is_tried_again_and_no_node_is_blamed() -> None:
+async def test_a_pod_of_another_layer_is_tried_again_and_no_node_is_blamed(monkeypatch: pytest.MonkeyPatch) -> None:
     launch = Launch(refused(), "http://pod:8888")
     request = share().request
     offer = LayerOffer(LayerName.KAI, LayerRequest(request.tenant, request.template, KaiOptions()))
     launch.attempt.reserved(PodShare(request, Placement("", ()), (), "token-1", offer=offer))
+    tried: list[bool] = []
+    reserved = launch.attempt.reserved
+
+    def remember(share: PodShare) -> None:
+        tried.append(share.observed)
+        reserved(share)
+
+    monkeypatch.setattr(launch.attempt, "reserved", remember)
     assert await launch.go() == "http://pod:8888"
     assert (launch.reservations.distrusted, launch.reservations.given_back) == ([], ["token-1"])
     assert not launch.reservations.exclusions.of(request)
+    assert tried == [False], "the node's agent may just start anew: the pod does without its library"
 
 
 async def test_a_pod_that_another_layer_s_scheduler_lets_wait_is_not_taken_from_it() -> None:

@@ -84,7 +84,7 @@ class DriverUse:
             self._node.arbitrations[uuid].driver_memory(name, amount)
 
     def _by_whole_gpu(self, uuid: str, sessions: set[str]) -> None:
-        """Count the work of a GPU whose driver does not count by process, as with MIG, if it has one session alone."""
+        """Count the work of a GPU whose driver does not count by process, if one session alone is there."""
         state = self._node.rounds.states[uuid]
         if state.utilisation == 0.0:
             return

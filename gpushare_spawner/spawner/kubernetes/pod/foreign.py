@@ -40,9 +40,10 @@ class ForeignPodLayer(SharingLayer[PodSpec]):
 
     name: ClassVar[str] = "another layer"
 
-    def __init__(self, tenant: Tenant, offer: LayerOffer, since: float) -> None:
-        """``since``: when the share was granted, in seconds since the epoch. Raises ValueError for a template without
-        a GPU."""
+    def __init__(self, tenant: Tenant, offer: LayerOffer, since: float, observed: bool = True) -> None:
+        """``since``: when the share was granted, in seconds since the epoch. ``observed``: see `PodShare`. Raises
+        ValueError for a template without a GPU."""
+        self._observed = observed
         share = offer.request.gpu.share
         self._offer = offer
         said = PodSession(
@@ -64,7 +65,7 @@ class ForeignPodLayer(SharingLayer[PodSpec]):
         """
         request = self._offer.request
         made = POD_LAYERS[self._offer.layer].render(form, request)
-        limits = {OBSERVER: "1"} if observable(self._offer) else {}
+        limits = {OBSERVER: "1"} if self._observed and observable(self._offer) else {}
         made = PodChange(
             variables={LAYER_VARIABLE: str(self._offer.layer), ANNOTATIONS_VARIABLE: SESSION_FILES_FOLDER},
             limits=limits,

@@ -19,7 +19,7 @@ def renderer_of(
     in seconds since the epoch; ``pod``: the name of the pod that is made in ``namespace``.
     """
     if share.offer is not None:
-        return ForeignPodLayer(share.request.tenant, share.offer, since)
+        return ForeignPodLayer(share.request.tenant, share.offer, since, observed=share.observed)
     if (claims := claim_layer(share, since, pod, namespace)) is not None:
         return claims
     indices = {gpu.uuid: gpu.index for gpu in share.gpus}

@@ -102,7 +102,7 @@ def test_a_share_that_the_layer_cannot_give_is_refused_with_its_reason() -> None
     assert "MIG" in refused.value.jupyterhub_message
 
 
-def limits_on(layer: LayerName, options: LayerOptions, *observers: int | None, **template: Any) -> dict[str, str]:
+def limits_on(layer: LayerName, options: LayerOptions, *observers: int | None, observed: bool = True) -> dict[str, str]:
     """The limits of a server on nodes with so many of the observers' resource; None: a node has no such resource."""
     nodes = tuple(
         ClusterNode(
@@ -116,10 +116,11 @@ def limits_on(layer: LayerName, options: LayerOptions, *observers: int | None, *
         )
         for number, amount in enumerate(observers)
     )
-    values = {"name": "quarter", "display_name": "Quarter", "gpu": {"fraction": 0.25}, **template}
-    asked = Template.model_validate(values)
+    asked = Template.model_validate({"name": "quarter", "display_name": "Quarter", "gpu": {"fraction": 0.25}})
     offer = LayerOffer(layer, LayerRequest(Tenant("ada"), asked, options, ClusterFacts(nodes=nodes)))
-    share = PodShare(SpawnRequest(Tenant("ada"), asked), Placement("", ()), (), "token-1", offer=offer)
+    share = PodShare(
+        SpawnRequest(Tenant("ada"), asked), Placement("", ()), (), "token-1", offer=offer, observed=observed
+    )
     pod = V1Pod(metadata=V1ObjectMeta(), spec=V1PodSpec(containers=[V1Container(name="notebook")]))
     limits: dict[str, str] | None = build_pod(pod, share, 1, "").spec.containers[0].resources.limits
     return limits or {}
@@ -130,6 +131,7 @@ def test_the_library_is_asked_for_where_every_node_of_the_layer_has_an_observer(
     assert limits_on(*shared, 512, 512) == {"nvidia.com/gpu.shared": "1", OBSERVER: "1"}
     for observers in ((512, None), (512, 0), (None,)):
         assert OBSERVER not in limits_on(*shared, *observers), "the pod could not run on a node without the resource"
+    assert OBSERVER not in limits_on(*shared, 512, observed=False), "a node has refused such a pod a moment ago"
 
 
 def test_no_library_of_ours_goes_beside_one_that_the_layer_preloads() -> None:
