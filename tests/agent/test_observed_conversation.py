@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import Mapping
 
@@ -137,12 +138,16 @@ async def test_frame_that_has_no_place_there_ends_only_its_connection(
     assert report(agent).processes == 1
 
 
-async def test_process_with_another_engine_is_refused_before_it_waits_for_a_lease(agent: Agent) -> None:
+async def test_process_with_another_engine_is_refused_before_it_waits_for_a_lease(
+    agent: Agent, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
     peer = Peer(shared(agent))
     agent.peers.append(peer)
     await peer.connect(None)
     peer.send(Kind.HELLO, Role.CUDA, 1, 100, Feature.PACE | Feature.RESERVE)
     assert await peer.ended() == NOT_ALLOWED
+    assert "is GPUSHARE_ENGINE unset?" in caplog.text
     assert report(agent).processes == 0
 
 

@@ -295,7 +295,9 @@ class Conversation:
             raise Refused(MALFORMED, f"HELLO with role {frame.fields[0]}") from None
         connection.greeted(frame.fields[3])
         if session.observed and role is Role.CUDA and Feature.OBSERVE not in connection.features:
-            raise Refused(NOT_ALLOWED, "a CUDA process with another engine than observe, where another layer shares")
+            raise Refused(
+                NOT_ALLOWED, "HELLO without OBSERVE where another layer shares the GPU: is GPUSHARE_ENGINE unset?"
+            )
         connection.send(
             Kind.WELCOME,
             record.request.share_units,
