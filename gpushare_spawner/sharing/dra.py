@@ -20,7 +20,7 @@ from gpushare_spawner.model.mig import MigProfile, guaranteed_memory, smallest
 from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.sharing.base import LayerCannot, LayerCapacity, LayerRequest, PodSpec
 from gpushare_spawner.sharing.cluster_facts import ClaimedDevice, ClusterDevice, ClusterNode, ClusterSlice
-from gpushare_spawner.sharing.mig_profiles import profile
+from gpushare_spawner.sharing.mig_profiles import is_whole, profile, slices_of
 from gpushare_spawner.sharing.nodes import ENOUGH, counted, memory_asked, rule_labels
 from gpushare_spawner.sharing.pod_changes import PodChange
 
@@ -224,14 +224,24 @@ def _profiles(request: LayerRequest) -> Iterator[MigProfile]:
         for _, device in _devices(request)
         if device.attributes.get("type") == "gpu"
     }
-    for _, device in _devices(request):
+    mig = [device for _, device in _devices(request) if device.attributes.get("type") == "mig"]
+    slices = {
+        _parent(device): slices_of(str(device.attributes.get("profile", "")))
+        for device in mig
+        if is_whole(device.capacity.get(MEMORY), whole.get(_parent(device)))
+    }
+    for device in mig:
         if _suitable(request, device, "mig"):
-            attributes = device.attributes
-            of_gpu = whole.get(str(attributes.get("parentUUID", "")))
-            name, model = str(attributes.get("profile", "")), str(attributes.get("productName", ""))
-            found = profile(name, model, of_gpu, device.capacity.get(MEMORY))
+            name, model = str(device.attributes.get("profile", "")), str(device.attributes.get("productName", ""))
+            parent = _parent(device)
+            found = profile(name, model, whole.get(parent), device.capacity.get(MEMORY), slices.get(parent))
             if found is not None:
                 yield found
+
+
+def _parent(device: ClusterDevice) -> str:
+    """Return the UUID of the GPU that a MIG device is a part of."""
+    return str(device.attributes.get("parentUUID", ""))
 
 
 def _pools(request: LayerRequest, nodes: set[str]) -> dict[str, dict[str, _Pool]]:

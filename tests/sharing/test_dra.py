@@ -22,6 +22,7 @@ from gpushare_spawner.sharing.cluster_facts import (
     ClusterSlice,
 )
 from gpushare_spawner.sharing.mig_profiles import profile
+from tests.present import present
 from tests.sharing.requests import GIB, LOADED, POD, notebook, request, required
 
 DRIVER = "gpu.nvidia.com"
@@ -108,6 +109,19 @@ def test_fraction_is_the_smallest_mig_device_that_holds_it() -> None:
     assert asked["selectors"] == [{"cel": {"expression": "device.attributes['gpu.nvidia.com'].profile == '2g.20gb'"}}]
     assert dra.free(request({"fraction": 0.25}, PLAIN, there)) == of_profile(0, 1, "2g.20gb", 19968)
     assert dra.free(request({"fraction": 0.10}, PLAIN, there)) == of_profile(1, 1, "1g.10gb", 9728)
+
+
+def test_compute_slices_of_a_gpu_are_those_of_the_profile_with_all_its_memory() -> None:
+    new = "NVIDIA RTX 9000"
+    parts = {"1g.6gb": 5836, "2g.12gb": 11808, "4g.24gb": 23808}
+    devices = [mig(name, name, mib) for name, mib in parts.items()]
+    whole = gpu("gpu-0", 24, model=new)
+    asked = request({"fraction": 0.25}, PLAIN, facts(whole, *devices))
+    assert present(dra.free(asked).profile).name == "1g.6gb"
+    assert present(dra.free(asked).profile).compute_slices == 4
+    # without that profile, or the GPU, a profile is taken for no more than it is
+    for there in (facts(whole, *devices[:2]), facts(*devices)):
+        assert present(dra.free(request({"fraction": 0.25}, PLAIN, there)).profile).name == "2g.12gb"
 
 
 def test_mig_devices_that_are_not_made_yet_share_the_counters_of_their_gpu() -> None:
