@@ -33,6 +33,7 @@ from gpushare_spawner.spawner.queue.wait_estimate import (
     after_idle_actions,
 )
 from gpushare_spawner.spawner.spawn_refused import SpawnRefused
+from tests.placement.instances import PROFILES
 from tests.spawner.queue.machine import Machine
 
 
@@ -61,7 +62,7 @@ class Layers:
 
     def verdict(self, asked: AskedServer, kept: Kept = NOTHING_KEPT) -> LayerVerdict:
         offer = LayerOffer(LayerName.KAI, LayerRequest(asked.tenant, asked.template, LayerOptions()))
-        return LayerVerdict(self.outcome, offer, self.why, self.known)
+        return LayerVerdict(self.outcome, offer, self.why, self.known, profile=PROFILES["2g.20gb"])
 
 
 def check(machine: Machine, layers: Layers) -> PlacementCheck:
@@ -224,6 +225,7 @@ def test_cards_say_what_a_spawn_would_meet(layers: Layers, kind: str, text: str)
     now = AvailabilityNow(check(machine, layers), machine.queue, "this cluster")
     found = now.availability(template)
     assert (found.kind, found.text, found.layer) == (kind, text, LayerName.KAI)
+    assert found.profile == (PROFILES["2g.20gb"] if kind != "never" else None)
     assert now.startable([Alternative(template)]) == (("T",) if kind == "now" else ())
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from gpushare_spawner.model.layers import LAYERS, LayerName
 from gpushare_spawner.wording.spawn.layers import terms
+from tests.placement.instances import PROFILES
 
 
 @pytest.mark.parametrize("layer", sorted(LayerName))
@@ -15,3 +16,11 @@ def test_card_promises_only_what_something_keeps(layer: str) -> None:
     assert declared.title in said
     assert ("kept within its part of the GPU's memory" in said) is declared.memory.keeps
     assert ("nothing keeps them" in said) is not (declared.memory.keeps or declared.compute.keeps)
+
+
+def test_card_says_how_large_a_mig_instance_is() -> None:
+    mig = LAYERS[LayerName.MIG]
+    assert terms(mig, PROFILES["1g.10gb"]) == (
+        "By NVIDIA MIG. A server has a MIG instance (1g.10gb) alone: 1/7 of one GPU's time and 9.5 GiB of memory."
+    )
+    assert terms(mig, PROFILES["7g.80gb"]).endswith("(7g.80gb) alone: one whole GPU, with 76 GiB of memory.")

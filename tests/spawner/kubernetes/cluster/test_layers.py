@@ -221,3 +221,17 @@ def test_a_template_that_was_edited_is_another_one_for_spawns_that_come_then() -
     found = layers([node(replicas=2)], [pod("there")])
     assert met(found, template(0.5)).outcome is Outcome.NOW
     assert met(found, template(0.75)).outcome is Outcome.NEVER
+
+
+def test_card_is_told_the_profile_of_the_mig_device_that_a_server_gets_while_it_is_free_and_while_it_is_not() -> None:
+    labels = {"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB", "nvidia.com/mig.strategy": "mixed",
+              "nvidia.com/gpu.memory": "81920", "nvidia.com/mig-1g.10gb.memory": "9728"}  # fmt: skip
+    nodes = [ClusterNode("a", labels, allocatable={"nvidia.com/mig-1g.10gb": 1, "nvidia.com/mig-3g.40gb": 0})]
+    asked = template(0.1, layer="mig")
+    taken = ClusterPod("x", "hub", "a", requests={"nvidia.com/mig-1g.10gb": 1})
+    for pods, outcome in (((), Outcome.NOW), ((taken,), Outcome.WAIT)):
+        verdict = met(layers(nodes, pods, LayersFile()), asked)
+        assert verdict.outcome is outcome
+        assert verdict.profile is not None
+        assert (verdict.profile.name, verdict.profile.memory_bytes) == ("1g.10gb", 9728 * 2**20)
+    assert met(layers([node()])).profile is None
