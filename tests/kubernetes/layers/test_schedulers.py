@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from gpushare_spawner.spawner.queue import kept_nodes
+from gpushare_spawner.wording.spawn.queue import EARLIER_FIRST
 from tests.spawner.running_hub import until
 
 from ..standin.client import path
@@ -43,11 +45,7 @@ async def test_kai_places_fractions_in_its_queues(
         "{name: both, display_name: B, gpu: {fraction: 0.25, layer: kai},"
         " kubespawner_override: {extra_resource_limits: {nvidia.com/gpu: '1'}}}"
     )
-    gpu = {"quota": -1, "limit": -1, "overQuotaWeight": 1}
-    queue = {"metadata": {"name": "notebooks"}, "spec": {"resources": {"gpu": gpu}}}
-    classes = {"metadata": {"name": "build"}, "value": 100}
-    await cluster.make_cluster_wide("queues", GROUP, queue)
-    await cluster.make_cluster_wide("priorityclasses", "scheduling.k8s.io/v1", classes)
+    await make_queue(cluster)
     async with kai(cluster, reservations):
         hub = await make_hub()
         pods = await walk(hub, cluster, "half-gpu", fits=2)
@@ -64,6 +62,52 @@ async def test_kai_places_fractions_in_its_queues(
         assert (pod["spec"]["schedulerName"], pod["spec"]["priorityClassName"]) == ("kai-scheduler", "build")
         assert pod["metadata"]["labels"]["kai.scheduler/queue"] == "notebooks"
         assert pod["metadata"]["annotations"]["gpu-fraction"] == "0.50"
+
+
+async def make_queue(cluster: Cluster) -> None:
+    """A queue without limits, and KAI's priority class for notebooks."""
+    gpu = {"quota": -1, "limit": -1, "overQuotaWeight": 1}
+    queue = {"metadata": {"name": "notebooks"}, "spec": {"resources": {"gpu": gpu}}}
+    classes = {"metadata": {"name": "build"}, "value": 100}
+    await cluster.make_cluster_wide("queues", GROUP, queue)
+    await cluster.make_cluster_wide("priorityclasses", "scheduling.k8s.io/v1", classes)
+
+
+@pytest.mark.slow
+async def test_a_spawn_for_a_whole_gpu_starts_though_smaller_ones_keep_coming(
+    make_hub: Callable[..., Any], cluster: Cluster, templates: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept_nodes, "MOST_OVERTAKEN", 1)
+    reservations = await cluster.make_namespace("-reservation")
+    (templates / "layers.yaml").write_text(
+        f"rules: [{{layer: kai}}]\noptions: {{kai: {{queue: notebooks, reservation_namespace: {reservations}}}}}"
+    )
+    (templates / "whole.yaml").write_text("{name: whole, display_name: W, gpu: {count: 1, layer: kai}}")
+    await make_queue(cluster)
+    async with kai(cluster, reservations):
+        hub = await make_hub()
+        await hub.add_user("eve")
+        await shows(hub, "half-gpu", "Starts now")
+        for user in ("ada", "ben"):
+            await hub.start_server(user, {"profile": "half-gpu"})
+            await hub.started(user)
+        for user, template in (("big", "whole"), ("cem", "half-gpu"), ("dan", "half-gpu")):
+            await hub.start_server(user, {"profile": template})
+        await until(lambda: len(hub.reservations.queue) == 3)
+        # the first that fits overtakes it, and then the node is kept
+        await hub.stop_server("ada")
+        await hub.started("cem")
+        (big,) = [one for one in hub.reservations.queue if one.request.session == "big"]
+        await until(lambda: big.kept_elsewhere != "")
+        await hub.stop_server("ben")
+        (small,) = [one for one in hub.reservations.queue if one is not big]
+        await until(lambda: small.hint == EARLIER_FIRST)
+        assert await cluster.pod("jupyter-dan") is None
+        await hub.stop_server("cem")
+        await hub.started("big")
+        assert await cluster.pod("jupyter-dan") is None
+        await hub.stop_server("big")
+        await hub.started("dan")
 
 
 @pytest.mark.slow
