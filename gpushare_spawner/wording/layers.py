@@ -10,8 +10,8 @@ from gpushare_spawner.model.layers import LAYERS, IdleReach, Layer, LayerName
 NOT_MEASURED = "Nothing measures this server's GPU work."
 """Of a session without an agent that sees its GPU work."""
 NO_AGENT = (
-    "JupyterLab cannot ask for a keep or a stop here: no agent serves this server. The dashboard can keep the share, "
-    "and the hub's home page can stop the server."
+    "A keep or a stop cannot be asked for here: no agent serves this server. The dashboard can keep the share and stop "
+    "the server."
 )
 """Of a server whose pod has no session socket."""
 _REACH = {"downgraded": IdleReach.DOWNGRADE, "released": IdleReach.RELEASE}

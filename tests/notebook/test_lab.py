@@ -366,6 +366,11 @@ def test_a_confirmation_takes_the_place_of_a_long_answer(page: Page, agent: Scri
     page.wait_for(".gpushare-Share option", "0.10 GPU")
     page.click(".gpushare-Dialog", "Keep 8 h")
     page.wait_for(".gpushare-Answer", "many words")
+    seen = page.run(
+        "const [answer, body] = ['.gpushare-Answer', '.jp-Dialog-body'].map(name =>"
+        " document.querySelector(name).getBoundingClientRect()); return answer.bottom - body.bottom"
+    )
+    assert seen <= 1, "the answer is not below the visible part"
     page.click(".gpushare-Dialog", "Stop my server")
     page.wait_for(".gpushare-Answer", "many words", there=False)
     page.click(".gpushare-Dialog", "Keep 4 h")

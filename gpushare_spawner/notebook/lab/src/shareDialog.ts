@@ -201,6 +201,7 @@ class ShareBody extends Widget {
       focused.focus();
     }
     this._answer.textContent = answer.text;
+    this._answer.scrollIntoView({ block: 'nearest' });
     this._answer.dataset.done = answer.done ? 'yes' : 'no';
   }
 
