@@ -11,6 +11,7 @@ from gpushare_spawner.model.memory_limits import MemoryLimit, MemoryLimitName
 from gpushare_spawner.model.protocol.frames import (
     LACKS_REQUESTS,
     NO_END,
+    NO_GPU,
     SUSPENDED,
     YIELDS,
     Frame,
@@ -188,6 +189,11 @@ class ShareStatus:
         return bool(self.gpus)
 
     @property
+    def works_now(self) -> bool:
+        """Whether GPU work runs, or waits."""
+        return self.idle_seconds is not None and self.idle_seconds < 1
+
+    @property
     def gpu_count(self) -> int:
         """The number of its GPUs."""
         return self.layer_gpus or len(self.gpus)
@@ -272,7 +278,7 @@ class ShareStatus:
             borrowed_units=borrowed,
             guaranteed_units=guaranteed,
             idle_seconds=None if quiet == NEVER else quiet / NANOSECONDS,
-            gpus=_own_gpus([_gpu(frame, use) for frame in by_gpu], layer.number),
+            gpus=_own_gpus([_gpu(frame, use) for frame in by_gpu if frame.gpu != NO_GPU], layer.number),
             announced=action,
             lacks_requests=bool(first.flags & LACKS_REQUESTS),
             yields=bool(first.flags & YIELDS),

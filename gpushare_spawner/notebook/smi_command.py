@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import time
 from dataclasses import asdict, dataclass
 
 from rich.box import SQUARE
@@ -18,6 +19,7 @@ from gpushare_spawner.model.share_status import GpuStatus, ProcessMemory, ShareS
 from gpushare_spawner.notebook.ask import ask
 from gpushare_spawner.notebook.driver_figures import DriverFigures, GpuFigures, driver_figures
 from gpushare_spawner.wording.amounts import gpu_share, memory, plural
+from gpushare_spawner.wording.layers import other_layer
 from gpushare_spawner.wording.share_status import page
 
 _LEASE = {
@@ -63,6 +65,8 @@ class ShownShare:
     effective_units: int
     guaranteed_units: int
     tier: str
+    layer: str
+    """The sharing layer that gives the GPUs; empty: ours."""
     driver_version: str
     cuda_version: str
     gpus: tuple[ShownGpu, ...]
@@ -75,6 +79,7 @@ def shown_share(status: ShareStatus, driver: DriverFigures) -> ShownShare:
         effective_units=status.effective_units,
         guaranteed_units=status.guaranteed_units,
         tier=status.tier.value,
+        layer=status.layer,
         driver_version=driver.driver_version,
         cuda_version=driver.cuda_version,
         gpus=tuple(
@@ -97,10 +102,15 @@ def _shown_gpu(index: int, gpu: GpuStatus, status: ShareStatus, driver: GpuFigur
         lease=gpu.lease,
         other_sessions=max(0, gpu.sessions - 1),
         # this session counts among those with work too
-        other_sessions_with_work=max(0, gpu.sessions_with_work - (gpu.lease != "none")),
+        other_sessions_with_work=max(0, gpu.sessions_with_work - _counts_itself(gpu, status)),
         driver=driver,
         processes=tuple(sorted(here, key=lambda process: (-process.memory_bytes, process.pid))),
     )
+
+
+def _counts_itself(gpu: GpuStatus, status: ShareStatus) -> bool:
+    """Return whether the session is one of those with work on the GPU. Beside another layer it needs no lease."""
+    return status.works_now if status.layer else gpu.lease != "none"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -112,12 +122,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print the share. Returns 0 if it is known or there is no share, 1 if the agent is unavailable."""
     status = ask(options.socket)
-    share = shown_share(status, driver_figures(gpu.uuid for gpu in status.gpus)) if status.known else None
+    known = status.known and (status.measured or options.json)
+    share = shown_share(status, driver_figures(gpu.uuid for gpu in status.gpus)) if known else None
     if options.json:
-        known = asdict(share) if share is not None else {}
-        print(json.dumps({"shared": status.shared, "problem": status.problem, **known}))
+        figures = asdict(share) if share is not None else {}
+        print(json.dumps({"shared": status.shared, "problem": status.problem, **figures}))
     elif share is None:
-        print(page(status, 0.0))
+        print(page(status, time.time()))
     else:
         draw(share, Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else WIDTH))
     return 1 if status.problem else 0
@@ -128,14 +139,16 @@ def draw(share: ShownShare, out: Console) -> None:
     versions = [("driver", share.driver_version), ("CUDA", share.cuda_version)]
     gpus = len(share.gpus)
     held = f", {gpu_share(share.effective_units, gpus)} now" if share.effective_units != share.share_units else ""
-    said = [f"{gpu_share(share.share_units, gpus)} ({share.tier}{held})"]
+    layer = other_layer(share.layer)
+    said = [f"{gpu_share(share.share_units, gpus)} ({layer.title if layer else share.tier}{held})"]
     out.print(", ".join(said + [f"{name} {version}" for name, version in versions if version]))
     out.print(_gpu_table(share))
     out.print(_process_table(share))
     for gpu in share.gpus:
         others = plural(gpu.other_sessions, "other session") if gpu.other_sessions else "no other session"
         working = f", {gpu.other_sessions_with_work} with work now" if gpu.other_sessions else ""
-        out.print(f"On GPU {gpu.index}: {_LEASE[gpu.lease]}; {others}{working}.")
+        lease = "" if layer else f"{_LEASE[gpu.lease]}; "
+        out.print(f"On GPU {gpu.index}: {lease}{others}{working}.")
     out.print("util: the part of the GPU's time that this session had in the last second.")
     out.print("GPU util, temp and power: of the whole GPU.")
 

@@ -46,6 +46,14 @@ def when_idle(layer: Layer) -> str:
     return f"When the server is idle, it can {does}."
 
 
+INSTANCE_GONE = "The MIG instance of this server is gone. GPU work fails: stop the server and start it again."
+
+
+def instance_failed(label: str, trouble: str) -> str:
+    """Return that a session's MIG instance cannot be used. ``label``: its name; ``trouble``: what happened to it."""
+    return f"{label} {trouble}. GPU programs of this server have failed: stop the server and start it again."
+
+
 def daemon_down(gpu: int, why: str) -> str:
     """Return that a GPU's MPS daemon does not run. ``why``: a part of a sentence."""
     return f"The MPS daemon of GPU {gpu} does not run, and GPU work fails: {why}."

@@ -257,4 +257,4 @@ def _tier(status: ShareStatus) -> str:
 def _idle(status: ShareStatus) -> str:
     if status.idle_seconds is None:
         return "no GPU work yet"
-    return "working now" if status.idle_seconds < 1 else f"for {elapsed(status.idle_seconds)}"
+    return "working now" if status.works_now else f"for {elapsed(status.idle_seconds)}"

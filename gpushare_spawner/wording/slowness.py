@@ -40,7 +40,7 @@ def _beside_layer(status: ShareStatus, layer: Layer) -> list[str]:
     for number, gpu in enumerate(status.gpus):
         where = f"GPU {number}" if len(status.gpus) > 1 else "the GPU"
         # the figure includes this session, which has work while its last work has just ended
-        working = gpu.sessions_with_work - (status.idle_seconds is not None and status.idle_seconds < 1)
+        working = gpu.sessions_with_work - status.works_now
         if working > 0:
             said.append(_computing(working, where))
     if not status.measured:

@@ -152,6 +152,8 @@ def test_commands_say_the_share_and_where_to_keep_it(pod: Pod, capsys: pytest.Ca
     assert "shared by     KAI Scheduler." in said
     assert "Your server will stop at " in said
     assert str(status()) in said
+    assert main(["smi"]) == 0
+    assert "shared by     KAI Scheduler." in capsys.readouterr().out, "there are no figures to draw"
     assert main(["keep", "4h"]) == 1
     assert NO_AGENT in capsys.readouterr().err
 

@@ -66,6 +66,15 @@ def test_neighbours_are_totals_without_this_session() -> None:
     assert working.gpus[0].other_sessions_with_work == 1
 
 
+def test_beside_another_layer_no_lease_is_shown_and_the_layer_stands_for_the_tier() -> None:
+    text = io.StringIO()
+    draw(shown_share(of(layer="mps", quiet=0, sessions=3, with_work=2), DRIVER), Console(file=text, width=100))
+    said = text.getvalue()
+    assert said.startswith("0.25 GPU (NVIDIA MPS), driver")
+    assert "On GPU 0: 2 other sessions, 1 with work now." in said
+    assert "lease" not in said
+
+
 def test_more_memory_than_the_limit_leaves_nothing_free() -> None:
     assert shown_share(of(memory=17 * GIB), DRIVER).gpus[0].memory_free_bytes == 0
 

@@ -12,6 +12,7 @@ from gpushare_spawner.agent.gpus.aside import aside
 from gpushare_spawner.agent.gpus.nvml import GONE, Gpu, GpuState
 from gpushare_spawner.agent.sessions.session import Session
 from gpushare_spawner.model.layers import LayerName
+from gpushare_spawner.wording.layers import INSTANCE_GONE, instance_failed
 
 log = logging.getLogger(__name__)
 
@@ -77,14 +78,11 @@ class InstanceWatch:
         if session.record.request.layer is not LayerName.MIG or session.record.gpus_unknown:
             return None
         if not session.gpus:
-            return "The MIG instance of this server is gone. GPU work fails: stop the server and start it again."
+            return INSTANCE_GONE
         for gpu in session.gpus:
             state = self._states().get(gpu.uuid)
             if state is not None and not state.healthy:
-                return (
-                    f"{gpu.label} {state.trouble}. GPU programs of this server have failed: stop the server and start "
-                    "it again."
-                )
+                return instance_failed(gpu.label, state.trouble)
         return None
 
     async def check(self) -> None:

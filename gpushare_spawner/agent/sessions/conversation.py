@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from gpushare_spawner.agent.gpus.arbitration import NANOSECONDS, GpuArbitration
+from gpushare_spawner.agent.gpus.nvml import Gpu
 from gpushare_spawner.agent.memory.session_limit import SHOWN_PROCESSES
 from gpushare_spawner.agent.sessions.burst_frames import BURST_FRAMES, BurstFrames
 from gpushare_spawner.agent.sessions.control_frames import (
@@ -23,6 +24,7 @@ from gpushare_spawner.model.controls import AskAnswer
 from gpushare_spawner.model.idle_cause import IdleCause
 from gpushare_spawner.model.protocol.frames import (
     LACKS_REQUESTS,
+    NO_GPU,
     SUSPENDED,
     YIELDS,
     Feature,
@@ -39,6 +41,8 @@ _FOR_ARBITER = frozenset({Kind.REQUEST, Kind.RELEASE, Kind.MEMORY, Kind.IDLE, Ki
 _FOR_MEMORY = frozenset({Kind.RESERVE, Kind.RETURN})
 _FROM_OBSERVERS = frozenset({Kind.KERNELS, Kind.QUERY, Kind.ASK})
 _NEVER = 2**64 - 1
+_NO_FIGURES = (0, 0, 0, LeaseState.NONE, 0)
+"""What STATUS says of a session whose GPU is gone, see `Conversation._figures`."""
 MEMORY_EVERY = 0.01
 """Seconds between two times at which MEMORY frames of a session take effect: the last frame of each process."""
 MEMORY_AT_ONCE = 4
@@ -305,7 +309,8 @@ class Conversation:
             record.effective_units,
             record.borrowed_units,
             int(session.converts_memory),
-            len(self._names(role)),
+            # an observer waits for as many DEVICE and STATUS frames, and gets one without a GPU where none is left
+            len(self._names(role)) if role is Role.CUDA else max(1, len(session.gpus)),
             self._features(role),
         )
         self._say_memory(connection, role)
@@ -337,6 +342,8 @@ class Conversation:
             gpu = gpus[uuid]
             amounts = self._session.memory_limit(gpu), self._session.memory_guarantee(gpu)
             connection.send(Kind.DEVICE, *amounts, gpu=raw)
+        if role is Role.OBSERVER and not gpus:
+            connection.send(Kind.DEVICE, 0, 0)
 
     def _announce(self, connection: Connection) -> None:
         notice = self._session.record.notice
@@ -375,10 +382,8 @@ class Conversation:
         uses = self._uses() if Feature.USE in connection.features else {}
         self._limits.tell_observer(connection, {uuid: dict(busiest) for uuid, (_, busiest) in uses.items()})
         self._tell_use(connection, uses)
-        for gpu in session.gpus:
-            view = self._around.arbitrations[gpu.uuid].view(session.id)
-            on_gpu, with_work = self._around.sessions_on(gpu.uuid)
-            lease = LeaseState.HELD if view.held else LeaseState.WAITING if view.waiting else LeaseState.NONE
+        figures = {gpu_bytes(gpu.uuid): self._figures(gpu) for gpu in session.gpus}
+        for raw, (memory, resident, limit, lease, sessions) in (figures or {NO_GPU: _NO_FIGURES}).items():
             connection.send(
                 Kind.STATUS,
                 record.request.share_units,
@@ -386,19 +391,27 @@ class Conversation:
                 record.effective_units,
                 record.borrowed_units,
                 session.guaranteed_units,
-                view.memory_bytes,
-                view.resident_bytes,
-                session.memory_limit(gpu),
+                memory,
+                resident,
+                limit,
                 lease,
                 since,
-                on_gpu | with_work << 32,
+                sessions,
                 round(notice.at * NANOSECONDS) if notice is not None else 0,
-                gpu=gpu_bytes(gpu.uuid),
+                gpu=raw,
                 flags=(notice.tier.depth | notice.effective_units << 8 if notice is not None else 0)
                 | (LACKS_REQUESTS if session.lacks_requests else 0)
                 | (YIELDS if record.yields_until is not None else 0)
                 | (SUSPENDED if session.suspended else 0),
             )
+
+    def _figures(self, gpu: Gpu) -> tuple[int, int, int, LeaseState, int]:
+        """Return fields 5 to 8 and 10 of STATUS for a GPU of the session."""
+        view = self._around.arbitrations[gpu.uuid].view(self._session.id)
+        on_gpu, with_work = self._around.sessions_on(gpu.uuid)
+        lease = LeaseState.HELD if view.held else LeaseState.WAITING if view.waiting else LeaseState.NONE
+        limit = self._session.memory_limit(gpu)
+        return view.memory_bytes, view.resident_bytes, limit, lease, on_gpu | with_work << 32
 
     def _uses(self) -> dict[str, tuple[float, list[tuple[Connection, float]]]]:
         """Return the GPU time of the session in the last second, and of its busiest processes, by GPU."""

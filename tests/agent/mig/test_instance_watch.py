@@ -14,10 +14,11 @@ from gpushare_spawner.agent.state.state_folder import StateFolder
 from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.mig import MigInstance, MigProfile
 from gpushare_spawner.model.protocol.control import CloseRequest, ControlRefused, OpenRequest, ResizeRequest
-from gpushare_spawner.model.protocol.frames import Feature, Kind, Role, gpu_name
+from gpushare_spawner.model.protocol.frames import NO_GPU, Feature, Kind, Role, gpu_name
 from gpushare_spawner.model.report import SessionReport
+from gpushare_spawner.model.share_status import ShareStatus
 from tests.agent.conftest import LIBRARIES, Agent, Eventually, request_for
-from tests.agent.peers import FIRST, GIB, Peer
+from tests.agent.peers import FIRST, GIB, Peer, answer_to_query
 
 PARENT = "GPU-00000000-0000-0000-0000-0000000000aa"
 MODEL = "Simulated A100 80 GiB"
@@ -187,11 +188,19 @@ async def test_sessions_keep_their_instances_over_a_restart_of_the_agent(machine
 
 
 async def test_instance_that_was_destroyed_while_no_agent_ran_is_told(machine: Machine) -> None:
-    await machine.request(mig("ada"))
+    path = (await machine.request(mig("ada")))["GPUSHARE_SOCKET"]
     await machine.stop()
     machine.gpus, machine.there = (FIRST,), ()
     await machine.start()
     assert "MIG instance of this server is gone" in (machine.session("ada").layer_trouble or "")
+    # the notebook server waits for as many answers as WELCOME names GPUs
+    peer = Peer(path)
+    machine.peers.append(peer)
+    welcome, device = await peer.connect(Role.OBSERVER, Feature.CONTROLS)
+    assert (welcome.fields[5], device.gpu) == (1, NO_GPU)
+    said = ShareStatus.of(await answer_to_query(peer))
+    assert (said.known, said.measured, said.layer, said.gpu_count) == (True, False, "mig", 1)
+    assert said.layer_trouble == machine.session("ada").layer_trouble
 
 
 @pytest.mark.parametrize("named", [SMALL.uuid, PARENT])
