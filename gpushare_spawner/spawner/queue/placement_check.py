@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, replace
 
+from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.placement import Placement
 from gpushare_spawner.model.share import Share
 from gpushare_spawner.placement import (
@@ -21,7 +22,7 @@ from gpushare_spawner.placement import (
 )
 from gpushare_spawner.spawner.queue.other_layers import Outcome
 from gpushare_spawner.spawner.queue.snapshot import GpuSnapshot
-from gpushare_spawner.wording.spawn import refusals
+from gpushare_spawner.wording.spawn import layers, refusals
 from gpushare_spawner.wording.spawn.queue import EARLIER_FIRST
 
 NODES_AT_ONCE = 20
@@ -65,7 +66,7 @@ class PlacementCheck:
         if placement is not None:
             return Verdict(Outcome.NOW, placement)
         unplaceable: Unplaceable = self.ledger.why_unplaceable(request)
-        why = refusals.capacity(unplaceable)
+        why = self._no_instance(request) or refusals.capacity(unplaceable)
         if not unplaceable.may_pass:
             if self.snapshot.awaited:
                 return Verdict(Outcome.WAIT, why=self.snapshot.awaited)
@@ -77,6 +78,13 @@ class PlacementCheck:
         if self.fits_without(request, self.ledger.claims.keys()):
             return Verdict(Outcome.WAIT, why=EARLIER_FIRST)
         return Verdict(Outcome.WAIT, why=why, left_out=unplaceable.reason is Reason.NOT_ADMITTED)
+
+    def _no_instance(self, request: PlacementRequest) -> str:
+        """Return why no MIG instance will ever do; empty: one would, or none is asked for."""
+        if request.layer is not LayerName.MIG or request.models:
+            return ""
+        profiles = [kind.mig.profile.name for kind in self.snapshot.kinds if kind.mig is not None]
+        return layers.no_instance(request.share, profiles)
 
     def fits_without(self, request: PlacementRequest, claims: Collection[str]) -> bool:
         """Whether a request would fit on a node of these claims if they were not there."""

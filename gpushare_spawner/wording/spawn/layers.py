@@ -34,6 +34,17 @@ def needs_one_gpu(template: str, layer: Layer) -> str:
     )
 
 
+def no_instance(share: Share, profiles: Iterable[str]) -> str:
+    """Return that no MIG instance of this machine is large enough. ``profiles``: of those that there are."""
+    there = ", ".join(sorted(set(profiles)))
+    if not there:
+        return "This machine has no MIG instance. Choose another template, or ask the admin."
+    return (
+        f"No MIG instance that the template accepts holds {share} with the memory that it guarantees. This machine "
+        f"has: {there}. Choose another template, or ask the admin."
+    )
+
+
 def no_node(layers: Iterable[LayerName]) -> str:
     """Return that no node that the server can run on has one of the layers."""
     titles = " or ".join(LAYERS[name].title for name in layers)

@@ -168,3 +168,13 @@ def replace_profile(gpu: GpuReport) -> GpuReport:
     """The same model name with other sizes."""
     mig = present(gpu.mig)
     return gpu.model_copy(update={"uuid": "MIG-3", "mig": replace(mig, profile=replace(mig.profile, memory_slices=2))})
+
+
+def test_refusal_says_which_instances_there_are() -> None:
+    half = template(fraction=0.5, layer="mig")
+    machine = OneMachine(instance("MIG-3", "3g.40gb"), instance("MIG-1", "1g.10gb"), instance("MIG-2", "1g.10gb"))
+    never = machine.says(half)
+    assert (never.kind, never.text) == ("never", "No suitable GPU")
+    assert never.detail.startswith("No MIG instance that the template accepts holds 0.50 GPU with the memory")
+    assert "This machine has: 1g.10gb, 3g.40gb." in never.detail
+    assert OneMachine(whole("GPU-0")).says(half).detail.startswith("This machine has no MIG instance.")
