@@ -323,6 +323,31 @@ async def test_agent_killed_inside_a_call_leaves_no_worker_and_the_next_agent_go
 
 
 @pytest.mark.slow
+async def test_agent_that_is_stopped_in_a_suspension_leaves_no_process_locked(short_folder: Path) -> None:
+    machine = Machine(short_folder)
+    machine.agent.environment |= {"SIMGPU_CHECKPOINT_D2H": "100MiB"}
+    await machine.start()
+    try:
+        both = [await machine.program("ada", 300), await machine.program("ada", 300)]
+        ben = await machine.program("ben")
+        ben.begin("allocate", 5, LARGE)
+        await asyncio.sleep(1.0)  # one process leaves the GPU, which takes 3 s; the other is locked
+        machine.agent.end(signal.SIGTERM)
+        for program in both:
+            program.begin("work", 0.05)
+        done, waiting = await asyncio.wait([asyncio.create_task(one.answer(60)) for one in both], timeout=6)
+        assert (len(done), len(waiting)) == (1, 1)
+        await machine.start()
+        await asyncio.wait(waiting, timeout=30)
+        assert not [one for one in waiting if not one.done()], machine.log()
+        assert [one.result() > 0 for one in waiting] == [True]
+    finally:
+        for program in machine.programs:
+            program.end()
+        machine.agent.end(signal.SIGKILL)
+
+
+@pytest.mark.slow
 async def test_suspended_process_that_outlives_session_and_agent_is_resumed_by_the_next_agent(
     machine: Machine, neighbour: Neighbour
 ) -> None:

@@ -20,6 +20,8 @@ class StateFolder:
 
     The latter has a short name because a socket's path has to be short.
 
+    ``records/`` has a record of each session (``*.json``), and of processes that were left suspended (``*.left``).
+
     On Kubernetes also ``pods/``, with a folder for each grant of devices, which the pod gets mounted, and ``claims/``,
     with a file for each claim that is prepared. Where sessions share GPUs by MPS also ``mps/``, with a folder for each
     GPU's daemon.
