@@ -14,7 +14,7 @@ from statistics import median
 
 import pytest
 
-from gpushare_spawner.agent.suspend.driver_checkpoint import ProcessState
+from gpushare_spawner.agent.suspend.driver_checkpoint import Answer, Code, ProcessState
 from gpushare_spawner.model.cordon import Cordon
 from gpushare_spawner.model.memory_engine import MemoryEngine
 from gpushare_spawner.model.protocol.control import CordonRequest, ResizeRequest, TierRequest
@@ -315,3 +315,24 @@ async def test_session_of_a_gpu_that_does_not_answer_stays_suspended_until_it_do
     bench.arbitration.resume("ann")
     await bench.until_told("resumed")
     assert {bench.driver.states[pid] for pid in pids} == {ProcessState.RUNNING}
+
+
+async def test_session_of_which_all_processes_die_while_they_are_being_suspended_is_not_suspended(
+    bench: Bench, pids: list[int]
+) -> None:
+    bench.suspender.opened(bench.session)
+
+    async def dies(pid: int, size: int) -> Answer:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        (gone,) = [one for one in bench.session.cuda if one.peer.pid == pid]
+        bench.session.cuda.discard(gone)
+        bench.suspender.left(bench.session, gone)
+        return Answer(Code.INVALID_VALUE)
+
+    bench.driver.checkpoint = dies  # type: ignore[method-assign]
+    bench.arbitration.suspend("ann")
+    await bench.until_told("suspended")
+    await bench.until_told("resumed")
+    assert not bench.session.suspended
+    assert bench.session.record.suspension is None

@@ -259,6 +259,7 @@ class Suspender:
         log.info("session %s is suspended: %s in %.1f s", session.id, memory(amount), self._loop.time() - began)
         arbitration.suspended(session.id, amount, self._loop.time() - began)
         self._news()
+        self._forget_ended(course)  # processes that left meanwhile were not looked at
 
     async def _goes_on(self, course: Course) -> None:
         """Bring back what was suspended already, and let all processes go on."""
