@@ -19,6 +19,12 @@ UNSCHEDULABLE = "Unschedulable"
 CLAIMS = "cannot allocate all claims"
 """What the scheduler says where a claim of the pod cannot be allocated (its plugin dynamicresources, 1.34 to 1.36)."""
 
+SCHEDULER_ERROR = "SchedulerError"
+"""Kubernetes' word for a pod at which the scheduler failed."""
+GATE_OFF = "feature is disabled"
+"""What the scheduler says where a claim needs a feature gate that is off there and on in the API server (kubernetes
+dynamic-resource-allocation/structured, 1.34 to 1.36)."""
+
 TRIGGERED_SCALE_UP = "TriggeredScaleUp"
 """Reason of the event by which the cluster autoscaler says that it adds a node for a pod."""
 
@@ -32,6 +38,8 @@ class Cause(Enum):
     """The node is being added, or its kubelet restarts."""
     CLAIM = "claim"
     """A volume claim is not bound. No other node helps."""
+    GATE = "gate"
+    """A feature gate of the scheduler is off. No other node helps."""
     NODE = "node"
     """Anything else about the node: CPU, memory, pods, taints, affinity, volumes."""
 
@@ -41,6 +49,8 @@ LASTS: dict[Cause, float] = {
     Cause.UNITS: 15.0,
     # the node lifecycle controller waits 50 s for a kubelet (node-monitor-grace-period)
     Cause.NOT_READY: 60.0,
+    # ours: a scheduler that is updated may be replaced just then
+    Cause.GATE: 5.0,
     # ours: provisioners of cloud disks take 10 to 40 s
     Cause.CLAIM: 60.0,
     # ours: another pod of the node may just be ending
@@ -65,7 +75,7 @@ class Unschedulable:
     @property
     def concerns_node(self) -> bool:
         """Whether another node can help."""
-        return self.causes != {Cause.CLAIM}
+        return not self.causes <= {Cause.CLAIM, Cause.GATE}
 
 
 def unschedulable(pod: Mapping[str, Any]) -> Unschedulable | None:
@@ -75,13 +85,14 @@ def unschedulable(pod: Mapping[str, Any]) -> Unschedulable | None:
         # the scheduler has preempted pods there: the node is free once they have ended
         return None
     for condition in status.get("conditions") or []:
-        if (
-            condition.get("type") == "PodScheduled"
-            and condition.get("status") == "False"
-            and condition.get("reason") == UNSCHEDULABLE
-        ):
-            said = str(condition.get("message") or "")
+        if condition.get("type") != "PodScheduled" or condition.get("status") != "False":
+            continue
+        said = str(condition.get("message") or "")
+        if condition.get("reason") == UNSCHEDULABLE:
             return Unschedulable(own_reasons(said), said)
+        # most of its errors pass, as where the API server does not answer
+        if condition.get("reason") == SCHEDULER_ERROR and GATE_OFF in said:
+            return Unschedulable((said,), said)
     return None
 
 
@@ -104,6 +115,8 @@ def _mismatch(reason: str) -> bool:
 
 
 def _cause(reason: str) -> Cause:
+    if GATE_OFF in reason:
+        return Cause.GATE
     # of claims the scheduler says no more, whatever the cause is
     if RESOURCE_PREFIX in reason or CLAIMS in reason:
         return Cause.UNITS

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 _SENTENCES = (
     (r"Insufficient gpushare-spawner\.io/gpu-\d+", "it does not offer the units of the GPU that its agent reports"),
     (r"cannot allocate all claims", "it does not offer the share of the GPU that its agent reports"),
+    (r".*the (?P<what>\S+) feature is disabled.*", "the feature gate {what} is off in the cluster's scheduler"),
     (r"Insufficient cpu", "it has too little free CPU"),
     (r"Insufficient memory", "it has too little free memory"),
     (r"Insufficient ephemeral-storage", "it has too little free ephemeral storage"),

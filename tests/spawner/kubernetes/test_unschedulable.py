@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gpushare_spawner.spawner.kubernetes.unschedulable import own_reasons, unschedulable
+from gpushare_spawner.spawner.kubernetes.unschedulable import Cause, own_reasons, unschedulable
+from gpushare_spawner.wording.spawn.scheduler import missing
 
 from .parts import pod
 
@@ -38,6 +39,21 @@ from .parts import pod
 )
 def test_reasons_of_nodes_that_the_pod_is_not_placed_on_are_left_out(said: str, reasons: tuple[str, ...]) -> None:
     assert own_reasons(said) == reasons
+
+
+def test_a_feature_gate_that_is_off_in_the_scheduler_is_no_fault_of_the_node() -> None:
+    said = (
+        'running "DynamicResources" filter plugin: claim hub/ada, request gpu-0: has capacity requests, but the '
+        "DRAConsumableCapacity feature is disabled"
+    )
+    condition = {"type": "PodScheduled", "status": "False", "reason": "SchedulerError", "message": said}
+    found = unschedulable(pod(conditions=[condition]))
+    assert found is not None
+    assert found.causes == {Cause.GATE}
+    assert not found.concerns_node
+    assert missing(found.reasons) == "the feature gate DRAConsumableCapacity is off in the cluster's scheduler"
+    # other errors of the scheduler pass
+    assert unschedulable(pod(conditions=[{**condition, "message": "the API server does not answer"}])) is None
 
 
 def test_a_pod_that_is_scheduled_or_gated_is_not_unschedulable() -> None:
