@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
+from collections.abc import Iterator
 
 MOST_SENTENCES = 1000
 """Sentences that `EachOnce` remembers; then it forgets them all."""
@@ -53,3 +55,12 @@ class EachOnce:
             self._logged.clear()
         self._logged.add(sentence)
         self._log.warning("%s", sentence)
+
+
+@contextlib.contextmanager
+def one_by_one(log: logging.Logger, what: str) -> Iterator[None]:
+    """Log what goes wrong with one of many things, so that the others are processed all the same."""
+    try:
+        yield
+    except Exception:
+        log.exception("cannot process %s; retrying", what)

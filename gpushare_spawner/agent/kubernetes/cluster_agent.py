@@ -20,11 +20,16 @@ from gpushare_spawner.agent.kubernetes.devices.device_owners import HeldDevices
 from gpushare_spawner.agent.kubernetes.devices.device_plugins import DevicePlugins
 from gpushare_spawner.agent.kubernetes.devices.grant_folders import grant_name
 from gpushare_spawner.agent.kubernetes.devices.kubelet_questions import KubeletQuestions
-from gpushare_spawner.agent.kubernetes.devices.pod_resources import Handed, KubeletUnavailable, PodKey, PodResources
+from gpushare_spawner.agent.kubernetes.devices.pod_resources import (
+    Handed,
+    KubeletUnavailable,
+    PodKey,
+    PodResources,
+    kubelet_trouble,
+)
 from gpushare_spawner.agent.kubernetes.pods.pod_sessions import PodSessions
 from gpushare_spawner.agent.kubernetes.pods.pod_watch import Pods
 from gpushare_spawner.agent.kubernetes.report_publisher import Owner, PublishedReport, PublishSettings
-from gpushare_spawner.agent.log_once import LogOnce
 from gpushare_spawner.agent.node import Node
 from gpushare_spawner.model.protocol.control import (
     CloseRequest,
@@ -129,11 +134,7 @@ class OnKubernetes:
         self._look_due: asyncio.Handle | None = None
         self._kubelet_asked = False
         self._kubelet_is_trusted = True
-        self._kubelet_trouble = LogOnce(
-            log,
-            "Cannot read device assignments from the kubelet; retrying",
-            "Device assignments are read from the kubelet again",
-        )
+        self._kubelet_trouble = kubelet_trouble(log)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:

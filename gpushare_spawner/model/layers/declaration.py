@@ -66,8 +66,8 @@ class ObservedBy(StrEnum):
     """The preload library reports each burst. On Kubernetes, work of processes without it is seen as the driver counts
     it; on one machine such processes are reported, and their work is not seen."""
     NVML = "NVML"
-    """By what the driver counts of each process: the layer preloads a library of its own, or can be set to do so, and
-    two device plugins that set LD_PRELOAD in one container would overwrite each other."""
+    """By what the driver counts of each process: the layer preloads a library of its own, or can be set to do so. Two
+    such libraries in one container replace each other, or wrap the same functions."""
 
 
 class Where(StrEnum):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ import grpc.aio
 
 from gpushare_spawner.agent.kubernetes.kubelet import podresources_pb2 as messages
 from gpushare_spawner.agent.kubernetes.kubelet import podresources_pb2_grpc as services
+from gpushare_spawner.agent.log_once import LogOnce
 
 ANSWER_WITHIN = 5.0
 """Seconds."""
@@ -24,6 +26,15 @@ Given = tuple[frozenset[str], ...]
 
 class KubeletUnavailable(Exception):
     """The kubelet does not answer; the message says what was asked where."""
+
+
+def kubelet_trouble(log: logging.Logger) -> LogOnce:
+    """Return what logs that the kubelet does not answer, and that it answers again."""
+    return LogOnce(
+        log,
+        "Cannot read device assignments from the kubelet; retrying",
+        "Device assignments are read from the kubelet again",
+    )
 
 
 @dataclass(frozen=True)

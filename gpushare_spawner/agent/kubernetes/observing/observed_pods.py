@@ -8,14 +8,13 @@ the service writes to a pod's annotations is passed on to the session's processe
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 
 from gpushare_spawner.agent.kubernetes.devices.grant_folders import folder_names
 from gpushare_spawner.agent.kubernetes.devices.pod_resources import Given, PodKey
 from gpushare_spawner.agent.kubernetes.pods.pod_watch import Pod, Pods
-from gpushare_spawner.agent.log_once import EachOnce
+from gpushare_spawner.agent.log_once import EachOnce, one_by_one
 from gpushare_spawner.agent.node import Node
 from gpushare_spawner.agent.sessions.session import Session
 from gpushare_spawner.agent.state.session_record import PodOwner, SessionRecord
@@ -70,20 +69,12 @@ class ObservedPods:
         self._scheduled = None
         if not self._pods.known:
             return  # nobody is known to be gone
-        with self._one_by_one("what is gone"):
+        with one_by_one(log, "what is gone"):
             self._end_what_is_gone()
         # of two pods of one session the younger one counts
         for pod in sorted(self._pods.all(), key=lambda pod: pod.created):
-            with self._one_by_one(f"pod {pod.namespace}/{pod.name}"):
+            with one_by_one(log, f"pod {pod.namespace}/{pod.name}"):
                 self._bring_together(pod)
-
-    @contextlib.contextmanager
-    def _one_by_one(self, what: str) -> Iterator[None]:
-        """What is wrong with one of them is none of the others' trouble."""
-        try:
-            yield
-        except Exception:
-            log.exception("cannot process %s; retrying", what)
 
     def _end_what_is_gone(self) -> None:
         for session in list(self._node.sessions.values()):

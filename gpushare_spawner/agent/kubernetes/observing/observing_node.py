@@ -13,13 +13,12 @@ from gpushare_spawner.agent.kubernetes.cluster_api import ClusterApi
 from gpushare_spawner.agent.kubernetes.devices.container_response import Allocation
 from gpushare_spawner.agent.kubernetes.devices.kubelet_questions import KubeletQuestions
 from gpushare_spawner.agent.kubernetes.devices.plugin_socket import PluginSocket
-from gpushare_spawner.agent.kubernetes.devices.pod_resources import KubeletUnavailable, PodResources
+from gpushare_spawner.agent.kubernetes.devices.pod_resources import KubeletUnavailable, PodResources, kubelet_trouble
 from gpushare_spawner.agent.kubernetes.observing.driver_use import DriverUse
 from gpushare_spawner.agent.kubernetes.observing.observed_pods import ObservedPods
 from gpushare_spawner.agent.kubernetes.observing.observer_devices import ObserverDevices
 from gpushare_spawner.agent.kubernetes.pods.pod_watch import Pods
 from gpushare_spawner.agent.kubernetes.report_publisher import PublishedReport
-from gpushare_spawner.agent.log_once import LogOnce
 from gpushare_spawner.agent.node import Node
 from gpushare_spawner.agent.periodic import GpuSource
 from gpushare_spawner.model.kubernetes import LAYER_SELECTOR, OBSERVER
@@ -53,11 +52,7 @@ class ObservingNode:
         )
         self.use = DriverUse(node, source)
         self.published = PublishedReport(api, settings.namespace, self.report, settings.publish, owner_of(settings))
-        self._kubelet_trouble = LogOnce(
-            log,
-            "Cannot read device assignments from the kubelet; retrying",
-            "Device assignments are read from the kubelet again",
-        )
+        self._kubelet_trouble = kubelet_trouble(log)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:

@@ -9,9 +9,8 @@ tier_annotations.py.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 
 from pydantic import ValidationError
 
@@ -25,7 +24,7 @@ from gpushare_spawner.agent.kubernetes.pods.pod_record import foreign_record, gr
 from gpushare_spawner.agent.kubernetes.pods.pod_watch import Pod, Pods
 from gpushare_spawner.agent.kubernetes.pods.share_annotations import ShareAnnotations
 from gpushare_spawner.agent.kubernetes.pods.tier_annotations import TierAnnotations, decisions, patch_wanted, remember
-from gpushare_spawner.agent.log_once import EachOnce
+from gpushare_spawner.agent.log_once import EachOnce, one_by_one
 from gpushare_spawner.agent.node import Node
 from gpushare_spawner.agent.sessions.session import Session
 from gpushare_spawner.agent.state.session_record import PodOwner, SessionRecord
@@ -92,22 +91,14 @@ class PodSessions:
 
     def _look(self) -> None:
         self._scheduled = None
-        with self._one_by_one("what is gone"):
+        with one_by_one(log, "what is gone"):
             self._end_what_is_gone()
         for key, devices in self._listed.pods():
-            with self._one_by_one(f"pod {key[0]}/{key[1]}"):
+            with one_by_one(log, f"pod {key[0]}/{key[1]}"):
                 self._bring_together(key, devices)
         for session in list(self._node.sessions.values()):
-            with self._one_by_one(f"session {session.id}"):
+            with one_by_one(log, f"session {session.id}"):
                 self._follow(session)
-
-    @contextlib.contextmanager
-    def _one_by_one(self, what: str) -> Iterator[None]:
-        """What is wrong with one of them is none of the others' trouble."""
-        try:
-            yield
-        except Exception:
-            log.exception("cannot process %s; retrying", what)
 
     def _end_what_is_gone(self) -> None:
         for session in list(self._node.sessions.values()):
