@@ -105,13 +105,13 @@ class ObservingAgent(NodeAgent):
         assert pod is not None
         return str(pod["metadata"]["uid"])
 
-    async def program(self, name: str, role: Role = Role.CUDA) -> Peer:
+    async def program(self, name: str, role: Role = Role.CUDA, features: Feature = Feature.OBSERVE) -> Peer:
         """A process of a server (its pod's name), with the library."""
         socket = Path(self.environment(name)["GPUSHARE_SOCKET"])
         await self.until(socket.exists)
         peer = Peer(socket)
         self.peers.append(peer)
-        welcome, *_ = await peer.connect(role, Feature.OBSERVE)
+        welcome, *_ = await peer.connect(role, features)
         assert welcome.fields[6] & Feature.OBSERVE
         return peer
 

@@ -10,10 +10,12 @@ import pytest
 
 from gpushare_spawner.agent import processes
 from gpushare_spawner.agent.gpus import observed_sessions
+from gpushare_spawner.agent.kubernetes.devices.device_owners import Refused
 from gpushare_spawner.agent.kubernetes.observing import driver_use, observer_devices
-from gpushare_spawner.model.kubernetes import OBSERVER, notice_patch
+from gpushare_spawner.model.controls import Controls, Keep, Message
+from gpushare_spawner.model.kubernetes import OBSERVER, controls_patch, message_patch, notice_patch
 from gpushare_spawner.model.layers import LayerName
-from gpushare_spawner.model.protocol.frames import Kind, Role
+from gpushare_spawner.model.protocol.frames import Feature, Kind, Role, TextTopic
 from gpushare_spawner.model.report import Notice, Report, SessionReport
 from gpushare_spawner.model.tier import Tier
 from tests.agent.conftest import short_folder  # noqa: F401
@@ -164,8 +166,9 @@ async def test_a_driver_that_does_not_count_by_process_tells_of_a_server_that_ha
     cgroups[COMPUTING + 1] = await agent.server("bob", LayerName.KAI, library=False)
     await agent.server("cyn")
     agent.source.working[FIRST.uuid] = {COMPUTING: 0.5, COMPUTING + 1: 0.0}
-    report = await published(agent, "cyn", lambda one: True)
-    report = await published(agent, "bob", lambda one: not one.gpu_use_known)
+    await published(agent, "bob", lambda one: not one.gpu_use_known)
+    await agent.program("cyn")
+    report = await published(agent, "cyn", lambda one: one.processes == 1)
     assert {one.id: one.gpu_use_known for one in report.sessions} == {"ada": False, "bob": False, "cyn": True}
     assert caplog.text.count("kernels alone say who is idle") == 1
 
@@ -205,6 +208,28 @@ async def test_a_notice_reaches_the_server_and_stays_until_the_service_withdraws
     await observer.quiet()
     await agent.annotate("ada", notice_patch(None))
     assert (await observer.until(Kind.ANNOUNCE)).fields[0] == Tier.ACTIVE.depth
+
+
+async def test_keep_and_message_of_the_service_reach_the_server(agent: ObservingAgent) -> None:
+    await agent.server("ada")
+    observer = await agent.program("ada", Role.OBSERVER, Feature.OBSERVE | Feature.CONTROLS)
+    keep = Keep(until=2_000_000_000.0, since=1_900_000_000.0, by="ada")
+    await agent.annotate("ada", controls_patch(Controls(keep=keep, keeps=(keep.since,))))
+    assert (await observer.until(Kind.CONTROLS)).fields[0] == 2_000_000_000_000
+    await agent.annotate("ada", message_patch(Message(text="Please save.", by="root", at=1_900_000_000.0)))
+    assert (await observer.until(Kind.TEXT)).fields[0] == TextTopic.MESSAGE
+
+
+async def test_a_session_ends_when_the_kubelet_gives_its_devices_to_another_pod(agent: ObservingAgent) -> None:
+    await agent.server("ada")
+    await agent.program("ada")
+    hold = agent.node.sessions["ada"].record.pod
+    assert hold is not None
+    ((device,),) = hold.grants
+    await agent.observing.devices._grant([device])
+    assert "ada" not in agent.node.sessions
+    with pytest.raises(Refused, match="of-another-plugin was asked for, and that is not offered"):
+        await agent.observing.devices._grant(["of-another-plugin"])
 
 
 async def test_a_pod_that_is_gone_ends_its_session_and_its_folder(agent: ObservingAgent) -> None:
