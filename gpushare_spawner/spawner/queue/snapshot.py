@@ -116,10 +116,10 @@ class GpuSnapshot:
         if named is not None:
             return named if (named is LayerName.MIG) is (kind.mig is not None) else None
         layer = machine_layer(self.rules, kind.gpu_model, mig=kind.mig is not None)
-        if layer is None or template.broken_promises(layer):
-            return None  # a template that promises what a layer cannot keep is not offered there
-        several = template.gpu.share.count > 1
-        return layer if layer is LayerName.NATIVE or not several else None
+        if layer is None or layer is LayerName.NATIVE:
+            return layer
+        # a template that promises what a layer cannot keep is not offered there
+        return None if template.gpu.share.count > 1 or template.broken_promises(layer) else layer
 
     def _in_order(self, by_layer: Mapping[LayerName, set[str]]) -> ByLayer:
         """As the rules name the layers; the native one comes last, as on a cluster."""
