@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 import time
@@ -26,11 +27,16 @@ from gpushare_spawner.model.kubernetes import (
     session_files_volume,
 )
 from gpushare_spawner.model.layers import LayerName
+from gpushare_spawner.model.protocol.frames import AskKind
 from gpushare_spawner.model.report import Notice
 from gpushare_spawner.model.share_status import AdminMessage, PendingAction
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.notebook import status
+from gpushare_spawner.notebook.agent_connection import AgentUnavailable
+from gpushare_spawner.notebook.extension import answer
 from gpushare_spawner.notebook.pod_annotations import PodAnnotations
+from gpushare_spawner.notebook.service_ask import ServiceAsk
+from gpushare_spawner.notebook.session_client import SessionClient
 from gpushare_spawner.wording.layers import NO_AGENT
 from tests.kubernetes.standin.downward_volumes import write_downward_volumes
 from tests.notebook.jupyter import Jupyter, running
@@ -158,6 +164,17 @@ def test_commands_say_the_share_and_where_to_keep_it(pod: Pod, capsys: pytest.Ca
     assert NO_AGENT in capsys.readouterr().err
 
 
+def test_the_browser_gets_the_notice_and_no_ask_without_an_agent(pod: Pod) -> None:
+    pod.write(notice_patch(STOP))
+    client = SessionClient(pod=read(pod))
+    body = answer(asyncio.run(client.query()))
+    assert (body["known"], body["line"]) == (True, "0.25\u00a0GPU · KAI Scheduler")
+    assert body["notice_text"].startswith("Your server will stop at {time}: idle for 8\u00a0h.")
+    assert (body["asks"], body["notice_controls"], body["asks_text"]) == ([], [], NO_AGENT)
+    with pytest.raises(AgentUnavailable, match="no agent serves this server"):
+        asyncio.run(client.ask(ServiceAsk.of(AskKind.KEEP, 3600)))
+
+
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Pod, Jupyter]]:
     pod = Pod(tmp_path_factory.mktemp("pod"))
@@ -165,6 +182,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Pod, Jupy
         yield pod, jupyter
 
 
+@pytest.mark.slow
 def test_jupyter_serves_the_notice_and_offers_nothing_that_cannot_be_asked(served: tuple[Pod, Jupyter]) -> None:
     pod, server = served
     pod.write(notice_patch(STOP))
