@@ -17,9 +17,11 @@ from rich.text import Text
 
 from gpushare_spawner.idle import effective_idle
 from gpushare_spawner.model.idle_policy import IdlePolicy
+from gpushare_spawner.model.layers import LAYERS, LayerName, LayersFile
+from gpushare_spawner.model.memory_engine import MemoryEngine
 from gpushare_spawner.model.quantity import resolve_bytes
 from gpushare_spawner.model.share import UNITS_PER_GPU
-from gpushare_spawner.model.template import Template
+from gpushare_spawner.model.template import Gpu, Template
 from gpushare_spawner.templates.folder import DEFAULT_FOLDER, TemplateFolder, Templates, default_folder
 from gpushare_spawner.templates.idle_file import IDLE_FILE, idle_file
 from gpushare_spawner.templates.layer_check import layer_notes, layer_problems, legacy_notes
@@ -116,7 +118,7 @@ def check(folder: Path, gpus: int | None = None) -> int:
         out.print(f"{folder}: no templates. Template files end in .yaml or .yml.")
         return 1
     for template in templates:
-        for note in filter(None, (_memory_note(template), _requests_note(template))):
+        for note in filter(None, (_memory_note(template, layers.content), _requests_note(template))):
             out.print(Text(_printable(f"{templates.files[template.name]}: {note}"), style="yellow"), soft_wrap=True)
     layer_warnings = layer_notes(templates, layers.content) if layers.content is not None else []
     for warning in [*layer_warnings, *legacy_notes(templates, layers.content), *_quota_warnings(quotas, gpus)]:
@@ -163,7 +165,10 @@ def _table(templates: Templates, policy: IdlePolicy | None) -> Table:
 
 
 def _share(template: Template) -> str:
-    return str(template.share) if template.share is not None else "no GPU"
+    if template.gpu is None:
+        return "no GPU"
+    layer = template.gpu.layer or LayerName.NATIVE
+    return str(template.gpu.share) + ("" if layer is LayerName.NATIVE else f" by {LAYERS[layer].title}")
 
 
 def _idle(template: Template, policy: IdlePolicy | None) -> str:
@@ -177,11 +182,13 @@ def _access(template: Template) -> str:
     return ", ".join([*groups, *template.access.users]) or "all users"
 
 
-def _memory_note(template: Template) -> str | None:
+def _memory_note(template: Template, layers: LayersFile | None) -> str | None:
     """Return how the servers' host memory limits the guaranteed GPU memory on GPUs of up to `LARGEST_GPU`."""
     limit = template.resources.memory.limit
     gpu = template.gpu
-    if limit is None or gpu is None or not gpu.memory.oversubscribe or gpu.share.units == UNITS_PER_GPU:
+    if limit is None or gpu is None or not gpu.memory.oversubscribe or LayerName.NATIVE not in _layers(gpu, layers):
+        return None
+    if gpu.share.units == UNITS_PER_GPU and gpu.memory.engine is not MemoryEngine.SUSPEND:
         return None
     guarantee = gpu.memory.guarantee or f"{gpu.share.units}%"
     if resolve_bytes(guarantee, LARGEST_GPU) <= limit:
@@ -195,6 +202,13 @@ def _memory_note(template: Template) -> str | None:
         "cannot be paged out to host memory is refused. Set the limit to at least the guarantee and what the programs "
         "need themselves."
     )
+
+
+def _layers(gpu: Gpu, layers: LayersFile | None) -> frozenset[LayerName]:
+    """Return the layers that can give a template its GPU."""
+    if gpu.layer is not None:
+        return frozenset({gpu.layer})
+    return frozenset({LayerName.NATIVE} if layers is None else layers.layers_for(gpu.models))
 
 
 def _requests_note(template: Template) -> str | None:

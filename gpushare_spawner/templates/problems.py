@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from gpushare_spawner.model.quota import NAME_TAKEN
@@ -75,11 +77,28 @@ def _path(details: ErrorDetails, root: type[BaseModel]) -> tuple[str | int, ...]
         return tuple(details.get("ctx", {})["field"].split("."))
     # the name of a mapping's entry that is wrong itself
     where = details["loc"][:-1] if details["loc"][-1:] == ("[key]",) else details["loc"]
-    # A rule over several parts of a file fails at its root; its message begins with the part that it is about.
-    part, separator, _ = details["msg"].removeprefix("Value error, ").partition(": ")
-    if not where and separator and part in root.model_fields:
-        return (part,)
-    return where
+    part, _ = _part_and_message(details, where, root)
+    return (*where, *part)
+
+
+def _part_and_message(
+    details: ErrorDetails, where: tuple[str | int, ...], root: type[BaseModel]
+) -> tuple[tuple[str, ...], str]:
+    """Return the part of the model at ``where`` that a message begins with, like ``memory.engine: ...``, and the rest.
+
+    A rule over several parts of a model fails at the model; its message begins with the part that it is about.
+    """
+    message = details["msg"].removeprefix("Value error, ")
+    start, separator, rest = message.partition(": ")
+    part = tuple(start.split("."))
+    model = _model_at(where, root)
+    known = model is not None and part[0] in _fields(model)
+    return (part, rest) if separator and known else ((), message)
+
+
+def _fields(model: type[BaseModel]) -> dict[str, FieldInfo]:
+    """Return the fields of a model by their names in a file."""
+    return {field.alias or name: field for name, field in model.model_fields.items()}
 
 
 def _model_at(path: Sequence[str | int], root: type[BaseModel]) -> type[BaseModel] | None:
@@ -90,7 +109,7 @@ def _model_at(path: Sequence[str | int], root: type[BaseModel]) -> type[BaseMode
             # an entry of a list, whose type stands for the list already
             continue
         if _is_model(at):
-            found = at.model_fields.get(str(name))
+            found = _fields(at).get(str(name))
             at = found and found.annotation
         else:
             # a mapping by name: the values' type
@@ -108,7 +127,7 @@ def _words(details: ErrorDetails, path: tuple[str | int, ...], root: type[BaseMo
     """Return what is wrong, and what would be right."""
     model = _model_at(path[:-1], root)
     given, limits = _shown(details["input"]), details.get("ctx", {})
-    known = list(model.model_fields) if model else []
+    known = list(_fields(model)) if model else []
     match details["type"]:
         case "missing":
             return "is missing", _example(str(path[-1]))
@@ -144,7 +163,7 @@ def _words(details: ErrorDetails, path: tuple[str | int, ...], root: type[BaseMo
             return f"must have fields, not {given}", "write  field: value  lines below it"
         case "model_type" | "model_attributes_type":
             inner = _model_at(path, root)
-            names = ", ".join(inner.model_fields) if inner else ""
+            names = ", ".join(_fields(inner)) if inner else ""
             return f"must have fields, not {given}", f"its fields are {names}" if names else ""
         case kind if kind == IDLE_ORDER:
             first, second = (
@@ -157,18 +176,38 @@ def _words(details: ErrorDetails, path: tuple[str | int, ...], root: type[BaseMo
         case kind if kind == LAYER_CANNOT:
             return limits["what"], limits["advice"]
         case "value_error":
-            message = details["msg"].removeprefix("Value error, ").removeprefix(f"{path[-1]}: " if path else "")
+            _, message = _part_and_message(details, details["loc"], root)
             what, _, advice = message.partition(": ")
-            return what, advice
+            # a message that has its advice after a semicolon already can have a colon in the advice
+            return (message, "") if ";" in what else (what, advice)
+        case "enum" | "literal_error":
+            values = re.findall("'([^']*)'", str(limits.get("expected")))
+            close = _close(str(details["input"]), values)
+            return f"must be {_either(values)}, not {given}", f"did you mean '{close}'?" if close else ""
         case _:
             return details["msg"][:1].lower() + details["msg"][1:], ""
 
 
+def _either(values: Sequence[str]) -> str:
+    return " or ".join([*filter(None, [", ".join(values[:-1])]), *values[-1:]])
+
+
 def _nearest(name: str, known: list[str]) -> str:
-    close = get_close_matches(name.lower().replace("-", "_"), known, n=1)
+    close = _close(name, known)
     if close:
-        return f"; did you mean '{close[0]}'?"
+        return f"; did you mean '{close}'?"
     return f"; known fields are {', '.join(known)}" if known else ""
+
+
+def _close(name: str, known: Sequence[str]) -> str | None:
+    """Return the known name that is nearest to a misspelt one; None: none is near. Dashes count as underscores."""
+    by_spelling = {_spelling(one): one for one in known}
+    close = get_close_matches(_spelling(name), by_spelling, n=1)
+    return by_spelling[close[0]] if close else None
+
+
+def _spelling(name: str) -> str:
+    return name.lower().replace("-", "_")
 
 
 def _example(name: str) -> str:

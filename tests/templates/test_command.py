@@ -42,13 +42,21 @@ def test_check_names_a_memory_limit_that_does_not_hold_what_is_guaranteed(
         ("enough", "fraction: 0.25", "20Gi"),
         ("plain", "fraction: 0.25, memory: {oversubscribe: false}", "1Gi"),
         ("whole", "count: 1", "1Gi"),
+        ("by-mig", "fraction: 0.25, layer: mig", "1Gi"),
+        ("whole-plain", "count: 1, memory: {engine: suspend}", "1Gi"),
     ):
         (tmp_path / f"{name}.yaml").write_text(template.format(name, gpu, limit))
     assert main(["templates", "check", str(tmp_path)]) == 0
-    said = [line for line in capsys.readouterr().out.splitlines() if "resources.memory.limit" in line]
-    assert [line.split(":")[0] for line in said] == ["bytes.yaml", "low.yaml"]
+    out = capsys.readouterr().out
+    assert "0.25 GPU by NVIDIA MIG" in out
+    said = [line for line in out.splitlines() if "resources.memory.limit" in line]
+    assert [line.split(":")[0] for line in said] == ["bytes.yaml", "low.yaml", "whole-plain.yaml"]
     assert "limit (8 GiB) is less than the guaranteed GPU memory: GPU memory" in said[0]
     assert "limit (16 GiB) is less than the guaranteed GPU memory on GPUs of more than 64 GiB" in said[1]
+    (tmp_path / "whole-plain.yaml").unlink()
+    (tmp_path / "layers.yaml").write_text("rules: [{layer: hami}]")
+    assert main(["templates", "check", str(tmp_path)]) == 0
+    assert "resources.memory.limit" not in capsys.readouterr().out
 
 
 def test_check_names_a_release_resources_that_can_be_without_effect(
