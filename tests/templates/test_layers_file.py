@@ -49,8 +49,9 @@ def test_problems_name_line_and_field() -> None:
     assert "a.yaml:5: gpu.layer" in str(unknown.problems[0])
     misspelt = parse(LAYERS, "rules:\n  - layer: kai\n    option: {}\n", "layers.yaml")
     assert "layers.yaml:3: rules.0.option: unknown field" in str(misspelt.problems[0])
-    options = "rules:\n  - layer: mig\n    options: {timeslicing: {}}\noptions: {time-slicing: {replica: 4}, mig: {strategy: both}}"
-    assert [str(one) for one in parse(LAYERS, options, "layers.yaml").problems] == [
+    options = "options: {time-slicing: {replica: 4}, mig: {strategy: both}}"
+    rule = "rules:\n  - layer: mig\n    options: {timeslicing: {}}\n"
+    assert [str(one) for one in parse(LAYERS, rule + options, "layers.yaml").problems] == [
         "layers.yaml:3: rules.0.options.timeslicing: unknown field; did you mean 'time-slicing'?",
         "layers.yaml:4: options.time-slicing.replica: unknown field; did you mean 'replicas'?",
         "layers.yaml:4: options.mig.strategy: must be single or mixed, not both",

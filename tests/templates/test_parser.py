@@ -101,7 +101,10 @@ def test_a_good_template() -> None:
         ("image: ''", "x.yaml:3: image: is empty; write a value, or remove the field"),
         ("kubespawner_override: [1]", "x.yaml:3: kubespawner_override: must have fields, not a list"),
         ("description: 7", 'x.yaml:3: description: must be text, not 7; put it in quotes: "7"'),
-        ("gpu: {fraction: 0.5, layer: MIG}", "x.yaml:3: gpu.layer: must be native, time-slicing, mps, mig, hami, kai, dra,"),
+        (
+            "gpu: {fraction: 0.5, layer: MIG}",
+            "x.yaml:3: gpu.layer: must be native, time-slicing, mps, mig, hami, kai, dra,",
+        ),
         (
             "gpu: {fraction: 0.5, memory: {engine: suspends}}",
             "x.yaml:3: gpu.memory.engine: must be managed or suspend, not suspends; did you mean 'suspend'?",
