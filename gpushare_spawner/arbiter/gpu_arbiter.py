@@ -91,6 +91,8 @@ class GpuArbiter:
             for client in known.clients.values():
                 if client.held:
                     decisions.append(self._revoke(client, RevokeReason.RELEASED, 0))
+                elif not client.lease and not client.waiting:
+                    client.parked = False  # it keeps no place for a pause
         return decisions + self._decide()
 
     def remove_session(self, session: str, now: float) -> list[Decision]:

@@ -133,6 +133,22 @@ def test_released_session_is_suspended_though_nobody_needs_its_memory() -> None:
     assert gpu.suspensions == []
 
 
+def test_released_session_does_not_keep_its_place_for_a_pause() -> None:
+    gpu = Gpu()
+    gpu.join("a", 10)
+    gpu.use("a")
+    gpu.suspend("a")
+    gpu.ask("a")
+    gpu.tell(gpu.arbiter.resumed("a", 10 * GIB, 30.0, gpu.now))
+    gpu.give_back("a")
+    for _ in range(5):
+        gpu.now += 3.0
+        gpu.use("a")
+    gpu.now += 1.0
+    gpu.tell(gpu.arbiter.set_weight("a", 0, gpu.now))
+    assert gpu.suspensions == ["a"]
+
+
 def test_released_session_that_asks_already_or_cannot_be_suspended_stays_on_the_gpu() -> None:
     gpu = Gpu()
     for name in ("pinned", "empty", "managed", "asks"):
