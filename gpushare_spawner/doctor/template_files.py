@@ -21,6 +21,7 @@ from gpushare_spawner.templates.optional_file import FileInForce
 from gpushare_spawner.templates.problems import Problem
 from gpushare_spawner.templates.quota_file import QUOTA_FILE, QuotaFile, QuotasInForce
 from gpushare_spawner.wording.quotas import exceeds_cluster
+from gpushare_spawner.wording.spawn.layers import not_on_one_machine
 
 _COPY = "Copy the templates that come with the package: `gpushare config-path templates` prints their folder."
 
@@ -36,6 +37,7 @@ def check(folder: Path, gpus: tuple[Gpu, ...], on_node: bool) -> list[Finding]:
     found = findings(folder, templates, gpus)
     if not on_node:
         found += _mig_findings(folder, templates, gpus)
+        found += _refused_findings(folder, templates)
     # in a cluster there are other GPUs than this node's
     found += quota_findings(folder, QuotaFile(folder, log=quiet).load(), () if on_node else gpus)
     found += idle_findings(folder, idle_file(folder, log=quiet).load())
@@ -72,6 +74,16 @@ def _mps_findings(folder: Path, templates: Templates) -> list[Finding]:
     what = f"is not installed, and {folder / templates.files[named[0]]} shares GPUs by MPS"
     remedy = "On one machine install the compute utilities of the NVIDIA driver; in a cluster MPS is on its nodes."
     return [note(MPS_PROGRAM, what, remedy)]
+
+
+def _refused_findings(folder: Path, templates: Templates) -> list[Finding]:
+    """Return which templates have a layer that works on Kubernetes only, or too many GPUs for it on one machine."""
+    remedy = "Nothing to do if the folder is that of a cluster's hub."
+    return [
+        note(str(folder / templates.files[template.name]), cannot, remedy)
+        for template in templates
+        if (cannot := not_on_one_machine(template))
+    ]
 
 
 def _mig_findings(folder: Path, templates: Templates, gpus: tuple[Gpu, ...]) -> list[Finding]:

@@ -117,6 +117,14 @@ def test_mps_needs_its_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert str(program) in found.what
 
 
+def test_template_with_a_layer_of_clusters_is_a_note_on_one_machine(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("{name: a, display_name: a, gpu: {fraction: 0.25, layer: hami}}")
+    (found,) = (one for one in check(tmp_path, (), on_node=False) if one.level is Level.NOTE)
+    assert found.where == str(tmp_path / "a.yaml")
+    assert "works on Kubernetes only" in found.what
+    assert {one.level for one in check(tmp_path, (), on_node=True)} == {Level.OK}
+
+
 def test_mig_template_that_no_instance_holds_is_a_note_on_one_machine(tmp_path: Path) -> None:
     for name, fraction in (("small", 0.1), ("half", 0.5)):
         text = f"name: {name}\ndisplay_name: x\ngpu: {{fraction: {fraction}, layer: mig, models: ['*A100*']}}\n"

@@ -12,7 +12,6 @@ from jupyterhub.utils import maybe_future
 from traitlets import Float, List, Unicode, Union
 
 from gpushare_spawner.clients.agent import AgentClient, default_control_socket
-from gpushare_spawner.model.layers import LAYERS, LayerName, Where
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.sharing.base import Tenant
 from gpushare_spawner.sharing.native_process import NativeProcessLayer
@@ -199,12 +198,9 @@ class GPUShareMixin(GPUShareBase):
         attempt.overrides.apply_choice(choice)
         if template is None or template.gpu is None:
             return
-        layer = LAYERS[template.gpu.layer or LayerName.NATIVE]
-        if Where.ONE_MACHINE not in layer.where:
-            raise SpawnRefused(layer_words.needs_cluster(template.name, layer.title), reason="bad-template", status=500)
-        if layer.name is not LayerName.NATIVE and template.gpu.share.count > 1:
-            text = layer_words.needs_one_gpu(template.name, layer)
-            raise SpawnRefused(text, reason="bad-template", status=500)
+        cannot = layer_words.not_on_one_machine(template)
+        if cannot:
+            raise SpawnRefused(cannot, reason="bad-template", status=500)
         tenant = Tenant(self.user.name, self.name, self._uid(), attempt.quota, attempt.user_units)
         request = SpawnRequest(tenant, template)
         reservation = await reserve_share(

@@ -17,6 +17,7 @@ from gpushare_spawner.spawner.queue.placement_check import PlacementCheck, Verdi
 from gpushare_spawner.spawner.queue.positions import Positions
 from gpushare_spawner.spawner.queue.queue import Alternative, SpawnQueue
 from gpushare_spawner.wording.spawn import queue as words
+from gpushare_spawner.wording.spawn.layers import not_on_one_machine
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,8 @@ class AvailabilityNow:
         layers = self.check.snapshot.other_layers(template)
         if layers is not None:
             return self._by_layers(template, layers, self.ineligible(template))
-        return self._native(template)
+        cannot = not_on_one_machine(template)
+        return Availability("never", words.NO_SUITABLE_GPU, cannot) if cannot else self._native(template)
 
     def _native(self, template: Template) -> Availability:
         gpus, request = self.check.snapshot.suiting(template), self._request(template)
@@ -95,6 +97,8 @@ class AvailabilityNow:
         layers = self.check.snapshot.other_layers(one.template)
         if layers is not None:
             return self._by_layers(one.template, layers, one.ineligible(), instead_of).kind == "now"
+        if not_on_one_machine(one.template):
+            return False
         request = self._alternative(one)
         return self._met_by(request).kind == "now" or self.check.fits_without(request, (instead_of,))
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gpushare_spawner.model.layers import LAYERS, Layer, LayerName
+from gpushare_spawner.model.layers import LAYERS, Layer, LayerName, Where
 from gpushare_spawner.model.mig import MigProfile
 from gpushare_spawner.model.share import Share
+from gpushare_spawner.model.template import Template
 from gpushare_spawner.wording.amounts import memory
 from gpushare_spawner.wording.layers import kept_within
 
@@ -32,6 +33,18 @@ def needs_one_gpu(template: str, layer: Layer) -> str:
         f"The template {template} asks for several GPUs by {layer.title}. {why}. Tell the admin: write count: 1, or a "
         "fraction."
     )
+
+
+def not_on_one_machine(template: Template) -> str:
+    """Return why a template's layer gives a server on one machine no GPU; empty: it can give one."""
+    if template.gpu is None:
+        return ""
+    layer = LAYERS[template.gpu.layer or LayerName.NATIVE]
+    if Where.ONE_MACHINE not in layer.where:
+        return needs_cluster(template.name, layer.title)
+    if layer.name is not LayerName.NATIVE and template.gpu.share.count > 1:
+        return needs_one_gpu(template.name, layer)
+    return ""
 
 
 def no_instance(share: Share, profiles: Iterable[str]) -> str:

@@ -14,8 +14,9 @@ from gpushare_spawner.placement import Allocation, BestFit, LedgerFeed
 from gpushare_spawner.spawner.queue.availability import Availability, AvailabilityNow
 from gpushare_spawner.spawner.queue.inventory import GpuInventory
 from gpushare_spawner.spawner.queue.placement_check import PlacementCheck
-from gpushare_spawner.spawner.queue.queue import SpawnQueue
+from gpushare_spawner.spawner.queue.queue import Alternative, SpawnQueue
 from gpushare_spawner.spawner.queue.snapshot import GpuSnapshot
+from gpushare_spawner.wording.spawn.layers import not_on_one_machine
 from tests.placement.instances import A100, GIB, PROFILES, instance
 from tests.present import present
 
@@ -92,6 +93,15 @@ def test_template_with_mig_takes_the_smallest_instance_then_larger_ones_then_wai
 def test_no_wait_helps_where_no_instance_will_do(gpu: dict[str, Any]) -> None:
     machine = OneMachine(instance("MIG-3", "3g.40gb"), instance("MIG-1", "1g.10gb"))
     assert machine.says(template(**gpu)).kind == "never"
+
+
+@pytest.mark.parametrize("gpu", [{"fraction": 0.1, "layer": "hami"}, {"count": 2, "layer": "mps"}])
+def test_card_says_what_the_spawn_would_be_told(gpu: dict[str, Any]) -> None:
+    machine, asked = OneMachine(whole("GPU-0"), whole("GPU-1", index=1)), template(**gpu)
+    assert (machine.says(asked).kind, machine.says(asked).detail) == ("never", not_on_one_machine(asked))
+    assert machine.says(asked).detail
+    now = AvailabilityNow(machine.check(), SpawnQueue(5))
+    assert now.startable([Alternative(asked), Alternative(template(fraction=0.1, layer="mps"))]) == ("t",)
 
 
 def test_memory_decides_where_the_template_guarantees_it() -> None:
