@@ -19,7 +19,7 @@ from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.protocol.control import ConfirmRequest
 from gpushare_spawner.model.protocol.frames import Kind
 from tests.agent.conftest import Agent, Eventually
-from tests.agent.peers import FIRST, GIB
+from tests.agent.peers import FIRST, GIB, SECOND
 
 
 @pytest.fixture
@@ -67,6 +67,30 @@ async def test_process_within_its_claim_and_the_slack_is_not_accused(agent: Agen
         shows(agent, {os.getpid(): shown})
         await polls(agent)
         assert accused(agent) == ()
+
+
+async def test_connected_process_on_a_gpu_of_others_is_reported_however_little_it_holds(
+    agent: Agent, eventually: Eventually, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Programs know a MIG instance by its GPU's UUID, so that frames do not tell one instance from another."""
+    peer = await agent.peer(agent.open())
+    peer.send(Kind.MEMORY, GIB // 8, 0, gpu=FIRST.uuid)
+    shows(agent, {os.getpid(): GIB // 8})
+    await polls(agent)
+    assert accused(agent) == ()
+    agent.source.states[SECOND.uuid] = GpuState(healthy=True, processes={os.getpid(): GpuProcess(None)})
+    await eventually(lambda: accused(agent) == (os.getpid(),))
+    assert "connected, on a GPU that is not the session's" in caplog.text
+
+
+async def test_process_of_two_sessions_may_use_the_gpus_of_both(agent: Agent) -> None:
+    """A user who starts a program of one server with the other one's GPU."""
+    await agent.peer(agent.open())
+    await agent.peer(agent.open("bob", gpus=(SECOND.uuid,)))
+    for gpu in (FIRST, SECOND):
+        agent.source.states[gpu.uuid] = GpuState(healthy=True, processes={os.getpid(): GpuProcess(GIB // 8)})
+    await polls(agent)
+    assert accused(agent) == accused(agent, "bob") == ()
 
 
 async def test_claim_of_one_session_covers_no_process_of_another(agent: Agent, eventually: Eventually) -> None:

@@ -13,7 +13,7 @@ from gpushare_spawner.agent.gpus import observed_sessions
 from gpushare_spawner.agent.kubernetes.devices.device_owners import Refused
 from gpushare_spawner.agent.kubernetes.observing import driver_use, observer_devices
 from gpushare_spawner.model.controls import Controls, Keep, Message
-from gpushare_spawner.model.kubernetes import OBSERVER, controls_patch, message_patch, notice_patch
+from gpushare_spawner.model.kubernetes import HOSTNAME_LABEL, OBSERVER, controls_patch, message_patch, notice_patch
 from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.protocol.frames import Feature, Kind, Role, TextTopic
 from gpushare_spawner.model.report import Notice, Report, SessionReport
@@ -282,3 +282,23 @@ async def test_a_pod_whose_annotations_are_wrong_is_left_out(
     await agent.server("ada")
     assert list(agent.node.sessions) == ["ada"]
     assert "the label gpushare-spawner.io/layer is 'magic'" in caplog.text
+
+
+async def test_older_pod_that_names_the_same_session_is_left_alone(agent: ObservingAgent) -> None:
+    """A pod that is being deleted beside its successor, or one that somebody else has made."""
+    await agent.server("ada")
+    first = agent.node.sessions["ada"]
+    older = await agent.cluster.pod("ada")
+    assert older is not None
+    await asyncio.sleep(1.1)  # the API server's times are in seconds
+    said = {"annotations": older["metadata"]["annotations"], "labels": older["metadata"]["labels"]}
+    younger = a_pod("ada-2", nodeSelector={HOSTNAME_LABEL: agent.kubelet.name}, **said)
+    await agent.cluster.admin.create(path("pods", agent.cluster.namespace), younger)
+    await agent.until(lambda: agent.node.sessions["ada"] is not first)
+    second = agent.node.sessions["ada"]
+    assert second.record.pod is not None
+    assert second.record.pod.name == "ada-2"
+    for _ in range(3):
+        agent.observing.sessions.changed()
+        await asyncio.sleep(0.05)
+    assert agent.node.sessions["ada"] is second

@@ -2,7 +2,8 @@
 
 The agent attributes a process by what the kernel says of it (its ancestors, cgroup and uid), never by what it says of
 itself: not by its environment, and not by a connection alone. One that is connected, and holds much more memory than
-its connection has claimed, said HELLO by hand.
+its connection has claimed, said HELLO by hand. One that is connected, and has a context on a GPU that is not its
+session's, has named another MIG instance than the session's: its frames are the same on all instances of a GPU.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import asyncio
 import logging
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from gpushare_spawner.agent import processes
@@ -102,8 +103,10 @@ class BypassWatch:
         found: Mapping[str, set[int]] = {}
         if sessions and strangers:
             found = await asyncio.to_thread(attributed, strangers, owners(sessions.values()))
-        pretending = self._pretending(states, sessions)
-        suspects = {name: found.get(name, set()) | pretending.get(name, set()) for name in sessions}
+        pretending, elsewhere = self._pretending(states, sessions), _elsewhere(states, sessions)
+        suspects = {
+            name: found.get(name, set()) | pretending.get(name, set()) | elsewhere.get(name, set()) for name in sessions
+        }
         for name, session in sessions.items():
             if session.record.gpus_unknown:
                 continue  # its processes may do without the library
@@ -112,10 +115,7 @@ class BypassWatch:
                 log.warning(
                     "session %s uses the GPU without the library, in processes %s",
                     name,
-                    ", ".join(
-                        f"{pid} (connected, without claiming its memory)" if pid in connected else f"{pid}"
-                        for pid in sorted(new)
-                    ),
+                    ", ".join(f"{pid}{_remark(pid, connected, elsewhere.get(name, ()))}" for pid in sorted(new)),
                 )
             session.bypassing = sure
         self._suspects = suspects
@@ -140,6 +140,28 @@ class BypassWatch:
                     found.setdefault(whose[pid], set()).add(pid)
         self._claimed = claimed
         return found
+
+
+def _elsewhere(states: Mapping[str, GpuState], sessions: Mapping[str, Session]) -> dict[str, set[int]]:
+    """Return by session the connected processes that have a context on a GPU that is not the session's."""
+    own: dict[int, set[str]] = {}
+    for session in sessions.values():
+        for connection in session.cuda:
+            own.setdefault(connection.peer.pid, set()).update(gpu.uuid for gpu in session.gpus)
+    strays = {pid for gpu, state in states.items() for pid in state.processes if gpu not in own.get(pid, (gpu,))}
+    found = {
+        name: strays & {connection.peer.pid for connection in session.cuda}
+        for name, session in sessions.items()
+        if strays and not session.record.gpus_unknown
+    }
+    return {name: pids for name, pids in found.items() if pids}
+
+
+def _remark(pid: int, connected: Collection[int], elsewhere: Collection[int]) -> str:
+    """Return what the log says of a process beside its pid."""
+    if pid in elsewhere:
+        return " (connected, on a GPU that is not the session's)"
+    return " (connected, without claiming its memory)" if pid in connected else ""
 
 
 def _by_descent(pid: int, by_pid: Mapping[int, str]) -> str | None:

@@ -60,8 +60,9 @@ def layer_session(labels: Mapping[str, str] | None, annotations: Mapping[str, st
     """Return a session from its pod's labels and annotations. Raises AnnotationProblem."""
     given, layer = annotations or {}, (labels or {}).get(LAYER, "")
     written = given.get(GPU_COUNT, "1")
-    if layer not in set(LayerName):
-        raise AnnotationProblem([f"the label {LAYER} is {layer!r}: write one of {', '.join(LayerName)}"])
+    others = [name for name in LayerName if name is not LayerName.NATIVE]
+    if layer not in others:
+        raise AnnotationProblem([f"the label {LAYER} is {layer!r}: write one of {', '.join(others)}"])
     # Python refuses to read thousands of digits with an error of its own
     if not written.isdecimal() or len(written) > 2 or not 1 <= int(written) <= 64:
         raise AnnotationProblem([f"the annotation {GPU_COUNT} is {written!r}: write a whole number from 1 to 64"])

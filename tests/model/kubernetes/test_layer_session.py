@@ -33,7 +33,10 @@ def a_session(layer: LayerName, units: int = 25, count: int = 1, quota: str = ""
     return LayerSession(layer, said)
 
 
-@given(st.sampled_from(LayerName), st.integers(1, 100), st.integers(1, 64), st.sampled_from(["", "group:ml"]))
+OTHERS = [name for name in LayerName if name is not LayerName.NATIVE]
+
+
+@given(st.sampled_from(OTHERS), st.integers(1, 100), st.integers(1, 64), st.sampled_from(["", "group:ml"]))
 def test_what_is_written_is_read(layer: LayerName, units: int, count: int, quota: str) -> None:
     session = a_session(layer, 100 if count > 1 else units, count, quota)
     assert layer_session(session.labels(), session.annotations()) == session
@@ -60,3 +63,10 @@ def test_a_wrong_annotation_is_named(changes: dict[str, str], said: str) -> None
     session = a_session(LayerName.KAI)
     with pytest.raises(AnnotationProblem, match=said):
         layer_session(session.labels(), {**session.annotations(), **changes})
+
+
+@pytest.mark.parametrize("layer", ["", "native", "moon"])
+def test_a_label_without_another_layer_is_named(layer: str) -> None:
+    session = a_session(LayerName.KAI)
+    with pytest.raises(AnnotationProblem, match=f"layer is '{layer}': write one of time-slicing, mps, mig"):
+        layer_session({next(iter(session.labels())): layer}, session.annotations())

@@ -71,10 +71,27 @@ class ObservedPods:
             return  # nobody is known to be gone
         with one_by_one(log, "what is gone"):
             self._end_what_is_gone()
-        # of two pods of one session the younger one counts
-        for pod in sorted(self._pods.all(), key=lambda pod: pod.created):
+        for pod, found in self._youngest():
             with one_by_one(log, f"pod {pod.namespace}/{pod.name}"):
-                self._bring_together(pod)
+                self._bring_together(pod, found)
+
+    def _youngest(self) -> list[tuple[Pod, LayerSession]]:
+        """Return the pods that say their session; of several pods of one session, the youngest."""
+        by_session: dict[str, tuple[Pod, LayerSession]] = {}
+        # creation times are whole seconds
+        for pod in sorted(self._pods.all(), key=lambda pod: (pod.created, pod.uid)):
+            found = pod.layer_session
+            if isinstance(found, AnnotationProblem):
+                self._warnings.about(f"pod {pod.namespace}/{pod.name}: {found}")
+                continue
+            older = by_session.get(found.session.session)
+            if older is not None:
+                self._warnings.about(
+                    f"pod {older[0].namespace}/{older[0].name} claims session {found.session.session}, which the newer "
+                    f"pod {pod.namespace}/{pod.name} holds"
+                )
+            by_session[found.session.session] = pod, found
+        return list(by_session.values())
 
     def _end_what_is_gone(self) -> None:
         for session in list(self._node.sessions.values()):
@@ -83,11 +100,7 @@ class ObservedPods:
                 name = "its server" if hold is None else f"pod {hold.namespace}/{hold.name}"
                 self._node.registry.end(session.id, f"{name} is gone")
 
-    def _bring_together(self, pod: Pod) -> None:
-        found = pod.layer_session
-        if isinstance(found, AnnotationProblem):
-            self._warnings.about(f"pod {pod.namespace}/{pod.name}: {found}")
-            return
+    def _bring_together(self, pod: Pod, found: LayerSession) -> None:
         given = _grants(self._given.get((pod.namespace, pod.name), ()))
         session = self._node.sessions.get(found.session.session)
         hold = session.record.pod if session is not None else None
