@@ -250,8 +250,9 @@ async def _serve(options: argparse.Namespace, cluster_options: ClusterOptions) -
 
 async def _resume(options: argparse.Namespace) -> bool:
     state_dir = Path(os.path.abspath(options.state_dir or _default_state_dir()))
-    if not state_dir.is_dir():
-        raise Unusable(f"{state_dir} does not exist: no agent has kept sessions there. Give --state-dir")
+    if not (state_dir / "records").is_dir():
+        trouble = "has no folder records" if state_dir.is_dir() else "does not exist"
+        raise Unusable(f"{state_dir} {trouble}: no agent has kept sessions there. Give --state-dir")
     async with contextlib.AsyncExitStack() as stack:
         folder = StateFolder(state_dir)
         stack.callback(folder.close)
@@ -259,7 +260,16 @@ async def _resume(options: argparse.Namespace) -> bool:
         stack.callback(nvml.close)
         checkpoints = DriverCheckpoints()
         stack.push_async_callback(checkpoints.close)
-        return await resume_all(folder.records, nvml.gpus(), nvml, checkpoints, print)
+        said: list[str] = []
+
+        def say(sentence: str) -> None:
+            said.append(sentence)
+            print(sentence)
+
+        complete = await resume_all(folder.records, nvml.gpus(), nvml, checkpoints, say)
+        if not said:
+            print("No process is suspended.")
+        return complete
 
 
 def _default_state_dir() -> Path:

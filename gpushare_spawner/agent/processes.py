@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,6 +59,16 @@ def alive(process: ProcessName) -> bool:
     return named(process.pid) == process
 
 
+def stopped(pid: int) -> bool:
+    """Whether all its threads are stopped, by a signal or a debugger. False where there is no such process."""
+    try:
+        stats = [_stat(int(thread), PROC / str(pid) / "task") for thread in os.listdir(PROC / str(pid) / "task")]
+    except OSError:
+        return False
+    states = {stat[0] for stat in stats if stat is not None} - {"Z", "X"}
+    return bool(states) and states <= {"T", "t"}
+
+
 def parent(pid: int) -> int | None:
     """Its parent's pid; None where there is no such process."""
     stat = _stat(pid)
@@ -96,10 +107,11 @@ def uid(pid: int) -> int | None:
     return next((int(line.split()[1]) for line in lines if line.startswith("Uid:")), None)
 
 
-def _stat(pid: int) -> list[str] | None:
-    """Fields of /proc/PID/stat from the third (state) on; the second, the command, may hold spaces and brackets."""
+def _stat(pid: int, folder: Path | None = None) -> list[str] | None:
+    """Fields of /proc/PID/stat from the third (state) on; the second, the command, may hold spaces and brackets.
+    `folder`: where its threads are, for one of them."""
     try:
-        text = (PROC / str(pid) / "stat").read_text(errors="replace")
+        text = ((folder or PROC) / str(pid) / "stat").read_text(errors="replace")
     except OSError:
         return None
     return text[text.rindex(")") + 1 :].split()

@@ -65,6 +65,22 @@ def test_a_process_goes_on_when_its_first_thread_has_ended() -> None:
         process.communicate()
 
 
+def test_a_process_is_stopped_until_it_is_told_to_go_on(child: subprocess.Popen[bytes]) -> None:
+    assert not processes.stopped(child.pid)
+    for number, stopped in ((signal.SIGSTOP, True), (signal.SIGCONT, False)):
+        child.send_signal(number)
+        end = time.monotonic() + 5
+        while processes.stopped(child.pid) is not stopped:
+            assert time.monotonic() < end
+            time.sleep(0.005)
+
+
+def test_a_process_that_has_ended_is_not_stopped(child: subprocess.Popen[bytes]) -> None:
+    child.kill()
+    child.wait()
+    assert not processes.stopped(child.pid)
+
+
 def test_what_is_not_there() -> None:
     assert processes.named(2**22 + 1) is None
     assert processes.parent(2**22 + 1) is None

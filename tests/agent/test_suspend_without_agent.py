@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -96,7 +97,47 @@ def test_command_says_where_no_agent_has_been(tmp_path: Path, capsys: pytest.Cap
     assert not (tmp_path / "none").exists()
 
 
+def test_command_makes_nothing_in_a_folder_where_no_agent_has_been(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["agent", "resume", "--state-dir", str(tmp_path)]) == 1
+    assert f"{tmp_path} has no folder records: no agent has kept sessions there" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("part", ["torn", "sizes"])
+@pytest.mark.parametrize("ended", [False, True])
+async def test_unreadable_record_is_told_each_time_and_others_are_resumed(
+    left: Left, pid: int, part: str, ended: bool
+) -> None:
+    await left.record("ann", pid, left=ended)
+    (path,) = left.folder.folder.iterdir()
+    record = json.loads(path.read_text())
+    record["suspension"]["sizes"] = []
+    path.write_text(json.dumps(record) if part == "sizes" else path.read_text()[:-20])
+    with subprocess.Popen(["sleep", "60"]) as other:
+        await left.record("ben", other.pid)
+        for said in ([f"Process {other.pid} of session ben runs again."], []):
+            assert not await left.resume()
+            assert left.said[:-1] == said
+            assert f"{path.with_suffix('.bad')} cannot be read" in left.said[-1]
+        assert left.driver.states == {pid: ProcessState.CHECKPOINTED, other.pid: ProcessState.RUNNING}
+        other.kill()
+
+
+async def test_record_of_processes_that_names_none_is_set_aside(left: Left, pid: int) -> None:
+    await left.record("ann", pid, left=True)
+    (path,) = left.folder.folder.iterdir()
+    record = json.loads(path.read_text())
+    record["suspension"] = None
+    path.rename(named := path.with_name(path.name.split("-")[0] + "-.left"))
+    named.write_text(json.dumps(record))
+    assert left.folder.left() == []
+    assert "names no suspended process" in named.with_suffix(".reason").read_text()
+
+
 def test_command_does_nothing_beside_an_agent(short_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (short_folder / "records").mkdir()
     lock = FolderLock(short_folder)
     assert cli.main(["agent", "--state-dir", str(short_folder), "resume"]) == 1
     assert "another agent" in capsys.readouterr().err

@@ -180,6 +180,32 @@ async def test_interrupt_of_a_program_that_waits_for_its_memory_harms_nothing(
 
 
 @pytest.mark.slow
+async def test_program_that_is_stopped_while_it_waits_for_its_turn_keeps_no_other_session_waiting(
+    machine: Machine, neighbour: Neighbour
+) -> None:
+    ada = await machine.program("ada", LARGE)
+    await neighbour.comes()
+    await machine.suspended("ada")
+    ada.begin("work", 0.1)
+    await no_answer(ada, 0.3)
+    os.kill(ada.process.pid, signal.SIGSTOP)
+    try:
+        neighbour.goes()
+        report = await machine.until("ada", lambda session: session.not_suspendable is not None)
+        assert "it is stopped, by Ctrl-Z" in str(report.not_suspendable)
+        await neighbour.comes()
+        assert (await machine.session("ada")).suspended
+    finally:
+        os.kill(ada.process.pid, signal.SIGCONT)
+    # nothing that was asked for while it was stopped restores it into memory that is in use
+    await no_answer(ada)
+    neighbour.goes()
+    rounds = await ada.answer()
+    assert await ada.ask("words") == [[0, rounds, 0]]
+    assert (await machine.session("ada")).not_suspendable is None
+
+
+@pytest.mark.slow
 async def test_two_suspended_sessions_and_a_managed_one_take_turns_and_keep_their_contents(machine: Machine) -> None:
     programs = [await machine.program(name, LARGE, share_units=30) for name in ("ada", "ben")]
     programs.append(await machine.program("mia", LARGE, share_units=30, engine=MemoryEngine.MANAGED))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import subprocess
 from collections.abc import AsyncIterator, Callable, Iterator
 from types import SimpleNamespace
@@ -14,7 +16,7 @@ from gpushare_spawner.agent import processes
 from gpushare_spawner.agent.gpus.nvml import GpuState
 from gpushare_spawner.agent.memory.memory_holds import MemoryHolds
 from gpushare_spawner.agent.state.session_record import SessionRecord, Suspension
-from gpushare_spawner.agent.suspend import coming_back, course, leaving, left_behind, suspender
+from gpushare_spawner.agent.suspend import coming_back, course, driver_checkpoint, leaving, left_behind, suspender
 from gpushare_spawner.agent.suspend.driver_checkpoint import Answer, Code, DriverCheckpoints, ProcessState
 from gpushare_spawner.agent.suspend.suspender import Suspender
 from gpushare_spawner.model.protocol.frames import Feature, Frame, Kind
@@ -300,6 +302,52 @@ async def test_machine_that_starts_no_processes_suspends_nothing(monkeypatch: py
 
     monkeypatch.setattr(asyncio, "create_subprocess_exec", refuses)
     assert (await DriverCheckpoints().lock(1, 1.0)).code is Code.NO_WORKER
+
+
+class Unanswered(DriverCheckpoints):
+    """A driver that carries a call out sometime, and notes which ones were made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[str] = []
+
+    async def _call(self, within: float, **request: Any) -> Answer:
+        self.asked.append(request["call"])
+        await asyncio.sleep(60.0)
+        return Answer(Code.HANGS)
+
+
+async def test_stopped_process_is_not_restored_when_it_goes_on_and_keeps_nobody_waiting(
+    pids: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver_checkpoint, "STOPPED_FOR", 0.05)
+    monkeypatch.setattr(driver_checkpoint, "LOOK_EVERY", 0.01)
+    driver = Unanswered()
+    restore = asyncio.create_task(driver.restore(pids[0], 2**30))
+    await asyncio.sleep(0.1)
+    assert not restore.done()
+    os.kill(pids[0], signal.SIGSTOP)  # in the call
+    async with asyncio.timeout(5.0):
+        assert (await restore).code is Code.STOPPED
+        assert driver.asked == ["restore"]
+        # and before it
+        assert (await driver.restore(pids[0], 2**30)).code is Code.STOPPED
+        assert (await driver.lock(pids[0], 10.0)).code is Code.STOPPED
+    assert driver.asked == ["restore"]
+
+
+async def test_session_with_a_stopped_process_stays_suspended_and_says_why(bench: Bench, pids: list[int]) -> None:
+    bench.record(pids)
+    bench.driver.states = dict.fromkeys(pids, ProcessState.CHECKPOINTED)
+    bench.driver.fails = {("restore", pids[1]): [Code.STOPPED]}
+    bench.suspender.opened(bench.session)
+    bench.arbitration.resume("ann")
+    await bench.until_told("not_resumed")
+    assert f"Process {pids[1]} cannot be restored: it is stopped" in bench.session.not_suspendable
+    assert set(bench.driver.states.values()) == {ProcessState.CHECKPOINTED}
+    bench.arbitration.resume("ann")
+    await bench.until_told("resumed")
+    assert set(bench.driver.states.values()) == {ProcessState.RUNNING}
 
 
 async def test_reason_goes_when_the_session_is_tried_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from gpushare_spawner.agent.processes import ProcessName
 from gpushare_spawner.model.controls import NO_CONTROLS, Controls, Message
@@ -62,6 +62,12 @@ class Suspension(BaseModel):
     """Bytes on the GPU that each of them needs to come back."""
     complete: bool
     """All were suspended when this was written."""
+
+    @model_validator(mode="after")
+    def _has_a_size_for_each(self) -> Self:
+        if len(self.sizes) != len(self.processes):
+            raise ValueError(f"{len(self.sizes)} sizes for {len(self.processes)} processes")
+        return self
 
 
 class SessionRecord(BaseModel):

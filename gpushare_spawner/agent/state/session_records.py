@@ -53,11 +53,17 @@ class RecordFolder:
         """All good records of processes that were left suspended: their session has ended, or goes on without them."""
         return self._good("*.left")
 
+    def unreadable(self) -> list[Path]:
+        """Records that were set aside."""
+        return sorted(self.folder.glob("*.bad"))
+
     def _good(self, pattern: str) -> list[SessionRecord]:
         records = []
         for path in sorted(self.folder.glob(pattern)):
             try:
                 record = SessionRecord.model_validate_json(regular_content(path))
+                if path.suffix == ".left" and record.suspension is None:
+                    raise ValueError("it names no suspended process")
                 if path.name not in (_file_name(record), _left_name(record)):
                     raise ValueError(f"the record of session {record.request.id} does not belong under this name")
                 records.append(record)

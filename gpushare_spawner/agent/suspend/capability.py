@@ -22,6 +22,7 @@ _WHY = {
     Code.NOT_INITIALIZED: "it has not initialised CUDA",
     Code.OUT_OF_MEMORY: "there is too little memory",
     Code.HANGS: "the driver did not answer",
+    Code.STOPPED: "it is stopped, by Ctrl-Z, SIGSTOP or a debugger",
     Code.NO_WORKER: "the agent could not start the process that asks the driver",
 }
 

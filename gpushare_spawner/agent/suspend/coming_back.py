@@ -39,7 +39,9 @@ STEPS = 6
 
 Failed = dict[int, str]
 """Processes that the driver cannot bring back, by pid, with what it says."""
-_NOT_NOW = (Code.OUT_OF_MEMORY, Code.NOT_PERMITTED, Code.NO_DRIVER, Code.NO_WORKER, Code.HANGS, Code.NOT_READY)
+_NOT_NOW = (
+    Code.OUT_OF_MEMORY, Code.NOT_PERMITTED, Code.NO_DRIVER, Code.NO_WORKER, Code.HANGS, Code.NOT_READY, Code.STOPPED,
+)  # fmt: skip
 """Answers to a restore after which it is tried again."""
 
 

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Protocol
 
+from gpushare_spawner.agent import processes
+
 log = logging.getLogger(__name__)
 
 START_WITHIN = 30.0
@@ -31,6 +33,11 @@ SLOWEST = 200e6
 (NVIDIA/cuda-checkpoint, issue 29)."""
 IDLE_WORKERS = 2
 """Worker processes that are kept between calls."""
+STOPPED_FOR = 1.0
+"""Seconds for which a process has to be stopped until a call about it is given up: each system call of a traced process
+stops it for a moment."""
+LOOK_EVERY = 0.1
+"""Seconds between two looks at whether it is stopped."""
 
 
 class Code(IntEnum):
@@ -51,6 +58,7 @@ class Code(IntEnum):
     NO_FUNCTIONS = -2
     HANGS = -3
     NO_WORKER = -4
+    STOPPED = -5
 
     @classmethod
     def of(cls, number: int) -> Code:
@@ -125,16 +133,17 @@ class DriverCheckpoints:
         self._closed = False
 
     async def lock(self, pid: int, timeout: float) -> Answer:
-        return await self._call(timeout + START_WITHIN, call="lock", pid=pid, timeout_ms=max(1, round(timeout * 1000)))
+        within, timeout_ms = timeout + START_WITHIN, max(1, round(timeout * 1000))
+        return await self._unless_stopped(within, pid, call="lock", timeout_ms=timeout_ms)
 
     async def checkpoint(self, pid: int, size: int) -> Answer:
-        return await self._call(GIVE_UP + size / SLOWEST, call="checkpoint", pid=pid)
+        return await self._unless_stopped(GIVE_UP + size / SLOWEST, pid, call="checkpoint")
 
     async def restore(self, pid: int, size: int) -> Answer:
-        return await self._call(GIVE_UP + size / SLOWEST, call="restore", pid=pid)
+        return await self._unless_stopped(GIVE_UP + size / SLOWEST, pid, call="restore")
 
     async def unlock(self, pid: int) -> Answer:
-        return await self._call(START_WITHIN, call="unlock", pid=pid)
+        return await self._unless_stopped(START_WITHIN, pid, call="unlock")
 
     async def state(self, pid: int | None = None) -> Answer:
         return await self._call(START_WITHIN, call="state", **({} if pid is None else {"pid": pid}))
@@ -146,6 +155,21 @@ class DriverCheckpoints:
             _kill(worker)
             await worker.communicate()
         self._idle.clear()
+
+    async def _unless_stopped(self, within: float, pid: int, **request: Any) -> Answer:
+        """Make a call that a thread of the process answers. A stopped process is not asked: the driver would carry the
+        call out when the process goes on, whatever memory is free then."""
+        if await _stays_stopped(pid):
+            return Answer(Code.STOPPED)
+        call = asyncio.ensure_future(self._call(within, pid=pid, **request))
+        try:
+            while not (await asyncio.wait([call], timeout=LOOK_EVERY))[0]:
+                if processes.stopped(pid) and await _stays_stopped(pid) and not call.done():
+                    return Answer(Code.STOPPED)
+            return call.result()
+        finally:
+            call.cancel()
+            await asyncio.wait([call])
 
     async def _call(self, within: float, **request: Any) -> Answer:
         worker = None
@@ -182,6 +206,17 @@ class DriverCheckpoints:
         return await asyncio.create_subprocess_exec(
             *self._command, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, env=self._environment, start_new_session=True
         )
+
+
+async def _stays_stopped(pid: int) -> bool:
+    """Whether a process is stopped at each look for STOPPED_FOR."""
+    loop = asyncio.get_running_loop()
+    until = loop.time() + STOPPED_FOR
+    while processes.stopped(pid):
+        if loop.time() >= until:
+            return True
+        await asyncio.sleep(LOOK_EVERY)
+    return False
 
 
 async def _ask(worker: Process, request: dict[str, Any]) -> Answer | None:

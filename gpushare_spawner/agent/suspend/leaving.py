@@ -17,7 +17,7 @@ from gpushare_spawner.agent.sessions.session import Session
 from gpushare_spawner.agent.sockets.connection import Connection
 from gpushare_spawner.agent.state.session_record import Suspension
 from gpushare_spawner.agent.suspend.capability import reason_of
-from gpushare_spawner.agent.suspend.course import SOON, CannotSuspend, Course, Source, Step
+from gpushare_spawner.agent.suspend.course import LATER, SOON, CannotSuspend, Course, Source, Step
 from gpushare_spawner.agent.suspend.driver_checkpoint import Checkpoints, Code
 from gpushare_spawner.model.protocol.frames import Feature, Frame, Kind
 from gpushare_spawner.wording.amounts import memory
@@ -84,7 +84,8 @@ class Leaving:
             if not answer.ok and processes.alive(name):
                 if answer.code is Code.NOT_READY:
                     raise CannotSuspend(f"GPU work of process {pid} did not end in time.", SOON)
-                raise CannotSuspend(reason_of(answer, f"Process {pid} cannot be suspended"))
+                again = SOON if answer.code is Code.STOPPED else LATER
+                raise CannotSuspend(reason_of(answer, f"Process {pid} cannot be suspended"), again)
         course.step = Step.SUSPENDING
         memory_comes_free()
         for pid, name in names.items():

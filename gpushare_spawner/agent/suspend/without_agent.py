@@ -21,7 +21,7 @@ async def resume_all(
     records: RecordFolder, gpus: Iterable[Gpu], source: Source, checkpoints: Checkpoints, say: Callable[[str], None]
 ) -> bool:
     """Restore and unlock all suspended processes of the records. `say` gets a sentence about each. Returns whether none
-    is left suspended. Raises OSError where a record cannot be written."""
+    can be left suspended. Raises OSError where a record cannot be written."""
     coming_back = ComingBack(checkpoints, source, _Nobody())
     by_uuid = {gpu.uuid: gpu for gpu in gpus}
     complete = True
@@ -36,6 +36,9 @@ async def resume_all(
             records.forget_left(record)
         else:
             complete = False
+    for path in records.unreadable():
+        say(f"The record {path} cannot be read: processes of its session may be suspended. Remove it if none is.")
+        complete = False
     return complete
 
 
