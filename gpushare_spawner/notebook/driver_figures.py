@@ -21,6 +21,8 @@ class GpuFigures:
     """Part of the last sample period in which the GPU computed, from 0 to 1."""
     temperature_celsius: float | None = None
     power_watts: float | None = None
+    uuid: str = ""
+    """As the driver writes it: that of a MIG instance begins with MIG-."""
 
 
 @dataclass(frozen=True)
@@ -46,11 +48,16 @@ def driver_figures(uuids: Iterable[str]) -> DriverFigures:
     def of_gpu(uuid: str) -> GpuFigures:
         handle = said(pynvml.nvmlDeviceGetHandleByUUID, uuid)
         if handle is None:
+            # a frame has the 16 bytes of a UUID alone, without what it begins with
+            uuid = f"MIG-{uuid.removeprefix('GPU-')}"
+            handle = said(pynvml.nvmlDeviceGetHandleByUUID, uuid)
+        if handle is None:
             return GpuFigures()
         rates = said(pynvml.nvmlDeviceGetUtilizationRates, handle)
         milliwatts = said(pynvml.nvmlDeviceGetPowerUsage, handle)
         return GpuFigures(
             name=said(pynvml.nvmlDeviceGetName, handle) or "",
+            uuid=uuid,
             utilisation=None if rates is None else min(1.0, rates.gpu / 100),
             temperature_celsius=said(pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU),
             power_watts=None if milliwatts is None else milliwatts / 1000,

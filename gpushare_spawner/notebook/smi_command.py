@@ -93,7 +93,7 @@ def _shown_gpu(index: int, gpu: GpuStatus, status: ShareStatus, driver: GpuFigur
     here = [process for process in status.processes if process.gpu == gpu.uuid]
     return ShownGpu(
         index=index,
-        uuid=gpu.uuid,
+        uuid=driver.uuid or gpu.uuid,
         memory_total_bytes=gpu.limit_bytes,
         memory_used_bytes=gpu.memory_bytes,
         memory_free_bytes=max(0, gpu.limit_bytes - gpu.memory_bytes),

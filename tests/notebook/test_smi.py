@@ -120,7 +120,7 @@ def test_json_has_the_same_for_programs(
     shown = json.loads(capsys.readouterr().out)
     assert (shown["shared"], shown["problem"], shown["tier"]) == (True, "", "active")
     assert shown["gpus"][0]["driver"] == {
-        "name": "", "utilisation": None, "temperature_celsius": None, "power_watts": None,
+        "name": "", "utilisation": None, "temperature_celsius": None, "power_watts": None, "uuid": "",
     }  # fmt: skip
 
 
@@ -153,7 +153,29 @@ def test_a_driver_that_refuses_single_figures_leaves_only_these_out(monkeypatch:
     }
     for name, function in functions.items():
         monkeypatch.setattr(pynvml, name, function)
-    assert driver_figures([GPU]) == DriverFigures("575.51", "12.9", {GPU: GpuFigures("NVIDIA A100", 0.97)})
+    figures = GpuFigures("NVIDIA A100", 0.97, uuid=GPU)
+    assert driver_figures([GPU]) == DriverFigures("575.51", "12.9", {GPU: figures})
+
+
+def test_a_mig_instance_has_its_own_name_and_uuid(monkeypatch: pytest.MonkeyPatch) -> None:
+    instance = f"MIG-{GPU.removeprefix('GPU-')}"
+
+    def found(uuid: str) -> str:
+        if uuid != instance:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+        return uuid
+
+    def refuses(*_: Any) -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+
+    for name in ("nvmlInit", "nvmlShutdown", "nvmlSystemGetDriverVersion", "nvmlSystemGetCudaDriverVersion_v2"):
+        monkeypatch.setattr(pynvml, name, lambda: None)
+    for name in ("nvmlDeviceGetUtilizationRates", "nvmlDeviceGetTemperature", "nvmlDeviceGetPowerUsage"):
+        monkeypatch.setattr(pynvml, name, refuses)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByUUID", found)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetName", lambda handle: "NVIDIA A100 MIG 1g.10gb")
+    (gpu,) = shown_share(of(layer="mig"), driver_figures([GPU])).gpus
+    assert (gpu.uuid, gpu.driver.name) == (instance, "NVIDIA A100 MIG 1g.10gb")
 
 
 # -- with the library, CUDA and NVML ----------------------------------------------------------------------------------
