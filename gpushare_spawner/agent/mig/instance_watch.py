@@ -91,11 +91,17 @@ class InstanceWatch:
         if found is None:
             return
         now = {gpu.uuid for gpu in found}
+        used = {gpu.uuid for session in self._sessions.values() for gpu in session.gpus}
         for gpu in found:
-            if gpu.uuid not in self._gpus:
+            known = self._gpus.get(gpu.uuid)
+            if known is not None and known != gpu and gpu.uuid not in used:
+                # the driver makes UUIDs of the ids of GPU and instance, which another instance can have later
+                log.info("%s (%s) is another instance now", known.label, gpu.uuid)
+                self._listed.drop_gpu(known)
+                known = None
+            if known is None:
                 log.info("%s (%s) has come", gpu.label, gpu.uuid)
                 self._listed.add_gpu(gpu)
-        used = {gpu.uuid for session in self._sessions.values() for gpu in session.gpus}
         for gpu in [gpu for gpu in self._gpus.values() if gpu.mig is not None]:
             # the instances of a GPU that does not answer are not gone
             gone = gpu.uuid not in now and self._states()[gpu.uuid].trouble == GONE

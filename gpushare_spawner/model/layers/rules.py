@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, field_validator, model_validator
 
 from gpushare_spawner.model.layers.declaration import LAYERS, LayerName, Where
 from gpushare_spawner.model.layers.options import AllOptions, LayerOptions
@@ -47,6 +47,22 @@ class LayerRule(_Part):
             return False
         return not self.models or any(matches(model, pattern) for pattern in self.models)
 
+    def hides(self, later: LayerRule) -> bool:
+        """Return whether a later rule is never used: this one applies to all nodes that it applies to.
+
+        On one machine a rule also counts behind those of layers that do not work there, and behind the rules for GPUs
+        in the other mode as to MIG: see `machine_layer`.
+        """
+        if not self.nodes.items() <= later.nodes.items() or not (
+            not self.models or (later.models and {*later.models} <= {*self.models})
+        ):
+            return False
+        on_a_machine = Where.ONE_MACHINE in LAYERS[later.layer].where and not later.nodes
+        first_there = Where.ONE_MACHINE in LAYERS[self.layer].where and (
+            (self.layer is LayerName.MIG) is (later.layer is LayerName.MIG)
+        )
+        return first_there or not on_a_machine
+
     def may_apply(self, models: Iterable[str]) -> bool:
         """Return whether the rule is likely for a GPU that these patterns accept; no patterns: they accept any.
 
@@ -65,6 +81,19 @@ class LayersFile(_Part):
     """The first rule that applies to a node counts."""
     options: AllOptions = AllOptions()
     """Options by layer, for all nodes."""
+
+    @field_validator("rules")
+    @classmethod
+    def _all_count(cls, rules: tuple[LayerRule, ...]) -> tuple[LayerRule, ...]:
+        for number, later in enumerate(rules):
+            first = next((place for place, rule in enumerate(rules[:number]) if rule.hides(later)), None)
+            if first is not None:
+                raise ValueError(
+                    f"rule {number + 1} (layer {later.layer}) is never used: rule {first + 1} (layer "
+                    f"{rules[first].layer}) applies to all its nodes, and the first rule counts; move it before that "
+                    "one, or remove it"
+                )
+        return rules
 
     def rule_of(self, labels: Mapping[str, str], model: str) -> LayerRule | None:
         """Return the rule of a node with these labels and GPUs of this model; None: no rule applies."""

@@ -162,6 +162,20 @@ async def test_session_whose_instance_is_gone_is_told_and_the_instance_goes_with
     await eventually(lambda: SMALL.uuid not in machine.uuids)
 
 
+async def test_instance_that_was_made_anew_under_the_same_uuid_counts_with_its_new_size(
+    machine: Machine, eventually: Eventually
+) -> None:
+    larger = instance(1, "2g.20gb", 2, 2)
+    await machine.request(mig("ada"))
+    machine.there = (larger, LARGE)
+    await machine.node.instances.check()
+    assert [gpu.capacity_units for gpu in machine.node.report().gpus if gpu.uuid == SMALL.uuid] == [14], "it is in use"
+    await machine.node.requests.answer(CloseRequest(id="ada"))
+    await eventually(lambda: machine.node.gpus[SMALL.uuid] == larger)
+    await machine.request(mig("bob", larger, share_units=25))
+    assert machine.session("bob").memory_limit_bytes == larger.memory_bytes
+
+
 async def test_driver_that_does_not_answer_takes_no_instance_away(machine: Machine) -> None:
     machine.there = None
     await machine.node.instances.check()

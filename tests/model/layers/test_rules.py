@@ -37,7 +37,7 @@ def test_first_rule_that_applies_to_a_node_counts_and_without_one_the_layer_is_n
             "rules": [
                 {"nodes": {"pool": "teaching"}, "layer": "time-slicing"},
                 {"models": ["*A100*"], "layer": "mig"},
-                {"nodes": {"pool": "teaching"}, "models": ["*T4*"], "layer": "mps"},
+                {"nodes": {"pool": "labs"}, "models": ["*T4*"], "layer": "mps"},
             ]
         }
     )
@@ -111,3 +111,33 @@ def test_rule_may_apply_where_one_pattern_is_a_special_case_of_the_other() -> No
 def test_rule_for_one_model_may_apply_to_each_pattern_that_matches_it(model: str, pattern: str) -> None:
     if matches(model, pattern):
         assert LayerRule(models=(model,), layer=LayerName.MIG).may_apply([pattern])
+
+
+@pytest.mark.parametrize(
+    ("first", "later"),
+    [
+        ({"layer": "hami"}, {"nodes": {"pool": "a"}, "layer": "mps"}),
+        ({"nodes": {"pool": "a"}, "layer": "mps"}, {"nodes": {"pool": "a", "zone": "b"}, "layer": "kai"}),
+        ({"models": ["*A100*", "*L4*"], "layer": "mps"}, {"models": ["*L4*"], "layer": "native"}),
+        ({"models": ["*A100*"], "layer": "hami"}, {"models": ["*A100*"], "layer": "kai"}),
+    ],
+)
+def test_rule_that_can_never_count_is_an_error(first: dict[str, object], later: dict[str, object]) -> None:
+    with pytest.raises(ValidationError, match=r"rule 2 \(layer .*\) is never used: rule 1 \(layer .*\) applies to all"):
+        LayersFile.model_validate({"rules": [first, later]})
+
+
+@pytest.mark.parametrize(
+    ("first", "later"),
+    [
+        ({"nodes": {"pool": "a"}, "layer": "mps"}, {"layer": "kai"}),
+        ({"nodes": {"pool": "a"}, "layer": "mps"}, {"models": ["*A100*"], "layer": "kai"}),
+        ({"models": ["*A100*"], "layer": "hami"}, {"models": ["*80GB*"], "layer": "kai"}),
+        # on one machine the first does not work, and the second counts
+        ({"models": ["*A100*"], "layer": "hami"}, {"models": ["*A100*"], "layer": "mps"}),
+        # GPUs in MIG mode, and those that are not
+        ({"layer": "mig"}, {"layer": "mps"}),
+    ],
+)
+def test_rule_that_counts_somewhere_is_no_error(first: dict[str, object], later: dict[str, object]) -> None:
+    assert len(LayersFile.model_validate({"rules": [first, later]}).rules) == 2

@@ -157,7 +157,7 @@ def test_first_rule_that_works_on_one_machine_counts_and_node_labels_match_nothi
     for given, layer in (
         ([{"layer": "hami"}, {"layer": "mps"}], LayerName.MPS),
         ([{"nodes": {"pool": "a"}, "layer": "mps"}], None),
-        ([{"layer": "native"}, {"layer": "mps"}], None),
+        ([{"layer": "native"}, {"layer": "mig"}], None),
         ([{"layer": "mig"}], None),
     ):
         assert OneMachine(gpu, layers=rules(*given)).says(template(fraction=0.25)).layer is layer

@@ -90,12 +90,13 @@ class ForeignPodLayer(SharingLayer[PodSpec]):
 def observable(offer: LayerOffer) -> bool:
     """Return whether the pod can ask for the library of an agent that observes.
 
-    On a node without the resource the pod could not run, so all nodes must have it that the pod can go to. On others
-    the agent sees the pod's GPU work as the driver counts it, and without an agent nobody does.
+    On a node without a free one the pod could not run, so all nodes must have one that the pod can go to: others than
+    our servers can ask for them too. Elsewhere the agent sees the pod's GPU work as the driver counts it, and without
+    an agent nobody does.
     """
-    nodes = suitable(offer.request)
+    nodes, facts = suitable(offer.request), offer.request.facts
     by_library = LAYERS[offer.layer].observed_by is ObservedBy.LIBRARY
-    return by_library and bool(nodes) and all(node.allocatable.get(OBSERVER, 0) > 0 for node in nodes)
+    return by_library and bool(nodes) and all(facts.free(node, OBSERVER) for node in nodes)
 
 
 def with_last_word(form: PodSpec, made: PodSpec, override: Mapping[str, Any]) -> PodSpec:

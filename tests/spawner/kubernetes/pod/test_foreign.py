@@ -12,7 +12,7 @@ from gpushare_spawner.model.layers import HamiOptions, KaiOptions, LayerName, La
 from gpushare_spawner.model.placement import Placement
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.sharing.base import LayerRequest, Tenant
-from gpushare_spawner.sharing.cluster_facts import ClusterFacts, ClusterNode
+from gpushare_spawner.sharing.cluster_facts import ClusterFacts, ClusterNode, ClusterPod
 from gpushare_spawner.spawner.kubernetes.cluster.pods import RESERVATION
 from gpushare_spawner.spawner.kubernetes.pod.builder import build_pod
 from gpushare_spawner.spawner.kubernetes.pod.manifest import fragment
@@ -102,8 +102,13 @@ def test_a_share_that_the_layer_cannot_give_is_refused_with_its_reason() -> None
     assert "MIG" in refused.value.jupyterhub_message
 
 
-def limits_on(layer: LayerName, options: LayerOptions, *observers: int | None, observed: bool = True) -> dict[str, str]:
-    """The limits of a server on nodes with so many of the observers' resource; None: a node has no such resource."""
+def limits_on(
+    layer: LayerName, options: LayerOptions, *observers: int | None, observed: bool = True, taken: int = 0
+) -> dict[str, str]:
+    """The limits of a server on nodes with so many of the observers' resource; None: a node has no such resource.
+
+    A pod of somebody else on the first node has `taken` of them.
+    """
     nodes = tuple(
         ClusterNode(
             f"node-{number}",
@@ -117,7 +122,8 @@ def limits_on(layer: LayerName, options: LayerOptions, *observers: int | None, o
         for number, amount in enumerate(observers)
     )
     asked = Template.model_validate({"name": "quarter", "display_name": "Quarter", "gpu": {"fraction": 0.25}})
-    offer = LayerOffer(layer, LayerRequest(Tenant("ada"), asked, options, ClusterFacts(nodes=nodes)))
+    stranger = ClusterPod("stranger", "elsewhere", "node-0", requests={OBSERVER: taken})
+    offer = LayerOffer(layer, LayerRequest(Tenant("ada"), asked, options, ClusterFacts(nodes=nodes, pods=(stranger,))))
     share = PodShare(
         SpawnRequest(Tenant("ada"), asked), Placement("", ()), (), "token-1", offer=offer, observed=observed
     )
@@ -131,6 +137,8 @@ def test_the_library_is_asked_for_where_every_node_of_the_layer_has_an_observer(
     assert limits_on(*shared, 512, 512) == {"nvidia.com/gpu.shared": "1", OBSERVER: "1"}
     for observers in ((512, None), (512, 0), (None,)):
         assert OBSERVER not in limits_on(*shared, *observers), "the pod could not run on a node without the resource"
+    assert OBSERVER in limits_on(*shared, 512, 512, taken=511)
+    assert OBSERVER not in limits_on(*shared, 512, 512, taken=512), "the pod would wait for a node with a free one"
     assert OBSERVER not in limits_on(*shared, 512, observed=False), "a node has refused such a pod a moment ago"
 
 
