@@ -81,3 +81,21 @@ async def test_program_on_an_instance_is_seen_and_goes_on_while_the_agent_is_kil
     finally:
         program.kill()
         program.wait()
+
+
+@pytest.mark.slow
+async def test_program_that_names_the_instance_of_others_is_reported(agent: AgentProcess) -> None:
+    """Its frames name the GPU of both instances, so only the driver tells which of them it has."""
+    large, small, _ = (await agent.client.report()).gpus
+    opened = await agent.client.open(mig("mallory", small))
+    program = subprocess.Popen(
+        [sys.executable, "-m", "tests.agent.cuda_program"],
+        env={**os.environ, **opened.environment, "CUDA_VISIBLE_DEVICES": large.uuid},
+        stdout=subprocess.DEVNULL,
+    )
+    try:
+        found = await session_when(agent, "mallory", lambda one: bool(one.bypassing_pids))
+        assert (found.bypassing_pids, found.processes) == ((program.pid,), 1)
+    finally:
+        program.kill()
+        program.wait()
