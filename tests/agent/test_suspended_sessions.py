@@ -206,6 +206,34 @@ async def test_program_that_is_stopped_while_it_waits_for_its_turn_keeps_no_othe
 
 
 @pytest.mark.slow
+async def test_program_that_is_stopped_in_its_restore_goes_on_with_its_contents(
+    short_folder: Path,
+) -> None:
+    machine = Machine(short_folder)
+    machine.agent.environment |= {"SIMGPU_RESTORE_MS": "800"}
+    await machine.start()
+    try:
+        ada, ben = await machine.program("ada", LARGE), await machine.program("ben")
+        ben.begin("allocate", 5, LARGE)
+        assert await ben.answer() is None
+        await machine.suspended("ada")
+        ada.begin("work", 0.1)
+        await machine.suspended("ben")
+        await asyncio.sleep(0.4)  # the restore is under way
+        os.kill(ada.process.pid, signal.SIGSTOP)
+        report = await machine.until("ada", lambda session: session.not_suspendable is not None)
+        assert "it is stopped" in str(report.not_suspendable)
+        os.kill(ada.process.pid, signal.SIGCONT)
+        rounds = await ada.answer()
+        assert await ada.ask("words") == [[0, rounds, 0]]
+        assert await ben.ask("words") == [[0, 0, 0]]
+    finally:
+        for program in machine.programs:
+            program.end()
+        machine.agent.end(signal.SIGKILL)
+
+
+@pytest.mark.slow
 async def test_two_suspended_sessions_and_a_managed_one_take_turns_and_keep_their_contents(machine: Machine) -> None:
     programs = [await machine.program(name, LARGE, share_units=30) for name in ("ada", "ben")]
     programs.append(await machine.program("mia", LARGE, share_units=30, engine=MemoryEngine.MANAGED))

@@ -336,6 +336,35 @@ async def test_stopped_process_is_not_restored_when_it_goes_on_and_keeps_nobody_
     assert driver.asked == ["restore"]
 
 
+async def test_process_whose_restore_was_given_up_and_done_later_needs_no_more_memory(
+    bench: Bench, pids: list[int]
+) -> None:
+    bench.record(pids)
+    bench.driver.states = dict.fromkeys(pids, ProcessState.CHECKPOINTED)
+    bench.suspender.opened(bench.session)
+    bench.driver.fails = {("restore", pids[0]): [Code.HANGS]}
+    bench.arbitration.resume("ann")
+    await bench.until_told("not_resumed")
+    bench.driver.states[pids[0]] = ProcessState.LOCKED
+    bench.uses(FIRST.memory_bytes - SIZE)
+    bench.arbitration.resume("ann")
+    await bench.until_told("resumed")
+    assert [bench.driver.states[pid] for pid in pids] == [ProcessState.RUNNING] * 2
+
+
+async def test_stopped_process_is_no_reason_to_free_memory_for_its_session(bench: Bench, pids: list[int]) -> None:
+    bench.record(pids)
+    bench.driver.states = dict.fromkeys(pids, ProcessState.CHECKPOINTED)
+    bench.suspender.opened(bench.session)
+    bench.uses(FIRST.memory_bytes)
+    os.kill(pids[1], signal.SIGSTOP)
+    await bench.until(lambda: processes.stopped(pids[1]))
+    bench.arbitration.resume("ann")
+    await bench.until_told("not_resumed")
+    assert "short_of_memory" not in bench.arbitration.told
+    assert f"Process {pids[1]} cannot be restored: it is stopped" in bench.session.not_suspendable
+
+
 async def test_session_with_a_stopped_process_stays_suspended_and_says_why(bench: Bench, pids: list[int]) -> None:
     bench.record(pids)
     bench.driver.states = dict.fromkeys(pids, ProcessState.CHECKPOINTED)

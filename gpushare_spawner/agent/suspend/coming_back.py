@@ -71,9 +71,15 @@ class ComingBack:
         sizes = zip(suspension.processes, suspension.sizes, strict=True)
         names = {name.pid: name for name in suspension.processes}
         left = {name.pid: size for name, size in sizes if processes.alive(name)}
+        if stopped := next(filter(processes.stopped, left), None):
+            raise CannotRestore(reason_of(Answer(Code.STOPPED), f"Process {stopped} cannot be restored"))
         back: list[int] = []
-        async with self._memory(session, gpu, sum(left.values()), SPARE * len(left)):
-            for pid, size in left.items():
+        if await self._free(gpu) < sum(left.values()):
+            # the driver can have done a restore that was given up
+            back = [pid for pid in left if await self._is_there(pid)]
+        away = {pid: size for pid, size in left.items() if pid not in back}
+        async with self._memory(session, gpu, sum(away.values()), SPARE * len(away)):
+            for pid, size in away.items():
                 answer = await self._checkpoints.restore(pid, size)
                 if answer.ok or await self._is_there(pid):
                     back.append(pid)
