@@ -146,6 +146,20 @@ def test_an_agent_that_observes_gives_out_no_gpu_and_writes_to_no_pod() -> None:
     assert "share GPUs of" not in notes({"observe": True})
 
 
+def test_the_notes_warn_of_a_layer_whose_rights_the_hub_lacks() -> None:
+    card = {"display_name": "a", "gpu": {"fraction": 0.25, "layer": "dra"}}
+    values: dict[str, Any] = {
+        "templates": {"a": card, "b": {"display_name": "b"}, "c": None},
+        "layers": {"rules": [{"layer": "kai"}, {"layer": "hami"}]},
+    }
+    said = notes(values)
+    assert [layer for layer in ("kai", "dra", "hami") if f"name {layer}, and hub.layers does not" in said] == [
+        "kai",
+        "dra",
+    ]
+    assert "WARNING" not in notes({**values, "hub": {"layers": ["kai", "dra"]}})
+
+
 def test_a_second_release_for_nodes_of_another_layer_makes_no_object_of_the_first() -> None:
     first, second = render(OWN), render(OBSERVING, name="gpushare-observers")
     named = [{(item["kind"], item["metadata"]["name"]) for item in items} for items in (first, second)]

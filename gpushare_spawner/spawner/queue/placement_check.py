@@ -66,7 +66,7 @@ class PlacementCheck:
         if placement is not None:
             return Verdict(Outcome.NOW, placement)
         unplaceable: Unplaceable = self.ledger.why_unplaceable(request)
-        why = self._no_instance(request) or refusals.capacity(unplaceable)
+        why = self._no_instance(request) or self._native_there(request, unplaceable) or refusals.capacity(unplaceable)
         if not unplaceable.may_pass:
             if self.snapshot.awaited:
                 return Verdict(Outcome.WAIT, why=self.snapshot.awaited)
@@ -85,6 +85,13 @@ class PlacementCheck:
             return ""
         profiles = [kind.mig.profile.name for kind in self.snapshot.kinds if kind.mig is not None]
         return layers.no_instance(request.share, profiles)
+
+    def _native_there(self, request: PlacementRequest, why: Unplaceable) -> str:
+        """Return that sessions of the native layer keep MPS from GPUs with enough free units; empty: that is not so."""
+        if request.layer is not LayerName.MPS or why.reason is not Reason.FULL:
+            return ""
+        native = replace(self.counted_request(request), layer=LayerName.NATIVE)
+        return layers.layer_taken(request.share) if self.ledger.place(native, self.strategy) is not None else ""
 
     def fits_without(self, request: PlacementRequest, claims: Collection[str]) -> bool:
         """Whether a request would fit on a node of these claims if they were not there."""

@@ -58,6 +58,14 @@ def no_instance(share: Share, profiles: Iterable[str]) -> str:
     )
 
 
+def layer_taken(share: Share) -> str:
+    """Return that the GPUs on which a share by MPS would fit have sessions that share them in another way."""
+    return (
+        f"{share} is free on a GPU, but the sessions there do not use {LAYERS[LayerName.MPS].title}, and a GPU cannot "
+        "have both kinds. The server starts when they have ended."
+    )
+
+
 def no_node(layers: Iterable[LayerName]) -> str:
     """Return that no node that the server can run on has one of the layers."""
     titles = " or ".join(LAYERS[name].title for name in layers)

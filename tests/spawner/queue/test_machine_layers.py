@@ -104,6 +104,16 @@ def test_card_says_what_the_spawn_would_be_told(gpu: dict[str, Any]) -> None:
     assert now.startable([Alternative(asked), Alternative(template(fraction=0.1, layer="mps"))]) == ("t",)
 
 
+def test_mps_waits_for_native_sessions_to_end_and_the_card_says_so() -> None:
+    machine = OneMachine(whole("GPU-0"))
+    machine.take(template(fraction=0.25), "ada")
+    quarter = machine.says(template(fraction=0.25, layer="mps"))
+    assert quarter.kind == "wait"
+    assert quarter.detail.startswith("0.25 GPU is free on a GPU, but the sessions there do not use NVIDIA MPS")
+    machine.take(template(fraction=0.5), "bob")
+    assert machine.says(template(fraction=0.5, layer="mps")).detail.startswith("Not enough free capacity")
+
+
 def test_memory_decides_where_the_template_guarantees_it() -> None:
     machine = OneMachine(instance("MIG-1", "1g.10gb"), instance("MIG-12", "1g.20gb"), instance("MIG-3", "3g.40gb"))
     for guarantee, uuid in (("9Gi", "MIG-1"), ("10Gi", "MIG-12"), ("12.5%", "MIG-1"), ("30%", "MIG-3")):
