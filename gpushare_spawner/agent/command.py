@@ -137,9 +137,9 @@ def configure(parser: argparse.ArgumentParser, cluster: ClusterOptions) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=False, help="default: run the agent")
     resume = actions.add_parser(
         "resume",
-        help="resume what a stopped agent has left suspended",
-        description="Restores the processes that the agent had suspended when it was stopped, and lets them go on. Use "
-        "it before you remove the agent for good. The agent must not run. The exit status is 1 if a process stays "
+        help="resume the processes that a stopped agent has left suspended",
+        description="Resumes the processes that were suspended when the agent was stopped. Run this command before "
+        "you remove the agent for good, and while no agent runs. The exit status is 1 if a process stays "
         "suspended, for example because its GPU has too little free memory.",
     )
     resume.add_argument(

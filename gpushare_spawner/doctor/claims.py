@@ -38,7 +38,7 @@ class ClaimFacts:
     runtime: str = ""
     """The node's container runtime with its version, as Kubernetes writes it; empty: unknown."""
     refused: str = ""
-    """Why claims cannot be had, as the agent's own probe says; empty: they can."""
+    """Why claims are not available, as the agent's own probe says; empty: they are."""
     taints: bool = True
     """Whether the API server keeps taints of devices."""
     missing: tuple[Path, ...] = ()
@@ -97,8 +97,8 @@ def findings(facts: ClaimFacts) -> list[Finding]:
         return [*found, *_in_use(facts), *_runtime(facts)]
     who = "the agent uses the device plugin's API" if facts.in_use is False else "no agent answers"
     if facts.refused:
-        return [*found, skipped(WHERE, f"{who}; claims cannot be had: {facts.refused}"), *_runtime(facts)]
-    return [*found, ok(WHERE, f"{who}; claims can be had with --kubelet dra"), *_runtime(facts)]
+        return [*found, skipped(WHERE, f"{who}; claims are not available: {facts.refused}"), *_runtime(facts)]
+    return [*found, ok(WHERE, f"{who}; claims are available with --kubelet dra"), *_runtime(facts)]
 
 
 def _in_use(facts: ClaimFacts) -> list[Finding]:
@@ -118,7 +118,7 @@ def _in_use(facts: ClaimFacts) -> list[Finding]:
         remedy = "The agent makes them again within 2 s. See its log, and mount the kubelet's folders into its pod."
         found.append(problem("DRA driver's sockets", what, remedy))
     else:
-        found.append(ok("DRA driver's sockets", "the one for registration and the driver's own are there"))
+        found.append(ok("DRA driver's sockets", "the socket for registration and the driver's own socket exist"))
     return found
 
 

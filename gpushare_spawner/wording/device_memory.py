@@ -81,10 +81,10 @@ def holders(status: ShareStatus) -> str:
 
 
 def stays(reason: str, suspended: bool = False) -> str:
-    """Return what it means that a session cannot be suspended, or that it cannot come back where it is suspended;
+    """Return what it means that a session cannot be suspended, or, if it is suspended, that it cannot be resumed;
     nothing without a reason."""
     if not reason:
         return ""
     if suspended:
-        return f"This session cannot come back to the GPU for now: {reason}"
+        return f"This session cannot be resumed for now: {reason}"
     return f"This session cannot be suspended and keeps its GPU memory: {reason}"

@@ -58,8 +58,8 @@ async def test_process_in_the_failed_state_is_reported_until_it_ends_and_others_
         assert await asyncio.to_thread(hiding.stdout.readline) == "ready\n"
         neighbour.peer.send(Kind.REQUEST, 900 * MIB, 0, gpu=neighbour.gpu)
         report = await machine.until("ada", lambda session: session.not_suspendable is not None)
-        assert f"bring process {hiding.pid} back (FAILED): restart its kernel" in str(report.not_suspendable)
-        assert f"process {hiding.pid} back (FAILED)" in machine.log()
+        assert f"restore process {hiding.pid} (FAILED): restart its kernel" in str(report.not_suspendable)
+        assert f"process {hiding.pid} (FAILED)" in machine.log()
         assert (await neighbour.peer.until(Kind.GRANT, 15)).fields[0]  # what fits runs, what does not pages
         assert await machine.programs[0].ask("work", 0.05) > 0
     finally:

@@ -270,7 +270,7 @@ async def test_process_of_which_the_driver_tells_no_state_is_not_taken_for_runni
     bench.driver.fails = {("state", pids[0]): [Code.HANGS, Code.HANGS]}
     bench.suspender.opened(bench.session)
     await bench.until_told("resumed")
-    assert f"process {pids[0]} back (HANGS)" in bench.session.not_suspendable
+    assert f"process {pids[0]} (HANGS)" in bench.session.not_suspendable
 
 
 async def test_processes_that_connect_and_leave_all_the_time_are_looked_at_no_more_often(
@@ -573,7 +573,7 @@ async def test_process_that_stays_locked_is_unlocked_as_soon_as_the_driver_does_
     bench.driver.fails = {("unlock", pids[0]): [Code.HANGS]}
     bench.suspender.opened(bench.session)
     await bench.until_told("resumed")
-    assert f"process {pids[0]} back (HANGS)" in bench.session.not_suspendable
+    assert f"process {pids[0]} (HANGS)" in bench.session.not_suspendable
     await bench.until(lambda: bench.session.not_suspendable is None)
     assert bench.driver.states == dict.fromkeys(pids, ProcessState.RUNNING)
     assert not bench.records
@@ -589,7 +589,7 @@ async def test_process_in_the_failed_state_is_named_whatever_the_call_answered(b
     bench.driver.checkpoint = fails  # type: ignore[method-assign]
     bench.arbitration.suspend("ann")
     await bench.until_told("not_suspended")
-    assert "back (FAILED): restart its kernel" in bench.session.not_suspendable
+    assert "(FAILED): restart its kernel" in bench.session.not_suspendable
 
 
 class Neighbour:

@@ -28,7 +28,7 @@ def test_a_node_that_gives_gpus_by_claims() -> None:
     assert said(GOOD) == [
         (Level.OK, "API server", "Kubernetes v1.36.2"),
         (Level.OK, "GPU shares by claims", "the API server keeps shares of devices (gate DRAConsumableCapacity)"),
-        (Level.OK, "DRA driver's sockets", "the one for registration and the driver's own are there"),
+        (Level.OK, "DRA driver's sockets", "the socket for registration and the driver's own socket exist"),
         (Level.OK, "container runtime", "containerd://1.7.27"),
     ]
 
@@ -39,7 +39,7 @@ def test_a_gate_that_is_off_is_a_problem_where_claims_are_used_and_none_elsewher
     other = said(replace(refused, in_use=False))
     assert (
         Level.SKIPPED, "GPU shares by claims",
-        f"the agent uses the device plugin's API; claims cannot be had: {GATE}",
+        f"the agent uses the device plugin's API; claims are not available: {GATE}",
     ) in other  # fmt: skip
     assert not any(level is Level.PROBLEM for level, _, _ in other)
 
@@ -47,7 +47,7 @@ def test_a_gate_that_is_off_is_a_problem_where_claims_are_used_and_none_elsewher
 def test_a_node_with_the_device_plugin_learns_that_claims_can_be_had() -> None:
     for in_use, who in ((False, "the agent uses the device plugin's API"), (None, "no agent answers")):
         found = said(replace(GOOD, in_use=in_use, missing=socket_paths(Path("/var/lib/kubelet"))))
-        assert (Level.OK, "GPU shares by claims", f"{who}; claims can be had with --kubelet dra") in found
+        assert (Level.OK, "GPU shares by claims", f"{who}; claims are available with --kubelet dra") in found
         assert all(level is Level.OK for level, _, _ in found)
 
 

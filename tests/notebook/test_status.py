@@ -401,6 +401,6 @@ def test_suspended_session_says_so_and_one_that_cannot_be_suspended_says_why() -
     for text in (share_status.explanation, lambda status: share_status.page(status, now=0.0)):
         assert "This session is suspended" in text(suspended)
         assert "cannot be suspended and keeps its GPU memory: Process 7 has managed memory." in text(stays)
-        assert "cannot come back to the GPU for now: Process 7" in text(stuck)
+        assert "cannot be resumed for now: Process 7" in text(stuck)
         assert "cannot be suspended" not in text(stuck)
         assert "suspended" not in text(of())

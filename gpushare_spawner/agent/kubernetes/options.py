@@ -43,8 +43,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--observe",
         action="store_true",
-        help="give out no GPU: another sharing layer has those of this node. The agent reports when the pods of that "
-        "layer last used a GPU, so that idle servers are found",
+        help="offer no GPU, because another sharing layer gives out the GPUs of this node. The agent reports when the "
+        "pods of that layer last used a GPU, so that the culler finds idle servers",
     )
     group.add_argument(
         "--namespace",

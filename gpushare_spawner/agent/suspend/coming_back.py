@@ -38,7 +38,7 @@ STEPS = 6
 """Steps in which a process comes back at most; two, where no other call about it was under way."""
 
 Failed = dict[int, str]
-"""Processes that the driver cannot bring back, by pid, with what it says."""
+"""Processes that the driver cannot restore, by pid, with what it says."""
 _NOT_NOW = (
     Code.OUT_OF_MEMORY, Code.NOT_PERMITTED, Code.NO_DRIVER, Code.NO_WORKER, Code.HANGS, Code.NOT_READY, Code.STOPPED,
 )  # fmt: skip
@@ -202,4 +202,4 @@ class ComingBack:
 
 def _failed(session: str, pid: int, said: str, failed: Failed) -> None:
     failed[pid] = said
-    log.error("session %s: the driver cannot bring process %d back (%s); its GPU work waits", session, pid, said)
+    log.error("session %s: the driver cannot restore process %d (%s); its GPU work waits", session, pid, said)

@@ -86,7 +86,7 @@ class Course:
     """Answers to it."""
     answered: asyncio.Event = field(default_factory=asyncio.Event)
     failed: dict[int, str] = field(default_factory=dict)
-    """Processes that the driver cannot bring back, by pid, with what it says."""
+    """Processes that the driver cannot restore, by pid, with what it says."""
     busy: BackOff = field(default_factory=lambda: BackOff(SOON))
     """Pauses after suspensions that failed because the session was busy."""
     refused: BackOff = field(default_factory=lambda: BackOff(RESUME_AGAIN))
@@ -103,8 +103,8 @@ class Course:
                 timer.cancel()
 
     def of_failed(self) -> str | None:
-        """Return in a sentence which process the driver cannot bring back; None: there is none."""
+        """Return in a sentence which process the driver cannot restore; None: there is none."""
         alive = [pid for pid in self.failed if processes.exists(pid)]
         if not alive:
             return None
-        return f"The driver cannot bring process {alive[0]} back ({self.failed[alive[0]]}): restart its kernel."
+        return f"The driver cannot restore process {alive[0]} ({self.failed[alive[0]]}): restart its kernel."
