@@ -263,7 +263,7 @@ class Node:
         """Bring processes back that were suspended when their session ended."""
         gpu = self.gpus.get(next(iter(record.request.gpus), ""))
         if record.suspension is not None and gpu is not None:
-            self.suspensions.left_behind(record, gpu)
+            self.suspensions.resume_leftover(record, gpu)
 
     async def _save(self, session: Session) -> None:
         """Write a session's record to the disk. Raises OSError where the disk refuses it."""

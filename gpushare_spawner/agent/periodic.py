@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from gpushare_spawner.agent.gpus.aside import aside
+from gpushare_spawner.agent.gpus.daemon_thread import in_daemon_thread
 from gpushare_spawner.agent.gpus.nvml import Gpu, GpuState, Utilisation
 from gpushare_spawner.agent.sessions.bypassing import BypassWatch
 from gpushare_spawner.agent.sessions.session import Session
@@ -126,7 +126,7 @@ class Rounds:
     async def _ask(self) -> dict[str, GpuState]:
         if self._asked is None:
             gpus = dict(self._gpus)  # it can change meanwhile
-            self._asked = aside(lambda: {uuid: self._source.state(gpu) for uuid, gpu in gpus.items()})
+            self._asked = in_daemon_thread(lambda: {uuid: self._source.state(gpu) for uuid, gpu in gpus.items()})
         await asyncio.wait([self._asked], timeout=self._settings.answer_within)
         if not self._asked.done():
             hangs = f"has not answered its driver for {self._settings.answer_within:g} s"

@@ -224,7 +224,7 @@ class GpuArbiter:
             self._roster.released(known)
             known.expected_until = self._roster.now + EXPECTED
             if by_itself:
-                self._suspensions.keep_place(known, self._schedule.pausing_until(known))
+                self._suspensions.keep_on_gpu(known, self._schedule.pausing_until(known))
             if not any(other.lease for other in known.session.clients.values()):
                 self._nested.drained(known.session.id)
             if again:
@@ -535,8 +535,8 @@ class GpuArbiter:
             client.displaced = client.displaced or (client in pausing and not client.held)
             client.parked = False
         crowded = bool(outgoing) or any(client not in chosen for client in roster.waiting)
-        self._suspensions.make_way(choice.group)
-        self._suspensions.leave_released()
+        self._suspensions.order_for(choice.group)
+        self._suspensions.order_released()
         need = min(budget.for_managed, sum(self._residency.missing(client, budget.for_managed) for client in incoming))
         if not need and any(client.session.moves_whole for client in incoming):
             need = 1  # the memory that it is about to allocate counts as on the GPU

@@ -112,7 +112,7 @@ class Client:
     expected_until: float = 0.0
     """Until when a parked client that returned its lease because others are owed time is expected to ask again."""
     pausing_until: float = 0.0
-    """Until when a client that returned its lease by itself keeps its place: see `Suspensions.keep_place`."""
+    """Until when a client that returned its lease by itself keeps its place: see `Suspensions.keep_on_gpu`."""
     paging_until: float = 0.0
     """Until when its pages are taken to come in, so that it cannot use the GPU yet."""
     pace: float = 0.0

@@ -1,4 +1,4 @@
-"""Sessions whose memory leaves the GPU only as a whole: which of them are to be suspended, and whether one can come.
+"""Sessions whose memory leaves the GPU only as a whole: which of them are to be suspended, and whether one fits again.
 
 The driver evicts managed pages by itself where memory is short, and never such a session. So what stays of them beside
 the clients that have the GPU must fit there, and their memory is free only when they have been suspended.
@@ -41,7 +41,7 @@ class Suspensions:
             if one.moves_whole and one.presence is Presence.ON_GPU and one not in inside and not one.holding
         ]
 
-    def make_way(self, group: Collection[Client]) -> None:
+    def order_for(self, group: Collection[Client]) -> None:
         """Order suspensions until the group, and what stays of such sessions beside it, fit on the GPU.
 
         The least recently used session goes first, and none that is not needed. Sessions that give their leases back
@@ -73,7 +73,7 @@ class Suspensions:
             if not session.holding:
                 self.order(session)
 
-    def leave_released(self) -> None:
+    def order_released(self) -> None:
         """Order suspensions of released sessions, also where nobody needs their memory: their CUDA contexts leave too,
         and the GPU has room for programs that no arbiter knows. A session whose clients ask for a lease stays.
         """
@@ -93,7 +93,7 @@ class Suspensions:
         capacity = self._roster.vram_budget().for_managed
         return not beside or min(capacity, together([*using, client])) + beside <= capacity
 
-    def keep_place(self, client: Client, until: float) -> None:
+    def keep_on_gpu(self, client: Client, until: float) -> None:
         """A client has returned its lease by itself, after a second without work. Where its session's memory moves as a
         whole, its place is kept while its pause can be one of those that are shorter than the moves that giving way
         costs: else such a session would be moved in each of its pauses.

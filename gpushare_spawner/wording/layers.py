@@ -9,9 +9,7 @@ from gpushare_spawner.model.layers import LAYERS, IdleReach, Layer, LayerName
 
 NOT_MEASURED = "Nothing measures this server's GPU work."
 """Of a session without an agent that sees its GPU work."""
-NO_AGENT = (
-    "No agent serves this server, so you cannot keep the share or stop the server from here. Use the dashboard for that."
-)
+NO_AGENT = "No agent serves this server, so you cannot keep the share or stop the server from here. Use the dashboard."
 """Of a server whose pod has no session socket."""
 _REACH = {"downgraded": IdleReach.DOWNGRADE, "released": IdleReach.RELEASE}
 

@@ -16,7 +16,14 @@ from gpushare_spawner.agent import processes
 from gpushare_spawner.agent.gpus.nvml import GpuState
 from gpushare_spawner.agent.memory.memory_holds import MemoryHolds
 from gpushare_spawner.agent.state.session_record import SessionRecord, Suspension
-from gpushare_spawner.agent.suspend import coming_back, course, driver_checkpoint, leaving, left_behind, suspender
+from gpushare_spawner.agent.suspend import (
+    driver_checkpoint,
+    leftover_processes,
+    resume_steps,
+    suspend_progress,
+    suspend_steps,
+    suspender,
+)
 from gpushare_spawner.agent.suspend.driver_checkpoint import Answer, Code, DriverCheckpoints, ProcessState
 from gpushare_spawner.agent.suspend.suspender import Suspender
 from gpushare_spawner.model.protocol.frames import Feature, Frame, Kind
@@ -169,11 +176,11 @@ def pids() -> Iterator[list[int]]:
 
 @pytest.fixture
 async def bench(pids: list[int], monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Bench]:
-    monkeypatch.setattr(coming_back, "SPARE_WITHIN", 0.1)
-    monkeypatch.setattr(coming_back, "RESUME_AGAIN", 0.02)
+    monkeypatch.setattr(resume_steps, "SPARE_WITHIN", 0.1)
+    monkeypatch.setattr(resume_steps, "RESUME_AGAIN", 0.02)
     monkeypatch.setattr(suspender, "RESUME_AGAIN", 0.02)
-    monkeypatch.setattr(coming_back, "MEMORY_WITHIN", 0.2)
-    monkeypatch.setattr(leaving, "READY_WITHIN", 0.1)
+    monkeypatch.setattr(resume_steps, "MEMORY_WITHIN", 0.2)
+    monkeypatch.setattr(suspend_steps, "READY_WITHIN", 0.1)
     bench = Bench(pids)
     yield bench
     await bench.suspender.close()
@@ -292,7 +299,7 @@ async def test_processes_that_connect_and_leave_all_the_time_are_looked_at_no_mo
     for _ in range(50):
         bench.suspender.left(bench.session, connection)
     looks.clear()
-    await asyncio.sleep(3 * coming_back.LOOK_EVERY)
+    await asyncio.sleep(3 * resume_steps.LOOK_EVERY)
     assert 1 <= len(looks) <= 4
 
 
@@ -380,7 +387,7 @@ async def test_session_with_a_stopped_process_stays_suspended_and_says_why(bench
 
 
 async def test_reason_goes_when_the_session_is_tried_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(course, "SOON", 0.1)
+    monkeypatch.setattr(suspend_progress, "SOON", 0.1)
     bench.suspender.opened(bench.session)
     for one in bench.session.cuda:
         one.answers = None
@@ -408,7 +415,7 @@ async def test_missing_capability_is_looked_at_again_and_then_no_longer_reported
 async def test_all_processes_of_a_session_have_one_deadline_for_their_locks(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(leaving, "LOCK_WITHIN", 0.5)
+    monkeypatch.setattr(suspend_steps, "LOCK_WITHIN", 0.5)
     bench.suspender.opened(bench.session)
     lock, timeouts = bench.driver.lock, list[float]()
 
@@ -421,13 +428,13 @@ async def test_all_processes_of_a_session_have_one_deadline_for_their_locks(
     bench.arbitration.suspend("ann")
     await bench.until_told("suspended")
     assert 0.4 < timeouts[0] <= 0.5
-    assert leaving.LEAST_TIME <= timeouts[1] <= 0.2
+    assert suspend_steps.LEAST_TIME <= timeouts[1] <= 0.2
 
 
 async def test_session_that_is_always_busy_is_asked_less_and_less_often(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(course, "SOON", 0.02)
+    monkeypatch.setattr(suspend_progress, "SOON", 0.02)
     bench.suspender.opened(bench.session)
     bench.driver.lock = busy = BusyLock()  # type: ignore[method-assign]
     able = bench.arbitration.set_suspendable
@@ -455,15 +462,15 @@ class BusyLock:
 
 
 def test_pauses_double_up_to_their_bound_and_begin_anew() -> None:
-    pauses, now, seen = course.BackOff(2.0), 100.0, list[float]()
+    pauses, now, seen = suspend_progress.BackOff(2.0), 100.0, list[float]()
     for _ in range(7):
         seen.append(pauses.next(now))
         now += seen[-1]
     assert seen == [2, 4, 8, 16, 32, 60, 60]
-    assert pauses.next(now + course.LATER + 1) == 2
-    pauses.next(now + course.LATER + 3)
+    assert pauses.next(now + suspend_progress.LATER + 1) == 2
+    pauses.next(now + suspend_progress.LATER + 3)
     pauses.succeeded()
-    assert pauses.next(now + course.LATER + 3) == 2
+    assert pauses.next(now + suspend_progress.LATER + 3) == 2
 
 
 async def test_agent_that_stops_unlocks_what_is_only_locked(bench: Bench, pids: list[int]) -> None:
@@ -526,7 +533,7 @@ async def test_lock_of_an_earlier_agent_that_is_still_under_way_is_undone(bench:
 async def test_processes_that_outlive_session_and_agent_come_back_under_the_next_agent(
     bench: Bench, pids: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(left_behind, "AGAIN_AFTER", 0.02)
+    monkeypatch.setattr(leftover_processes, "AGAIN_AFTER", 0.02)
     bench.record(pids)
     bench.driver.states = dict.fromkeys(pids, ProcessState.CHECKPOINTED)
     bench.uses(FIRST.memory_bytes - SIZE // 2)
@@ -536,7 +543,7 @@ async def test_processes_that_outlive_session_and_agent_come_back_under_the_next
     await bench.suspender.close()
     (record,) = bench.records
     following = bench.next_agent()
-    following.left_behind(record, FIRST)
+    following.resume_leftover(record, FIRST)
     await asyncio.sleep(0.3)
     assert bench.driver.states == dict.fromkeys(pids, ProcessState.CHECKPOINTED)
     bench.uses(0)
@@ -666,7 +673,7 @@ async def test_two_sessions_never_come_back_into_the_same_free_memory(bench: Ben
         assert process is not None
         record = SessionRecord.opened(request_for(name, gpus=(FIRST.uuid,)), 0.0)
         record.suspension = Suspension(processes=(process,), sizes=(SIZE,), complete=True)
-        bench.suspender.left_behind(record, FIRST)
+        bench.suspender.resume_leftover(record, FIRST)
     await bench.until(lambda: ProcessState.RUNNING in bench.driver.states.values())
     await asyncio.sleep(0.3)
     assert sorted(bench.driver.states.values()) == [ProcessState.RUNNING, ProcessState.CHECKPOINTED]

@@ -1,5 +1,5 @@
-"""Free memory of GPUs that is spoken for: while suspended processes are restored into it, or while a session leaves the
-GPU and may have to come back, no other session is granted more memory there.
+"""Holds of free GPU memory: while suspended processes are restored into it, or while a session is being suspended and
+can have to be resumed, no other session is granted more memory there.
 
 A restore that finds too little memory can never be repeated on driver 580 (NVIDIA/cuda-checkpoint, issue 44).
 """
@@ -14,7 +14,7 @@ HELD_AT_MOST = 20.0
 
 
 class MemoryHolds:
-    """Who holds free memory, by GPU (UUID) and session."""
+    """The holds of free memory, by GPU (UUID) and session."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         """`clock`: seconds."""

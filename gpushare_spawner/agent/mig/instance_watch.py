@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from gpushare_spawner.agent.gpus.aside import aside
+from gpushare_spawner.agent.gpus.daemon_thread import in_daemon_thread
 from gpushare_spawner.agent.gpus.nvml import GONE, Gpu, GpuState
 from gpushare_spawner.agent.sessions.session import Session
 from gpushare_spawner.model.layers import LayerName
@@ -111,7 +111,7 @@ class InstanceWatch:
 
     async def _ask(self) -> tuple[Gpu, ...] | None:
         if self._asked is None and self._look is not None:
-            self._asked = aside(self._look)
+            self._asked = in_daemon_thread(self._look)
         if self._asked is None:
             return None
         await asyncio.wait([self._asked], timeout=self._settings.answer_within)

@@ -1,4 +1,4 @@
-"""Work that may hang for ever in a driver."""
+"""Runs calls that can hang for ever in a driver, such as those of NVML."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 Result = TypeVar("Result")
 
 
-def aside(work: Callable[[], Result]) -> asyncio.Future[Result]:
-    """Do work in a thread that does not keep the agent from ending; return what the event loop can wait for."""
+def in_daemon_thread(work: Callable[[], Result]) -> asyncio.Future[Result]:
+    """Run a function in a thread that does not keep the agent from ending. Return a future of its result."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Result] = loop.create_future()
 

@@ -1,6 +1,6 @@
-"""How a session leaves the GPU: all its processes are asked, locked and checkpointed, in this order.
+"""The steps of a suspension: all processes of the session are asked, locked and checkpointed, in this order.
 
-A step that fails raises CannotSuspend. Processes that are locked or checkpointed then stay so: coming_back.py brings
+A step that fails raises CannotSuspend. Processes that are locked or checkpointed then stay so: resume_steps.py brings
 them back.
 """
 
@@ -17,8 +17,8 @@ from gpushare_spawner.agent.sessions.session import Session
 from gpushare_spawner.agent.sockets.connection import Connection
 from gpushare_spawner.agent.state.session_record import Suspension
 from gpushare_spawner.agent.suspend.capability import reason_of
-from gpushare_spawner.agent.suspend.course import LATER, SOON, CannotSuspend, Course, Source, Step
 from gpushare_spawner.agent.suspend.driver_checkpoint import Checkpoints, Code
+from gpushare_spawner.agent.suspend.suspend_progress import LATER, SOON, CannotSuspend, Source, Step, SuspendProgress
 from gpushare_spawner.model.protocol.frames import Feature, Frame, Kind
 from gpushare_spawner.wording.amounts import memory
 
@@ -39,7 +39,7 @@ def next_number() -> int:
     return next(_numbers)
 
 
-class Leaving:
+class SuspendSteps:
     """Suspends all processes of a session, or none."""
 
     def __init__(
@@ -58,13 +58,13 @@ class Leaving:
         self._lacks_host_memory = lacks_host_memory
         self._save = save
 
-    async def leave(self, course: Course, memory_comes_free: Callable[[], None]) -> int:
+    async def leave(self, progress: SuspendProgress, memory_comes_free: Callable[[], None]) -> int:
         """Suspend all processes. Returns the bytes that are free now. Raises CannotSuspend. Calls `memory_comes_free`
         before the first process leaves the GPU."""
-        session = course.session
-        course.step, course.number = Step.ASKING, next_number()
-        await self._ask(course)
-        sizes = await self._sizes(course)
+        session = progress.session
+        progress.step, progress.number = Step.ASKING, next_number()
+        await self._ask(progress)
+        sizes = await self._sizes(progress)
         if (reason := self._lacks_host_memory(session, sum(sizes.values()))) is not None:
             raise CannotSuspend(reason)
         names = {pid: name for pid in sizes if (name := processes.named(pid)) is not None}
@@ -76,7 +76,7 @@ class Leaving:
         except OSError as error:
             session.record.suspension = None
             raise CannotSuspend(f"The session's record cannot be written: {error.strerror or error}.") from None
-        course.step = Step.LOCKING
+        progress.step = Step.LOCKING
         loop = asyncio.get_running_loop()
         until = loop.time() + LOCK_WITHIN
         for pid, name in names.items():
@@ -86,7 +86,7 @@ class Leaving:
                     raise CannotSuspend(f"GPU work of process {pid} did not end in time.", SOON)
                 again = SOON if answer.code is Code.STOPPED else LATER
                 raise CannotSuspend(reason_of(answer, f"Process {pid} cannot be suspended"), again)
-        course.step = Step.SUSPENDING
+        progress.step = Step.SUSPENDING
         memory_comes_free()
         for pid, name in names.items():
             answer = await self._checkpoints.checkpoint(pid, sizes[pid])
@@ -97,37 +97,37 @@ class Leaving:
             await self._save(session)
         return sum(sizes.values())
 
-    def answered(self, course: Course, connection: Connection, frame: Frame) -> None:
+    def answered(self, progress: SuspendProgress, connection: Connection, frame: Frame) -> None:
         """Take a SUSPEND_READY that answers a SUSPEND."""
-        if frame.fields[0] == course.number and course.step is Step.ASKING:
-            course.ready[connection] = frame
-            course.answered.set()
+        if frame.fields[0] == progress.number and progress.step is Step.ASKING:
+            progress.ready[connection] = frame
+            progress.answered.set()
 
-    async def _ask(self, course: Course) -> None:
+    async def _ask(self, progress: SuspendProgress) -> None:
         """Ask all processes to make no driver calls, and whether they can be suspended."""
-        asked = set(course.session.cuda)
+        asked = set(progress.session.cuda)
         older = [one.peer.pid for one in asked if Feature.SUSPEND not in one.features]
         if older:
             raise CannotSuspend(f"Process {older[0]} runs without the engine suspend of the library.")
         if any(not one.peer.pid for one in asked):
             raise CannotSuspend("The agent does not see the session's processes: it is in another pid namespace.")
-        course.ready.clear()
+        progress.ready.clear()
         for connection in asked:
-            connection.send(Kind.SUSPEND, course.number)
+            connection.send(Kind.SUSPEND, progress.number)
         try:
             async with asyncio.timeout(READY_WITHIN):
-                while (asked & course.session.cuda) - course.ready.keys():
-                    course.answered.clear()
-                    await course.answered.wait()
+                while (asked & progress.session.cuda) - progress.ready.keys():
+                    progress.answered.clear()
+                    await progress.answered.wait()
         except TimeoutError:
-            silent = min(one.peer.pid for one in asked - course.ready.keys())
+            silent = min(one.peer.pid for one in asked - progress.ready.keys())
             raise CannotSuspend(f"Process {silent} did not answer.", SOON) from None
-        for connection, frame in course.ready.items():
+        for connection, frame in progress.ready.items():
             _check_ready(connection.peer.pid, frame)
 
-    async def _sizes(self, course: Course) -> dict[int, int]:
+    async def _sizes(self, progress: SuspendProgress) -> dict[int, int]:
         """Return the bytes on the GPU of each process that has a CUDA context, by pid."""
-        session = course.session
+        session = progress.session
         gpu = session.gpus[0]
         state = await asyncio.to_thread(self._source.memory, gpu)
         shown = state.processes if state is not None else {}
@@ -135,17 +135,19 @@ class Leaving:
         foreign = await asyncio.to_thread(attributed, shown.keys() - connected, owners(self._sessions.values()))
         if stranger := min(foreign.get(session.id, ()), default=None):
             raise CannotSuspend(f"Process {stranger} uses the GPU without the library, and can have managed memory.")
-        if stuck := sorted(course.failed.keys() & shown.keys()):
-            raise CannotSuspend(course.of_failed() or f"Process {stuck[0]} has ended, and its memory is still in use.")
+        if stuck := sorted(progress.failed.keys() & shown.keys()):
+            raise CannotSuspend(
+                progress.of_failed() or f"Process {stuck[0]} has ended, and its memory is still in use."
+            )
         sizes: dict[int, int] = {}
-        for connection, frame in course.ready.items():
+        for connection, frame in progress.ready.items():
             pid, (contexts, plain) = connection.peer.pid, (frame.fields[4], frame.fields[6])
             if not contexts and pid not in shown:
                 continue
             known = shown[pid].memory_bytes if pid in shown else None
             size = plain + UNKNOWN_CONTEXT if known is None else known
             sizes[pid] = min(gpu.memory_bytes, max(size, sizes.get(pid, 0)))
-        return {pid: size for pid, size in sizes.items() if pid not in course.failed}
+        return {pid: size for pid, size in sizes.items() if pid not in progress.failed}
 
 
 def _check_ready(pid: int, frame: Frame) -> None:

@@ -1,4 +1,4 @@
-"""Suspended processes that nobody asks for: they outlive their session, or could not come back with it.
+"""Suspended processes without a session: they outlive it, or could not be resumed with it.
 
 Each has a record on the disk until it runs or has ended, so that the next agent goes on with it.
 """
@@ -13,8 +13,8 @@ from typing import Protocol
 from gpushare_spawner.agent import processes
 from gpushare_spawner.agent.gpus.nvml import Gpu
 from gpushare_spawner.agent.state.session_record import SessionRecord
-from gpushare_spawner.agent.suspend.coming_back import ComingBack
-from gpushare_spawner.agent.suspend.course import BackOff, CannotResume
+from gpushare_spawner.agent.suspend.resume_steps import ResumeSteps
+from gpushare_spawner.agent.suspend.suspend_progress import BackOff, CannotResume
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ AGAIN_AFTER = 2.0
 """Seconds until a process that could not be resumed is tried again; twice as long after each further failure."""
 
 
-class LeftRecords(Protocol):
+class LeftoverRecords(Protocol):
     """The records on the disk."""
 
     def put_left(self, record: SessionRecord) -> None:
@@ -34,15 +34,15 @@ class LeftRecords(Protocol):
         """Forget it soon."""
 
 
-class LeftBehind:
-    """Brings such processes back, one after another for each session."""
+class LeftoverProcesses:
+    """Resumes such processes, one after another for each session."""
 
     def __init__(
-        self, coming_back: ComingBack, records: LeftRecords, told: Callable[[str, int, str | None], None]
+        self, resume_steps: ResumeSteps, records: LeftoverRecords, told: Callable[[str, int, str | None], None]
     ) -> None:
         """`told`: of a session (its id), the driver cannot bring a process (pid) back, with what it says; None: the
         process runs again or has ended."""
-        self._coming_back = coming_back
+        self._resume_steps = resume_steps
         self._records = records
         self._told = told
         self._tasks: dict[asyncio.Task[None], SessionRecord] = {}
@@ -87,7 +87,7 @@ class LeftBehind:
             for name, size in list(left.items()):
                 lives = processes.alive(name)
                 try:
-                    failure = await self._coming_back.attempt(session, gpu, name, size)
+                    failure = await self._resume_steps.attempt(session, gpu, name, size)
                     self._told(session, name.pid, failure)
                 except CannotResume as error:
                     failure = str(error)

@@ -1,4 +1,4 @@
-"""What a session that comes back to a GPU, or leaves it, means for the other sessions there."""
+"""The other sessions on a GPU, while one session is suspended or resumed there."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpushare_spawner.agent.memory.memory_holds import MemoryHolds
 from gpushare_spawner.agent.sessions.session import Session
 
 
-class Neighbours:
+class OtherSessions:
     """Asks the arbiters for memory, and keeps other sessions from taking it."""
 
     def __init__(
@@ -29,7 +29,7 @@ class Neighbours:
             self._arbitrations[gpu.uuid].short_of_memory(session, lacking)
 
     @contextlib.contextmanager
-    def held_off(self, session: str, gpu: Gpu) -> Iterator[None]:
+    def hold_grants(self, session: str, gpu: Gpu) -> Iterator[None]:
         """While this lasts no other session is granted more memory on the GPU. They may have some in advance."""
         self._holds.begin(gpu.uuid, session)
         try:
@@ -38,9 +38,9 @@ class Neighbours:
             self._holds.end(gpu.uuid, session)
 
     @contextlib.asynccontextmanager
-    async def kept_away(self, session: str, gpu: Gpu) -> AsyncIterator[None]:
+    async def hold_memory(self, session: str, gpu: Gpu) -> AsyncIterator[None]:
         """While this lasts no other session gets more memory on the GPU."""
-        with self.held_off(session, gpu):
+        with self.hold_grants(session, gpu):
             others = [
                 other.memory.recall_unused(gpu.uuid)
                 for other in self._sessions.values()

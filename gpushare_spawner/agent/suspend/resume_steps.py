@@ -1,6 +1,6 @@
-"""How suspended processes come back to the GPU: there must be memory, then they are restored and unlocked.
+"""The steps of a resumption: wait for free memory, then restore and unlock the processes.
 
-What is said here holds for processes of sessions, and for those that outlive their session.
+This serves processes of sessions, and those that outlive their session.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from gpushare_spawner.agent.gpus.nvml import Gpu
 from gpushare_spawner.agent.processes import ProcessName
 from gpushare_spawner.agent.state.session_record import Suspension
 from gpushare_spawner.agent.suspend.capability import reason_of
-from gpushare_spawner.agent.suspend.course import RESUME_AGAIN, CannotRestore, CannotResume, Source
 from gpushare_spawner.agent.suspend.driver_checkpoint import Answer, Checkpoints, Code, ProcessState
+from gpushare_spawner.agent.suspend.suspend_progress import RESUME_AGAIN, CannotRestore, CannotResume, Source
 from gpushare_spawner.wording.amounts import memory
 
 log = logging.getLogger(__name__)
@@ -51,12 +51,12 @@ class Others(Protocol):
     def short_of_memory(self, session: str, gpu: Gpu, lacking: int) -> None:
         """So many bytes are missing on a GPU for a session (its id)."""
 
-    def kept_away(self, session: str, gpu: Gpu) -> AbstractAsyncContextManager[None]:
+    def hold_memory(self, session: str, gpu: Gpu) -> AbstractAsyncContextManager[None]:
         """While this lasts no other session gets more memory on the GPU."""
 
 
-class ComingBack:
-    """Brings the suspended processes of a session back."""
+class ResumeSteps:
+    """Restores and unlocks suspended processes."""
 
     def __init__(self, checkpoints: Checkpoints, source: Source, others: Others) -> None:
         self._checkpoints = checkpoints
@@ -170,7 +170,7 @@ class ComingBack:
             await self._wait_for_memory(session, gpu, needed, spare)
             async with (
                 self._restores.setdefault(gpu.uuid, asyncio.Lock()),
-                self._others.kept_away(session, gpu),
+                self._others.hold_memory(session, gpu),
             ):
                 # others may have allocated meanwhile what they had been granted before
                 if await self._free(gpu) >= needed:

@@ -1,4 +1,4 @@
-"""Where one session of engine `suspend` is on its way from the GPU and back, and why it can go no further."""
+"""How far the suspension or resumption of one session has come, and why the next step is not possible."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class BackOff:
 
 
 class Step(Enum):
-    """Where a session is on its way from the GPU and back."""
+    """The step of a suspension or resumption that a session is in."""
 
     RUNNING = auto()
     ASKING = auto()
@@ -75,8 +75,8 @@ class Source(Protocol):
 
 
 @dataclass(eq=False)
-class Course:
-    """One session of engine `suspend`."""
+class SuspendProgress:
+    """The state of one session of engine `suspend`."""
 
     session: Session
     step: Step = Step.RUNNING
@@ -94,10 +94,10 @@ class Course:
     task: asyncio.Task[None] | None = None
     retry: asyncio.TimerHandle | None = None
     look: asyncio.TimerHandle | None = None
-    """When it is looked next whether the suspended processes have ended."""
+    """When the suspender next checks whether the suspended processes have ended."""
 
     def cancel_timers(self) -> None:
-        """Nothing happens by itself any more."""
+        """Cancel the next tries and checks."""
         for timer in (self.retry, self.look):
             if timer is not None:
                 timer.cancel()

@@ -12,9 +12,9 @@ from gpushare_spawner.agent import processes
 from gpushare_spawner.agent.gpus.nvml import Gpu
 from gpushare_spawner.agent.state.session_record import SessionRecord
 from gpushare_spawner.agent.state.session_records import RecordFolder
-from gpushare_spawner.agent.suspend.coming_back import ComingBack
-from gpushare_spawner.agent.suspend.course import CannotResume, Source
 from gpushare_spawner.agent.suspend.driver_checkpoint import Checkpoints
+from gpushare_spawner.agent.suspend.resume_steps import ResumeSteps
+from gpushare_spawner.agent.suspend.suspend_progress import CannotResume, Source
 
 
 async def resume_all(
@@ -22,17 +22,17 @@ async def resume_all(
 ) -> bool:
     """Restore and unlock all suspended processes of the records. `say` gets a sentence about each. Returns whether none
     can be left suspended. Raises OSError where a record cannot be written."""
-    coming_back = ComingBack(checkpoints, source, _Nobody())
+    resume_steps = ResumeSteps(checkpoints, source, _Nobody())
     by_uuid = {gpu.uuid: gpu for gpu in gpus}
     complete = True
     for record in records.load():
-        if await _resume(record, by_uuid, coming_back, say):
+        if await _resume(record, by_uuid, resume_steps, say):
             record.suspension = None
             records.replace(record)
         else:
             complete = complete and record.suspension is None
     for record in records.left():
-        if await _resume(record, by_uuid, coming_back, say):
+        if await _resume(record, by_uuid, resume_steps, say):
             records.forget_left(record)
         else:
             complete = False
@@ -43,7 +43,7 @@ async def resume_all(
 
 
 async def _resume(
-    record: SessionRecord, gpus: dict[str, Gpu], coming_back: ComingBack, say: Callable[[str], None]
+    record: SessionRecord, gpus: dict[str, Gpu], resume_steps: ResumeSteps, say: Callable[[str], None]
 ) -> bool:
     """Return whether there was a suspended process and all of them run, or have ended."""
     session, suspension = record.request.id, record.suspension
@@ -57,7 +57,7 @@ async def _resume(
         trouble: str | None = "its GPU is not there"
         if gpu is not None:
             try:
-                trouble = await coming_back.attempt(session, gpu, name, size)
+                trouble = await resume_steps.attempt(session, gpu, name, size)
             except CannotResume as error:
                 trouble = str(error)
         all_run = all_run and trouble is None
@@ -73,5 +73,5 @@ class _Nobody:
         pass
 
     @contextlib.asynccontextmanager
-    async def kept_away(self, session: str, gpu: Gpu) -> AsyncIterator[None]:
+    async def hold_memory(self, session: str, gpu: Gpu) -> AsyncIterator[None]:
         yield

@@ -15,9 +15,9 @@ from gpushare_spawner.agent.gpus.nvml import GpuState
 from gpushare_spawner.agent.state.lock import FolderLock
 from gpushare_spawner.agent.state.session_record import SessionRecord, Suspension
 from gpushare_spawner.agent.state.session_records import RecordFolder, Store
-from gpushare_spawner.agent.suspend import coming_back
+from gpushare_spawner.agent.suspend import resume_steps
 from gpushare_spawner.agent.suspend.driver_checkpoint import ProcessState
-from gpushare_spawner.agent.suspend.without_agent import resume_all
+from gpushare_spawner.agent.suspend.resume_command import resume_all
 from tests.agent.conftest import request_for
 from tests.agent.peers import FIRST, GpusOnPaper
 from tests.agent.test_suspender_failures import SIZE, ScriptedDriver
@@ -57,8 +57,8 @@ class Left:
 
 @pytest.fixture
 def left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Left:
-    monkeypatch.setattr(coming_back, "MEMORY_WITHIN", 0.1)
-    monkeypatch.setattr(coming_back, "SPARE_WITHIN", 0.05)
+    monkeypatch.setattr(resume_steps, "MEMORY_WITHIN", 0.1)
+    monkeypatch.setattr(resume_steps, "SPARE_WITHIN", 0.05)
     return Left(tmp_path / "records")
 
 
