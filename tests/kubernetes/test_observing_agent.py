@@ -170,7 +170,7 @@ async def test_a_driver_that_does_not_count_by_process_tells_of_a_server_that_ha
     await agent.program("cyn")
     report = await published(agent, "cyn", lambda one: one.processes == 1)
     assert {one.id: one.gpu_use_known for one in report.sessions} == {"ada": False, "bob": False, "cyn": True}
-    assert caplog.text.count("kernels alone say who is idle") == 1
+    assert caplog.text.count("only kernels show which sessions are idle") == 1
 
 
 async def test_the_agent_is_restarted_and_knows_the_last_use(agent: ObservingAgent, cgroups: dict[int, str]) -> None:

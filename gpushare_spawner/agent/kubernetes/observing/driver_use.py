@@ -1,4 +1,4 @@
-"""GPU work of observed sessions as the driver counts it: each process's share of a GPU, and by cgroup whose it is.
+"""GPU work of observed sessions as the driver counts it: the GPU time of each process, and its session by cgroup.
 
 For processes that are not connected: those of layers that preload a library of their own, and those without any. What a
 connected process reports itself is more exact, and its samples are left out.
@@ -90,7 +90,7 @@ class DriverUse:
             return
         if state.utilisation is None or len(sessions) != 1:
             if uuid not in self._unknown:
-                log.warning("GPU %s: the driver does not tell which process works; kernels alone say who is idle", uuid)
+                log.warning("GPU %s: the driver does not count GPU work by process; only kernels show which sessions are idle", uuid)
             self._unknown.add(uuid)
             return
         Samples(self._node.arbitrations[uuid], self._node.sessions).add(
