@@ -90,7 +90,10 @@ class DriverUse:
             return
         if state.utilisation is None or len(sessions) != 1:
             if uuid not in self._unknown:
-                log.warning("GPU %s: the driver does not count GPU work by process; only kernels show which sessions are idle", uuid)
+                log.warning(
+                    "GPU %s: the driver does not count GPU work by process; only kernels show which sessions are idle",
+                    uuid,
+                )
             self._unknown.add(uuid)
             return
         Samples(self._node.arbitrations[uuid], self._node.sessions).add(
