@@ -50,7 +50,7 @@ def test_session_works_while_one_of_its_processes_does(observed: ObservedSession
     assert observed.view(ADA, 15.0).running
     observed.idle(SECOND, 3.0, 0.0, 16.0)
     view = observed.view(ADA, 17.0)
-    assert (view.running, view.gpu_seconds, view.last_activity) == (False, 5.0, 16.0)
+    assert (view.running, view.gpu_seconds, view.last_activity) == (False, 4.0, 16.0)
 
 
 def test_process_that_dies_in_a_burst_worked_until_then(observed: ObservedSessions) -> None:
@@ -209,3 +209,13 @@ def test_memory_of_processes_that_are_not_connected_counts_besides(observed: Obs
     observed.driver_memory(ADA, 0)
     assert observed.view(ADA, 12.0).memory_bytes == GIB
     assert observed.view(BOB, 12.0).memory_bytes == 0
+
+
+def test_processes_that_work_at_the_same_time_have_one_gpu_together(observed: ObservedSessions) -> None:
+    for process in range(100, 104):
+        observed.join(process, ADA, 10.0)
+        observed.busy(process, 10.0)
+    assert observed.view(ADA, 20.0).gpu_seconds == 10.0
+    for process in range(100, 104):
+        observed.leave(process, 21.0)
+    assert observed.view(ADA, 30.0).gpu_seconds == 11.0

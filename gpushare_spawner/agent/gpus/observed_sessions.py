@@ -39,7 +39,9 @@ class _Session:
     working: dict[int, None] = field(default_factory=dict)
     """Those of them with a burst, the one that began first is first."""
     ended_gpu_seconds: float = 0.0
-    """Of processes that have left."""
+    """Of processes that have left, and of those that are not connected."""
+    any_worked: float = 0.0
+    """Seconds in which one of its processes at least had a burst, until `news_at`."""
     last_activity: float | None = None
     sampled_until: float | None = None
     """End of the last sample of the driver in which processes that are not connected computed."""
@@ -120,12 +122,14 @@ class ObservedSessions:
         elif total == before:
             return  # there was no work
         begin = working.joined_at if since is None else since
+        session.any_worked += max(0.0, total - before - (0.0 if since is None else now - since))
         session.last_activity = max(session.last_activity or begin, begin, now - quiet)
 
     def sampled(self, session: str, since: float, until: float, gpu_seconds: float) -> None:
         """The driver's sample: processes of the session that are not connected computed for so many seconds."""
         known = self._sessions[session]
         known.ended_gpu_seconds += min(gpu_seconds, until - since)
+        known.any_worked += min(gpu_seconds, until - since)
         known.last_activity = max(known.last_activity or until, until)
         known.sampled_until = max(known.sampled_until or until, until)
 
@@ -138,6 +142,7 @@ class ObservedSessions:
         known = self._sessions[session]
         processes = [self._processes[process] for process in known.processes]
         under_way = [now - one.busy_since for one in processes if one.busy_since is not None]
+        any_worked = known.any_worked + (now - known.news_at if known.working else 0.0)
         memory = min(known.unconnected_bytes + sum(one.memory_bytes for one in processes), self._gpu_bytes)
         return SessionView(
             waiting=False,
@@ -146,7 +151,10 @@ class ObservedSessions:
             held=False,
             memory_bytes=memory,
             resident_bytes=memory,
-            gpu_seconds=known.ended_gpu_seconds + sum(one.gpu_seconds for one in processes) + sum(under_way),
+            # processes that work at the same time have one GPU together
+            gpu_seconds=min(
+                any_worked, known.ended_gpu_seconds + sum(one.gpu_seconds for one in processes) + sum(under_way)
+            ),
             last_activity=known.last_activity,
         )
 
@@ -166,5 +174,7 @@ class ObservedSessions:
         """Count what has worked until now, before that changes."""
         known = self._sessions[session]
         known.use.advance(known.news_at, now, self._working(session))
+        if known.working:
+            known.any_worked += now - known.news_at
         known.news_at = now
         return known
