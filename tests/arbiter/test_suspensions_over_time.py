@@ -114,6 +114,7 @@ def test_large_session_is_served_beside_users_of_small_ones_who_come_all_the_tim
 # -- what moves cost ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("moves", "pause"), [(BUS, 1.1), (REPORTED, 1.5), (REPORTED, 3.0)])
 def test_sessions_with_short_bursts_are_not_moved_in_each_pause_that_is_shorter_than_a_move(
     pause: float, moves: tuple[float, float]
@@ -179,6 +180,7 @@ def test_suspended_session_comes_back_when_the_one_in_its_way_can_be_suspended_a
     assert jobs[1].gpu_seconds > waiting
 
 
+@pytest.mark.slow
 def test_claims_of_memory_and_floods_of_requests_take_no_more_than_a_session_of_that_size() -> None:
     def received(lies: bool) -> float:
         gpu = SuspendingGpu(GpuArbiter(VRAM), *BUS)

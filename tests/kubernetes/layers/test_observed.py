@@ -133,6 +133,7 @@ async def spawned(make_hub: Callable[..., Any], cluster: StandInCluster) -> dict
     return pod
 
 
+@pytest.mark.slow
 async def test_gpu_work_alone_keeps_a_server_of_another_layer(
     cluster: StandInCluster,
     short_folder: Path,  # noqa: F811
