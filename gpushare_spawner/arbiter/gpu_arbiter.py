@@ -584,7 +584,7 @@ class GpuArbiter:
             if (
                 client.session.presence is not Presence.LEAVING
                 and budget.fits([*others, client])
-                and self._suspensions.room_for(client)
+                and self._suspensions.can_come(client)
             ):
                 decisions.append(self._grant(client, crowded))
         return decisions

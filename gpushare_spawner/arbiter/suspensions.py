@@ -81,7 +81,7 @@ class Suspensions:
             if not session.share and session.present and not any(one.waiting for one in session.clients.values()):
                 self.order(session)
 
-    def room_for(self, client: Client) -> bool:
+    def can_come(self, client: Client) -> bool:
         """Whether the client can come now, for all that is still on the GPU of sessions that move as a whole."""
         using = [one for one in self._roster.clients if one.occupies_memory and one is not client]
         counted = {one.session for one in using} | {client.session}

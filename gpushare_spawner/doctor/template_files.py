@@ -11,7 +11,7 @@ from gpushare_spawner.agent.mps.control_program import PROGRAM as MPS_PROGRAM
 from gpushare_spawner.doctor.finding import Finding, note, ok, problem, skipped
 from gpushare_spawner.model.idle_policy import IdlePolicy
 from gpushare_spawner.model.layers import LayerName, LayersFile
-from gpushare_spawner.model.mig import guaranteed_memory, smallest
+from gpushare_spawner.model.layers.mig import guaranteed_memory, smallest
 from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.templates.folder import TemplateFolder, Templates
 from gpushare_spawner.templates.idle_file import IDLE_FILE, idle_file

@@ -27,7 +27,7 @@ class KeepRule:
 
 
 class WhyNoKeep(StrEnum):
-    """Why a user may not keep a share. Words for it: `wording.session_controls`."""
+    """Why a user may not keep a share. Words for it: `wording.controls.session_controls`."""
 
     NOBODY = "nobody"
     """Nobody may keep this template's shares."""

@@ -13,9 +13,9 @@ from gpushare_spawner.model.delivered import Delivered
 from gpushare_spawner.model.idle_cause import IdleCause
 from gpushare_spawner.model.instant import Instant
 from gpushare_spawner.model.layers import LayerName
+from gpushare_spawner.model.layers.mig import MigInstance, gpu_label
 from gpushare_spawner.model.memory_engine import MemoryEngine
 from gpushare_spawner.model.memory_limits.hits import NO_HITS, MemoryLimitHits
-from gpushare_spawner.model.mig import MigInstance, gpu_label
 from gpushare_spawner.model.session_id import MAX_LENGTH
 from gpushare_spawner.model.share import UNITS_PER_GPU, Share, borrowed_in_use
 from gpushare_spawner.model.tier import Tier

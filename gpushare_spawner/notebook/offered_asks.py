@@ -6,8 +6,8 @@ from gpushare_spawner.model.idle_cause import IdleCause
 from gpushare_spawner.model.layers import LAYERS, IdleReach, LayerName
 from gpushare_spawner.model.share_status import ControlsStatus, ShareStatus
 from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.wording.controls.session_controls import out_of_reach
 from gpushare_spawner.wording.layers import NO_AGENT, other_layer
-from gpushare_spawner.wording.session_controls import out_of_reach
 
 
 def offered_asks(status: ShareStatus) -> list[str]:

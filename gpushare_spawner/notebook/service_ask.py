@@ -14,7 +14,7 @@ from gpushare_spawner.model.layers import LAYER_VARIABLE
 from gpushare_spawner.model.protocol.frames import AskKind, Feature, Kind, TextTopic
 from gpushare_spawner.model.protocol.texts import ReceivedText, TextReader
 from gpushare_spawner.notebook.agent_connection import AgentConnection, AgentUnavailable, session_socket, with_agent
-from gpushare_spawner.wording.asks import NO_SHARE, OLD_AGENT, no_answer, wrong_kind, wrong_value
+from gpushare_spawner.wording.controls.asks import NO_SHARE, OLD_AGENT, no_answer, wrong_kind, wrong_value
 from gpushare_spawner.wording.layers import NO_AGENT
 
 ANSWER_SECONDS = 15.0

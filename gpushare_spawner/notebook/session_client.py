@@ -20,7 +20,7 @@ from gpushare_spawner.notebook.kernels import KernelActivity
 from gpushare_spawner.notebook.pod_annotations import PodAnnotations
 from gpushare_spawner.notebook.process_names import named
 from gpushare_spawner.notebook.service_ask import ANSWER_SECONDS, NoAnswer, ServiceAsk
-from gpushare_spawner.wording.asks import NO_SHARE, OLD_AGENT, no_answer
+from gpushare_spawner.wording.controls.asks import NO_SHARE, OLD_AGENT, no_answer
 from gpushare_spawner.wording.errors import (
     AGENT_CLOSED,
     AGENT_NOT_YET,

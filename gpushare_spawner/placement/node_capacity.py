@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gpushare_spawner.model.layers import LayerName
-from gpushare_spawner.model.mig import MigProfile
+from gpushare_spawner.model.layers.mig import MigProfile
 from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.placement.node_resources import UNKNOWN, NodeResources
 from gpushare_spawner.placement.request import Demand

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar
 
 from gpushare_spawner.model.layers import LayerOptions, LayerRule
-from gpushare_spawner.model.mig import MigProfile
+from gpushare_spawner.model.layers.mig import MigProfile
 from gpushare_spawner.model.session_id import session_id
 from gpushare_spawner.model.template import Gpu, Template
 from gpushare_spawner.sharing.cluster_facts import ClusterFacts

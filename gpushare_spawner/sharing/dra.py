@@ -16,7 +16,7 @@ from typing import Any
 
 from gpushare_spawner.model.kubernetes import quantity
 from gpushare_spawner.model.layers import DraOptions, matches
-from gpushare_spawner.model.mig import MigProfile, guaranteed_memory, smallest
+from gpushare_spawner.model.layers.mig import MigProfile, guaranteed_memory, smallest
 from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.sharing.base import LayerCannot, LayerCapacity, LayerRequest, PodSpec
 from gpushare_spawner.sharing.cluster_facts import ClaimedDevice, ClusterDevice, ClusterNode, ClusterSlice

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from gpushare_spawner.model.layers import MigOptions
-from gpushare_spawner.model.mig import MigProfile, guaranteed_memory, smallest
+from gpushare_spawner.model.layers.mig import MigProfile, guaranteed_memory, smallest
 from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.sharing.base import LayerCannot, LayerCapacity, LayerRequest, PodSpec
 from gpushare_spawner.sharing.cluster_facts import MEMORY_LABEL, PRODUCT_LABEL, ClusterNode

@@ -7,7 +7,7 @@ import pytest
 from gpushare_spawner.agent.sessions.asks import ASKS_AT_ONCE, ASKS_PER_SECOND, Asks
 from gpushare_spawner.model.controls import ASK_SECONDS, MOST_ASKS, AskAnswer
 from gpushare_spawner.model.protocol.frames import AskKind
-from gpushare_spawner.wording.session_controls import ASK_UNKNOWN, ASKED_BEFORE, ASKED_TOO_OFTEN
+from gpushare_spawner.wording.controls.session_controls import ASK_UNKNOWN, ASKED_BEFORE, ASKED_TOO_OFTEN
 from tests.present import present
 
 HOUR = 3600.0

@@ -11,7 +11,7 @@ import pytest
 
 from gpushare_spawner.agent.gpus.known_gpus import KnownGpus, all_gpus
 from gpushare_spawner.agent.gpus.nvml import GONE, Gpu, NoGpu, Nvml
-from gpushare_spawner.model.mig import MigInstance, MigProfile
+from gpushare_spawner.model.layers.mig import MigInstance, MigProfile
 from tests.agent.peers import FIRST
 from tests.agent.test_nvml import fails, fake_nvml
 

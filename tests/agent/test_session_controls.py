@@ -22,7 +22,7 @@ from gpushare_spawner.model.protocol.control import (
 )
 from gpushare_spawner.model.protocol.frames import NO_END, AskKind, Feature, Kind, Role, TextPart, TextTopic
 from gpushare_spawner.model.report import SessionReport
-from gpushare_spawner.wording.session_controls import ASKED_TOO_OFTEN
+from gpushare_spawner.wording.controls.session_controls import ASKED_TOO_OFTEN
 from tests.agent.conftest import Agent, request_for
 from tests.agent.peers import Peer, answer_to_query
 from tests.present import present

@@ -9,7 +9,7 @@ import pytest
 from gpushare_spawner.agent.gpus.nvml import Gpu
 from gpushare_spawner.doctor.finding import Level
 from gpushare_spawner.doctor.template_files import check
-from gpushare_spawner.model.mig import MigInstance
+from gpushare_spawner.model.layers.mig import MigInstance
 from gpushare_spawner.shipped import shipped
 from tests.placement.instances import A100, PROFILES
 

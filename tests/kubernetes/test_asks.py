@@ -18,7 +18,7 @@ from gpushare_spawner.service.culler.asks import Asks
 from gpushare_spawner.service.history.events import Action
 from gpushare_spawner.service.hub.client import Hub
 from gpushare_spawner.service.kubernetes.cluster import Cluster
-from gpushare_spawner.wording import session_controls as words
+from gpushare_spawner.wording.controls import session_controls as words
 from tests.agent.conftest import short_folder  # noqa: F401
 from tests.agent.peers import Peer
 from tests.kubernetes.agent_account import agent_token

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpushare_spawner.model.layers import MigOptions
-from gpushare_spawner.model.mig import MigProfile, smallest
+from gpushare_spawner.model.layers.mig import MigProfile, smallest
 from gpushare_spawner.sharing import mig
 from gpushare_spawner.sharing.base import LayerCannot, LayerCapacity
 from gpushare_spawner.sharing.cluster_facts import ClusterFacts, ClusterNode, ClusterPod

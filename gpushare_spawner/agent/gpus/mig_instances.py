@@ -12,7 +12,7 @@ from typing import Any
 
 import pynvml
 
-from gpushare_spawner.model.mig import MEMORY_SLICES, MigInstance, MigProfile
+from gpushare_spawner.model.layers.mig import MEMORY_SLICES, MigInstance, MigProfile
 
 MARK = " MIG "
 """Stands in a MIG device's name between the GPU's name and that of the profile: "NVIDIA A100-SXM4-80GB MIG 1g.10gb"."""

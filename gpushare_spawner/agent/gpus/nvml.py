@@ -14,7 +14,7 @@ import pynvml
 
 from gpushare_spawner.agent.gpus.mig_instances import in_mig_mode, instances
 from gpushare_spawner.agent.gpus.xid_events import XidEvents
-from gpushare_spawner.model.mig import MigInstance, gpu_label
+from gpushare_spawner.model.layers.mig import MigInstance, gpu_label
 
 log = logging.getLogger(__name__)
 

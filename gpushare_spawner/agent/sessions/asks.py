@@ -11,7 +11,7 @@ from collections.abc import Callable
 from gpushare_spawner.model.controls import ASK_SECONDS, MOST_ASKS, Ask, AskAnswer
 from gpushare_spawner.model.protocol.frames import AskKind
 from gpushare_spawner.rate_limit import Budget
-from gpushare_spawner.wording.session_controls import ASK_UNKNOWN, ASKED_BEFORE, ASKED_TOO_OFTEN
+from gpushare_spawner.wording.controls.session_controls import ASK_UNKNOWN, ASKED_BEFORE, ASKED_TOO_OFTEN
 
 ASKS_AT_ONCE = 8
 """Asks that reach the service after a pause. Ours: nobody presses more buttons in a minute."""

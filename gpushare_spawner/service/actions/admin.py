@@ -19,7 +19,7 @@ from gpushare_spawner.service.actions.outcome import (
     refusals,
 )
 from gpushare_spawner.service.actions.texts import harmless
-from gpushare_spawner.wording import session_controls as words
+from gpushare_spawner.wording.controls import session_controls as words
 
 EXEMPT, MESSAGE = "exempt", "message"
 """What the history calls these actions."""

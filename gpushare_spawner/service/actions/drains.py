@@ -12,7 +12,7 @@ from gpushare_spawner.service.actions.action_log import ActionLog
 from gpushare_spawner.service.actions.outcome import Actor, Outcome, refusals
 from gpushare_spawner.service.history.events import CORDON, DRAIN, UNCORDON
 from gpushare_spawner.service.reports import Agent
-from gpushare_spawner.wording import drains as words
+from gpushare_spawner.wording.controls import drains as words
 
 SAME = 5.0
 """Seconds. A drain that ends within this time of the one that stands is the same: a request that is sent twice."""

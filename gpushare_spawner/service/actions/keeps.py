@@ -25,7 +25,7 @@ from gpushare_spawner.service.actions.outcome import (
     check_own,
 )
 from gpushare_spawner.service.session_templates import SessionTemplates
-from gpushare_spawner.wording import session_controls as words
+from gpushare_spawner.wording.controls import session_controls as words
 
 KEEP, KEEP_ENDED, EXEMPTION_ENDED = "keep", "keep-ended", "exempt-ended"
 """What the history calls these actions."""

@@ -13,7 +13,7 @@ from gpushare_spawner.model.protocol.control import AgentUnreachable, ControlRef
 from gpushare_spawner.model.report import SessionReport
 from gpushare_spawner.service.hub.client import HubFailed
 from gpushare_spawner.service.reports import Agent
-from gpushare_spawner.wording import session_controls as words
+from gpushare_spawner.wording.controls import session_controls as words
 
 
 @dataclass(frozen=True)

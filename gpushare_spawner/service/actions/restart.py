@@ -36,7 +36,7 @@ from gpushare_spawner.service.hub.client import Hub, HubFailed, HubServer
 from gpushare_spawner.service.quota_use import quota_use
 from gpushare_spawner.service.reports import Agent, ask_all
 from gpushare_spawner.wording import quotas as quota_words
-from gpushare_spawner.wording import session_controls as words
+from gpushare_spawner.wording.controls import session_controls as words
 from gpushare_spawner.wording.spawn import options
 
 log = logging.getLogger("gpushare.service.actions")

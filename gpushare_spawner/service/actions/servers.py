@@ -6,7 +6,7 @@ from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.service.actions.action_log import ActionLog
 from gpushare_spawner.service.actions.outcome import Actor, Outcome, Target, check_own, refusals
 from gpushare_spawner.service.hub.client import Hub
-from gpushare_spawner.wording import session_controls as words
+from gpushare_spawner.wording.controls import session_controls as words
 
 
 class ServerActions:

@@ -32,7 +32,7 @@ from gpushare_spawner.service.reports import Agent, ask_all
 from gpushare_spawner.service.share_choices import allowed, other_units, templates_of_kind, units_of
 from gpushare_spawner.service.waiting_spawns import waiting_spawns
 from gpushare_spawner.wording import quotas as quota_words
-from gpushare_spawner.wording import share_changes as words
+from gpushare_spawner.wording.controls import share_changes as words
 
 SHARE = "share"
 """What the history calls it."""

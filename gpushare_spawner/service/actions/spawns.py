@@ -17,7 +17,7 @@ from gpushare_spawner.service.actions.outcome import (
     refusals,
 )
 from gpushare_spawner.service.hub.client import Hub, HubFailed, HubServer
-from gpushare_spawner.wording import session_controls as words
+from gpushare_spawner.wording.controls import session_controls as words
 
 CANCEL, REQUEUE = "cancel", "requeue"
 """What the history calls these actions."""

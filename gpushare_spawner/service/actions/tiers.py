@@ -23,7 +23,7 @@ from gpushare_spawner.service.actions.outcome import (
     refusals,
 )
 from gpushare_spawner.service.session_templates import SessionTemplates
-from gpushare_spawner.wording import session_controls as words
+from gpushare_spawner.wording.controls import session_controls as words
 
 YIELD_SECONDS = 600.0
 """Seconds for which the agent keeps units for spawns in quota without a further request of the service: as long as it

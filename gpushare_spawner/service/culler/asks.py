@@ -23,7 +23,7 @@ from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.service.actions.outcome import ActionRefused, Actor, Asked, Outcome, RefusalCode
 from gpushare_spawner.service.actions.session_actions import SessionActions
 from gpushare_spawner.service.reports import Agent, Agents
-from gpushare_spawner.wording import session_controls as words
+from gpushare_spawner.wording.controls import session_controls as words
 
 log = logging.getLogger("gpushare.service")
 

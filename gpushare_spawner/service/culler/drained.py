@@ -20,7 +20,7 @@ from gpushare_spawner.service.actions.session_actions import SessionActions
 from gpushare_spawner.service.actions.texts import harmless
 from gpushare_spawner.service.culler.decisions import SessionDecision
 from gpushare_spawner.service.reports import NodeSnapshot
-from gpushare_spawner.wording import drains as words
+from gpushare_spawner.wording.controls import drains as words
 
 STOP_AGAIN = 60.0
 """Seconds before a stop is asked for again: the hub takes some time to stop a server."""

@@ -30,8 +30,8 @@ from gpushare_spawner.model.protocol.control import (
 from gpushare_spawner.model.report import Report
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.service.kubernetes.pod_sessions import SessionPod
+from gpushare_spawner.wording.controls.session_controls import out_of_reach
 from gpushare_spawner.wording.errors import http_status, reason
-from gpushare_spawner.wording.session_controls import out_of_reach
 
 PATCH_TIMEOUT = 10.0
 """Seconds for one patch."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from gpushare_spawner.model.layers import LayerName
-from gpushare_spawner.model.mig import MigProfile
+from gpushare_spawner.model.layers.mig import MigProfile
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.placement import Demand, PlacementRequest
 from gpushare_spawner.sharing.base import Tenant

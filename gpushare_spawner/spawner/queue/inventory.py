@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from gpushare_spawner.model.mig import MigInstance, guaranteed_memory
+from gpushare_spawner.model.layers.mig import MigInstance, guaranteed_memory
 from gpushare_spawner.model.report import GpuReport
 from gpushare_spawner.model.template import Gpu
 from gpushare_spawner.placement import suits

@@ -12,7 +12,7 @@ from enum import Enum
 from typing import Protocol
 
 from gpushare_spawner.model.layers import LayerName
-from gpushare_spawner.model.mig import MigProfile
+from gpushare_spawner.model.layers.mig import MigProfile
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.sharing.base import LayerRequest, Tenant
 from gpushare_spawner.spawner.queue.inventory import GpuKind

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gpushare_spawner.model.layers import LAYERS, Layer, LayerName, Where
-from gpushare_spawner.model.mig import MigProfile
+from gpushare_spawner.model.layers.mig import MigProfile
 from gpushare_spawner.model.share import Share
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.wording.amounts import memory

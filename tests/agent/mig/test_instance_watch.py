@@ -12,7 +12,7 @@ from gpushare_spawner.agent.mig.instance_watch import InstanceSettings
 from gpushare_spawner.agent.node import Node
 from gpushare_spawner.agent.state.state_folder import StateFolder
 from gpushare_spawner.model.layers import LayerName
-from gpushare_spawner.model.mig import MigInstance, MigProfile
+from gpushare_spawner.model.layers.mig import MigInstance, MigProfile
 from gpushare_spawner.model.protocol.control import CloseRequest, ControlRefused, OpenRequest, ResizeRequest
 from gpushare_spawner.model.protocol.frames import NO_GPU, Feature, Kind, Role, gpu_name
 from gpushare_spawner.model.report import SessionReport

@@ -17,7 +17,7 @@ from gpushare_spawner.service import agents as agents_module
 from gpushare_spawner.service.agents import MachineAgents
 from gpushare_spawner.service.culler.asks import Asks
 from gpushare_spawner.service.reports import Agent
-from gpushare_spawner.wording import session_controls as words
+from gpushare_spawner.wording.controls import session_controls as words
 from tests.present import present
 from tests.service.actions.conftest import Acting
 from tests.service.conftest import HOUR, MINUTE, Clock

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpushare_spawner.service.actions.drains import Place
 from gpushare_spawner.service.actions.outcome import RefusalCode
-from gpushare_spawner.wording import drains as words
+from gpushare_spawner.wording.controls import drains as words
 from tests.service.actions.conftest import ROOT, Acting
 from tests.service.actions.test_other_actions import refusal_of
 from tests.service.conftest import HOUR, Clock

@@ -11,7 +11,7 @@ from gpushare_spawner.model.protocol.frames import AskKind
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.service.actions.outcome import ActionRefused, Actor, Asked, Outcome, RefusalCode
 from gpushare_spawner.service.hub.client import Hub
-from gpushare_spawner.wording import session_controls as words
+from gpushare_spawner.wording.controls import session_controls as words
 from tests.present import present
 from tests.service.actions.conftest import ANN, ROOT, Acting
 from tests.service.conftest import HOUR, MINUTE, Clock

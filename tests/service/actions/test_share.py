@@ -13,7 +13,7 @@ from gpushare_spawner.model.template import Limits, Template
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.service.actions.outcome import Actor, Outcome, RefusalCode
 from gpushare_spawner.service.hub.client import HubServer
-from gpushare_spawner.wording import share_changes as words
+from gpushare_spawner.wording.controls import share_changes as words
 from tests.service.actions.conftest import ANN, ROOT, Acting
 from tests.service.actions.test_other_actions import refusal_of
 from tests.service.fake_agent import GIB, FakeAgent

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gpushare_spawner.model.protocol.frames import AskKind
-from gpushare_spawner.wording.session_controls import ASK_UNKNOWN
+from gpushare_spawner.wording.controls.session_controls import ASK_UNKNOWN
 
 NO_SHARE = "This server has no GPU share: it was started without one."
 OLD_AGENT = ASK_UNKNOWN

@@ -1,0 +1,1 @@
+"""Sentences about what users and admins ask for: keeps, changes of a share, cordons and drains."""
