@@ -1,34 +1,29 @@
 """``--gpu``: runs programs on a GPU with libgpushare.so, against an agent in this process.
 
 Each program fills memory and computes. Its lease is revoked and its memory is paged out. Then it gets a lease again
-and must find each byte unchanged. At the end the time of a launch with and without the library is measured.
+and must find each byte unchanged. At the end the time of a launch with and without the library is measured. Then the
+program runs once more, without the library, and is suspended and resumed (suspend_trial.py).
 
 The managed memory of a program stays below half of the GPU's free memory: more could hang a GPU that others use.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import queue
-import select
-import subprocess
-import sys
 import tempfile
-import textwrap
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pynvml
-
 from gpushare_spawner import native
 from gpushare_spawner.agent.gpus.nvml import Gpu
+from gpushare_spawner.doctor import suspend_trial
 from gpushare_spawner.doctor.finding import Finding, note, ok, problem, skipped
-from gpushare_spawner.doctor.gpu_programs import PREAMBLE, PROGRAMS, installed
+from gpushare_spawner.doctor.gpu_process import Program, free_memory
+from gpushare_spawner.doctor.gpu_programs import PROGRAMS, installed
 from gpushare_spawner.doctor.scripted_agent import Peer, ScriptedAgent
 from gpushare_spawner.model.protocol.frames import Frame, Kind, gpu_bytes
 from gpushare_spawner.wording.amounts import memory
@@ -59,7 +54,7 @@ def check(gpus: tuple[Gpu, ...], size: int, names: list[str]) -> list[Finding]:
     if not gpus:
         return [skipped("GPU checks", "there is no GPU")]
     gpu = gpus[0]
-    free = _free(gpu)
+    free = free_memory(gpu)
     if (refused := too_much(size, free)) is not None:
         return [refused]
     environment = _environment(gpu)
@@ -69,6 +64,7 @@ def check(gpus: tuple[Gpu, ...], size: int, names: list[str]) -> list[Finding]:
             found.append(finding(name, run(PROGRAMS[name][1], size, gpu, environment), gpu.simulated))
         except (RuntimeError, AssertionError, OSError, queue.Empty) as error:
             found.append(failed(name, error))
+        found.append(suspend_trial.check(name, PROGRAMS[name][1], size, gpu, environment))
     return found
 
 
@@ -109,7 +105,7 @@ def run(code: str, size: int, gpu: Gpu, bare: Mapping[str, str]) -> Outcome:
         agent = ScriptedAgent(path, [raw], total=gpu.memory_bytes)
         shared = {**bare, "LD_PRELOAD": str(native.preload_library()), "GPUSHARE_SOCKET": str(path)}
         try:
-            with _Program(code, size, shared) as program:
+            with Program(code, size, shared) as program:
                 leases = _Leases(agent.peer(_HEAR_WITHIN))
                 assert leases.until(program) == "ready"
                 out, released = leases.take_away(raw)
@@ -119,53 +115,12 @@ def run(code: str, size: int, gpu: Gpu, bare: Mapping[str, str]) -> Outcome:
                 launch = float(leases.until(program))
         finally:
             agent.stop()
-    with _Program(code, size, bare) as plain:
+    with Program(code, size, bare) as plain:
         assert plain.hear() == "ready"
         plain.go_on()
         plain.hear()
         bare_ns = float(plain.hear())
     return Outcome(intact, _rate(*out.fields[:2]), _rate(*leases.paged_in), released, launch, bare_ns)
-
-
-class _Program:
-    """A program, with the library or without it. It ends with the context."""
-
-    def __init__(self, code: str, size: int, environment: Mapping[str, str]) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", PREAMBLE + textwrap.dedent(code), str(size)],
-            env=dict(environment),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        assert self.process.stdout is not None
-        self.output = self.process.stdout
-
-    def __enter__(self) -> _Program:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.process.kill()
-        self.process.communicate()
-
-    def hear(self) -> Any:
-        """Return the program's next message. Raises RuntimeError if the program ends instead."""
-        line = self.output.readline()
-        if not line:
-            _, errors = self.process.communicate()
-            last = (errors.strip().splitlines() or ["no message"])[-1]
-            raise RuntimeError(f"it ended with status {self.process.returncode}: {last}")
-        return json.loads(line)
-
-    def said_something(self) -> bool:
-        return bool(select.select([self.output], [], [], 0)[0])
-
-    def go_on(self) -> None:
-        assert self.process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            self.process.stdin.write("\n")
-            self.process.stdin.flush()
 
 
 class _Leases:
@@ -176,7 +131,7 @@ class _Leases:
         self.paged_in = (0, 0)
         """Bytes and nanoseconds."""
 
-    def until(self, program: _Program) -> Any:
+    def until(self, program: Program) -> Any:
         """Grant requests until the program sends a message; return the message."""
         while not program.said_something():
             try:
@@ -220,12 +175,3 @@ def _rate(size: int, nanoseconds: int) -> float:
 def _environment(gpu: Gpu) -> dict[str, str]:
     bare = {name: value for name, value in os.environ.items() if not name.startswith(("GPUSHARE_", "LD_PRELOAD"))}
     return {**bare, "CUDA_VISIBLE_DEVICES": gpu.uuid, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-
-
-def _free(gpu: Gpu) -> int:
-    """Return the GPU's free memory in bytes, by NVML."""
-    pynvml.nvmlInit()
-    try:
-        return int(pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid)).free)
-    finally:
-        pynvml.nvmlShutdown()

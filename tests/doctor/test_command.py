@@ -68,6 +68,8 @@ def test_a_good_machine_with_an_agent_and_a_program_on_its_gpu(environment: dict
     said = " ".join(finding["what"] for finding in answer["findings"])
     assert "version 0.1.0, like the package" in said
     assert "memory unchanged after it was paged out and in" in said
+    # what the program fills, and what it needs beside that
+    assert "memory unchanged after the program was suspended and resumed; 66 MiB of GPU memory were free" in said
     assert "(simulated)" in said
     # the checkout of the tests may lie where other users cannot read it
     assert levels(answer, "library") <= {"ok", "note", "problem"}

@@ -25,7 +25,7 @@ def test_programs_hold_less_than_half_of_what_is_free() -> None:
 
 def test_no_program_runs_where_the_card_is_too_full(monkeypatch: pytest.MonkeyPatch) -> None:
     card = Gpu(0, "GPU-5543a1f8-be84-51d9-b6ef-c988bafad2eb", "NVIDIA L4", 24 * GIB)
-    monkeypatch.setattr(gpu, "_free", lambda gpu: 3 * GIB)
+    monkeypatch.setattr(gpu, "free_memory", lambda gpu: 3 * GIB)
     monkeypatch.setattr(gpu, "run", lambda *rest: pytest.fail("it ran"))
     assert [found.level for found in gpu.check((card,), GIB, [])] == [Level.NOTE]
     assert [found.level for found in gpu.check((), GIB, [])] == [Level.SKIPPED]
