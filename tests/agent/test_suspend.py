@@ -129,6 +129,13 @@ class Machine:
         )
         return int(answer.stdout)
 
+    def end(self) -> None:
+        """End what runs: programs first."""
+        for program in self.programs:
+            program.end()
+        if self.agent.process is not None and self.agent.process.poll() is None:
+            self.agent.end(signal.SIGKILL)
+
     def log(self) -> str:
         return self.agent.log.read_text()
 
@@ -138,10 +145,7 @@ async def machine(short_folder: Path) -> AsyncIterator[Machine]:
     machine = Machine(short_folder)
     await machine.start()
     yield machine
-    for program in machine.programs:
-        program.end()
-    if machine.agent.process is not None and machine.agent.process.poll() is None:
-        machine.agent.end(signal.SIGKILL)
+    machine.end()
 
 
 class Neighbour:
@@ -317,9 +321,7 @@ async def test_agent_killed_inside_a_call_leaves_no_worker_and_the_next_agent_go
         assert await ada.ask("words") == [[0, rounds, 0]]
         assert await ben.ask("words") == [[0, 0, 0]]
     finally:
-        for program in machine.programs:
-            program.end()
-        machine.agent.end(signal.SIGKILL)
+        machine.end()
 
 
 @pytest.mark.slow
@@ -342,9 +344,7 @@ async def test_agent_that_is_stopped_in_a_suspension_leaves_no_process_locked(sh
         assert not [one for one in waiting if not one.done()], machine.log()
         assert [one.result() > 0 for one in waiting] == [True]
     finally:
-        for program in machine.programs:
-            program.end()
-        machine.agent.end(signal.SIGKILL)
+        machine.end()
 
 
 @pytest.mark.slow
@@ -452,9 +452,7 @@ async def test_without_the_drivers_functions_the_session_says_why_it_stays(short
         report = await machine.until("ada", lambda session: session.not_suspendable is not None)
         assert "driver 570 or later" in str(report.not_suspendable)
     finally:
-        for program in machine.programs:
-            program.end()
-        machine.agent.end(signal.SIGKILL)
+        machine.end()
 
 
 async def test_sessions_that_do_not_fit_together_take_turns_from_their_start_on(machine: Machine) -> None:

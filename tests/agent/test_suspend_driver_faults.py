@@ -40,9 +40,7 @@ async def machine(short_folder: Path) -> AsyncIterator[Machine]:
     machine.agent.environment |= {"SIMGPU_RESTORE_MS": "2500"}
     await machine.start()
     yield machine
-    for program in machine.programs:
-        program.end()
-    machine.agent.end(signal.SIGKILL)
+    machine.end()
 
 
 async def test_process_in_the_failed_state_is_reported_until_it_ends_and_others_go_on(

@@ -228,9 +228,7 @@ async def test_program_that_is_stopped_in_its_restore_goes_on_with_its_contents(
         assert await ada.ask("words") == [[0, rounds, 0]]
         assert await ben.ask("words") == [[0, 0, 0]]
     finally:
-        for program in machine.programs:
-            program.end()
-        machine.agent.end(signal.SIGKILL)
+        machine.end()
 
 
 @pytest.mark.slow
@@ -268,9 +266,7 @@ async def test_weights_of_one_to_three_hold_over_twenty_seconds(short_folder: Pa
         assert had[0] / sum(had) == pytest.approx(0.25, abs=0.1)
         assert rounds[0] / sum(rounds) == pytest.approx(0.25, abs=0.1)
     finally:
-        for program in machine.programs:
-            program.end()
-        machine.agent.end(signal.SIGKILL)
+        machine.end()
 
 
 @pytest.mark.slow
@@ -350,9 +346,7 @@ async def test_session_stays_where_the_host_has_no_memory_for_it_and_the_other_g
         assert "of host memory left for GPU memory" in str(report.not_suspendable)
         peer.close()
     finally:
-        for program in machine.programs:
-            program.end()
-        machine.agent.end(signal.SIGKILL)
+        machine.end()
 
 
 async def test_session_of_a_gpu_that_does_not_answer_stays_suspended_until_it_does(
