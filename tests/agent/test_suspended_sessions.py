@@ -23,6 +23,7 @@ from gpushare_spawner.model.tier import Tier
 from tests.agent.conftest import request_for
 from tests.agent.peers import Peer
 from tests.agent.test_suspend import (  # noqa: F401 (fixtures)
+    CONTEXT,
     LARGE,
     MIB,
     Machine,
@@ -134,9 +135,12 @@ async def test_kernel_that_restarts_while_its_session_is_suspended_waits_for_the
     first.end()
     again = Program(machine.environments["ada"])
     machine.programs.append(again)
-    again.begin("context")  # it makes the driver's first calls
+    again.begin("context")  # it makes the driver's first calls, perhaps before the agent has answered its HELLO
+    await machine.until("ada", lambda session: session.processes == 2)
+    await asyncio.sleep(0.2)
     again.begin("allocate", 77, 300)
-    await no_answer(again)
+    await asyncio.sleep(0.7)
+    assert machine.free_memory() >= (1024 - CONTEXT) * MIB
     neighbour.goes()
     assert [await again.answer(), await again.answer()] == [None, None]
     assert [await again.ask("words"), await other.ask("words")] == [[[0, 0, 0]], [[0, 0, 0]]]
