@@ -151,8 +151,7 @@ async def test_session_whose_socket_cannot_be_made_keeps_no_other_from_starting_
 ) -> None:
     agent.open("ada")
     await agent.stop()
-    odd = SessionRecord.opened(request_for("odd", uid=2**33), 1000.0)
-    agent.state.records.write(short_name("odd"), odd.model_dump_json().encode())
+    agent.state.records.replace(SessionRecord.opened(request_for("odd", uid=2**33), 1000.0))
     await agent.start()
     assert {one.id for one in agent.node.report().sessions} == {"ada", "odd"}
     await agent.peer(str(agent.path / "s" / short_name("ada") / "gpu"))

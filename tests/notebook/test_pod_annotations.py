@@ -171,7 +171,7 @@ def test_the_browser_gets_the_notice_and_no_ask_without_an_agent(pod: Pod) -> No
     assert (body["known"], body["line"]) == (True, "0.25\u00a0GPU · KAI Scheduler")
     assert body["notice_text"].startswith("Your server will stop at {time}: idle for 8\u00a0h.")
     assert (body["asks"], body["notice_controls"], body["asks_text"]) == ([], [], NO_AGENT)
-    with pytest.raises(AgentUnavailable, match="no agent serves this server"):
+    with pytest.raises(AgentUnavailable, match="No agent serves this server"):
         asyncio.run(client.ask(ServiceAsk.of(AskKind.KEEP, 3600)))
 
 
