@@ -60,6 +60,7 @@ def test_a_working_set_larger_than_the_gpu_runs_alone() -> None:
     assert device.used_seconds < 3000.0
 
 
+@pytest.mark.slow
 def test_a_small_neighbour_runs_beside_whichever_big_one_has_its_time_slice() -> None:
     device = gpu()
     a, b, c = run(device, "a", 12), run(device, "b", 12), run(device, "c", 2)

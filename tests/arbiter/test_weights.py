@@ -57,6 +57,7 @@ def test_a_session_with_three_processes_has_no_more_than_its_share() -> None:
     assert max(parts) < 1.1 * min(parts)
 
 
+@pytest.mark.slow
 def test_short_bursts_with_short_gaps_count_like_long_ones() -> None:
     device = VirtualGpu(GpuArbiter(16 * GIB))
     for name, weight, phases in (("a", 30, alternating(0.003, 0.1)), ("b", 70, forever())):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -166,7 +167,7 @@ def _figures(ledger: Ledger) -> dict[str, object]:
 
 
 Feed.TestCase.settings = settings(max_examples=30, stateful_step_count=25, deadline=None)
-TestFeed = Feed.TestCase
+TestFeed = pytest.mark.slow(Feed.TestCase)
 
 
 def test_an_object_that_is_the_same_as_before_is_not_looked_into() -> None:
