@@ -232,6 +232,7 @@ async def test_the_processes_of_a_session_are_seen_on_the_gpu(agent: AgentProces
         program.end()
 
 
+@pytest.mark.slow
 async def test_fifty_idle_sessions_on_one_gpu_cost_little(agent: AgentProcess) -> None:
     """Measured: 42 MiB resident; nothing is polled for them."""
     peers: list[Peer] = []

@@ -90,6 +90,7 @@ def test_a_short_burst_after_a_pause_is_served_soon() -> None:
     assert max(user.waits) < 1.0
 
 
+@pytest.mark.slow
 def test_many_short_bursts_cost_no_more_than_the_bound_for_interactive_sessions() -> None:
     device = device_of(("training", 15))
     device.session("user", 50)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 
+import pytest
+
 from gpushare_spawner.model.protocol.control import (
     AnnounceRequest,
     AnswerRequest,
@@ -97,6 +99,7 @@ async def timed_round(culler: Culler) -> float:
     return time.process_time() - before
 
 
+@pytest.mark.slow
 async def test_a_round_takes_under_two_seconds_of_cpu_and_asks_the_hub_once_for_each_page(
     hub_server: FakeHub, clock: Clock
 ) -> None:

@@ -7,6 +7,7 @@ import logging
 import random
 from typing import Any, ClassVar
 
+import pytest
 from jupyterhub.spawner import Spawner
 
 from gpushare_spawner.clients.agent import AgentClient
@@ -51,6 +52,7 @@ async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     writer.close()
 
 
+@pytest.mark.slow
 async def test_fifty_spawns_at_once_get_no_more_than_two_gpus_have(make_hub: Any, agent: FakeAgent) -> None:
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
     NoProcess.address = server.sockets[0].getsockname()
