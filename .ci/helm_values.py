@@ -73,12 +73,33 @@ def _in_draft_7(part: Any) -> Any:
         return part
     if "$ref" in part:
         return {"$ref": part["$ref"].replace("#/$defs/", "#/definitions/")}
+    if "anyOf" in part:
+        part = _one_branch(part)
     # a field may be called "default" too: then what is under it is a schema
     return {
         key: _in_draft_7(value)
         for key, value in part.items()
         if key != "default" or (isinstance(value, dict) and not {"type", "$ref"}.isdisjoint(value))
     }
+
+
+def _one_branch(part: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema without `anyOf`: helm reports an error for each of its branches, and the last one is null's.
+
+    The branches differ by the type of the value, and each keyword but `enum` applies to values of one type only.
+    """
+    branches = part["anyOf"]
+    kept = {key: value for key, value in part.items() if key != "anyOf"}
+    null = {"type": "null"}
+    if null in branches and any("$ref" in branch for branch in branches):
+        (other,) = [branch for branch in branches if branch != null]
+        return {**kept, "if": null, "else": other}
+    joined: dict[str, Any] = {"type": [branch["type"] for branch in branches]}
+    for branch in branches:
+        joined |= {key: value for key, value in branch.items() if key not in ("type", "title")}
+    if null in branches and "enum" in joined:
+        joined["enum"] = [*joined["enum"], None]
+    return {**kept, **joined}
 
 
 if __name__ == "__main__":

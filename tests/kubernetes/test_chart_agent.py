@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -26,7 +27,7 @@ from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.templates.parser import parse_template
 from tests.kubernetes.agent_account import POLICY_KINDS
-from tests.kubernetes.charts import AGENT_CHART, ROOT, VALUES, load, merged, notes, one, render
+from tests.kubernetes.charts import AGENT_CHART, ROOT, VALUES, load, merged, notes, objects, one, render
 from tests.kubernetes.observing_agent import OBSERVER_RULES
 from tests.kubernetes.standin.quantities import quantity
 from tests.present import present
@@ -687,6 +688,77 @@ def test_a_wrong_value_is_refused_with_its_path(values: dict[str, Any], where: s
         render(values)
     assert f"at '{where}" in str(refused.value)
     assert why in str(refused.value)
+
+
+def _value_paths(values: dict[str, Any], above: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    paths: list[tuple[str, ...]] = []
+    for name, value in values.items():
+        paths.append((*above, name))
+        if isinstance(value, dict):
+            paths += _value_paths(value, (*above, name))
+    return paths
+
+
+def _rendered(chart: Path, values: dict[str, Any]) -> list[dict[str, Any]] | None:
+    """Return the chart's objects, or None where the chart refuses the values."""
+    try:
+        return objects(helm_python.Chart.load(chart).render(values, name="gpushare", namespace="jhub"))
+    except helm_python.HelmValuesError:
+        return None
+
+
+@pytest.mark.parametrize("path", _value_paths(load(AGENT_CHART / "values.yaml")), ids="/".join)
+def test_null_that_installs_is_kept_by_an_upgrade_that_reuses_values(path: tuple[str, ...], tmp_path: Path) -> None:
+    # helm's --reuse-values takes the installed release's defaults, without what null removed there, as the chart's
+    # defaults, and the release's own values, null included, as the given ones
+    installed: dict[str, Any] = load(AGENT_CHART / "values.yaml")
+    given: dict[str, Any] | None = None
+    for name in reversed(path):
+        given = {name: given}
+    assert given is not None
+    section = installed
+    for name in path[:-1]:
+        section = section[name]
+    del section[path[-1]]
+    reused = tmp_path / AGENT_CHART.name
+    shutil.copytree(AGENT_CHART, reused)
+    (reused / "values.yaml").write_text(yaml.safe_dump(installed))
+    assert _rendered(reused, given) == _rendered(AGENT_CHART, given)
+
+
+def test_simulated_gpus_upgrade_to_claims_with_reused_values(tmp_path: Path) -> None:
+    simulated = load(VALUES / "simulated-gpus.yaml")
+    installed = merged(load(AGENT_CHART / "values.yaml"), simulated)
+    installed["nodeSelector"] = {}
+    reused = tmp_path / AGENT_CHART.name
+    shutil.copytree(AGENT_CHART, reused)
+    (reused / "values.yaml").write_text(yaml.safe_dump(installed))
+    upgraded = _rendered(reused, merged(simulated, {"kubelet": "dra"}))
+    assert upgraded is not None
+    agent = one(upgraded, "DaemonSet")["spec"]["template"]["spec"]
+    assert "--kubelet=dra" in agent["containers"][0]["args"]
+    assert "nodeSelector" not in agent
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        ({}, "at '/templates/q': missing property"),
+        ({"display_name": "Q", "gpu": 1}, "at '/templates/q/gpu': got number, want object"),
+        ({"display_name": "Q", "gpu": {"fraction": "half"}}, "at '/templates/q/gpu/fraction': got string, want"),
+        ({"display_name": "Q", "idle": {"keep": True}}, "at '/templates/q/idle/keep': got boolean, want object"),
+        ("quarter", "at '/templates/q': got string, want object"),
+    ],
+)
+def test_a_wrong_template_is_refused_for_what_is_wrong_and_not_for_not_being_null(template: Any, said: str) -> None:
+    with pytest.raises(helm_python.HelmValuesError) as refused:
+        render({"templates": {"q": template}})
+    assert said in str(refused.value)
+    assert not re.search(r"want null$", str(refused.value), re.MULTILINE)
+
+
+def test_no_schema_offers_null_as_a_branch_of_its_own() -> None:
+    assert '"anyOf"' not in (AGENT_CHART / "values.schema.json").read_text()
 
 
 def _described(schema: dict[str, Any], path: str = "") -> list[str]:

@@ -56,3 +56,16 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- eq $policy "always" -}}
 {{- end -}}
 {{- end }}
+
+{{- /* A map of values as YAML without its null entries: a null removes a default, and `--reuse-values` keeps the null. */ -}}
+{{- define "gpushare-agent.entries" -}}
+{{- $entries := dict -}}
+{{- range $name, $value := . -}}
+{{- if not (kindIs "invalid" $value) -}}
+{{- $_ := set $entries $name $value -}}
+{{- end -}}
+{{- end -}}
+{{- if $entries -}}
+{{- toYaml $entries -}}
+{{- end -}}
+{{- end }}
