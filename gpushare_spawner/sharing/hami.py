@@ -75,7 +75,7 @@ def render(form: PodSpec, request: LayerRequest) -> PodSpec:
     elif guarantee.endswith("%"):
         limits[options.memory_percentage_resource] = str(_percent(guarantee))
     else:
-        limits[options.memory_resource] = str(_mebibytes(request))
+        limits[options.memory_resource] = str(_mebibytes(request) // options.memory_factor)
     annotations = {}
     if request.models:
         types = sorted({one.model for node in request.facts.nodes for one in gpus(node) if _accepted(request, one)})
@@ -196,11 +196,15 @@ def _on_gpu(request: LayerRequest, gpu: HamiGpu, left: _Left) -> int:
 
 
 def _mebibytes(request: LayerRequest, gpu_mib: int = 0) -> int:
-    """Return the MiB that a server is to have of a GPU; HAMi rounds percentages down."""
+    """Return the MiB that a server is to have of a GPU.
+
+    HAMi rounds percentages down, and counts bytes in multiples of its memory factor.
+    """
     guarantee = request.gpu.memory.guarantee or f"{request.gpu.share.units}%"
     if guarantee.endswith("%"):
         return gpu_mib * _percent(guarantee) // 100
-    return -(-resolve_bytes(guarantee, 0) // _MEBIBYTE)
+    factor = _options(request).memory_factor
+    return -(-resolve_bytes(guarantee, 0) // (_MEBIBYTE * factor)) * factor
 
 
 def _percent(written: str) -> int:

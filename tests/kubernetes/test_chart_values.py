@@ -7,10 +7,11 @@ from typing import Any
 
 import jsonschema
 import pytest
+import yaml
 
-from gpushare_spawner.service.hub.scopes import METRICS
+from gpushare_spawner.service.hub.scopes import ACT, CUSTOM, DRAIN, METRICS, SEE_ALL
 from gpushare_spawner.spawner.kubernetes.spawner import GPUShareSpawner
-from tests.kubernetes.charts import AGENT_CHART, VALUES, load, merged, z2jh_folder
+from tests.kubernetes.charts import AGENT_CHART, ROOT, VALUES, load, merged, z2jh_folder
 from tests.present import present
 
 HUB = load(VALUES / "jupyterhub.yaml")
@@ -75,6 +76,25 @@ def test_settings_are_those_of_the_spawner(name: str) -> None:
         traits = owner.class_traits(config=True)
         for setting, value in settings.items():
             traits[setting].validate(None, value)
+
+
+def guide_example() -> dict[str, Any]:
+    """Return the values of `your-own.yaml` in the guide."""
+    text = (ROOT / "docs/guides/kubernetes.md").read_text()
+    block = present(re.search(r"```yaml\n( *# your-own\.yaml\n.*?)```", text, re.DOTALL)).group(1)
+    values: dict[str, Any] = yaml.safe_load(block)
+    return values
+
+
+def test_zero_to_jupyterhub_takes_the_guides_example(z2jh: Z2JH) -> None:
+    defaults, validator = z2jh
+    assert problems(validator, merged(defaults, HUB, guide_example())) == []
+
+
+def test_scopes_of_the_guides_operators_are_those_that_the_hub_knows() -> None:
+    (role,) = guide_example()["hub"]["loadRoles"].values()
+    assert set(role["scopes"]) - {"access:services!service=gpushare"} <= CUSTOM.keys()
+    assert {SEE_ALL, ACT, DRAIN} <= set(role["scopes"])
 
 
 def test_there_is_one_culler() -> None:

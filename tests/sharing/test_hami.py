@@ -36,7 +36,7 @@ def with_gpu(name: str, devices: str, on: str = "a", key: str = hami.ALLOCATED, 
     return ClusterPod(name, "hub", on, annotations={key: devices, **annotations})
 
 
-def webhook(pod: PodSpec, scheduler: str = "hami-scheduler") -> tuple[int, int, int, int]:
+def webhook(pod: PodSpec, scheduler: str = "hami-scheduler", factor: int = 1) -> tuple[int, int, int, int]:
     """What HAMi takes the notebook's container to ask for: GPUs, MiB, percent of memory, cores.
 
     The rules of pkg/scheduler/webhook.go and GenerateResourceRequests of pkg/device/nvidia/device.go, HAMi 4707fb0.
@@ -50,7 +50,8 @@ def webhook(pod: PodSpec, scheduler: str = "hami-scheduler") -> tuple[int, int, 
     percent = int(limits.get("nvidia.com/gpumem-percentage", 101))
     assert 0 < percent <= 101
     assert 0 <= amounts["gpumem"] < 2**31
-    return amounts["gpu"], amounts["gpumem"], percent, amounts["gpucores"]
+    assert amounts["gpumem"] <= (2**31 - 1) // factor, "rejected: beyond int32 once multiplied"
+    return amounts["gpu"], amounts["gpumem"] * factor, percent, amounts["gpucores"]
 
 
 def test_fraction_becomes_gpu_percentage_of_memory_and_cores_and_names_the_scheduler() -> None:
@@ -81,6 +82,24 @@ def test_each_share_passes_the_webhook_and_asks_for_no_less(units: int, guarante
         assert (mib, percent) == (0, 50)
     else:
         assert (mib, percent) == (int(guarantee[:-2]) * 1024, 101)
+
+
+@LOADED
+@given(st.integers(1, 1024), st.integers(1, 200_000))
+def test_guarantee_holds_whatever_hamis_memory_factor_is(factor: int, mib: int) -> None:
+    gpu = {"fraction": 0.25, "memory": {"guarantee": f"{mib}Mi"}}
+    options = HamiOptions(memory_factor=factor)
+    asked = request(gpu, options, ClusterFacts((registered(),)))
+    _, given_mib, percent, _ = webhook(hami.render(POD, asked), factor=factor)
+    assert mib <= given_mib < mib + factor
+    assert percent == 101
+    # free servers are counted by the memory that HAMi gives out: GPU 0 has 81,920 MiB and 100 cores, 25 for each
+    assert hami.free(asked).servers == min(4, 81920 // given_mib)
+
+
+def test_percentage_of_memory_does_not_depend_on_hamis_memory_factor() -> None:
+    gpu = {"fraction": 0.25, "memory": {"guarantee": "50%"}}
+    assert webhook(hami.render(POD, request(gpu, HamiOptions(memory_factor=256))), factor=256) == (1, 0, 50, 25)
 
 
 def test_models_become_types_as_the_nodes_registered_them() -> None:

@@ -48,6 +48,9 @@ class HamiOptions(LayerOptions):
     """The resource that stands for a number of GPUs."""
     memory_resource: ResourceName = "nvidia.com/gpumem"
     """The resource that stands for GPU memory in MiB."""
+    memory_factor: Annotated[int, Field(ge=1, le=1024, strict=True)] = 1
+    """HAMi's `memoryFactor`: the MiB that one of `memory_resource` stands for. Without it a server would get this many
+    times the memory that its template guarantees."""
     memory_percentage_resource: ResourceName = "nvidia.com/gpumem-percentage"
     """The resource that stands for a part of the GPU's memory, in percent."""
     cores_resource: ResourceName = "nvidia.com/gpucores"
