@@ -100,11 +100,16 @@ def cgroup_of_self() -> str | None:
 
 def uid(pid: int) -> int | None:
     """The uid that it was started as (its real one); None where there is no such process."""
+    return next(iter(uids(pid)), None)
+
+
+def uids(pid: int) -> tuple[int, ...]:
+    """Return its real, effective, saved and file system uid; empty where there is no such process."""
     try:
         lines = (PROC / str(pid) / "status").read_text(errors="replace").splitlines()
     except OSError:
-        return None
-    return next((int(line.split()[1]) for line in lines if line.startswith("Uid:")), None)
+        return ()
+    return next((tuple(map(int, line.split()[1:5])) for line in lines if line.startswith("Uid:")), ())
 
 
 def _stat(pid: int, folder: Path | None = None) -> list[str] | None:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
 
+from gpushare_spawner.agent import processes
 from gpushare_spawner.agent.gpus.nvml import Gpu
 from gpushare_spawner.agent.suspend.capability import Rights, reason_of, why_not
 from gpushare_spawner.agent.suspend.driver_checkpoint import Answer, DriverCheckpoints
@@ -73,20 +74,23 @@ async def try_out(code: str, size: int, gpu: Gpu, environment: Mapping[str, str]
             raise CannotSuspend(cannot)
         with Program(code, size, environment) as program:
             assert program.hear() == "ready"
-            pid, before, began = program.process.pid, free_memory(gpu), time.monotonic()
-            await _step(checkpoints.lock(pid, _LOCK_WITHIN), "locked")
-            await _step(checkpoints.checkpoint(pid, size), "checkpointed")
+            process = processes.named(program.process.pid)
+            if process is None:
+                raise RuntimeError("the program has ended")
+            before, began = free_memory(gpu), time.monotonic()
+            await _step(checkpoints.lock(process, _LOCK_WITHIN), "locked")
+            await _step(checkpoints.checkpoint(process, size), "checkpointed")
             suspended, freed = time.monotonic(), free_memory(gpu) - before
             resuming = time.monotonic()
-            await _step(checkpoints.restore(pid, size), "restored")
-            await _step(checkpoints.unlock(pid), "unlocked")
+            await _step(checkpoints.restore(process, size), "restored")
+            await _step(checkpoints.unlock(process), "unlocked")
             resumed = time.monotonic()
             program.go_on()
             intact = bool(program.hear())
             # suspended once more before it is killed: with driver 595.71 the end of a restored process has hung a whole
             # machine, and this avoids it (NVIDIA/cuda-checkpoint, issue 53)
-            if (await checkpoints.lock(pid, _LOCK_WITHIN)).ok:
-                await checkpoints.checkpoint(pid, size)
+            if (await checkpoints.lock(process, _LOCK_WITHIN)).ok:
+                await checkpoints.checkpoint(process, size)
             return Trial(intact, freed, suspended - began, resumed - resuming)
     finally:
         await checkpoints.close()

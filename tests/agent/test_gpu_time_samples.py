@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 import pytest
 
+from gpushare_spawner.agent import processes
 from gpushare_spawner.agent.gpus.arbitration import GpuArbitration
 from gpushare_spawner.agent.gpus.gpu_time_samples import Delivery, Pids
 from gpushare_spawner.agent.gpus.nvml import Gpu, Utilisation
@@ -113,16 +114,16 @@ async def test_samples_go_on_where_the_sessions_of_processes_cannot_be_found() -
 def test_seconds_of_all_processes_of_a_session_are_added_up() -> None:
     pids = Pids()
     me, parent = os.getpid(), os.getppid()
-    pids.joined(1, "ada", me)
-    pids.joined(2, "ada", me)
-    pids.joined(3, "bob", parent)
+    pids.joined(1, "ada", processes.named(me))
+    pids.joined(2, "ada", processes.named(me))
+    pids.joined(3, "bob", processes.named(parent))
     assert pids.by_session({me: 0.2, parent: 0.1, 4711: 9.0}, {}) == {"ada": 0.2, "bob": 0.1}
     assert pids.by_session({}, {}) == {"ada": 0.0, "bob": 0.0}
 
 
 def test_a_process_without_a_connection_counts_for_the_session_that_the_kernel_names() -> None:
     pids = Pids()
-    pids.joined(1, "ada", os.getpid())
+    pids.joined(1, "ada", processes.named(os.getpid()))
     # a connection counts more than the attribution
     strangers = {os.getpid(): "bob", 4711: "ada", 4712: "bob"}
     seconds = {os.getpid(): 0.2, 4711: 0.1, 4712: 0.3, 4713: 0.4}
@@ -131,15 +132,15 @@ def test_a_process_without_a_connection_counts_for_the_session_that_the_kernel_n
 
 def test_a_session_with_a_process_that_cannot_be_seen_is_left_out() -> None:
     pids = Pids()
-    pids.joined(1, "ada", os.getpid())
-    pids.joined(2, "ada", 0)
+    pids.joined(1, "ada", processes.named(os.getpid()))
+    pids.joined(2, "ada", None)
     assert pids.by_session({os.getpid(): 0.2}, {}) == {}
 
 
 def test_a_process_that_left_and_lives_on_still_counts_until_it_ends() -> None:
     pids = Pids()
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        pids.joined(1, "ada", process.pid)
+        pids.joined(1, "ada", processes.named(process.pid))
         assert pids.left(1)
         assert pids.by_session({process.pid: 0.2}, {}) == {"ada": 0.2}
         assert pids.ended() == []

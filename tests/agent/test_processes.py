@@ -105,6 +105,17 @@ def test_a_descendant_belongs_to_the_server(child: subprocess.Popen[bytes]) -> N
     assert attributed([child.pid, 1], [Owner("ada", server=os.getpid())]) == {"ada": {child.pid}}
 
 
+def test_connection_decides_between_sessions_that_the_kernel_cannot_tell_apart(child: subprocess.Popen[bytes]) -> None:
+    both = [Owner("ada", server=os.getpid()), Owner("bob", server=os.getpid())]
+    assert attributed([child.pid], both, {child.pid: "ada"}) == {"ada": {child.pid}}
+    assert attributed([child.pid], both, {child.pid: "bob"}) == {"bob": {child.pid}}
+    # and makes no process a session's to which the kernel attributes nothing
+    assert attributed([1], both, {1: "ada"}) == {}
+    assert attributed([child.pid], [both[0], Owner("eve", server=2**22 + 1)], {child.pid: "eve"}) == {
+        "ada": {child.pid}
+    }
+
+
 as_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can start processes of other users")
 
 

@@ -256,6 +256,27 @@ async def test_process_with_managed_memory_is_never_suspended_and_the_reason_is_
     assert "is not suspendable" in machine.log()
 
 
+async def test_process_that_is_no_descendant_of_the_server_is_never_locked_for_its_connection(
+    machine: Machine, neighbour: Neighbour
+) -> None:
+    """It reached the socket, or its pid was another process's: the kernel attributes it to nobody."""
+    gpu = (await machine.agent.client.report()).gpus[0].uuid
+    opened = await machine.agent.client.open(
+        request_for("eve", gpus=(gpu,), engine=MemoryEngine.SUSPEND, share_units=40)
+    )
+    with subprocess.Popen(["sleep", "60"]) as server:
+        await machine.agent.client.confirm("eve", server.pid)
+        machine.environments["eve"] = merged(os.environ, opened.environment)
+        foreign = await machine.program("eve", LARGE)
+        await neighbour.comes()
+        report = await machine.until("eve", lambda session: session.not_suspendable is not None)
+        assert f"Process {foreign.process.pid} uses this session's socket" in str(report.not_suspendable)
+        assert not report.suspended
+        neighbour.goes()
+        assert await foreign.ask("work", 0.05) > 0
+        server.kill()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("step", ["lock", "checkpoint"])
 async def test_agent_killed_after_a_step_is_mended_by_the_next_one(
@@ -271,7 +292,9 @@ async def test_agent_killed_after_a_step_is_mended_by_the_next_one(
     if step == "lock":
         checkpoints = DriverCheckpoints(machine.agent.environment)
         try:
-            assert (await checkpoints.restore(pid, 0)).ok
+            process = processes.named(pid)
+            assert process is not None
+            assert (await checkpoints.restore(process, 0)).ok
         finally:
             await checkpoints.close()
     ada.begin("work", 0.05)  # it waits in the driver

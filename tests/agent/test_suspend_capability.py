@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from gpushare_spawner.agent.processes import ProcessName
 from gpushare_spawner.agent.suspend.capability import Rights, why_not
 from gpushare_spawner.agent.suspend.driver_checkpoint import Answer, Code, ProcessState
 
@@ -18,19 +19,19 @@ class Driver:
     def __init__(self, code: Code) -> None:
         self.answer = Answer(code, code, ProcessState.RUNNING)
 
-    async def lock(self, pid: int, timeout: float) -> Answer:
+    async def lock(self, process: ProcessName, timeout: float) -> Answer:
         return self.answer
 
-    async def checkpoint(self, pid: int, size: int) -> Answer:
+    async def checkpoint(self, process: ProcessName, size: int) -> Answer:
         return self.answer
 
-    async def restore(self, pid: int, size: int) -> Answer:
+    async def restore(self, process: ProcessName, size: int) -> Answer:
         return self.answer
 
-    async def unlock(self, pid: int) -> Answer:
+    async def unlock(self, process: ProcessName) -> Answer:
         return self.answer
 
-    async def state(self, pid: int | None = None) -> Answer:
+    async def state(self, process: ProcessName | None = None) -> Answer:
         return self.answer
 
 

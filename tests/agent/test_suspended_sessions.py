@@ -14,6 +14,7 @@ from statistics import median
 
 import pytest
 
+from gpushare_spawner.agent.processes import ProcessName
 from gpushare_spawner.agent.suspend.driver_checkpoint import Answer, Code, ProcessState
 from gpushare_spawner.model.cordon import Cordon
 from gpushare_spawner.model.memory_engine import MemoryEngine
@@ -374,7 +375,8 @@ async def test_session_of_which_all_processes_die_while_they_are_being_suspended
 ) -> None:
     bench.suspender.opened(bench.session)
 
-    async def dies(pid: int, size: int) -> Answer:
+    async def dies(process: ProcessName, size: int) -> Answer:
+        pid = process.pid
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         (gone,) = [one for one in bench.session.cuda if one.peer.pid == pid]

@@ -15,6 +15,7 @@ import pytest
 from gpushare_spawner.agent import processes
 from gpushare_spawner.agent.gpus.nvml import GpuState
 from gpushare_spawner.agent.memory.memory_holds import MemoryHolds
+from gpushare_spawner.agent.processes import ProcessName
 from gpushare_spawner.agent.state.session_record import SessionRecord, Suspension
 from gpushare_spawner.agent.suspend import (
     driver_checkpoint,
@@ -34,6 +35,13 @@ MIB = 2**20
 SIZE = 100 * MIB
 
 
+def named(pid: int) -> ProcessName:
+    """The process of a pid, which must run."""
+    name = processes.named(pid)
+    assert name is not None
+    return name
+
+
 class ScriptedDriver:
     """Keeps the state of each process. A restore that finds too little memory is never done again."""
 
@@ -43,7 +51,8 @@ class ScriptedDriver:
         """What the next such calls answer."""
         self.source = source
 
-    async def _do(self, call: str, pid: int, before: ProcessState, after: ProcessState) -> Answer:
+    async def _do(self, call: str, process: ProcessName, before: ProcessState, after: ProcessState) -> Answer:
+        pid = process.pid
         if codes := self.fails.get((call, pid)):
             return Answer(code := codes.pop(0), code)
         if self.states.get(pid, ProcessState.RUNNING) is not before:
@@ -51,26 +60,27 @@ class ScriptedDriver:
         self.states[pid] = after
         return Answer(Code.SUCCESS)
 
-    async def lock(self, pid: int, timeout: float) -> Answer:
-        return await self._do("lock", pid, ProcessState.RUNNING, ProcessState.LOCKED)
+    async def lock(self, process: ProcessName, timeout: float) -> Answer:
+        return await self._do("lock", process, ProcessState.RUNNING, ProcessState.LOCKED)
 
-    async def checkpoint(self, pid: int, size: int) -> Answer:
-        return await self._do("checkpoint", pid, ProcessState.LOCKED, ProcessState.CHECKPOINTED)
+    async def checkpoint(self, process: ProcessName, size: int) -> Answer:
+        return await self._do("checkpoint", process, ProcessState.LOCKED, ProcessState.CHECKPOINTED)
 
-    async def restore(self, pid: int, size: int) -> Answer:
+    async def restore(self, process: ProcessName, size: int) -> Answer:
         free = FIRST.memory_bytes - self.source.state(FIRST).memory_used_bytes
         if free < size:
-            self.states[pid] = ProcessState.FAILED
+            self.states[process.pid] = ProcessState.FAILED
             return Answer(Code.OUT_OF_MEMORY)
-        return await self._do("restore", pid, ProcessState.CHECKPOINTED, ProcessState.LOCKED)
+        return await self._do("restore", process, ProcessState.CHECKPOINTED, ProcessState.LOCKED)
 
-    async def unlock(self, pid: int) -> Answer:
-        return await self._do("unlock", pid, ProcessState.LOCKED, ProcessState.RUNNING)
+    async def unlock(self, process: ProcessName) -> Answer:
+        return await self._do("unlock", process, ProcessState.LOCKED, ProcessState.RUNNING)
 
-    async def state(self, pid: int | None = None) -> Answer:
-        if codes := self.fails.get(("state", pid or 0)):
+    async def state(self, process: ProcessName | None = None) -> Answer:
+        pid = process.pid if process is not None else 0
+        if codes := self.fails.get(("state", pid)):
             return Answer(codes.pop(0))
-        return Answer(Code.SUCCESS, state=self.states.get(pid or 0, ProcessState.RUNNING))
+        return Answer(Code.SUCCESS, state=self.states.get(pid, ProcessState.RUNNING))
 
 
 class Arbitration:
@@ -93,7 +103,7 @@ class Connected:
     """A process that says that it is ready, each time that it is asked."""
 
     def __init__(self, pid: int) -> None:
-        self.peer, self.features = SimpleNamespace(pid=pid), Feature.SUSPEND
+        self.peer, self.features = SimpleNamespace(pid=pid, process=named(pid)), Feature.SUSPEND
         self.sent: list[Kind] = []
         self.answers: Any = None
 
@@ -119,6 +129,7 @@ class Bench:
             id="ann", suspends=True, gpus=[FIRST], cuda={Connected(pid) for pid in pids}, suspended=False,
             not_suspendable=None, record=SessionRecord.opened(request_for("ann", gpus=(FIRST.uuid,)), 0.0),
         )  # fmt: skip
+        self.session.record.process = named(os.getpid())
         self.sessions: dict[str, Any] = {"ann": self.session}
         self.suspender = self.next_agent()
         for one in self.session.cuda:
@@ -159,9 +170,8 @@ class Bench:
         await self.until(lambda: what in self.arbitration.told, timeout)
 
     def record(self, pids: list[int]) -> None:
-        names = [processes.named(pid) for pid in pids]
         self.session.record.suspension = Suspension(
-            processes=tuple(name for name in names if name is not None), sizes=(SIZE,) * len(pids), complete=False
+            processes=tuple(map(named, pids)), sizes=(SIZE,) * len(pids), complete=False
         )
 
 
@@ -200,7 +210,7 @@ async def test_without_a_record_on_the_disk_nothing_is_suspended(bench: Bench) -
 async def test_an_error_of_the_agent_leaves_the_session_running(bench: Bench, pids: list[int]) -> None:
     bench.suspender.opened(bench.session)
 
-    async def breaks(pid: int, size: int) -> Answer:
+    async def breaks(process: ProcessName, size: int) -> Answer:
         raise ValueError("no JSON")
 
     bench.driver.checkpoint = breaks  # type: ignore[method-assign]
@@ -217,12 +227,12 @@ async def test_one_process_that_cannot_be_suspended_takes_the_other_back_only_in
     chosen: list[int] = []
     checkpoint = bench.driver.checkpoint
 
-    async def second_fails(pid: int, size: int) -> Answer:
+    async def second_fails(process: ProcessName, size: int) -> Answer:
         if chosen:
             return Answer(Code.OPERATING_SYSTEM, 304)
-        chosen.append(pid)
+        chosen.append(process.pid)
         bench.uses(FIRST.memory_bytes)  # somebody else was faster
-        return await checkpoint(pid, size)
+        return await checkpoint(process, size)
 
     bench.driver.checkpoint = second_fails  # type: ignore[method-assign]
     bench.arbitration.suspend("ann")
@@ -308,7 +318,7 @@ async def test_machine_that_starts_no_processes_suspends_nothing(monkeypatch: py
         raise OSError(11, "Resource temporarily unavailable")
 
     monkeypatch.setattr(asyncio, "create_subprocess_exec", refuses)
-    assert (await DriverCheckpoints().lock(1, 1.0)).code is Code.NO_WORKER
+    assert (await DriverCheckpoints().lock(named(1), 1.0)).code is Code.NO_WORKER
 
 
 class Unanswered(DriverCheckpoints):
@@ -330,7 +340,7 @@ async def test_stopped_process_is_not_restored_when_it_goes_on_and_keeps_nobody_
     monkeypatch.setattr(driver_checkpoint, "STOPPED_FOR", 0.05)
     monkeypatch.setattr(driver_checkpoint, "LOOK_EVERY", 0.01)
     driver = Unanswered()
-    restore = asyncio.create_task(driver.restore(pids[0], 2**30))
+    restore = asyncio.create_task(driver.restore(named(pids[0]), 2**30))
     await asyncio.sleep(0.1)
     assert not restore.done()
     os.kill(pids[0], signal.SIGSTOP)  # in the call
@@ -338,8 +348,8 @@ async def test_stopped_process_is_not_restored_when_it_goes_on_and_keeps_nobody_
         assert (await restore).code is Code.STOPPED
         assert driver.asked == ["restore"]
         # and before it
-        assert (await driver.restore(pids[0], 2**30)).code is Code.STOPPED
-        assert (await driver.lock(pids[0], 10.0)).code is Code.STOPPED
+        assert (await driver.restore(named(pids[0]), 2**30)).code is Code.STOPPED
+        assert (await driver.lock(named(pids[0]), 10.0)).code is Code.STOPPED
     assert driver.asked == ["restore"]
 
 
@@ -419,10 +429,10 @@ async def test_all_processes_of_a_session_have_one_deadline_for_their_locks(
     bench.suspender.opened(bench.session)
     lock, timeouts = bench.driver.lock, list[float]()
 
-    async def slow(pid: int, timeout: float) -> Answer:
+    async def slow(process: ProcessName, timeout: float) -> Answer:
         timeouts.append(timeout)
         await asyncio.sleep(0.3)
-        return await lock(pid, timeout)
+        return await lock(process, timeout)
 
     bench.driver.lock = slow  # type: ignore[method-assign]
     bench.arbitration.suspend("ann")
@@ -456,7 +466,7 @@ class BusyLock:
     def __init__(self) -> None:
         self.asked = 0
 
-    async def __call__(self, pid: int, timeout: float) -> Answer:
+    async def __call__(self, process: ProcessName, timeout: float) -> Answer:
         self.asked += 1
         return Answer(Code.NOT_READY)
 
@@ -477,9 +487,9 @@ async def test_agent_that_stops_unlocks_what_is_only_locked(bench: Bench, pids: 
     bench.suspender.opened(bench.session)
     lock = bench.driver.lock
 
-    async def second_hangs(pid: int, timeout: float) -> Answer:
-        answer = await lock(pid, timeout)
-        if ProcessState.LOCKED in (bench.driver.states.get(other) for other in pids if other != pid):
+    async def second_hangs(process: ProcessName, timeout: float) -> Answer:
+        answer = await lock(process, timeout)
+        if ProcessState.LOCKED in (bench.driver.states.get(other) for other in pids if other != process.pid):
             await asyncio.Event().wait()
         return answer
 
@@ -497,15 +507,15 @@ async def test_agent_that_stops_does_not_wait_for_one_process_before_it_unlocks_
     checkpoint, unlock = bench.driver.checkpoint, bench.driver.unlock
     leaving: list[int] = []
 
-    async def first_takes_long(pid: int, size: int) -> Answer:
-        leaving.append(pid)
+    async def first_takes_long(process: ProcessName, size: int) -> Answer:
+        leaving.append(process.pid)
         await asyncio.Event().wait()
-        return await checkpoint(pid, size)
+        return await checkpoint(process, size)
 
-    async def waits_for_its_checkpoint(pid: int) -> Answer:
-        if pid in leaving:
+    async def waits_for_its_checkpoint(process: ProcessName) -> Answer:
+        if process.pid in leaving:
             await asyncio.Event().wait()
-        return await unlock(pid)
+        return await unlock(process)
 
     bench.driver.checkpoint, bench.driver.unlock = first_takes_long, waits_for_its_checkpoint  # type: ignore[method-assign]
     bench.arbitration.suspend("ann")
@@ -520,9 +530,9 @@ async def test_lock_of_an_earlier_agent_that_is_still_under_way_is_undone(bench:
     bench.record(pids[:1])
     unlock = bench.driver.unlock
 
-    async def after_the_lock(pid: int) -> Answer:
-        bench.driver.states[pid] = ProcessState.LOCKED
-        return await unlock(pid)
+    async def after_the_lock(process: ProcessName) -> Answer:
+        bench.driver.states[process.pid] = ProcessState.LOCKED
+        return await unlock(process)
 
     bench.driver.unlock = after_the_lock  # type: ignore[method-assign]
     bench.suspender.opened(bench.session)
@@ -558,11 +568,11 @@ async def test_state_is_asked_again_where_a_call_of_an_earlier_agent_was_under_w
     bench.driver.states = {pids[0]: ProcessState.LOCKED}
     unlock = bench.driver.unlock
 
-    async def after_the_checkpoint(pid: int) -> Answer:
-        if bench.driver.states[pid] is ProcessState.LOCKED and not unlocked:
-            bench.driver.states[pid] = ProcessState.CHECKPOINTED
-        unlocked.append(pid)
-        return await unlock(pid)
+    async def after_the_checkpoint(process: ProcessName) -> Answer:
+        if bench.driver.states[process.pid] is ProcessState.LOCKED and not unlocked:
+            bench.driver.states[process.pid] = ProcessState.CHECKPOINTED
+        unlocked.append(process.pid)
+        return await unlock(process)
 
     unlocked: list[int] = []
     bench.driver.unlock = after_the_checkpoint  # type: ignore[method-assign]
@@ -589,8 +599,8 @@ async def test_process_that_stays_locked_is_unlocked_as_soon_as_the_driver_does_
 async def test_process_in_the_failed_state_is_named_whatever_the_call_answered(bench: Bench, pids: list[int]) -> None:
     bench.suspender.opened(bench.session)
 
-    async def fails(pid: int, size: int) -> Answer:
-        bench.driver.states[pid] = ProcessState.FAILED
+    async def fails(process: ProcessName, size: int) -> Answer:
+        bench.driver.states[process.pid] = ProcessState.FAILED
         return Answer(Code.NOT_SUPPORTED)
 
     bench.driver.checkpoint = fails  # type: ignore[method-assign]
@@ -658,9 +668,9 @@ async def test_free_memory_is_held_while_processes_leave_and_while_they_come_bac
 async def test_two_sessions_never_come_back_into_the_same_free_memory(bench: Bench, pids: list[int]) -> None:
     restore = bench.driver.restore
 
-    async def slow(pid: int, size: int) -> Answer:
+    async def slow(process: ProcessName, size: int) -> Answer:
         await asyncio.sleep(0.1)  # the driver shows the memory as used only then
-        answer = await restore(pid, size)
+        answer = await restore(process, size)
         bench.uses(FIRST.memory_bytes)
         return answer
 

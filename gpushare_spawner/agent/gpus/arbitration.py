@@ -11,6 +11,7 @@ from gpushare_spawner.agent.gpus.gpu_memory_queries import MemoryQueries
 from gpushare_spawner.agent.gpus.gpu_time_samples import Delivery, Pids, Source
 from gpushare_spawner.agent.gpus.nvml import Gpu
 from gpushare_spawner.agent.gpus.observed_sessions import ObservedSessions
+from gpushare_spawner.agent.processes import ProcessName
 from gpushare_spawner.arbiter import ArbiterSettings, Decision, GpuArbiter, Grant, PageOut, Revoke, SessionView, Use
 from gpushare_spawner.model.protocol.frames import NO_GPU, Frame, Kind, gpu_bytes
 
@@ -152,14 +153,14 @@ class GpuArbitration:
 
     # -- clients -----------------------------------------------------------------------------------------------------
 
-    def join(self, client: Client, session: str, pid: int = 0, paced: bool = False) -> None:
-        """A CUDA process of the session is there. `pid` 0: unknown. `paced`: it knows what a pace is."""
+    def join(self, client: Client, session: str, process: ProcessName | None = None, paced: bool = False) -> None:
+        """A CUDA process of the session is there. `process` None: unknown. `paced`: it knows what a pace is."""
         if session in self._observed:
             self._observed.join(client.number, session, self._clock())
             return
         self._clients[client.number] = client
         self._session_of[client.number] = session
-        self._pids.joined(client.number, session, pid)
+        self._pids.joined(client.number, session, process)
         if paced:
             self._paced.add(client.number)
         self._carry_out(self._arbiter.connect(client.number, session, self._clock()))

@@ -138,9 +138,8 @@ class Pids:
         self._left: dict[processes.ProcessName, tuple[str, int]] = {}
         """Processes that no longer have a connection: session and client number."""
 
-    def joined(self, client: int, session: str, pid: int) -> None:
-        """A client. `pid` 0: the agent cannot see its process."""
-        name = processes.named(pid) if pid else None
+    def joined(self, client: int, session: str, name: processes.ProcessName | None) -> None:
+        """A client. `name` None: the agent cannot see its process."""
         self._clients[client] = session, name
         if name is not None:
             self._left.pop(name, None)

@@ -14,6 +14,8 @@ import os
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TypeVar
 
 from gpushare_spawner.agent import processes
 from gpushare_spawner.agent.gpus.nvml import GpuState
@@ -25,6 +27,7 @@ MAX_GENERATIONS = 64
 UNCLAIMED_SLACK = 2**30
 """Bytes on one GPU that a process may hold beside its context and what its connection has claimed: code that was
 loaded, and what the driver keeps."""
+_Key = TypeVar("_Key")
 _POD = re.compile(r"pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12})")
 
 
@@ -54,32 +57,45 @@ def owners(sessions: Iterable[Session]) -> list[Owner]:
     return found
 
 
-def attributed(pids: Iterable[int], owners: Iterable[Owner]) -> dict[str, set[int]]:
+def attributed(
+    pids: Iterable[int], owners: Iterable[Owner], connected: Mapping[int, str] = MappingProxyType({})
+) -> dict[str, set[int]]:
     """The processes of each session; processes without a session are left out.
 
     A process belongs to the session whose server it descends from; else to the one whose server shares its cgroup and
     uid, where that cgroup is one session's alone; else to the one whose pod's uid is in its cgroup's name; else to the
     oldest session of its uid, unless that is root's or the agent's own. Reads /proc.
+
+    `connected`: the sessions of processes by pid, as their connections have it. That decides only between sessions to
+    which the kernel's facts attribute a process alike: two sessions of one user, for example.
     """
     owners = list(owners)
-    by_server = {one.server: one.session for one in owners if one.server is not None}
+    by_server = _sessions_by((one.server, one.session) for one in reversed(owners) if one.server is not None)
     by_cgroup = _own_cgroups(owners)
-    by_pod = {one.pod: one.session for one in owners if one.pod}
-    by_uid: dict[int | None, str] = {}
-    for one in owners:
-        if one.uid not in (None, 0, os.geteuid()):
-            by_uid.setdefault(one.uid, one.session)
+    by_pod = _sessions_by((one.pod, one.session) for one in reversed(owners) if one.pod)
+    by_uid: dict[int | None, list[str]] = _sessions_by(
+        (one.uid, one.session) for one in owners if one.uid not in (None, 0, os.geteuid())
+    )
     found: dict[str, set[int]] = {}
     for pid in pids:
         cgroup, uid = processes.cgroup(pid) or "", processes.uid(pid)
-        session = (
+        sessions = (
             _by_descent(pid, by_server)
             or by_cgroup.get((cgroup, uid))
             or by_pod.get(_pod_uid(cgroup))
             or by_uid.get(uid)
         )
-        if session is not None:
-            found.setdefault(session, set()).add(pid)
+        if sessions:
+            session = connected.get(pid, "")
+            found.setdefault(session if session in sessions else sessions[0], set()).add(pid)
+    return found
+
+
+def _sessions_by(pairs: Iterable[tuple[_Key, str]]) -> dict[_Key, list[str]]:
+    """Return the sessions of each key, in the order of the pairs."""
+    found: dict[_Key, list[str]] = {}
+    for key, session in pairs:
+        found.setdefault(key, []).append(session)
     return found
 
 
@@ -164,15 +180,15 @@ def _remark(pid: int, connected: Collection[int], elsewhere: Collection[int]) ->
     return " (connected, without claiming its memory)" if pid in connected else ""
 
 
-def _by_descent(pid: int, by_pid: Mapping[int, str]) -> str | None:
+def _by_descent(pid: int, by_pid: Mapping[int, list[str]]) -> list[str]:
     ancestor: int | None = pid
     for _ in range(MAX_GENERATIONS):
         if ancestor is None or ancestor <= 1:
-            return None
+            return []
         if ancestor in by_pid:
             return by_pid[ancestor]
         ancestor = processes.parent(ancestor)
-    return None
+    return []
 
 
 def _pod_uid(cgroup: str) -> str:
@@ -181,12 +197,12 @@ def _pod_uid(cgroup: str) -> str:
     return found[1].replace("_", "-") if found else ""
 
 
-def _own_cgroups(owners: Iterable[Owner]) -> dict[tuple[str, int | None], str]:
-    """(cgroup, uid) -> session, for cgroups that hold one session and not the agent too."""
+def _own_cgroups(owners: Iterable[Owner]) -> dict[tuple[str, int | None], list[str]]:
+    """(cgroup, uid) -> its session, for cgroups that hold one session and not the agent too."""
     found: dict[str, list[Owner]] = {}
     for one in owners:
         path = processes.cgroup(one.server) if one.server is not None else None
         if path is not None:
             found.setdefault(path, []).append(one)
     own = processes.cgroup_of_self()
-    return {(path, ones[0].uid): ones[0].session for path, ones in found.items() if len(ones) == 1 and path != own}
+    return {(path, ones[0].uid): [ones[0].session] for path, ones in found.items() if len(ones) == 1 and path != own}

@@ -319,7 +319,7 @@ class Conversation:
             self._limits.join(connection, frame.fields[1])
             for gpu in session.gpus:
                 paced = Feature.PACE in connection.features
-                self._around.arbitrations[gpu.uuid].join(connection, session.id, connection.peer.pid, paced)
+                self._around.arbitrations[gpu.uuid].join(connection, session.id, connection.peer.process, paced)
             self._around.suspensions.joined(session, connection)
         else:
             session.observers.add(connection)

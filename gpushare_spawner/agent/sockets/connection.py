@@ -11,11 +11,11 @@ import contextlib
 import os
 import socket
 from collections import deque
-from dataclasses import dataclass
 from itertools import count
 from typing import Protocol
 
 from gpushare_spawner.agent.sockets.connection_reader import FairReading
+from gpushare_spawner.agent.sockets.peer import Peer
 from gpushare_spawner.model.protocol.frames import FRAME_BYTES, NO_GPU, VERSION, Feature, Frame, FrameError, Kind
 
 MALFORMED, WRONG_VERSION, NOT_ALLOWED, SESSION_CLOSED = 1, 2, 3, 4
@@ -67,19 +67,11 @@ class Refused(Exception):
         self.code = code
 
 
-@dataclass(frozen=True)
-class Peer:
-    """Who is at the other end, as the kernel says (SO_PEERCRED)."""
-
-    pid: int
-    """0 where the process is in a pid namespace that the agent cannot see."""
-    uid: int
-
-
 class Connection:
     """One process connected to a session's socket."""
 
     def __init__(self, home: Home, peer_socket: socket.socket, peer: Peer) -> None:
+        """The connection closes the socket and the peer's pidfd."""
         self.number = next(_numbers)
         self.peer = peer
         self.features = Feature(0)
@@ -91,7 +83,7 @@ class Connection:
         self._unsent: deque[bytes] = deque()
         self._open = True
         self._ending = False
-        self._pidfd = _watch_process(peer.pid)
+        self._pidfd = peer.pidfd
         self.go_on()
         if self._pidfd is not None:
             # a killed process whose forked child still holds the socket would never be seen as gone otherwise
@@ -219,15 +211,6 @@ class Connection:
     def _too_quiet(self) -> None:
         self._home.log_peer("%s ends: no HELLO within %g s", self, HELLO_WITHIN)
         self.end(MALFORMED)
-
-
-def _watch_process(pid: int) -> int | None:
-    if pid <= 0 or pid == os.getpid():
-        return None
-    try:
-        return os.pidfd_open(pid)
-    except OSError:
-        return None
 
 
 def _is_other_version(data: bytes) -> bool:

@@ -8,7 +8,6 @@ import errno
 import logging
 import os
 import socket
-import struct
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from pydantic import ValidationError
 
 from gpushare_spawner.agent.log_once import LogOnce
 from gpushare_spawner.agent.sockets.descriptors import Acceptor
+from gpushare_spawner.agent.sockets.peer import credentials
 from gpushare_spawner.agent.state.session_folder import check_length
 from gpushare_spawner.model.protocol.control import (
     MAX_LINE_BYTES,
@@ -105,7 +105,7 @@ class ControlSocket:
         self.path.unlink(missing_ok=True)
 
     def _accepted(self, connection: socket.socket) -> None:
-        pid, uid, _gid = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        pid, uid = credentials(connection)
         if uid not in (os.geteuid(), 0):
             log.warning("process %d of uid %d may not use the control socket", pid, uid)
             connection.close()

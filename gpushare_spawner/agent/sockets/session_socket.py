@@ -7,14 +7,13 @@ import contextlib
 import logging
 import os
 import socket
-import struct
 from pathlib import Path
 
-from gpushare_spawner.agent import processes
 from gpushare_spawner.agent.log_once import LogOnce
-from gpushare_spawner.agent.sockets.connection import NOT_ALLOWED, Connection, Listener, Peer
+from gpushare_spawner.agent.sockets.connection import NOT_ALLOWED, Connection, Listener
 from gpushare_spawner.agent.sockets.connection_reader import FairReading
 from gpushare_spawner.agent.sockets.descriptors import Acceptor, is_reserved
+from gpushare_spawner.agent.sockets.peer import credentials, identified
 from gpushare_spawner.agent.state.session_folder import SessionFolder
 from gpushare_spawner.model.protocol.frames import Frame, Kind
 from gpushare_spawner.rate_limit import Budget
@@ -35,7 +34,6 @@ _NO_DESCRIPTORS = LogOnce(
     log, "connections of sessions are rejected", "connections of sessions are accepted again", lasts=10.0
 )
 """One for all sockets: it concerns all of them."""
-_CREDENTIALS = struct.Struct("3i")
 
 
 class Traffic:
@@ -104,14 +102,9 @@ class SessionSocket:
             _reject(accepted)
             return
         accepted.setblocking(False)
-        credentials = accepted.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        pid, uid, _gid = _CREDENTIALS.unpack(credentials)
+        pid, uid = credentials(accepted)
         if self._uids is not None and uid not in self._uids:
             self.log_peer("process %d of uid %d may not use the socket %s", pid, uid, self.path)
-            _reject(accepted)
-        elif pid > 0 and not processes.exists(pid):
-            # somebody else has its end of the connection: nobody could tell whose the work is
-            self.log_peer("process %d connected to %s and ended", pid, self.path)
             _reject(accepted)
         elif len(self._traffic.connections) >= MAX_CONNECTIONS:
             self.log_peer(
@@ -119,7 +112,21 @@ class SessionSocket:
             )
             _reject(accepted)
         else:
-            connection = Connection(self, accepted, Peer(pid, uid))
+            self._identify(accepted, pid)
+
+    def _identify(self, accepted: socket.socket, pid: int) -> None:
+        """Make it a connection, where the process that connected still runs."""
+        try:
+            peer = identified(accepted)
+        except ProcessLookupError:
+            # another process has its end of the connection: nobody could tell whose the work is
+            self.log_peer("process %d connected to %s and ended", pid, self.path)
+            _reject(accepted)
+        except OSError as error:
+            _NO_DESCRIPTORS.about(f"process {pid} cannot be identified: {error.strerror}")
+            _reject(accepted)
+        else:
+            connection = Connection(self, accepted, peer)
             self._connections.add(connection)
             self._traffic.connections.add(connection)
 

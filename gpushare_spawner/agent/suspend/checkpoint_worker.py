@@ -17,9 +17,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from gpushare_spawner.agent import processes
+from gpushare_spawner.agent.processes import ProcessName
+
 SUCCESS, OUT_OF_MEMORY, NOT_PERMITTED = 0, 2, 800
-NO_DRIVER, NO_FUNCTIONS = -1, -2
-"""Ours, beside the driver's codes: libcuda.so.1 cannot be loaded; it is too old for the checkpoint functions."""
+NO_DRIVER, NO_FUNCTIONS, ENDED = -1, -2, -6
+"""Ours, beside the driver's codes: libcuda.so.1 cannot be loaded; it is too old for the checkpoint functions; the
+process has ended."""
 _SINCE = 12080
 """The first CUDA version of these functions, as cuGetProcAddress counts."""
 _FOUND = 0
@@ -87,13 +91,23 @@ def _address(library: ctypes.CDLL, name: str) -> int | None:
 
 
 def answer(driver: Driver, request: dict[str, Any]) -> dict[str, Any]:
-    """Carry out one request: {"call": ..., "pid": ..., "timeout_ms": ...}."""
+    """Carry out one request: {"call": ..., "process": ..., "timeout_ms": ...}. Without a process it is about this one.
+
+    The driver takes a pid. Its process is compared here, right before the call, and after it: a later process of the
+    same pid is unlocked at once. The other calls do nothing to a process that was not locked.
+    """
     began = time.monotonic()
-    name, pid, value = request["call"], request.get("pid", os.getpid()), 0
-    if name == "state":
-        code, value = driver.state(pid)
+    name, value = request["call"], 0
+    process = ProcessName(**request["process"]) if "process" in request else processes.named(os.getpid())
+    if process is None or not processes.alive(process):
+        code = ENDED
+    elif name == "state":
+        code, value = driver.state(process.pid)
     else:
-        code = driver.call(name, pid, request.get("timeout_ms", 0))
+        code = driver.call(name, process.pid, request.get("timeout_ms", 0))
+        if name == "lock" and not processes.alive(process):
+            driver.call("unlock", process.pid)
+            code = ENDED
     return {"code": code, "value": value, "version": driver.version, "seconds": time.monotonic() - began}
 
 

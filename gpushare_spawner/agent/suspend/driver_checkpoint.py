@@ -14,11 +14,12 @@ import os
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import IntEnum
 from typing import Any, Protocol
 
 from gpushare_spawner.agent import processes
+from gpushare_spawner.agent.processes import ProcessName
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +60,7 @@ class Code(IntEnum):
     HANGS = -3
     NO_WORKER = -4
     STOPPED = -5
+    ENDED = -6
 
     @classmethod
     def of(cls, number: int) -> Code:
@@ -100,22 +102,23 @@ class Answer:
 
 
 class Checkpoints(Protocol):
-    """How processes are suspended. Pids are those of the agent's pid namespace."""
+    """How processes are suspended. A process that has ended is never mistaken for a later one of its pid: the answer is
+    ENDED, and nothing is done. Pids are those of the agent's pid namespace."""
 
-    async def lock(self, pid: int, timeout: float) -> Answer:
+    async def lock(self, process: ProcessName, timeout: float) -> Answer:
         """Wait at most `timeout` seconds for the work of the process, and let no new work begin."""
 
-    async def checkpoint(self, pid: int, size: int) -> Answer:
+    async def checkpoint(self, process: ProcessName, size: int) -> Answer:
         """Move its device memory, of about `size` bytes, to host memory, and release its contexts."""
 
-    async def restore(self, pid: int, size: int) -> Answer:
+    async def restore(self, process: ProcessName, size: int) -> Answer:
         """The inverse of `checkpoint`. The GPU's memory must be free: some drivers never restore a process for which
         it was not."""
 
-    async def unlock(self, pid: int) -> Answer:
+    async def unlock(self, process: ProcessName) -> Answer:
         """Let its work go on."""
 
-    async def state(self, pid: int | None = None) -> Answer:
+    async def state(self, process: ProcessName | None = None) -> Answer:
         """Return the state of a process; None: of the calling process, to see what the driver can do."""
 
 
@@ -132,21 +135,21 @@ class DriverCheckpoints:
         self._busy: set[Process] = set()
         self._closed = False
 
-    async def lock(self, pid: int, timeout: float) -> Answer:
+    async def lock(self, process: ProcessName, timeout: float) -> Answer:
         within, timeout_ms = timeout + START_WITHIN, max(1, round(timeout * 1000))
-        return await self._unless_stopped(within, pid, call="lock", timeout_ms=timeout_ms)
+        return await self._unless_stopped(within, process, call="lock", timeout_ms=timeout_ms)
 
-    async def checkpoint(self, pid: int, size: int) -> Answer:
-        return await self._unless_stopped(GIVE_UP + size / SLOWEST, pid, call="checkpoint")
+    async def checkpoint(self, process: ProcessName, size: int) -> Answer:
+        return await self._unless_stopped(GIVE_UP + size / SLOWEST, process, call="checkpoint")
 
-    async def restore(self, pid: int, size: int) -> Answer:
-        return await self._unless_stopped(GIVE_UP + size / SLOWEST, pid, call="restore")
+    async def restore(self, process: ProcessName, size: int) -> Answer:
+        return await self._unless_stopped(GIVE_UP + size / SLOWEST, process, call="restore")
 
-    async def unlock(self, pid: int) -> Answer:
-        return await self._unless_stopped(START_WITHIN, pid, call="unlock")
+    async def unlock(self, process: ProcessName) -> Answer:
+        return await self._unless_stopped(START_WITHIN, process, call="unlock")
 
-    async def state(self, pid: int | None = None) -> Answer:
-        return await self._call(START_WITHIN, call="state", **({} if pid is None else {"pid": pid}))
+    async def state(self, process: ProcessName | None = None) -> Answer:
+        return await self._call(START_WITHIN, call="state", **({} if process is None else {"process": process}))
 
     async def close(self) -> None:
         """End the worker processes. A call that is under way leaves its process as the driver has it then."""
@@ -156,12 +159,13 @@ class DriverCheckpoints:
             await worker.communicate()
         self._idle.clear()
 
-    async def _unless_stopped(self, within: float, pid: int, **request: Any) -> Answer:
+    async def _unless_stopped(self, within: float, process: ProcessName, **request: Any) -> Answer:
         """Make a call that a thread of the process answers. A stopped process is not asked: the driver would carry the
         call out when the process goes on, whatever memory is free then."""
+        pid = process.pid
         if await _stays_stopped(pid):
             return Answer(Code.STOPPED)
-        call = asyncio.ensure_future(self._call(within, pid=pid, **request))
+        call = asyncio.ensure_future(self._call(within, process=process, **request))
         try:
             while not (await asyncio.wait([call], timeout=LOOK_EVERY))[0]:
                 if processes.stopped(pid) and await _stays_stopped(pid) and not call.done():
@@ -224,7 +228,7 @@ async def _ask(worker: Process, request: dict[str, Any]) -> Answer | None:
     assert worker.stdin is not None
     assert worker.stdout is not None
     try:
-        worker.stdin.write(json.dumps(request).encode() + b"\n")
+        worker.stdin.write(json.dumps(request, default=asdict).encode() + b"\n")
         await worker.stdin.drain()
         line = await worker.stdout.readline()
     except (BrokenPipeError, ConnectionResetError):

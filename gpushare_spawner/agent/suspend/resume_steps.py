@@ -69,32 +69,31 @@ class ResumeSteps:
         """Restore and unlock all processes. Returns their bytes on the GPU. Raises CannotResume where it is to be tried
         again; then all are suspended as before. A process that cannot be restored any more is added to `failed`."""
         sizes = zip(suspension.processes, suspension.sizes, strict=True)
-        names = {name.pid: name for name in suspension.processes}
-        left = {name.pid: size for name, size in sizes if processes.alive(name)}
-        if stopped := next(filter(processes.stopped, left), None):
+        left = {name: size for name, size in sizes if processes.alive(name)}
+        if stopped := next((name.pid for name in left if processes.stopped(name.pid)), None):
             raise CannotRestore(reason_of(Answer(Code.STOPPED), f"Process {stopped} cannot be restored"))
-        back: list[int] = []
+        back: list[ProcessName] = []
         if await self._free(gpu) < sum(left.values()):
             # the driver can have done a restore that was given up
-            back = [pid for pid in left if await self._is_there(pid)]
-        away = {pid: size for pid, size in left.items() if pid not in back}
+            back = [name for name in left if await self._is_there(name)]
+        away = {name: size for name, size in left.items() if name not in back}
         async with self._memory(session, gpu, sum(away.values()), SPARE * len(away)):
-            for pid, size in away.items():
-                answer = await self._checkpoints.restore(pid, size)
-                if answer.ok or await self._is_there(pid):
-                    back.append(pid)
+            for name, size in away.items():
+                answer = await self._checkpoints.restore(name, size)
+                if answer.ok or await self._is_there(name):
+                    back.append(name)
                 elif answer.code in _NOT_NOW:
                     for other in back:
                         await self._checkpoints.checkpoint(other, left[other])
-                    raise CannotRestore(reason_of(answer, f"Process {pid} cannot be restored"))
-                elif answer.code is not Code.INVALID_VALUE:
-                    _failed(session, pid, str(answer), failed)
-        for pid in back:
-            if (await self._checkpoints.unlock(pid)).ok:
+                    raise CannotRestore(reason_of(answer, f"Process {name.pid} cannot be restored"))
+                elif answer.code not in (Code.INVALID_VALUE, Code.ENDED):
+                    _failed(session, name.pid, str(answer), failed)
+        for name in back:
+            if (await self._checkpoints.unlock(name)).ok:
                 continue
-            if (failure := await self.attempt(session, gpu, names[pid], left[pid])) is not None:
-                _failed(session, pid, failure, failed)
-        return sum(left[pid] for pid in back)
+            if (failure := await self.attempt(session, gpu, name, left[name])) is not None:
+                _failed(session, name.pid, failure, failed)
+        return sum(left[name] for name in back)
 
     async def each(self, session: str, gpu: Gpu, suspension: Suspension, failed: Failed) -> None:
         """Make each process run, whatever state it is in. Waits until there is memory for it. A process that cannot be
@@ -120,7 +119,7 @@ class ResumeSteps:
         for _ in range(STEPS):
             if not processes.alive(name):
                 return None
-            answer = await self._checkpoints.state(name.pid)
+            answer = await self._checkpoints.state(name)
             if not answer.ok:
                 if answer.code is not Code.UNKNOWN:  # else the worker was killed
                     break
@@ -128,13 +127,13 @@ class ResumeSteps:
                 return answer.state.name
             elif answer.state is ProcessState.CHECKPOINTED:
                 async with self._memory(session, gpu, size, SPARE):
-                    answer = await self._checkpoints.restore(name.pid, size)
+                    answer = await self._checkpoints.restore(name, size)
                 if not answer.ok and answer.code not in (Code.UNKNOWN, Code.ILLEGAL_STATE):
                     break
             elif answer.state is ProcessState.LOCKED or not looked:
                 # of one that runs too: this waits for a lock that is under way
                 looked = True
-                answer = await self._checkpoints.unlock(name.pid)
+                answer = await self._checkpoints.unlock(name)
                 if answer.ok:
                     return None
                 if answer.code not in (Code.UNKNOWN, Code.ILLEGAL_STATE):
@@ -143,9 +142,9 @@ class ResumeSteps:
                 return None
         return str(answer) if processes.alive(name) else None
 
-    async def _is_there(self, pid: int) -> bool:
+    async def _is_there(self, name: ProcessName) -> bool:
         """Whether a process that was not restored has its memory on the GPU all the same."""
-        answer = await self._checkpoints.state(pid)
+        answer = await self._checkpoints.state(name)
         return answer.ok and answer.state in (ProcessState.RUNNING, ProcessState.LOCKED)
 
     async def unlock(self, names: Iterable[ProcessName]) -> None:
@@ -158,7 +157,7 @@ class ResumeSteps:
         async def one(name: ProcessName) -> None:
             async with at_a_time:
                 if processes.alive(name):
-                    await self._checkpoints.unlock(name.pid)
+                    await self._checkpoints.unlock(name)
 
         await asyncio.gather(*map(one, names))
 

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from itertools import count
 
 from gpushare_spawner.agent import processes
+from gpushare_spawner.agent.processes import ProcessName
 from gpushare_spawner.agent.sessions.bypassing import attributed, owners
 from gpushare_spawner.agent.sessions.session import Session
 from gpushare_spawner.agent.sockets.connection import Connection
@@ -67,10 +68,7 @@ class SuspendSteps:
         sizes = await self._sizes(progress)
         if (reason := self._lacks_host_memory(session, sum(sizes.values()))) is not None:
             raise CannotSuspend(reason)
-        names = {pid: name for pid in sizes if (name := processes.named(pid)) is not None}
-        session.record.suspension = Suspension(
-            processes=tuple(names.values()), sizes=tuple(sizes[pid] for pid in names), complete=False
-        )
+        session.record.suspension = Suspension(processes=tuple(sizes), sizes=tuple(sizes.values()), complete=False)
         try:
             await self._save(session)
         except OSError as error:
@@ -79,19 +77,19 @@ class SuspendSteps:
         progress.step = Step.LOCKING
         loop = asyncio.get_running_loop()
         until = loop.time() + LOCK_WITHIN
-        for pid, name in names.items():
-            answer = await self._checkpoints.lock(pid, max(LEAST_TIME, until - loop.time()))
+        for name in sizes:
+            answer = await self._checkpoints.lock(name, max(LEAST_TIME, until - loop.time()))
             if not answer.ok and processes.alive(name):
                 if answer.code is Code.NOT_READY:
-                    raise CannotSuspend(f"GPU work of process {pid} did not end in time.", SOON)
+                    raise CannotSuspend(f"GPU work of process {name.pid} did not end in time.", SOON)
                 again = SOON if answer.code is Code.STOPPED else LATER
-                raise CannotSuspend(reason_of(answer, f"Process {pid} cannot be suspended"), again)
+                raise CannotSuspend(reason_of(answer, f"Process {name.pid} cannot be suspended"), again)
         progress.step = Step.SUSPENDING
         memory_comes_free()
-        for pid, name in names.items():
-            answer = await self._checkpoints.checkpoint(pid, sizes[pid])
+        for name, size in sizes.items():
+            answer = await self._checkpoints.checkpoint(name, size)
             if not answer.ok and processes.alive(name):
-                raise CannotSuspend(reason_of(answer, f"Process {pid} cannot be suspended"))
+                raise CannotSuspend(reason_of(answer, f"Process {name.pid} cannot be suspended"))
         session.record.suspension = session.record.suspension.model_copy(update={"complete": True})
         with contextlib.suppress(OSError):  # written later; the log says why not now
             await self._save(session)
@@ -109,7 +107,7 @@ class SuspendSteps:
         older = [one.peer.pid for one in asked if Feature.SUSPEND not in one.features]
         if older:
             raise CannotSuspend(f"Process {older[0]} runs without the engine suspend of the library.")
-        if any(not one.peer.pid for one in asked):
+        if any(one.peer.process is None for one in asked):
             raise CannotSuspend("The agent does not see the session's processes: it is in another pid namespace.")
         progress.ready.clear()
         for connection in asked:
@@ -125,29 +123,37 @@ class SuspendSteps:
         for connection, frame in progress.ready.items():
             _check_ready(connection.peer.pid, frame)
 
-    async def _sizes(self, progress: SuspendProgress) -> dict[int, int]:
-        """Return the bytes on the GPU of each process that has a CUDA context, by pid."""
+    async def _sizes(self, progress: SuspendProgress) -> dict[ProcessName, int]:
+        """Return the bytes on the GPU of each process that has a CUDA context. Raises CannotSuspend where one of them
+        is not the session's by what the kernel says: a connection alone makes no process a session's."""
         session = progress.session
         gpu = session.gpus[0]
         state = await asyncio.to_thread(self._source.memory, gpu)
         shown = state.processes if state is not None else {}
-        connected = {one.peer.pid for other in self._sessions.values() for one in other.cuda}
-        foreign = await asyncio.to_thread(attributed, shown.keys() - connected, owners(self._sessions.values()))
-        if stranger := min(foreign.get(session.id, ()), default=None):
+        connected = {one.peer.pid: other.id for other in self._sessions.values() for one in other.cuda}
+        asked = {connection.peer.pid for connection in progress.ready}
+        found = await asyncio.to_thread(
+            attributed, asked | (shown.keys() - connected.keys()), owners(self._sessions.values()), connected
+        )
+        own = found.get(session.id, set())
+        if foreign := min(asked - own, default=None):
+            raise CannotSuspend(f"Process {foreign} uses this session's socket and is not one of its server's.")
+        if stranger := min(own - asked, default=None):
             raise CannotSuspend(f"Process {stranger} uses the GPU without the library, and can have managed memory.")
         if stuck := sorted(progress.failed.keys() & shown.keys()):
             raise CannotSuspend(
                 progress.of_failed() or f"Process {stuck[0]} has ended, and its memory is still in use."
             )
-        sizes: dict[int, int] = {}
+        sizes: dict[ProcessName, int] = {}
         for connection, frame in progress.ready.items():
             pid, (contexts, plain) = connection.peer.pid, (frame.fields[4], frame.fields[6])
-            if not contexts and pid not in shown:
+            name = connection.peer.process
+            if name is None or (not contexts and pid not in shown):
                 continue
             known = shown[pid].memory_bytes if pid in shown else None
             size = plain + UNKNOWN_CONTEXT if known is None else known
-            sizes[pid] = min(gpu.memory_bytes, max(size, sizes.get(pid, 0)))
-        return {pid: size for pid, size in sizes.items() if pid not in progress.failed}
+            sizes[name] = min(gpu.memory_bytes, max(size, sizes.get(name, 0)))
+        return {name: size for name, size in sizes.items() if name.pid not in progress.failed}
 
 
 def _check_ready(pid: int, frame: Frame) -> None:

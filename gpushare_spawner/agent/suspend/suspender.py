@@ -338,7 +338,7 @@ class Suspender:
         """Find how far an earlier run of the agent came. A session of which all processes are suspended stays so."""
         session, suspension = progress.session, progress.session.record.suspension
         assert suspension is not None
-        states = [await self._checkpoints.state(name.pid) for name in suspension.processes if processes.alive(name)]
+        states = [await self._checkpoints.state(name) for name in suspension.processes if processes.alive(name)]
         if states and all(one.ok and one.state is ProcessState.CHECKPOINTED for one in states):
             log.info("session %s is suspended since before the agent started", session.id)
             session.record.suspension = suspension.model_copy(update={"complete": True})
