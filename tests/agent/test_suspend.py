@@ -391,10 +391,10 @@ async def test_processes_of_a_session_that_ended_while_no_agent_ran_are_resumed(
     machine: Machine, neighbour: Neighbour
 ) -> None:
     ada = await machine.program("ada", LARGE)
-    server = subprocess.Popen(["sleep", "60"])
-    await machine.agent.client.confirm("ada", server.pid)
     await neighbour.comes()
     await machine.suspended("ada")
+    server = subprocess.Popen(["sleep", "60"])
+    await machine.agent.client.confirm("ada", server.pid)
     machine.agent.end(signal.SIGKILL)
     server.kill()
     server.wait()
