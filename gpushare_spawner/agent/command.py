@@ -22,13 +22,13 @@ from gpushare_spawner.agent.node import Node, NodeSettings
 from gpushare_spawner.agent.priority import prefer_this_thread
 from gpushare_spawner.agent.sessions.environment import Libraries
 from gpushare_spawner.agent.sockets.control_socket import CannotListen, ControlSocket
-from gpushare_spawner.agent.sockets.descriptors import allow_many
 from gpushare_spawner.agent.state.lock import AlreadyRunning
 from gpushare_spawner.agent.state.session_folder import PathTooLong
 from gpushare_spawner.agent.state.state_folder import StateFolder
 from gpushare_spawner.agent.suspend.driver_checkpoint import DriverCheckpoints
 from gpushare_spawner.agent.suspend.resume_command import resume_all
 from gpushare_spawner.arbiter import ArbiterSettings
+from gpushare_spawner.descriptors import allow_many
 from gpushare_spawner.model.quantity import parse_bytes, resolve_bytes
 from gpushare_spawner.model.share import UNITS_PER_GPU
 

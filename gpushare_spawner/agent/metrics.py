@@ -12,12 +12,10 @@ from pathlib import Path
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
-from tornado.httpserver import HTTPServer
-from tornado.iostream import IOStream
 from tornado.web import Application, RequestHandler
 
-from gpushare_spawner.agent.log_once import LogOnce
-from gpushare_spawner.agent.sockets.descriptors import Acceptor
+from gpushare_spawner.http_server import BoundedHTTPServer
+from gpushare_spawner.log_once import LogOnce
 from gpushare_spawner.metrics import GPU, HOST_MEMORY, families, session_families
 from gpushare_spawner.model.report import Report
 from gpushare_spawner.rate_limit import Budget
@@ -29,8 +27,6 @@ CONNECTIONS_PER_SECOND = 100
 MAX_HEADER_BYTES = 8192
 REQUEST_WITHIN = 5.0
 """Seconds that a peer has to send its request."""
-ANSWER_WITHIN = 30.0
-"""Seconds after which a connection is closed, whatever it does."""
 MADE_EVERY = 1.0
 """Seconds for which metrics are answered with again."""
 
@@ -80,8 +76,19 @@ class MetricsServer:
         self._made: dict[bool, tuple[float, bytes]] = {}
         if token_file is not None:
             _token(token_file)
-        self._server = HTTPServer(
+        self._server = BoundedHTTPServer(
             metrics_application(self),
+            most_connections=MAX_CONNECTIONS,
+            crowded=LogOnce(
+                log, "connections for metrics are closed", "connections for metrics are not closed any more", lasts=10.0
+            ),
+            trouble=LogOnce(
+                log,
+                "no connection for metrics can be accepted",
+                "connections for metrics are accepted again",
+                lasts=10.0,
+            ),
+            connects=Budget(self._loop.time, CONNECTIONS_PER_SECOND, MAX_CONNECTIONS, debt=1),
             no_keep_alive=True,
             max_header_size=MAX_HEADER_BYTES,
             max_body_size=1,
@@ -89,18 +96,11 @@ class MetricsServer:
             idle_connection_timeout=REQUEST_WITHIN,
             body_timeout=REQUEST_WITHIN,
         )
-        self._streams: set[IOStream] = set()
-        self._connects = Budget(self._loop.time, CONNECTIONS_PER_SECOND, MAX_CONNECTIONS, debt=1)
-        trouble = LogOnce(
-            log, "no connection for metrics can be accepted", "connections for metrics are accepted again", lasts=10.0
-        )
-        self._acceptor = Acceptor(listener, self._accepted, trouble)
+        self._server.add_sockets([listener])
 
     def close(self) -> None:
         """Stop."""
-        self._acceptor.close()
-        for stream in list(self._streams):
-            stream.close()
+        self._server.close()
 
     def knows_token(self, authorization: str) -> bool:
         """Whether a request's Authorization header is ``Bearer`` and the token."""
@@ -121,19 +121,6 @@ class MetricsServer:
             registry.register(ReportCollector(self._report, names))
             self._made[names] = now, generate_latest(registry)
         return self._made[names][1]
-
-    def _accepted(self, connection: socket.socket) -> None:
-        if not self._connects.spend():
-            self._acceptor.pause(self._connects.wait())
-        self._streams = {stream for stream in self._streams if not stream.closed()}
-        if len(self._streams) >= MAX_CONNECTIONS:
-            connection.close()
-            return
-        connection.setblocking(False)
-        stream = IOStream(connection, max_buffer_size=64 * 1024)
-        self._streams.add(stream)
-        self._loop.call_later(ANSWER_WITHIN, stream.close)
-        self._server.handle_stream(stream, ("", 0))
 
 
 def metrics_application(metrics: MetricsServer) -> Application:

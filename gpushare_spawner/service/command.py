@@ -13,11 +13,11 @@ from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlparse
 
-from tornado.httpserver import HTTPServer
-
+from gpushare_spawner.descriptors import allow_many
+from gpushare_spawner.http_server import BoundedHTTPServer
 from gpushare_spawner.service.actions.session_actions import SessionActions
 from gpushare_spawner.service.agents import ClusterAgents, NoAgents, agents_of_machine
-from gpushare_spawner.service.application import MOST_BYTES_OF_REQUEST, service_application
+from gpushare_spawner.service.application import service_application, service_server
 from gpushare_spawner.service.culler.asks import Asks
 from gpushare_spawner.service.culler.culler import Culler
 from gpushare_spawner.service.culler.settings import CullerSettings
@@ -40,6 +40,8 @@ from gpushare_spawner.service.web.hub_theme import HubTheme
 
 log = logging.getLogger("gpushare.service")
 
+BACKLOG = 4096
+"""Connections that the kernel keeps until they are accepted; it may keep fewer (net.core.somaxconn)."""
 PARENT_EVERY = 1.0
 """Seconds between two checks whether the hub that started the service still runs, with --end-with-hub."""
 
@@ -62,6 +64,7 @@ def run(options: argparse.Namespace, cluster_agents: ClusterAgents) -> int:
     if wanting:
         log.error("%s", wanting)
         return 2
+    allow_many()
     try:
         asyncio.run(_serve(options, token, hub_name, cluster_agents))
     except (OSError, NoAgents, HistoryFailed) as error:
@@ -238,7 +241,7 @@ async def _check_scopes(hub: Hub, cull_users: bool, groups: bool, lacking: list[
 
 def _listen(
     sources: DashboardSources, ip: str | None, history: History | None, actions: SessionActions
-) -> HTTPServer | None:
+) -> BoundedHTTPServer | None:
     """Serve the pages at $JUPYTERHUB_SERVICE_URL; without it there are none.
 
     ``ip`` is for a URL whose host is not this machine, like that of a Kubernetes Service; *: all addresses.
@@ -250,15 +253,10 @@ def _listen(
     prefix = os.environ.get("JUPYTERHUB_SERVICE_PREFIX") or "/services/gpushare/"
     application = service_application(sources, actions, prefix, HubTheme.of_environment(), history)
     port = url.port or (443 if url.scheme == "https" else 80)
-    server = HTTPServer(
-        application,
-        ssl_options=own_tls() if url.scheme == "https" else None,
-        xheaders=True,
-        max_body_size=MOST_BYTES_OF_REQUEST,
-    )
+    server = service_server(application, own_tls() if url.scheme == "https" else None)
     host = ip or url.hostname
     try:
-        server.listen(port, "" if host == "*" else host)
+        server.listen(port, "" if host == "*" else host, backlog=BACKLOG)
     except OSError as error:
         why = error.strerror or error
         raise OSError(f"the dashboard cannot listen on {host}:{port} ({why}); give the service another url") from None

@@ -10,8 +10,12 @@ XSRF = (
     "instead of the cookie."
 )
 INTERNAL = "The service failed. Its log says why."
-BODY_TOO_LARGE = "The body is too large."
 KEY_REUSED = "This Idempotency-Key was sent with another request. Use a new key for each request."
+
+
+def body_too_large(most: int) -> str:
+    """Return that a request's body is too large. ``most``: the bytes that it may have."""
+    return f"The body is too large: it may have {most:,} bytes."
 
 
 def too_many(seconds: int) -> str:

@@ -14,10 +14,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from gpushare_spawner.agent.log_once import LogOnce
-from gpushare_spawner.agent.sockets.descriptors import Acceptor
 from gpushare_spawner.agent.sockets.peer import credentials
 from gpushare_spawner.agent.state.session_folder import check_length
+from gpushare_spawner.descriptors import Acceptor
+from gpushare_spawner.log_once import LogOnce
 from gpushare_spawner.model.protocol.control import (
     MAX_LINE_BYTES,
     REQUEST,

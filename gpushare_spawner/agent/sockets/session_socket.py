@@ -9,12 +9,12 @@ import os
 import socket
 from pathlib import Path
 
-from gpushare_spawner.agent.log_once import LogOnce
 from gpushare_spawner.agent.sockets.connection import NOT_ALLOWED, Connection, Listener
 from gpushare_spawner.agent.sockets.connection_reader import FairReading
-from gpushare_spawner.agent.sockets.descriptors import Acceptor, is_reserved
 from gpushare_spawner.agent.sockets.peer import credentials, identified
 from gpushare_spawner.agent.state.session_folder import SessionFolder
+from gpushare_spawner.descriptors import Acceptor, is_reserved
+from gpushare_spawner.log_once import LogOnce
 from gpushare_spawner.model.protocol.frames import Frame, Kind
 from gpushare_spawner.rate_limit import Budget
 

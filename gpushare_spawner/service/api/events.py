@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator
 
 from pydantic import BaseModel, ConfigDict
 
+from gpushare_spawner.descriptors import for_connections
 from gpushare_spawner.service.api.snapshots import PARTS, Part, ServiceSnapshots
 
 log = logging.getLogger("gpushare.service.api")
@@ -23,6 +24,7 @@ LONGEST = 3600.0
 AFTER_FAILURE = 30.0
 """Seconds."""
 MOST_STREAMS = 2000
+"""Of all users; fewer where half of the descriptors for connections are fewer: other requests need connections too."""
 MOST_STREAMS_OF_USER = 20
 """A browser allows 6 for each site over HTTP/1.1; a user has several browsers."""
 
@@ -54,6 +56,7 @@ class Events:
         self._looking: asyncio.Task[None] | None = None
         self._soon = asyncio.Event()
         self._streams: Counter[str] = Counter()
+        self._most_streams = min(MOST_STREAMS, for_connections() // 2)
 
     def look_now(self) -> None:
         """Look for changes at once, after an action."""
@@ -61,7 +64,7 @@ class Events:
 
     async def stream(self, of: str) -> AsyncGenerator[str]:
         """Yield the events for one client, ``of`` this user or service. Raises TooManyStreams before the first one."""
-        if self._streams.total() >= MOST_STREAMS or self._streams[of] >= MOST_STREAMS_OF_USER:
+        if self._streams.total() >= self._most_streams or self._streams[of] >= MOST_STREAMS_OF_USER:
             raise TooManyStreams("Too many pages listen for changes: close some of them, or try again in a minute.")
         self._streams[of] += 1
         try:

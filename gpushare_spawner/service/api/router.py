@@ -24,7 +24,6 @@ from gpushare_spawner.wording import dashboard as dashboard_words
 
 log = logging.getLogger("gpushare.service.api")
 
-MOST_BODY_BYTES = 16 * 1024
 OF_LOGIN = ("_xsrf", "token")
 """Arguments that the hub's library reads."""
 
@@ -143,8 +142,6 @@ class OperationHandler(ApiPage):
     def _body(self, operation: AnyOperation) -> BaseModel:
         if operation.body is Nothing:
             return Nothing()
-        if len(self.request.body) > MOST_BODY_BYTES:
-            raise ApiError(413, "bad-request", words.BODY_TOO_LARGE)
         try:
             sent = json.loads(self.request.body or b"{}")
         except (ValueError, RecursionError) as error:

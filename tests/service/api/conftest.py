@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from tornado.httpserver import HTTPServer
 from tornado.testing import bind_unused_port
 
 from gpushare_spawner.idle import KeepRule
@@ -22,7 +21,7 @@ from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.report import Report
 from gpushare_spawner.service import reports
 from gpushare_spawner.service.actions.session_actions import SessionActions
-from gpushare_spawner.service.application import service_application
+from gpushare_spawner.service.application import service_application, service_server
 from gpushare_spawner.service.counters import Counters
 from gpushare_spawner.service.history.events import Action
 from gpushare_spawner.service.history.recorder import History, HistorySources
@@ -162,7 +161,7 @@ async def api(
     login = SignedIn()
     monkeypatch.setattr(Page, "_hub_auth", login)
     socket, port = bind_unused_port()
-    server = HTTPServer(
+    server = service_server(
         service_application(machine.sources(), machine.actions(hub), PREFIX, history=history, max_age=0)
     )
     server.add_socket(socket)

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from jupyterhub.services.auth import HubOAuth
@@ -12,11 +16,13 @@ from tornado.httpclient import AsyncHTTPClient
 from tornado.testing import bind_unused_port
 
 from gpushare_spawner.service import command
+from gpushare_spawner.service.api.api import OPERATIONS
 from gpushare_spawner.service.api.snapshots import ServiceSnapshots
 from gpushare_spawner.service.api.spawn_address import address_of, server_of
+from gpushare_spawner.service.application import MOST_BODY_BYTES
 from gpushare_spawner.service.hub.client import Hub
 from gpushare_spawner.service.web.page import Page
-from tests.service.api.clients import ADMIN, ANN, BOB, PREFIX, Client
+from tests.service.api.clients import ADMIN, ANN, BOB, PREFIX, Client, check_documented
 from tests.service.api.conftest import Machine
 from tests.service.fake_hub import FakeHub
 
@@ -94,6 +100,59 @@ async def test_an_answer_that_is_repeated_costs_no_budget(api: Client) -> None:
         assert got.status == 200
 
 
+@dataclass(frozen=True)
+class LargeBody:
+    """A way to send a body of 200,000 bytes."""
+
+    headers: str
+    parts: tuple[bytes, ...]
+
+    async def answer(self, url: str, method: str) -> tuple[int, Any]:
+        """Send everything, then read: (status, JSON)."""
+        address = urlsplit(url)
+        reader, writer = await asyncio.open_connection(address.hostname, address.port)
+        writer.write(
+            f"{method} {address.path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{self.headers}\r\n\r\n".encode()
+        )
+        for part in self.parts:
+            writer.write(part)
+            await writer.drain()
+        async with asyncio.timeout(5):
+            said = await reader.read()
+        writer.close()
+        head, _, body = said.partition(b"\r\n\r\n")
+        assert said.count(b"HTTP/1.1 ") == 1, said
+        return int(head.split()[1]), json.loads(body)
+
+
+LARGE_BODIES = {
+    "with its length": LargeBody("Content-Length: 200000", (b"x" * 200_000,)),
+    "in chunks": LargeBody(
+        "Transfer-Encoding: chunked", (*(b"2710\r\n" + b"x" * 10_000 + b"\r\n" for _ in range(20)), b"0\r\n\r\n")
+    ),
+    "that waits to be asked for": LargeBody("Content-Length: 200000\r\nExpect: 100-continue", ()),
+    "of more than a number": LargeBody("Content-Length: 99999999999999999999", ()),
+}
+
+
+@pytest.mark.parametrize("way", LARGE_BODIES)
+async def test_each_operation_refuses_a_large_body_with_a_sentence(api: Client, way: str) -> None:
+    for operation in OPERATIONS:
+        path = re.sub(r"\{\w+\}", "x", operation.path)
+        status, said = await LARGE_BODIES[way].answer(api.url + path, operation.method)
+        assert (status, said["code"], said["message"]) == (
+            413, "bad-request", "The body is too large: it may have 16,384 bytes."
+        ), path  # fmt: skip
+        check_documented(operation.method, path, status, said)
+
+
+async def test_a_body_of_the_largest_size_is_read(api: Client) -> None:
+    body = b'{"hours": 1' + b" " * (MOST_BODY_BYTES - 12) + b"}"
+    assert (await api.ask("POST", "sessions/bob/keep", BOB, body)).status == 200
+    assert (await api.ask("POST", "sessions/bob/keep", BOB, body + b" ")).status == 413
+    assert (await api.ask("GET", "sessions/bob", BOB)).status == 200, "the service goes on"
+
+
 async def test_a_large_body_is_not_read_before_the_login(
     machine: Machine,
     hub: Hub,
@@ -110,7 +169,7 @@ async def test_a_large_body_is_not_read_before_the_login(
             f"POST {PREFIX}api/v1/sessions/x/keep HTTP/1.1\r\nHost: x\r\nContent-Length: 50000000\r\n\r\n".encode()
         )
         async with asyncio.timeout(2):
-            assert b" 400 " in await reader.readline()
+            assert b" 413 " in await reader.readline()
         writer.close()
     finally:
         server.stop()

@@ -19,7 +19,7 @@ from gpushare_spawner.agent.kubernetes.claims.resource_slice import (
     says_the_same,
 )
 from gpushare_spawner.agent.kubernetes.cluster_api import ApiFailure, ClusterApi, Json
-from gpushare_spawner.agent.log_once import LogOnce
+from gpushare_spawner.log_once import LogOnce
 from gpushare_spawner.model.kubernetes import slice_name
 
 log = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ import grpc.aio
 
 from gpushare_spawner.agent.kubernetes.kubelet import podresources_pb2 as messages
 from gpushare_spawner.agent.kubernetes.kubelet import podresources_pb2_grpc as services
-from gpushare_spawner.agent.log_once import LogOnce
+from gpushare_spawner.log_once import LogOnce
 
 ANSWER_WITHIN = 5.0
 """Seconds."""

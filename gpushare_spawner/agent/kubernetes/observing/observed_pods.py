@@ -14,10 +14,10 @@ from collections.abc import Iterable, Mapping
 from gpushare_spawner.agent.kubernetes.devices.grant_folders import folder_names
 from gpushare_spawner.agent.kubernetes.devices.pod_resources import Given, PodKey
 from gpushare_spawner.agent.kubernetes.pods.pod_watch import Pod, Pods
-from gpushare_spawner.agent.log_once import EachOnce, one_by_one
 from gpushare_spawner.agent.node import Node
 from gpushare_spawner.agent.sessions.session import Session
 from gpushare_spawner.agent.state.session_record import PodOwner, SessionRecord
+from gpushare_spawner.log_once import EachOnce, one_by_one
 from gpushare_spawner.model.kubernetes import AnnotationProblem, LayerSession
 from gpushare_spawner.model.protocol.control import AnnounceRequest, OpenRequest
 from gpushare_spawner.model.session_id import split_session_id

@@ -9,8 +9,8 @@ from typing import Protocol
 
 from gpushare_spawner.agent.kubernetes.cluster_api import ApiFailure, Json
 from gpushare_spawner.agent.kubernetes.pods.pod_watch import Pod
-from gpushare_spawner.agent.log_once import LogOnce
 from gpushare_spawner.agent.sessions.session import Session
+from gpushare_spawner.log_once import LogOnce
 
 log = logging.getLogger(__name__)
 

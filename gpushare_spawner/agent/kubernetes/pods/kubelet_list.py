@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from gpushare_spawner.agent.kubernetes.devices.device_owners import HeldDevices
 from gpushare_spawner.agent.kubernetes.devices.pod_resources import Given, Handed, PodKey
-from gpushare_spawner.agent.log_once import EachOnce
+from gpushare_spawner.log_once import EachOnce
 from gpushare_spawner.model import kubernetes
 
 log = logging.getLogger(__name__)

@@ -24,10 +24,10 @@ from gpushare_spawner.agent.kubernetes.pods.pod_record import foreign_record, gr
 from gpushare_spawner.agent.kubernetes.pods.pod_watch import Pod, Pods
 from gpushare_spawner.agent.kubernetes.pods.share_annotations import ShareAnnotations
 from gpushare_spawner.agent.kubernetes.pods.tier_annotations import TierAnnotations, decisions, patch_wanted, remember
-from gpushare_spawner.agent.log_once import EachOnce, one_by_one
 from gpushare_spawner.agent.node import Node
 from gpushare_spawner.agent.sessions.session import Session
 from gpushare_spawner.agent.state.session_record import PodOwner, SessionRecord
+from gpushare_spawner.log_once import EachOnce, one_by_one
 from gpushare_spawner.model import kubernetes
 from gpushare_spawner.model.kubernetes import AnnotationProblem, PodSession
 

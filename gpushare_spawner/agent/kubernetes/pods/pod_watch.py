@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Any
 
 from gpushare_spawner.agent.kubernetes.cluster_api import ApiFailure, ClusterApi, Json
-from gpushare_spawner.agent.log_once import LogOnce
+from gpushare_spawner.log_once import LogOnce
 from gpushare_spawner.model import kubernetes
 from gpushare_spawner.model.kubernetes import AnnotationProblem, ContainerRequests, LayerSession, PodSession
 

@@ -1,4 +1,4 @@
-"""File descriptors: a higher limit, a reserve for the agent itself, and accepting connections when none is left."""
+"""File descriptors: a higher limit, a reserve for the process itself, and accepting connections when none is left."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import resource
 import socket
 from collections.abc import Callable
 
-from gpushare_spawner.agent.log_once import LogOnce
+from gpushare_spawner.log_once import LogOnce
 
 RESERVED = 128
-"""Descriptors that sessions' sockets leave to the rest of the agent: control socket, records, NVML."""
+"""Descriptors that connections of others leave to the rest of the process: records, NVML, database, requests to the
+hub."""
 MOST = 1024 * 1024
 TRY_AGAIN = 0.2
 """Seconds until a socket accepts again after no descriptor was left."""
@@ -21,17 +22,22 @@ _NONE_LEFT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
 
 
 def allow_many() -> None:
-    """Raise the soft limit to the hard one: every connection has two descriptors, and the usual 1,024 are few."""
+    """Raise the soft limit to the hard one: a connection has one or two descriptors, and the usual 1,024 are few."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MOST if hard == resource.RLIM_INFINITY else min(hard, MOST)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def is_reserved(descriptor: int) -> bool:
-    """Whether so many are in use that sessions' sockets must take no more. The kernel gives the lowest free number."""
+def for_connections() -> int:
+    """Return how many descriptors connections may have together."""
     soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return soft != resource.RLIM_INFINITY and descriptor >= soft - RESERVED
+    return (MOST if soft == resource.RLIM_INFINITY else soft) - RESERVED
+
+
+def is_reserved(descriptor: int) -> bool:
+    """Whether so many are in use that connections must take no more. The kernel gives the lowest free number."""
+    return descriptor >= for_connections()
 
 
 class Acceptor:

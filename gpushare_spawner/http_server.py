@@ -1,0 +1,248 @@
+"""An HTTP server that peers cannot hold with half a request, an answer that they do not take, or a large body.
+
+The agent serves its metrics with it, and the service its pages and its API. tornado has time limits of its own; what it
+lacks is here: a bound on connections, a reserve of descriptors, and an answer to a body that is too large.
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, cast
+
+from tornado.http1connection import HTTP1Connection, HTTP1ServerConnection
+from tornado.httpserver import HTTPServer
+from tornado.httputil import (
+    HTTPConnection,
+    HTTPHeaders,
+    HTTPMessageDelegate,
+    HTTPServerConnectionDelegate,
+    RequestStartLine,
+    ResponseStartLine,
+)
+from tornado.iostream import IOStream, SSLIOStream
+from tornado.netutil import ssl_wrap_socket
+
+from gpushare_spawner.descriptors import Acceptor, is_reserved
+from gpushare_spawner.log_once import LogOnce
+from gpushare_spawner.rate_limit import Budget
+
+
+class BoundedHTTPServer(HTTPServer):
+    """Serves an application on a bounded number of connections.
+
+    Where all are in use, the one makes room that keeps its peer's place without a request: the oldest whose request has
+    not arrived completely, else one whose peer does not take its answer. A complete request is always answered.
+    """
+
+    def initialize(  # type: ignore[override]  # tornado's own options follow
+        self,
+        application: HTTPServerConnectionDelegate,
+        *,
+        most_connections: int,
+        crowded: LogOnce,
+        trouble: LogOnce,
+        connects: Budget | None = None,
+        most_body_bytes: int | None = None,
+        too_large: bytes = b"",
+        **options: Any,
+    ) -> None:
+        """`crowded`: connections are closed because there are too many. `trouble`: no descriptor is left.
+
+        `connects`: how often a connection is accepted; None: no bound. A request with a body of more than
+        `most_body_bytes` is answered 413 with the JSON `too_large`; None: tornado's limit, and its 400 without a body.
+        """
+        if most_body_bytes is not None:
+            options["max_body_size"] = sys.maxsize  # tornado would answer 400 before anybody could say why
+        super().initialize(application, **options)
+        self._most_connections, self._connects = most_connections, connects
+        self._crowded, self._trouble = crowded, trouble
+        self._most_body_bytes, self._too_large = most_body_bytes, too_large
+        self._acceptors: list[Acceptor] = []
+        # both are ordered: the oldest is first
+        self._waiting: dict[IOStream, None] = {}
+        self._answered: dict[IOStream, None] = {}
+
+    def add_sockets(self, sockets: Iterable[socket.socket]) -> None:
+        """Accept connections of listening sockets."""
+        self._acceptors += [Acceptor(listener, self._accepted, self._trouble) for listener in sockets]
+
+    def stop(self) -> None:
+        """Stop listening. Connections go on."""
+        for acceptor in self._acceptors:
+            acceptor.close()
+        self._acceptors = []
+
+    def close(self) -> None:
+        """Stop listening, and close all connections."""
+        self.stop()
+        for stream in (*self._waiting, *self._answered):
+            stream.close()
+
+    def start_request(self, server_conn: object, request_conn: HTTPConnection) -> HTTPMessageDelegate:
+        """Called by tornado when it begins to read a request."""
+        connection = cast(HTTP1Connection, request_conn)
+        stream = connection.stream
+        self._forget(stream)
+        self._waiting[stream] = None
+        request = super().start_request(server_conn, request_conn)
+        if self._most_body_bytes is not None:
+            request = _BoundedBody(request, connection, self._most_body_bytes, self._too_large)
+        return _Request(request, lambda: self._arrived(stream))
+
+    def on_close(self, server_conn: object) -> None:
+        """Called by tornado when a connection has ended."""
+        super().on_close(server_conn)
+        self._forget(cast(HTTP1ServerConnection, server_conn).stream)
+
+    def _arrived(self, stream: IOStream) -> None:
+        if self._waiting.pop(stream, 0) is None:
+            self._answered[stream] = None
+
+    def _accepted(self, connection: socket.socket) -> None:
+        if self._connects is not None and not self._connects.spend():
+            for acceptor in self._acceptors:
+                acceptor.pause(self._connects.wait())
+        in_use = len(self._waiting) + len(self._answered)
+        if in_use < self._most_connections and not is_reserved(connection.fileno()):
+            self._crowded.settled()
+        else:
+            self._crowded.about(f"{in_use} are open")
+            if not self._make_room():
+                connection.close()
+                return
+            # its descriptor becomes the one that is free now: those of connections stay below the reserve
+            with connection as high:
+                connection = high.dup()
+        connection.setblocking(False)
+        try:
+            address = connection.getpeername()
+            stream = self._stream(connection)
+        except OSError:  # the peer has gone
+            connection.close()
+            return
+        self._waiting[stream] = None
+        self.handle_stream(stream, address)
+
+    def _make_room(self) -> bool:
+        stream = next(iter(self._waiting), None) or next((one for one in self._answered if one.writing()), None)
+        if stream is None:
+            return False
+        self._forget(stream)
+        stream.close()
+        return True
+
+    def _forget(self, stream: IOStream) -> None:
+        self._waiting.pop(stream, None)
+        self._answered.pop(stream, None)
+
+    def _stream(self, connection: socket.socket) -> IOStream:
+        sizes = {"max_buffer_size": self.max_buffer_size, "read_chunk_size": self.read_chunk_size}
+        if self.ssl_options is None:
+            return IOStream(connection, **sizes)
+        secured = ssl_wrap_socket(connection, self.ssl_options, server_side=True, do_handshake_on_connect=False)
+        return SSLIOStream(secured, ssl_options=self.ssl_options, **sizes)
+
+
+class _Delegate(HTTPMessageDelegate):
+    """Passes a request on."""
+
+    def __init__(self, request: HTTPMessageDelegate) -> None:
+        self._request = request
+
+    def headers_received(
+        self, start_line: RequestStartLine | ResponseStartLine, headers: HTTPHeaders
+    ) -> Awaitable[None] | None:
+        return self._request.headers_received(start_line, headers)
+
+    def data_received(self, chunk: bytes) -> Awaitable[None] | None:
+        return self._request.data_received(chunk)
+
+    def finish(self) -> None:
+        self._request.finish()
+
+    def on_connection_close(self) -> None:
+        self._request.on_connection_close()
+
+
+class _Request(_Delegate):
+    """Says when a request has arrived completely."""
+
+    def __init__(self, request: HTTPMessageDelegate, arrived: Callable[[], None]) -> None:
+        super().__init__(request)
+        self._arrived = arrived
+
+    def finish(self) -> None:
+        self._arrived()
+        super().finish()
+
+
+class _BoundedBody(_Delegate):
+    """Answers 413 as soon as a body is known to be too large, and discards what still comes of it.
+
+    A connection that is closed with something unread is reset, and the peer, or the hub's proxy, loses the answer. So
+    the body is read until its end, or until tornado's time limit for bodies ends the connection.
+    """
+
+    def __init__(self, request: HTTPMessageDelegate, connection: HTTP1Connection, most: int, answer: bytes) -> None:
+        super().__init__(request)
+        self._connection, self._most, self._answer = connection, most, answer
+        self._bytes = 0
+        self._method = ""
+        self._refused = False
+        self._finished = False
+
+    def headers_received(
+        self, start_line: RequestStartLine | ResponseStartLine, headers: HTTPHeaders
+    ) -> Awaitable[None] | None:
+        received = super().headers_received(start_line, headers)
+        self._method = cast(RequestStartLine, start_line).method
+        said = headers.get("Content-Length", "").split(",")[0].strip()
+        if said.isascii() and said.isdigit() and (len(said) > 18 or int(said) > self._most):
+            # with Expect the peer sends no body
+            comes = "Expect" not in headers and len(said) <= 18
+            self._refuse(closes=not comes)
+            if not comes:
+                self._finish_answer()
+        return received
+
+    def data_received(self, chunk: bytes) -> Awaitable[None] | None:
+        if self._refused:
+            return None
+        self._bytes += len(chunk)
+        if self._bytes <= self._most:
+            return super().data_received(chunk)
+        self._refuse()
+        return None
+
+    def finish(self) -> None:
+        if self._refused:
+            self._finish_answer()
+        else:
+            super().finish()
+
+    def on_connection_close(self) -> None:
+        if not self._refused:
+            super().on_connection_close()
+
+    def _refuse(self, closes: bool = False) -> None:
+        self._refused = True
+        super().on_connection_close()  # the application forgets the request
+        headers = HTTPHeaders(
+            {
+                "Content-Type": "application/json",
+                "Content-Length": str(len(self._answer)),
+                "Cache-Control": "no-store",
+                "X-Content-Type-Options": "nosniff",
+            }
+        )
+        if closes:
+            headers["Connection"] = "close"
+        line = ResponseStartLine("HTTP/1.1", 413, "Content Too Large")
+        self._connection.write_headers(line, headers, self._answer if self._method != "HEAD" else None)
+
+    def _finish_answer(self) -> None:
+        if not self._finished:
+            self._finished = True
+            self._connection.finish()
