@@ -140,12 +140,12 @@ class CapacityIndex:
         """Rate nodes that have changed, at most ``limit`` of them; return how many are left."""
         if self._seen != self._changes.end:
             names = self._changes.since(self._seen)
-            self._changed.update(self._nodes if names is None else names)
+            # where changes are forgotten, nodes that the index knows may be gone
+            self._changed.update(names if names is not None else (*self._nodes, *self._entries, *self._obstacle_of))
             self._seen = self._changes.end
         if not self._changed:
             return 0
         chosen = list(islice(self._changed, limit))
-        self._changed.difference_update(chosen)
         # many at once: making the heap anew is cheaper than one push each
         at_once = len(chosen) > len(self._heap) // 4
         demand, entries, nodes, admits = self._demand, self._entries, self._nodes, self._admits
@@ -158,6 +158,8 @@ class CapacityIndex:
                     heappush(self._heap, entry)
             else:
                 entries.pop(name, None)
+        # only now: after an error above they are rated again
+        self._changed.difference_update(chosen)
         if self._unexplained is not None:
             self._unexplained.update(chosen)
         if at_once or len(self._heap) > 2 * len(entries) + 64:

@@ -113,8 +113,11 @@ class FreeCapacity:
             return ()
         rebuilt = {name}
         for uuid in before.keys() - told.keys():
-            self._claims[uuid].discard(name)
-            rebuilt |= self._claims[uuid]
+            nodes = self._claims[uuid]
+            nodes.discard(name)
+            rebuilt |= nodes
+            if not nodes:
+                del self._claims[uuid]
         for uuid in told:
             rebuilt |= self._claims.setdefault(uuid, set())
             self._claims[uuid].add(name)

@@ -258,6 +258,26 @@ class Ledger:
         self.change([self._allocations[session].with_borrowed(borrowed) for session, borrowed in settled.items()])
         return settled
 
+    def make_anew(self, nodes: Mapping[str, Sequence[GpuReport]], allocations: Iterable[Allocation]) -> None:
+        """Forget all that was counted, and count these nodes and allocations; resources and claims stay as they were.
+
+        For a ledger of which it is not known whether it contradicts itself. Its observers are told that all
+        allocations are gone, and then of each one.
+        """
+        gone, resources, claims = list(self._allocations), self._resources, self._claims
+        self.capacity = FreeCapacity()
+        self._allocations, self._on_gpu, self._guaranteed, self._resources, self._claims = {}, {}, {}, {}, {}
+        self._explained, self._explained_at = {}, 0
+        for session in gone:
+            self._tell(session, None)
+        for name, gpus in nodes.items():
+            self.put_node(name, gpus)
+        for name, known in resources.items():
+            self.put_resources(name, known)
+        self.change(allocations)
+        for name, claim in claims.items():
+            self.claim(name, claim)
+
     # -- figures --
 
     def free_units(self, gpu: str) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from enum import IntEnum
 
 from gpushare_spawner.model.report import Report
@@ -37,6 +38,8 @@ class LedgerFeed:
     def __init__(self) -> None:
         self.ledger = Ledger()
         """Read it and place by it; only the feed changes it."""
+        self.doubtful = False
+        """An error came while the ledger was changed or read: it may contradict itself until it is made anew."""
         self._reports: dict[str, Report] = {}
         self._said: dict[str, dict[tuple[Source, str], Allocation]] = {}
         self._sessions: dict[tuple[Source, str], dict[str, Allocation]] = {}
@@ -50,7 +53,8 @@ class LedgerFeed:
             return
         self._reports[report.node] = report
         if known is None or known.gpus != report.gpus:
-            self.ledger.put_node(report.node, report.gpus)
+            with self._changing():
+                self.ledger.put_node(report.node, report.gpus)
         if known is None or known.sessions != report.sessions:
             found = (Allocation.of(session) for session in report.sessions)
             self._say((Source.REPORTED, report.node), filter(None, found))
@@ -58,7 +62,8 @@ class LedgerFeed:
     def forget_node(self, node: str) -> None:
         """A node's report is gone, or too old to be believed."""
         if self._reports.pop(node, None) is not None:
-            self.ledger.drop_node(node)
+            with self._changing():
+                self.ledger.drop_node(node)
             self._say((Source.REPORTED, node), ())
 
     def reported(self, node: str) -> Report | None:
@@ -95,11 +100,13 @@ class LedgerFeed:
 
     def resources(self, node: str, resources: NodeResources) -> None:
         """What is free on a node of CPU, memory and pods; see `Ledger.put_resources`."""
-        self.ledger.put_resources(node, resources)
+        with self._changing():
+            self.ledger.put_resources(node, resources)
 
     def claim(self, name: str, claim: Claim | None) -> None:
         """A request that waits claims GPUs, or nothing any more; see `Ledger.claim`."""
-        self.ledger.claim(name, claim)
+        with self._changing():
+            self.ledger.claim(name, claim)
 
     def sessions(self, source: Source) -> list[str]:
         """Return the sessions of which pods or reservations (`put`) say that they have an allocation."""
@@ -119,6 +126,17 @@ class LedgerFeed:
         self._say(_SAID[Source.SEEN], seen)
         self._say(_SAID[Source.RESERVED], reserved)
         return self.ledger
+
+    def make_anew(self) -> None:
+        """Count everything anew that was said, and is not taken back: see `Ledger.make_anew`."""
+        self._said = {}
+        for speaker, said in self._sessions.items():
+            for session, allocation in said.items():
+                self._said.setdefault(session, {})[speaker] = allocation
+        counts = [speakers[min(speakers)] for speakers in self._said.values()]
+        self.doubtful = True
+        self.ledger.make_anew({node: report.gpus for node, report in self._reports.items()}, counts)
+        self.doubtful = False
 
     def _say(self, speaker: tuple[Source, str], allocations: Iterable[Allocation], all_of_it: bool = True) -> None:
         """Take down what a speaker says: all that it has to say, or these allocations beside what it said before."""
@@ -153,4 +171,13 @@ class LedgerFeed:
             counts = speakers[min(speakers)]
             if self.ledger.allocations.get(session) != counts:
                 put.append(counts)
-        self.ledger.change(put, drop)
+        with self._changing():
+            self.ledger.change(put, drop)
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception:
+            self.doubtful = True
+            raise

@@ -115,7 +115,8 @@ class StrandingAwareFgd:
 
     def steps(self, more: float) -> int:
         """What it costs that so much more is wasted, in units of 1 % of a GPU; the more the higher."""
-        return math.ceil(more / STEP_UNITS)
+        # less the last bits of a sum: what is equal but for these must not be a step apart
+        return math.ceil(more / STEP_UNITS - 1e-9)
 
     def _values_of_one(self, units: int, found: Sequence[Place], left: Left, after: int | None) -> Sequence[float]:
         of_model = dict(left)

@@ -26,7 +26,7 @@ from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.share import Share
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.placement import Strategy, check_strategy
-from gpushare_spawner.quota import Account, Accounts
+from gpushare_spawner.quota import Account, Accounts, Admission
 from gpushare_spawner.sharing.base import Tenant
 from gpushare_spawner.spawner import hub_shared
 from gpushare_spawner.spawner.attempt import SpawnAttempt, SpawnPhase
@@ -290,7 +290,15 @@ class GPUShareBase(_Part):  # type: ignore[misc]
     def _quota_choices(self, share: Share) -> list[QuotaChoice]:
         """What the user can charge a server with this share to, and what it would be there as far as that is known."""
         tenants = ((account, Tenant(self.user.name, self.name, quota=account.key)) for account in self._accounts())
-        return [QuotaChoice(account, self.reservations.quotas.admission(tenant, share)) for account, tenant in tenants]
+        return [QuotaChoice(account, self._admission(tenant, share)) for account, tenant in tenants]
+
+    def _admission(self, tenant: Tenant, share: Share) -> Admission | None:
+        """What a server would be in its quota now; None where that is unknown, after an error in placement too."""
+        try:
+            return self.reservations.quotas.admission(tenant, share)
+        except Exception as error:
+            self.reservations.placement_failed(error)
+            return None
 
     def _running(self) -> Counter[str]:
         """The user's other servers that run or are starting, by template."""

@@ -257,3 +257,18 @@ def test_of_one_node_alone_either_it_can_or_its_obstacle_is_told() -> None:
     found, fitting = capacity.obstacles(ONE, "n0")
     assert (list(found.values()), fitting) == ([1], 0)
     assert capacity.obstacles(ONE, "lost") == ({}, 0)
+
+
+def test_a_node_that_left_before_changes_were_forgotten_is_not_offered() -> None:
+    """A quiet night on a cluster with an autoscaler: a node leaves, and idle actions go on until somebody looks."""
+    capacity, rating, many = cluster(), Fullest(), Demand(10, 2)
+    assert capacity.best(ONE, rating) == Best("n0", ("g0",))
+    assert sum(capacity.obstacles(many)[0].values()) == 5
+    capacity.drop_node("n0")
+    for number in range(1000 + 2 * 5 + 1):
+        capacity.update("g1", number % 50, number % 50)
+    capacity.update("g1", 0, 0)
+    assert capacity._indexes._changes.since(0) is None, "changes were forgotten"
+    assert capacity.best(ONE, rating) == Best("n2", ("g2",))
+    assert capacity.admitted(ONE, rating) == {"n2", "n3", "n4"}
+    assert sum(capacity.obstacles(many)[0].values()) == 4

@@ -7,7 +7,7 @@ import random
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gpushare_spawner.model.share import Share
@@ -129,6 +129,7 @@ def test_spread_takes_the_emptiest_gpu_of_the_emptiest_node(seed: int, wanted: P
 
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 10**6), wanted=requests, stranding=st.sampled_from([0.0, 1.0]))
+@example(seed=45, wanted=request(50), stranding=1.0)
 def test_the_default_takes_the_place_after_which_least_is_wasted(
     seed: int, wanted: PlacementRequest, stranding: float
 ) -> None:

@@ -18,6 +18,7 @@ from gpushare_spawner.model.protocol.control import TierRequest
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.placement import Ledger
 from gpushare_spawner.service.culler.culler import Culler
 from gpushare_spawner.service.culler.reclaim import Pressure, pressure
 from gpushare_spawner.service.culler.settings import CullerSettings
@@ -339,6 +340,20 @@ async def test_what_an_older_agent_refuses_in_each_round_is_logged_once(
         await stage.culler.round()
     assert [one.levelname for one in caplog.records if one.getMessage().startswith("guest0: ")] == ["WARNING"]
     assert stage.culler.counters.failures["agent"] == 3
+
+
+async def test_an_error_in_placement_keeps_no_idle_action_from_being_taken(
+    stage: Stage, full: FakeAgent, clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(*_: object) -> None:
+        raise RuntimeError("the index contradicts itself")
+
+    monkeypatch.setattr(Ledger, "of", fails)
+    stage.pending = [waits("eve")]
+    await stage.culler.round()
+    assert "What waiting spawns need is unknown" in caplog.text
+    assert stage.culler.counters.failures["agent"] == 0
+    assert all(one.notice is None for one in full.sessions.values())
 
 
 @pytest.mark.parametrize("silence", ["hub", "agent"])

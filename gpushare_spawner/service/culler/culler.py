@@ -216,8 +216,13 @@ class Culler:
             return NO_PRESSURE
         placed = {(session.user, session.server) for report in silent for session in report.sessions}
         pending = [server for server in pending if (server.user, server.name) not in placed]
-        found = pressure(quotas, reports, pending, templates, now, self.use, silent) if reclaims else NO_PRESSURE
-        return replace(found, needed=needed(idle, reports, pending, templates))
+        try:
+            found = pressure(quotas, reports, pending, templates, now, self.use, silent) if reclaims else NO_PRESSURE
+            return replace(found, needed=needed(idle, reports, pending, templates))
+        except Exception:
+            # idle actions that waiting spawns have no part in are due all the same
+            log.exception("What waiting spawns need is unknown")
+            return NO_PRESSURE
 
     async def _rest(self, seconds: float) -> None:
         """Wait for ``seconds``, or for new reports; at least the shortest pause."""

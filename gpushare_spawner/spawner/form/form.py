@@ -15,7 +15,14 @@ from gpushare_spawner.model.share import Share
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.spawner.options.profiles import UNLISTED, Profile, default_of
 from gpushare_spawner.spawner.options.validation import QUOTA_OPTION
-from gpushare_spawner.spawner.queue.availability import NO_GPU_NEEDED, UNKNOWN, Availability, AvailabilityNow, models_of
+from gpushare_spawner.spawner.queue.availability import (
+    NO_GPU_NEEDED,
+    UNKNOWN,
+    Availability,
+    AvailabilityNow,
+    UnknownNow,
+    models_of,
+)
 from gpushare_spawner.spawner.queue.queue_quotas import QuotaChoice
 from gpushare_spawner.wording import quotas as quota_texts
 from gpushare_spawner.wording.amounts import unbroken
@@ -78,7 +85,7 @@ class Form:
         self,
         offered: Sequence[Profile],
         chosen: Mapping[str, Any],
-        availability_now: AvailabilityNow | None,
+        availability_now: AvailabilityNow | UnknownNow | None,
         unavailable: str = card_texts.AGENT_SILENT,
         enforces_resources: bool = True,
         quotas: Callable[[Share], Sequence[QuotaChoice]] = lambda share: (),
@@ -137,7 +144,7 @@ def _card(
     profile: Profile,
     chosen: str | None,
     options: Mapping[str, Any],
-    availability_now: AvailabilityNow | None,
+    availability_now: AvailabilityNow | UnknownNow | None,
     enforces_resources: bool,
     quotas: Callable[[Share], Sequence[QuotaChoice]],
 ) -> Card:
@@ -182,7 +189,7 @@ def quota_now(accounts: Sequence[QuotaChoice]) -> str:
     return quota_texts.on_card(admission) if len(accounts) == 1 else quota_texts.choice(accounts[0].account, admission)
 
 
-def _now(template: Template, availability_now: AvailabilityNow | None) -> Availability:
+def _now(template: Template, availability_now: AvailabilityNow | UnknownNow | None) -> Availability:
     if template.gpu is None:
         return NO_GPU_NEEDED
     return availability_now.availability(template) if availability_now is not None else UNKNOWN

@@ -10,7 +10,7 @@ from gpushare_spawner.model.share import Share
 from gpushare_spawner.spawner.form.form import OTHER, quota_now
 from gpushare_spawner.spawner.kubernetes.profile_list import Offer, as_entry, default_card
 from gpushare_spawner.spawner.options.profiles import UNLISTED, Profile
-from gpushare_spawner.spawner.queue.availability import AvailabilityNow
+from gpushare_spawner.spawner.queue.availability import AvailabilityNow, UnknownNow
 from gpushare_spawner.spawner.queue.queue_quotas import QuotaChoice
 
 
@@ -35,7 +35,7 @@ def shown_as_chosen(chosen: Mapping[str, Any], cards: Sequence[Profile], offer: 
 def entries_of(
     cards: Sequence[Profile],
     offer: Offer,
-    availability_now: AvailabilityNow | None,
+    availability_now: AvailabilityNow | UnknownNow | None,
     quotas: Callable[[Share], Sequence[QuotaChoice]] = lambda share: (),
 ) -> list[dict[str, Any]]:
     """Return the entries for an admin's form, in KubeSpawner's terms. ``quotas``: see `Form.render`."""

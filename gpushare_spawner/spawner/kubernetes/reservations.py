@@ -117,8 +117,8 @@ class PodReservations(Reservations[PodShare]):
             quota=ticket.request.tenant.quota,
             uncounted=Requested(request.cpu, request.memory, pods=1),
         )
-        self._in_flight[token] = allocation
         gpus = tuple(snapshot.gpus[gpu] for gpu in placement.gpus)
+        self._in_flight[token] = allocation
         # the person's share may be less than the devices that it takes
         placement = replace(placement, borrowed=min(placement.borrowed, ticket.request.share.units))
         ticket.result.set_result(

@@ -113,6 +113,7 @@ class AgentReservations(Reservations[OpenedShare]):
     async def _give(self, ticket: Ticket, placement: Placement, snapshot: GpuSnapshot) -> Allocation | None:
         """Ask the agent for the place; None where it sees no free capacity there."""
         request = open_request(ticket.request.tenant, ticket.request.template, placement, CONFIRM_WITHIN)
+        gpus = tuple(snapshot.gpus[gpu] for gpu in request.gpus)
         try:
             # until the agent reports the session
             uncounted = Requested() if self._machine is None else guaranteed_resources(ticket.request.template)
@@ -130,7 +131,6 @@ class AgentReservations(Reservations[OpenedShare]):
         if ticket not in self.queue or ticket.result.done():
             self.sessions.release(request.id)
             return allocation
-        gpus = tuple(snapshot.gpus[gpu] for gpu in request.gpus)
         ticket.result.set_result(OpenedShare(ticket.request, placement, gpus, request, environment))
         return allocation
 

@@ -39,6 +39,19 @@ class Availability:
 
 NO_GPU_NEEDED = Availability("now", words.STARTS_NOW)
 UNKNOWN = Availability("unknown", words.UNKNOWN, words.UNKNOWN_DETAIL)
+UNKNOWN_AFTER_ERROR = Availability("unknown", words.UNKNOWN, words.UNKNOWN_AFTER_ERROR)
+
+
+class UnknownNow:
+    """Stands for `AvailabilityNow` after an error in placement."""
+
+    def availability(self, template: Template) -> Availability:
+        """Return that nothing is known of what the template needs."""
+        return NO_GPU_NEEDED if template.gpu is None else UNKNOWN_AFTER_ERROR
+
+
+def _raised(error: Exception) -> None:
+    raise error
 
 
 @dataclass(frozen=True)
@@ -52,12 +65,21 @@ class AvailabilityNow:
     """Returns the nodes that cannot take a server of a template whatever is free there."""
     tenant: Tenant = field(default_factory=lambda: Tenant(""))
     """Whose spawn it would be; without a name: any user's."""
+    failed: Callable[[Exception], object] = _raised
+    """Called with an error in placement; unless it raises, what the error concerns is shown as unknown."""
     _met: dict[Demand, Availability] = field(default_factory=dict, repr=False)
 
     def availability(self, template: Template) -> Availability:
         """What a spawn of this template would meet."""
         if template.gpu is None:
             return NO_GPU_NEEDED
+        try:
+            return self._availability(template)
+        except Exception as error:
+            self.failed(error)
+            return UNKNOWN_AFTER_ERROR
+
+    def _availability(self, template: Template) -> Availability:
         layers = self.check.snapshot.other_layers(template)
         if layers is not None:
             return self._by_layers(template, layers, self.ineligible(template))
@@ -94,6 +116,13 @@ class AvailabilityNow:
     def _would_start(self, one: Alternative, instead_of: str) -> bool:
         if one.template.gpu is None:
             return True
+        try:
+            return self._has_capacity(one, instead_of)
+        except Exception as error:
+            self.failed(error)
+            return False
+
+    def _has_capacity(self, one: Alternative, instead_of: str) -> bool:
         layers = self.check.snapshot.other_layers(one.template)
         if layers is not None:
             return self._by_layers(one.template, layers, one.ineligible(), instead_of).kind == "now"

@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -21,7 +22,7 @@ from gpushare_spawner.model.template import Template
 from gpushare_spawner.placement import Allocation, BestFit, LedgerFeed, Strategy
 from gpushare_spawner.quota.fair_share import PREPAID_SECONDS
 from gpushare_spawner.sharing.base import Tenant
-from gpushare_spawner.spawner.queue.availability import AvailabilityNow
+from gpushare_spawner.spawner.queue.availability import AvailabilityNow, UnknownNow
 from gpushare_spawner.spawner.queue.expected_workload import ExpectedWorkload
 from gpushare_spawner.spawner.queue.loop_breaks import LastingObjects, LoopBreaks
 from gpushare_spawner.spawner.queue.placement_check import PlacementCheck
@@ -40,6 +41,10 @@ from gpushare_spawner.spawner.queue.wait_estimate import WaitEstimates
 from gpushare_spawner.wording.quotas import OVER_QUOTA_WAITS
 
 Reserved = TypeVar("Reserved", bound=Reservation)
+
+MAKE_ANEW_SECONDS = 60.0
+"""Between two ledgers that are made anew, at least. Ours: an error that a new ledger does not mend would cost a large
+cluster's hub a second each time."""
 
 
 class Reservations(ABC, Generic[Reserved]):
@@ -92,6 +97,7 @@ class Reservations(ABC, Generic[Reserved]):
         self._placing: asyncio.Task[None] | None = None
         self._sampling: asyncio.Task[None] | None = None
         self._unavailable_since: float | None = None
+        self._made_anew = -math.inf
         self._lasting = LastingObjects()
         self._has_placed = False
         """Whether a whole pass over the queue has been made: indexes of the cluster's nodes exist since then."""
@@ -188,12 +194,35 @@ class Reservations(ABC, Generic[Reserved]):
                 self._unavailable_since = None
             except self.unreachable as error:
                 self._nothing_known(error)
-            except Exception:
+            except Exception as error:
                 # a bug must not leave the hub without spawns: the next pass may go well, and every wait is bounded
-                self.log.exception("The pass over the queue failed")
+                self.placement_failed(error)
             if len(self.queue):
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._wake.wait(), self.place_every)
+
+    def placement_failed(self, error: Exception) -> bool:
+        """Log an error in placement, and make the ledger anew; return whether that was done.
+
+        Whatever went wrong: the ledger may contradict itself since, and then each look at it would fail from now on.
+        At most once in `MAKE_ANEW_SECONDS`: after errors between, which are not logged again, it is made anew by the
+        first look after that time.
+        """
+        self.feed.doubtful = True
+        if time.monotonic() < self._made_anew + MAKE_ANEW_SECONDS:
+            self.log.debug("An error in placement again: %r", error)
+            return False
+        self.log.error("An error in placement; the ledger of all allocations is made anew", exc_info=error)
+        return self._make_anew()
+
+    def _make_anew(self) -> bool:
+        self._made_anew = time.monotonic()
+        try:
+            self.feed.make_anew()
+        except Exception:
+            self.log.exception("The ledger cannot be made anew")
+            return False
+        return True
 
     async def _place(self) -> None:
         """Give a place to each queued spawn that fits, on a fresh snapshot."""
@@ -209,7 +238,8 @@ class Reservations(ABC, Generic[Reserved]):
                 continue
             try:
                 if snapshot.native(ticket.request.template) and not self._is_held_up(ticket):
-                    await breaks.through(check.preparing(ticket.request.placement(snapshot)))
+                    with self._errors_noted():
+                        await breaks.through(check.preparing(ticket.request.placement(snapshot)))
                 if ticket in self.queue and not await self._place_ticket(ticket, placer, snapshot, breaks):
                     # counted otherwise elsewhere: the next pass knows what is known there now
                     break
@@ -235,7 +265,7 @@ class Reservations(ABC, Generic[Reserved]):
             await asyncio.sleep(PREPAID_SECONDS)
             if not self.quotas.anything_over_quota:
                 return
-            with contextlib.suppress(*self.unreachable):
+            with contextlib.suppress(*self.unreachable), self._errors_noted():
                 async with self._lock:
                     snapshot = await self.snapshot()
                     self.quotas.bring_up_to_date(snapshot.capacity_units)
@@ -257,12 +287,13 @@ class Reservations(ABC, Generic[Reserved]):
         if admission is not None and admission.refused is not None:
             ticket.refuse(quota_exceeded(request, admission.account, admission.refused))
             return True
-        placement = placer.place(ticket)
+        placement = self._find_place(ticket, placer)
         if placement is None:
             if admission is not None and not admission.in_quota:
                 ticket.hint = f"{ticket.hint} {OVER_QUOTA_WAITS}"
             ticket.considered.set()
-            await placer.claim(ticket, breaks)
+            with self._errors_noted():
+                await placer.claim(ticket, breaks)
             return True
         allocation = await self._give(ticket, placement, snapshot)
         ticket.considered.set()
@@ -275,16 +306,38 @@ class Reservations(ABC, Generic[Reserved]):
         self._estimates.placed(ticket, snapshot, time.monotonic())
         return True
 
+    def _find_place(self, ticket: Ticket, placer: Placer) -> Placement | None:
+        """Return a place for a spawn as `Placer.place`, after an error once more on a ledger that was made anew."""
+        try:
+            return placer.place(ticket)
+        except Exception as error:
+            if not self.placement_failed(error):
+                raise
+            return placer.place(ticket)
+
+    @contextlib.contextmanager
+    def _errors_noted(self) -> Iterator[None]:
+        """Let errors in placement end what is done inside, and nothing beside it."""
+        try:
+            yield
+        except self.unreachable:
+            raise
+        except Exception as error:
+            self.placement_failed(error)
+
     async def _tell_those_that_wait(self, check: PlacementCheck, breaks: LoopBreaks) -> None:
         """Tell each spawn that still waits its position, the estimate, and the templates that would start now."""
         waiting = [ticket for ticket in self.queue if not ticket.result.done()]
         if not waiting:
             return
         now = time.monotonic()
-        minutes = await self._estimates.minutes(check, self.queue, now, time.time(), breaks)
-        available = AvailabilityNow(check, self.queue, self.where)
+        minutes: Mapping[Ticket, int] = {}
+        with self._errors_noted():
+            minutes = await self._estimates.minutes(check, self.queue, now, time.time(), breaks)
+        available = AvailabilityNow(check, self.queue, self.where, failed=self.placement_failed)
         for ticket in waiting:
-            await breaks.through(available.preparing_startable(ticket.alternatives))
+            with self._errors_noted():
+                await breaks.through(available.preparing_startable(ticket.alternatives))
             await breaks.pause_if_due()
             ticket.publish(now, minutes.get(ticket), available.startable(ticket.alternatives, ticket.claimant))
 
@@ -310,19 +363,34 @@ class Reservations(ABC, Generic[Reserved]):
         max_age: float = 0.0,
         ineligible: Callable[[Template], frozenset[str]] = lambda _: frozenset(),
         tenant: Tenant | None = None,
-    ) -> AvailabilityNow:
-        """What a spawn would meet now. Raises one of `unreachable`.
+    ) -> AvailabilityNow | UnknownNow:
+        """What a spawn would meet now; unknown after an error in placement. Raises one of `unreachable`.
 
         ``ineligible`` returns the nodes that cannot take a server of a template whatever is free there. ``tenant``:
         whose server it would be; None: any user's.
         """
-        snapshot = await self.snapshot(max_age)
-        self._count_quotas(snapshot)
-        available = AvailabilityNow(self._check(snapshot), self.queue, self.where, ineligible, tenant or Tenant(""))
-        await LoopBreaks().through(available.preparing(self._expected.offered()))
+        try:
+            snapshot = await self.snapshot(max_age)
+            self._count_quotas(snapshot)
+            available = AvailabilityNow(
+                self._check(snapshot),
+                self.queue,
+                self.where,
+                ineligible,
+                tenant or Tenant(""),
+                failed=self.placement_failed,
+            )
+            await LoopBreaks().through(available.preparing(self._expected.offered()))
+        except self.unreachable:
+            raise
+        except Exception as error:
+            self.placement_failed(error)
+            return UnknownNow()
         return available
 
     def _check(self, snapshot: GpuSnapshot) -> PlacementCheck:
+        if self.feed.doubtful and time.monotonic() >= self._made_anew + MAKE_ANEW_SECONDS:
+            self._make_anew()
         before, self.strategy = self.strategy, self._expected.strategy(self.strategy, snapshot, time.monotonic())
         if before is not self.strategy:
             # what it has rated is as large as the cluster

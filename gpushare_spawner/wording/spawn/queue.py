@@ -15,6 +15,10 @@ LENT_DETAIL = (
 )
 UNKNOWN = "Unknown"
 UNKNOWN_DETAIL = "Free capacity is unknown at the moment."
+UNKNOWN_AFTER_ERROR = (
+    "Free capacity is unknown because of an internal error; the hub's log has the details. "
+    "You can start a server anyway."
+)
 NO_SUITABLE_GPU = "No suitable GPU"
 NO_SUITABLE_NODE = "No suitable node"
 WAIT_UNKNOWN = "Estimated wait: unknown."

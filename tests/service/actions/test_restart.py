@@ -13,6 +13,7 @@ from gpushare_spawner.clients.agent import AgentClient
 from gpushare_spawner.model.cordon import Cordon
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.template import Template
+from gpushare_spawner.placement import Ledger
 from gpushare_spawner.service.actions import restart
 from gpushare_spawner.service.actions.outcome import Actor, Outcome, RefusalCode
 from gpushare_spawner.service.history.events import BegunRestart
@@ -120,6 +121,17 @@ async def test_a_template_that_no_node_can_take_stops_nothing(
     # a node that could take it is added later
     acting.actions._restarts._nodes_are_added = True
     assert (await acting.actions.restart(acting.seen(), template, ANN)).changed
+
+
+async def test_an_error_in_placement_refuses_no_restart(
+    acting: Acting, running: FakeHub, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(*_: object) -> None:
+        raise RuntimeError("the index contradicts itself")
+
+    monkeypatch.setattr(Ledger, "why_unplaceable", fails)
+    assert (await acting.actions.restart(acting.seen(), "a100", ANN)).changed
+    assert "the index contradicts itself" in caplog.text
 
 
 async def test_while_an_agent_is_silent_its_node_may_take_any_template(

@@ -39,6 +39,7 @@ from gpushare_spawner.spawner.kubernetes.cluster.layer_sessions import Pending
 from gpushare_spawner.spawner.kubernetes.cluster.pods import RESERVATION
 from gpushare_spawner.spawner.kubernetes.cluster.snapshot import PODS, REPORTS, ClusterSnapshots
 from gpushare_spawner.spawner.kubernetes.reservations import PodReservations, PodShare
+from gpushare_spawner.spawner.queue.availability import AvailabilityNow
 from gpushare_spawner.spawner.queue.loop_breaks import LoopBreaks
 from gpushare_spawner.spawner.queue.other_layers import LayerOffer
 from gpushare_spawner.spawner.queue.queue import SpawnRequest
@@ -228,6 +229,35 @@ async def test_a_reading_that_its_form_no_longer_waits_for_counts_every_pod(monk
         assert await asyncio.gather(form, return_exceptions=True)
     assert (await cluster.ledger()).free_units("GPU-n-0") == 0
     assert (await cluster.ledger()).capacity.nodes["n"].resources.cpu == 54_000
+
+
+@pytest.mark.parametrize("failing", [(Ledger, "change"), (Ledger, "put_node"), (Ledger, "put_resources")])
+async def test_an_error_while_the_cluster_is_read_loses_no_change(
+    failing: tuple[type, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = Cluster()
+    cluster.pod("eve", "GPU-n-1")
+    await cluster.ledger()
+    working, errors = getattr(*failing), iter([True])
+
+    def fails_once(*args: Any, **kwargs: Any) -> Any:
+        if next(errors, False):
+            raise RuntimeError("the ledger contradicts itself")
+        return working(*args, **kwargs)
+
+    monkeypatch.setattr(*failing, fails_once)
+    cluster.pod("ada", "GPU-n-0")
+    del cluster.pods.resources["hub/eve"]
+    cluster.report("l")
+    cluster.allocatable("l", 64_000)
+    cluster.reserve("t1", "GPU-m-0")
+    for _ in range(2):
+        available = await cluster.reservations.availability_now()
+    assert isinstance(available, AvailabilityNow)
+    monkeypatch.undo()
+    await cluster.same_anew()
+    assert (await cluster.ledger()).free_units("GPU-n-0") == 75
+    assert (await cluster.ledger()).free_units("GPU-l-1") == 100
 
 
 async def test_a_pod_whose_annotations_will_not_do_counts_by_its_limits_once_its_gpu_is_known() -> None:

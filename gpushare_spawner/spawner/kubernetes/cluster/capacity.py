@@ -131,6 +131,10 @@ class ClusterCapacity:
             node = self._recounted.pop()
             yield node, self._known.get(node, UNKNOWN)
 
+    def look_again(self) -> None:
+        """Return all nodes in the next `changes`."""
+        self._recounted.update(self._known)
+
     def ineligible(self, constraints: PodConstraints) -> frozenset[str]:
         """Return the nodes whose taints or labels keep such a pod out, as of the last `count`; empty before it.
 

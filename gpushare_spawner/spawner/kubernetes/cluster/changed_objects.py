@@ -23,6 +23,10 @@ class ChangedObjects:
     def __init__(self) -> None:
         self._known: dict[str, Any] = {}
 
+    def look_again(self) -> None:
+        """Find all objects changed the next time."""
+        self._known = dict.fromkeys(self._known)
+
     def pieces(self, objects: Callable[[], Mapping[str, Any]]) -> Iterator[list[Changed]]:
         """Yield what has changed, in pieces; between two of them the mapping may change, or be another one.
 

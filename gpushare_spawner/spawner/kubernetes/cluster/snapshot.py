@@ -164,13 +164,21 @@ class ClusterSnapshots:
                 await self._freshen_pods(reflector)
             breaks = LoopBreaks(lasting=self._lasting if self._last is None else None)
             before = dict(reserved())
-            await breaks.through(self._read_reports(reports))
-            await breaks.through(self._count_reports())
-            await breaks.through(self._read_pods(pods))
-            if self._capacity is not None:
-                await breaks.through(self._capacity.count())
-                await breaks.through(self._count_resources(self._capacity))
-            await breaks.through(self._count_reservations(before, reserved, in_flight))
+            try:
+                await breaks.through(self._read_reports(reports))
+                await breaks.through(self._count_reports())
+                await breaks.through(self._read_pods(pods))
+                if self._capacity is not None:
+                    await breaks.through(self._capacity.count())
+                    await breaks.through(self._count_resources(self._capacity))
+                await breaks.through(self._count_reservations(before, reserved, in_flight))
+            except Exception:
+                # some changes may have been read and not counted
+                for objects in (self._config_maps, *self._changed_pods.values()):
+                    objects.look_again()
+                if self._capacity is not None:
+                    self._capacity.look_again()
+                raise
             layers = self.layers.snapshot() if self.layers is not None else None
             snapshot = GpuSnapshot(self._inventory, self._awaited, tuple(self._announced.items()), layers)
             self._last = (time.monotonic(), snapshot)

@@ -1,0 +1,308 @@
+"""Random events of a cluster: the ledger that is kept is the one that would be made anew, and never over-allocates.
+
+Beside `test_ledger_feed`, where anything is told, this is a cluster in which each fact is true for a while: a server
+has a place because the ledger gave it one.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+import pytest
+
+from gpushare_spawner.model.report import GpuReport, Report
+from gpushare_spawner.model.share import Share
+from gpushare_spawner.placement import (
+    Allocation,
+    BestFit,
+    Claim,
+    Ledger,
+    LedgerFeed,
+    NodeResources,
+    PlacementRequest,
+    Requested,
+    Source,
+    Spread,
+    StrandingAwareFgd,
+    cheapest_claim,
+    workload_of,
+)
+from tests.placement.reports import gpu, report, request
+
+NODES: dict[str, list[GpuReport]] = {
+    "n1": [gpu("a", 0), gpu("b", 1)],
+    "n2": [gpu("c", 0, capacity=150), gpu("d", 1, model="T4", capacity=40)],
+    "n3": [gpu("e", 0, model="T4"), gpu("f", 1, model="T4"), gpu("twice", 2)],
+    "n4": [gpu("twice", 0), gpu("g", 1)],
+}
+CAPACITY = {one.uuid: one.capacity_units for gpus in NODES.values() for one in gpus}
+"""Of the GPU that two nodes report too."""
+WORKLOAD = workload_of([(request(25, cpu=1000).demand, 3.0), (request(50, "A100", cpu=4000).demand, 2.0)])
+STRATEGIES = (BestFit(), Spread(), StrandingAwareFgd(WORKLOAD))
+REQUESTS = [
+    PlacementRequest(share, cpu=cpu, memory=cpu, models=models, left_out=left_out, node=node)
+    for share in (Share(10), Share(25), Share(60), Share(count=1), Share(count=2))
+    for cpu, models, left_out, node in (
+        (0, None, frozenset[str](), ""),
+        (1500, frozenset({"A100"}), frozenset[str](), ""),
+        (800, frozenset({"T4", "A100"}), frozenset({"n2"}), ""),
+        (0, None, frozenset[str](), "n3"),
+    )
+]
+
+
+class Cluster:
+    """What is true, what the hub was told of it, and the ledger that it keeps by that.
+
+    A server is reserved, then its pod is seen, then the agent of its node reports it; its agent's reports come late,
+    twice, and in another order.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.feed = LedgerFeed()
+        self.clock = 0.0
+        self.numbers = 0
+        self.reserved: dict[str, Allocation] = {}
+        self.pods: dict[str, Allocation] = {}
+        self.up: set[str] = set()
+        self.sent: dict[str, list[Report]] = {name: [] for name in NODES}
+        """The reports of each node that can still come, the newest last."""
+        self.told: dict[str, Report] = {}
+        self.resources: dict[str, NodeResources] = {}
+        self.claims: dict[str, Claim] = {}
+        self.placed = 0
+        for name in NODES:
+            self.a_node_comes(name)
+
+    def event(self) -> str:
+        """Let one event happen; return its name."""
+        events: list[tuple[float, Callable[[], None]]] = [
+            (20, self.a_share_is_reserved),
+            (10, self.a_pod_is_seen),
+            (4, self.a_reservation_is_cancelled),
+            (8, self.a_pod_goes),
+            (10, self.a_tier_changes),
+            (6, self.a_share_is_resized),
+            (6, self.a_node_comes),
+            (2, self.a_node_goes),
+            (15, self.an_agent_reports),
+            (10, self.an_old_report_comes),
+            (6, self.a_node_has_resources),
+            (4, self.a_spawn_claims),
+            (4, self.a_claim_ends),
+            (8, self.somebody_looks),
+            (0.1, self.a_night_passes),
+            (0.2, self.the_ledger_is_made_anew),
+        ]
+        (happens,) = self.random.choices([event for _, event in events], [weight for weight, _ in events])
+        happens()
+        return happens.__name__
+
+    # -- events --
+
+    def a_share_is_reserved(self) -> None:
+        wanted, strategy = self.random.choice(REQUESTS), self.random.choice(STRATEGIES)
+        place = self.feed.ledger.place(wanted, strategy)
+        if place is None:
+            return
+        self.numbers += 1
+        self.placed += 1
+        name, units = f"s{self.numbers}", wanted.share.units
+        uncounted = Requested(wanted.cpu, wanted.memory, 1)
+        self.reserved[name] = Allocation(
+            name, place.gpus, units, place.borrowed, units, self.clock, user=name, uncounted=uncounted
+        )
+        self.feed.put(Source.RESERVED, self.reserved[name])
+
+    def a_pod_is_seen(self) -> None:
+        name = self._one_of(self.reserved)
+        if name:
+            self.pods[name] = replace(self.reserved.pop(name), uncounted=Requested())
+            self.feed.put(Source.SEEN, self.pods[name])
+            self.feed.drop(Source.RESERVED, name)
+
+    def a_reservation_is_cancelled(self) -> None:
+        """By its user, or because it expired."""
+        name = self._one_of(self.reserved)
+        if name:
+            del self.reserved[name]
+            self.feed.drop(Source.RESERVED, name)
+
+    def a_pod_goes(self) -> None:
+        name = self._one_of(self.pods)
+        if name:
+            del self.pods[name]
+            self.feed.drop(Source.SEEN, name)
+
+    def a_tier_changes(self) -> None:
+        name = self._one_of(self.pods)
+        if name:
+            pod = self.pods[name]
+            self.pods[name] = pod.with_effective(self.random.choice([0, pod.share_units // 2, pod.share_units]))
+            self.feed.put(Source.SEEN, self.pods[name])
+
+    def a_share_is_resized(self) -> None:
+        """To less, or to more where that is free and nothing is lent on its GPUs."""
+        name = self._one_of(self.pods)
+        if not name:
+            return
+        pod, ledger = self.pods[name], self.feed.ledger
+        units = self.random.choice([5, 10, 25, 50, 100])
+        more = units - pod.owned_units
+        free = [ledger.capacity.gpus[uuid].unowned if uuid in ledger.capacity.gpus else 0 for uuid in pod.gpus]
+        if more > 0 and min(free) < more:
+            return
+        self.pods[name] = replace(pod, share_units=units, borrowed_units=0, effective_units=units)
+        self.feed.put(Source.SEEN, self.pods[name])
+
+    def a_node_comes(self, name: str = "") -> None:
+        name = name or self.random.choice([*NODES])
+        self.up.add(name)
+        self._sends(name, NODES[name])
+        self._comes(self.sent[name][-1])
+
+    def a_node_goes(self) -> None:
+        """Its report is too old, or its machine was taken away; its pods may be deleted later."""
+        name = self._one_of(self.up)
+        if name:
+            self.up.discard(name)
+            self.sent[name].clear()
+            self.told.pop(name, None)
+            self.feed.forget_node(name)
+
+    def an_agent_reports(self) -> None:
+        """Sometimes with a GPU that is broken, cordoned, or has fallen off its bus."""
+        name = self._one_of(self.up)
+        if name:
+            odd = self.random.choice(["", "", "", "healthy", "cordoned", "gone"])
+            gpus = list(NODES[name])
+            which = self.random.randrange(len(gpus))
+            if odd == "gone":
+                del gpus[which]
+            elif odd:
+                gpus[which] = gpus[which].model_copy(update={odd: odd == "cordoned"})
+            self._sends(name, gpus)
+            if self.random.random() < 0.7:
+                self._comes(self.sent[name][-1])
+
+    def an_old_report_comes(self) -> None:
+        """Once more, or after a newer one."""
+        name = self._one_of(self.up)
+        if name:
+            self._comes(self.random.choice(self.sent[name]))
+
+    def a_node_has_resources(self) -> None:
+        name, cpu = self.random.choice([*NODES]), self.random.choice([None, 0, 900, 5000, 50000])
+        self.resources[name] = NodeResources(cpu, cpu, self.random.choice([None, 0, 3]))
+        self.feed.resources(name, self.resources[name])
+
+    def a_spawn_claims(self) -> None:
+        name = self.random.choice(["w1", "w2"])
+        claim = cheapest_claim(self.feed.ledger.capacity, self.random.choice(REQUESTS))
+        if claim is not None:
+            self.claims[name] = claim
+            self.feed.claim(name, claim)
+
+    def a_claim_ends(self) -> None:
+        name = self._one_of(self.claims)
+        if name:
+            del self.claims[name]
+            self.feed.claim(name, None)
+
+    def somebody_looks(self) -> None:
+        """Indexes come to be at different times, and know different changes."""
+        wanted, strategy = self.random.choice(REQUESTS), self.random.choice(STRATEGIES)
+        self.feed.ledger.place(wanted, strategy)
+        self.feed.ledger.capacity.prepare(wanted.demand, strategy, 1)
+
+    def a_night_passes(self) -> None:
+        """Nobody looks, and so much changes that the changes before are forgotten; nodes come and go meanwhile."""
+        self.a_node_goes()
+        changes = self.feed.ledger.capacity.version
+        name = next(iter(self.up - {"n1"}), "n1")
+        while self.feed.ledger.capacity.version < changes + 1010:
+            for cpu in (7, 8):
+                self.resources[name] = NodeResources(cpu)
+                self.feed.resources(name, self.resources[name])
+            if name not in self.feed.ledger.capacity.nodes:
+                return
+
+    def the_ledger_is_made_anew(self) -> None:
+        self.feed.make_anew()
+
+    # -- what must hold --
+
+    def check(self, everything: bool) -> None:
+        """Compare with a ledger made anew: all that can be asked, or some of it."""
+        kept, fresh = self.feed.ledger, Ledger.of(self.told.values(), [*self.pods.values(), *self.reserved.values()])
+        for node, resources in self.resources.items():
+            fresh.put_resources(node, resources)
+        for name, claim in self.claims.items():
+            fresh.claim(name, claim)
+        assert dict(kept.allocations) == dict(fresh.allocations)
+        assert _figures(kept) == _figures(fresh)
+        assert dict(kept.claims) == dict(fresh.claims)
+        for wanted in REQUESTS if everything else [self.random.choice(REQUESTS)]:
+            for strategy in STRATEGIES if everything else [self.random.choice(STRATEGIES)]:
+                assert kept.place(wanted, strategy) == fresh.place(wanted, strategy)
+            assert kept.why_unplaceable(wanted) == fresh.why_unplaceable(wanted)
+            assert cheapest_claim(kept.capacity, wanted) == cheapest_claim(fresh.capacity, wanted)
+        self._check_units()
+
+    def _check_units(self) -> None:
+        """No GPU has more owners than units, whatever was lost and found meanwhile."""
+        owned = dict.fromkeys(CAPACITY, 0)
+        for one in (*self.pods.values(), *self.reserved.values()):
+            for uuid in one.gpus:
+                owned[uuid] += one.owned_units
+        over = {uuid: units for uuid, units in owned.items() if units > CAPACITY[uuid]}
+        assert not over
+        self.feed.ledger.check()
+
+    def _one_of(self, names: Iterable[str]) -> str:
+        found = sorted(names)
+        return self.random.choice(found) if found else ""
+
+    def _sends(self, name: str, gpus: list[GpuReport]) -> None:
+        self.clock += 1.0
+        self.sent[name] = [*self.sent[name][-4:], report(name, gpus, at=self.clock)]
+
+    def _comes(self, sent: Report) -> None:
+        known = self.told.get(sent.node)
+        if known is None or sent.published_at >= known.published_at:
+            self.told[sent.node] = sent
+        self.feed.report(sent)
+
+
+def _figures(ledger: Ledger) -> dict[str, object]:
+    return {
+        name: (node.resources, [(one.uuid, one.index, one.offered, one.unowned, one.free) for one in node.gpus])
+        for name, node in ledger.capacity.nodes.items()
+    }
+
+
+def run(seed: int, events: int) -> None:
+    cluster = Cluster(seed)
+    for number in range(events):
+        happened = cluster.event()
+        try:
+            cluster.check(everything=number % 100 == 0)
+        except Exception as error:
+            error.add_note(f"seed {seed}, event {number}: {happened}")
+            raise
+    assert cluster.placed > events // 50
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_the_ledger_is_right_after_each_of_thousands_of_random_events(seed: int) -> None:
+    run(seed, 1500)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_the_ledger_is_right_after_each_of_a_hundred_thousand_random_events() -> None:
+    for seed in range(100, 150):
+        run(seed, 2000)
