@@ -14,6 +14,7 @@ from functools import partial
 from typing import NamedTuple
 
 from gpushare_spawner import __version__
+from gpushare_spawner.wording.errors import belongs_to_extra, missing_package
 
 
 class Part(NamedTuple):
@@ -118,17 +119,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"gpushare-spawner {__version__}")
     parts = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     arguments = sys.argv[1:] if arguments is None else list(arguments)
+    chosen: tuple[argparse.ArgumentParser, Callable[[], Part]] | None = None
     wanted = next((word for word in arguments if not word.startswith("-")), None)
     for name, (summary, load) in COMMANDS.items():
         part = parts.add_parser(name, help=summary, description=_sentence(summary))
         if name == wanted:
+            chosen = (part, load)
+    try:
+        if chosen is not None:
+            part, load = chosen
             subcommand = load()
             subcommand.configure(part)
             part.set_defaults(run=subcommand.run)
-    options = parser.parse_args(arguments)
-    try:
+        options = parser.parse_args(arguments)
         result: int = options.run(options)
         sys.stdout.flush()
+    except ModuleNotFoundError as error:
+        if not belongs_to_extra(error):
+            raise
+        print(f"gpushare: {missing_package(f'gpushare {wanted}', error)}", file=sys.stderr)
+        return 1
     except BrokenPipeError:
         # the reader of the output (head, less) has ended; nothing may be written at exit either
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

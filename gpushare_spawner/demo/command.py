@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import sys
 import time
@@ -20,11 +21,16 @@ from gpushare_spawner.demo.stack import Stack
 from gpushare_spawner.model.quantity import parse_seconds
 from gpushare_spawner.native import simulated_driver
 from gpushare_spawner.wording.amounts import duration
+from gpushare_spawner.wording.errors import missing_package
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 """The checkout."""
 PATIENCE = 90.0
 """Seconds until agent and hub must answer; a slow machine needs about 20."""
+
+
+_OF_NOTEBOOKS = ("jupyterlab", "numpy", "cuda")
+"""Packages of the extra `demo` that the demo's notebook servers need; the hub itself would start without them."""
 
 
 class DemoFailed(Exception):
@@ -53,6 +59,11 @@ def demo(options: argparse.Namespace) -> int:
     config_files, shipped = ROOT / "jupyterhub_config.d", ROOT / "templates"
     if not config_files.is_dir() or not shipped.is_dir():
         raise DemoFailed(f"the demo runs from a checkout of the repository; there is no {config_files}")
+    try:
+        for package in _OF_NOTEBOOKS:
+            importlib.import_module(package)
+    except ImportError as error:
+        raise DemoFailed(missing_package("The demo", error)) from None
     folder = DemoFolder(options.dir)
     try:
         folder.make()

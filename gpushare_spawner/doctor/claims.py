@@ -8,12 +8,12 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gpushare_spawner.agent.kubernetes.claims.driver_sockets import socket_paths
-from gpushare_spawner.agent.kubernetes.claims.probe import ClaimsUnavailable, ask
+from gpushare_spawner.agent.kubernetes.claims.probe import ClaimsUnavailable, ask, socket_paths
 from gpushare_spawner.agent.kubernetes.cluster_api import ApiFailure, ClusterApi
 from gpushare_spawner.clients.agent import AgentClient
 from gpushare_spawner.clients.service_account import NoCluster
 from gpushare_spawner.doctor.finding import Finding, note, ok, problem, skipped
+from gpushare_spawner.doctor.machine import Machine
 from gpushare_spawner.model.protocol.control import AgentUnreachable, ControlRefused
 
 WHERE = "GPU shares by claims"
@@ -45,12 +45,12 @@ class ClaimFacts:
     """Those of the driver's sockets that are not there."""
 
 
-def check(socket: Path, kubelet_dir: Path, on_node: bool) -> list[Finding]:
+def check(socket: Path, machine: Machine) -> list[Finding]:
     """Return the findings. ``socket``: the agent's control socket."""
-    return findings(asyncio.run(probe(socket, kubelet_dir)) if on_node else ClaimFacts(on_node=False))
+    return findings(asyncio.run(probe(socket, machine)) if machine.on_node else ClaimFacts(on_node=False))
 
 
-async def probe(socket: Path, kubelet_dir: Path) -> ClaimFacts:
+async def probe(socket: Path, machine: Machine) -> ClaimFacts:
     """Ask the agent and the API server. Nothing is made: the server only says what it would keep."""
     in_use, node = None, os.uname().nodename
     try:
@@ -58,13 +58,15 @@ async def probe(socket: Path, kubelet_dir: Path) -> ClaimFacts:
         in_use, node = report.claims is not None, report.node
     except (AgentUnreachable, ControlRefused, OSError):
         pass
-    facts = ClaimFacts(in_use=in_use, missing=tuple(path for path in socket_paths(kubelet_dir) if not path.exists()))
+    facts = ClaimFacts(
+        in_use=in_use, missing=tuple(path for path in socket_paths(machine.kubelet) if not path.exists())
+    )
     try:
         api = await ClusterApi.connect()
     except NoCluster as error:
         return replace(facts, no_answer=str(error))
     try:
-        return await ask_cluster(api, node, os.environ.get("POD_NAMESPACE") or "default", facts)
+        return await ask_cluster(api, node, machine.environment.get("POD_NAMESPACE") or "default", facts)
     finally:
         await api.close()
 

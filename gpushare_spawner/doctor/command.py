@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -18,11 +17,11 @@ from gpushare_spawner.clients.agent import default_control_socket
 from gpushare_spawner.doctor import agent, claims, containers, driver, gpu, hub_files, library, system, template_files
 from gpushare_spawner.doctor.finding import Finding, Level, exit_status
 from gpushare_spawner.doctor.gpu_programs import PROGRAMS
+from gpushare_spawner.doctor.machine import Machine
 from gpushare_spawner.model.quantity import parse_bytes
 from gpushare_spawner.templates.folder import DEFAULT_FOLDER, default_folder
 from gpushare_spawner.wording.amounts import plural
 
-_KUBELET = Path("/var/lib/kubelet")
 _STYLES = {Level.OK: "green", Level.SKIPPED: "dim", Level.NOTE: "yellow", Level.PROBLEM: "bold red"}
 
 Groups = dict[str, list[Finding]]
@@ -37,16 +36,22 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
     parser.add_argument(
+        "--root",
+        type=Path,
+        default=Path("/"),
+        metavar="DIR",
+        help="the root folder of the machine to check, where a container has it mounted elsewhere. Every default path "
+        "is below it (default: %(default)s)",
+    )
+    parser.add_argument(
         "--control-socket",
         type=Path,
-        default=default_control_socket(),
         metavar="PATH",
         help="the agent's control socket (default: $GPUSHARE_CONTROL, else /run/gpushare/control.sock)",
     )
     parser.add_argument(
         "--templates-dir",
         type=Path,
-        default=default_folder(),
         metavar="DIR",
         help=f"the folder of compute templates (default: $GPUSHARE_TEMPLATES, else {DEFAULT_FOLDER})",
     )
@@ -87,25 +92,25 @@ def run(options: argparse.Namespace) -> int:
 
 def examine(options: argparse.Namespace) -> Groups:
     """Return all findings by group, in reading order."""
-    on_driver, gpus = driver.check()
+    machine = Machine(options.root)
+    control_socket = options.control_socket or machine.path(default_control_socket())
+    config_dirs = options.config_dir or [machine.path(folder) for folder in hub_files.FOLDERS]
+    templates_dir = options.templates_dir or machine.path(default_folder())
+    on_driver, gpus = driver.check(machine)
     whole = tuple(one for one in gpus if one.mig is None)
     groups = {
         "driver": on_driver,
-        "kernel": system.check(),
-        "containers": containers.check(whole),
+        "kernel": system.check(machine),
+        "containers": containers.check(whole, machine),
         "library": library.check(),
-        "agent": agent.check(options.control_socket, gpus),
-        "claims": claims.check(options.control_socket, _KUBELET, _on_node()),
-        "config files": hub_files.check(options.config_dir or hub_files.FOLDERS),
-        "templates": template_files.check(options.templates_dir, gpus, _on_node()),
+        "agent": agent.check(control_socket, gpus),
+        "claims": claims.check(control_socket, machine),
+        "config files": hub_files.check(config_dirs, machine),
+        "templates": template_files.check(templates_dir, gpus, machine),
     }
     if options.gpu is not None:
         groups["GPU programs"] = gpu.check(whole, options.gpu_memory, options.gpu)
     return groups
-
-
-def _on_node() -> bool:
-    return _KUBELET.is_dir() or bool(os.environ.get("KUBERNETES_SERVICE_HOST"))
 
 
 def as_json(groups: Mapping[str, list[Finding]]) -> dict[str, object]:

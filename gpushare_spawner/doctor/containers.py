@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpushare_spawner.agent.gpus.nvml import Gpu
 from gpushare_spawner.agent.kubernetes.devices.cdi import FOLDERS, cdi_names
 from gpushare_spawner.doctor.finding import Finding, ok, problem, skipped
+from gpushare_spawner.doctor.machine import Machine
 
-_ENGINES = ("var/lib/kubelet", "run/containerd/containerd.sock", "run/crio/crio.sock", "run/docker.sock")
+_SOCKETS = (Path("/run/containerd/containerd.sock"), Path("/run/crio/crio.sock"), Path("/run/docker.sock"))
+"""Sockets of container engines."""
 _TOOLKIT = ("nvidia-container-runtime", "nvidia-ctk")
 
 
@@ -31,19 +31,20 @@ class ContainerFacts:
     """Whether this is a container of a cluster, like the agent's. It cannot see the node's programs."""
 
 
-def check(gpus: tuple[Gpu, ...], root: Path = Path("/")) -> list[Finding]:
+def check(gpus: tuple[Gpu, ...], machine: Machine) -> list[Finding]:
     """Return the findings."""
-    return findings(probe(gpus, root, FOLDERS))
+    return findings(probe(gpus, machine))
 
 
-def probe(gpus: tuple[Gpu, ...], root: Path, cdi_folders: Iterable[Path]) -> ContainerFacts:
+def probe(gpus: tuple[Gpu, ...], machine: Machine) -> ContainerFacts:
     """Read the facts."""
+    engines = (machine.kubelet, *map(machine.path, _SOCKETS))
     return ContainerFacts(
         gpus=gpus,
-        engines=tuple(str(root / engine) for engine in _ENGINES if (root / engine).exists()),
-        toolkit=next(filter(None, map(shutil.which, _TOOLKIT)), ""),
-        cdi=cdi_names(gpus, folders=cdi_folders),
-        in_pod=bool(os.environ.get("KUBERNETES_SERVICE_HOST")),
+        engines=tuple(str(engine) for engine in engines if engine.exists()),
+        toolkit=next(filter(None, map(machine.program, _TOOLKIT)), ""),
+        cdi=cdi_names(gpus, folders=map(machine.path, FOLDERS)),
+        in_pod=machine.in_pod,
     )
 
 

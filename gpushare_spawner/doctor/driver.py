@@ -19,6 +19,7 @@ from gpushare_spawner.agent.gpus.nvml import Gpu, NoGpu, Nvml
 from gpushare_spawner.agent.suspend.capability import Rights, why_not
 from gpushare_spawner.agent.suspend.driver_checkpoint import DriverCheckpoints
 from gpushare_spawner.doctor.finding import Finding, note, ok, problem, skipped
+from gpushare_spawner.doctor.machine import Machine
 from gpushare_spawner.wording.amounts import memory
 from gpushare_spawner.wording.spawn.layers import instance_time
 
@@ -64,9 +65,9 @@ class DriverFacts:
     """For each CUDA device: whether it pages managed memory while kernels run."""
 
 
-def check(dev: Path = Path("/dev")) -> tuple[list[Finding], tuple[Gpu, ...]]:
+def check(machine: Machine) -> tuple[list[Finding], tuple[Gpu, ...]]:
     """The findings, and the GPUs for other checks, MIG instances among them."""
-    facts = probe(dev)
+    facts = probe(machine.path(Path("/dev")))
     return findings(facts), facts.gpus
 
 

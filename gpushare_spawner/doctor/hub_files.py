@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpushare_spawner.doctor.finding import Finding, note, ok, problem, skipped
+from gpushare_spawner.doctor.machine import Machine
 from gpushare_spawner.shipped import NotShipped, shipped
 
 UNIT = Path("/etc/systemd/system/gpushare-agent.service")
@@ -34,19 +35,20 @@ class FileFacts:
     """Name -> text of the shipped config files."""
 
 
-def check(folders: Iterable[Path] = FOLDERS, unit: Path = UNIT) -> list[Finding]:
-    """Return the findings."""
-    return findings(probe(folders, unit))
+def check(folders: Iterable[Path], machine: Machine) -> list[Finding]:
+    """Return the findings. ``folders``: where the hub's config files can be."""
+    return findings(probe(folders, machine))
 
 
-def probe(folders: Iterable[Path], unit: Path) -> FileFacts:
+def probe(folders: Iterable[Path], machine: Machine) -> FileFacts:
     """Read the facts."""
     ours = _shipped()
+    unit = machine.path(UNIT)
     text = _text(unit)
     return FileFacts(
         unit=unit,
         unit_text=text,
-        programs={program: Path(program).is_file() for program in started_by(text or "")},
+        programs={program: machine.path(Path(program)).is_file() for program in started_by(text or "")},
         folders={
             folder: {name: said for name in ours if (said := _text(folder / name)) is not None}
             for folder in folders

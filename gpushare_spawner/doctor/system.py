@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpushare_spawner.doctor.finding import Finding, note, ok, problem
+from gpushare_spawner.doctor.machine import Machine
 
 _SYS_MEMBARRIER = {"x86_64": 324, "aarch64": 283}
 _MEMBARRIER_QUERY = 0
@@ -30,9 +31,9 @@ class KernelFacts:
     """Whether the memory limits of servers can be read."""
 
 
-def check(cgroups: Path = Path("/sys/fs/cgroup")) -> list[Finding]:
+def check(machine: Machine) -> list[Finding]:
     """Return the findings."""
-    return findings(probe(cgroups))
+    return findings(probe(machine.path(Path("/sys/fs/cgroup"))))
 
 
 def probe(cgroups: Path, status: Path = Path("/proc/self/status")) -> KernelFacts:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-import shutil
 from pathlib import Path
 
 from gpushare_spawner.agent.gpus.nvml import Gpu
 from gpushare_spawner.agent.mps.control_program import PROGRAM as MPS_PROGRAM
 from gpushare_spawner.doctor.finding import Finding, note, ok, problem, skipped
+from gpushare_spawner.doctor.machine import Machine
 from gpushare_spawner.model.idle_policy import IdlePolicy
 from gpushare_spawner.model.layers import LayerName, LayersFile
 from gpushare_spawner.model.layers.mig import guaranteed_memory, smallest
@@ -26,20 +26,20 @@ from gpushare_spawner.wording.spawn.layers import not_on_one_machine
 _COPY = "Copy the templates that come with the package: `gpushare config-path templates` prints their folder."
 
 
-def check(folder: Path, gpus: tuple[Gpu, ...], on_node: bool) -> list[Finding]:
-    """Return the findings. `on_node`: this is a node of a cluster, where the hub's pod has the templates."""
+def check(folder: Path, gpus: tuple[Gpu, ...], machine: Machine) -> list[Finding]:
+    """Return the findings. On a node of a cluster the hub's pod has the templates."""
     if not folder.is_dir():
-        if on_node:
+        if machine.on_node:
             return [skipped(str(folder), "does not exist: in a cluster the hub's pod has the templates")]
         return [problem(str(folder), "does not exist, so the form is empty", _COPY)]
     quiet = logging.Logger("gpushare.doctor", logging.CRITICAL)
     templates = TemplateFolder(folder, log=quiet).load()
-    found = findings(folder, templates, gpus)
-    if not on_node:
+    found = findings(folder, templates, gpus) + _mps_findings(folder, templates, machine)
+    if not machine.on_node:
         found += _mig_findings(folder, templates, gpus)
         found += _refused_findings(folder, templates)
     # in a cluster there are other GPUs than this node's
-    found += quota_findings(folder, QuotaFile(folder, log=quiet).load(), () if on_node else gpus)
+    found += quota_findings(folder, QuotaFile(folder, log=quiet).load(), () if machine.on_node else gpus)
     found += idle_findings(folder, idle_file(folder, log=quiet).load())
     return found + layer_findings(folder, templates, layers_file(folder, log=quiet).load())
 
@@ -57,19 +57,18 @@ def findings(folder: Path, templates: Templates, gpus: tuple[Gpu, ...]) -> list[
             what = f"{template.name} needs a GPU model that this machine does not have: {', '.join(share.models)}"
             remedy = "Correct `gpu.models` if the template is for this machine."
             found.append(note(str(folder / templates.files[template.name]), what, remedy))
-    found += _mps_findings(folder, templates)
     if templates.templates:
         found.append(ok(str(folder), f"templates: {', '.join(template.name for template in templates)}"))
     return found
 
 
-def _mps_findings(folder: Path, templates: Templates) -> list[Finding]:
+def _mps_findings(folder: Path, templates: Templates, machine: Machine) -> list[Finding]:
     """Return whether the program that MPS needs is there; none where no template names MPS."""
     named = [one.name for one in templates if one.gpu is not None and one.gpu.layer is LayerName.MPS]
     if not named:
         return []
-    program = shutil.which(MPS_PROGRAM)
-    if program is not None:
+    program = machine.program(MPS_PROGRAM)
+    if program:
         return [ok(MPS_PROGRAM, f"is here, as {program}; templates with MPS: {', '.join(named)}")]
     what = f"is not installed, and {folder / templates.files[named[0]]} shares GPUs by MPS"
     remedy = "On one machine install the compute utilities of the NVIDIA driver; in a cluster MPS is on its nodes."

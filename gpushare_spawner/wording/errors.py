@@ -10,6 +10,19 @@ _REFUSALS = {
     4: "This session has ended. Restart the server to get a GPU share again.",
 }
 
+_EXTRAS = {
+    "grpc": "kubernetes",
+    "google": "kubernetes",
+    "kubernetes_asyncio": "kubernetes",
+    "kubespawner": "kubernetes",
+    "systemdspawner": "systemd",
+    "psycopg": "postgresql",
+    "jupyterlab": "demo",
+    "numpy": "demo",
+    "cuda": "demo",
+}
+"""Top-level module -> the extra of gpushare-spawner in pyproject.toml that installs it."""
+
 AGENT_NOT_YET = "The agent has not answered yet."
 AGENT_CLOSED = f"The agent closed the connection. {_GOES_ON}"
 
@@ -17,6 +30,24 @@ AGENT_CLOSED = f"The agent closed the connection. {_GOES_ON}"
 def reason(error: BaseException) -> str:
     """Return the text of an exception; the name of its class where it has none, as a bare ``TimeoutError()``."""
     return str(error) or type(error).__name__
+
+
+def belongs_to_extra(error: ImportError) -> bool:
+    """Return whether an extra of gpushare-spawner installs the module that is missing."""
+    return _module(error) in _EXTRAS
+
+
+def missing_package(feature: str, error: ImportError) -> str:
+    """Return which package a feature (an option, a class, a command) lacks, and the command that installs it."""
+    module = _module(error)
+    missing = f"{feature} needs the Python package {module}, which is not installed."
+    if module not in _EXTRAS:
+        return f"{missing} Install it in this Python environment."
+    return f"{missing} Install it with: pip install 'gpushare-spawner[{_EXTRAS[module]}]'"
+
+
+def _module(error: ImportError) -> str:
+    return (error.name or "").partition(".")[0]
 
 
 def http_status(code: int | None, phrase: str | None) -> str:

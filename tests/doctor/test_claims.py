@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from gpushare_spawner.agent.kubernetes.claims.driver_sockets import socket_paths
+from gpushare_spawner.agent.kubernetes.claims.probe import socket_paths
 from gpushare_spawner.doctor.claims import ClaimFacts, check, findings
 from gpushare_spawner.doctor.finding import Level
+from gpushare_spawner.doctor.machine import Machine
 
 GATE = "--kubelet dra: the API server drops requestPolicy from ResourceSlices"
 GOOD = ClaimFacts(in_use=True, server="v1.36.2", runtime="containerd://1.7.27")
@@ -20,7 +21,7 @@ def said(facts: ClaimFacts) -> list[tuple[Level, str, str]]:
 
 
 def test_a_machine_that_is_no_node_is_not_asked() -> None:
-    (finding,) = check(Path("/nowhere"), Path("/nowhere"), on_node=False)
+    (finding,) = check(Path("/nowhere"), Machine(Path("/nowhere"), {}))
     assert (finding.level, finding.what) == (Level.SKIPPED, "this machine is no node of a cluster")
 
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-
 from gpushare_spawner.agent.gpus.nvml import Gpu
 from gpushare_spawner.doctor.containers import ContainerFacts, findings, probe
 from gpushare_spawner.doctor.finding import Level
+from gpushare_spawner.doctor.machine import Machine
 
 GPU = Gpu(0, "GPU-5543a1f8-be84-51d9-b6ef-c988bafad2eb", "NVIDIA L4", 24 * 2**30, minor=0)
 
@@ -32,14 +31,13 @@ def test_a_container_that_sees_its_gpus_needs_no_toolkit_of_its_own() -> None:
     assert findings(ContainerFacts((), in_pod=True))[-1].level is Level.PROBLEM
 
 
-def test_the_probe_finds_a_kubelet_and_cdi_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.96.0.1")
+def test_the_probe_finds_a_kubelet_and_cdi_names(tmp_path: Path) -> None:
     (tmp_path / "var/lib/kubelet").mkdir(parents=True)
-    cdi = tmp_path / "cdi"
-    cdi.mkdir()
+    cdi = tmp_path / "etc/cdi"
+    cdi.mkdir(parents=True)
     device = {"name": "0", "containerEdits": {"deviceNodes": [{"path": "/dev/nvidia0"}]}}
     (cdi / "nvidia.json").write_text(json.dumps({"kind": "nvidia.com/gpu", "devices": [device]}))
-    facts = probe((GPU,), tmp_path, [cdi])
+    facts = probe((GPU,), Machine(tmp_path, {"KUBERNETES_SERVICE_HOST": "10.96.0.1"}))
     assert facts.engines == (str(tmp_path / "var/lib/kubelet"),)
     assert facts.cdi == {GPU.uuid: "nvidia.com/gpu=0"}
     assert facts.in_pod

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 
+from gpushare_spawner.doctor import hub_files
 from gpushare_spawner.doctor.finding import Finding, Level
 from gpushare_spawner.doctor.hub_files import check, started_by
+from gpushare_spawner.doctor.machine import Machine
 from gpushare_spawner.shipped import shipped
 
-UNIT = f"[Service]\nExecStartPre=-+/nowhere/nvidia-modprobe -c 0 -u\nExecStart={sys.executable} agent\n"
+UNIT = "[Service]\nExecStartPre=-+/nowhere/nvidia-modprobe -c 0 -u\nExecStart=/usr/bin/gpushare agent\n"
 
 
 @pytest.fixture
 def unit(tmp_path: Path) -> Path:
-    (tmp_path / "gpushare-agent.service").write_text(UNIT)
-    return tmp_path / "gpushare-agent.service"
+    """The unit file below the root of a machine that has its program."""
+    (tmp_path / "usr/bin").mkdir(parents=True)
+    (tmp_path / "usr/bin/gpushare").touch()
+    unit = Machine(tmp_path).path(hub_files.UNIT)
+    unit.parent.mkdir(parents=True)
+    unit.write_text(UNIT)
+    return unit
 
 
 @pytest.fixture
@@ -30,7 +36,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 def wrong(folder: Path, unit: Path) -> list[Finding]:
-    return [finding for finding in check([folder], unit) if finding.level is not Level.OK]
+    root = unit.parents[len(hub_files.UNIT.parents) - 1]
+    return [finding for finding in check([folder], Machine(root)) if finding.level is not Level.OK]
 
 
 def test_the_shipped_files_in_their_place_have_nothing_to_do(folder: Path, unit: Path) -> None:
@@ -57,7 +64,7 @@ def test_a_folder_without_files_of_ours_is_a_note(tmp_path: Path, unit: Path) ->
 
 
 def test_no_folder_and_no_unit_are_not_checked(tmp_path: Path) -> None:
-    found = check([tmp_path / "none"], tmp_path / "none.service")
+    found = check([tmp_path / "none"], Machine(tmp_path))
     assert [finding.level for finding in found] == [Level.SKIPPED, Level.SKIPPED]
 
 

@@ -12,6 +12,7 @@ import yaml
 
 from gpushare_spawner.cli import main
 from gpushare_spawner.doctor.finding import Level
+from gpushare_spawner.doctor.machine import Machine
 from gpushare_spawner.doctor.template_files import check
 from gpushare_spawner.model.idle_policy import IdlePolicy
 from gpushare_spawner.templates.folder import TemplateFolder
@@ -117,10 +118,10 @@ def test_the_check_shows_what_applies_and_what_is_wrong(tmp_path: Path, capsys: 
 def test_the_doctor_checks_it(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text(TEMPLATE)
     (tmp_path / "idle.yaml").write_text(GOOD)
-    said = [(one.level, one.what) for one in check(tmp_path, (), on_node=False) if "idle.yaml" in one.where]
+    said = [(one.level, one.what) for one in check(tmp_path, (), Machine(tmp_path, {})) if "idle.yaml" in one.where]
     assert said == [(Level.OK, "the idle policy is valid")]
     (tmp_path / "idle.yaml").write_text("limits: {stop_after: 0}\n")
-    levels = [one.level for one in check(tmp_path, (), on_node=False) if "idle.yaml" in one.where]
+    levels = [one.level for one in check(tmp_path, (), Machine(tmp_path, {})) if "idle.yaml" in one.where]
     assert levels == [Level.PROBLEM]
 
 

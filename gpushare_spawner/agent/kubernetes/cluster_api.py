@@ -11,9 +11,9 @@ from typing import Any, Protocol
 
 import aiohttp
 
-from gpushare_spawner.clients.service_account import ServiceAccountConnection
+from gpushare_spawner.clients.service_account import NoCluster, ServiceAccountConnection
 from gpushare_spawner.clients.watch_lines import watch_lines
-from gpushare_spawner.wording.errors import reason
+from gpushare_spawner.wording.errors import missing_package, reason
 
 Json = dict[str, Any]
 
@@ -65,7 +65,10 @@ class ClusterApi:
         if connection is not None:
             return cls(connection)
         # outside of a cluster, where memory does not matter
-        from gpushare_spawner.clients.cluster import KubeconfigConnection, cluster_client
+        try:
+            from gpushare_spawner.clients.cluster import KubeconfigConnection, cluster_client
+        except ImportError as error:
+            raise NoCluster(missing_package("$KUBECONFIG", error)) from None
 
         return cls(KubeconfigConnection(await cluster_client()))
 

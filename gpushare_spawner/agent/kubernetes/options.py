@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -19,6 +20,7 @@ from gpushare_spawner.agent.sessions.environment import Libraries, simulated_sta
 from gpushare_spawner.agent.sockets.session_endpoint import SessionEndpoints
 from gpushare_spawner.agent.state.state_folder import StateFolder
 from gpushare_spawner.model.share import UNITS_PER_GPU
+from gpushare_spawner.wording.errors import missing_package
 
 DEVICE_PLUGIN, DRA = "device-plugin", "dra"
 _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
@@ -208,6 +210,12 @@ def read(options: argparse.Namespace) -> ClusterOptions | None:
         if options.observe:
             raise Unusable("--observe needs --kubernetes: on one machine the agent observes MPS and MIG by itself")
         return None
+    try:
+        # the kubelet's protocol; here, before the agent makes or locks anything
+        importlib.import_module("grpc")
+        importlib.import_module("google.protobuf")
+    except ImportError as error:
+        raise Unusable(missing_package("--kubernetes", error)) from None
     namespace = options.namespace or os.environ.get("POD_NAMESPACE") or _namespace_of_this_pod()
     if not namespace:
         raise Unusable("--kubernetes outside a pod needs --namespace, the namespace of the notebooks' pods")

@@ -42,7 +42,7 @@ from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from gpushare_spawner.service.history.events import Action, BegunRestart, Wait
 from gpushare_spawner.service.history.tables import ACTION, COUNTERS, RESTART, SUBJECT, USE, WAIT
 from gpushare_spawner.service.history.use import AMOUNTS, DAY, HOUR, Amounts, Counters, Subject
-from gpushare_spawner.wording.errors import reason
+from gpushare_spawner.wording.errors import missing_package, reason
 
 MIGRATIONS = Path(__file__).parent / "migrations"
 VERSION_TABLE = "gpushare_version"
@@ -70,10 +70,7 @@ class HistoryStore:
                 "sqlite:////srv/jupyterhub/gpushare-history.sqlite, or false for no history."
             ) from None
         except ImportError as error:
-            raise HistoryFailed(
-                f"The database of the history cannot be used: {reason(error)}. Install its driver in the hub's Python "
-                "environment."
-            ) from None
+            raise HistoryFailed(missing_package("The database of the history", error)) from None
 
     def upgrade(self) -> None:
         """Make the tables, or migrate those of an earlier version. Those of a later version are refused."""

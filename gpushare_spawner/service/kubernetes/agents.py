@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.service.agents import NoAgents
 from gpushare_spawner.service.reports import Agents
+from gpushare_spawner.wording.errors import missing_package
 
 FIRST_LISTS = 10.0
 """Seconds that the start waits for a cluster's first lists; it goes on without them, and reports the problem."""
@@ -37,10 +38,7 @@ async def agents_of_cluster(
         from gpushare_spawner.service.kubernetes.cluster import Cluster
         from gpushare_spawner.service.kubernetes.released_requests import ReleasedRequests
     except ImportError as error:
-        raise NoAgents(
-            f"--namespace needs the packages for Kubernetes ({error.name} is missing): "
-            "pip install 'gpushare-spawner[kubernetes]'"
-        ) from None
+        raise NoAgents(missing_package("--namespace", error)) from None
     try:
         client = await cluster_client()
     except NoCluster as error:

@@ -16,13 +16,12 @@ from typing import Any
 
 from jupyterhub.utils import maybe_future
 
+from gpushare_spawner.wording.errors import missing_package
+
 try:
     from kubespawner import KubeSpawner
 except ImportError as error:
-    raise ImportError(
-        "GPUShareSpawner needs the package jupyterhub-kubespawner; "
-        "install it with: pip install 'gpushare-spawner[kubernetes]'"
-    ) from error
+    raise ImportError(missing_package("GPUShareSpawner", error)) from error
 
 from kubernetes_asyncio.client import CustomObjectsApi
 from kubernetes_asyncio.client.models import V1Pod

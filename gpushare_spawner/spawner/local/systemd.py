@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import pwd
 
+from gpushare_spawner.wording.errors import missing_package
+
 try:
     from systemdspawner import SystemdSpawner
 except ImportError as error:
-    raise ImportError(
-        "GPUShareSystemdSpawner needs the package jupyterhub-systemdspawner; "
-        "install it with: pip install 'gpushare-spawner[systemd]'"
-    ) from error
+    raise ImportError(missing_package("GPUShareSystemdSpawner", error)) from error
 
 from gpushare_spawner.spawner.local.mixin import GPUShareMixin
 from gpushare_spawner.spawner.spawn_refused import SpawnRefused

@@ -170,7 +170,7 @@ def test_the_systemd_spawner_without_its_package_says_what_to_install(monkeypatc
 
     def without(name: str, *rest: Any, **more: Any) -> Any:
         if name.startswith("systemdspawner"):
-            raise ImportError(name)
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
         return real(name, *rest, **more)
 
     monkeypatch.delitem(sys.modules, "gpushare_spawner.spawner.local.systemd", raising=False)

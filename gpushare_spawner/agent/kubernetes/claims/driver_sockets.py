@@ -14,6 +14,7 @@ from pathlib import Path
 import grpc.aio
 
 from gpushare_spawner.agent.kubernetes.claims.dra_plugin import ClaimPlugin, DeviceHealth
+from gpushare_spawner.agent.kubernetes.claims.probe import socket_paths
 from gpushare_spawner.agent.kubernetes.grpc_socket import GrpcSocket
 from gpushare_spawner.agent.kubernetes.kubelet import dra_health_pb2_grpc as health_services
 from gpushare_spawner.agent.kubernetes.kubelet import dra_pb2_grpc as services
@@ -27,11 +28,6 @@ SUPPORTED = ("v1.DRAPlugin", "v1alpha1.DRAResourceHealth")
 """Names of services, by which a kubelet chooses (kubernetes pkg/kubelet/cm/dra/plugin)."""
 LOOK_EVERY = 2.0
 """Seconds between looks whether the sockets are still there: one stat each."""
-
-
-def socket_paths(kubelet_dir: Path) -> tuple[Path, Path]:
-    """Return the driver's own socket, and the one for registration."""
-    return kubelet_dir / "plugins" / DRIVER / "dra.sock", kubelet_dir / "plugins_registry" / f"{DRIVER}-reg.sock"
 
 
 class DriverSockets(registration.RegistrationServicer):

@@ -11,7 +11,7 @@ from gpushare_spawner.agent.gpus.nvml import Gpu
 from gpushare_spawner.agent.kubernetes.claims.resource_slice import SLICES, OfferedGpu, lost, resource_slice
 from gpushare_spawner.agent.kubernetes.claims.slice_publisher import FieldsLost, check_kept, fields_lost
 from gpushare_spawner.agent.kubernetes.cluster_api import ApiFailure, ClusterApi
-from gpushare_spawner.model.kubernetes import CLAIMS_API, DEVICE_CLASS
+from gpushare_spawner.model.kubernetes import CLAIMS_API, DEVICE_CLASS, DRIVER
 from gpushare_spawner.model.share import UNITS_PER_GPU
 
 log = logging.getLogger(__name__)
@@ -23,6 +23,11 @@ PATIENCE = 20.0
 ELSE = "use --kubelet device-plugin, the default, where this cannot be changed"
 _PROBED = Gpu(0, "GPU-probe", "probe", 2**30)
 _NAME = "gpushare-probe"
+
+
+def socket_paths(kubelet_dir: Path) -> tuple[Path, Path]:
+    """Return the paths of the DRA driver's own socket, and of the one for its registration."""
+    return kubelet_dir / "plugins" / DRIVER / "dra.sock", kubelet_dir / "plugins_registry" / f"{DRIVER}-reg.sock"
 
 
 class ClaimsUnavailable(Exception):
