@@ -3,8 +3,8 @@
 A layer is a subfolder; sources in the folder itself are the top layer. Compiles each source with zig and reads the
 symbols of the object files with nm. Reports for the preload library every symbol that a source takes from a higher
 layer, every include of a higher layer's header, every circle between sources, and every global symbol whose name does
-not begin with the name of its file. The simulated driver has listed exceptions: see SIMGPU. Exit status 0: none of
-these.
+not begin with the name of its file. It also reports each function of libc that the sources
+behind `dlsym` call. The simulated driver has listed exceptions: see SIMGPU. Exit status 0: none of these.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import tempfile
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -110,6 +111,7 @@ def layer_of(name: str, layers: tuple[str, ...]) -> int:
     return layers.index(folder)
 
 
+@cache
 def read_sources(folder: Path, layers: tuple[str, ...]) -> list[Source]:
     """The sources below the folder, with their symbols. Raises CalledProcessError, ValueError for an unknown layer."""
     sources = []
@@ -213,15 +215,48 @@ def new_problems(
     return found
 
 
-UNPREFIXED = ("wrapped_", "cu", "nvmlDevice", "real", "late")
-"""Wrappers, the driver's names that they are exported under, and the two tables that read as `real.cuInit` and
-`late.create`."""
+UNPREFIXED = ("wrapped_", "cu", "nvmlDevice", "real", "late", "__asan_default_options")
+"""Wrappers, the driver's names that they are exported under, the two tables that read as `real.cuInit` and
+`late.create`, and the name by which AddressSanitizer asks a program for options."""
+BEFORE_SANITIZERS = ("asan_options.c", "dlsym.c", "platform/libc_dlsym.c")
+"""Sources of the preload library that run before a sanitizer's runtime is ready: its functions stand in for libc's
+then, and end the program."""
+NOT_CALLED = {
+    "__stack_chk_fail",
+    "_r_debug",
+    "_dl_debug_addr",
+    "_DYNAMIC",
+    "__ehdr_start",
+    "_end",
+    "_GLOBAL_OFFSET_TABLE_",
+}
+"""What they may take from outside the library: data of the dynamic linker, marks of the linker, and what a process ends
+with whose stack was overwritten."""
+
+
+def foreign_symbols(
+    folder: Path, layers: tuple[str, ...], names: Collection[str], allowed: Collection[str]
+) -> list[str]:
+    """One sentence for each of these sources that takes a symbol from outside the folder that is not allowed."""
+    sources = read_sources(folder, layers)
+    own = {symbol for source in sources for symbol in source.defines}
+    found = [f"{name} is missing: it is listed as one that calls nothing of libc" for name in names]
+    for source in sources:
+        if source.name in names:
+            found.remove(f"{source.name} is missing: it is listed as one that calls nothing of libc")
+            foreign = sorted(source.wants - own - set(allowed))
+            if foreign:
+                found.append(
+                    f"{source.name} calls {', '.join(foreign)}, which sanitizers replace before they are ready"
+                )
+    return found
 
 
 def main() -> int:
     """Command line; 0 where the layers hold."""
     try:
         found = problems(PRELOAD, LAYERS, UNPREFIXED)
+        found += foreign_symbols(PRELOAD, LAYERS, BEFORE_SANITIZERS, NOT_CALLED)
         found += new_problems(SIMGPU, SIMGPU_LAYERS, SIMGPU_UPWARD, SIMGPU_CIRCLES)
     except FileNotFoundError as error:
         found = [f"{error.filename} is missing: install binutils"]

@@ -126,3 +126,17 @@ def test_a_listed_exception_that_is_gone_is_reported(c_layers: ModuleType, tmp_p
         "b is not used by a lower layer: remove it from the list",
         "this circle is gone: remove it from the list: high/b.c, low/a.c",
     ]
+
+
+def test_a_call_of_libc_where_none_may_be_is_reported(c_layers: ModuleType, tmp_path: Path) -> None:
+    folder = write(
+        tmp_path,
+        dlsym="#include <string.h>\nint low_a(void); int dlsym_(char *n) { return strcmp(n, n + 1) + low_a(); }",
+        low__a="extern int _r_debug; int low_a(void) { return _r_debug; }",
+    )
+    assert c_layers.foreign_symbols(folder, LAYERS, ("dlsym.c", "low/a.c"), {"_r_debug"}) == [
+        "dlsym.c calls strcmp, which sanitizers replace before they are ready"
+    ]
+    assert c_layers.foreign_symbols(folder, LAYERS, ("gone.c",), ()) == [
+        "gone.c is missing: it is listed as one that calls nothing of libc"
+    ]

@@ -1,8 +1,7 @@
 /* dlsym is exported at glibc's versions. Names that are no driver's are passed on by a tail jump, so that the real
-   dlsym sees the program's return address: RTLD_NEXT then means next after the caller, not next after this library. */
+   dlsym sees the program's return address: RTLD_NEXT then means next after the caller, not next after this library.
+   Up to that jump nothing of the C library is called: see platform/libc_dlsym.c. */
 #define _GNU_SOURCE
-#include <string.h>
-
 #include "nvml/nvml_table.h"
 #include "platform/common.h"
 #include "platform/libc_dlsym.h"
@@ -40,7 +39,7 @@ static void *dlsym_34(void *handle, const char *name) {
     dlsym_function next = libc_dlsym_next();
     if (unlikely(!next)) return NULL; /* before glibc 2.34, in a program without libdl */
     bool cuda = name && name[0] == 'c' && name[1] == 'u' && name[2] >= 'A' && name[2] <= 'Z';
-    bool nvml = name && strncmp(name, "nvml", 4) == 0;
+    bool nvml = name && name[0] == 'n' && name[1] == 'v' && name[2] == 'm' && name[3] == 'l';
     if (likely(!cuda && !nvml) || handle == RTLD_NEXT) TAIL_JUMP next(handle, name);
     return driver_symbol(handle, name);
 }

@@ -1,15 +1,22 @@
-/* The C library's dlsym, found without dlsym, and without dlvsym, which musl does not have. */
+/* The C library's dlsym, found without dlsym, and without dlvsym, which musl does not have.
+
+   Calls nothing of the C library: sanitizers ask for dlsym before their own strcmp and dl_iterate_phdr, which are the
+   ones that a call from here would reach, can be called. .ci/c_layers.py checks that. */
 #define _GNU_SOURCE
 #include "platform/libc_dlsym.h"
 
 #include <link.h>
 #include <stdatomic.h>
 #include <stdint.h>
-#include <string.h>
 
 #include "platform/common.h"
 
 static _Atomic(dlsym_function) found;
+
+/* The dynamic linker's list of objects, as debuggers read it: glibc's, and musl's. */
+extern struct r_debug _r_debug __attribute__((weak));
+extern struct r_debug *_dl_debug_addr __attribute__((weak));
+extern ElfW(Dyn) _DYNAMIC[] __attribute__((visibility("hidden")));
 
 struct object {
     const ElfW(Sym) * symbols;
@@ -17,20 +24,17 @@ struct object {
     const uint32_t *gnu_hash, *hash;
 };
 
-static const void *dynamic_pointer(const struct dl_phdr_info *info, ElfW(Addr) value) {
+static const void *dynamic_pointer(const struct link_map *map, ElfW(Addr) value) {
     /* glibc has relocated it where it can write, musl never does */
-    return (const void *)(value < info->dlpi_addr ? value + info->dlpi_addr : value);
+    return (const void *)(value < map->l_addr ? value + map->l_addr : value);
 }
 
-static bool object_read(const struct dl_phdr_info *info, struct object *object) {
-    const ElfW(Dyn) *dynamic = NULL;
-    for (int i = 0; i < info->dlpi_phnum; i++)
-        if (info->dlpi_phdr[i].p_type == PT_DYNAMIC)
-            dynamic = (const void *)(info->dlpi_addr + info->dlpi_phdr[i].p_vaddr);
-    if (!dynamic) return false;
-    *object = (struct object){0};
-    for (; dynamic->d_tag != DT_NULL; dynamic++) {
-        const void *pointer = dynamic_pointer(info, dynamic->d_un.d_ptr);
+static bool object_read(const struct link_map *map, struct object *object) {
+    object->symbols = NULL;
+    object->names = NULL;
+    object->gnu_hash = object->hash = NULL;
+    for (const ElfW(Dyn) *dynamic = map->l_ld; dynamic && dynamic->d_tag != DT_NULL; dynamic++) {
+        const void *pointer = dynamic_pointer(map, dynamic->d_un.d_ptr);
         if (dynamic->d_tag == DT_SYMTAB) object->symbols = pointer;
         if (dynamic->d_tag == DT_STRTAB) object->names = pointer;
         if (dynamic->d_tag == DT_GNU_HASH) object->gnu_hash = pointer;
@@ -39,10 +43,16 @@ static bool object_read(const struct dl_phdr_info *info, struct object *object) 
     return object->symbols && object->names;
 }
 
+static bool same_name(const char *one, const char *other) {
+    for (; *one == *other; one++, other++)
+        if (!*one) return true;
+    return false;
+}
+
 static bool is_the_function(const struct object *object, uint32_t i, const char *name) {
     const ElfW(Sym) *symbol = &object->symbols[i];
     return symbol->st_shndx != SHN_UNDEF && (symbol->st_info & 15) == STT_FUNC &&
-           strcmp(object->names + symbol->st_name, name) == 0;
+           same_name(object->names + symbol->st_name, name);
 }
 
 static uint32_t symbol_number(const struct object *object, const char *name) {
@@ -76,35 +86,27 @@ bool libc_dlsym_is_ours(const void *pointer) {
     return (const char *)pointer >= __ehdr_start && (const char *)pointer < _end;
 }
 
-struct search {
-    bool past_us;
-    dlsym_function function;
-};
-
-/* The first after this library, in the order in which libraries were loaded: what RTLD_NEXT means. */
-static int look_in(struct dl_phdr_info *info, size_t size, void *closure) {
-    struct search *search = closure;
+/* The first after this library, in the order in which libraries were loaded: what RTLD_NEXT means. It is among those
+   that the program began with, which stay where they are in the list: no lock is needed. */
+static dlsym_function search(void) {
+    const struct r_debug *list = &_r_debug ? &_r_debug : &_dl_debug_addr ? _dl_debug_addr : NULL;
+    bool past_us = false;
     struct object object;
-    for (int i = 0; i < info->dlpi_phnum && !search->past_us; i++) {
-        if (info->dlpi_phdr[i].p_type != PT_LOAD) continue;
-        if (libc_dlsym_is_ours((const void *)(info->dlpi_addr + info->dlpi_phdr[i].p_vaddr))) {
-            search->past_us = true;
-            return 0;
+    for (const struct link_map *map = list ? list->r_map : NULL; map; map = map->l_next) {
+        if (map->l_ld == _DYNAMIC) {
+            past_us = true;
+        } else if (past_us && object_read(map, &object)) {
+            uint32_t i = symbol_number(&object, "dlsym");
+            if (i) return (dlsym_function)(map->l_addr + object.symbols[i].st_value);
         }
     }
-    if (!search->past_us || !object_read(info, &object)) return 0;
-    uint32_t i = symbol_number(&object, "dlsym");
-    if (!i) return 0;
-    search->function = (dlsym_function)(info->dlpi_addr + object.symbols[i].st_value);
-    return 1;
+    return NULL;
 }
 
 dlsym_function libc_dlsym_next(void) {
     dlsym_function function = atomic_load_explicit(&found, memory_order_relaxed);
     if (unlikely(!function)) {
-        struct search search = {false, NULL};
-        dl_iterate_phdr(look_in, &search);
-        function = search.function;
+        function = search();
         atomic_store_explicit(&found, function, memory_order_relaxed);
     }
     return function;
