@@ -32,6 +32,10 @@ def _agent() -> Part:
 
 
 def _service() -> Part:
+    from gpushare_spawner.service.hub_process import end_with_hub
+
+    # before the imports, which take seconds
+    end_with_hub(sys.argv[1:])
     from gpushare_spawner.service import command, options
     from gpushare_spawner.service.kubernetes.agents import agents_of_cluster
 

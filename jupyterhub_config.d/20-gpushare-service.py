@@ -32,7 +32,7 @@ def _gpushare_defined(trait):
 
 
 # a service inherits no variables of the hub, so it gets them as options
-_gpushare_command = [sys.executable, "-m", "gpushare_spawner.cli", "service", "--end-with-hub"]
+_gpushare_command = [sys.executable, "-m", "gpushare_spawner.cli", "service", f"--end-with-hub={os.getpid()}"]
 for _option, _variable in (
     ("--templates-dir", "GPUSHARE_TEMPLATES"),
     ("--control-socket", "GPUSHARE_CONTROL"),

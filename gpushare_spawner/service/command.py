@@ -28,6 +28,7 @@ from gpushare_spawner.service.hub.client import Hub, HubFailed
 from gpushare_spawner.service.hub.pending_spawns import PendingSpawns
 from gpushare_spawner.service.hub.queue_progress import QueueOfHub
 from gpushare_spawner.service.hub.scopes import missing
+from gpushare_spawner.service.hub_process import wait_for_end
 from gpushare_spawner.service.notifiers.config import notifier_file
 from gpushare_spawner.service.notifiers.outbox import Outbox
 from gpushare_spawner.service.options import culler_settings, lacking_setting
@@ -42,8 +43,6 @@ log = logging.getLogger("gpushare.service")
 
 BACKLOG = 4096
 """Connections that the kernel keeps until they are accepted; it may keep fewer (net.core.somaxconn)."""
-PARENT_EVERY = 1.0
-"""Seconds between two checks whether the hub that started the service still runs, with --end-with-hub."""
 
 
 def run(options: argparse.Namespace, cluster_agents: ClusterAgents) -> int:
@@ -194,8 +193,8 @@ async def _run_until_stopped(
     if history is not None:
         tasks.append(asyncio.create_task(history.run()))
     stop = asyncio.Event()
-    if options.end_with_hub:
-        tasks.append(asyncio.create_task(_stop_without_parent(stop)))
+    if options.end_with_hub is not None:
+        tasks.append(asyncio.create_task(_stop_without_hub(stop, options.end_with_hub)))
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     where = f"agent on {options.control_socket}"
@@ -220,12 +219,8 @@ def _history(options: argparse.Namespace, sources: HistorySources) -> History | 
     return History(HistoryStore(options.history), sources, kept)
 
 
-async def _stop_without_parent(stop: asyncio.Event) -> None:
-    """Set ``stop`` when the parent ends: a killed hub ends no service, and the next hub's service needs the port."""
-    parent = os.getppid()
-    while os.getppid() == parent:
-        await asyncio.sleep(PARENT_EVERY)
-    log.warning("The hub that started this service has ended; the service ends too")
+async def _stop_without_hub(stop: asyncio.Event, hub: int) -> None:
+    await wait_for_end(hub)
     stop.set()
 
 

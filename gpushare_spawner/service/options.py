@@ -11,6 +11,7 @@ from pathlib import Path
 from gpushare_spawner.clients.agent import default_control_socket
 from gpushare_spawner.idle import KeepRule
 from gpushare_spawner.model.quantity import parse_seconds
+from gpushare_spawner.service import hub_process
 from gpushare_spawner.service.culler.settings import MIN_USE, USE_WINDOW, CullerSettings
 from gpushare_spawner.service.history.recorder import Retention
 from gpushare_spawner.templates.folder import DEFAULT_FOLDER, default_folder
@@ -189,11 +190,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="users on each page of the hub's list, 0: the hub's own setting; default 0",
     )
-    parser.add_argument(
-        "--end-with-hub",
-        action="store_true",
-        help="end when the process that started the service ends, so that a killed hub leaves no service behind",
-    )
+    hub_process.configure(parser)
     levels = ["DEBUG", "INFO", "WARNING", "ERROR"]
     parser.add_argument("--log-level", default="INFO", choices=levels, help="default INFO")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,7 @@ def test_zero_to_jupyterhub() -> None:
     assert config.JupyterHub.spawner_class == KUBE
     ours = service(config)
     assert ours["command"][1:] == [
-        "-m", "gpushare_spawner.cli", "service", "--end-with-hub", "--namespace=jhub", "--ip=*",
+        "-m", "gpushare_spawner.cli", "service", f"--end-with-hub={os.getpid()}", "--namespace=jhub", "--ip=*",
         "--url=http://localhost:8081/hub/api",
     ]  # fmt: skip
     assert ours["url"] == "http://my-release-hub:10190"
@@ -97,7 +98,7 @@ def test_a_plain_hub_in_a_cluster(tmp_path: Path) -> None:
     config = by_a_config_file(tmp_path)
     assert config.JupyterHub.spawner_class == KUBE
     ours = service(config)
-    assert ours["command"][4:] == ["--end-with-hub", "--namespace=jhub"]
+    assert ours["command"][4:] == [f"--end-with-hub={os.getpid()}", "--namespace=jhub"]
     assert ours["url"] == "http://127.0.0.1:10190"
     hub = JupyterHub(config=config)  # the traits take what the config files give
     assert [one["name"] for one in hub.services] == ["gpushare"]
@@ -113,7 +114,10 @@ def test_gpus_on_the_hubs_own_machine_even_so(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("GPUSHARE_CONTROL", "/run/gpushare/control.sock")
     config = by_a_config_file(tmp_path)
     assert config.JupyterHub.spawner_class == "gpushare-local"
-    assert service(config)["command"][4:] == ["--end-with-hub", "--control-socket=/run/gpushare/control.sock"]
+    assert service(config)["command"][4:] == [
+        f"--end-with-hub={os.getpid()}",
+        "--control-socket=/run/gpushare/control.sock",
+    ]
 
 
 def test_the_littlest_jupyterhub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import types
 from pathlib import Path
@@ -140,7 +141,7 @@ def test_the_service_is_told_where_things_are(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("GPUSHARE_SERVICE_URL", "http://127.0.0.1:4711")
     (service,) = apply(Config(), monkeypatch, 6).JupyterHub.services.get_value([])
     assert service["command"][1:] == [
-        "-m", "gpushare_spawner.cli", "service", "--end-with-hub",
+        "-m", "gpushare_spawner.cli", "service", f"--end-with-hub={os.getpid()}",
         "--templates-dir=/srv/my templates", "--control-socket=/run/x.sock",
         "--timeout=1h", "--max-age", "2 h",
     ]  # fmt: skip

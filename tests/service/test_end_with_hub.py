@@ -10,9 +10,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 STARTER = """
-import subprocess, sys, time
-print(subprocess.Popen([sys.executable, "-m", "gpushare_spawner.cli", "service", *sys.argv[1:]]).pid, flush=True)
+import os, signal, subprocess, sys, time
+options = [option.replace("HUB", str(os.getpid())) for option in sys.argv[1:]]
+print(subprocess.Popen([sys.executable, "-m", "gpushare_spawner.cli", "service", *options]).pid, flush=True)
 time.sleep(100)
 """
 
@@ -46,6 +49,13 @@ def wait_for(condition: Callable[[], bool], seconds: float = 20) -> bool:
     return True
 
 
+def loaded(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/maps").read_text()
+    except OSError:
+        return ""
+
+
 def running(tmp_path: Path) -> bool:
     return "Idle culler and dashboard" in (tmp_path / "service.log").read_text()
 
@@ -56,7 +66,30 @@ def test_it_ends_when_the_hub_that_started_it_was_killed(tmp_path: Path) -> None
     hub.send_signal(signal.SIGKILL)
     hub.wait()
     assert wait_for(lambda: not alive(service))
-    assert "hub that started this service has ended" in (tmp_path / "service.log").read_text()
+
+
+@pytest.mark.parametrize("stage", ["", "python", "_ctypes", "pydantic_core", "_sqlite3"])
+def test_it_ends_when_the_hub_is_killed_while_it_starts(tmp_path: Path, stage: str) -> None:
+    """``stage``: a library that the process has loaded; empty: none, not even Python."""
+    hub, service = start(tmp_path, "--end-with-hub=HUB")
+    try:
+        assert wait_for(lambda: stage in loaded(service))
+        hub.kill()
+        hub.wait()
+        assert wait_for(lambda: not alive(service)), (tmp_path / "service.log").read_text()
+    finally:
+        if alive(service):
+            os.kill(service, signal.SIGKILL)
+
+
+def test_a_hub_that_had_ended_before_the_first_line_is_known_by_its_process_id(tmp_path: Path) -> None:
+    hub, service = start(tmp_path, "--end-with-hub=1073741824")  # no process can have this id
+    try:
+        assert wait_for(lambda: not alive(service))
+        assert "hub that started this service has ended" in (tmp_path / "service.log").read_text()
+    finally:
+        hub.kill()
+        hub.wait()
 
 
 def test_without_the_option_it_goes_on(tmp_path: Path) -> None:
