@@ -14,7 +14,18 @@ from rich.text import Text
 
 from gpushare_spawner import __version__
 from gpushare_spawner.clients.agent import default_control_socket
-from gpushare_spawner.doctor import agent, claims, containers, driver, gpu, hub_files, library, system, template_files
+from gpushare_spawner.doctor import (
+    agent,
+    claims,
+    cluster_gpus,
+    containers,
+    driver,
+    gpu,
+    hub_files,
+    library,
+    system,
+    template_files,
+)
 from gpushare_spawner.doctor.finding import Finding, Level, exit_status
 from gpushare_spawner.doctor.gpu_programs import PROGRAMS
 from gpushare_spawner.doctor.machine import Machine
@@ -105,6 +116,7 @@ def examine(options: argparse.Namespace) -> Groups:
         "library": library.check(),
         "agent": agent.check(control_socket, gpus),
         "claims": claims.check(control_socket, machine),
+        "cluster": cluster_gpus.check(machine),
         "config files": hub_files.check(config_dirs, machine),
         "templates": template_files.check(templates_dir, gpus, machine),
     }

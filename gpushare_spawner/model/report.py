@@ -309,3 +309,12 @@ class Report(_Part):
     def session(self, session_id: str) -> SessionReport | None:
         """Return the session with this id, if it is on this node."""
         return next((session for session in self.sessions if session.id == session_id), None)
+
+
+def doubled_gpus(reports: Iterable[Report]) -> dict[str, tuple[str, ...]]:
+    """Return the UUIDs that several nodes report, each with these nodes by name: of these the first has the GPU."""
+    nodes: dict[str, set[str]] = {}
+    for report in reports:
+        for gpu in report.gpus:
+            nodes.setdefault(gpu.uuid, set()).add(report.node)
+    return {uuid: tuple(sorted(names)) for uuid, names in nodes.items() if len(names) > 1}

@@ -1,6 +1,8 @@
-"""What an error says: the text of an exception, an HTTP status, and why a session's agent gave no answer."""
+"""Texts of errors: of an exception, an HTTP status, an agent that gives no answer, a GPU that two nodes report."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 _GOES_ON = "GPU work continues without the agent."
 _REFUSALS = {
@@ -68,3 +70,12 @@ def agent_silent(timeout: float) -> str:
 def agent_unavailable(reason: str) -> str:
     """Return that the agent cannot be reached, and why."""
     return f"The agent is unavailable ({reason}). {_GOES_ON}"
+
+
+def doubled_gpu(uuid: str, nodes: Sequence[str]) -> str:
+    """Return that several nodes report one GPU. ``nodes``: by name; the first has it."""
+    return (
+        f"GPU {uuid} is reported by the nodes {', '.join(nodes[:-1])} and {nodes[-1]}. It counts for {nodes[0]} alone, "
+        "and no server is placed on it elsewhere. Two GPUs never have one UUID: "
+        "the agents run on one machine, or machines with simulated GPUs were copied."
+    )

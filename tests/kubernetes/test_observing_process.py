@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import sys
@@ -100,3 +101,16 @@ async def test_gpu_work_of_a_program_is_reported_before_and_after_the_agent_was_
 def test_an_agent_that_observes_is_a_device_plugin(options: list[str], why: str) -> None:
     with pytest.raises(Unusable, match=f"^--observe {re.escape(why)}"):
         read(subcommand_parser("agent").parse_args(["--observe", *options]))
+
+
+def test_simulated_gpus_get_the_nodes_name_unless_the_environment_says_another(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    arguments = ["--kubernetes", "--namespace=hub", "--node=worker-1", f"--host-dir={tmp_path}"]
+    for name, before in (("worker-1", None), ("other", "other")):
+        monkeypatch.setenv("SIMGPU_STATE", str(tmp_path / "gpus"))
+        monkeypatch.setenv("SIMGPU_NODE", before or "")
+        if before is None:
+            monkeypatch.delenv("SIMGPU_NODE")
+        read(subcommand_parser("agent").parse_args(arguments))
+        assert os.environ["SIMGPU_NODE"] == name

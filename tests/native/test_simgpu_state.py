@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 from gpushare_spawner.native import build
-from tests.libraries import SIMGPU
+from tests.libraries import SIMGPU, simulated_driver
 
 HERE = Path(__file__).parent
 COMMON = SIMGPU / "common"
@@ -23,3 +24,39 @@ def test_killed_with_a_lock_held_and_the_lists_in_ruins(tmp_path: Path) -> None:
     environment = os.environ | {"SIMGPU_STATE": str(tmp_path / "state"), "SIMGPU_MEMORY": "256MiB"}
     done = subprocess.run([program], env=environment, capture_output=True, text=True, timeout=30)
     assert (done.returncode, done.stdout) == (0, "whole\n")
+
+
+UUIDS = """
+import ctypes
+nvml = ctypes.CDLL("libnvidia-ml.so.1")
+assert nvml.nvmlInit_v2() == 0
+for number in range(2):
+    device, text = ctypes.c_void_p(), ctypes.create_string_buffer(96)
+    assert nvml.nvmlDeviceGetHandleByIndex_v2(number, ctypes.byref(device)) == 0
+    assert nvml.nvmlDeviceGetUUID(device, text, 96) == 0
+    print(text.value.decode())
+"""
+
+
+def uuids_of(folder: Path, node: str | None) -> list[str]:
+    """Of the GPUs of a node, whose state file is on the same path as that of every other node."""
+    state = folder / "state"
+    environment = os.environ | {
+        "SIMGPU_STATE": str(state),
+        "SIMGPU_MEMORY": "16MiB",
+        "SIMGPU_DEVICES": "2",
+        "LD_LIBRARY_PATH": str(simulated_driver()),
+    }
+    environment.pop("SIMGPU_NODE", None)
+    if node is not None:
+        environment["SIMGPU_NODE"] = node
+    done = subprocess.run([sys.executable, "-c", UUIDS], env=environment, capture_output=True, text=True, check=True)
+    state.unlink()
+    return done.stdout.split()
+
+
+def test_gpus_of_two_nodes_have_different_uuids_and_those_of_one_node_keep_theirs(tmp_path: Path) -> None:
+    found = [uuids_of(tmp_path, node) for node in ("worker-1", "worker-2", "w" * 253, None, "")]
+    assert len({uuid for uuids in found[:4] for uuid in uuids}) == 8
+    assert found[4] == found[3], "one machine has no name"
+    assert uuids_of(tmp_path, "worker-1") == found[0]

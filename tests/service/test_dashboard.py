@@ -13,9 +13,10 @@ from gpushare_spawner.idle import Observation, RecentUse, UseRule
 from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.protocol.queue_progress import QueueProgress
 from gpushare_spawner.model.quota import Quotas
-from gpushare_spawner.model.report import GpuReport, HostMemoryReport
+from gpushare_spawner.model.report import GpuReport, HostMemoryReport, Report
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.service.api.snapshots import ServiceSnapshot
 from gpushare_spawner.service.hub.client import HubServer
 from gpushare_spawner.service.reports import NodeSnapshot
 from gpushare_spawner.service.waiting_spawns import waiting_spawns
@@ -373,3 +374,29 @@ def test_users_with_few_sessions_see_them_first_and_no_filters() -> None:
     admins = page()
     assert admins.index('id="gpus"') < admins.index('id="sessions"')
     assert 'id="filters"' in admins
+
+
+def on_two_nodes() -> list[NodeSnapshot]:
+    """Two nodes of two GPUs; one of these is reported by both."""
+    gpus = {node: [GpuReport(index=0, uuid="GPU-a", model="A", memory_bytes=GIB)] for node in ("n2", "n1")}
+    for node, there in gpus.items():
+        there.append(GpuReport(index=1, uuid=f"GPU-{node}", model="A", memory_bytes=GIB))
+    reports = [Report(node=node, published_at=NOW, gpus=tuple(there)) for node, there in gpus.items()]
+    return [NodeSnapshot(NO_AGENT, report) for report in reports]
+
+
+def test_admins_are_told_of_a_gpu_that_two_nodes_report() -> None:
+    snapshots = on_two_nodes()
+    (problem,) = dashboard_data(snapshots, [], TEMPLATES, Viewer("boss", sees_all=True), NOW)["problems"]
+    assert problem.startswith("GPU GPU-a is reported by the nodes n1 and n2. It counts for n1 alone")
+    assert dashboard_data(snapshots, [], TEMPLATES, Viewer("ann"), NOW)["problems"] == []
+    html = page(viewer=Viewer("boss", sees_all=True), snapshots=snapshots)
+    assert "is reported by the nodes n1 and n2" in html
+
+
+def test_a_gpu_that_two_nodes_report_counts_once() -> None:
+    snapshot = ServiceSnapshot(1, NOW, on_two_nodes(), [], TEMPLATES, None, None, None)
+    assert (snapshot.units["free"], snapshot.available_units) == (300, 300)
+    assert [(report.node, gpu.uuid) for report, gpu in snapshot.counted_gpus] == [
+        ("n2", "GPU-n2"), ("n1", "GPU-a"), ("n1", "GPU-n1"),
+    ]  # fmt: skip

@@ -372,6 +372,18 @@ async def test_nobody_makes_way_while_hub_or_agent_are_silent(
     assert all(one.tier is Tier.ACTIVE and one.notice is None for one in full.sessions.values())
 
 
+async def test_a_gpu_that_two_nodes_report_is_logged_once(
+    stage: Stage, full: FakeAgent, clock: Clock, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with fake_agent(tmp_path / "second.sock", clock) as second:
+        second.node = "second"
+        stage.culler._agents = [*stage.culler._agents, AgentClient(second.path)]
+        for _ in range(2):
+            await stage.culler.round()
+        told = [one.message for one in caplog.records if "is reported by the nodes fake and second" in one.message]
+        assert len(told) == len(set(told)) == len(full.gpus)
+
+
 async def test_sessions_of_an_agent_that_falls_silent_count_and_do_not_make_way(
     stage: Stage, full: FakeAgent, clock: Clock, tmp_path: Path
 ) -> None:

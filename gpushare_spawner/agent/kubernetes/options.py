@@ -224,6 +224,8 @@ def read(options: argparse.Namespace) -> ClusterOptions | None:
     if options.observe and options.kubelet == DRA:
         raise Unusable(f"--observe needs the device plugin's API: leave out --kubelet {DRA}")
     host_dir = Path(os.path.abspath(options.host_dir))
+    # simulated GPUs, if there are any, have the same state file on all nodes, and must not have the same UUIDs
+    os.environ.setdefault("SIMGPU_NODE", options.node)
     if "SIMGPU_STATE" not in os.environ:
         # simulated GPUs, if there are any: their state has to be where containers can be given it
         state = host_dir / "simgpu-state"

@@ -57,7 +57,7 @@ async def summary(call: Asked) -> answers.Summary:
     """Return totals. They count the sessions of all users, without names."""
     snapshot = await call.services.snapshots.current()
     sessions = [row.session for row in snapshot.rows]
-    gpus = [gpu for report in snapshot.reports for gpu in report.gpus]
+    gpus = [gpu for _, gpu in snapshot.counted_gpus]
     budgets = [report.host_memory for report in snapshot.reports if report.host_memory is not None]
     return answers.Summary(
         version=snapshot.version,

@@ -12,7 +12,7 @@ from itertools import zip_longest
 from typing import Any, Literal, get_args
 
 from gpushare_spawner.model.quota import Quotas
-from gpushare_spawner.model.report import GpuReport, Report, SessionReport
+from gpushare_spawner.model.report import GpuReport, Report, SessionReport, doubled_gpus
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.quota import QuotaUsage
 from gpushare_spawner.service.culler.decisions import SessionDecision
@@ -109,17 +109,28 @@ class ServiceSnapshot:
     def units(self) -> Counter[Kind]:
         """The units of all GPUs, by kind."""
         total: Counter[Kind] = Counter()
-        for bar in self.bars.values():
+        for report, gpu in self.counted_gpus:
             for kind in get_args(Kind):
-                total[kind] += units_of(bar, kind)
+                total[kind] += units_of(self.bars[report.node, gpu.uuid], kind)
         return total
+
+    @cached_property
+    def counted_gpus(self) -> list[tuple[Report, GpuReport]]:
+        """Each GPU once, with its node's report: of several nodes that report it the first by name."""
+        node_of = {uuid: nodes[0] for uuid, nodes in doubled_gpus(self.reports).items()}
+        return [
+            (report, gpu)
+            for report in self.reports
+            for gpu in report.gpus
+            if node_of.get(gpu.uuid, report.node) == report.node
+        ]
 
     @cached_property
     def available_units(self) -> int:
         """The lent and free units of the GPUs that take new sessions."""
         return sum(
             units_of(self.bars[report.node, gpu.uuid], kind)
-            for report, gpu, _ in self._gpus()
+            for report, gpu in self.counted_gpus
             if gpu.healthy and report.cordon() is None and report.cordon(gpu.uuid) is None
             for kind in AVAILABLE
         )

@@ -16,7 +16,7 @@ from functools import partial
 from gpushare_spawner.idle import DryRun, RecentUse
 from gpushare_spawner.model.protocol.control import AgentUnreachable, ControlRefused
 from gpushare_spawner.model.quota import Quotas
-from gpushare_spawner.model.report import Report
+from gpushare_spawner.model.report import Report, doubled_gpus
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.service.actions.action_log import ActionLog
@@ -44,6 +44,7 @@ from gpushare_spawner.service.history import events
 from gpushare_spawner.service.hub.client import Hub, HubFailed, HubServer
 from gpushare_spawner.service.hub.server_list import HubWatch
 from gpushare_spawner.service.reports import Agent, NodeSnapshot, ask_all
+from gpushare_spawner.wording.errors import doubled_gpu
 from gpushare_spawner.wording.idle_decisions import kept_by_short_work
 
 log = logging.getLogger("gpushare.service")
@@ -371,6 +372,9 @@ class Culler:
         for number, snapshot in enumerate(snapshots):
             if snapshot.problem:
                 yield f"agent {number}", snapshot.problem
+        reports = (snapshot.report for snapshot in snapshots if snapshot.report is not None)
+        for uuid, nodes in doubled_gpus(reports).items():
+            yield f"GPU {uuid}", doubled_gpu(uuid, nodes)
         for server, verdict in self._judged(snapshots, templates, now):
             if verdict.left_because:
                 yield server.label, verdict.left_because

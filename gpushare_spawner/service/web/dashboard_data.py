@@ -7,7 +7,7 @@ from typing import Any
 
 from gpushare_spawner.model.layers import LAYERS, LayerName
 from gpushare_spawner.model.quota import Quotas
-from gpushare_spawner.model.report import GpuReport, Report, SessionReport
+from gpushare_spawner.model.report import GpuReport, Report, SessionReport, doubled_gpus
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.quota import QuotaUsage
 from gpushare_spawner.service.culler.decisions import SessionDecision
@@ -19,6 +19,7 @@ from gpushare_spawner.service.web.restart_offer import UnitsToOwn
 from gpushare_spawner.service.web.viewer import Viewer
 from gpushare_spawner.wording.dashboard import AGENT_UNAVAILABLE, restart_offer, shared_by
 from gpushare_spawner.wording.device_memory import stays
+from gpushare_spawner.wording.errors import doubled_gpu
 from gpushare_spawner.wording.idle_decisions import explained, kept_by_short_work, upcoming, why_none
 from gpushare_spawner.wording.pod_requests import LACKING
 from gpushare_spawner.wording.quotas import name_of
@@ -63,10 +64,11 @@ def dashboard_data(
 
 
 def problems_data(snapshots: Sequence[NodeSnapshot], viewer: Viewer, notes: Sequence[str]) -> list[str]:
-    """What cannot be shown and why, and ``notes`` for viewers who see all."""
+    """What cannot be shown and why; for viewers who see all also GPUs that two nodes report, and ``notes``."""
     silent = [snapshot.problem for snapshot in snapshots if snapshot.report is None]
     if viewer.sees_all:
-        return [*silent, *notes]
+        reports = (snapshot.report for snapshot in snapshots if snapshot.report is not None)
+        return [*silent, *(doubled_gpu(uuid, nodes) for uuid, nodes in doubled_gpus(reports).items()), *notes]
     return [AGENT_UNAVAILABLE] if silent else []
 
 

@@ -45,6 +45,7 @@ class GpuInventory:
         self._nodes: dict[str, tuple[GpuReport, ...]] = {}
         self._told: dict[str, dict[str, GpuReport]] = {}
         self._gpus: dict[str, GpuReport] = {}
+        self._doubled: dict[str, tuple[str, ...]] = {}
         self._counted: Counter[tuple[str, int, MigInstance | None]] = Counter()
 
     def __len__(self) -> int:
@@ -55,6 +56,11 @@ class GpuInventory:
     def gpus(self) -> Mapping[str, GpuReport]:
         """Every GPU by its UUID. Of one that two nodes report the first node's report counts."""
         return MappingProxyType(self._gpus)
+
+    @property
+    def doubled(self) -> Mapping[str, tuple[str, ...]]:
+        """The UUIDs that several nodes report, each with these nodes by name."""
+        return dict(self._doubled)
 
     @property
     def kinds(self) -> tuple[GpuKind, ...]:
@@ -90,6 +96,10 @@ class GpuInventory:
                 self._count(now, 1)
             else:
                 del self._told[uuid]
+            if len(of_nodes) > 1:
+                self._doubled[uuid] = tuple(sorted(of_nodes))
+            else:
+                self._doubled.pop(uuid, None)
 
     def _count(self, gpu: GpuReport, number: int) -> None:
         kind = (gpu.model, gpu.memory_bytes, None if gpu.mig is None else replace(gpu.mig, gpu=""))

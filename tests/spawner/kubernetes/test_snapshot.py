@@ -74,9 +74,12 @@ class Cluster:
         watch = loop.create_future()
         return SimpleNamespace(kind=kind, namespace="hub", resources={}, watch_task=watch, first_load_future=first)
 
-    def report(self, node: str, gpus: int = 2, age: float = 0.0) -> None:
+    def report(self, node: str, gpus: int = 2, age: float = 0.0, like: str = "") -> None:
+        """``like``: the node whose GPUs it reports as its own."""
         self.version += 1
-        cards = (GpuReport(index=i, uuid=f"GPU-{node}-{i}", model="A100", memory_bytes=2**30) for i in range(gpus))
+        cards = (
+            GpuReport(index=i, uuid=f"GPU-{like or node}-{i}", model="A100", memory_bytes=2**30) for i in range(gpus)
+        )
         report = Report(node=node, published_at=time.time() - age + self.version * 1e-6, gpus=tuple(cards))
         metadata = {"name": report_name(node), "namespace": "hub", "resourceVersion": str(self.version)}
         self.reports.resources[node] = {"metadata": metadata, "data": {REPORT_KEY: written_report(report)}}
@@ -345,6 +348,21 @@ async def test_a_report_that_cannot_be_read_costs_only_itself(caplog: pytest.Log
     cluster.report("o")
     assert sorted((await cluster.ledger()).capacity.nodes) == ["m", "n", "o"]
     assert [record.message.split(" cannot")[0] for record in caplog.records] == ["ConfigMap bad"]
+
+
+async def test_a_gpu_that_two_nodes_report_is_logged_when_that_begins(caplog: pytest.LogCaptureFixture) -> None:
+    cluster = Cluster()
+    for _ in range(2):
+        cluster.report("n", like="m")
+        assert sorted((await cluster.ledger()).capacity.gpus) == ["GPU-m-0", "GPU-m-1"]
+    assert [one.message.partition(".")[0] for one in caplog.records] == [
+        f"GPU GPU-m-{number} is reported by the nodes m and n" for number in range(2)
+    ]
+    cluster.report("n")
+    await cluster.ledger()
+    cluster.report("n", like="m")
+    await cluster.ledger()
+    assert len(caplog.records) == 4, "it began anew"
 
 
 async def test_a_node_whose_report_is_too_old_is_offered_to_nobody_until_it_reports_again() -> None:

@@ -35,7 +35,9 @@ def test_a_gpu_that_two_nodes_report_counts_once_and_stays_while_one_reports_it(
     inventory.put("m", [gpu("a", memory=40)])
     inventory.put("b", [gpu("a")])
     assert inventory.kinds == (GpuKind("A100", 80, 1),)
+    assert inventory.doubled == {"a": ("b", "m")}
     inventory.drop("b")
+    assert inventory.doubled == {}
     assert inventory.kinds == (GpuKind("A100", 40, 1),)
     inventory.drop("m")
     assert not inventory.gpus

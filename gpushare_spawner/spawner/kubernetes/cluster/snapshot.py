@@ -6,7 +6,7 @@ import asyncio
 import functools
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +40,7 @@ from gpushare_spawner.spawner.kubernetes.cluster.reflectors import SnapshotStale
 from gpushare_spawner.spawner.queue.inventory import GpuInventory
 from gpushare_spawner.spawner.queue.loop_breaks import LastingObjects, LoopBreaks
 from gpushare_spawner.spawner.queue.snapshot import GpuSnapshot
+from gpushare_spawner.wording.errors import doubled_gpu
 from gpushare_spawner.wording.spawn import refusals
 
 PODS = "pods"
@@ -109,6 +110,7 @@ class ClusterSnapshots:
         self._config_maps = ChangedObjects()
         self._reports: dict[str, tuple[str, Report | None]] = {}
         self._awaited = ""
+        self._doubled: Mapping[str, Sequence[str]] = {}
         self._changed_pods: dict[tuple[Any, ...], ChangedObjects] = {}
         self._pods: dict[str, _SeenPod] = {}
         self._odd_pods: dict[str, Mapping[str, Any]] = {}
@@ -309,7 +311,16 @@ class ClusterSnapshots:
             else:
                 self._inventory.put(node, counted.gpus)
             yield
+        self._log_doubled()
         self._awaited = _awaited(now, silent, distrusted, bool(fresh))
+
+    def _log_doubled(self) -> None:
+        """Log GPUs that several nodes report, each when that begins and when its nodes become others."""
+        doubled = self._inventory.doubled
+        for uuid, nodes in doubled.items():
+            if self._doubled.get(uuid) != nodes:
+                self.log.warning("%s", doubled_gpu(uuid, nodes))
+        self._doubled = doubled
 
     def _read(self, key: str, config_map: Mapping[str, Any], known: Report | None) -> Report | None:
         try:

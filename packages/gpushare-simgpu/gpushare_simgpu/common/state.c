@@ -41,11 +41,14 @@ static void shared_mutex(pthread_mutex_t *mutex) {
     pthread_mutexattr_destroy(&attributes);
 }
 
-/* UUIDs that a restart with the same path finds again. */
+/* UUIDs that a restart with the same path finds again. The path is the same on all nodes of a cluster: the node's name
+ * tells their GPUs apart. */
 static void make_uuid(uint8_t uuid[16], const char *path, int gpu) {
-    char real[4096], name[4200];
+    char real[4096], name[4200 + 256];
+    const char *node = getenv("SIMGPU_NODE");
+    if (!node) node = "";
     if (!realpath(path, real)) snprintf(real, sizeof real, "%s", path);
-    snprintf(name, sizeof name, "%d/%s", gpu, real);
+    snprintf(name, sizeof name, "%d/%s%s%.253s", gpu, real, *node ? "@" : "", node);
     uuid_make(uuid, name);
 }
 
