@@ -20,7 +20,7 @@ from jupyterhub.app import JupyterHub
 from gpushare_spawner.service.hub.login_warnings import drop_login_warnings
 from gpushare_spawner.service.hub.scopes import CUSTOM, OF_USERS, start_scope
 from gpushare_spawner.service.hub.tljh import culler_options, replace_culler
-from gpushare_spawner.service.hub.user_role import grant_to_everybody
+from gpushare_spawner.service.hub.user_role import grant_to_admins, grant_to_everybody
 
 
 def _gpushare_defined(trait):
@@ -107,3 +107,5 @@ if not any(role.get("name") == "gpushare-service" for role in _gpushare_defined(
 # All users may open the dashboard, and give tokens the right to act on their own sessions, whatever other files say
 # about the role `user`.
 grant_to_everybody(c.JupyterHub, OF_USERS, hasattr(JupyterHub, "extra_user_scopes"))
+# Admins need none of the scopes on the dashboard, and can give each of them to a token.
+grant_to_admins(list(CUSTOM))

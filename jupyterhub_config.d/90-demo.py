@@ -1,5 +1,6 @@
-# The demo: everything on one machine, logins with any name. Not for real use: anyone who reaches the address can run
-# programs as you. `gpushare demo` sets the variables. The spawner and the service are in the files 10- and 20-.
+# The demo: everything on one machine, logins with any name and one password. Not for real use: anyone who reaches the
+# address and knows the password can run programs as you. `gpushare demo` sets the variables. The spawner and the
+# service are in the files 10- and 20-.
 import os
 import sys
 from pathlib import Path
@@ -26,6 +27,7 @@ c.ConfigurableHTTPProxy.command = [
 ]
 
 c.JupyterHub.authenticator_class = "dummy"
+c.DummyAuthenticator.password = os.environ["GPUSHARE_DEMO_PASSWORD"]
 c.Authenticator.allow_all = True
 c.Authenticator.admin_users = {"admin"}
 # the name of the user is also the name of a folder

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import secrets
 import sys
 import time
 import urllib.error
@@ -91,7 +92,7 @@ def demo(options: argparse.Namespace) -> int:
             raise DemoFailed(f"{found}{missing}") from None
     say(shared_gpus(models, options.simulate))
     if not is_loopback(options.ip):
-        say(f"warning: anyone who reaches {options.ip} can run programs as you here, without a password")
+        say(f"warning: anyone who reaches {options.ip} and knows the password can run programs as you here")
     hub_port, proxy_port, service_port = free_ports(3)
     stack = Stack(
         folder=folder,
@@ -102,6 +103,8 @@ def demo(options: argparse.Namespace) -> int:
         proxy_port=proxy_port,
         service_port=service_port,
         simulated=not models,
+        # every account of this machine reaches the port, and a login runs programs as the demo's owner
+        password=secrets.token_urlsafe(9),
     )
     try:
         write_demo_templates(shipped, folder.templates)
@@ -197,7 +200,9 @@ def say_ready(stack: Stack) -> None:
         f"""
     JupyterHub:  {stack.url}
 
-    Log in with any name and no password. The user admin is an administrator.
+    Password:    {stack.password}
+
+    Log in with any name and this password. The user admin is an administrator.
     To see sharing, open two browser windows, the second one private. Log in as
     two users, start "0.25 GPU" in each, and run gpu-sharing.ipynb in both.
     In the demo, a share without GPU work is downgraded after {downgrade} and released after {release};

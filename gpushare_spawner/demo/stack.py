@@ -25,6 +25,8 @@ class Stack:
     proxy_port: int
     service_port: int
     simulated: bool
+    password: str = ""
+    """For all names; empty: none is asked for, so that every account of this machine can run programs as its owner."""
     cull_every: float = 5.0
     """Seconds between two rounds of the idle culler."""
     settings: dict[str, str] = field(default_factory=dict)
@@ -60,5 +62,6 @@ class Stack:
             "GPUSHARE_SERVICE_OPTIONS": f"--cull-every {self.cull_every:g}",
             "GPUSHARE_DEMO_DIR": str(self.folder.root),
             "GPUSHARE_DEMO_IP": self.ip,
+            "GPUSHARE_DEMO_PASSWORD": self.password,
             "GPUSHARE_DEMO_PORTS": f"{self.port},{self.hub_port},{self.proxy_port}",
         }

@@ -51,9 +51,10 @@ def click(browser: webdriver.Chrome, selector: str) -> None:
     element.click()
 
 
-def log_in(browser: webdriver.Chrome, url: str, name: str) -> None:
-    """Log in with the name and no password, as far as the form."""
+def log_in(browser: webdriver.Chrome, url: str, name: str, password: str) -> None:
+    """Log in with the name and the password, as far as the form."""
     browser.get(url)
     browser.find_element(By.NAME, "username").send_keys(name)
+    browser.find_element(By.NAME, "password").send_keys(password)
     click(browser, "#login_submit")
     until(browser, "return document.querySelector('input[name=profile]')")

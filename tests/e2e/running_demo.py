@@ -51,6 +51,11 @@ class RunningDemo:
         self._listener.start()
         self.until_said("Press Ctrl-C to stop the demo", 90)
 
+    @property
+    def password(self) -> str:
+        """What it printed."""
+        return self.said.partition("Password:")[2].split()[0]
+
     def until_said(self, text: str, within: float) -> None:
         """Wait until the text stands in the terminal."""
         deadline = time.monotonic() + within

@@ -33,7 +33,7 @@ def submit(browser: Chrome, profile: str) -> None:
 def start_without_a_browser(demo: RunningDemo, **profiles: str) -> None:
     """Start the servers of these users, each with its template."""
     for name, profile in profiles.items():
-        other = Visitor(demo.url, name)
+        other = Visitor(demo.url, name, demo.password)
         other.log_in()
         other.start_server(profile)
 
@@ -105,10 +105,10 @@ def take(demo: RunningDemo, folder: Path | None, scratch: Path) -> None:
     """All pictures: bob is idle and released, ada works, others start, dave on lent units, frank waits."""
     ada, bob, admin, frank = (open_browser(scratch / name, *WINDOW) for name in ("ada", "bob", "admin", "frank"))
     try:
-        log_in(bob, demo.url, "bob")
+        log_in(bob, demo.url, "bob", demo.password)
         start(bob, "quarter-gpu")
         run_cells(bob, 9)  # a minute of work, then idle
-        log_in(ada, demo.url, "ada")
+        log_in(ada, demo.url, "ada", demo.password)
         all_variants(ada, folder, "form")
         shoot(ada, IMAGES / "form.png", 1000, 800, dark=False)
         start(ada, "quarter-gpu")
@@ -117,13 +117,13 @@ def take(demo: RunningDemo, folder: Path | None, scratch: Path) -> None:
         run_cells(ada, 7)
         shoot_the_dialog(ada, IMAGES / "share-dialog.png")
         start_without_a_browser(demo, carol="half-gpu", eve="whole-gpu")
-        log_in(frank, demo.url, "frank")
+        log_in(frank, demo.url, "frank", demo.password)
         all_variants(frank, folder, "form-lent")
         start_without_a_browser(demo, dave="quarter-gpu")
         submit(frank, "whole-gpu")
         until(frank, "return /Waiting/.test(document.querySelector('#gpushare-heading')?.innerText)")
         all_variants(frank, folder, "waiting")
-        log_in(admin, demo.url, "admin")
+        log_in(admin, demo.url, "admin", demo.password)
         admin.get(f"{demo.url}/services/gpushare/")
         until(admin, "return /frank/.test(document.body.innerText)")
         for name, browser in (("ada", ada), ("bob", bob)):

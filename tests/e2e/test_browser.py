@@ -37,7 +37,7 @@ def browser(tmp_path: Path) -> Iterator[Chrome]:
 
 
 def test_a_data_scientist_picks_a_quarter_and_works(browser: Chrome, demo: RunningDemo) -> None:
-    log_in(browser, demo.url, "marie")
+    log_in(browser, demo.url, "marie", demo.password)
     cards = {card.get_attribute("value"): card for card in browser.find_elements(By.NAME, "profile")}
     assert {"cpu-only", "tenth-gpu", "quarter-gpu", "half-gpu", "whole-gpu"} <= set(cards)
     label = f"label[for='{cards['quarter-gpu'].get_attribute('id')}']"
@@ -82,7 +82,7 @@ def test_a_data_scientist_picks_a_quarter_and_works(browser: Chrome, demo: Runni
 
 
 def test_the_form_works_with_the_keyboard_alone(browser: Chrome, demo: RunningDemo) -> None:
-    log_in(browser, demo.url, "louis")
+    log_in(browser, demo.url, "louis", demo.password)
     first = browser.find_element(By.CSS_SELECTOR, "input[name=profile]:checked")
     browser.execute_script("arguments[0].focus()", first)
     browser.switch_to.active_element.send_keys(Keys.ARROW_DOWN)
@@ -101,7 +101,7 @@ def test_the_form_fits_a_phone(tmp_path: Path, demo: RunningDemo) -> None:
             "Emulation.setDeviceMetricsOverride",
             {"width": 390, "height": 844, "deviceScaleFactor": 2, "mobile": True},
         )
-        log_in(phone, demo.url, "pierre")
+        log_in(phone, demo.url, "pierre", demo.password)
         assert phone.execute_script("return document.documentElement.scrollWidth") <= 390, "nothing sticks out"
         for card in phone.find_elements(By.CSS_SELECTOR, ".gpushare label"):
             if card.is_displayed():

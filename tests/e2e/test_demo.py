@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import time
+import urllib.error
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,7 +29,7 @@ def demo() -> Iterator[RunningDemo]:
 
 
 def start_server(demo: RunningDemo, name: str) -> None:
-    visitor = Visitor(demo.url, name)
+    visitor = Visitor(demo.url, name, demo.password)
     visitor.log_in()
     visitor.start_server("quarter-gpu")
     visitor.start_kernel()
@@ -46,6 +47,9 @@ def test_any_name_gets_a_share_and_ctrl_c_ends_everything(demo: RunningDemo) -> 
     demo.start()
     assert "gpushare: sharing two simulated GPUs of 16 GiB (with --simulate)" in demo.said
     assert f"JupyterHub:  {demo.url}\n" in demo.said
+    stranger = Visitor(demo.url, "eve", "")
+    with pytest.raises(urllib.error.HTTPError, match="403"):
+        stranger.log_in()
     start_server(demo, "ada")
     assert (demo.folder / "users" / "ada" / "gpu-sharing.ipynb").is_file()
     running = demo.processes().values()

@@ -13,17 +13,17 @@ from typing import Any
 class Visitor:
     """One login; synchronous."""
 
-    def __init__(self, url: str, name: str) -> None:
-        self.url, self.name = url, name
+    def __init__(self, url: str, name: str, password: str = "") -> None:
+        self.url, self.name, self.password = url, name, password
         self._cookies = http.cookiejar.CookieJar()
         # never through a proxy of the environment: the hub is on this machine
         handlers = urllib.request.ProxyHandler({}), urllib.request.HTTPCookieProcessor(self._cookies)
         self._opener = urllib.request.build_opener(*handlers)
 
     def log_in(self) -> None:
-        """Log in with the name and no password."""
+        """Log in with the name and the password."""
         self._open("/hub/login")
-        form = {"username": self.name, "password": "", "_xsrf": self._xsrf("/hub/")}
+        form = {"username": self.name, "password": self.password, "_xsrf": self._xsrf("/hub/")}
         self._open("/hub/login", urllib.parse.urlencode(form).encode())
 
     def start_server(self, profile: str, within: float = 60.0) -> None:

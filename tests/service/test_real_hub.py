@@ -151,8 +151,21 @@ async def who_acts_on_what(hub: RealHub, agent: FakeAgent) -> None:
     assert await kept("ann", await token("ann")) == 403
     assert await kept("ann", "nonsense") == 403
     assert [one.keep.by for one in agent.sessions.values() if one.keep is not None] == ["ann"]
-    # an admin's token has what it was made with
+    # an admin's token has what it was made with, and each scope can be its only one
     assert await may(await token("boss")) == []
+    for scope, allowed in {"read": ["read_all"], "act": ["read_all", "act_all"], "drain": ["drain"]}.items():
+        assert set(await may(await token("boss", f"custom:gpushare:{scope}"))) >= set(allowed)
+        narrow = await token("boss", f"custom:gpushare:{scope}")
+        assert await kept("ann", narrow) == (200 if scope == "act" else 404 if scope == "drain" else 403), scope
+        drained = await fetch(api + "nodes/fake/drain", narrow, "PUT", {"reason": "test"})
+        assert drained.code == (200 if scope == "drain" else 403), drained.body
+        at_the_hub = await fetch(hub.hub_url + "/hub/api/users", narrow)
+        assert at_the_hub.code == 403, "nothing else of the admin's rights"
+    assert (await fetch(api + "nodes/fake/drain", await token("boss", "custom:gpushare:drain"), "DELETE")).code == 200
+    for user, scope in (("ann", "act"), ("bob", "drain"), ("ann", "read")):
+        status, _ = await hub.ask("POST", f"/users/{user}/tokens", hub.tester, {"scopes": [f"custom:gpushare:{scope}"]})
+        assert status in (400, 403), "a user without the scope cannot give it"
+    assert (await fetch(hub.dashboard_url + "metrics", await token("boss", "custom:gpushare:metrics"))).code == 200
     _, made = await hub.ask("POST", "/users/boss/tokens", hub.tester, {})
     assert await may(made["token"]) == ["read_all", "act_own", "act_all", "drain"]
 

@@ -104,7 +104,7 @@ class Visitor:
 
     async def log_in(self, name: str) -> None:
         url = f"{self._hub.url}/login?next=%2Fhub%2Fspawn%2F{name}"
-        await asyncio.to_thread(chromium.log_in, self._browser, url, name)
+        await asyncio.to_thread(chromium.log_in, self._browser, url, name, "any")
 
     async def start(self, template: str) -> None:
         await self.click(f"input[value={template}] ~ label")

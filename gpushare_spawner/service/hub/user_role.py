@@ -1,8 +1,8 @@
-"""Gives scopes to all users, whatever the hub's configuration says about the role `user`.
+"""Gives scopes to all users, whatever the hub's configuration says about the role `user`, and scopes to all admins.
 
 JupyterHub 6 has ``extra_user_scopes``, but ignores it if an admin defines the role `user`. JupyterHub 5 has only that
 role, and does not start if two files define it. Config files are read in any order and cannot see each other; so the
-role is completed when the hub reads the whole list.
+role is completed when the hub reads the whole list. No configuration can change the role `admin`.
 """
 
 from __future__ import annotations
@@ -33,6 +33,33 @@ def grant_to_everybody(section: Config, scopes: Sequence[str], has_extra_scopes:
             # YAML, as in hub.config of zero-to-jupyterhub, knows no sets
             section.extra_user_scopes = set(section.extra_user_scopes)
         section.extra_user_scopes.update(scopes)
+
+
+def grant_to_admins(scopes: Sequence[str]) -> None:
+    """Give all admins of a hub that runs in this process the scopes. A second call has no effect.
+
+    The dashboard asks admins for no scope. A token can have only scopes that its owner has, so without them an admin
+    could make no token that may do one thing and nothing else. The hub refuses a role `admin` in ``load_roles``
+    (jupyterhub/roles.py, create_role), so the definition that it compares with is completed.
+    """
+    # not at the top: only the hub's config file needs it
+    from jupyterhub import roles
+    from jupyterhub.scopes import scope_definitions
+
+    original = roles.get_default_roles
+    if getattr(original, "completed_by_gpushare", False):
+        return
+
+    def completed() -> list[Role]:
+        found: list[Role] = original()
+        for role in found:
+            if role["name"] == "admin":
+                # one that another config file has taken out of custom_scopes would end the hub
+                role["scopes"] += [scope for scope in scopes if scope in scope_definitions]
+        return found
+
+    completed.completed_by_gpushare = True  # type: ignore[attr-defined]
+    roles.get_default_roles = completed
 
 
 class _Roles(list[Role]):
