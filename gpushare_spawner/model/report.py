@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -289,11 +289,16 @@ class Report(_Part):
     claims: ClaimsReport | None = None
     """Pods get GPUs by claims (resource.k8s.io); None: as extended resources, or there are no pods."""
 
+    @property
+    def allocated_to(self) -> tuple[SessionReport, ...]:
+        """The sessions that have units of the node's GPUs."""
+        return self.sessions
+
     def cordon(self, gpu: str = "") -> Cordon | None:
         """Return the cordon of a GPU (UUID) alone, or, without one, of the node."""
         return next((one for one in self.cordons if one.gpu == gpu), None)
 
-    def with_cordons(self, cordons: Iterable[Cordon]) -> Report:
+    def with_cordons(self, cordons: Iterable[Cordon]) -> Self:
         """Return the report with these cordons, and no others."""
         cordons = tuple(cordons)
         if not cordons and not self.cordons:

@@ -63,7 +63,7 @@ class Ledger:
         newest = sorted(newest_reports(reports).values(), key=lambda report: report.node)
         for report in newest:
             ledger.put_node(report.node, report.gpus)
-        found = [Allocation.of(session) for report in newest for session in report.sessions]
+        found = [Allocation.of(session) for report in newest for session in report.allocated_to]
         first: dict[str, Allocation] = {}
         for allocation in [*filter(None, found), *reservations]:
             first.setdefault(allocation.session, allocation)

@@ -11,7 +11,7 @@ from typing import Protocol
 from gpushare_spawner.clients.agent import AgentClient
 from gpushare_spawner.model.protocol.control import AgentUnreachable, ControlRefused
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.service.reports import Agent, Agents
+from gpushare_spawner.service.reports import Agent, Agents, KnownReport
 
 ASKED_WITHIN = 30.0
 """Seconds that one question whether notebook servers ask something waits at the agent."""
@@ -41,10 +41,24 @@ class ClusterAgents(Protocol):
         """
 
 
+class MachineAgent(AgentClient):
+    """The agent of this machine, as `reports.Agent`.
+
+    Its report is as good as the hub's own list of sessions: a session is opened only by a request of the hub's spawner
+    on the control socket, with its user, server, template and share. Only root and the agent's own user can use that
+    socket, they alone can write the agent's state, and nothing that a session's socket takes changes these fields.
+    """
+
+    async def report(self) -> KnownReport:
+        """Return the agent's report: the hub has opened all its sessions."""
+        report = await super().report()
+        return KnownReport.of(report, report.sessions)
+
+
 class MachineAgents:
     """The agent of this machine, as `reports.Agents`."""
 
-    def __init__(self, agent: AgentClient) -> None:
+    def __init__(self, agent: MachineAgent) -> None:
         self._agent = agent
 
     def __iter__(self) -> Iterator[Agent]:
@@ -65,4 +79,4 @@ class MachineAgents:
 
 def agents_of_machine(socket: Path) -> MachineAgents:
     """Return the agent behind a control socket."""
-    return MachineAgents(AgentClient(socket))
+    return MachineAgents(MachineAgent(socket))

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from pydantic import BaseModel, ConfigDict
+
 from gpushare_spawner.model.protocol.control import (
     AgentUnreachable,
     AnnounceRequest,
@@ -19,17 +21,61 @@ from gpushare_spawner.model.protocol.control import (
     ResizeRequest,
     TierRequest,
 )
-from gpushare_spawner.model.report import Report
+from gpushare_spawner.model.report import Report, SessionReport
+
+
+class UnconfirmedSession(BaseModel):
+    """A session that only a node's report knows: nobody vouches for its identity, and it counts for nothing."""
+
+    model_config = ConfigDict(frozen=True)
+
+    id: str
+    """What the report calls it: any text."""
+    since: float
+    """When the service saw it first, in seconds since the epoch."""
+
+
+class KnownReport(Report):
+    """A node's report, whose `sessions` are only those whose identity is vouched for.
+
+    On Kubernetes the protected annotations of a node's pods say whose a session is and what share was promised
+    (`service.kubernetes.pod_sessions.known_report`); on one machine the agent repeats what the hub's spawner said when
+    it opened the session, on a socket that nobody else can use (`service.agents.MachineAgent`). A report adds figures
+    to these sessions, and never makes one. No other place makes a KnownReport, and `Agent.report` returns nothing else.
+    """
+
+    unconfirmed: tuple[UnconfirmedSession, ...] = ()
+    """For admins to read."""
+    others: tuple[SessionReport, ...] = ()
+    """Units that pods of other hubs have, and older pods of the same sessions: nothing but units, without users."""
+
+    @property
+    def allocated_to(self) -> tuple[SessionReport, ...]:
+        """The sessions that have units of the node's GPUs, those of other hubs included."""
+        return self.sessions + self.others
+
+    @classmethod
+    def of(
+        cls,
+        report: Report,
+        sessions: tuple[SessionReport, ...],
+        unconfirmed: tuple[UnconfirmedSession, ...] = (),
+        others: tuple[SessionReport, ...] = (),
+    ) -> KnownReport:
+        """Return a report with these sessions instead of its own."""
+        return cls.model_construct(
+            **{**dict(report), "sessions": sessions, "unconfirmed": unconfirmed, "others": others}
+        )
 
 
 class Agent(Protocol):
     """What the service asks of a node's agent.
 
-    `clients.agent.AgentClient` asks the one of this machine, `service.kubernetes.node.NodeAgent` one in a
+    `service.agents.MachineAgent` asks the one of this machine, `service.kubernetes.node.NodeAgent` one in a
     cluster. Methods raise `AgentUnreachable` or `ControlRefused`.
     """
 
-    async def report(self) -> Report: ...
+    async def report(self) -> KnownReport: ...
 
     def report_age(self) -> float:
         """Seconds since the agent made what `report` returned last."""
@@ -66,7 +112,7 @@ class NodeSnapshot:
     """One agent's report, or the reason why there is none."""
 
     agent: Agent
-    report: Report | None
+    report: KnownReport | None
     problem: str = ""
     age: float = 0.0
     """Age of the report in seconds; later events are not in it."""

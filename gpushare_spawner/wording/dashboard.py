@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from gpushare_spawner.model.layers import Layer, LayerName
 from gpushare_spawner.wording.amounts import duration, elapsed, gpu_share, plural
 from gpushare_spawner.wording.layers import NOT_MEASURED, kept_within, when_idle
 
 AGENT_UNAVAILABLE = "An agent is unavailable, so sessions can be missing here."
 LOG_IN = "Log in first, or send a token that may access this service."
+MOST_NAMED = 5
+"""Unconfirmed sessions of a node in one sentence: a report may have any number of them."""
+LONGEST_NAME = 60
+"""Letters of each."""
+
+
+def unconfirmed_sessions(node: str, sessions: Sequence[str]) -> str:
+    """Return that a node reports sessions that no pod vouches for. ``sessions``: what it calls them, any text."""
+    names = [repr(name if len(name) <= LONGEST_NAME else name[:LONGEST_NAME] + "…") for name in sessions[:MOST_NAMED]]
+    more = f" and {len(sessions) - MOST_NAMED} more" if len(sessions) > MOST_NAMED else ""
+    one = len(sessions) == 1
+    return (
+        f"Unconfirmed: node {node} reports {'a session' if one else f'{len(sessions)} sessions'} without a pod of this "
+        f"hub on that node: {', '.join(names)}{more}. {'It counts' if one else 'They count'} for nothing. Check the "
+        "node and its agent, and that the service may read the namespaces of all pods with a share."
+    )
 
 
 def restart_offer(node: str) -> str:

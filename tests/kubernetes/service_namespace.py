@@ -17,6 +17,7 @@ from gpushare_spawner.service.kubernetes.node import NodeAgent
 from tests.kubernetes.standin.client import KubeClient, path
 from tests.kubernetes.standin.cluster import RBAC
 from tests.kubernetes.standin.cluster import Cluster as TestCluster
+from tests.service.conftest import Clock
 
 HUB_RULES = [
     # zero-to-jupyterhub's Role gives the first; ours adds the others
@@ -115,7 +116,12 @@ class HubNamespace:
 
 
 async def make_namespace(cluster: TestCluster, now: Callable[[], float]) -> HubNamespace:
-    """The test cluster's namespace, with a service account ``hub`` that has the hub's rights."""
+    """The test cluster's namespace, with a service account ``hub`` that has the hub's rights.
+
+    A clock that is moved by hand begins a moment from now: a session is as old as its pod, by the API server's clock.
+    """
+    if isinstance(now, Clock):
+        now.now = int(time.time()) + 30.0
     await cluster.name_nodes("node-a", "node-b")
     return HubNamespace(cluster, await cluster.service_account("hub", HUB_RULES), now)
 

@@ -16,11 +16,15 @@ from gpushare_spawner.agent.kubernetes.cluster_api import ClusterApi
 from gpushare_spawner.agent.kubernetes.report_publisher import Owner, PublishedReport
 from gpushare_spawner.clients.cluster import KubeconfigConnection
 from gpushare_spawner.model import kubernetes
+from gpushare_spawner.model.kubernetes import ShareChangeAnswer
+from gpushare_spawner.model.kubernetes.annotations import QUOTA
+from gpushare_spawner.model.kubernetes.share_annotations import resized_patch
 from gpushare_spawner.model.report import Report
 from gpushare_spawner.model.tier import Tier
 
 from .agent_account import ADMISSION, AGENT, POLICY_KINDS, has_policies, make_policies
 from .charts import AGENT_CHART, objects, one, render
+from .standin.admission import value_of
 from .standin.client import ApiStatus, KubeClient, path
 from .standin.cluster import Cluster, a_pod
 
@@ -112,6 +116,11 @@ async def test_annotations_with_the_prefix_are_set_changed_and_removed_on_pods_o
         ({"metadata": {"annotations": {kubernetes.SESSION: "bob"}}}, "whose session"),
         ({"metadata": {"annotations": {kubernetes.SESSION: None}}}, "whose session"),
         ({"metadata": {"annotations": {kubernetes.HUB: "http://other"}}}, "whose session"),
+        ({"metadata": {"annotations": {kubernetes.TEMPLATE: "never-stops"}}}, "whose session"),
+        ({"metadata": {"annotations": {QUOTA: "user/bob"}}}, "whose session"),
+        ({"metadata": {"annotations": {kubernetes.KEEP: "{}"}}}, "whose session"),
+        ({"metadata": {"annotations": {kubernetes.GPU: "GPU-of-another-node"}}}, "whose session"),
+        ({"metadata": {"annotations": {"gpushare-spawner.io/of-a-later-version": "x"}}}, "whose session"),
         ({"metadata": {"labels": {"component": "hub"}}}, "labels, finalizers or owners"),
         ({"metadata": {"labels": None}}, "labels, finalizers or owners"),
         ({"metadata": {"finalizers": ["example.org/keep"]}}, "labels, finalizers or owners"),
@@ -164,7 +173,40 @@ async def test_no_agent_may_change_a_pod_that_is_not_scheduled_yet(agents: Agent
     await agents.cluster.create_pod("waits", nodeSelector={"there-is": "no-such-node"})
     patch = {"metadata": {"annotations": {kubernetes.TIER: "released"}}}
     for client in (agents.own, agents.unbound):
-        await denied(client.patch(agents.pod("waits"), patch))
+        said = await denied(client.patch(agents.pod("waits"), patch))
+        assert "an agent may only change pods of its own node" in said
+
+
+@pytest.mark.parametrize("resource", ["pods", "configmaps", "resourceslices"])
+@pytest.mark.parametrize("operation", ["CREATE", "UPDATE", "DELETE"])
+@pytest.mark.parametrize("bare", [True, False])
+def test_whatever_a_request_lacks_each_condition_says_its_sentence(resource: str, operation: str, bare: bool) -> None:
+    """An object has what the API server requires of it, and nothing else; or more."""
+    values = {"rbac": {"admissionPolicy": "always"}, "kubelet": "dra"}
+    policies = [item["spec"] for item in render(values) if item["kind"] == "ValidatingAdmissionPolicy"]
+    (policy,) = [policy for policy in policies if _about(policy) == resource]
+    spec: dict[str, Any] = (
+        {"driver": "x", "pool": {"name": "p"}} if resource == "resourceslices" else {"containers": []}
+    )
+    thing: dict[str, Any] = {"metadata": {"name": "n"}, "spec": spec}
+    if not bare:
+        thing["metadata"] |= {"annotations": {"a": "b"}, "labels": {"a": "b"}, "ownerReferences": []}
+        thing |= {"spec": {**spec, "nodeName": "n"}, "status": {"phase": "Running"}}
+    user: dict[str, Any] = {"username": "agent"}
+    if not bare:
+        user["extra"] = {"authentication.kubernetes.io/node-name": ["n"]}
+    request = {"operation": operation, "name": "n", "namespace": "jhub", "userInfo": user}
+    before, after = operation != "CREATE" and thing, operation != "DELETE" and thing
+    data = {"request": request, "object": after or None, "oldObject": before or None, "variables": {}}
+    expressions = {part["name"]: part["expression"] for part in policy["variables"]}
+    for check in policy["validations"]:
+        assert isinstance(value_of(check["expression"], data, expressions), bool), check["message"]
+
+
+def _about(policy: dict[str, Any]) -> str:
+    """The resource that a policy is about."""
+    (rule,) = policy["matchConstraints"]["resourceRules"]
+    return str(rule["resources"][0])
 
 
 async def test_only_the_own_nodes_report_is_written(agents: Agents) -> None:
@@ -208,6 +250,21 @@ async def test_an_agent_publishes_its_report_with_its_pod_as_the_owner(agents: A
         assert [owner["uid"] for owner in metadata["ownerReferences"]] == [uid]
     finally:
         await api.close()
+
+
+def test_an_agent_may_change_what_its_patches_name_and_no_other_annotation() -> None:
+    items = render({"rbac": {"admissionPolicy": "always"}})
+    specs = [item["spec"] for item in items if item["kind"] == "ValidatingAdmissionPolicy"]
+    (policy,) = [spec for spec in specs if _about(spec) == "pods"]
+    (own,) = [part["expression"] for part in policy["variables"] if part["name"] == "own"]
+    patches = (
+        kubernetes.tier_patch(Tier.ACTIVE, 1.0, 25),
+        kubernetes.notice_patch(None),
+        kubernetes.borrowed_patch(0),
+        kubernetes.share_patch(25, 25, "100%"),
+        resized_patch(ShareChangeAnswer(number=1)),
+    )
+    assert set(value_of(own, {})) == {name for patch in patches for name in patch}
 
 
 def rendered(version: str, values: dict[str, Any], folder: Path) -> list[dict[str, Any]]:

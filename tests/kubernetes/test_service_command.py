@@ -13,6 +13,8 @@ from urllib.request import urlopen
 import pytest
 from tornado.testing import bind_unused_port
 
+from gpushare_spawner.model.controls import Ask
+from gpushare_spawner.model.protocol.frames import AskKind
 from gpushare_spawner.model.tier import Tier
 from tests.kubernetes.service_namespace import HubNamespace, make_namespace
 from tests.kubernetes.standin.cluster import Cluster
@@ -80,6 +82,42 @@ async def test_an_idle_session_is_told_and_released(
         said_at_the_end = (await present(service.stderr).read()).decode()
     assert await service.wait() == 0, said_at_the_end
     assert f"agents of the namespace {namespace.name}" in said_at_the_end
+
+
+@pytest.mark.slow
+async def test_a_node_that_forges_a_users_session_stops_only_its_own(
+    namespace: HubNamespace,
+    hub_server: FakeHub,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "quarter.yaml").write_text(TEMPLATE.replace("release_after: 4s", "stop_after: 1h"))
+    env = environment(tmp_path, KUBECONFIG=str(namespace.cluster.kubeconfig(namespace.token)))
+    stop = Ask(number=7, kind=AskKind.STOP, at=time.time())
+    for user, node in (("victim", "node-a"), ("mallory", "node-b")):
+        hub_server.add(user, started=time.time(), last_activity=time.time())
+        await namespace.open(user, node=node, last_gpu_activity=time.time())
+        await namespace.publish(node)
+    forged = namespace.sessions["node-a"]["victim"].model_copy(
+        update={"asks": (stop,), "opened_at": 1.0, "last_gpu_activity": 1.0, "last_kernel_activity": 1.0}
+    )
+    namespace.sessions["node-b"] |= {"victim": forged}
+    options = (f"--namespace={namespace.name}", f"--url={hub_server.url}", f"--templates-dir={tmp_path}")
+    service = await start(*options, env=env)
+    try:
+        end = time.monotonic() + 90
+        while not hub_server.deleted:
+            # again and again: the service drops asks of a report that it cannot read yet
+            await namespace.publish("node-b", mallory={"user": "victim", "asks": (stop,)})
+            assert time.monotonic() < end, "the session's own ask was not carried out"
+            assert service.returncode is None, (await present(service.stderr).read()).decode()
+            await asyncio.sleep(0.5)
+        await asyncio.sleep(2.0)  # two rounds of the culler
+    finally:
+        if service.returncode is None:
+            service.terminate()
+        said = (await present(service.stderr).read()).decode()
+    assert set(hub_server.deleted) == {"/users/mallory/server"}, said
+    assert await service.wait() == 0, said
 
 
 async def test_without_a_cluster_it_says_what_it_looked_for(hub_server: FakeHub, tmp_path: Path) -> None:  # noqa: F811

@@ -18,6 +18,7 @@ from gpushare_spawner.service.culler.settings import CullerSettings
 from gpushare_spawner.service.hub.client import Hub
 from gpushare_spawner.service.kubernetes.cluster import Cluster
 from gpushare_spawner.service.kubernetes.pod_sessions import SessionPod, trimmed
+from gpushare_spawner.service.web.gpu_bar import gpu_bar, units_of
 from tests.kubernetes.service_namespace import HubNamespace, as_the_hub, eventually, has, make_namespace, seen
 from tests.kubernetes.standin.cluster import Cluster as StandInCluster
 from tests.service.conftest import MINUTE, Clock, clock, hub, hub_server, templates  # noqa: F401
@@ -61,9 +62,10 @@ async def test_pods_of_another_hub_are_left_alone(namespace: HubNamespace, clock
         try:
             agent = await seen(nodes, "node-a", has("ann", confirmed=True))
             report = await agent.report()
-            assert {session.id: session.confirmed for session in report.sessions} == {
-                "ann": True, "bob": False, "eve": True,
-            }  # fmt: skip
+            assert {session.id: session.confirmed for session in report.sessions} == {"ann": True, "eve": True}
+            (bob,) = report.others
+            assert (bob.user, bob.share_units, report.unconfirmed) == ("", 25, ()), "bob's units are not free"
+            assert [units_of(gpu_bar(gpu, report.allocated_to), "free") for gpu in report.gpus] == [25]
             # a node with nobody of ours on it, and no report for us, is not one that fails to answer
             assert [node.node for node in nodes] == ["node-a"]
         finally:

@@ -105,7 +105,7 @@ async def test_an_idle_server_is_told_and_then_stopped_by_its_hub(
 
 
 def sessions(watched: ServiceCluster) -> list[PodSession]:
-    return [pod.session for pods in watched._pods_by_node().values() for pod in pods.values()]
+    return [pod.session for pod in watched.all_pods()]
 
 
 async def announced(cluster: Cluster) -> Tier | None:

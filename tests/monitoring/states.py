@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpushare_spawner.model.quota import Quotas
-from gpushare_spawner.model.report import DeliveredReport, GpuReport, HostMemoryReport, Report
+from gpushare_spawner.model.report import DeliveredReport, GpuReport, HostMemoryReport
 from gpushare_spawner.service.counters import Counters
 from gpushare_spawner.service.culler.decisions import HubSnapshot, decide_sessions
 from gpushare_spawner.service.culler.settings import CullerSettings
 from gpushare_spawner.service.history.events import Outcome, Wait
 from gpushare_spawner.service.hub.client import HubServer
 from gpushare_spawner.service.quota_use import quota_use
-from gpushare_spawner.service.reports import NodeSnapshot
+from gpushare_spawner.service.reports import KnownReport, NodeSnapshot
 from gpushare_spawner.service.waiting_spawns import waiting_spawns
 from gpushare_spawner.service.web.metrics import ServiceState
 from tests.service.dashboards import GIB, NO_AGENT, NOW, TEMPLATES, afternoon, session
@@ -30,7 +30,7 @@ DELIVERED_RATIO = 0.5
 """What a session in trouble receives of its entitled time."""
 
 
-def report(working_seconds: float = 1000.0) -> Report:
+def report(working_seconds: float = 1000.0) -> KnownReport:
     """The afternoon, with what goes wrong. ``working_seconds``: the entitled time of a session that gets half of it."""
     usual = afternoon()
     short = DeliveredReport(
@@ -66,7 +66,7 @@ def counters(spawns: int = 1) -> Counters:
 
 def trouble(
     counted: Counters | None = None,
-    reported: Report | None = None,
+    reported: KnownReport | None = None,
     pending: Sequence[HubServer] | None = None,
     now: float = NOW,
 ) -> ServiceState:

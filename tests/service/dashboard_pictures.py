@@ -15,8 +15,9 @@ from selenium.webdriver import Chrome
 
 from gpushare_spawner.model.controls import Exemption, Keep
 from gpushare_spawner.model.quota import Quotas
-from gpushare_spawner.model.report import GpuReport, HostMemoryReport, Report
+from gpushare_spawner.model.report import GpuReport, HostMemoryReport
 from gpushare_spawner.service.hub.client import HubServer
+from gpushare_spawner.service.reports import KnownReport
 from tests.service.dashboard_stand_in import DashboardStandIn, chromium, resize, scheme, signed_in
 from tests.service.dashboards import GIB, MINUTE, NOW, afternoon, session
 
@@ -24,7 +25,7 @@ IMAGES = Path(__file__).parents[2] / "docs" / "images"
 HOUR = 60 * MINUTE
 
 
-def reports() -> Sequence[Report]:
+def reports() -> Sequence[KnownReport]:
     """Two machines on an afternoon."""
     first = afternoon()
     gpus = [
@@ -40,7 +41,7 @@ def reports() -> Sequence[Report]:
         for one in first.sessions
     ]
     host = HostMemoryReport(budget_bytes=48 * GIB, needed_bytes=21 * GIB, paged_out_bytes=10 * GIB)
-    second = Report(
+    second = KnownReport(
         node="lab-2",
         published_at=NOW,
         gpus=(

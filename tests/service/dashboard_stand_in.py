@@ -22,13 +22,12 @@ from tornado.web import Application, RequestHandler, StaticFileHandler
 
 from gpushare_spawner.idle import KeepRule
 from gpushare_spawner.model.quota import Quotas
-from gpushare_spawner.model.report import Report
 from gpushare_spawner.service import reports
 from gpushare_spawner.service.actions.session_actions import SessionActions
 from gpushare_spawner.service.application import service_application
 from gpushare_spawner.service.counters import Counters
 from gpushare_spawner.service.hub.client import HubServer
-from gpushare_spawner.service.reports import RecentReports
+from gpushare_spawner.service.reports import KnownReport, RecentReports
 from gpushare_spawner.service.sources import DashboardSources
 from gpushare_spawner.service.web.page import Page
 from tests.present import present
@@ -64,7 +63,7 @@ class Logo(RequestHandler):
 class DashboardStandIn:
     """`login`: who looks at the page. `agents`: one for each report; a test changes their `now`."""
 
-    def __init__(self, shown: Sequence[Report], with_hub: bool = True, max_age: float = 0.0) -> None:
+    def __init__(self, shown: Sequence[KnownReport], with_hub: bool = True, max_age: float = 0.0) -> None:
         self._max_age = max_age
         self.pending: Sequence[HubServer] | None = ()
         self.quotas: Quotas | None = None
@@ -105,7 +104,7 @@ class DashboardStandIn:
             self.run(self._close(self._server))
             self._server = None
 
-    def set_reports(self, shown: Sequence[Report]) -> None:
+    def set_reports(self, shown: Sequence[KnownReport]) -> None:
         """Report something else."""
         for agent, report in zip(self.agents, shown, strict=True):
             agent.now = report

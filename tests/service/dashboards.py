@@ -10,7 +10,7 @@ from gpushare_spawner.idle import RecentUse
 from gpushare_spawner.model.memory_limits.hits import MemoryLimitHits
 from gpushare_spawner.model.protocol.queue_progress import QueueProgress
 from gpushare_spawner.model.quota import Quotas
-from gpushare_spawner.model.report import DeliveredReport, GpuReport, Notice, Report, SessionReport
+from gpushare_spawner.model.report import DeliveredReport, GpuReport, Notice, SessionReport
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.service.actions.session_actions import SessionActions
@@ -23,7 +23,7 @@ from gpushare_spawner.service.culler.settings import CullerSettings
 from gpushare_spawner.service.dashboard.address import DashboardAddress
 from gpushare_spawner.service.dashboard.page import dashboard
 from gpushare_spawner.service.hub.client import HubServer
-from gpushare_spawner.service.reports import NodeSnapshot, RecentReports
+from gpushare_spawner.service.reports import KnownReport, NodeSnapshot, RecentReports
 from gpushare_spawner.service.sources import DashboardSources
 from gpushare_spawner.service.waiting_spawns import waiting_spawns
 from gpushare_spawner.service.web.caller import Caller
@@ -74,10 +74,10 @@ def session(user: str, **changes: Any) -> SessionReport:
     return SessionReport(**({"guaranteed_units": values["effective_units"]} | values))
 
 
-def afternoon(*more: SessionReport) -> Report:
+def afternoon(*more: SessionReport) -> KnownReport:
     """GPU 0 is full and has lent units, GPU 1 half empty."""
     gpu = {"model": "Simulated GPU 16 GiB", "memory_bytes": 16 * GIB, "simulated": True}
-    return Report(
+    return KnownReport(
         node="workstation",
         published_at=NOW,
         gpus=(
@@ -105,7 +105,7 @@ def afternoon(*more: SessionReport) -> Report:
 
 
 def shown(
-    report: Report | None = None,
+    report: KnownReport | None = None,
     viewer: Viewer = ADMIN,
     notes: tuple[str, ...] = (),
     pending: Sequence[HubServer] | None = (),
@@ -121,7 +121,7 @@ def shown(
 
 
 def page(
-    report: Report | None = None,
+    report: KnownReport | None = None,
     viewer: Viewer = ADMIN,
     notes: tuple[str, ...] = (),
     pending: Sequence[HubServer] | None = (),

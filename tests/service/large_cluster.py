@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from gpushare_spawner.model.report import DeliveredReport, GpuReport, HostMemoryReport, Report, SessionReport
+from gpushare_spawner.model.report import DeliveredReport, GpuReport, HostMemoryReport, SessionReport
 from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.service.reports import KnownReport
 from tests.service.dashboards import GIB, MINUTE, NOW, session
 
 NODES = 63
@@ -13,19 +14,19 @@ TIERS = (Tier.ACTIVE, Tier.ACTIVE, Tier.DOWNGRADED, Tier.RELEASED)
 UNITS = {Tier.ACTIVE: 10, Tier.DOWNGRADED: 4, Tier.RELEASED: 0}
 
 
-def large_cluster(sessions: int = SESSIONS) -> list[Report]:
+def large_cluster(sessions: int = SESSIONS) -> list[KnownReport]:
     """Return one report for each node; sessions are spread over all GPUs."""
     return [_node(number, sessions) for number in range(NODES)]
 
 
-def _node(number: int, sessions: int) -> Report:
+def _node(number: int, sessions: int) -> KnownReport:
     name = f"gpu-{number:03d}"
     gpus = tuple(
         GpuReport(index=index, uuid=f"{name}-{index}", model="Simulated GPU 80 GiB", memory_bytes=80 * GIB,
                   memory_used_bytes=(20 + index) * GIB, utilisation=0.5, simulated=True)
         for index in range(GPUS)
     )  # fmt: skip
-    return Report(
+    return KnownReport(
         node=name,
         published_at=NOW,
         gpus=gpus,

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from gpushare_spawner.clients.agent import AgentClient
 from gpushare_spawner.model.protocol.control import AgentUnreachable
-from gpushare_spawner.model.report import Report
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.service.actions.action_log import line
+from gpushare_spawner.service.agents import MachineAgent
 from gpushare_spawner.service.culler.culler import Culler
 from gpushare_spawner.service.culler.settings import CullerSettings
 from gpushare_spawner.service.history.events import Action
 from gpushare_spawner.service.hub.client import Hub
+from gpushare_spawner.service.reports import KnownReport
 from tests.service.conftest import MINUTE, Clock
 from tests.service.fake_agent import FakeAgent
 from tests.service.fake_hub import FakeHub
@@ -39,7 +39,7 @@ async def test_each_action_is_logged_with_its_figures_and_recorded(
     hub_server.add("ann", last_activity=clock())
     recorded: list[Action] = []
     settings = CullerSettings(cull_every=1e-9)
-    one = Culler([AgentClient(agent.path)], hub, lambda: templates, settings, clock=clock, record=recorded.append)
+    one = Culler([MachineAgent(agent.path)], hub, lambda: templates, settings, clock=clock, record=recorded.append)
     caplog.set_level(logging.INFO, "gpushare.service.actions")
     for _ in range(9 * 60):
         await one.round()
@@ -88,7 +88,7 @@ async def test_a_dry_run_logs_each_action_once_and_does_nothing(
         quarter = templates["quarter"]
         templates["quarter"] = quarter.model_copy(update={"idle": quarter.idle.model_copy(update={"dry_run": True})})
     settings = CullerSettings(cull_every=1e-9, timeout=3600 if whole_service else 0, dry_run=whole_service)
-    one = Culler([AgentClient(agent.path)], hub, lambda: templates, settings, clock=clock, record=recorded.append)
+    one = Culler([MachineAgent(agent.path)], hub, lambda: templates, settings, clock=clock, record=recorded.append)
     for _ in range(9 * 60):
         await one.round()
         clock.forward(MINUTE)
@@ -108,7 +108,7 @@ async def test_a_dry_run_logs_each_action_once_and_does_nothing(
 class SometimesSilent:
     """An agent that does not answer while it is ``silent``."""
 
-    def __init__(self, agent: AgentClient) -> None:
+    def __init__(self, agent: MachineAgent) -> None:
         self._agent = agent
         self.silent = False
         self.tier, self.announce, self.report_age = agent.tier, agent.announce, agent.report_age
@@ -116,7 +116,7 @@ class SometimesSilent:
         self.resize = agent.resize
         self.cordon = agent.cordon
 
-    async def report(self) -> Report:
+    async def report(self) -> KnownReport:
         if self.silent:
             raise AgentUnreachable("The agent is silent.")
         return await self._agent.report()
@@ -130,7 +130,7 @@ async def test_a_dry_run_says_nothing_again_after_an_agent_was_silent(
     hub_server.add("zoe", last_activity=clock() - 7200)
     recorded: list[Action] = []
     settings = CullerSettings(cull_every=1e-9, timeout=3600, dry_run=True)
-    node = SometimesSilent(AgentClient(agent.path))
+    node = SometimesSilent(MachineAgent(agent.path))
     one = Culler([node], hub, lambda: templates, settings, clock=clock, record=recorded.append)
     for silent in 20 * [False] + [True, False, False]:
         node.silent = silent

@@ -11,7 +11,6 @@ from typing import Any, NoReturn
 
 import pytest
 
-from gpushare_spawner.clients.agent import AgentClient
 from gpushare_spawner.model.controls import Exemption, Keep
 from gpushare_spawner.model.idle_cause import IdleCause
 from gpushare_spawner.model.layers import LayerName
@@ -20,6 +19,7 @@ from gpushare_spawner.model.report import Notice
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.service.actions.session_actions import SessionActions
+from gpushare_spawner.service.agents import MachineAgent
 from gpushare_spawner.service.culler.culler import Culler
 from gpushare_spawner.service.culler.settings import CullerSettings
 from gpushare_spawner.service.history.events import Action
@@ -39,7 +39,7 @@ def culler(agent: FakeAgent, hub: Hub, templates: dict[str, Template], clock: Cl
     """Makes a new culler: as after a restart of the service, it knows nothing."""
 
     def make(**settings: Any) -> Culler:
-        return Culler([AgentClient(agent.path)], hub, lambda: templates, replace(EAGER, **settings), clock=clock)
+        return Culler([MachineAgent(agent.path)], hub, lambda: templates, replace(EAGER, **settings), clock=clock)
 
     return make
 
@@ -279,7 +279,7 @@ async def test_a_hub_that_hangs_holds_up_no_gpu_action(
 ) -> None:
     ann = agent.add("ann")
     hub_server.faults = ["hang"] * 100
-    one = Culler([AgentClient(agent.path)], hub, lambda: templates, EAGER, clock=clock, patience=0.01)
+    one = Culler([MachineAgent(agent.path)], hub, lambda: templates, EAGER, clock=clock, patience=0.01)
     clock.forward(10 * MINUTE)
     await one.round()
     clock.forward(5 * MINUTE)
@@ -361,7 +361,7 @@ async def test_a_silent_agent_does_not_hold_up_another(
 ) -> None:
     ann = agent.add("ann")
     clock.forward(10 * MINUTE)
-    agents = [AgentClient(tmp_path / "nobody.sock"), AgentClient(agent.path)]
+    agents = [MachineAgent(tmp_path / "nobody.sock"), MachineAgent(agent.path)]
     one = Culler(agents, hub, lambda: templates, EAGER, clock=clock)
     await one.round()
     await one.round()
@@ -388,7 +388,7 @@ async def test_rounds_go_on_after_one_that_failed(
         calls.append(1)
         raise RuntimeError("templates are on fire")
 
-    one = Culler([AgentClient(agent.path)], hub, broken, replace(EAGER, cull_every=0.01), clock=clock)
+    one = Culler([MachineAgent(agent.path)], hub, broken, replace(EAGER, cull_every=0.01), clock=clock)
     task = asyncio.create_task(one.run())
     while len(calls) < 3:
         await asyncio.sleep(0.01)
@@ -443,7 +443,7 @@ async def test_while_an_agent_is_silent_servers_of_unknown_kind_are_left_alone(
     hub_server.add("ann", last_activity=clock() - 99 * HOUR)
     hub_server.add("bob", last_activity=clock() - 99 * HOUR, user_options={"profile": "cpu"})
     silent = Culler(
-        [AgentClient(tmp_path / "nobody.sock")], hub, lambda: templates, replace(EAGER, timeout=60), clock=clock
+        [MachineAgent(tmp_path / "nobody.sock")], hub, lambda: templates, replace(EAGER, timeout=60), clock=clock
     )
     await silent.round()
     assert hub_server.deleted == ["/users/bob/server"]
@@ -597,7 +597,7 @@ async def test_an_old_report_counts_all_work_as_use(
 @pytest.fixture
 def keeping(agent: FakeAgent, hub: Hub, templates: dict[str, Template], clock: Clock) -> tuple[Culler, list[Action]]:
     """A culler that ends what is over, and what the history gets."""
-    client, recorded = AgentClient(agent.path), list[Action]()
+    client, recorded = MachineAgent(agent.path), list[Action]()
     actions = SessionActions([client], hub, lambda: templates, record=recorded.append, clock=clock)
     return Culler([client], hub, lambda: templates, EAGER, clock=clock, actions=actions), recorded
 

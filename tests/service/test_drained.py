@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from gpushare_spawner.clients.agent import AgentClient
 from gpushare_spawner.model.controls import Exemption, Message
 from gpushare_spawner.model.cordon import Cordon
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.service.actions.session_actions import SessionActions
+from gpushare_spawner.service.agents import MachineAgent
 from gpushare_spawner.service.culler.culler import Culler
 from gpushare_spawner.service.culler.settings import CullerSettings
 from gpushare_spawner.service.history.events import Action
@@ -34,7 +34,7 @@ class Draining:
             Cordon(gpu="GPU-0", by="boss", reason="Fan.", since=now, drain=True, stop_at=now + HOUR),
             Cordon(gpu="GPU-1", by="boss", since=now),
         )
-        self._agents = [AgentClient(agent.path)]
+        self._agents = [MachineAgent(agent.path)]
         self._hub, self._templates = hub, templates
         self.culler = self.another()
 

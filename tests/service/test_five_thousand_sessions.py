@@ -15,12 +15,13 @@ from gpushare_spawner.model.protocol.control import (
     ResizeRequest,
     TierRequest,
 )
-from gpushare_spawner.model.report import GpuReport, Report, SessionReport
+from gpushare_spawner.model.report import GpuReport, SessionReport
 from gpushare_spawner.model.session_id import session_id
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.service.culler.culler import Culler
 from gpushare_spawner.service.culler.settings import CullerSettings
 from gpushare_spawner.service.hub.client import Hub
+from gpushare_spawner.service.reports import KnownReport
 from tests.service.conftest import MINUTE, Clock
 from tests.service.fake_hub import TOKEN, FakeHub
 
@@ -58,9 +59,9 @@ class Node:
             )
             for one in range(SESSIONS)
         )
-        self._report = Report(node=f"node-{number}", published_at=clock(), gpus=gpus, sessions=sessions)
+        self._report = KnownReport(node=f"node-{number}", published_at=clock(), gpus=gpus, sessions=sessions)
 
-    async def report(self) -> Report:
+    async def report(self) -> KnownReport:
         return self._report
 
     def report_age(self) -> float:

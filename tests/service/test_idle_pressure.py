@@ -7,18 +7,18 @@ from dataclasses import replace
 
 import pytest
 
-from gpushare_spawner.clients.agent import AgentClient
 from gpushare_spawner.idle import NoAction, RecentUse
 from gpushare_spawner.model.controls import Exemption, Keep
 from gpushare_spawner.model.layers import LayerName, LayersFile
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.service.agents import MachineAgent
 from gpushare_spawner.service.culler.culler import Culler
 from gpushare_spawner.service.culler.decisions import decide_sessions
 from gpushare_spawner.service.culler.idle_pressure import candidates, needed
 from gpushare_spawner.service.culler.settings import CullerSettings
 from gpushare_spawner.service.hub.client import Hub, HubServer
-from gpushare_spawner.service.reports import NodeSnapshot
+from gpushare_spawner.service.reports import KnownReport, NodeSnapshot
 from gpushare_spawner.service.session_templates import SessionTemplates
 from tests.service.conftest import HOUR, MINUTE, Clock
 from tests.service.dashboards import NO_AGENT
@@ -164,7 +164,7 @@ async def test_a_share_is_released_after_a_notice_while_a_spawn_waits(
     async def asked() -> list[HubServer]:
         return pending
 
-    culler = Culler([AgentClient(full.path)], hub, lambda: TEMPLATES, EAGER, clock=clock, pending=asked)
+    culler = Culler([MachineAgent(full.path)], hub, lambda: TEMPLATES, EAGER, clock=clock, pending=asked)
     clock.forward(HOUR)
     await culler.round()
     assert full.told == []
@@ -188,7 +188,7 @@ async def test_the_notice_is_withdrawn_when_nobody_waits_any_longer(
     async def asked() -> list[HubServer]:
         return pending
 
-    culler = Culler([AgentClient(full.path)], hub, lambda: TEMPLATES, EAGER, clock=clock, pending=asked)
+    culler = Culler([MachineAgent(full.path)], hub, lambda: TEMPLATES, EAGER, clock=clock, pending=asked)
     clock.forward(HOUR)
     await culler.round()
     pending.clear()
@@ -202,7 +202,8 @@ def test_a_held_session_is_stopped_at_its_time_and_says_why_nothing_comes_before
 ) -> None:
     half(agent, "ann", 0)
     clock.forward(HOUR)
-    snapshots = [NodeSnapshot(NO_AGENT, agent.report())]
+    report = agent.report()
+    snapshots = [NodeSnapshot(NO_AGENT, KnownReport.of(report, report.sessions))]
     (one,) = decide_sessions(snapshots, None, TEMPLATES, clock(), EAGER)
     assert one.decision.no_action is NoAction.ACTIVITY_UNKNOWN
     endless = HALF.model_copy(update={"idle": HALF.idle.model_copy(update={"stop_after": None})})

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from gpushare_spawner.clients.agent import AgentClient
 from gpushare_spawner.idle import Observation, RecentUse, UseRule
 from gpushare_spawner.model.controls import Exemption, Keep
 from gpushare_spawner.model.idle_cause import IdleCause
@@ -19,6 +18,7 @@ from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.placement import Ledger
+from gpushare_spawner.service.agents import MachineAgent
 from gpushare_spawner.service.culler.culler import Culler
 from gpushare_spawner.service.culler.reclaim import Pressure, pressure
 from gpushare_spawner.service.culler.settings import CullerSettings
@@ -222,7 +222,7 @@ class Stage:
         self.quotas: Quotas | None = QUOTAS
         self.asked = 0
         self.culler = Culler(
-            [AgentClient(agent.path)],
+            [MachineAgent(agent.path)],
             hub,
             lambda: TEMPLATES,
             EAGER,
@@ -367,7 +367,7 @@ async def test_nobody_makes_way_while_hub_or_agent_are_silent(
     if silence == "hub":
         stage.pending = None
     else:
-        stage.culler._agents = [*stage.culler._agents, AgentClient(full.path.with_name("nobody"))]
+        stage.culler._agents = [*stage.culler._agents, MachineAgent(full.path.with_name("nobody"))]
     await stage.culler.round()
     assert all(one.tier is Tier.ACTIVE and one.notice is None for one in full.sessions.values())
 
@@ -391,7 +391,7 @@ async def test_sessions_of_an_agent_that_falls_silent_count_and_do_not_make_way(
         for number in range(4):
             share(second, f"visitor{number}", gpu=number // 2)
         share(second, "ann", units=50, quota="group:ml")
-        stage.culler._agents = [*stage.culler._agents, AgentClient(second.path)]
+        stage.culler._agents = [*stage.culler._agents, MachineAgent(second.path)]
         stage.pending = [waits("eve"), waits("bob")]
         await stage.culler.round()
     full.asked.clear()

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from gpushare_spawner.idle import NoAction, RecentUse
-from gpushare_spawner.model.report import GpuReport, Report, SessionReport
+from gpushare_spawner.model.report import GpuReport, SessionReport
 from gpushare_spawner.service.culler.decisions import decide_sessions
 from gpushare_spawner.service.culler.idle_pressure import candidates
 from gpushare_spawner.service.culler.servers_without_share import judge
 from gpushare_spawner.service.culler.settings import CullerSettings
 from gpushare_spawner.service.hub.client import HubServer, HubUser
 from gpushare_spawner.service.idle_culler_hook import cull_arbiter
-from gpushare_spawner.service.reports import NodeSnapshot
+from gpushare_spawner.service.reports import KnownReport, NodeSnapshot
 from gpushare_spawner.service.session_templates import SessionTemplates, UserGroups
 from gpushare_spawner.service.template_source import TemplateSource
 from tests.present import present
@@ -47,13 +47,13 @@ def server(user: str, hours_idle: float, profile: str = "cpu") -> HubServer:
     return HubServer(user, "", started=0.0, last_activity=NOON - hours_idle * HOUR, profile=profile)
 
 
-def report(user: str, hours_idle: float) -> Report:
+def report(user: str, hours_idle: float) -> KnownReport:
     gpu = GpuReport(index=0, uuid="GPU-0", model="A100", memory_bytes=80 * 2**30)
     session = SessionReport(
         id=user, user=user, template="quarter", gpus=("GPU-0",), share_units=25, effective_units=25,
         guaranteed_units=25, tier_since=NOON - hours_idle * HOUR, opened_at=NOON - hours_idle * HOUR,
     )  # fmt: skip
-    return Report(node="node", published_at=NOON, gpus=(gpu,), sessions=(session,))
+    return KnownReport(node="node", published_at=NOON, gpus=(gpu,), sessions=(session,))
 
 
 def test_a_users_group_decides_and_unknown_groups_cost_nothing(source: TemplateSource) -> None:

@@ -180,6 +180,15 @@ class Gpu(Answer):
     bar: tuple[Segment, ...]
 
 
+class Unconfirmed(Answer):
+    """A session in a node's report that no pod vouches for. It counts for nothing."""
+
+    id: str
+    """What the report calls it."""
+    since: float
+    """When the service saw it first."""
+
+
 class Node(Answer):
     """One machine with GPUs."""
 
@@ -192,6 +201,8 @@ class Node(Answer):
     layers: tuple[str, ...]
     """Titles of other sharing layers that give sessions GPUs of this node which no agent reports."""
     gpus: tuple[Gpu, ...]
+    unconfirmed: tuple[Unconfirmed, ...]
+    """For admins; for others always empty."""
 
 
 class Nodes(Answer):

@@ -12,13 +12,13 @@ from itertools import zip_longest
 from typing import Any, Literal, get_args
 
 from gpushare_spawner.model.quota import Quotas
-from gpushare_spawner.model.report import GpuReport, Report, SessionReport, doubled_gpus
+from gpushare_spawner.model.report import GpuReport, SessionReport, doubled_gpus
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.quota import QuotaUsage
 from gpushare_spawner.service.culler.decisions import SessionDecision
 from gpushare_spawner.service.hub.client import HubServer
 from gpushare_spawner.service.quota_use import quota_use
-from gpushare_spawner.service.reports import NodeSnapshot
+from gpushare_spawner.service.reports import KnownReport, NodeSnapshot
 from gpushare_spawner.service.sources import DashboardSources
 from gpushare_spawner.service.waiting_spawns import WaitingSpawn
 from gpushare_spawner.service.web.gpu_bar import Kind, Segment, gpu_bar, units_of
@@ -38,7 +38,7 @@ class Row:
     """One session, with its decision and its node's report."""
 
     decision: SessionDecision
-    report: Report
+    report: KnownReport
 
     @property
     def session(self) -> SessionReport:
@@ -66,7 +66,7 @@ class ServiceSnapshot:
     """The rows in each order that was asked for; kept by `session_list`."""
 
     @cached_property
-    def reports(self) -> list[Report]:
+    def reports(self) -> list[KnownReport]:
         """Of the agents that answered."""
         return [one.report for one in self.snapshots if one.report is not None]
 
@@ -135,10 +135,10 @@ class ServiceSnapshot:
             for kind in AVAILABLE
         )
 
-    def _gpus(self) -> Iterator[tuple[Report, GpuReport, list[SessionReport]]]:
+    def _gpus(self) -> Iterator[tuple[KnownReport, GpuReport, list[SessionReport]]]:
         for report in self.reports:
             on: dict[str, list[SessionReport]] = {}
-            for session in report.sessions:
+            for session in report.allocated_to:
                 for uuid in session.gpus:
                     on.setdefault(uuid, []).append(session)
             for gpu in report.gpus:

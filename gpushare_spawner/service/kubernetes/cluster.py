@@ -7,7 +7,7 @@ import logging
 import math
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
 
@@ -21,14 +21,29 @@ from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.protocol.control import AgentUnreachable
 from gpushare_spawner.model.report import Report
 from gpushare_spawner.service.kubernetes.node import NodeAgent
-from gpushare_spawner.service.kubernetes.pod_sessions import SessionPod, made_by, merged, session_pods, trimmed
+from gpushare_spawner.service.kubernetes.pod_sessions import SessionPod, known_report, made_by, session_pods, trimmed
+from gpushare_spawner.service.reports import KnownReport, UnconfirmedSession
 from gpushare_spawner.wording.amounts import clock as clock_time
+from gpushare_spawner.wording.dashboard import unconfirmed_sessions
 
 log = logging.getLogger("gpushare.service.cluster")
 
 LOOK_EVERY = 0.5
 """Seconds between two looks for asks while reports change: of 500 nodes some change each second."""
+UNCONFIRMED_AFTER = 30.0
+"""Seconds for which a reported session may lack a pod before that is said. Ours: a report follows the end of a pod
+within seconds. Such a session counts for nothing from the first moment."""
 _PREFIX = f"{kubernetes.REPORT_COMPONENT}-"
+
+
+@dataclass(frozen=True)
+class _NodePods:
+    """The pods with shares on one node."""
+
+    sessions: dict[str, SessionPod] = field(default_factory=dict)
+    """By session id. Of two pods of one session the younger one counts, on whatever nodes they are."""
+    others: list[SessionPod] = field(default_factory=list)
+    """Pods whose units alone count: of other hubs, and the older ones."""
 
 
 @dataclass(frozen=True)
@@ -87,9 +102,14 @@ class Cluster:
         )
         self._maps = Watched("reports", maps, here, kubernetes.REPORT_SELECTOR, self._changed)
         self._read: dict[str, _Read] = {}
-        self._by_node: dict[str, dict[str, SessionPod]] | None = None
+        self._by_node: dict[str, _NodePods] | None = None
+        self._unconfirmed: dict[str, dict[str, float]] = {}
+        """By node and session: when it was first seen without a pod (seconds since the epoch)."""
         self._by_report: dict[str, tuple[str, _Read]] | None = None
         self._said: dict[str, str] = {}
+        """By pod: what was logged of it."""
+        self._warned: set[str] = set()
+        """Nodes of whose unconfirmed sessions the log says something."""
         self._news = asyncio.Event()
 
     @property
@@ -113,26 +133,32 @@ class Cluster:
 
     def __iter__(self) -> Iterator[NodeAgent]:
         lost = [watched for watched in self._watched if not watched.known]
-        names = {"?"} if lost else set(self._reports()) | set(self._pods_by_node())
+        with_pods = {node for node, pods in self._pods_by_node().items() if pods.sessions}
+        names = {"?"} if lost else set(self._reports()) | with_pods
         return iter([NodeAgent(name, self, self._api, self._clock) for name in sorted(names)])
 
     async def asking(self) -> Sequence[NodeAgent]:
         """Wait until a report has asks, and return the agents of such nodes."""
         while True:
             self._news.clear()
-            nodes = [node for node, (_, read) in self._reports().items() if self._asks(read)]
+            nodes = [node for node, (_, read) in self._reports().items() if self._asks(node, read)]
             if nodes:
                 return [NodeAgent(node, self, self._api, self._clock) for node in sorted(nodes)]
             await self._news.wait()
             await asyncio.sleep(LOOK_EVERY)
 
-    def _asks(self, read: _Read) -> bool:
+    def _asks(self, node: str, read: _Read) -> bool:
         # of an agent that has ended, asks stay in the report
         published = read.report.published_at if read.report is not None else 0.0
-        return time.monotonic() < read.asks_until and self._clock() - published < kubernetes.REPORT_STALE_SECONDS
+        if time.monotonic() >= read.asks_until or self._clock() - published >= kubernetes.REPORT_STALE_SECONDS:
+            return False
+        try:
+            return any(session.asks for session in self.report(node)[0].sessions)
+        except AgentUnreachable:
+            return False
 
-    def report(self, node: str) -> tuple[Report, float]:
-        """Return the node's report, with tiers as the pods' annotations have them, and its age in seconds.
+    def report(self, node: str) -> tuple[KnownReport, float]:
+        """Return the node's report, joined with its pods, and its age in seconds.
 
         The age counts from the time when a watch brought the report, so the machines' clocks can differ. Raises
         AgentUnreachable if there is no report, or only an old one.
@@ -141,10 +167,11 @@ class Cluster:
             if not watched.known:
                 raise AgentUnreachable(watched.problem or f"no news of the {watched.what} from the API server")
         name, read = self._reports().get(node, ("", None))
-        pods = self.pods(node).values()
+        here = self._pods_by_node().get(node, _NodePods())
+        pods = here.sessions.values()
         if read is None and pods and all(pod.layer is not LayerName.NATIVE for pod in pods):
             # no agent belongs there: what is known of its sessions is in their pods
-            return merged(Report(node=node, published_at=self._clock(), gpus=()), pods), 0.0
+            return known_report(Report(node=node, published_at=self._clock(), gpus=()), pods), 0.0
         if read is None or read.report is None:
             raise AgentUnreachable(f"node {node}: its agent has published no report")
         report = read.report
@@ -155,11 +182,30 @@ class Cluster:
             raise AgentUnreachable(f"node {node}: its agent has published nothing since {last}")
         arrived = self._maps.arrived.get(name)
         age = time.monotonic() - arrived if arrived is not None else float("inf")
-        return merged(report, pods), age
+        return self._with_lasting(known_report(report, pods, here.others, self._clock())), age
+
+    def _with_lasting(self, report: KnownReport) -> KnownReport:
+        """Return the report with those unconfirmed sessions that have been so for `UNCONFIRMED_AFTER`, and log them."""
+        before = self._unconfirmed.pop(report.node, {})
+        if not report.unconfirmed:
+            self._warned.discard(report.node)
+            return report
+        since = {one.id: before.get(one.id, one.since) for one in report.unconfirmed}
+        self._unconfirmed[report.node] = since
+        lasting = tuple(
+            UnconfirmedSession(id=name, since=at)
+            for name, at in since.items()
+            if self._clock() - at >= UNCONFIRMED_AFTER
+        )
+        # once for each node: what a node reports must not fill the log
+        if lasting and report.node not in self._warned:
+            self._warned.add(report.node)
+            log.warning("%s", unconfirmed_sessions(report.node, [one.id for one in lasting]))
+        return report.model_copy(update={"unconfirmed": lasting})
 
     def pods(self, node: str) -> Mapping[str, SessionPod]:
-        """Return the node's sessions by their ids; of two pods of one session the younger one."""
-        return self._pods_by_node().get(node, {})
+        """Return the node's sessions by their ids; of two pods of one session the younger one, on whatever nodes."""
+        return self._pods_by_node().get(node, _NodePods()).sessions
 
     def patched(self, pod: SessionPod, item: dict[str, Any]) -> None:
         """Take over what the API server answered to a patch, if the watch has brought nothing newer."""
@@ -179,24 +225,33 @@ class Cluster:
 
     def all_pods(self) -> Iterator[SessionPod]:
         """Return the sessions' pods on all nodes."""
-        return (pod for here in self._pods_by_node().values() for pod in here.values())
+        return (pod for here in self._pods_by_node().values() for pod in here.sessions.values())
 
     def _changed(self) -> None:
         self._by_node = self._by_report = None
         self._news.set()
         self._on_change()
 
-    def _pods_by_node(self) -> dict[str, dict[str, SessionPod]]:
-        if self._by_node is None:
-            pods = [*self._pods.objects.values(), *self._layer_pods.objects.values()]
-            ours = [pod for pod in pods if not self._hub or made_by(pod, self._hub)]
-            good, bad = session_pods(ours)
-            self._by_node = {}
-            # another layer's scheduler has not placed those without a node
-            placed = (pod for pod in good if pod.node)
-            for pod in sorted(placed, key=lambda pod: pod.created):
-                self._by_node.setdefault(pod.node, {})[pod.session.session] = pod
-            self._say_once({f"Pod {name}": f"ignored: {problem}" for name, problem in bad.items()})
+    def _pods_by_node(self) -> dict[str, _NodePods]:
+        if self._by_node is not None:
+            return self._by_node
+        objects = [*self._pods.objects.values(), *self._layer_pods.objects.values()]
+        ours = [pod for pod in objects if not self._hub or made_by(pod, self._hub)]
+        good, bad = session_pods(ours)
+        self._say_once({f"Pod {name}": f"ignored: {problem}" for name, problem in bad.items()})
+        self._by_node = {}
+        # another layer's scheduler has not placed those without a node
+        placed = sorted((pod for pod in good if pod.node), key=lambda pod: (pod.created, pod.runs))
+        youngest = {pod.session.session: pod for pod in placed}
+        for pod in placed:
+            here = self._by_node.setdefault(pod.node, _NodePods())
+            if youngest[pod.session.session] is pod:
+                here.sessions[pod.session.session] = pod
+            else:
+                here.others.append(pod)
+        if len(ours) < len(objects):
+            for pod in session_pods(pod for pod in objects if not made_by(pod, self._hub))[0]:
+                self._by_node.setdefault(pod.node, _NodePods()).others.append(pod)
         return self._by_node
 
     def _reports(self) -> dict[str, tuple[str, _Read]]:

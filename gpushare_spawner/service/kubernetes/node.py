@@ -27,9 +27,9 @@ from gpushare_spawner.model.protocol.control import (
     ResizeRequest,
     TierRequest,
 )
-from gpushare_spawner.model.report import Report
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.service.kubernetes.pod_sessions import SessionPod
+from gpushare_spawner.service.reports import KnownReport
 from gpushare_spawner.wording.controls.session_controls import out_of_reach
 from gpushare_spawner.wording.errors import http_status, reason
 
@@ -54,8 +54,8 @@ class KnownNodes(Protocol):
     def patched_report(self, item: dict[str, Any], before: str) -> None:
         """A report's ConfigMap of that version has been patched, and the API server answered with this object."""
 
-    def report(self, node: str) -> tuple[Report, float]:
-        """The merged report and its age in seconds. Raises AgentUnreachable."""
+    def report(self, node: str) -> tuple[KnownReport, float]:
+        """The report, joined with the pods, and its age in seconds. Raises AgentUnreachable."""
 
     def pods(self, node: str) -> Mapping[str, SessionPod]:
         """By session id."""
@@ -78,7 +78,7 @@ class NodeAgent:
         self._decided_on: Mapping[str, SessionPod] = {}
         self._age = float("inf")
 
-    async def report(self) -> Report:
+    async def report(self) -> KnownReport:
         """Return the node's report, with tiers as the pods' annotations have them."""
         report, self._age = self._known.report(self.node)
         self._decided_on = self._known.pods(self.node)

@@ -1,8 +1,8 @@
-"""One node's report, joined with its pods: tiers and notices are those of the pods' annotations."""
+"""Joins a node's report with its pods: the one place where a reported session gets its identity."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -11,7 +11,8 @@ from gpushare_spawner.model import kubernetes
 from gpushare_spawner.model.kubernetes import AnnotationProblem, ContainerRequests, PodSession
 from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.report import Report, SessionReport
-from gpushare_spawner.model.session_id import split_session_id
+from gpushare_spawner.model.session_id import MAX_LENGTH, split_session_id
+from gpushare_spawner.service.reports import KnownReport, UnconfirmedSession
 
 _ENDED = ("Succeeded", "Failed")
 
@@ -119,73 +120,93 @@ def session_pods(pods: Iterable[dict[str, Any]]) -> tuple[list[SessionPod], dict
     return good, bad
 
 
-def merged(report: Report, pods: Iterable[SessionPod]) -> Report:
-    """The report with the sessions as the pods' annotations have them.
+def known_report(
+    report: Report, pods: Iterable[SessionPod], others: Iterable[SessionPod] = (), now: float = 0.0
+) -> KnownReport:
+    """Return the report with the sessions of a node's pods, and with no others.
 
-    A session that only one side knows, or whose pod does not run, counts as unconfirmed: it is starting or stopping,
-    and nothing is done to it. Of a session of another layer the pod alone is enough: no agent need observe it.
+    The pod says whose a session is and what it was promised; the report adds figures. A session whose pod does not run
+    counts as not confirmed: it is starting or stopping, and nothing is done to it; so does one that the agent has not
+    reported. Of a session of another layer the pod alone is enough: no agent need observe it. ``others`` are pods whose
+    units alone count: of other hubs, or of sessions that have a younger pod. What no pod vouches for is unconfirmed,
+    since ``now`` (seconds since the epoch).
     """
+    reported: dict[str, SessionReport] = {}
+    for session in report.sessions:
+        reported.setdefault(session.id, session)
+    uuids = frozenset(gpu.uuid for gpu in report.gpus)
     here = {pod.session.session: pod for pod in pods}
-    sessions = [
-        _with(session, here.pop(session.id)) if session.id in here else session.model_copy(update={"confirmed": False})
-        for session in report.sessions
-    ]
-    sessions += [_new(pod) for pod in here.values()]
-    return report.model_copy(update={"sessions": tuple(sessions)})
+    elsewhere = tuple(others)
+    sessions = tuple(_with(reported[name], pod, uuids) if name in reported else _new(pod) for name, pod in here.items())
+    vouched = here.keys() | {pod.session.session for pod in elsewhere}
+    unconfirmed = tuple(UnconfirmedSession(id=name, since=now) for name in reported if name not in vouched)
+    return KnownReport.of(report, sessions, unconfirmed, tuple(_units_alone(pod) for pod in elsewhere))
 
 
-def _with(session: SessionReport, pod: SessionPod) -> SessionReport:
-    """What the annotations say goes before what the report says: the report may be older."""
-    said = pod.session
+def _with(session: SessionReport, pod: SessionPod, uuids: Collection[str]) -> SessionReport:
+    """Return the pod's session with the report's figures. ``uuids``: the GPUs of the node.
+
+    What the annotations say goes before what the report says: the report may be older, and a node can lie.
+    """
+    said, known = pod.session, _identity(pod)
     answered = {answer.number for answer in said.answers}
+    if pod.layer is not LayerName.NATIVE and len(session.gpus) == len(said.gpus) and set(session.gpus) <= set(uuids):
+        # only an agent knows which GPUs another layer gives; how many they are is promised
+        known["gpus"] = session.gpus
+    # of a pod that does not run nothing can be asked; its user's next server may run elsewhere by now
+    asks = tuple(ask for ask in session.asks if ask.number not in answered) if pod.runs else ()
     return session.model_copy(
         update={
-            "template": said.template,
-            "quota": said.quota,
-            "share_units": said.share_units,
-            "borrowed_units": said.borrowed_units,
-            "tier": said.tier,
-            "tier_since": said.tier_since,
-            "effective_units": said.effective_units,
-            "yields": said.yields_until is not None,
+            **known,
             "guaranteed_units": min(session.guaranteed_units, said.effective_units),
-            "notice": said.notice,
             "confirmed": session.confirmed and pod.runs,
-            "layer": pod.layer,
             "lacks_requests": pod.lacks_requests,
             # an answer is in the pod before the agent reports again
-            "asks": tuple(ask for ask in session.asks if ask.number not in answered),
-            **_controls(said),
+            "asks": asks,
         }
     )
 
 
-def _controls(said: PodSession) -> dict[str, Any]:
-    return {**dict(said.controls), "message": said.message}
-
-
 def _new(pod: SessionPod) -> SessionReport:
-    """A session that the agent has not reported yet, or of another layer whose GPU use no agent sees."""
+    """Return a session that the agent has not reported yet, or of another layer whose GPU use no agent sees."""
+    said = pod.session
+    return SessionReport.model_validate(
+        {
+            **_identity(pod),
+            "guaranteed_units": max(0, said.effective_units - said.borrowed_units),
+            "confirmed": pod.layer is not LayerName.NATIVE and pod.runs,
+            "gpu_use_known": pod.layer is LayerName.NATIVE,
+        }
+    )
+
+
+def _units_alone(pod: SessionPod) -> SessionReport:
+    """Return the units of a pod as a session of nobody."""
+    nobody = {"id": f"{pod.namespace}/{pod.name}"[:MAX_LENGTH], "user": "", "server": "", "quota": ""}
+    return _new(pod).model_copy(update={**nobody, "confirmed": False})
+
+
+def _identity(pod: SessionPod) -> dict[str, Any]:
+    """Return what the API server vouches for: whose the session is, and what it was promised."""
     said = pod.session
     user, server = split_session_id(said.session)
-    return SessionReport(
-        id=said.session,
-        user=user,
-        server=server,
-        template=said.template,
-        quota=said.quota,
-        gpus=said.gpus,
-        share_units=said.share_units,
-        borrowed_units=said.borrowed_units,
-        tier=said.tier,
-        tier_since=said.tier_since,
-        effective_units=said.effective_units,
-        yields=said.yields_until is not None,
-        guaranteed_units=max(0, said.effective_units - said.borrowed_units),
-        opened_at=pod.created,
-        confirmed=pod.layer is not LayerName.NATIVE and pod.runs,
-        layer=pod.layer,
-        gpu_use_known=pod.layer is LayerName.NATIVE,
-        notice=said.notice,
-        **_controls(said),
-    )
+    return {
+        "id": said.session,
+        "user": user,
+        "server": server,
+        "template": said.template,
+        "quota": said.quota,
+        "gpus": said.gpus,
+        "layer": pod.layer,
+        "engine": said.engine,
+        "share_units": said.share_units,
+        "borrowed_units": said.borrowed_units,
+        "tier": said.tier,
+        "tier_since": said.tier_since,
+        "effective_units": said.effective_units,
+        "yields": said.yields_until is not None,
+        "opened_at": pod.created,
+        "notice": said.notice,
+        **dict(said.controls),
+        "message": said.message,
+    }

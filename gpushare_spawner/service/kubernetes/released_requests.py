@@ -21,12 +21,12 @@ from kubernetes_asyncio.config import ConfigException
 from gpushare_spawner.model import kubernetes
 from gpushare_spawner.model.kubernetes import ContainerRequests, Requests
 from gpushare_spawner.model.protocol.control import AgentUnreachable
-from gpushare_spawner.model.report import Report
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.service.kubernetes.node import PATCH_TIMEOUT, patch_annotations
 from gpushare_spawner.service.kubernetes.pod_sessions import SessionPod
 from gpushare_spawner.service.kubernetes.resize_api import ResizeApi
+from gpushare_spawner.service.reports import KnownReport
 from gpushare_spawner.wording import pod_requests as words
 from gpushare_spawner.wording.errors import http_status, reason
 
@@ -46,7 +46,7 @@ class Nodes(Protocol):
     def all_pods(self) -> Iterable[SessionPod]:
         """The pods with shares on all nodes."""
 
-    def report(self, node: str) -> tuple[Report, float]:
+    def report(self, node: str) -> tuple[KnownReport, float]:
         """The report and its age in seconds. Raises AgentUnreachable."""
 
 

@@ -12,12 +12,12 @@ from gpushare_spawner.model.template import Template
 from gpushare_spawner.quota import QuotaUsage
 from gpushare_spawner.service.culler.decisions import SessionDecision
 from gpushare_spawner.service.quota_use import quota_use
-from gpushare_spawner.service.reports import NodeSnapshot
+from gpushare_spawner.service.reports import KnownReport, NodeSnapshot
 from gpushare_spawner.service.waiting_spawns import WaitingSpawn
 from gpushare_spawner.service.web.gpu_bar import Segment, gpu_bar, units_of
 from gpushare_spawner.service.web.restart_offer import UnitsToOwn
 from gpushare_spawner.service.web.viewer import Viewer
-from gpushare_spawner.wording.dashboard import AGENT_UNAVAILABLE, restart_offer, shared_by
+from gpushare_spawner.wording.dashboard import AGENT_UNAVAILABLE, restart_offer, shared_by, unconfirmed_sessions
 from gpushare_spawner.wording.device_memory import stays
 from gpushare_spawner.wording.errors import doubled_gpu
 from gpushare_spawner.wording.idle_decisions import explained, kept_by_short_work, upcoming, why_none
@@ -68,8 +68,19 @@ def problems_data(snapshots: Sequence[NodeSnapshot], viewer: Viewer, notes: Sequ
     silent = [snapshot.problem for snapshot in snapshots if snapshot.report is None]
     if viewer.sees_all:
         reports = (snapshot.report for snapshot in snapshots if snapshot.report is not None)
-        return [*silent, *(doubled_gpu(uuid, nodes) for uuid, nodes in doubled_gpus(reports).items()), *notes]
+        doubled = (doubled_gpu(uuid, nodes) for uuid, nodes in doubled_gpus(reports).items())
+        return [*silent, *_unconfirmed(snapshots), *doubled, *notes]
     return [AGENT_UNAVAILABLE] if silent else []
+
+
+def _unconfirmed(snapshots: Sequence[NodeSnapshot]) -> list[str]:
+    """Return a sentence for each node that reports sessions which nobody vouches for."""
+    reports = [snapshot.report for snapshot in snapshots if snapshot.report is not None]
+    return [
+        unconfirmed_sessions(report.node, [one.id for one in report.unconfirmed])
+        for report in reports
+        if report.unconfirmed
+    ]
 
 
 def _queue(waiting: Sequence[WaitingSpawn], viewer: Viewer, now: float) -> dict[str, Any]:
@@ -95,7 +106,7 @@ def spawn_data(one: WaitingSpawn, viewer: Viewer, now: float) -> dict[str, Any]:
     }
 
 
-def node_data(report: Report, viewer: Viewer) -> dict[str, Any]:
+def node_data(report: KnownReport, viewer: Viewer) -> dict[str, Any]:
     known = {gpu.uuid for gpu in report.gpus}
     return {
         "name": report.node,
@@ -103,11 +114,12 @@ def node_data(report: Report, viewer: Viewer) -> dict[str, Any]:
         "layers": _other_layers(one for one in report.sessions if known.isdisjoint(one.gpus)),
         "gpus": [_gpu(gpu, report, viewer) for gpu in report.gpus],
         "host_memory": report.host_memory.model_dump() if report.host_memory is not None else None,
+        "unconfirmed": [one.model_dump() for one in report.unconfirmed] if viewer.sees_all else [],
     }
 
 
 def _gpu(gpu: GpuReport, report: Report, viewer: Viewer) -> dict[str, Any]:
-    bar = gpu_bar(gpu, report.sessions)
+    bar = gpu_bar(gpu, report.allocated_to)
     here = [session for session in report.sessions if gpu.uuid in session.gpus]
     return {
         "index": gpu.index,

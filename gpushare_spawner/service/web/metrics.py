@@ -75,6 +75,14 @@ def _agents(snapshots: Sequence[NodeSnapshot]) -> Iterator[Metric]:
     agents.add_metric(["yes"], sum(snapshot.report is not None for snapshot in snapshots))
     agents.add_metric(["no"], sum(snapshot.report is None for snapshot in snapshots))
     yield agents
+    unconfirmed = GaugeMetricFamily(
+        "gpushare_unconfirmed_sessions",
+        "Sessions in a node's report that no pod vouches for; they count for nothing",
+        labels=["node"],
+    )
+    for report in (snapshot.report for snapshot in snapshots if snapshot.report is not None):
+        unconfirmed.add_metric([report.node], len(report.unconfirmed))
+    yield unconfirmed
 
 
 def _host_memory(snapshots: Sequence[NodeSnapshot]) -> Iterator[Metric]:
@@ -95,7 +103,7 @@ def _gpus(snapshots: Sequence[NodeSnapshot]) -> Iterator[Metric]:
         for gpu in report.gpus:
             key = (report.node, str(gpu.index), gpu.uuid, gpu.model)
             gpus.append((key, gpu))
-            bar = gpu_bar(gpu, report.sessions)
+            bar = gpu_bar(gpu, report.allocated_to)
             for kind in ("owned", "borrowed", "lent", "free"):
                 units.add_metric([*key, kind], units_of(bar, kind))
     yield units

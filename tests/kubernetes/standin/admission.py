@@ -83,14 +83,14 @@ def _denial(policy: Item, write: Write, before: Item | None, after: Item | None)
     fails = policy.get("failurePolicy", "Fail") == "Fail"
     values: Item = {"request": _request(write), "object": after, "oldObject": before, "variables": {}}
     try:
-        if not all(_value(part["expression"], values) for part in policy.get("matchConditions") or []):
+        if not all(value_of(part["expression"], values) for part in policy.get("matchConditions") or []):
             return None
     except _Failed as error:
         return (str(error), "Invalid") if fails else None
     expressions = {part["name"]: part["expression"] for part in policy.get("variables") or []}
     for part in policy["validations"]:
         try:
-            if _value(part["expression"], values, expressions) is not True:
+            if value_of(part["expression"], values, expressions) is not True:
                 said = part.get("message") or f"failed expression: {part['expression']}"
                 return said, part.get("reason", "Invalid")
         except _Failed as error:
@@ -121,11 +121,11 @@ def _request(write: Write) -> Item:
     return request
 
 
-def _value(expression: str, values: Item, variables: Mapping[str, str] | None = None) -> Any:
+def value_of(expression: str, values: Item, variables: Mapping[str, str] | None = None) -> Any:
     """The value of an expression; the variables that it names are evaluated first, as those are that are used."""
     variables = variables or {}
     known = {
-        name: _value(text, values, {other: variables[other] for other in variables if other != name})
+        name: value_of(text, values, {other: variables[other] for other in variables if other != name})
         for name, text in variables.items()
         if f"variables.{name}" in expression
     }

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import pytest
 
-from gpushare_spawner.clients.agent import AgentClient
 from gpushare_spawner.idle import KeepRule
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.report import SessionReport
@@ -14,6 +13,7 @@ from gpushare_spawner.model.template import Template
 from gpushare_spawner.service.actions.outcome import Actor
 from gpushare_spawner.service.actions.restart_journal import NoJournal, RestartJournal
 from gpushare_spawner.service.actions.session_actions import SessionActions
+from gpushare_spawner.service.agents import MachineAgent
 from gpushare_spawner.service.history.events import Action
 from gpushare_spawner.service.hub.client import Hub, HubServer
 from tests.service.conftest import HOUR, Clock
@@ -28,7 +28,7 @@ RULE = KeepRule(longest=8 * HOUR, per_day=3, at_once=2)
 class Seen:
     """A session as a report had it."""
 
-    agent: AgentClient
+    agent: MachineAgent
     session: SessionReport
     node: str = "fake"
 
@@ -46,7 +46,7 @@ class Acting:
     ) -> None:
         self.agent = agent
         self.recorded: list[Action] = []
-        self.client = AgentClient(agent.path)
+        self.client = MachineAgent(agent.path)
         self.agents = [self.client]
         self.rule = RULE
         self.journal = journal or NoJournal()

@@ -7,14 +7,13 @@ from collections.abc import Sequence
 
 import pytest
 
-from gpushare_spawner.clients.agent import AgentClient
 from gpushare_spawner.model.controls import Ask, AskAnswer, Keep
 from gpushare_spawner.model.protocol.control import REQUEST, AskedRequest, Request
 from gpushare_spawner.model.protocol.frames import AskKind
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.service import agents as agents_module
-from gpushare_spawner.service.agents import MachineAgents
+from gpushare_spawner.service.agents import MachineAgent, MachineAgents
 from gpushare_spawner.service.culler.asks import Asks
 from gpushare_spawner.service.reports import Agent
 from gpushare_spawner.wording.controls import session_controls as words
@@ -226,7 +225,7 @@ async def test_nodes_with_other_clocks_keep_for_as_long_as_was_asked(
     assert present(agent.sessions["ann"].keep).until == clock() - 2 + HOUR
 
 
-class OneQuestion(AgentClient):
+class OneQuestion(MachineAgent):
     """Counts how often it is asked whether something waits."""
 
     def __init__(self, agent: FakeAgent) -> None:

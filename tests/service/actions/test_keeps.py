@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from gpushare_spawner.clients.agent import AgentClient
 from gpushare_spawner.model.controls import Ask, Exemption, Keep
 from gpushare_spawner.model.protocol.frames import AskKind
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.service.actions.keeps import has_to_settle
 from gpushare_spawner.service.actions.outcome import ActionRefused, Actor, Asked, RefusalCode
+from gpushare_spawner.service.agents import MachineAgent
 from gpushare_spawner.wording.controls import session_controls as words
 from tests.present import present
 from tests.service.actions.conftest import ANN, ROOT, Acting, Seen
@@ -198,7 +198,7 @@ async def far(tmp_path: Path, acting: Acting, clock: Clock) -> AsyncIterator[Fak
     """The agent of a second node, with two kept sessions of ann; the limit is two at a time."""
     async with fake_agent(tmp_path / "far.sock", clock) as agent:
         agent.node = "far"
-        client = AgentClient(agent.path)
+        client = MachineAgent(agent.path)
         acting.agents.append(client)
         for name in ("one", "two"):
             lab = agent.add("ann", name)
@@ -226,7 +226,7 @@ async def test_kept_sessions_that_have_ended_do_not_count(acting: Acting, far: F
 async def test_keeps_that_were_ended_do_not_count_while_the_agent_is_silent(acting: Acting, far: FakeAgent) -> None:
     acting.rule = replace(acting.rule, per_day=9)
     lab = next(iter(far.sessions.values()))
-    await acting.actions.end_keep(Seen(AgentClient(far.path), lab, "far"), ANN)
+    await acting.actions.end_keep(Seen(MachineAgent(far.path), lab, "far"), ANN)
     far.path.rename(far.path.with_suffix(".away"))
     assert (await acting.actions.keep(acting.seen(), ANN, seconds=HOUR)).changed
 

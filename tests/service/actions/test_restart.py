@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from gpushare_spawner.clients.agent import AgentClient
 from gpushare_spawner.model.cordon import Cordon
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.placement import Ledger
 from gpushare_spawner.service.actions import restart
 from gpushare_spawner.service.actions.outcome import Actor, Outcome, RefusalCode
+from gpushare_spawner.service.agents import MachineAgent
 from gpushare_spawner.service.history.events import BegunRestart
 from gpushare_spawner.service.history.recorder import History, HistorySources
 from gpushare_spawner.service.history.store import HistoryStore
@@ -137,7 +137,7 @@ async def test_an_error_in_placement_refuses_no_restart(
 async def test_while_an_agent_is_silent_its_node_may_take_any_template(
     acting: Acting, running: FakeHub, tmp_path: Path
 ) -> None:
-    acting.agents.append(AgentClient(tmp_path / "silent.sock"))
+    acting.agents.append(MachineAgent(tmp_path / "silent.sock"))
     assert (await acting.actions.restart(acting.seen(), "a100", ANN)).changed
 
 

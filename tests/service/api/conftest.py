@@ -18,7 +18,6 @@ from gpushare_spawner.model.protocol.control import (
     TierRequest,
 )
 from gpushare_spawner.model.quota import Quotas
-from gpushare_spawner.model.report import Report
 from gpushare_spawner.service import reports
 from gpushare_spawner.service.actions.session_actions import SessionActions
 from gpushare_spawner.service.application import service_application, service_server
@@ -28,7 +27,7 @@ from gpushare_spawner.service.history.recorder import History, HistorySources
 from gpushare_spawner.service.history.store import HistoryStore
 from gpushare_spawner.service.history.use import HOUR, Amounts, Subject
 from gpushare_spawner.service.hub.client import Hub, HubServer
-from gpushare_spawner.service.reports import RecentReports
+from gpushare_spawner.service.reports import KnownReport, RecentReports
 from gpushare_spawner.service.sources import DashboardSources
 from gpushare_spawner.service.web.page import Page
 from tests.service.api.clients import PREFIX, Client, SignedIn
@@ -45,13 +44,13 @@ WAITING = (
 class StandInAgent:
     """Says what the test gives it."""
 
-    def __init__(self, report: Report) -> None:
+    def __init__(self, report: KnownReport) -> None:
         self.now = report
 
     def report_age(self) -> float:
         return 0.0
 
-    async def report(self) -> Report:
+    async def report(self) -> KnownReport:
         return self.now
 
     async def tier(self, request: TierRequest, /) -> None:

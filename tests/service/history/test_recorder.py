@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gpushare_spawner.model.report import Report, SessionReport
+from gpushare_spawner.model.report import SessionReport
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.service.history.events import Action, Outcome, Wait
@@ -19,7 +19,7 @@ from gpushare_spawner.service.history.queries import By, Period, actions, gpu_ti
 from gpushare_spawner.service.history.recorder import History, HistorySources
 from gpushare_spawner.service.history.store import HistoryFailed, HistoryStore
 from gpushare_spawner.service.hub.client import HubServer, HubUser
-from gpushare_spawner.service.reports import NodeSnapshot
+from gpushare_spawner.service.reports import KnownReport, NodeSnapshot
 from tests.service.history.test_metering import BEGIN, report, session
 
 ALWAYS = Period(0, BEGIN + 10**7)
@@ -33,7 +33,7 @@ class World:
     """What agents and hub say."""
 
     def __init__(self) -> None:
-        self.reports: list[Report | None] = []
+        self.reports: list[KnownReport | None] = []
         self.users: Sequence[HubUser] = ()
         self.pending: Sequence[HubServer] | None = ()
         self.now = float(BEGIN)
@@ -61,7 +61,7 @@ class World:
 
     async def see(self, history: History, at: float, *sessions: SessionReport) -> None:
         self.now = at
-        self.reports = [report(at, *sessions)]
+        self.reports = [KnownReport.of(report(at), sessions)]
         await history.observe()
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gpushare_spawner.model.idle_cause import IdleCause
-from gpushare_spawner.model.report import Notice, Report, SessionReport
+from gpushare_spawner.model.report import Notice, SessionReport
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.service.culler.decisions import SessionDecision, decide_sessions
 from gpushare_spawner.service.culler.settings import CullerSettings
@@ -22,7 +22,7 @@ from gpushare_spawner.service.notifiers.base import Message, NotSent
 from gpushare_spawner.service.notifiers.config import notifier_file
 from gpushare_spawner.service.notifiers.outbox import Outbox
 from gpushare_spawner.service.notifiers.rates import RateLimits
-from gpushare_spawner.service.reports import NodeSnapshot
+from gpushare_spawner.service.reports import KnownReport, NodeSnapshot
 from tests.service.conftest import HOUR, MINUTE, Clock
 from tests.service.dashboards import NO_AGENT
 
@@ -63,7 +63,9 @@ def decision(clock: Clock, user: str = "ada", closed_for: float = HOUR, **change
         "id": user, "user": user, "template": "gone", "gpus": ("GPU-0",), "share_units": 25, "effective_units": 25,
         "guaranteed_units": 25, "tier_since": 1.0, "opened_at": 1.0, "notice": notice,
     }  # fmt: skip
-    report = Report(node="n", published_at=clock(), gpus=(), sessions=(SessionReport.model_validate(values | changes),))
+    report = KnownReport(
+        node="n", published_at=clock(), gpus=(), sessions=(SessionReport.model_validate(values | changes),)
+    )
     (made,) = decide_sessions([NodeSnapshot(NO_AGENT, report)], None, {}, clock(), CullerSettings())
     return replace(made, server=HubServer(user, "", started=0.0, last_activity=clock() - closed_for))
 

@@ -1,0 +1,353 @@
+"""A node's report about sessions that are not its own changes no answer of any part of the service.
+
+Two nodes with a pod each, as the watches have them. One node's report is replaced by a random one with foreign names,
+ids, asks and ages; every part of the service is asked with and without it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any, cast
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from kubernetes_asyncio.client import ApiClient
+
+from gpushare_spawner.idle import DryRun, RecentUse
+from gpushare_spawner.model import kubernetes
+from gpushare_spawner.model.controls import Ask, Exemption, Keep, Message
+from gpushare_spawner.model.kubernetes import PodSession
+from gpushare_spawner.model.layers import LayerName
+from gpushare_spawner.model.protocol.frames import AskKind
+from gpushare_spawner.model.quota import Quotas
+from gpushare_spawner.model.report import DeliveredReport, GpuReport, HostUseReport, Notice, Report, SessionReport
+from gpushare_spawner.model.session_id import split_session_id
+from gpushare_spawner.model.template import Template
+from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.placement import Ledger
+from gpushare_spawner.service.actions.controls import ControlsOfSessions
+from gpushare_spawner.service.actions.session_actions import SessionActions
+from gpushare_spawner.service.api.snapshots import ServiceSnapshots
+from gpushare_spawner.service.counters import Counters
+from gpushare_spawner.service.culler.asks import Asks
+from gpushare_spawner.service.culler.culler import Culler
+from gpushare_spawner.service.culler.decisions import HubSnapshot, SessionDecision
+from gpushare_spawner.service.culler.settings import CullerSettings
+from gpushare_spawner.service.history.metering import Meter
+from gpushare_spawner.service.history.waiting import SpawnWatch
+from gpushare_spawner.service.hub.client import Hub, HubServer, HubUser
+from gpushare_spawner.service.kubernetes import cluster as cluster_module
+from gpushare_spawner.service.kubernetes import node as node_module
+from gpushare_spawner.service.kubernetes.cluster import Cluster
+from gpushare_spawner.service.reports import NodeSnapshot, RecentReports, ask_all
+from gpushare_spawner.service.sources import DashboardSources
+from gpushare_spawner.service.web.dashboard_data import dashboard_data, node_data, problems_data
+from gpushare_spawner.service.web.gpu_bar import gpu_bar, units_of
+from gpushare_spawner.service.web.metrics import ServiceState, exposition
+from gpushare_spawner.service.web.viewer import Viewer
+from tests.service.dashboards import NO_AGENT
+
+NOW = 1_790_000_000.0
+OPENED = NOW - 3 * 3600
+HOSTILE, HONEST = "node-a", "node-b"
+USERS = ("victim", "own", "other", "nobody")
+QUOTAS = Quotas.model_validate({"groups": {"optics": {"guarantee": 1}}, "users": {"victim": {}, "own": {}}})
+TEMPLATES = {
+    "quarter": Template(
+        name="quarter", display_name="0.25 GPU", gpu={"fraction": 0.25},
+        idle={"release_after": "45m", "stop_after": "2h", "warn_before": "5m"},
+    ),
+}  # fmt: skip
+
+
+def pod(
+    user: str, node: str, created: float = OPENED, phase: str = "Running", deleted: bool = False, hub: str | None = None
+) -> dict[str, Any]:
+    """A pod as the API server has it."""
+    said = PodSession(
+        session=user, template="quarter", share_units=25, gpus=(f"GPU-{node}",), gpu_indices=(0,),
+        tier_since=OPENED, effective_units=25, notice=Notice(tier=Tier.RELEASED, at=NOW + 60, reason="Idle."),
+    )  # fmt: skip
+    metadata = {
+        "namespace": "jhub", "name": f"jupyter-{user}-{node}", "resourceVersion": "7", "uid": f"{user}-{node}",
+        "creationTimestamp": datetime.fromtimestamp(created, UTC).isoformat(), "labels": kubernetes.labels(),
+        "annotations": said.annotations() | ({kubernetes.HUB: hub} if hub else {}),
+    }  # fmt: skip
+    if deleted:
+        metadata["deletionTimestamp"] = metadata["creationTimestamp"]
+    return {"metadata": metadata, "spec": {"nodeName": node}, "status": {"phase": phase}}
+
+
+def session(name: str, node: str, **changes: Any) -> SessionReport:
+    """A session as an honest agent reports it."""
+    values = {
+        "id": name, "user": name, "template": "quarter", "gpus": (f"GPU-{node}",), "share_units": 25,
+        "tier_since": OPENED, "effective_units": 25, "guaranteed_units": 25, "opened_at": OPENED, "kernels": 1,
+        "kernels_busy": 0, "gpu_seconds": 100.0, "last_gpu_activity": OPENED + 60,
+    }  # fmt: skip
+    return SessionReport.model_validate(values | changes)
+
+
+def report(node: str, *sessions: SessionReport) -> Report:
+    gpu = GpuReport(index=0, uuid=f"GPU-{node}", model="Simulated GPU 16 GiB", memory_bytes=2**34)
+    return Report(node=node, published_at=NOW, gpus=(gpu,), sessions=sessions)
+
+
+class World:
+    """The service over what the watches have, and a hub that is written down."""
+
+    def __init__(self, hostile: Report, pods: Sequence[dict[str, Any]] = (), hub: str = "") -> None:
+        self.cluster = Cluster(ApiClient.__new__(ApiClient), "jhub", clock=lambda: NOW, hub=hub)
+        pods = pods or [pod("own", HOSTILE), pod("victim", HONEST)]
+        reports = [hostile, report(HONEST, session("victim", HONEST))]
+        maps = [
+            {
+                "metadata": {"namespace": "jhub", "name": kubernetes.report_name(one.node), "resourceVersion": "7"},
+                "data": {kubernetes.REPORT_KEY: one.model_dump_json()},
+            }
+            for one in reports
+        ]
+        watches: Any = ((self.cluster._pods, pods), (self.cluster._maps, maps), (self.cluster._layer_pods, []))
+        for watched, objects in watches:
+            watched.objects = {f"jhub/{one['metadata']['name']}": one for one in objects}
+            watched._heard = float("inf")
+        self.patched: list[tuple[str, dict[str, Any]]] = []
+        self.hub_asked: list[tuple[str, ...]] = []
+        self.told: list[SessionDecision] = []
+        servers = [HubServer(user, "", started=OPENED, last_activity=OPENED, profile="quarter") for user in USERS[:2]]
+        self.known_users = tuple(HubUser(one.user, servers=(one,)) for one in servers)
+
+    # -- the hub, as far as the culler and the actions ask it --
+
+    async def users(self, with_ready_servers: bool = True) -> list[HubUser]:
+        return list(self.known_users)
+
+    async def server(self, user: str, name: str) -> HubServer | None:
+        return next((one for known in self.known_users for one in known.servers if one.user == user), None)
+
+    async def stop(self, user: str, name: str, remove: bool = False) -> None:
+        self.hub_asked.append(("stop", user, name))
+
+    async def start(self, user: str, name: str, options: Any) -> None:
+        self.hub_asked.append(("start", user, name))
+
+    async def patch(self, api: object, pod: Any, annotations: Any) -> dict[str, Any]:
+        self.patched.append((pod.name, {name: text for name, text in annotations.items() if "answer" not in name}))
+        return self.cluster._pods.objects[f"jhub/{pod.name}"]
+
+    async def answers(self) -> dict[str, Any]:
+        """What each part says about the sessions of others than the hostile node's own."""
+        hub = cast("Hub", self)
+        snapshots = await ask_all(self.cluster)
+        actions = SessionActions(self.cluster, hub, lambda: TEMPLATES, clock=lambda: NOW)
+        recent = RecentReports(self.cluster, max_age=0)
+        sources = DashboardSources(
+            recent, lambda: TEMPLATES, lambda: HubSnapshot(self.known_users), Counters(), quotas=lambda: QUOTAS,
+            clock=lambda: NOW, use=RecentUse(), dry_run=DryRun(),
+        )  # fmt: skip
+        api = await ServiceSnapshots(sources).current()
+        usage = api.usage
+        assert usage is not None
+        meter, waits = Meter(), SpawnWatch(lambda user: "")
+        waited: list[Any] = []
+        for seen in (snapshot.report for snapshot in snapshots if snapshot.report is not None):
+            meter.observe(seen, lambda one: one.quota)
+            waits.observe_report(seen.model_copy(update={"sessions": ()}), {})
+            waited += waits.observe_report(seen, {})
+        amounts, _, _ = meter.take()
+        recorded: list[Any] = []
+        culler = Culler(
+            self.cluster, hub, lambda: TEMPLATES, CullerSettings(), clock=lambda: NOW, record=recorded.append,
+            notify=self.told.extend, actions=actions,
+        )  # fmt: skip
+        await culler.round()
+        asks = Asks(self.cluster, actions, lambda: NOW)
+        try:
+            async with asyncio.timeout(0.01):
+                await asks.look()
+        except TimeoutError:
+            pass
+        await asks.answered()
+        victim = next((row.session for row in api.rows if row.session.id == "victim"), session("victim", HONEST))
+        viewers = (Viewer("victim", False), Viewer("root", True))
+        pages = [dashboard_data(snapshots, api.decisions, TEMPLATES, who, NOW, quotas=QUOTAS) for who in viewers]
+        state = ServiceState(NOW, Counters(), snapshots, api.decisions, TEMPLATES, None, usage)
+        controls = await ControlsOfSessions(self.cluster, lambda: NOW).of_others(victim)
+        return {
+            "list": [(row.report.node, row.session) for row in api.rows if row.session.id != "own"],
+            "ids": sorted(api.by_id),
+            "by id": [api.by_id[name].session for name in api.by_id if name != "own"],
+            "by user": {user: [row.session.id for row in api.by_user.get(user, ())] for user in USERS},
+            "dashboard": [[one for one in page["sessions"] if one["user"] != "own"] for page in pages],
+            "others": [page["others"] for page in pages],
+            "decisions": [dataclasses.replace(one, agent=NO_AGENT) for one in api.decisions if one.session.id != "own"],
+            "quotas": {account.name: usage.used(account) for account in usage.all_accounts()},
+            "history": {subject: amount for (_, subject), amount in amounts.items() if subject.user != "own"},
+            "waits": [one for one in waited if one.user != "own"],
+            "told": [dataclasses.replace(one, agent=NO_AGENT) for one in self.told if one.session.id != "own"],
+            "keeps": controls,
+            "metrics": [
+                line for line in exposition(state).decode().splitlines()
+                if ('user="' in line and 'user="own"' not in line) or line.startswith("gpushare_quota_used")
+            ],
+            "at the hub": sorted(one for one in self.hub_asked if one[1] != "own"),
+            "recorded": [one for one in recorded if one.user != "own"],
+            "patched": sorted(name for name, _ in self.patched if "own" not in name),
+            "units": api.bars[HONEST, f"GPU-{HONEST}"],
+        }  # fmt: skip
+
+
+NO_SHRINKING = (Phase.explicit, Phase.reuse, Phase.generate)
+"""An example takes 0.2 s."""
+names = st.sampled_from([*USERS, "victim+second", "own+second", "", "a\nb", "victim ", "=76ictim"])
+instants = st.one_of(st.floats(0, 2 * NOW), st.sampled_from([0.0, NOW, NOW + 1e9, OPENED + 1]))
+seconds = st.floats(0, 1e9)
+asked = st.builds(
+    Ask, number=st.integers(1, 99), kind=st.sampled_from(list(AskKind)), value=st.floats(0, 100), at=st.just(NOW)
+)
+forged = st.builds(
+    SessionReport,
+    id=names.filter(bool), user=names, server=names, template=st.sampled_from(["quarter", "cpu", "gone"]),
+    quota=st.sampled_from(["", "group/optics", "user/victim"]),
+    gpus=st.lists(st.sampled_from([f"GPU-{HOSTILE}", f"GPU-{HONEST}", "GPU-x"]), max_size=3).map(tuple),
+    layer=st.sampled_from(list(LayerName)), share_units=st.integers(0, 100), borrowed_units=st.integers(0, 100),
+    tier=st.sampled_from([Tier.ACTIVE, Tier.DOWNGRADED, Tier.RELEASED]), tier_since=instants,
+    effective_units=st.integers(0, 100), guaranteed_units=st.integers(0, 100), yields=st.booleans(),
+    opened_at=instants, confirmed=st.booleans(), gpu_busy=st.booleans(), gpu_seconds=seconds,
+    kernels=st.none() | st.integers(0, 9), kernels_busy=st.none() | st.integers(0, 9),
+    last_gpu_activity=st.none() | instants, last_kernel_activity=st.none() | instants,
+    delivered=st.builds(DeliveredReport, entitled_seconds=seconds, delivered_seconds=seconds),
+    host_use=st.none() | st.builds(HostUseReport, cpu_millicores=st.integers(0, 9), memory_bytes=st.integers(0, 9)),
+    notice=st.none() | st.builds(Notice, tier=st.just(Tier.STOPPED), at=instants, reason=st.just("x")),
+    keep=st.none() | st.builds(Keep, until=instants, since=instants, by=names),
+    keeps=st.lists(instants, max_size=3).map(tuple),
+    exemption=st.none() | st.builds(Exemption, until=st.none() | instants, by=names),
+    message=st.none() | st.builds(Message, text=st.just("x"), by=names, at=instants),
+    asks=st.lists(asked, max_size=3).map(tuple),
+)  # fmt: skip
+"""Sessions of anybody, of any age, that ask anything."""
+
+
+STOP = Ask(number=7, kind=AskKind.STOP, at=NOW)
+BUSY = {"gpu_busy": True, "kernels_busy": 1, "last_gpu_activity": NOW}
+
+
+@pytest.mark.parametrize(
+    "forged_session",
+    [
+        session("victim", HOSTILE, asks=(STOP,)),
+        session("victim", HOSTILE, opened_at=NOW + 1e6),
+        session("victim", HOSTILE, **BUSY),
+        session("own", HOSTILE, user="victim"),
+        session("own", HOSTILE, user="victim", asks=(STOP,)),
+        session("own", HOSTILE, server="other", quota="user/victim", share_units=100, gpus=(f"GPU-{HONEST}",)),
+        session("victim", HOSTILE, keep=Keep(until=NOW + 3600, since=NOW, by="victim"), keeps=(NOW, NOW, NOW)),
+        session("new", HOSTILE, user="victim", server="new", quota="user/victim", share_units=100),
+    ],
+    ids=["asks-stop", "younger", "busy", "own-pod-other-user", "own-pod-asks-stop", "charged", "kept", "new-server"],
+)
+def test_a_forged_session_changes_no_answer_about_the_sessions_of_others(forged_session: SessionReport) -> None:
+    own = () if forged_session.id == "own" else (session("own", HOSTILE),)
+    honest = answers(report(HOSTILE, session("own", HOSTILE)))
+    assert {one["user"] for one in honest["dashboard"][0]} == {"victim"}
+    assert [one.id for _, one in honest["list"]] == ["victim"]
+    assert answers(report(HOSTILE, forged_session, *own)) == honest
+
+
+def test_what_its_own_notebook_server_asks_is_carried_out() -> None:
+    """The test above would see a stop."""
+    world = World(report(HOSTILE, session("own", HOSTILE, asks=(STOP,))))
+    run(world)
+    assert ("stop", "own", "") in world.hub_asked
+
+
+def test_of_a_pod_that_ends_nothing_is_asked_and_its_users_new_server_counts() -> None:
+    """A node can keep a pod of a user for ever in its end, while the user's server runs elsewhere by now."""
+    pods = [pod("victim", HOSTILE, created=OPENED - 60, deleted=True), pod("victim", HONEST)]
+    told = session("victim", HOSTILE, asks=(STOP,), opened_at=NOW, **BUSY)
+    silent = answers(report(HOSTILE), pods)
+    assert [(node, one.opened_at) for node, one in silent["list"]] == [(HONEST, OPENED)]
+    assert answers(report(HOSTILE, told), pods) == silent
+    only = World(report(HOSTILE, told), [pods[0]])
+    run(only)
+    assert only.hub_asked == [], "the last server of the user is ending too"
+
+
+def test_the_units_of_another_hubs_pods_are_taken_and_nothing_else_of_them_counts() -> None:
+    pods = [pod("victim", HONEST, hub="http://ours"), pod("bob", HONEST, hub="http://theirs")]
+    world = World(report(HOSTILE), pods, hub="http://ours")
+    seen, _ = world.cluster.report(HONEST)
+    assert [one.id for one in seen.sessions] == ["victim"]
+    assert units_of(gpu_bar(seen.gpus[0], seen.allocated_to), "free") == 50
+    assert Ledger.of([seen]).allocations.keys() == {"victim", "jhub/jupyter-bob-node-b"}
+    assert {one.user for one in seen.others} == {""}
+
+
+def test_an_unconfirmed_session_is_shown_to_admins_when_it_lasts(caplog: pytest.LogCaptureFixture) -> None:
+    world = World(report(HOSTILE, session("victim\x1b[2J", HOSTILE), session("own", HOSTILE)))
+    now = [NOW]
+    world.cluster._clock = lambda: now[0]
+    seen, _ = world.cluster.report(HOSTILE)
+    assert seen.unconfirmed == (), "a report follows the end of a pod within seconds"
+    now[0] += cluster_module.UNCONFIRMED_AFTER
+    for _ in range(3):
+        seen, _ = world.cluster.report(HOSTILE)
+    (one,) = seen.unconfirmed
+    assert (one.id, one.since) == ("victim\x1b[2J", NOW)
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert r"'victim\x1b[2J'" in said
+    snapshots = [NodeSnapshot(next(iter(world.cluster)), seen)]
+    assert problems_data(snapshots, Viewer("root", True), ()) == [said]
+    assert problems_data(snapshots, Viewer("victim", False), ()) == []
+    assert node_data(seen, Viewer("root", True))["unconfirmed"] == [{"id": one.id, "since": NOW}]
+    assert node_data(seen, Viewer("bob", False))["unconfirmed"] == []
+    metrics = exposition(ServiceState(NOW, Counters(), snapshots)).decode()
+    assert 'gpushare_unconfirmed_sessions{node="node-a"} 1.0' in metrics
+
+
+@pytest.mark.parametrize("reported", [True, False])
+@pytest.mark.parametrize("name", ["own", "own+second"])
+def test_a_session_with_a_pod_does_not_come_and_go(name: str, reported: bool) -> None:
+    """While its agent restarts or has not heard of it yet, and while its pod starts: always there, under one age."""
+    shown = []
+    for phase, deleted in (("Pending", False), ("Running", False), ("Running", True)):
+        sessions = [session(name, HOSTILE, opened_at=OPENED + 5)] if reported else []
+        world = World(report(HOSTILE, *sessions), [pod(name, HOSTILE, phase=phase, deleted=deleted)])
+        seen, _ = world.cluster.report(HOSTILE)
+        shown += [(one.id, one.user, one.server, one.opened_at) for one in seen.sessions]
+        assert (seen.unconfirmed, seen.others) == ((), ())
+    user, server = split_session_id(name)
+    assert shown == [(name, user, server, OPENED)] * 3
+
+
+def run(world: World) -> dict[str, Any]:
+    """Let each part answer once."""
+
+    async def all_answers() -> dict[str, Any]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(node_module, "patch_annotations", world.patch)
+            return await world.answers()
+
+    return asyncio.run(all_answers())
+
+
+def answers(hostile: Report, pods: Sequence[dict[str, Any]] = (), hub: str = "") -> dict[str, Any]:
+    """What each part says of the sessions of others than ``own``."""
+    return run(World(hostile, pods, hub))
+
+
+@pytest.mark.slow
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow], phases=NO_SHRINKING)
+@given(st.lists(forged, max_size=4), st.booleans())
+def test_what_a_node_reports_changes_no_answer_about_the_sessions_of_others(
+    sessions: list[SessionReport], with_own: bool
+) -> None:
+    own = (session("own", HOSTILE),) if with_own else ()
+    honest = answers(report(HOSTILE, session("own", HOSTILE)))
+    assert [one.id for _, one in honest["list"]] == ["victim"]
+    assert {one["user"] for one in honest["dashboard"][0]} == {"victim"}
+    assert answers(report(HOSTILE, *sessions, *own)) == honest
