@@ -13,12 +13,12 @@ from gpushare_spawner.idle import Observation, RecentUse, UseRule
 from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.protocol.queue_progress import QueueProgress
 from gpushare_spawner.model.quota import Quotas
-from gpushare_spawner.model.report import GpuReport, HostMemoryReport, Report
+from gpushare_spawner.model.report import GpuReport, HostMemoryReport
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.service.api.snapshots import ServiceSnapshot
 from gpushare_spawner.service.hub.client import HubServer
-from gpushare_spawner.service.reports import NodeSnapshot
+from gpushare_spawner.service.reports import KnownReport, NodeSnapshot
 from gpushare_spawner.service.waiting_spawns import waiting_spawns
 from gpushare_spawner.service.web.dashboard_data import dashboard_data
 from gpushare_spawner.service.web.viewer import Viewer
@@ -381,7 +381,7 @@ def on_two_nodes() -> list[NodeSnapshot]:
     gpus = {node: [GpuReport(index=0, uuid="GPU-a", model="A", memory_bytes=GIB)] for node in ("n2", "n1")}
     for node, there in gpus.items():
         there.append(GpuReport(index=1, uuid=f"GPU-{node}", model="A", memory_bytes=GIB))
-    reports = [Report(node=node, published_at=NOW, gpus=tuple(there)) for node, there in gpus.items()]
+    reports = [KnownReport(node=node, published_at=NOW, gpus=tuple(there)) for node, there in gpus.items()]
     return [NodeSnapshot(NO_AGENT, report) for report in reports]
 
 

@@ -377,7 +377,7 @@ async def test_a_gpu_that_two_nodes_report_is_logged_once(
 ) -> None:
     async with fake_agent(tmp_path / "second.sock", clock) as second:
         second.node = "second"
-        stage.culler._agents = [*stage.culler._agents, AgentClient(second.path)]
+        stage.culler._agents = [*stage.culler._agents, MachineAgent(second.path)]
         for _ in range(2):
             await stage.culler.round()
         told = [one.message for one in caplog.records if "is reported by the nodes fake and second" in one.message]

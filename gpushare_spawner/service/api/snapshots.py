@@ -115,7 +115,7 @@ class ServiceSnapshot:
         return total
 
     @cached_property
-    def counted_gpus(self) -> list[tuple[Report, GpuReport]]:
+    def counted_gpus(self) -> list[tuple[KnownReport, GpuReport]]:
         """Each GPU once, with its node's report: of several nodes that report it the first by name."""
         node_of = {uuid: nodes[0] for uuid, nodes in doubled_gpus(self.reports).items()}
         return [
