@@ -6,8 +6,10 @@ import asyncio
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -64,3 +66,39 @@ def test_an_answer_is_kept_for_a_second(server: subprocess.Popen[bytes], monkeyp
         assert finder.sessions_of([server.pid, 1]) == {server.pid: "ada"}
     assert asked == [[server.pid, 1], [server.pid, 1]]
     assert finder.sessions_of([2]) == {}
+
+
+def test_two_threads_each_get_their_answer_whatever_the_other_forgets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread of one GPU reads /proc while that of another drops answers that have become old."""
+    clock, inside, go_on = [0.0], threading.Event(), threading.Event()
+
+    def attributed(pids: list[int], owners: object) -> dict[str, set[int]]:
+        if 8 in pids:
+            inside.set()
+            assert go_on.wait(10)
+        return {"ada": set(pids)}
+
+    monkeypatch.setattr(unconnected_processes, "attributed", attributed)
+    finder = UnconnectedProcesses({}, clock=lambda: clock[0])
+    assert finder.sessions_of([7]) == {7: "ada"}
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(finder.sessions_of, [7, 8])
+        assert inside.wait(10)
+        clock[0] = 1.5
+        assert finder.sessions_of([9]) == {9: "ada"}
+        go_on.set()
+        assert other.result(10) == {7: "ada", 8: "ada"}
+
+
+def test_many_threads_lose_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unconnected_processes, "REMEMBERED", 0.0005)
+    monkeypatch.setattr(unconnected_processes, "attributed", lambda pids, owners: {"ada": set(pids)})
+    finder = UnconnectedProcesses({})
+
+    def ask(thread: int) -> None:
+        for number in range(2000):
+            pids = [number % 50, 50 + (number * thread) % 50]
+            assert finder.sessions_of(pids) == dict.fromkeys(pids, "ada")
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(ask, range(4))) == [None] * 4

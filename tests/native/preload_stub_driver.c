@@ -27,9 +27,48 @@ EXPORT int cuDeviceGetUuid(void *uuid, int device) {
     memset(uuid, 7, 16);
     return 0;
 }
-/* With STUB_CONTEXT set there is a context, always the same; else there is none. */
+/* With STUB_CONTEXT set there is a context, the device's primary one, unless another was pushed; else there is none. */
+static void *pushed, *destroyed;
+EXPORT int stub_primary_active = 1;
+
 EXPORT int cuCtxGetCurrent(void **context) {
-    *context = getenv("STUB_CONTEXT") ? &cuInit : NULL;
+    *context = pushed ? pushed : getenv("STUB_CONTEXT") ? &cuInit : NULL;
+    return 0;
+}
+EXPORT int cuCtxPushCurrent_v2(void *context) {
+    if (context == destroyed) abort();
+    pushed = context;
+    return 0;
+}
+EXPORT int cuCtxPopCurrent_v2(void **context) {
+    *context = pushed;
+    pushed = NULL;
+    return 0;
+}
+EXPORT int cuCtxSetCurrent(void *context) {
+    if (context && context == destroyed) abort();
+    pushed = context;
+    return 0;
+}
+EXPORT int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active) {
+    *active = stub_primary_active > 0;
+    return 0;
+}
+EXPORT int cuDevicePrimaryCtxRetain(void **context, int device) {
+    *context = &cuInit;
+    return 0;
+}
+EXPORT int cuDevicePrimaryCtxRelease_v2(int device) {
+    return 0;
+}
+/* A green context is its own context. Its end takes the primary one with it where stub_primary_active is 1. */
+EXPORT int cuCtxFromGreenCtx(void **context, void *green) {
+    *context = green;
+    return 0;
+}
+EXPORT int cuGreenCtxDestroy(void *green) {
+    destroyed = green;
+    stub_primary_active--;
     return 0;
 }
 EXPORT int cuCtxGetDevice(int *device) {
@@ -167,8 +206,9 @@ EXPORT int cuMemRetainAllocationHandle(uint64_t *handle, void *at) {
 EXPORT int cuMemMap(uint64_t at, size_t bytes, size_t offset, uint64_t handle, uint64_t flags) {
     return 0;
 }
+EXPORT int stub_unmap_answers;
 EXPORT int cuMemUnmap(uint64_t at, size_t bytes) {
-    return 0;
+    return stub_unmap_answers;
 }
 EXPORT int cuArrayCreate_v2(void **array, const void *descriptor) {
     return reserve((uint64_t *)array, 1);

@@ -465,6 +465,139 @@ say(steps)
     client.end()
 
 
+def test_handle_that_was_retained_under_another_value_and_an_unmap_that_fails(
+    start: Start, stub: dict[str, str]
+) -> None:
+    """Memory counts until both values of its handle are released, and stays counted while it is mapped."""
+    client = start(
+        VMM
+        + """
+base, steps = 1 << 40, []
+first = create(4 * MIB)
+map_(base, 4 * MIB, first)
+again = c.c_uint64()
+d("cuMemRetainAllocationHandle", c.byref(again), c.c_void_p(base + MIB))
+answer = c.c_int.in_dll(d.library, "stub_unmap_answers")
+answer.value = 1
+steps.append(d.result("cuMemUnmap", c.c_uint64(base), c.c_size_t(4 * MIB)))
+answer.value = 0
+d("cuMemRelease", again)
+d("cuMemRelease", first)
+steps.append(taken())
+unmap(base, 4 * MIB)
+steps.append(taken())
+# one unmap of many mappings, and of none beside them
+chunks = [create(MIB) for _ in range(8)]
+for number, chunk in enumerate(chunks):
+    map_(base + number * MIB, MIB, chunk)
+    d("cuMemRelease", chunk)
+unmap(base + 2 * MIB, 4 * MIB)
+steps.append(taken())
+unmap(base + 16 * MIB, 4 * MIB)
+unmap(base, 8 * MIB)
+steps.append(taken())
+say([again.value != first.value, steps])
+""",
+        **stub,
+    )
+    assert client.hear() == [True, [1, 4 * MIB, 0, 4 * MIB, 0]]
+    client.end()
+
+
+CHUNKS = """
+def chunks(number):
+    began = time.process_time()
+    found = []
+    for i in range(number):
+        found.append(create(64 << 10))
+        map_((1 << 40) + (i << 16), 64 << 10, found[-1])
+    middle = time.process_time()
+    for i, handle in enumerate(found):
+        unmap((1 << 40) + (i << 16), 64 << 10)
+        d("cuMemRelease", handle)
+    return (time.process_time() - middle) / number, (middle - began) / number
+chunks(500)
+# the least of several: a neighbour can take the caches
+few = min(chunks(500)[0] for _ in range(5))
+many = min(chunks(8000)[0] for _ in range(3))
+say([few, many, taken()])
+"""
+
+
+def test_giving_back_memory_costs_the_same_with_many_chunks_as_with_few(start: Start, stub: dict[str, str]) -> None:
+    """PyTorch's expandable segments hold a chunk for each 2 MiB. Oldest first, which a list has at its end."""
+    client = start("import time\n" + VMM + CHUNKS, **stub)
+    few, many, left = client.hear()
+    assert left == 0
+    assert many < 2 * few, f"{1e6 * many:.1f} us a chunk of 8,000, {1e6 * few:.1f} us of 500"
+    client.end()
+
+
+def test_memory_of_a_green_context_is_the_primary_contexts(start: Start, stub: dict[str, str]) -> None:
+    """The stub ends the program where a context is used that was destroyed."""
+    client = start(
+        VMM
+        + """
+active = c.c_int.in_dll(d.library, "stub_primary_active")
+steps = []
+for held in (2, 1):  # by others too; by the green context alone
+    active.value, green, popped = held, c.c_void_p(4096 * held), c.c_void_p()
+    d("cuCtxPushCurrent_v2", green)
+    at = d.alloc(3 * MIB)
+    d("cuCtxPopCurrent_v2", c.byref(popped))
+    d("cuGreenCtxDestroy", green)
+    steps.append(taken())
+    if held > 1:
+        d.free(at)
+        steps.append(taken())
+say(steps)
+hear()
+""",
+        **stub,
+    )
+    assert client.hear() == [3 * MIB, 0, 0]
+    client.say()
+    client.end()
+
+
+MANAGED_POOLS = """
+d = Driver()
+class Location(c.Structure):
+    _fields_ = [("type", c.c_int), ("id", c.c_int)]
+class Props(c.Structure):
+    _fields_ = [("type", c.c_int), ("handles", c.c_int), ("location", Location), ("win", c.c_void_p),
+                ("size", c.c_size_t), ("usage", c.c_ushort), ("reserved", c.c_ubyte * 54)]
+device = Location(1, 0)
+own, default, current, plain = (c.c_void_p() for _ in range(4))
+d("cuMemPoolCreate", c.byref(own), c.byref(Props(2, 0, device)))
+d("cuMemPoolCreate", c.byref(plain), c.byref(Props(1, 0, device)))
+d("cuMemGetDefaultMemPool", c.byref(default), c.byref(device), c.c_int(2))
+d("cuMemGetMemPool", c.byref(current), c.byref(device), c.c_int(2))
+said = []
+for pool in (own, default, current, plain):
+    at, before = c.c_uint64(), d.memory()[0]
+    d("cuMemAllocFromPoolAsync", c.byref(at), c.c_size_t(8 * MIB), pool, None)
+    said.append([d.attribute(IS_MANAGED, at.value), d.attribute(MEMORY_TYPE, at.value)])
+    if counted:
+        said[-1].append(before - d.memory()[0])
+    d("cuMemFreeAsync", at, None)
+d.synchronize()
+say(said)
+"""
+
+
+def test_pools_of_managed_memory_answer_as_without_the_library(start: Start, agent: GenerousAgent) -> None:
+    """CUDA 13 has them: what the program asked for as managed memory is that, and is counted."""
+    bare = start("counted = False\n" + MANAGED_POOLS, LD_PRELOAD=None)
+    shared = start("counted = True\n" + MANAGED_POOLS)
+    without, under = bare.hear(), shared.hear()
+    assert [one[0] for one in without] == [1, 1, 1, 0]
+    assert [one[:2] for one in under] == without
+    assert [one[2] for one in under] == [8 * MIB] * 4
+    bare.end()
+    shared.end()
+
+
 ARRAY = """
 class Array(c.Structure):
     _fields_ = [("w", c.c_size_t), ("h", c.c_size_t), ("format", c.c_int), ("channels", c.c_uint)]

@@ -4,10 +4,12 @@ driver's own.
 
 from __future__ import annotations
 
+import os
 import platform
 import re
 import struct
 import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -286,6 +288,49 @@ def test_only_what_is_meant_is_exported(preload: Path) -> None:
     assert sum(name.startswith("dlsym@") for name in others) == 2
     assert "cuLaunchKernel" in names
     assert "cuLaunchKernel_ptsz" in names
+
+
+ASKED = r"""
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+#define EXPORT __attribute__((visibility("default")))
+static int nothing(void) { return 0; }
+EXPORT int cuInit(unsigned flags) { return 0; }
+EXPORT int cuDriverGetVersion(int *version) { *version = 13050; return 0; }
+EXPORT int cuGetProcAddress_v2(const char *name, void **out, int version, uint64_t flags, int *status) {
+    printf("asked %s %d %d\n", name, version, (int)(flags >> 1 & 1));
+    fflush(stdout);
+    *out = !strcmp(name, "cuGetProcAddress") ? (void *)cuGetProcAddress_v2
+         : !strcmp(name, "cuInit") ? (void *)cuInit
+         : !strcmp(name, "cuDriverGetVersion") ? (void *)cuDriverGetVersion : (void *)nothing;
+    if (status) *status = 0;
+    return 0;
+}
+"""
+"""A driver that says what CUDA's runtime asks it for. The runtime ends or crashes afterwards."""
+ENTRY = re.compile(r'\b(?:WRAPPED|WATCHED|HELD|COUNTED)\(\s*\w+,\s*"(\w+)",\s*(\d+),\s*([01]),')
+TWO_ENTRIES = re.compile(r'\b(?:STREAMED|IMPLICIT)\(\s*\w+,\s*"(\w+)",\s*(\d+),\s*(\d+),')
+
+
+def test_every_abi_that_cudas_runtime_asks_for_of_a_wrapped_function_is_wrapped(tmp_path: Path) -> None:
+    """One that is missing bypasses the library in the programs that were built for that version."""
+    (tmp_path / "driver.c").write_text(ASKED)
+    compile_library(["-Wl,-soname,libcuda.so.1", str(tmp_path / "driver.c")], tmp_path / "libcuda.so.1")
+    done = subprocess.run(
+        [sys.executable, "-c", "from cuda.bindings import runtime; runtime.cudaGetDeviceCount()"],
+        env=os.environ | {"LD_LIBRARY_PATH": str(tmp_path)}, capture_output=True, text=True,
+    )  # fmt: skip
+    asked = {
+        (name, int(version), int(twin)) for name, version, twin in re.findall(r"asked (\w+) (\d+) (\d)", done.stdout)
+    }
+    assert len(asked) > 300, done.stderr
+    tables = "".join((NATIVE / f"preload/driver/{part}_calls.h").read_text() for part in ("driver", "held", "gated"))
+    known = {(name, int(version), int(twin)) for name, version, twin in ENTRY.findall(tables)}
+    for name, version, twin in TWO_ENTRIES.findall(tables):
+        known |= {(name, int(version), 0), (name, int(twin), 1)}
+    wrapped = {name for name, _, _ in known}
+    assert {one for one in asked if one[0] in wrapped} - known == set()
 
 
 MUSL_LOADER = Path(f"/lib/ld-musl-{platform.machine()}.so.1")

@@ -18,6 +18,7 @@ typedef struct CUgraphNode_st *CUgraphNode;
 typedef struct CUarray_st *CUarray;
 typedef struct CUmipmap_st *CUmipmap;
 typedef struct CUmempool_st *CUmempool;
+typedef struct CUgreenCtx_st *CUgreenCtx;
 typedef struct {
     unsigned char bytes[16];
 } CUuuid;
@@ -49,6 +50,7 @@ enum {
     CU_STREAM_CAPTURE_STATUS_NONE = 0,
     CU_STREAM_CAPTURE_MODE_RELAXED = 2,
     CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS = 89,
+    CU_MEM_ALLOCATION_TYPE_MANAGED = 2,
     CU_MEM_LOCATION_TYPE_INVALID = 0,
     CU_MEM_LOCATION_TYPE_DEVICE = 1,
     CU_GRAPH_NODE_TYPE_MEM_ALLOC = 10,

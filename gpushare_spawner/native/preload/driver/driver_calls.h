@@ -40,6 +40,8 @@ WATCHED(cuDevicePrimaryCtxRelease_v2, "cuDevicePrimaryCtxRelease", 11000, 0, (CU
 WATCHED(cuDevicePrimaryCtxReset, "cuDevicePrimaryCtxReset", 7000, 0, (CUdevice device), (device))
 WATCHED(cuDevicePrimaryCtxReset_v2, "cuDevicePrimaryCtxReset", 11000, 0, (CUdevice device), (device))
 
+WATCHED(cuGreenCtxDestroy, "cuGreenCtxDestroy", 12040, 0, (CUgreenCtx green), (green))
+
 /* context_calls.c, capture_calls.c */
 WATCHED(cuStreamDestroy, "cuStreamDestroy", 2000, 0, (CUstream stream), (stream))
 WATCHED(cuStreamDestroy_v2, "cuStreamDestroy", 4000, 0, (CUstream stream), (stream))
@@ -92,6 +94,10 @@ WATCHED(cuMemFreeAsync, "cuMemFreeAsync", 11020, 0, (CUdeviceptr at, CUstream st
 WATCHED(cuMemFreeAsync_ptsz, "cuMemFreeAsync", 11020, 1, (CUdeviceptr at, CUstream stream), (at, stream))
 WATCHED(cuMemPoolCreate, "cuMemPoolCreate", 11020, 0, (CUmempool * out, const CUmemPoolProps *props), (out, props))
 WATCHED(cuMemPoolDestroy, "cuMemPoolDestroy", 11020, 0, (CUmempool pool), (pool))
+WATCHED(cuMemGetDefaultMemPool, "cuMemGetDefaultMemPool", 13000, 0,
+        (CUmempool * out, CUmemLocation *location, int type), (out, location, type))
+WATCHED(cuMemGetMemPool, "cuMemGetMemPool", 13000, 0, (CUmempool * out, CUmemLocation *location, int type),
+        (out, location, type))
 WATCHED(cuMemPoolImportFromShareableHandle, "cuMemPoolImportFromShareableHandle", 11020, 0,
         (CUmempool * out, void *handle, int type, unsigned long long flags), (out, handle, type, flags))
 
@@ -139,6 +145,7 @@ WATCHED(cuMemGetAddressRange_v2, "cuMemGetAddressRange", 3020, 0, (CUdeviceptr *
         (base, size, at))
 WATCHED(cuIpcGetMemHandle, "cuIpcGetMemHandle", 4010, 0, (CUipcMemHandle * out, CUdeviceptr at), (out, at))
 
+CALLED(cuCtxFromGreenCtx, (CUcontext * out, CUgreenCtx green))
 CALLED(cuCtxGetCurrent, (CUcontext * out))
 CALLED(cuCtxGetDevice, (CUdevice * out))
 CALLED(cuDeviceGet, (CUdevice * out, int ordinal))

@@ -52,6 +52,10 @@ HELD(cuLaunchHostFunc, "cuLaunchHostFunc", 10000, 0, (CUstream stream, void *fun
      (stream, function, data))
 HELD(cuLaunchHostFunc_ptsz, "cuLaunchHostFunc", 10000, 1, (CUstream stream, void *function, void *data),
      (stream, function, data))
+HELD(cuLaunchHostFunc_v2, "cuLaunchHostFunc", 13010, 0, (CUstream stream, void *function, void *data, unsigned mode),
+     (stream, function, data, mode))
+HELD(cuLaunchHostFunc_v2_ptsz, "cuLaunchHostFunc", 13010, 1,
+     (CUstream stream, void *function, void *data, unsigned mode), (stream, function, data, mode))
 HELD(cuStreamAttachMemAsync, "cuStreamAttachMemAsync", 6000, 0,
      (CUstream stream, CUdeviceptr at, size_t bytes, unsigned flags), (stream, at, bytes, flags))
 HELD(cuStreamAttachMemAsync_ptsz, "cuStreamAttachMemAsync", 7000, 1,
@@ -74,6 +78,10 @@ HELD(cuStreamWaitValue64_v2_ptsz, "cuStreamWaitValue64", 11070, 1,
      (CUstream stream, CUdeviceptr at, uint64_t value, unsigned flags), (stream, at, value, flags))
 HELD(cuStreamIsCapturing, "cuStreamIsCapturing", 10000, 0, (CUstream stream, int *status), (stream, status))
 HELD(cuStreamIsCapturing_ptsz, "cuStreamIsCapturing", 10000, 1, (CUstream stream, int *status), (stream, status))
+HELD(cuStreamGetCaptureInfo, "cuStreamGetCaptureInfo", 10010, 0, (CUstream stream, int *status, uint64_t *id),
+     (stream, status, id))
+HELD(cuStreamGetCaptureInfo_ptsz, "cuStreamGetCaptureInfo", 10010, 1, (CUstream stream, int *status, uint64_t *id),
+     (stream, status, id))
 HELD(cuStreamGetCaptureInfo_v2, "cuStreamGetCaptureInfo", 11030, 0,
      (CUstream stream, int *status, uint64_t *id, CUgraph *graph, const CUgraphNode **after, size_t *count),
      (stream, status, id, graph, after, count))

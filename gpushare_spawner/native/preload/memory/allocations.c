@@ -5,7 +5,7 @@
 
 #include "driver/driver.h"
 
-static struct allocation *root;
+static struct tree_node *root;
 static uint64_t newest;
 static struct {
     struct allocation *newest, *oldest;
@@ -19,7 +19,7 @@ static struct allocation *spare_records;
 static __attribute__((noinline, cold)) void more_records(void) {
     struct allocation *block = malloc(RECORDS_AT_ONCE * sizeof *block);
     for (int i = 0; block && i < RECORDS_AT_ONCE; i++) {
-        block[i].left = spare_records;
+        block[i].older = spare_records;
         spare_records = &block[i];
     }
 }
@@ -27,12 +27,12 @@ static __attribute__((noinline, cold)) void more_records(void) {
 static struct allocation *record_new(void) {
     if (unlikely(!spare_records)) more_records();
     struct allocation *record = spare_records;
-    if (record) spare_records = record->left;
+    if (record) spare_records = record->older;
     return record;
 }
 
 static void record_spare(struct allocation *record) {
-    record->left = spare_records;
+    record->older = spare_records;
     spare_records = record;
 }
 
@@ -41,65 +41,13 @@ static void copy_fields(struct allocation *to, const struct allocation *from) {
     __builtin_memcpy(to, from, offsetof(struct allocation, walk));
 }
 
-/* A treap: the priority is a hash of the address, so that it needs no state and no balance is kept by hand. */
-static uint64_t priority(const struct allocation *node) {
-    return (node->at >> 8) * 0x9E3779B97F4A7C15ull;
-}
-
-static void tree_insert(struct allocation *node) {
-    struct allocation **link = &root;
-    while (*link && priority(*link) >= priority(node)) link = (*link)->at < node->at ? &(*link)->right : &(*link)->left;
-    struct allocation *tree = *link, **below = &node->left, **above = &node->right;
-    *link = node;
-    while (tree) { /* what was here is split into what lies below the node and above it */
-        if (tree->at < node->at) {
-            *below = tree;
-            below = &tree->right;
-            tree = tree->right;
-        } else {
-            *above = tree;
-            above = &tree->left;
-            tree = tree->left;
-        }
-    }
-    *below = *above = NULL;
-}
-
-/* Where the tree holds the one that begins at `at`; a link to NULL: nowhere. */
-static struct allocation **link_of(CUdeviceptr at) {
-    struct allocation **link = &root;
-    while (*link && (*link)->at != at) link = (*link)->at < at ? &(*link)->right : &(*link)->left;
-    return link;
-}
-
-static void tree_remove(struct allocation **link) {
-    struct allocation *below = (*link)->left, *above = (*link)->right;
-    while (below && above) {
-        if (priority(below) > priority(above)) {
-            *link = below;
-            link = &below->right;
-            below = below->right;
-        } else {
-            *link = above;
-            link = &above->left;
-            above = above->left;
-        }
-    }
-    *link = below ? below : above;
+static struct allocation *record_of(struct tree_node *node) {
+    return node ? tree_record(node, struct allocation, place) : NULL;
 }
 
 /* The last one that begins at or below `at`. */
 static struct allocation *last_up_to(CUdeviceptr at) {
-    struct allocation *best = NULL;
-    for (struct allocation *node = root; node;) {
-        if (node->at <= at) {
-            best = node;
-            node = node->right;
-        } else {
-            node = node->left;
-        }
-    }
-    return best;
+    return record_of(tree_last_up_to(root, at));
 }
 
 static struct allocation *containing(CUdeviceptr at) {
@@ -138,25 +86,27 @@ static void unlink_by_use(struct allocation *node) {
 
 static void insert(struct allocation *node) {
     node->walk = 0; /* of no walk yet */
-    tree_insert(node);
+    node->place.key = node->at;
+    tree_insert(&root, &node->place);
     link_newest(node);
 }
 
-static inline void forget(struct allocation **link) {
-    struct allocation *node = *link;
+static inline void forget(struct tree_node **link) {
+    struct allocation *node = record_of(*link);
     tree_remove(link);
     unlink_by_use(node);
     record_spare(node);
 }
 
-static inline void drop(struct allocation **link) {
-    account_subtract((*link)->gpu, (*link)->capacity, account_for((*link)->kind));
+static inline void drop(struct tree_node **link) {
+    const struct allocation *node = record_of(*link);
+    account_subtract(node->gpu, node->capacity, account_for(node->kind));
     forget(link);
 }
 
 /* With the lock held. */
 static __attribute__((noinline, cold)) void drop_stale(struct allocation *stale, CUdeviceptr at, size_t capacity) {
-    do drop(link_of(stale->at));
+    do drop(tree_link(&root, stale->at));
     while ((stale = last_up_to(at + capacity - 1)) && stale->at + stale->capacity > at);
 }
 
@@ -213,10 +163,10 @@ bool allocations_find(CUdeviceptr at, struct allocation *copy) {
 
 bool allocations_remove(CUdeviceptr at, struct allocation *copy) {
     account_lock();
-    struct allocation **link = link_of(at);
+    struct tree_node **link = tree_link(&root, at);
     bool known = *link != NULL;
     if (known) {
-        copy_fields(copy, *link);
+        copy_fields(copy, record_of(*link));
         forget(link);
     }
     account_unlock();
@@ -238,10 +188,11 @@ CUresult allocations_freed(const struct allocation *copy, CUresult result) {
     return result;
 }
 
-static struct allocation *any_of(struct allocation *node, CUcontext context, uint64_t until) {
+static struct allocation *any_of(struct tree_node *tree, CUcontext context, uint64_t until) {
+    struct allocation *node = record_of(tree);
     if (!node || (node->context == context && node->number <= until)) return node;
-    struct allocation *found = any_of(node->left, context, until);
-    return found ? found : any_of(node->right, context, until);
+    struct allocation *found = any_of(tree->left, context, until);
+    return found ? found : any_of(tree->right, context, until);
 }
 
 uint64_t allocations_newest(void) {
@@ -256,9 +207,23 @@ void allocations_of_context_gone(CUcontext context, uint64_t until) {
     struct allocation *node;
     while ((node = any_of(root, context, until))) {
         struct gpu *gpu = node->gpu;
-        drop(link_of(node->at));
+        drop(tree_link(&root, node->at));
         account_changed(gpu);
     }
+    account_unlock();
+}
+
+static void move(struct tree_node *tree, CUcontext from, CUcontext to) {
+    struct allocation *node = record_of(tree);
+    if (!node) return;
+    if (node->context == from) node->context = to;
+    move(tree->left, from, to);
+    move(tree->right, from, to);
+}
+
+void allocations_context_moved(CUcontext from, CUcontext to) {
+    account_lock();
+    move(root, from, to);
     account_unlock();
 }
 

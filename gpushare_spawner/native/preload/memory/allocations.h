@@ -3,6 +3,7 @@
 #pragma once
 
 #include "memory/account.h"
+#include "memory/tree.h"
 
 enum allocation_kind {
     ALLOCATION_CONVERTED, /* managed memory in place of device memory */
@@ -22,7 +23,7 @@ struct allocation {
     /* of the record alone, in no copy: */
     uint64_t walk;                    /* the last walk of the pager that came here */
     size_t walked;                    /* bytes, in that walk */
-    struct allocation *left, *right;  /* by address, a treap */
+    struct tree_node place;           /* by address */
     struct allocation *newer, *older; /* by use, within the GPU; plain ones are in no list */
 };
 
@@ -49,6 +50,9 @@ uint64_t allocations_newest(void);
 
 /* The context is gone: what it had up to that number goes back to the account. */
 void allocations_of_context_gone(CUcontext context, uint64_t until);
+
+/* What the context had is another's from now on. */
+void allocations_context_moved(CUcontext from, CUcontext to);
 void allocations_forget(void); /* in a forked child */
 
 /* Walk over the managed allocations of a GPU, newest first or oldest first. `visit` is called with the lock held and

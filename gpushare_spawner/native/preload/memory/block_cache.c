@@ -500,6 +500,38 @@ void block_cache_stream_gone(CUstream stream) {
     captures_let_on();
 }
 
+/* Work that was done in the context is over, and its events went with it. With the lock held. */
+static void pools_of_context_gone(struct cache *cache, CUcontext context) {
+    for (struct pool *pool = cache->pools; pool; pool = pool->next) {
+        if (pool->of.context != context) continue;
+        pool->mark = NULL;
+        pool->pending = false;
+        pool->passed = pool->newest;
+        pool->state = pool->tree ? POOL_OF_GONE_STREAM : POOL_UNUSED;
+    }
+}
+
+bool block_cache_of_context(CUcontext context) {
+    bool found = false;
+    pthread_mutex_lock(&lock);
+    for (const struct cache *cache = caches; cache && !found; cache = cache->next) {
+        found = cache->context == context && cache->oldest;
+        for (const struct pool *pool = cache->pools; pool && !found; pool = pool->next)
+            found = pool->of.context == context && pool->tree;
+    }
+    pthread_mutex_unlock(&lock);
+    return found;
+}
+
+void block_cache_context_moved(CUcontext from, CUcontext to) {
+    pthread_mutex_lock(&lock);
+    for (struct cache *cache = caches; cache; cache = cache->next) {
+        pools_of_context_gone(cache, from);
+        if (cache->context == from) cache->context = to;
+    }
+    pthread_mutex_unlock(&lock);
+}
+
 void block_cache_context_gone(CUcontext context) {
     pthread_mutex_lock(&lock);
     for (struct cache **link = &caches; *link;) {
@@ -521,14 +553,7 @@ void block_cache_context_gone(CUcontext context) {
             free(cache);
             continue;
         }
-        for (struct pool *pool = cache->pools; pool; pool = pool->next) {
-            if (pool->of.context != context) continue;
-            /* work that was done in the other context is over, and its events went with it */
-            pool->mark = NULL;
-            pool->pending = false;
-            pool->passed = pool->newest;
-            pool->state = pool->tree ? POOL_OF_GONE_STREAM : POOL_UNUSED;
-        }
+        pools_of_context_gone(cache, context);
         link = &cache->next;
     }
     pthread_mutex_unlock(&lock);

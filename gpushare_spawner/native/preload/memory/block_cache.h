@@ -52,4 +52,9 @@ uint64_t block_cache_thread(void);
 
 void block_cache_stream_gone(CUstream stream);
 void block_cache_context_gone(CUcontext context);
+
+/* Whether there are blocks that belong to the context or were freed in its streams. */
+bool block_cache_of_context(CUcontext context);
+/* The context goes and its memory stays, as another's: its blocks are the other's from now on. Its work is over. */
+void block_cache_context_moved(CUcontext from, CUcontext to);
 void block_cache_forget(void); /* in a forked child */

@@ -123,6 +123,32 @@ LEAVING(cuDevicePrimaryCtxRelease_v2)
 LEAVING(cuDevicePrimaryCtxReset)
 LEAVING(cuDevicePrimaryCtxReset_v2)
 
+/* A green context is a part of a GPU. Its memory is the primary context's, which goes with the last that holds it; what
+ * was freed in its streams can be used again, once their work is over. */
+CUresult wrapped_cuGreenCtxDestroy(CUgreenCtx green) {
+    CUcontext context = NULL, popped;
+    CUdevice device;
+    if (!driver_has(cuCtxFromGreenCtx) || real.cuCtxFromGreenCtx(&context, green) != CUDA_SUCCESS ||
+        real.cuCtxPushCurrent_v2(context) != CUDA_SUCCESS)
+        return real.cuGreenCtxDestroy(green);
+    bool known = real.cuCtxGetDevice(&device) == CUDA_SUCCESS;
+    if (block_cache_of_context(context)) real.cuCtxSynchronize();
+    real.cuCtxPopCurrent_v2(&popped);
+    CUcontext primary = known ? primary_context(device) : NULL;
+    struct leaving own, shared;
+    uint64_t newest = leave(&own, context);
+    leave(&shared, primary);
+    CUresult result = real.cuGreenCtxDestroy(green);
+    bool all = result == CUDA_SUCCESS && primary && primary_context_is_gone(device);
+    if (result == CUDA_SUCCESS && primary && !all) {
+        block_cache_context_moved(context, primary);
+        allocations_context_moved(context, primary);
+    }
+    left(&shared, all, newest);
+    left(&own, result == CUDA_SUCCESS, newest);
+    return result;
+}
+
 static void stream_ends(CUstream stream) {
     if (IS_DEFAULT(stream)) return;
     block_cache_stream_gone(stream);

@@ -18,10 +18,14 @@
 #include "platform/engine.h"
 #include "wrappers/exported.h"
 
-/* Pools that managed memory cannot stand in for: those that are shared between processes, or do not lie on a GPU. */
+/* Pools that converted memory cannot stand in for. */
 struct plain_pool {
     CUmempool pool;
-    bool own; /* of this process, on a GPU */
+    enum pool_kind {
+        POOL_OWN,     /* of this process, on a GPU, and made to be shared with others */
+        POOL_FOREIGN, /* of another process, or not on a GPU */
+        POOL_MANAGED, /* of managed memory, which the program asked for */
+    } kind;
     struct plain_pool *next;
 };
 
@@ -58,13 +62,21 @@ static bool is_plain(CUmempool pool) {
     return plain;
 }
 
+static bool is_managed(CUmempool pool) {
+    pthread_mutex_lock(&lock);
+    const struct plain_pool *entry = plain_pool_of(pool);
+    bool managed = entry && entry->kind == POOL_MANAGED;
+    pthread_mutex_unlock(&lock);
+    return managed;
+}
+
 /* The pool that the driver takes plain memory from; NULL: none whose reserved memory is this process's on a GPU. */
 static CUmempool counted_pool(const struct gpu *gpu, CUmempool pool) {
     if (!pool && (!driver_has(cuDeviceGetMemPool) || real.cuDeviceGetMemPool(&pool, gpu->device) != CUDA_SUCCESS))
         return NULL;
     pthread_mutex_lock(&lock);
     const struct plain_pool *entry = plain_pool_of(pool);
-    bool counted = !entry || entry->own;
+    bool counted = !entry || entry->kind == POOL_OWN;
     pthread_mutex_unlock(&lock);
     return counted ? pool : NULL;
 }
@@ -117,6 +129,17 @@ static CUresult counted(struct gpu *gpu, CUresult result, CUdeviceptr *out, size
     return result;
 }
 
+/* What the driver took from a pool of managed memory: counted and moved as that of cuMemAllocManaged. */
+static CUresult managed(struct gpu *gpu, CUresult result, CUdeviceptr *out, size_t bytes, CUmempool pool) {
+    if (result == CUDA_SUCCESS) {
+        if (engine_suspends()) pool_used_for(pool, *out, bytes);
+        allocations_add(gpu, *out, bytes, bytes, ALLOCATION_MANAGED);
+    } else {
+        account_return(gpu, bytes, ACCOUNT_MANAGED);
+    }
+    return result;
+}
+
 #define ALLOCATING(call, from_pool, meant)                                                                             \
     struct gpu *gpu = out && bytes ? gpu_current() : NULL;                                                             \
     if (!gpu) return call;                                                                                             \
@@ -125,6 +148,10 @@ static CUresult counted(struct gpu *gpu, CUresult result, CUdeviceptr *out, size
         return call;                                                                                                   \
     }                                                                                                                  \
     CUmempool pool_used = from_pool;                                                                                   \
+    if (pool_used && is_managed(pool_used)) {                                                                          \
+        if (!allowance_take(gpu, bytes, true, false)) return CUDA_ERROR_OUT_OF_MEMORY;                                 \
+        return managed(gpu, call, out, bytes, pool_used);                                                              \
+    }                                                                                                                  \
     if (conversion_wanted(gpu) && !(pool_used && is_plain(pool_used)) && !captures_in_progress()) {                    \
         CUresult result = allocate_managed(gpu, out, bytes, meant);                                                    \
         if (result != CUDA_ERROR_NOT_FOUND) return result;                                                             \
@@ -193,27 +220,40 @@ CUresult wrapped_cuMemFreeAsync_ptsz(CUdeviceptr at, CUstream stream) {
     return known ? allocations_freed(&allocation, result) : result;
 }
 
-static void remember_plain(CUmempool pool, bool own) {
-    struct plain_pool *entry = malloc(sizeof *entry);
-    if (!entry) return;
-    entry->pool = pool;
-    entry->own = own;
+static void remember_plain(CUmempool pool, enum pool_kind kind) {
     pthread_mutex_lock(&lock);
-    entry->next = plain_pools;
-    plain_pools = entry;
+    struct plain_pool *entry = plain_pool_of(pool); /* one of the driver's own can be asked for again */
+    if (!entry && (entry = malloc(sizeof *entry))) {
+        *entry = (struct plain_pool){pool, kind, plain_pools};
+        plain_pools = entry;
+    }
     pthread_mutex_unlock(&lock);
+}
+
+static CUresult got(CUresult result, const CUmempool *out, int type) {
+    if (result == CUDA_SUCCESS && type == CU_MEM_ALLOCATION_TYPE_MANAGED) remember_plain(*out, POOL_MANAGED);
+    return result;
+}
+
+CUresult wrapped_cuMemGetDefaultMemPool(CUmempool *out, CUmemLocation *location, int type) {
+    return got(real.cuMemGetDefaultMemPool(out, location, type), out, type);
+}
+
+CUresult wrapped_cuMemGetMemPool(CUmempool *out, CUmemLocation *location, int type) {
+    return got(real.cuMemGetMemPool(out, location, type), out, type);
 }
 
 CUresult wrapped_cuMemPoolCreate(CUmempool *out, const CUmemPoolProps *props) {
     CUresult result = real.cuMemPoolCreate(out, props);
     bool on_gpu = result == CUDA_SUCCESS && props->location.type == CU_MEM_LOCATION_TYPE_DEVICE;
-    if (result == CUDA_SUCCESS && (props->handleTypes || !on_gpu)) remember_plain(*out, on_gpu);
-    return result;
+    if (result == CUDA_SUCCESS && props->allocType != CU_MEM_ALLOCATION_TYPE_MANAGED && (props->handleTypes || !on_gpu))
+        remember_plain(*out, on_gpu ? POOL_OWN : POOL_FOREIGN);
+    return got(result, out, result == CUDA_SUCCESS ? props->allocType : 0);
 }
 
 CUresult wrapped_cuMemPoolImportFromShareableHandle(CUmempool *out, void *handle, int type, unsigned long long flags) {
     CUresult result = real.cuMemPoolImportFromShareableHandle(out, handle, type, flags);
-    if (result == CUDA_SUCCESS) remember_plain(*out, false);
+    if (result == CUDA_SUCCESS) remember_plain(*out, POOL_FOREIGN);
     if (result == CUDA_SUCCESS && engine_suspends())
         ties_add((struct tie){TIE_OPENED, TIE_POOL, (uintptr_t)*out, 0, 0, NULL});
     return result;

@@ -163,6 +163,8 @@ typedef struct {
     unsigned flags; /* 0 none, 1 read, 3 read and write */
 } CUmemAccessDesc;
 
+enum { ALLOCATION_TYPE_MANAGED = 2 };
+
 typedef struct {
     unsigned type, handle_types;
     CUmemLocation location;

@@ -16,7 +16,7 @@
 struct pool {
     uint32_t magic;
     int device;
-    int is_default;
+    int is_default, managed;
     pthread_mutex_t lock;
     uint64_t threshold, used, used_high;
     int flags[3]; /* the reuse attributes */
@@ -24,7 +24,7 @@ struct pool {
 };
 
 static pthread_mutex_t pools_lock = PTHREAD_MUTEX_INITIALIZER;
-static struct pool *defaults[MAX_GPUS], *currents[MAX_GPUS];
+static struct pool *defaults[MAX_GPUS], *currents[MAX_GPUS], *managed_defaults[MAX_GPUS];
 
 static struct pool *make(int device, int is_default) {
     struct pool *pool = calloc(1, sizeof *pool);
@@ -35,6 +35,16 @@ static struct pool *make(int device, int is_default) {
     pool->flags[0] = pool->flags[1] = pool->flags[2] = 1;
     pool->access[device] = 3;
     pthread_mutex_init(&pool->lock, NULL);
+    return pool;
+}
+
+/* The pool of managed memory of a device. CUDA 13 has them. */
+static struct pool *managed_default_of(int device) {
+    pthread_mutex_lock(&pools_lock);
+    if (!managed_defaults[device] && (managed_defaults[device] = make(device, 1)))
+        managed_defaults[device]->managed = 1;
+    struct pool *pool = managed_defaults[device];
+    pthread_mutex_unlock(&pools_lock);
     return pool;
 }
 
@@ -77,11 +87,12 @@ static CUresult allocate(CUdeviceptr *address, size_t size, struct pool *pool, C
     REQUIRE(address && size, CUDA_ERROR_INVALID_VALUE);
     if (!pool) pool = pool_of_device(stream->context->device);
     REQUIRE(pool && pool->magic == POOL_MAGIC, CUDA_ERROR_INVALID_VALUE);
-    error = memory_allocate(stream->context, pool->device, KIND_PLAIN, size, 0, pool, address);
+    enum memory_kind kind = pool->managed ? KIND_MANAGED : KIND_PLAIN;
+    error = memory_allocate(stream->context, pool->device, kind, size, 0, pool, address);
     if (error == CUDA_ERROR_OUT_OF_MEMORY) {
         /* frees that are still queued may make room */
         device_synchronize(pool->device);
-        error = memory_allocate(stream->context, pool->device, KIND_PLAIN, size, 0, pool, address);
+        error = memory_allocate(stream->context, pool->device, kind, size, 0, pool, address);
     }
     if (!error) {
         pthread_mutex_lock(&memory_lock);
@@ -130,12 +141,35 @@ static CUresult check(CUmemoryPool pool) {
 EXPORT CUresult cuMemPoolCreate(CUmemoryPool *out, const CUmemPoolProps *properties) {
     LOCKABLE();
     REQUIRE_INIT();
-    REQUIRE(out && properties && properties->type == 1, CUDA_ERROR_INVALID_VALUE);
+    REQUIRE(out && properties && (properties->type == 1 || properties->type == ALLOCATION_TYPE_MANAGED),
+            CUDA_ERROR_INVALID_VALUE);
     REQUIRE(properties->location.type == LOCATION_DEVICE, CUDA_ERROR_NOT_SUPPORTED);
     REQUIRE(device_exists(properties->location.id), CUDA_ERROR_INVALID_DEVICE);
     REQUIRE(properties->handle_types == 0, CUDA_ERROR_NOT_SUPPORTED);
     *out = make(properties->location.id, 0);
+    if (*out) (*out)->managed = properties->type == ALLOCATION_TYPE_MANAGED;
     return *out ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+/* Only for devices. */
+static CUresult default_for(CUmemoryPool *pool, const CUmemLocation *location, int type, int current) {
+    REQUIRE_INIT();
+    REQUIRE(pool && location && (type == 1 || type == ALLOCATION_TYPE_MANAGED), CUDA_ERROR_INVALID_VALUE);
+    REQUIRE(location->type == LOCATION_DEVICE, CUDA_ERROR_NOT_SUPPORTED);
+    REQUIRE(device_exists(location->id), CUDA_ERROR_INVALID_DEVICE);
+    int managed = type == ALLOCATION_TYPE_MANAGED;
+    *pool = managed   ? managed_default_of(location->id)
+            : current ? pool_of_device(location->id)
+                      : default_of(location->id);
+    return *pool ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+EXPORT CUresult cuMemGetDefaultMemPool(CUmemoryPool *pool, CUmemLocation *location, int type) {
+    return default_for(pool, location, type, 0);
+}
+
+EXPORT CUresult cuMemGetMemPool(CUmemoryPool *pool, CUmemLocation *location, int type) {
+    return default_for(pool, location, type, 1);
 }
 
 EXPORT CUresult cuMemPoolDestroy(CUmemoryPool pool) {
