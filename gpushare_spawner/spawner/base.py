@@ -47,6 +47,9 @@ TEMPLATES_MAX_AGE = 10.0
 QUOTAS_MAX_AGE = 1.0
 """Seconds for which the quotas are not read again for a form or a choice; one form asks for each card."""
 
+CHECKED_WITHIN = 1.0
+"""Seconds that a request for a server waits until its options are checked: an admin's hook can take longer."""
+
 _submitted: ContextVar[dict[str, Any] | None] = ContextVar("_submitted", default=None)
 """What the request at hand submitted. After an error the hub renders the form again with the default server's spawner,
 which knows nothing of the options of a named one."""
@@ -167,6 +170,8 @@ class GPUShareBase(_Part):  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._attempt = self._new_attempt()
+        self._responding = False
+        self._options_checked = asyncio.Event()
 
     # -- what a kind of spawner must say --
 
@@ -350,6 +355,7 @@ class GPUShareBase(_Part):  # type: ignore[misc]
             await maybe_future(hook())
             choice = await self._accepted_choice()
             attempt.chose(choice)
+            self._options_checked.set()
             await self._get_ready(choice)
 
     async def _accepted_choice(self) -> Choice:
@@ -397,6 +403,32 @@ class GPUShareBase(_Part):  # type: ignore[misc]
             accounts=self._accounts(),
         )
 
+    @property
+    def _waiting_for_response(self) -> bool:
+        """JupyterHub's: whether `poll` says more of a spawn under way than that it is under way.
+
+        A request for a server waits `slow_spawn_timeout` seconds, which zero-to-jupyterhub sets to 0, and is then
+        answered 202 unless this is true (jupyterhub/handlers/base.py, spawn_single_user). So it is true until the
+        options are checked, and wrong ones are answered with their sentence.
+        """
+        return self._responding or self._options_unchecked
+
+    @_waiting_for_response.setter
+    def _waiting_for_response(self, value: bool) -> None:
+        self._responding = value
+
+    @property
+    def _options_unchecked(self) -> bool:
+        spawning: bool = self._spawn_pending and self._spawn_future is not None
+        return spawning and not self._options_checked.is_set()
+
+    async def _refused_at_once(self) -> bool:
+        """Wait until the options of the spawn at hand are checked; return whether the spawn has failed."""
+        spawn, checked = self._spawn_future, asyncio.ensure_future(self._options_checked.wait())
+        await asyncio.wait({spawn, checked}, timeout=CHECKED_WITHIN, return_when=asyncio.FIRST_COMPLETED)
+        checked.cancel()
+        return spawn.done() and not spawn.cancelled() and spawn.exception() is not None
+
     def _alternatives(self) -> tuple[Alternative, ...]:
         """The other templates that the user may start, for the page of a spawn that waits."""
         return tuple(Alternative(one, self._ineligible_for(one)) for one in self._attempt.alternatives)
@@ -411,6 +443,7 @@ class GPUShareBase(_Part):  # type: ignore[misc]
     def clear_state(self) -> None:
         """Forget the server: its share goes back, and traits that its template set are put back."""
         self._forget_attempt()
+        self._options_checked.clear()
         super().clear_state()
 
     def get_state(self) -> dict[str, Any]:

@@ -147,9 +147,16 @@ async def test_the_default_card_is_chosen_by_mark_and_order(
     assert ("gpushare" in hub.spawner("ada").get_state()) == (expected == "cpu-only")
 
 
-async def test_wrong_choices_of_own_profiles_are_answered(make_hub: MakeHub, nodes: GpuNodes) -> None:
+@pytest.mark.parametrize("waits", [60, 0])
+async def test_wrong_choices_of_own_profiles_are_answered(make_hub: MakeHub, nodes: GpuNodes, waits: float) -> None:
+    """``waits``: seconds that a request waits for its server; zero-to-jupyterhub sets 0."""
     await nodes.add(gpus=1)
-    hub = await make_hub(with_own)
+
+    def configure(config: Any) -> None:
+        with_own(config)
+        config.JupyterHub.tornado_settings.update(slow_spawn_timeout=waits)
+
+    hub = await make_hub(configure)
     for options, words in (
         ({"profile": "choices", "image": "none"}, "there is no choice 'none'; choose one of one."),
         ({"profile": "choices", "image": ["x"]}, "there is no choice ['x']"),
@@ -159,7 +166,9 @@ async def test_wrong_choices_of_own_profiles_are_answered(make_hub: MakeHub, nod
         assert response.code == 400, response.body
         assert words in json.loads(response.body)["message"]
     # KubeSpawner does not mind what it does not know
-    assert (await hub.start_server("ada", {"profile": "bare", "more": "of a hook"})).code == 201
+    response = await hub.start_server("bob", {"profile": "bare", "more": "of a hook"})
+    assert response.code == (201 if waits else 202)
+    await hub.started("bob")
 
 
 async def test_a_clash_of_names_keeps_the_profile(

@@ -439,6 +439,8 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
 
     async def poll(self) -> int | None:
         """KubeSpawner's. A pod with a share that its node has ended counts as stopped, and the log says why."""
+        if self._options_unchecked:
+            return 1 if await self._refused_at_once() else None
         attempt = self._attempt
         if attempt.phase is SpawnPhase.PLACING:
             return None

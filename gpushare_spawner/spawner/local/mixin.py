@@ -246,6 +246,8 @@ class GPUShareMixin(GPUShareBase):
 
     async def poll(self) -> int | None:
         """As the spawner says. While a server is being placed it counts as running; a running one keeps its session."""
+        if self._options_unchecked:
+            return 1 if await self._refused_at_once() else None
         attempt = self._attempt
         if attempt.phase is SpawnPhase.PLACING:
             return None

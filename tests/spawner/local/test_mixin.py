@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
+from typing import Any
 
+import pytest
 from tornado.httpclient import AsyncHTTPClient
 
 from gpushare_spawner.model.layers import LayerName
+from gpushare_spawner.spawner import base
 from tests.placement.instances import instance
 from tests.spawner.fake_agent import FakeAgent
 from tests.spawner.running_hub import RunningHub, until
@@ -54,6 +58,61 @@ async def test_the_api_says_why_a_spawn_is_refused(hub: RunningHub) -> None:
     response = await hub.start_server("ada", {"profile": "no-such"})
     assert response.code == 400
     assert "There is no template 'no-such'" in json.loads(response.body)["message"]
+
+
+def at_once(config: Any) -> None:
+    """As zero-to-jupyterhub configures the hub: a request does not wait for the server."""
+    config.JupyterHub.update({"tornado_settings": {"slow_spawn_timeout": 0}})
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "said"),
+    [
+        ({"profile": "nonsense"}, 400, "There is no template 'nonsense'"),
+        ({"profile": 5}, 400, "5"),
+        ({"profile": "quarter-gpu", "gpus": 4}, 400, "gpus"),
+        ({"profile": "course"}, 403, "course"),
+        ({"quota": "theory"}, 400, "quota"),
+    ],
+)
+async def test_wrong_options_are_answered_by_a_hub_that_does_not_wait_for_the_server(
+    make_hub: Any, options: Any, status: int, said: str
+) -> None:
+    hub = await make_hub(at_once)
+    for server in (None, "second"):
+        for _ in range(2):
+            response = await hub.start_server("ada", options, server)
+            assert response.code == status, response.body
+            assert said in json.loads(response.body)["message"]
+
+
+async def test_right_options_are_still_answered_before_the_server_runs(
+    make_hub: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    hub = await make_hub(at_once)
+    for _ in range(2):
+        response = await hub.start_server("ada", {"profile": "quarter-gpu"})
+        assert response.code == 202
+        await hub.started("ada")
+        await hub.stop_server("ada")
+        await until(lambda: not hub.spawner("ada").active)
+    assert "slow to become" not in caplog.text
+
+
+async def test_a_hook_that_takes_long_does_not_hold_the_request(make_hub: Any) -> None:
+    going_on = asyncio.Event()
+
+    async def hook(spawner: Any) -> None:
+        await going_on.wait()
+
+    def configure(config: Any) -> None:
+        at_once(config)
+        config.Spawner.pre_spawn_hook = hook
+
+    hub = await make_hub(configure)
+    async with asyncio.timeout(base.CHECKED_WITHIN + 2):
+        assert (await hub.start_server("ada", {"profile": "nonsense"})).code == 202
+    going_on.set()
 
 
 async def test_a_start_without_options_does_not_repeat_options_that_were_refused(hub: RunningHub) -> None:
