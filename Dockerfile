@@ -5,7 +5,9 @@
 #   docker build --target agent-simulated -t gpushare-agent:simulated .
 # The C library is compiled for the platform of the build with the compiler from PyPI: no gcc, no CUDA. JupyterLab's extension
 # is built with node from PyPI and packages of the npm registry. For x86-64 and arm64 at once: docker buildx build --platform linux/amd64,linux/arm64 ...
-# To build the same for ever give both base images with their digest: --build-arg PYTHON_IMAGE=python@sha256:...
+# The base images are named by tag here: a digest belongs to one day. `python3 .ci/release.py bases` asks the registries for the
+# digests and prints them as build arguments; a release builds with them, and its base-images.txt has them. To build the same for
+# ever: docker build $(sed 's/^/--build-arg=/' base-images.txt) ...
 
 ARG PYTHON_IMAGE=python:3.12.11-slim-bookworm
 # that of your zero-to-jupyterhub, 4.4.0 or later

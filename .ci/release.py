@@ -4,6 +4,8 @@
     python3 .ci/release.py check TAG     every place must name the version of the tag, and the changelog have a section
     python3 .ci/release.py build DIR     the sdist, and wheels of both packages for each machine, into an empty folder
     python3 .ci/release.py notes TAG     the tag's section of the changelog
+    python3 .ci/release.py bases         each base image of the Dockerfile with the digest of its tag now, as build
+                                         arguments: NAME=image:tag@sha256:...
 
 build needs what .ci/locks/build.txt lists, and the npm registry. The same commit gives the same bytes on every machine:
 times in the archives are those of the commit, or of $SOURCE_DATE_EPOCH.
@@ -51,6 +53,8 @@ def main(arguments: list[str]) -> int:
                 build(Path(folder).absolute())
             case ["notes", tag]:
                 print(notes(tag, ROOT))
+            case ["bases"]:
+                print("\n".join(bases((ROOT / "Dockerfile").read_text())))
             case _:
                 print(__doc__, file=sys.stderr)
                 return 2
@@ -106,6 +110,28 @@ def build(folder: Path) -> None:
                 run([*builder, "--target", "wheel"], package, {**environment, "GPUSHARE_MACHINE": machine})
     for path in sorted(folder.iterdir()):
         print(path.name)
+
+
+def bases(dockerfile: str) -> list[str]:
+    """The base images of a Dockerfile (its text), each with its digest. Asks the registries through docker. Raises
+    Trouble."""
+    named = re.findall(r"^ARG (\w+_IMAGE)=(\S+)$", dockerfile, flags=re.MULTILINE)
+    stages = re.findall(r"^FROM \S+ AS (\S+)$", dockerfile, flags=re.MULTILINE)
+    allowed = {*stages, *(f"${{{name}}}" for name, _ in named)}
+    if other := [image for image in re.findall(r"^FROM (\S+)", dockerfile, flags=re.MULTILINE) if image not in allowed]:
+        raise Trouble(f"the Dockerfile takes {', '.join(other)}: name it in an ARG ..._IMAGE, so that it gets a digest")
+    found = []
+    for name, image in named:
+        command = ["docker", "buildx", "imagetools", "inspect", image, "--format", "{{json .Manifest.Digest}}"]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True)
+        except FileNotFoundError:
+            raise Trouble("docker is not installed: it asks the registries for the digests") from None
+        digest = done.stdout.strip().strip('"')
+        if done.returncode or not re.fullmatch(r"sha256:[0-9a-f]{64}", digest):
+            raise Trouble(f"the digest of {image} cannot be found: {done.stderr.strip() or done.stdout.strip()}")
+        found.append(f"{name}={image}@{digest}")
+    return found
 
 
 def commit_time() -> str:

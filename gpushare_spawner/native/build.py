@@ -24,7 +24,7 @@ MACHINES = ("x86_64", "aarch64")
 FLAGS = [
     "-std=gnu11", "-O2", "-fomit-frame-pointer", "-g", "-fPIC", "-shared", "-pthread",
     "-Wall", "-Wextra", "-Werror", "-Wno-unused-parameter",
-    "-fvisibility=hidden", "-fno-sanitize=all",
+    "-fvisibility=hidden", "-fno-sanitize=all", "-fstack-protector-strong",
 ]  # fmt: skip
 
 

@@ -118,3 +118,52 @@ def test_a_lock_that_pyproject_has_left_behind_is_not_used(tmp_path: Path, monke
     assert locks.fitting("dev") is None
     assert locks.fitting("build") is None
     assert locks.fitting("demo") == tmp_path / "demo.txt"
+
+
+DIGEST = "sha256:" + "ab" * 32
+
+
+def docker(folder: Path, monkeypatch: pytest.MonkeyPatch, answer: str, status: int = 0) -> Path:
+    """A docker that says this of each image, and writes down what it was asked."""
+    (folder / "docker").write_text(f"#!/bin/sh\necho \"$@\" >> {folder}/asked\necho '{answer}'\nexit {status}\n")
+    (folder / "docker").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    return folder / "asked"
+
+
+def test_each_base_image_gets_the_digest_that_its_tag_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = docker(tmp_path, monkeypatch, f'"{DIGEST}"')
+    dockerfile = (ROOT / "Dockerfile").read_text()
+    images = dict(re.findall(r"^ARG (\w+_IMAGE)=(\S+)$", dockerfile, flags=re.MULTILINE))
+    assert len(images) >= 2
+    assert release.bases(dockerfile) == [f"{name}={image}@{DIGEST}" for name, image in images.items()]
+    assert [line.split()[3] for line in asked.read_text().splitlines()] == list(images.values())
+
+
+@pytest.mark.parametrize(
+    ("dockerfile", "answer", "status", "said"),
+    [
+        ("ARG A_IMAGE=a:1\nFROM ${A_IMAGE} AS a\nFROM busybox:latest\n", DIGEST, 0, "takes busybox:latest"),
+        (
+            "ARG A_IMAGE=a:1\nFROM ${A_IMAGE}\n",
+            "no such manifest",
+            1,
+            "digest of a:1 cannot be found: no such manifest",
+        ),
+        ("ARG A_IMAGE=a:1\nFROM ${A_IMAGE}\n", "latest", 0, "digest of a:1 cannot be found"),
+    ],
+)
+def test_an_image_without_a_digest_ends_the_release(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dockerfile: str, answer: str, status: int, said: str
+) -> None:
+    docker(tmp_path, monkeypatch, answer, status)
+    with pytest.raises(release.Trouble, match=said):
+        release.bases(dockerfile)
+
+
+def test_the_images_of_a_release_are_built_from_the_recorded_bases() -> None:
+    workflow = (ROOT / ".github/workflows/release.yml").read_text()
+    assert ".ci/release.py bases | tee base-images.txt" in workflow
+    (build,) = re.findall(r"docker buildx build .+", workflow)
+    assert '"${bases[@]}"' in build
+    assert re.search(r"gh release create .+ base-images\.txt", workflow)
