@@ -61,7 +61,10 @@ class Watched:
         on_change: Callable[[], None] = lambda: None,
         keep: Callable[[Object], Object] = lambda item: item,
         log: logging.Logger | None = None,
+        missing_right: str = "",
     ) -> None:
+        """``missing_right``: what gives the right to read them, as the end of a sentence about a refusal."""
+        self._missing_right = missing_right
         self.what = what
         """For people: "pods"."""
         self.objects: dict[str, Object] = {}
@@ -82,7 +85,8 @@ class Watched:
         self._missed_since: float | None = None
         self._caught_up = 0.0
         self._task: asyncio.Task[None] | None = None
-        self._loaded = asyncio.Event()
+        self._answered = asyncio.Event()
+        """The first list has come, or has failed."""
 
     @property
     def known(self) -> bool:
@@ -94,13 +98,11 @@ class Watched:
         self._task = asyncio.create_task(self._run(), name=f"watch {self.what}")
 
     async def loaded(self, patience: float) -> bool:
-        """Wait for the first list; whether it came within ``patience`` seconds."""
-        try:
+        """Wait for the first list, at most until the first one has failed; whether it came in ``patience`` seconds."""
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(patience):
-                await self._loaded.wait()
-        except TimeoutError:
-            return False
-        return True
+                await self._answered.wait()
+        return self._heard is not None
 
     async def close(self) -> None:
         """Read no more."""
@@ -158,7 +160,7 @@ class Watched:
             for name, at in self.arrived.items()
             if name in self.objects and _version(self.objects[name]) == _version(before[name])
         }
-        self._loaded.set()
+        self._answered.set()
         self._on_change()
         version: str = found["metadata"]["resourceVersion"]
         return version
@@ -228,7 +230,7 @@ class Watched:
 
     def _fail(self, error: Exception) -> None:
         if isinstance(error, ApiException) and error.status in (401, 403):
-            why = f"the API server refuses ({http_status(error.status, error.reason)})"
+            why = f"the API server refuses ({http_status(error.status, error.reason)}){self._missing_right}"
         elif isinstance(error, ApiException):
             why = f"the API server answers {http_status(error.status, error.reason)}"
         elif isinstance(error, _BROKEN):
@@ -241,6 +243,7 @@ class Watched:
         if problem != self.problem:
             self._log.warning("%s", problem)
         self.problem = problem
+        self._answered.set()
 
 
 class _Expired(Exception):

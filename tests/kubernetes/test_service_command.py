@@ -16,7 +16,7 @@ from tornado.testing import bind_unused_port
 from gpushare_spawner.model.controls import Ask
 from gpushare_spawner.model.protocol.frames import AskKind
 from gpushare_spawner.model.tier import Tier
-from tests.kubernetes.service_namespace import HubNamespace, make_namespace
+from tests.kubernetes.service_namespace import HUB_RULES, HubNamespace, make_namespace
 from tests.kubernetes.standin.cluster import Cluster
 from tests.present import present
 from tests.service.conftest import hub_server  # noqa: F401
@@ -118,6 +118,67 @@ async def test_a_node_that_forges_a_users_session_stops_only_its_own(
         said = (await present(service.stderr).read()).decode()
     assert set(hub_server.deleted) == {"/users/mallory/server"}, said
     assert await service.wait() == 0, said
+
+
+async def test_before_the_chart_it_listens_at_once_and_says_what_it_waits_for(
+    namespace: HubNamespace,
+    hub_server: FakeHub,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    """The hub first: zero-to-jupyterhub's Role alone, without ConfigMaps, until the chart gpushare-agent is there."""
+    await namespace.rights([rule for rule in HUB_RULES if "configmaps" not in rule["resources"]])
+    (tmp_path / "quarter.yaml").write_text(TEMPLATE)
+    socket, port = bind_unused_port()
+    socket.close()
+    env = environment(
+        tmp_path,
+        KUBECONFIG=str(namespace.cluster.kubeconfig(namespace.token)),
+        JUPYTERHUB_SERVICE_URL=f"http://127.0.0.1:{port}",
+        JUPYTERHUB_SERVICE_PREFIX="/services/gpushare/",
+    )
+    await namespace.open("ann")
+    options = (f"--namespace={namespace.name}", f"--url={hub_server.url}", f"--templates-dir={tmp_path}")
+    log = tmp_path / "service.log"
+    with log.open("wb") as output:
+        command = (sys.executable, "-m", "gpushare_spawner.cli", "service", "--cull-every=1s", *options)
+        service = await asyncio.create_subprocess_exec(*command, env=env, stderr=output, cwd=tmp_path)
+    try:
+        cpu = 0.0
+        while not await listens(port):
+            cpu = cpu_seconds(service.pid)
+            assert service.returncode is None, log.read_text()
+            # the start is imports alone: JupyterHub ends after 10 s without an answer
+            assert cpu < 10, log.read_text()
+            await asyncio.sleep(0.05)
+        end = time.monotonic() + 30
+        while "waiting for the chart gpushare-agent, which gives the hub this right" not in log.read_text():
+            assert time.monotonic() < end, log.read_text()
+            await asyncio.sleep(0.05)
+        assert "has not been read yet" not in log.read_text(), "it did not wait for its lists in vain"
+
+        await namespace.rights(HUB_RULES)
+        await namespace.publish()
+        end = time.monotonic() + 60
+        while (await namespace.session("ann")).tier is Tier.ACTIVE:
+            assert time.monotonic() < end, log.read_text()
+            await asyncio.sleep(0.1)
+    finally:
+        service.terminate()
+        await service.wait()
+
+
+async def listens(port: int) -> bool:
+    try:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+    except OSError:
+        return False
+    writer.close()
+    return True
+
+
+def cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 async def test_without_a_cluster_it_says_what_it_looked_for(hub_server: FakeHub, tmp_path: Path) -> None:  # noqa: F811

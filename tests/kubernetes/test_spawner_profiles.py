@@ -216,6 +216,31 @@ async def test_a_server_in_a_users_namespace_gets_its_share(
         assert (await hub.stop_server("ada")).code == 204
 
 
+async def test_a_hub_that_waits_for_its_templates_starts_no_server_without_a_gpu(
+    make_hub: MakeHub,
+    nodes: GpuNodes,
+    templates: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The hub first: the folder is there and empty until the ConfigMap is mounted."""
+    await nodes.add(gpus=1)
+    texts = {file: file.read_text() for file in templates.iterdir()}
+    for file in texts:
+        file.unlink()
+    monkeypatch.setenv("GPUSHARE_TEMPLATES", str(templates))
+    hub = await make_hub(lambda config: config.JupyterHub.tornado_settings.update(slow_spawn_timeout=0))
+    for _ in range(2):
+        refused = await hub.start_server("ada")
+        assert refused.code == 503
+        assert json.loads(refused.body)["message"].startswith("This hub has no compute templates yet")
+    assert "waiting for files there, on Kubernetes for the ConfigMap gpushare-templates" in capsys.readouterr().err
+    for file, text in texts.items():
+        file.write_text(text)
+    assert (await hub.start_server("ada", {"profile": "quarter-gpu"})).code in (201, 202)
+    await hub.started("ada")
+
+
 async def test_templates_that_come_later_need_no_restart(
     make_hub: MakeHub, nodes: GpuNodes, cluster: Cluster, tmp_path: Path
 ) -> None:

@@ -11,8 +11,9 @@ from gpushare_spawner.service.agents import NoAgents
 from gpushare_spawner.service.reports import Agents
 from gpushare_spawner.wording.errors import missing_package
 
-FIRST_LISTS = 10.0
-"""Seconds that the start waits for a cluster's first lists; it goes on without them, and reports the problem."""
+FIRST_LISTS = 3.0
+"""Seconds that the start waits for a cluster's first lists; it goes on without them, and reports the problem. The hub
+ends if a service that it has started does not listen within 10 s (jupyterhub/objects.py, wait_up)."""
 
 
 @contextlib.asynccontextmanager

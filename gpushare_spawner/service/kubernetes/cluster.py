@@ -34,6 +34,7 @@ UNCONFIRMED_AFTER = 30.0
 """Seconds for which a reported session may lack a pod before that is said. Ours: a report follows the end of a pod
 within seconds. Such a session counts for nothing from the first moment."""
 _PREFIX = f"{kubernetes.REPORT_COMPONENT}-"
+_UNTIL_CHART = "; waiting for the chart gpushare-agent, which gives the hub this right"
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,9 @@ class Cluster:
         self._layer_pods = Watched(
             "pods of other layers", pods, where, kubernetes.LAYER_SELECTOR, self._changed, trimmed
         )
-        self._maps = Watched("reports", maps, here, kubernetes.REPORT_SELECTOR, self._changed)
+        self._maps = Watched(
+            "reports", maps, here, kubernetes.REPORT_SELECTOR, self._changed, missing_right=_UNTIL_CHART
+        )
         self._read: dict[str, _Read] = {}
         self._by_node: dict[str, _NodePods] | None = None
         self._unconfirmed: dict[str, dict[str, float]] = {}
@@ -117,13 +120,10 @@ class Cluster:
         return self._pods, self._layer_pods, self._maps
 
     async def start(self, patience: float) -> None:
-        """Begin to watch, and wait up to ``patience`` seconds for the first lists."""
-        self._pods.start()
-        self._layer_pods.start()
-        self._maps.start()
-        await self._pods.loaded(patience)
-        await self._layer_pods.loaded(patience)
-        await self._maps.loaded(patience)
+        """Begin to watch, and wait up to ``patience`` seconds for the first lists, or for their failure."""
+        for watched in self._watched:
+            watched.start()
+        await asyncio.gather(*(watched.loaded(patience) for watched in self._watched))
 
     async def close(self) -> None:
         """Stop watching."""

@@ -70,6 +70,7 @@ from gpushare_spawner.spawner.placing import report_placement, reserve_share
 from gpushare_spawner.spawner.progress import SpawnProgress
 from gpushare_spawner.spawner.queue.queue import SpawnRequest
 from gpushare_spawner.spawner.spawn_refused import SpawnRefused, refusals_reported
+from gpushare_spawner.wording.spawn import options as words
 from gpushare_spawner.wording.spawn.cards import CLUSTER_UNREADABLE
 
 _TEMPLATES = "/etc/gpushare/templates"
@@ -268,9 +269,21 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
         The hub's ``start_timeout`` runs only from `start` on. Raises SpawnRefused, and then nothing is reserved.
         """
         if not self._templates():
+            self._refuse_while_templates_are_awaited()
+            self._options_checked.set()
             return super().run_pre_spawn_hook()
         self._kube.forget_last_start()
         return self._prepare(super().run_pre_spawn_hook)
+
+    def _refuse_while_templates_are_awaited(self) -> None:
+        """Raise SpawnRefused where the hub's environment promises templates, and nothing else can be chosen.
+
+        KubeSpawner would start a server without a GPU, which the user did not ask for.
+        """
+        if self.templates_dir == os.environ.get("GPUSHARE_TEMPLATES") and not self.profile_list:
+            self.log.warning("%s", words.templates_awaited(self.templates_dir))
+            with refusals_reported(self):
+                raise SpawnRefused(words.TEMPLATES_AWAITED, reason="no-templates-yet", status=503, retry_after=60)
 
     async def _choose(self) -> Choice:
         return choose(await self._offer(), self.user_options, self._allowed, self._chosen, self._kube.profile_of)

@@ -6,7 +6,19 @@ from collections.abc import Iterable
 
 LONGEST_SHOWN = 80
 """Characters of a wrong value that are shown at most."""
+TEMPLATES_AWAITED = (
+    "This hub has no compute templates yet, so no server is started. Try again in a few minutes, or ask the admin of "
+    "this hub."
+)
 NO_TEMPLATE = "There is no compute template that you may use. Ask the admin of this hub."
+
+
+def templates_awaited(folder: str) -> str:
+    """Return for the hub's log what is waited for. ``folder``: of the templates."""
+    return (
+        f"There is no valid compute template in {folder}, which $GPUSHARE_TEMPLATES names: waiting for files there, on "
+        "Kubernetes for the ConfigMap gpushare-templates, whose files come a minute or two after it was made"
+    )
 
 
 def shown(value: object) -> str:
