@@ -30,6 +30,7 @@ from gpushare_spawner.agent.suspend.resume_command import resume_all
 from gpushare_spawner.arbiter import ArbiterSettings
 from gpushare_spawner.descriptors import allow_many
 from gpushare_spawner.model.quantity import parse_bytes, resolve_bytes
+from gpushare_spawner.model.report import MOST_OVERCOMMIT
 from gpushare_spawner.model.share import UNITS_PER_GPU
 
 log = logging.getLogger(__name__)
@@ -294,8 +295,8 @@ def _overcommit(text: str) -> float:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not 1 <= value <= 10:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a factor from 1 to 10, like 1.5")
+    if not 1 <= value <= MOST_OVERCOMMIT:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a factor from 1 to {MOST_OVERCOMMIT}, like 1.5")
     return value
 
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from gpushare_spawner.model.controls import MOST_KEEPS, Ask, Controls, Exemption, Keep, Message
 from gpushare_spawner.model.cordon import Cordon
 from gpushare_spawner.model.delivered import Delivered
 from gpushare_spawner.model.idle_cause import IdleCause
-from gpushare_spawner.model.instant import Instant
+from gpushare_spawner.model.instant import LATEST, Instant
 from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.layers.mig import MigInstance, gpu_label
 from gpushare_spawner.model.memory_engine import MemoryEngine
@@ -24,8 +25,16 @@ REPORT_VERSION: Literal[1] = 1
 
 Units = Annotated[int, Field(ge=0, le=UNITS_PER_GPU)]
 """Share units of 1 % of a GPU."""
-Amount = Annotated[int, Field(ge=0)]
+_LARGEST = 2**63 - 1
+"""What a database's column takes. No part of an agent makes a larger number, whatever its sessions state."""
+Count = Annotated[int, Field(ge=0, le=_LARGEST)]
+Amount = Count
 """Bytes, or millicores."""
+Seconds = Annotated[float, Field(ge=0, le=LATEST, allow_inf_nan=False)]
+_MAX_NAME = 253
+"""Letters of the name of a GPU or a node: no longer than that of an object in Kubernetes."""
+MOST_OVERCOMMIT = 10
+"""How many times the units of a GPU may be promised at most."""
 
 
 class _Part(BaseModel):
@@ -36,24 +45,24 @@ class _Part(BaseModel):
 class GpuReport(_Part):
     """One physical GPU, or a MIG instance."""
 
-    index: Annotated[int, Field(ge=0)]
-    uuid: Annotated[str, Field(min_length=1)]
-    model: str
+    index: Annotated[int, Field(ge=0, le=1023)]
+    uuid: Annotated[str, Field(min_length=1, max_length=_MAX_NAME)]
+    model: Annotated[str, Field(max_length=_MAX_NAME)]
     memory_bytes: Amount
     memory_used_bytes: Amount = 0
     utilisation: Annotated[float, Field(ge=0, le=1)] | None = None
     """Part of the driver's last sample period in which the GPU computed; None: the driver does not say."""
-    temperature_celsius: float | None = None
+    temperature_celsius: Annotated[float, Field(ge=-273.15, le=1e6)] | None = None
     """None: the driver does not say."""
-    power_watts: Annotated[float, Field(ge=0)] | None = None
+    power_watts: Annotated[float, Field(ge=0, le=1e9)] | None = None
     """What the GPU draws; None: the driver does not say."""
     healthy: bool = True
     cordoned: bool = False
     """No new session may come, because of a cordon of the GPU or of its node."""
     simulated: bool = False
-    capacity_units: Annotated[int, Field(ge=0)] = UNITS_PER_GPU
+    capacity_units: Annotated[int, Field(ge=0, le=MOST_OVERCOMMIT * UNITS_PER_GPU)] = UNITS_PER_GPU
     """Units that may be guaranteed: 100, or more where the admin overcommits."""
-    waiting: Annotated[int, Field(ge=0)] = 0
+    waiting: Count = 0
     """Sessions with work for this GPU that wait for a lease."""
     mig: MigInstance | None = None
     """This is an instance of a GPU in MIG mode, for one session: `index` is the GPU's, `uuid`, `memory_bytes` and
@@ -80,7 +89,7 @@ class Notice(_Part):
     """What the session will hold after the action."""
     cause: IdleCause | None = None
     """None: an older agent or service, which sends no cause."""
-    after_seconds: Annotated[float, Field(ge=0)] = 0.0
+    after_seconds: Seconds = 0.0
     """The idle time, or the server's age, at which the action comes; 0: not given."""
 
     @property
@@ -92,15 +101,15 @@ class Notice(_Part):
 class DeliveredReport(_Part):
     """GPU time that a session was entitled to while others competed for its GPUs, and that it received."""
 
-    entitled_seconds: Annotated[float, Field(ge=0)] = 0.0
+    entitled_seconds: Seconds = 0.0
     """GPU seconds that its guaranteed units gave it a right to, over the time with competition."""
-    delivered_seconds: Annotated[float, Field(ge=0)] = 0.0
+    delivered_seconds: Seconds = 0.0
     """GPU seconds that it received in that time."""
-    waits: Annotated[int, Field(ge=0)] = 0
+    waits: Count = 0
     """How often its GPU work waited for a lease."""
-    wait_p50_seconds: Annotated[float, Field(ge=0)] = 0.0
+    wait_p50_seconds: Seconds = 0.0
     """Half of the waits were at most this long; up to 50 % too high."""
-    wait_p95_seconds: Annotated[float, Field(ge=0)] = 0.0
+    wait_p95_seconds: Seconds = 0.0
 
     @classmethod
     def of(cls, delivered: Delivered) -> DeliveredReport:
@@ -138,8 +147,8 @@ class SessionReport(_Part):
     """One notebook server that holds a share."""
 
     id: Annotated[str, Field(min_length=1, max_length=MAX_LENGTH)]
-    user: str
-    server: str = ""
+    user: Annotated[str, Field(max_length=MAX_LENGTH)]
+    server: Annotated[str, Field(max_length=MAX_LENGTH)] = ""
     template: str
     quota: str = ""
     """The account that the share is charged to, see `quota.Account`; empty: there were no quotas when it was opened."""
@@ -197,13 +206,13 @@ class SessionReport(_Part):
     """The session has GPU work and waits for a lease."""
     last_gpu_activity: Instant | None = None
     """End of the last burst; None: none since the session was opened."""
-    gpu_seconds: Annotated[float, Field(ge=0)] = 0.0
+    gpu_seconds: Seconds = 0.0
     """Time with a burst on the GPU since the session was opened."""
-    kernels: Annotated[int, Field(ge=0)] | None = None
+    kernels: Count | None = None
     """Notebook kernels that run; None: the notebook server has not reported them."""
-    kernels_busy: Annotated[int, Field(ge=0)] | None = None
+    kernels_busy: Count | None = None
     last_kernel_activity: Instant | None = None
-    processes: Annotated[int, Field(ge=0)] = 0
+    processes: Count = 0
     """CUDA processes connected to the agent."""
     bypassing_pids: tuple[int, ...] = ()
     """Processes of the session that use the GPU without the library: they unset LD_PRELOAD."""
@@ -278,7 +287,7 @@ class Report(_Part):
     """
 
     version: Literal[1] = REPORT_VERSION
-    node: Annotated[str, Field(min_length=1)]
+    node: Annotated[str, Field(min_length=1, max_length=_MAX_NAME)]
     published_at: Instant
     gpus: tuple[GpuReport, ...]
     sessions: tuple[SessionReport, ...] = ()
@@ -288,6 +297,16 @@ class Report(_Part):
     """At most one for each GPU, and one for the node."""
     claims: ClaimsReport | None = None
     """Pods get GPUs by claims (resource.k8s.io); None: as extended resources, or there are no pods."""
+
+    @model_validator(mode="after")
+    def _each_gpu_once(self) -> Self:
+        uuids = [gpu.uuid for gpu in self.gpus]
+        indices = [gpu.index for gpu in self.gpus if gpu.mig is None]
+        for what, found in (("UUID", uuids), ("index", indices)):
+            twice = next((value for value, number in Counter(found).items() if number > 1), None)
+            if twice is not None:
+                raise ValueError(f"two GPUs have the {what} {twice}")
+        return self
 
     @property
     def allocated_to(self) -> tuple[SessionReport, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterable
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 from kubernetes_asyncio.client import CoreV1Api
+from tornado.httpclient import AsyncHTTPClient, HTTPRequest
 
 from gpushare_spawner.agent.memory.host_use import HostUse
 from gpushare_spawner.model.cordon import Cordon
@@ -30,7 +32,7 @@ from .agent_account import agent_token
 from .charts import one, render
 from .node_agent import NodeAgent
 from .sharing_hub import SharingHub, kube_access, tolerates_own_nodes
-from .standin.client import path
+from .standin.client import ApiStatus, KubeClient, path
 from .standin.cluster import HUB_RULES, Cluster
 from .standin.programs import Listeners
 
@@ -164,6 +166,40 @@ async def test_each_has_what_it_needs_and_needs_what_it_has(
     assert asked.here == {"agent": rights(roles.agent), "hub": asked.here["hub"]}
     assert of_the_chart <= asked.here["hub"] <= of_the_chart | rights(HUB_RULES)
     assert asked.everywhere == {"hub": rights(roles.hub_everywhere)}
+
+
+async def test_an_agents_token_gives_the_use_of_every_server_of_the_namespace_as_the_page_on_trust_says(
+    cluster: Cluster, roles: Rules, templates: Path, tmp_path: Path
+) -> None:
+    """KubeSpawner writes a server's token as a plain value into its pod, and no right on pods leaves values out."""
+    (templates / "plain.yaml").write_text("name: plain\ndisplay_name: No GPU\n")
+    servers, elsewhere = await cluster.make_node(programs=Listeners()), await cluster.make_node()
+    async with (
+        kube_access(cluster, [*HUB_RULES, *roles.hub], roles.hub_everywhere),
+        SharingHub(tmp_path, templates, cluster, tolerates_own_nodes) as hub,
+    ):
+        response = await hub.start_server("ada", {"profile": "plain"})
+        assert response.code == 201, response.body
+        token = await agent_token(cluster, elsewhere.name, roles.agent)
+        async with KubeClient(cluster.credentials(token)) as agent:
+            (pod,) = [
+                one for one in await agent.list(path("pods", cluster.namespace)) if "ada" in one["metadata"]["name"]
+            ]
+            with pytest.raises(ApiStatus) as refused:
+                await agent.list(path("secrets", cluster.namespace))
+        assert pod["spec"]["nodeName"] in (servers.name, elsewhere.name)
+        assert refused.value.code == 403
+        values = {one["name"]: one.get("value") for one in pod["spec"]["containers"][0]["env"]}
+        request = HTTPRequest(
+            f"{hub.url}/api/user", headers={"Authorization": f"token {values['JUPYTERHUB_API_TOKEN']}"}
+        )
+        seen = json.loads((await AsyncHTTPClient().fetch(request)).body)
+        assert seen["name"] == "ada"
+        assert "access:servers!server=ada/" in seen["scopes"]
+        # what the token of another server gives is no more: the hub itself stays out of reach
+        assert not [scope for scope in seen["scopes"] if scope.startswith(("admin", "users!", "servers", "delete"))]
+    page = (Path(__file__).parents[2] / "docs" / "explanation" / "trust.md").read_text()
+    assert "JUPYTERHUB_API_TOKEN" in page
 
 
 async def _requested_cpu(cluster: Cluster) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any, Literal
@@ -23,7 +25,7 @@ from gpushare_spawner.model.protocol.control import (
     TierRequest,
 )
 from gpushare_spawner.model.protocol.frames import AskKind
-from gpushare_spawner.model.report import Notice, Report
+from gpushare_spawner.model.report import GpuReport, Notice, Report
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.service.actions.session_actions import SessionActions
@@ -152,6 +154,30 @@ async def test_a_report_that_cannot_be_read_is_said_once(
     said = [record.message for record in caplog.records if "not a report that this version can read" in record.message]
     assert len(said) == 1
     assert "version" in said[0]
+
+
+async def test_a_report_beyond_its_bounds_is_refused_and_admins_read_why(
+    namespace: HubNamespace, nodes: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    gpu = GpuReport(index=0, uuid="GPU-node-a", model="x", memory_bytes=1)
+    honest = Report(node="node-a", published_at=namespace.now(), gpus=(gpu,)).model_dump(mode="json")
+    honest["gpus"][0]["capacity_units"] = 1_000_000
+    for number in range(3):
+        await namespace.write_report("node-a", json.dumps(honest | {"published_at": namespace.now() + number}))
+        await seen_problem(nodes, "its report is refused: .*gpus.0.capacity_units: .* less than or equal to 1000")
+    assert len([one for one in caplog.records if "capacity_units" in one.message]) == 1
+
+
+async def seen_problem(nodes: Cluster, text: str) -> None:
+    """Wait until the only node's report fails in this way."""
+    while True:
+        for agent in nodes:
+            try:
+                await agent.report()
+            except AgentUnreachable as error:
+                if re.search(text, str(error)):
+                    return
+        await asyncio.sleep(0.01)
 
 
 async def test_a_report_of_a_node_in_another_nodes_configmap_is_ignored(

@@ -124,7 +124,9 @@ def _amounts(session: SessionReport, before: Counters, after: Counters) -> Amoun
     """Return what a session did between two reports, on each of its GPUs."""
     passed, count = after.seen_at - before.seen_at, len(session.gpus)
     share, borrowed = session.share_units / UNITS_PER_GPU, session.borrowed_units / UNITS_PER_GPU
-    worked = _growth(before.gpu_seconds, after.gpu_seconds) / count
+    # no session works longer than time passes, whatever its node reports; a clock that was set back counts a little
+    longest = max(passed, SET_BACK)
+    worked = min(_growth(before.gpu_seconds, after.gpu_seconds) / count, longest)
     # the tier changed once at most as far as is known: an earlier change and its return are not in the report
     since = min(max(session.tier_since, before.seen_at), after.seen_at)
     held = before.effective_units * (since - before.seen_at) + after.effective_units * (after.seen_at - since)
@@ -134,8 +136,8 @@ def _amounts(session: SessionReport, before: Counters, after: Counters) -> Amoun
         recovered=max(0.0, share * passed - held / UNITS_PER_GPU),
         borrowed=borrowed * passed,
         used=worked,
-        entitled=_growth(before.entitled, after.entitled) / count,
-        delivered=_growth(before.delivered, after.delivered) / count,
+        entitled=min(_growth(before.entitled, after.entitled) / count, longest),
+        delivered=min(_growth(before.delivered, after.delivered) / count, longest),
         waits=_growth(before.waits, after.waits) / count,
     )
 

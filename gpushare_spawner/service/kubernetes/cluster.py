@@ -55,6 +55,8 @@ class _Read:
     """Its resourceVersion."""
     report: Report | None
     """None: not a report that this version can read."""
+    problem: str
+    """Why there is no report, as half a sentence; empty: there is one."""
     at: float
     """When it was read (`time.monotonic`)."""
 
@@ -173,7 +175,8 @@ class Cluster:
             # no agent belongs there: what is known of its sessions is in their pods
             return known_report(Report(node=node, published_at=self._clock(), gpus=()), pods), 0.0
         if read is None or read.report is None:
-            raise AgentUnreachable(f"node {node}: its agent has published no report")
+            why = "its agent has published no report" if read is None else f"its report is refused: {read.problem}"
+            raise AgentUnreachable(f"node {node}: {why}")
         report = read.report
         # by both clocks: a report of an agent that has ended must not stay valid because the machines' clocks differ
         age = max(self._clock() - report.published_at, time.monotonic() - read.at)
@@ -271,17 +274,20 @@ class Cluster:
         known = self._read.get(name)
         if known is not None and known.version == version:
             return known
+        report, problem = None, ""
         try:
             report = kubernetes.read_report(item)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             where = ".".join(map(str, first["loc"])) or kubernetes.REPORT_KEY
-            log.warning("ConfigMap %s: not a report that this version can read: %s: %s", name, where, first["msg"])
-            return _Read(version, None, now)
-        if (problem := kubernetes.misplaced_report(item["metadata"]["name"], report)) is not None:
-            log.warning("%s: this report is ignored", problem)
-            return _Read(version, None, now)
-        return _Read(version, report, now)
+            problem = f"not a report that this version can read: {where}: {first['msg']}"
+        else:
+            misplaced = kubernetes.misplaced_report(item["metadata"]["name"], report)
+            report, problem = (report, "") if misplaced is None else (None, f"{misplaced}: this report is ignored")
+        # once, and not with each report
+        if problem and (known is None or known.problem != problem):
+            log.warning("ConfigMap %s: %s", name, problem)
+        return _Read(version, report, problem, now)
 
     def _say_once(self, problems: dict[str, str]) -> None:
         for about, text in problems.items():

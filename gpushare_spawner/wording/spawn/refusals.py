@@ -132,6 +132,14 @@ def node_left_alone(node: str) -> str:
     return f"{node} did not admit a server just now, so no server is placed there for some seconds."
 
 
+def report_beyond_node(node: str, gpu: int, reported: int, offered: int) -> str:
+    """Return that a node's report is refused. ``gpu``: its index; the others are units of 1 %."""
+    return (
+        f"The agent of node {node} reports {reported} units of GPU {gpu}, and the node itself offers {offered} "
+        f"(gpushare-spawner.io/gpu-{gpu}), so no server is placed there."
+    )
+
+
 def nodes_without_reports(nodes: Sequence[str], age: float) -> str:
     """Return which nodes send no reports. ``age``: seconds since the latest report of one of them."""
     who = f"{len(nodes)} nodes send" if len(nodes) > 1 else f"Node {nodes[0]} sends"

@@ -57,6 +57,14 @@ def test_time_without_bursts_is_idle_and_the_rest_is_not() -> None:
     assert (amounts.used, amounts.idle, amounts.reserved) == pytest.approx((100, 75, 100))
 
 
+def test_no_session_works_longer_than_time_passes_whatever_its_node_reports() -> None:
+    meter = Meter()
+    lie = DeliveredReport(entitled_seconds=1e9, delivered_seconds=1e9)
+    observe(meter, report(BEGIN + 400, session(gpu_seconds=1e9, delivered=lie)))
+    amounts = total(meter)
+    assert (amounts.used, amounts.entitled, amounts.delivered) == pytest.approx((400, 400, 400))
+
+
 def test_what_a_tier_takes_is_recovered_from_the_moment_of_the_change_on() -> None:
     meter = Meter()
     observe(

@@ -34,6 +34,7 @@ from gpushare_spawner.model.template import Template
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.placement import Allocation, Ledger, NodeResources, Requested
 from gpushare_spawner.sharing.base import LayerRequest, Tenant
+from gpushare_spawner.spawner.kubernetes.cluster import snapshot
 from gpushare_spawner.spawner.kubernetes.cluster.capacity import ClusterCapacity
 from gpushare_spawner.spawner.kubernetes.cluster.layer_sessions import Pending
 from gpushare_spawner.spawner.kubernetes.cluster.pods import RESERVATION
@@ -74,19 +75,19 @@ class Cluster:
         watch = loop.create_future()
         return SimpleNamespace(kind=kind, namespace="hub", resources={}, watch_task=watch, first_load_future=first)
 
-    def report(self, node: str, gpus: int = 2, age: float = 0.0, like: str = "") -> None:
-        """``like``: the node whose GPUs it reports as its own."""
+    def report(self, node: str, gpus: int = 2, age: float = 0.0, like: str = "", units: int = 100) -> None:
+        """``like``: the node whose GPUs it reports as its own; ``units``: of each."""
         self.version += 1
-        cards = (
-            GpuReport(index=i, uuid=f"GPU-{like or node}-{i}", model="A100", memory_bytes=2**30) for i in range(gpus)
-        )
+        known = {"model": "A100", "memory_bytes": 2**30, "capacity_units": units}
+        cards = (GpuReport(index=i, uuid=f"GPU-{like or node}-{i}", **known) for i in range(gpus))
         report = Report(node=node, published_at=time.time() - age + self.version * 1e-6, gpus=tuple(cards))
         metadata = {"name": report_name(node), "namespace": "hub", "resourceVersion": str(self.version)}
         self.reports.resources[node] = {"metadata": metadata, "data": {REPORT_KEY: written_report(report)}}
 
     def allocatable(self, node: str, cpu: int, pool: str = "") -> None:
         facts = NodeFacts(node, {"pool": pool})
-        self.free[node] = {"metadata": {"name": node}, "facts": facts, "allocatable": NodeResources(cpu, 2**40, 110)}
+        free = NodeResources(cpu, 2**40, 110)
+        self.free[node] = {"metadata": {"name": node}, "facts": facts, "allocatable": free, "gpus": {0: 100, 1: 100}}
 
     def pod(
         self, name: str, gpu: str, units: int = 25, token: str = "", announced: Notice | None = None, odd: bool = False
@@ -348,6 +349,48 @@ async def test_a_report_that_cannot_be_read_costs_only_itself(caplog: pytest.Log
     cluster.report("o")
     assert sorted((await cluster.ledger()).capacity.nodes) == ["m", "n", "o"]
     assert [record.message.split(" cannot")[0] for record in caplog.records] == ["ConfigMap bad"]
+
+
+async def test_a_report_that_offers_more_than_its_node_is_refused_with_the_reason(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = Cluster()
+    cluster.report("n", units=1000)
+    assert list((await cluster.ledger()).capacity.nodes) == ["m"]
+    said = (await cluster.reservations.snapshot()).awaited
+    assert "node n reports 1000 units of GPU 0, and the node itself offers 100" in said
+    assert not caplog.records, "a node that joins has no devices in its status for some seconds"
+    monkeypatch.setattr(snapshot, "BEYOND_SECONDS", 0.0)
+    for _ in range(3):
+        cluster.report("n", units=1000)
+        await cluster.ledger()
+    assert [one.message for one in caplog.records] == [said]
+    cluster.report("n")
+    assert sorted((await cluster.ledger()).capacity.nodes) == ["m", "n"]
+
+
+@pytest.mark.parametrize(
+    ("devices", "placed"), [({0: 100}, False), ({}, False), ({0: 100, 1: 99}, False), (None, True)]
+)
+async def test_each_gpu_of_a_report_is_held_against_the_nodes_status(devices: Any, placed: bool) -> None:
+    """None: the hub may not read nodes, and only the bounds of a report count."""
+    cluster = Cluster()
+    if devices is None:
+        cluster.snapshots._capacity = None
+    else:
+        cluster.free["n"]["gpus"] = devices
+    assert ("n" in (await cluster.ledger()).capacity.nodes) is placed
+
+
+async def test_a_share_that_has_grown_takes_devices_from_the_nodes_status_and_nothing_is_refused() -> None:
+    """The plugin offers the 25 devices of the pod and as many as 60 units leave: 65."""
+    cluster = Cluster()
+    cluster.pod("ada", "GPU-n-0", units=60)
+    await cluster.ledger()
+    cluster.free["n"]["gpus"] = {0: 65, 1: 100}
+    assert "n" in (await cluster.ledger()).capacity.nodes
+    cluster.free["n"]["gpus"] = {0: 39, 1: 100}
+    assert "n" not in (await cluster.ledger()).capacity.nodes
 
 
 async def test_a_gpu_that_two_nodes_report_is_logged_when_that_begins(caplog: pytest.LogCaptureFixture) -> None:

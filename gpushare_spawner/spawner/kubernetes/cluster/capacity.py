@@ -19,7 +19,8 @@ from kubernetes_asyncio.client.rest import ApiException
 
 from gpushare_spawner.clients.bad_objects import BadObjects
 from gpushare_spawner.clients.object_watch import Object, Watched
-from gpushare_spawner.model.kubernetes import NodeFacts, PodConstraints, memory_bytes, millicores
+from gpushare_spawner.model.kubernetes import NodeFacts, PodConstraints, gpu_index_of, memory_bytes, millicores
+from gpushare_spawner.model.kubernetes.quantities import quantity
 from gpushare_spawner.placement import NodeResources, Requested
 from gpushare_spawner.placement.node_resources import NOTHING, UNKNOWN
 from gpushare_spawner.sharing.cluster_facts import ClusterFacts, ClusterNode, ClusterPod
@@ -103,6 +104,14 @@ class ClusterCapacity:
     def bound(self) -> Set[str]:
         """Return the reservations whose pods are on a node and counted, as of the last `count`."""
         return self._bound
+
+    def gpu_devices(self, node: str) -> Mapping[int, int] | None:
+        """Return how many devices of each GPU, by its index, a node has by its status; None while it is not known."""
+        nodes = self._nodes
+        if nodes is None or not nodes.known or (found := nodes.objects.get(node)) is None:
+            return None
+        devices: Mapping[int, int] = found["gpus"]
+        return devices
 
     def count(self) -> Iterator[None]:
         """Count what has changed, in pieces."""
@@ -247,8 +256,12 @@ def _add(amounts: dict[str, Requested], node: str, requested: Requested, sign: i
 
 def kept_node(node: Object, with_facts: bool = False) -> Object:
     """Return what is kept of a node. ``with_facts``: with what other sharing layers publish."""
-    allocatable = (node.get("status") or {}).get("allocatable") or {}
+    status = node.get("status") or {}
+    allocatable = status.get("allocatable") or {}
+    # of its capacity: what is allocatable is without devices that are unhealthy for a moment
+    capacity = ((gpu_index_of(name), amount) for name, amount in (status.get("capacity") or {}).items())
     return {
+        "gpus": {index: int(quantity(amount)) for index, amount in capacity if index is not None},
         "metadata": _identity(node),
         "facts": NodeFacts.of(node),
         **({"cluster": ClusterNode.of(node)} if with_facts else {}),

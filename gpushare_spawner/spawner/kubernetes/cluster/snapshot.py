@@ -51,6 +51,10 @@ DISTRUST_SECONDS = 10.0
 """How long a node is left alone after it did not admit a pod: the kubelet's status, by which the scheduler goes,
 follows the device plugin within 10 s (``nodeStatusUpdateFrequency``)."""
 
+BEYOND_SECONDS = 30.0
+"""How long a report may offer more than its node's status before that is logged: as `DISTRUST_SECONDS`, and time for a
+kubelet that starts. Nothing is placed there meanwhile: the scheduler would not let it in."""
+
 DROPPED_AT_ONCE = 50
 """Reservations that are dropped from the ledger in one piece: about 2 ms."""
 
@@ -119,6 +123,9 @@ class ClusterSnapshots:
         self._reserved: Set[str] = frozenset()
         self._told: set[str] = set()
         self._distrusted: dict[str, float] = {}
+        self._beyond: dict[str, float] = {}
+        """Since when a node's report offers more than the node has, by node (`time.monotonic`)."""
+        self._told_beyond: set[str] = set()
         self._closed: dict[str | None, float] = {}
         self._lasting = LastingObjects()
         self._bad_objects = BadObjects(log)
@@ -292,6 +299,7 @@ class ClusterSnapshots:
         now, monotonic = self._clock(), time.monotonic()
         silent: list[Report] = []
         distrusted: list[Report] = []
+        beyond: dict[str, str] = {}
         fresh: dict[str, Report] = {}
         for number, (_, report) in enumerate(self._reports.values()):
             if number % REPORTS_AT_ONCE == 0:
@@ -303,6 +311,8 @@ class ClusterSnapshots:
                 silent.append(report)
             elif self._distrusted.get(report.node, 0.0) > monotonic:
                 distrusted.append(report)
+            elif problem := self._beyond_node(report):
+                beyond[report.node] = problem
             else:
                 fresh[report.node] = report
         for node, counted in self.feed.follow_reports(fresh):
@@ -312,7 +322,8 @@ class ClusterSnapshots:
                 self._inventory.put(node, counted.gpus)
             yield
         self._log_doubled()
-        self._awaited = _awaited(now, silent, distrusted, bool(fresh))
+        self._awaited = next(iter(beyond.values()), "") or _awaited(now, silent, distrusted, bool(fresh))
+        self._tell_beyond(beyond, monotonic)
 
     def _log_doubled(self) -> None:
         """Log GPUs that several nodes report, each when that begins and when its nodes become others."""
@@ -321,6 +332,35 @@ class ClusterSnapshots:
             if self._doubled.get(uuid) != nodes:
                 self.log.warning("%s", doubled_gpu(uuid, nodes))
         self._doubled = doubled
+
+    def _beyond_node(self, report: Report) -> str:
+        """Return why a report offers more than its node has, as a sentence; empty: it does not, as far as is known.
+
+        A node's status has the devices of its plugin: those that pods hold, and as many free ones as the GPU's units
+        leave. Sessions whose share has grown use more than their devices, at most what their pods were promised.
+        """
+        devices = self._capacity.gpu_devices(report.node) if self._capacity is not None else None
+        if devices is None or report.claims is not None:
+            return ""
+        for gpu in report.gpus:
+            units = (devices.get(gpu.index, 0) + 1) * self.unit_size - 1
+            if gpu.mig is None and gpu.capacity_units > units:
+                pods = (pod.allocation for pod in self._pods.values())
+                units += sum(pod.share_units for pod in pods if gpu.uuid in pod.gpus)
+                if gpu.capacity_units > units:
+                    return refusals.report_beyond_node(
+                        report.node, gpu.index, gpu.capacity_units, devices.get(gpu.index, 0) * self.unit_size
+                    )
+        return ""
+
+    def _tell_beyond(self, beyond: Mapping[str, str], now: float) -> None:
+        """Log what stays so. A node that has just joined has no devices in its status for some seconds."""
+        self._beyond = {node: self._beyond.get(node, now) for node in beyond}
+        self._told_beyond &= beyond.keys()
+        for node, since in self._beyond.items():
+            if now - since >= BEYOND_SECONDS and node not in self._told_beyond:
+                self._told_beyond.add(node)
+                self.log.error("%s", beyond[node])
 
     def _read(self, key: str, config_map: Mapping[str, Any], known: Report | None) -> Report | None:
         try:
