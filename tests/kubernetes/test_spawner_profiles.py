@@ -221,7 +221,7 @@ async def test_a_hub_that_waits_for_its_templates_starts_no_server_without_a_gpu
     nodes: GpuNodes,
     templates: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The hub first: the folder is there and empty until the ConfigMap is mounted."""
     await nodes.add(gpus=1)
@@ -234,9 +234,11 @@ async def test_a_hub_that_waits_for_its_templates_starts_no_server_without_a_gpu
         refused = await hub.start_server("ada")
         assert refused.code == 503
         assert json.loads(refused.body)["message"].startswith("This hub has no compute templates yet")
-    assert "waiting for files there, on Kubernetes for the ConfigMap gpushare-templates" in capsys.readouterr().err
+        monkeypatch.setattr(hub.spawner("ada").log, "handlers", [caplog.handler])
+    assert "waiting for files there, on Kubernetes for the ConfigMap gpushare-templates" in caplog.text
     for file, text in texts.items():
         file.write_text(text)
+    monkeypatch.setattr("gpushare_spawner.spawner.kubernetes.spawner._TEMPLATES_FOR", 0.0)
     assert (await hub.start_server("ada", {"profile": "quarter-gpu"})).code in (201, 202)
     await hub.started("ada")
 
