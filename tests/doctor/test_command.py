@@ -120,7 +120,7 @@ def test_what_the_machine_has_outside_of_the_root_changes_nothing(environment: d
             "/run/containerd/containerd.sock",
             "/run/gpushare/control.sock",
         )
-        if any(Path(path).is_relative_to(place) for place in (*places, "/run"))
+        if any(Path(path).is_relative_to(place) for place in (*places, Path("/run")))
     )
     script = (
         f"set -e\n{mounts}\nmount -t tmpfs tmpfs /run\n"
