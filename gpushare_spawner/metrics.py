@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
 
-from gpushare_spawner.model.report import GpuReport, HostMemoryReport, SessionReport
+from gpushare_spawner.model.report import GpuReport, HostMemoryReport, Report, SessionReport
 
 Of = TypeVar("Of")
 Item = tuple[Sequence[str], Of]
@@ -52,6 +52,14 @@ GPU: tuple[Figure[GpuReport], ...] = (
     Figure("gpushare_gpu_power_watts", "What the GPU draws now, as the driver reports it", lambda gpu: gpu.power_watts),
     Figure("gpushare_gpu_healthy", "1 while the GPU is healthy", lambda gpu: gpu.healthy),
     Figure("gpushare_gpu_waiting_sessions", "Sessions with GPU work that wait for a lease", lambda gpu: gpu.waiting),
+)
+
+NODE: tuple[Figure[Report], ...] = (
+    Figure(
+        "gpushare_node_state_durable",
+        "1 while sessions and changes of their tiers are on the agent's disk, 0 while some are in its memory only",
+        lambda report: report.state_trouble is None,
+    ),
 )
 
 HOST_MEMORY: tuple[Figure[HostMemoryReport], ...] = (

@@ -86,13 +86,18 @@ class ControlRequests:
         self._clock = clock
 
     async def answer(self, request: Request) -> dict[str, Any]:
-        """Carry out a request; the result is on the disk before it is answered."""
+        """Carry out a request; the result is on the disk before it is answered.
+
+        Where the disk refuses it, no session is opened. Changes of open sessions hold in memory, and the report says
+        that they are not on the disk.
+        """
         result: dict[str, Any] = {}
         match request:
             case ReportRequest():
                 return self._report().model_dump(mode="json")
             case OpenRequest():
                 result = (await self._open_when_ready(request)).model_dump()
+                await self._check_kept(request.id)
             case ConfirmRequest():
                 self.confirm(request)
             case CordonRequest():
@@ -160,6 +165,17 @@ class ControlRequests:
             return mig_environment(gpu, socket, self._libraries)
         pipes, memory = self._mps.pipes(gpu.uuid), session.memory_limit(gpu)
         return mps_environment(gpu, socket, pipes, request.share_units, memory, self._libraries)
+
+    async def _check_kept(self, name: str) -> None:
+        """Raise ControlRefused where a session that was just opened is not on the disk, and end it."""
+        reason = await self._registry.store.missing(name)
+        if reason is not None:
+            self._registry.end(name, "its record cannot be written")
+            raise _refused(
+                "internal",
+                f"cannot keep session {name} on the disk: {reason}. It would be lost if the agent stopped. Free space "
+                "for the agent's state folder, then start the server again",
+            )
 
     def confirm(self, request: ConfirmRequest) -> None:
         """Tie a session to the process of its server."""

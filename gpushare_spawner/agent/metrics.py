@@ -16,7 +16,7 @@ from tornado.web import Application, RequestHandler
 
 from gpushare_spawner.http_server import BoundedHTTPServer
 from gpushare_spawner.log_once import LogOnce
-from gpushare_spawner.metrics import GPU, HOST_MEMORY, families, session_families
+from gpushare_spawner.metrics import GPU, HOST_MEMORY, NODE, families, session_families
 from gpushare_spawner.model.report import Report
 from gpushare_spawner.rate_limit import Budget
 
@@ -53,6 +53,7 @@ class ReportCollector(Collector):
         for key, one in gpus:
             sessions.add_metric(key, sum(one.uuid in session.gpus for session in report.sessions))
         yield sessions
+        yield from families(NODE, (), [((), report)])
         if self._names:
             yield from families(HOST_MEMORY, (), [((), report.host_memory)] if report.host_memory is not None else [])
             yield from session_families(

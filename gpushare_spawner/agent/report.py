@@ -15,6 +15,7 @@ from gpushare_spawner.agent.sessions.registry import SessionRegistry
 from gpushare_spawner.agent.sessions.session import Session
 from gpushare_spawner.agent.state.cordons import Cordons
 from gpushare_spawner.model.report import (
+    MAX_TROUBLE,
     DeliveredReport,
     GpuReport,
     HostMemoryReport,
@@ -109,11 +110,17 @@ def node_report(
     gpus: Iterable[GpuReport],
     sessions: Iterable[SessionReport],
     host_memory: HostMemoryReport | None = None,
+    state_trouble: str | None = None,
 ) -> Report:
     """The node; the oldest session first."""
     oldest_first = tuple(sorted(sessions, key=lambda session: (session.opened_at, session.id)))
     return Report(
-        node=node, published_at=published_at, gpus=tuple(gpus), sessions=oldest_first, host_memory=host_memory
+        node=node,
+        published_at=published_at,
+        gpus=tuple(gpus),
+        sessions=oldest_first,
+        host_memory=host_memory,
+        state_trouble=state_trouble[:MAX_TROUBLE] if state_trouble is not None else None,
     )
 
 
@@ -160,7 +167,8 @@ class NodeReports:
         ]
         memory = self._memory.on_gpus()
         sessions = [self._session(session, memory) for session in self._registry.sessions.values()]
-        report = node_report(self._name, self._clock(), gpus, sessions, self._memory.report(memory))
+        trouble = self._registry.store.failure
+        report = node_report(self._name, self._clock(), gpus, sessions, self._memory.report(memory), trouble)
         return report.with_cordons(self._cordons.now)
 
     def session(self, session: Session) -> SessionReport:

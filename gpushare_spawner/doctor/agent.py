@@ -14,6 +14,7 @@ from gpushare_spawner.doctor.finding import Finding, note, ok, problem, skipped
 from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.protocol.control import AgentUnreachable, ControlRefused
 from gpushare_spawner.model.report import Report
+from gpushare_spawner.wording.dashboard import not_durable
 
 _LAYER_REMEDIES = {
     LayerName.MPS: "See the log of the MPS daemon in the agent's state folder (`mps/*/log`), and the agent's own log.",
@@ -111,6 +112,10 @@ def _report_findings(where: str, report: Report, gpus: tuple[Gpu, ...]) -> list[
         if not shared_gpu.healthy:
             what = f"the agent reports this {shared_gpu.model} as unhealthy"
             found.append(problem(shared_gpu.label, what, _LOGS))
+    if report.state_trouble is not None:
+        found.append(
+            problem("state folder", not_durable(report.node, report.state_trouble), "Free space on that file system.")
+        )
     if report.host_memory is None:
         what = "no budget of host memory: paged-out GPU memory can fill the machine's memory"
         found.append(note("host memory", what, "Start the agent without `--host-memory off`."))

@@ -279,6 +279,10 @@ class ClaimsReport(_Part):
     """Beside the claim's folder."""
 
 
+MAX_TROUBLE = 1000
+"""Letters of what an agent says about its disk."""
+
+
 class Report(_Part):
     """A node: its GPUs and the sessions on them.
 
@@ -295,6 +299,9 @@ class Report(_Part):
     """None: the node has no budget."""
     cordons: tuple[Cordon, ...] = ()
     """At most one for each GPU, and one for the node."""
+    state_trouble: Annotated[str, Field(max_length=MAX_TROUBLE)] | None = None
+    """Why records of sessions and changes of tiers are in the agent's memory only, and are lost if it stops; None: they
+    are on its disk."""
     claims: ClaimsReport | None = None
     """Pods get GPUs by claims (resource.k8s.io); None: as extended resources, or there are no pods."""
 

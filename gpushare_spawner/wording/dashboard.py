@@ -28,6 +28,14 @@ def unconfirmed_sessions(node: str, sessions: Sequence[str]) -> str:
     )
 
 
+def not_durable(node: str, reason: str) -> str:
+    """Return that an agent cannot write its records. ``reason``: what the operating system says, with the folder."""
+    return (
+        f"The agent of {node} cannot write its records. Changes of sessions and tiers are in its memory only, and are "
+        f"lost if it stops: {reason}. Free space there; the agent tries again every second."
+    )
+
+
 def restart_offer(node: str) -> str:
     """Return what a restart gives a borrower whose lender has returned. ``node``: where units are free."""
     return (

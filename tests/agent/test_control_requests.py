@@ -41,7 +41,8 @@ class Parts:
         self.no_socket: str | None = None
         self.barrier_at: Path | None = None
         self.tiers = SimpleNamespace(decide=self._decide, announce=self._announce)
-        self.store = SimpleNamespace(flush=self._flush)
+        self.store = SimpleNamespace(flush=self._flush, missing=self._missing)
+        self.unwritten: str | None = None
         self.requests = ControlRequests(
             self,  # type: ignore[arg-type]
             {FIRST.uuid: FIRST, SECOND.uuid: SECOND},
@@ -95,6 +96,9 @@ class Parts:
     async def _flush(self) -> None:
         self.done.append("flush")
 
+    async def _missing(self, name: str) -> str | None:
+        return self.unwritten
+
 
 @pytest.fixture
 def parts() -> Parts:
@@ -113,6 +117,14 @@ async def test_open_is_answered_when_its_record_is_on_the_disk(parts: Parts) -> 
     assert answer["environment"]["GPUSHARE_SOCKET"] == "/run/s/gpu"
     assert "GPUSHARE_ENGINE" not in answer["environment"]
     assert parts.done == ["check 25 units, 5 borrowed", "add ada", "listen ada", "flush"]
+
+
+async def test_open_is_refused_and_undone_where_its_record_cannot_be_written(parts: Parts) -> None:
+    parts.unwritten = "Read-only file system (/var/lib/gpushare/records)"
+    with pytest.raises(ControlRefused, match=r"session ada on the disk: Read-only file system \(/var") as refused:
+        await parts.requests.answer(request_for("ada"))
+    assert refused.value.code == "internal"
+    assert parts.done[-1] == "end ada: its record cannot be written"
 
 
 async def test_engine_suspend_stands_in_the_environment(parts: Parts) -> None:

@@ -12,12 +12,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from prometheus_client import CollectorRegistry, generate_latest
 
+from gpushare_spawner.agent.metrics import ReportCollector
 from gpushare_spawner.agent.state.lock import AlreadyRunning
 from gpushare_spawner.agent.state.session_folder import PathTooLong
 from gpushare_spawner.agent.state.session_record import SessionRecord
 from gpushare_spawner.agent.state.session_records import RecordFolder, Store, short_name
 from gpushare_spawner.agent.state.state_folder import StateFolder
+from gpushare_spawner.doctor.agent import AgentFacts, findings
+from gpushare_spawner.doctor.finding import Level
+from gpushare_spawner.model.protocol.control import ControlRefused, TierRequest
 from gpushare_spawner.model.tier import Tier
 from tests.agent.conftest import Agent, Eventually, request_for
 
@@ -116,22 +121,71 @@ def _no_space(*_: object) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-async def test_a_full_disk_is_said_and_survived(
-    agent: Agent, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, eventually: Eventually
+DOWN = TierRequest(id="ada", tier=Tier.DOWNGRADED, effective_units=10, reason="idle")
+
+
+async def test_session_that_cannot_be_written_is_not_opened_and_nothing_of_it_stays(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch, eventually: Eventually
 ) -> None:
+    before = agent.node.report()
     with monkeypatch.context() as full:
         full.setattr(os, "fsync", _no_space)
-        await agent.node.requests.answer(request_for("ada"))
-        await agent.node.requests.answer(request_for("bob"))
-        assert {one.id for one in agent.node.report().sessions} == {"ada", "bob"}
+        for _ in range(2):
+            with pytest.raises(ControlRefused, match=r"cannot keep session ada on the disk: No space left.*Free space"):
+                await agent.node.requests.answer(request_for("ada"))
+            assert not agent.node.report().sessions
+    await eventually(lambda: agent.node.report().state_trouble is None)
+    assert agent.node.report().gpus == before.gpus
+    await agent.node.requests.answer(request_for("ada", share_units=100))
+    await agent.stop()
+    await agent.start()
+    assert [one.id for one in agent.node.report().sessions] == ["ada"]
+
+
+async def test_session_that_is_opened_again_on_a_full_disk_is_refused_too(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await agent.node.requests.answer(request_for("ada"))
+    with monkeypatch.context() as full:
+        full.setattr(os, "fsync", _no_space)
+        with pytest.raises(ControlRefused, match="No space left"):
+            await agent.node.requests.answer(request_for("ada"))
+    assert not agent.node.report().sessions
+
+
+async def test_tier_change_on_a_full_disk_holds_and_is_shown_as_not_durable(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, eventually: Eventually
+) -> None:
+    await agent.node.requests.answer(request_for("ada"))
+    told: list[str | None] = []
+    agent.node.changed = lambda: told.append(agent.node.report().state_trouble)
+    with monkeypatch.context() as full:
+        full.setattr(os, "fsync", _no_space)
+        await agent.node.requests.answer(DOWN)
+        report = agent.node.report()
+        assert report.sessions[0].tier is Tier.DOWNGRADED
+        assert "No space left" in str(report.state_trouble)
+        assert "gpushare_node_state_durable 0.0" in metrics_of(agent)
+        found = findings(AgentFacts(Path("/x"), present=True, report=report))
+        assert [one for one in found if one.level is Level.PROBLEM and "No space left" in one.what]
         said = [entry for entry in caplog.records if entry.levelno == logging.ERROR]
         assert len(said) == 1
         assert "in memory only" in said[0].getMessage()
-        assert "No space left" in said[0].getMessage()
-    await eventually(lambda: "records of sessions are written again" in caplog.text)
-    await agent.stop()
-    await agent.start()
-    assert {one.id for one in agent.node.report().sessions} == {"ada", "bob"}
+        # a kill now would lose it
+        assert [one.tier for one in agent.state.records.load()] == [Tier.ACTIVE]
+    await eventually(lambda: agent.node.report().state_trouble is None)
+    assert "gpushare_node_state_durable 1.0" in metrics_of(agent)
+    assert "records of sessions are written again" in caplog.text
+    assert [one.tier for one in agent.state.records.load()] == [Tier.DOWNGRADED]
+    # the report is published when that begins and when it ends
+    assert any(told)
+    assert told[-1] is None
+
+
+def metrics_of(agent: Agent) -> str:
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(ReportCollector(agent.node.report, names=False))
+    return generate_latest(registry).decode()
 
 
 @pytest.fixture
@@ -158,15 +212,21 @@ async def test_a_really_full_file_system(tiny_disk: Path, eventually: Eventually
         while True:
             file.write(b"x" * 512)
     for number in range(4):
-        await agent.node.requests.answer(request_for(f"full-{number}", share_units=5))
-    assert len(agent.node.report().sessions) == 12
-    assert agent.node.registry.store.failure is not None
+        with pytest.raises(ControlRefused, match="No space left on device"):
+            await agent.node.requests.answer(request_for(f"full-{number}", share_units=5))
+    await agent.node.requests.answer(TierRequest(id="before-0", tier=Tier.RELEASED, effective_units=0, reason="idle"))
+    report = agent.node.report()
+    assert len(report.sessions) == 8
+    assert "No space left on device" in str(report.state_trouble)
     filler.unlink()
-    await eventually(lambda: agent.node.registry.store.failure is None)
+    await eventually(lambda: agent.node.report().state_trouble is None)
+    # what an agent finds that starts after a kill
+    kept = agent.state.records.load()
+    assert {one.request.id: one.tier for one in kept if one.tier is not Tier.ACTIVE} == {"before-0": Tier.RELEASED}
     await agent.stop()
     again = Agent(tiny_disk)
     await again.start()
-    assert len(again.node.report().sessions) == 12
+    assert len(again.node.report().sessions) == 8
     await again.stop()
 
 

@@ -84,7 +84,7 @@ def test_the_fields_of_version_1_keep_their_names() -> None:
     report = {
         "version": 1, "node": "a", "published_at": 1000.0, "gpus": [gpu], "sessions": [session],
         "host_memory": {"budget_bytes": 100, "needed_bytes": 50, "paged_out_bytes": 10},
-        "cordons": [cordon],
+        "cordons": [cordon], "state_trouble": "No space left on device (/var/lib/gpushare/records)",
         "claims": {
             "folder": "/run/claims", "socket": "session.sock", "environment": {"A": "b"},
             "mounts": [{"host_path": "/lib", "container_path": "/l", "read_only": True}],

@@ -43,7 +43,8 @@ def report(working_seconds: float = 1000.0) -> KnownReport:
     late = session("zoe", quota="group:optics", share_units=75, gpus=("GPU-1",), delivered=short,
                    gpu_seconds=working_seconds)  # fmt: skip
     memory = HostMemoryReport(budget_bytes=8 * GIB, needed_bytes=8 * GIB, paged_out_bytes=5 * GIB)
-    return usual.model_copy(update={"gpus": gpus, "sessions": (*usual.sessions, late), "host_memory": memory})
+    changes = {"gpus": gpus, "sessions": (*usual.sessions, late), "host_memory": memory, "state_trouble": "disk full"}
+    return usual.model_copy(update=changes)
 
 
 def waiting(number: int, now: float = NOW) -> list[HubServer]:

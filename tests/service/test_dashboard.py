@@ -20,7 +20,7 @@ from gpushare_spawner.service.api.snapshots import ServiceSnapshot
 from gpushare_spawner.service.hub.client import HubServer
 from gpushare_spawner.service.reports import KnownReport, NodeSnapshot
 from gpushare_spawner.service.waiting_spawns import waiting_spawns
-from gpushare_spawner.service.web.dashboard_data import dashboard_data
+from gpushare_spawner.service.web.dashboard_data import dashboard_data, problems_data
 from gpushare_spawner.service.web.viewer import Viewer
 from gpushare_spawner.wording.amounts import universal_clock
 from tests.present import present
@@ -213,6 +213,16 @@ def test_a_used_up_budget_of_host_memory_is_explained(needed: int, refuses: bool
     text = plain(page(afternoon().model_copy(update={"host_memory": host})))
     assert "budget 8 GiB" in text
     assert ("memory allocations beyond a guarantee are refused" in text) is refuses
+
+
+def test_an_agent_that_cannot_write_its_records_is_a_problem_for_admins_alone() -> None:
+    full = afternoon().model_copy(update={"state_trouble": "No space left on device (/var/lib/gpushare/records)"})
+    assert problems_data([NodeSnapshot(NO_AGENT, afternoon())], Viewer("root", True), ()) == []
+    (said,) = problems_data([NodeSnapshot(NO_AGENT, full)], Viewer("root", True), ())
+    assert full.node in said
+    assert "No space left on device (/var/lib/gpushare/records)" in said
+    assert said in plain(page(full))
+    assert problems_data([NodeSnapshot(NO_AGENT, full)], Viewer("ann", False), ()) == []
 
 
 def test_a_released_borrower_does_not_borrow() -> None:

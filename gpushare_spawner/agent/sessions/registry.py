@@ -76,7 +76,7 @@ class SessionRegistry:
         self._converse = converse
         self._clock = clock
         self._changed = changed
-        self.store = Store(folder.records)
+        self.store = Store(folder.records, changed)
         self.tiers = Tiers(shares, self.activity, self.save, clock)
         self.controls = SessionControls(self.save, changed)
         self.share_changes = ShareChanges(shares, self.tiers, clock)

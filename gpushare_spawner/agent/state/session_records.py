@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import logging
 import os
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -110,8 +111,12 @@ class Store:
     is missing on the disk is tried again with each `retry`.
     """
 
-    def __init__(self, folder: RecordFolder) -> None:
+    def __init__(self, folder: RecordFolder, changed: Callable[[], None] = lambda: None) -> None:
+        """`changed` is called when `failure` has changed."""
         self._folder = folder
+        self._changed = changed
+        self._refused: set[str] = set()
+        """Names of what the disk refused when it was last tried."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="store")
         self._unwritten: dict[str, bytes | None] = {}
         self._writing: asyncio.Task[None] | None = None
@@ -120,21 +125,21 @@ class Store:
 
     def put(self, record: SessionRecord) -> None:
         """Write this record soon."""
-        self._change(_file_name(record), record.model_dump_json().encode())
+        self._put(_file_name(record), record.model_dump_json().encode())
 
     def remove(self, session_id: str) -> None:
         """Forget this session's record soon."""
-        self._change(f"{short_name(session_id)}.json", None)
+        self._put(f"{short_name(session_id)}.json", None)
 
     def put_left(self, record: SessionRecord) -> None:
         """Write the record of processes that are left suspended soon, and before what is asked for later."""
-        self._change(_left_name(record), record.model_dump_json().encode())
+        self._put(_left_name(record), record.model_dump_json().encode())
 
     def remove_left(self, record: SessionRecord) -> None:
         """Forget it soon."""
-        self._change(_left_name(record), None)
+        self._put(_left_name(record), None)
 
-    def _change(self, name: str, content: bytes | None) -> None:
+    def _put(self, name: str, content: bytes | None) -> None:
         self._unwritten[name] = content
         self._start()
 
@@ -142,6 +147,11 @@ class Store:
         """Wait until all that was asked for is on the disk, or the disk has refused it."""
         while self._writing is not None:
             await asyncio.shield(self._writing)
+
+    async def missing(self, session_id: str) -> str | None:
+        """Wait as `flush` does. Return why the session's record is not on the disk as it is now; None: it is."""
+        await self.flush()
+        return self.failure if f"{short_name(session_id)}.json" in self._refused else None
 
     def retry(self) -> None:
         """Try again what the disk refused."""
@@ -177,6 +187,7 @@ class Store:
             self._writing = None
             for name, content in refused.items():
                 self._unwritten.setdefault(name, content)
+            self._refused = set(refused)
             if failure != self.failure:
                 if failure:
                     log.error(
@@ -185,3 +196,4 @@ class Store:
                 else:
                     log.warning("records of sessions are written again")
                 self.failure = failure
+                self._changed()

@@ -227,4 +227,4 @@ def _shown(one: NodeSnapshot) -> tuple[Any, ...]:
         return (one.problem,)
     # heat and power change all the time: pages take them along with the rest
     gpus = [gpu.model_copy(update={"temperature_celsius": None, "power_watts": None}) for gpu in report.gpus]
-    return report.node, gpus, report.cordons, report.host_memory
+    return report.node, gpus, report.cordons, report.host_memory, report.state_trouble

@@ -17,7 +17,13 @@ from gpushare_spawner.service.waiting_spawns import WaitingSpawn
 from gpushare_spawner.service.web.gpu_bar import Segment, gpu_bar, units_of
 from gpushare_spawner.service.web.restart_offer import UnitsToOwn
 from gpushare_spawner.service.web.viewer import Viewer
-from gpushare_spawner.wording.dashboard import AGENT_UNAVAILABLE, restart_offer, shared_by, unconfirmed_sessions
+from gpushare_spawner.wording.dashboard import (
+    AGENT_UNAVAILABLE,
+    not_durable,
+    restart_offer,
+    shared_by,
+    unconfirmed_sessions,
+)
 from gpushare_spawner.wording.device_memory import stays
 from gpushare_spawner.wording.errors import doubled_gpu
 from gpushare_spawner.wording.idle_decisions import explained, kept_by_short_work, upcoming, why_none
@@ -64,12 +70,14 @@ def dashboard_data(
 
 
 def problems_data(snapshots: Sequence[NodeSnapshot], viewer: Viewer, notes: Sequence[str]) -> list[str]:
-    """What cannot be shown and why; for viewers who see all also GPUs that two nodes report, and ``notes``."""
+    """What cannot be shown and why; for viewers who see all also GPUs that two nodes report, agents
+    that cannot write their records, and ``notes``."""
     silent = [snapshot.problem for snapshot in snapshots if snapshot.report is None]
     if viewer.sees_all:
-        reports = (snapshot.report for snapshot in snapshots if snapshot.report is not None)
+        reports = [snapshot.report for snapshot in snapshots if snapshot.report is not None]
         doubled = (doubled_gpu(uuid, nodes) for uuid, nodes in doubled_gpus(reports).items())
-        return [*silent, *_unconfirmed(snapshots), *doubled, *notes]
+        forgetful = (not_durable(one.node, one.state_trouble) for one in reports if one.state_trouble is not None)
+        return [*silent, *_unconfirmed(snapshots), *doubled, *forgetful, *notes]
     return [AGENT_UNAVAILABLE] if silent else []
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from gpushare_spawner.metrics import GPU, HOST_MEMORY, families, session_families
+from gpushare_spawner.metrics import GPU, HOST_MEMORY, NODE, families, session_families
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.quota import QuotaUsage
@@ -52,7 +52,7 @@ def service_families(state: ServiceState) -> Iterator[Metric]:
     yield from (
         *_agents(state.snapshots),
         *_gpus(state.snapshots),
-        *_host_memory(state.snapshots),
+        *_nodes(state.snapshots),
         *_sessions(state.decisions, state.now),
         *_queue(state),
         *_waits(state.counters),
@@ -85,8 +85,9 @@ def _agents(snapshots: Sequence[NodeSnapshot]) -> Iterator[Metric]:
     yield unconfirmed
 
 
-def _host_memory(snapshots: Sequence[NodeSnapshot]) -> Iterator[Metric]:
+def _nodes(snapshots: Sequence[NodeSnapshot]) -> Iterator[Metric]:
     reports = [snapshot.report for snapshot in snapshots if snapshot.report is not None]
+    yield from families(NODE, ("node",), [((report.node,), report) for report in reports])
     nodes = [((report.node,), report.host_memory) for report in reports if report.host_memory is not None]
     yield from families(HOST_MEMORY, ("node",), nodes)
 
