@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -39,6 +38,7 @@ from gpushare_spawner.arbiter import ArbiterSettings
 from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.report import Report, SessionReport
 from gpushare_spawner.model.share import UNITS_PER_GPU
+from gpushare_spawner.wall_clock import WallClock
 
 log = logging.getLogger(__name__)
 
@@ -69,10 +69,13 @@ class Node:
         libraries: Libraries,
         endpoints: SessionEndpoints | None = None,
         instances: Callable[[], tuple[Gpu, ...] | None] | None = None,
+        clock: WallClock | None = None,
     ) -> None:
         """`endpoints` makes the sockets of sessions; None: those of processes. `instances` returns the MIG instances of
         now, or None where the driver does not answer; without it the GPUs are always the same."""
         self.settings = settings
+        self.wall_clock = clock if clock is not None else WallClock()
+        """Seconds since the epoch."""
         self.state_folder = folder
         self._source = source
         sessions: dict[str, Session] = {}
@@ -180,6 +183,7 @@ class Node:
 
     def report(self) -> Report:
         """Return the report of this node, as it is now."""
+        self.wall_clock()  # what follows reads instants that this may move
         return self._reports.node()
 
     # -- GPUs that come and go --
@@ -216,6 +220,7 @@ class Node:
 
     def session_report(self, session: Session) -> SessionReport:
         """Return the report of one session, as it is now."""
+        self.wall_clock()
         return self._reports.session(session)
 
     def sessions_on(self, gpu: str) -> tuple[int, int]:
@@ -227,10 +232,6 @@ class Node:
         if session.record.request.layer is not LayerName.NATIVE:
             return 0
         return self.registry.share_changes.largest(session)
-
-    def wall_clock(self) -> float:
-        """Return seconds since the epoch."""
-        return time.time()
 
     def ask_came(self) -> None:
         """Tell the service, and whoever listens to `changed`, that an observer asks something."""

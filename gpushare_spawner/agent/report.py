@@ -71,6 +71,7 @@ def session_report(
         guaranteed_units=session.guaranteed_units,
         yields=record.yields_until is not None,
         opened_at=record.opened_at,
+        clock_moved=record.clock_moved,
         confirmed=record.owner is not None,
         pid=record.process.pid if record.process is not None else None,
         memory_bytes=now.memory_bytes,
@@ -113,7 +114,7 @@ def node_report(
     state_trouble: str | None = None,
 ) -> Report:
     """The node; the oldest session first."""
-    oldest_first = tuple(sorted(sessions, key=lambda session: (session.opened_at, session.id)))
+    oldest_first = tuple(sorted(sessions, key=lambda session: (session.begun, session.id)))
     return Report(
         node=node,
         published_at=published_at,

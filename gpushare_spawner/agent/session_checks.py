@@ -88,7 +88,7 @@ class SessionChecks:
 def overdue(session: Session, now: float) -> bool:
     """Return whether the session should have been confirmed by now (seconds since the epoch)."""
     record = session.record
-    return record.owner is None and now > record.opened_at + record.request.confirm_within
+    return record.owner is None and now > record.begun + record.request.confirm_within
 
 
 def record_is_behind(session: Session, doing: Activity) -> bool:

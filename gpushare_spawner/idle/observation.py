@@ -56,7 +56,7 @@ class Observation:
             tier=session.tier,
             tier_since=session.tier_since,
             effective_units=session.effective_units,
-            opened_at=session.opened_at,
+            opened_at=session.begun,
             gpu_busy=session.gpu_busy or session.waiting,
             last_gpu_activity=session.last_gpu_activity,
             gpu_seconds=session.gpu_seconds,

@@ -176,6 +176,9 @@ class SessionReport(_Part):
     yields: bool = False
     """The units that the session does not hold are kept for spawns in quota: GPU work does not restore them yet."""
     opened_at: Instant
+    """As the machine's clock was then: with the id it names the session."""
+    clock_moved: Annotated[float, Field(ge=-LATEST, le=LATEST, allow_inf_nan=False)] = 0.0
+    """Seconds by which the machine's clock was set since then. All other instants of the past are moved already."""
     confirmed: bool = True
     """False between a reservation and the start of its process."""
     pid: int | None = None
@@ -233,6 +236,11 @@ class SessionReport(_Part):
     """The last one that an admin sent."""
     asks: tuple[Ask, ...] = ()
     """What the notebook server asked and was not answered yet, the oldest first."""
+
+    @property
+    def begun(self) -> float:
+        """When it was opened, by the machine's clock of now: what durations and the order of sessions count from."""
+        return self.opened_at + self.clock_moved
 
     @property
     def controls(self) -> Controls:

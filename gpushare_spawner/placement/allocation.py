@@ -57,7 +57,7 @@ class Allocation:
             share_units=report.share_units,
             borrowed_units=min(report.borrowed_units, report.share_units),
             effective_units=min(report.effective_units, report.share_units),
-            opened_at=report.opened_at,
+            opened_at=report.begun,
             yields=report.yields,
             user=report.user,
             quota=report.quota,

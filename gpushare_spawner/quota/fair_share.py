@@ -56,6 +56,11 @@ class FairShare:
         for account, units in over_quota.items():
             self._add(account, units, capacity, 1.0 - kept)
 
+    def clock_was_set(self, by: float) -> None:
+        """Follow a step of the clock that `advance` is given: it is no time that passed."""
+        if self._at is not None:
+            self._at += by
+
     def past(self, account: str, units: int, capacity: int, seconds: float) -> None:
         """Count use over quota that began so many seconds ago and has not been counted: after a restart of the hub."""
         self._add(account, units, capacity, 1.0 - self._kept(max(0.0, seconds)))

@@ -38,6 +38,7 @@ from gpushare_spawner.service.sources import DashboardSources
 from gpushare_spawner.service.template_source import TemplateSource
 from gpushare_spawner.service.tls import hub_tls, own_tls
 from gpushare_spawner.service.web.hub_theme import HubTheme
+from gpushare_spawner.wall_clock import WallClock
 
 log = logging.getLogger("gpushare.service")
 
@@ -73,7 +74,7 @@ def run(options: argparse.Namespace, cluster_agents: ClusterAgents) -> int:
 
 
 async def _serve(options: argparse.Namespace, token: str, hub_name: str, cluster_agents: ClusterAgents) -> None:
-    settings = culler_settings(options)
+    settings, clock = culler_settings(options), WallClock()
     hub = Hub(
         options.url,
         token,
@@ -81,6 +82,7 @@ async def _serve(options: argparse.Namespace, token: str, hub_name: str, cluster
         page_size=options.api_page_size,
         request_timeout=float(os.environ.get("JUPYTERHUB_REQUEST_TIMEOUT") or 60),
         ssl_options=hub_tls(options),
+        since_set=clock.since_set,
     )
     groups = UserGroups(lambda: snapshot.users if (snapshot := culler.hub_snapshot) is not None else None)
     templates = TemplateSource(Path(options.templates_dir), groups)
@@ -120,12 +122,14 @@ async def _serve(options: argparse.Namespace, token: str, hub_name: str, cluster
             hub,
             templates,
             settings,
+            clock,
             quotas=templates.quotas,
             pending=pending.recent,
             record=record,
             actions=actions,
             notify=outbox.offer if outbox is not None else lambda decisions: None,
         )
+        clock.was_set = culler.clock_was_set
         listeners.append(culler.reports_changed)
         beside = [asyncio.create_task(Asks(agents, actions).run()), asyncio.create_task(actions.finish_restarts())]
         if outbox is not None:

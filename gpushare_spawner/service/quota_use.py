@@ -17,5 +17,5 @@ def quota_use(quotas: Quotas, reports: Iterable[Report]) -> QuotaUsage:
         for session in report.sessions:
             account = accounts.find(session.quota, session.user)
             units = session.share_units * len(session.gpus)
-            usage.put(Charge(session.id, session.user, account, units, session.opened_at))
+            usage.put(Charge(session.id, session.user, account, units, session.begun))
     return usage

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from gpushare_spawner.agent.sessions.environment import Libraries
 from gpushare_spawner.agent.state.state_folder import StateFolder
 from gpushare_spawner.model.protocol.control import OpenRequest
 from gpushare_spawner.model.protocol.frames import Role
+from gpushare_spawner.wall_clock import WallClock
 from tests.agent.peers import FIRST, SECOND, GpusOnPaper, Peer
 
 LIBRARIES = Libraries(preload=Path("/opt/gpushare/libgpushare.so"), simulated_driver=Path("/opt/gpushare/simgpu"))
@@ -53,11 +55,14 @@ class Agent:
         self.node: Node
         self.state: StateFolder
         self.peers: list[Peer] = []
+        self.clock_set = 0.0
+        """Seconds by which the machine's clock was set."""
 
     async def start(self, **changes: Any) -> Node:
         self.settings = replace(self.settings, **changes)
         self.state = StateFolder(self.path)
-        self.node = Node(self.settings, self.gpus, self.source, self.state, LIBRARIES)
+        clock = WallClock(lambda: time.time() + self.clock_set)
+        self.node = Node(self.settings, self.gpus, self.source, self.state, LIBRARIES, clock=clock)
         await self.node.start()
         return self.node
 

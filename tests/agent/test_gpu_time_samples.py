@@ -66,6 +66,25 @@ async def test_samples_are_asked_for_while_sessions_compete_and_not_otherwise() 
     delivery.close()
 
 
+@pytest.mark.parametrize("step", [86400.0, -86400.0])
+async def test_a_clock_that_is_set_makes_no_sample_of_a_day(step: float) -> None:
+    """Else somebody would be charged with a day of GPU time."""
+    driver, listener = Driver(), Listener()
+    delivery = Delivery(FIRST, driver, listener, every=0.02)
+    stepped = 0.0
+    delivery._clock._wall = lambda: time.time() + stepped
+    delivery.wanted()
+    await asyncio.sleep(0.1)
+    driver.answers.append((Utilisation(7, time.time(), 0.5),))  # of before, read after it
+    stepped = step
+    await asyncio.sleep(0.1)
+    driver.answers += [(Utilisation(7, time.time() + stepped + after, 0.5),) for after in (0.0, 0.02, 0.04)]
+    await asyncio.sleep(0.2)
+    delivery.close()
+    assert listener.heard
+    assert all(0 <= since - until < 1 and sum(busy.values()) < 1 for (since, until), busy in listener.heard)
+
+
 async def test_a_driver_that_never_tells_is_asked_once() -> None:
     driver, listener = Driver(None), Listener()
     delivery = Delivery(FIRST, driver, listener)

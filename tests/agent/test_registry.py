@@ -25,6 +25,7 @@ from gpushare_spawner.agent.state.state_folder import StateFolder
 from gpushare_spawner.arbiter import ArbiterSettings
 from gpushare_spawner.model.memory_limits import MemoryLimit
 from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.wall_clock import WallClock
 from tests.agent.conftest import Eventually, request_for
 from tests.agent.peers import FIRST, SECOND
 
@@ -60,6 +61,7 @@ class World:
         self.no_socket: Exception | None = None
         self.news = 0
         self.now = 1000.0
+        self.stepped = 0.0
         self.begin()
 
     def begin(self) -> None:
@@ -72,7 +74,7 @@ class World:
             memory_left=lambda session, gpu, kind: (2**60, MemoryLimit.SESSION),
             holds=MemoryHolds(lambda: self.now),
             converse=lambda session: Conversation(),  # type: ignore[arg-type, return-value]
-            clock=lambda: self.now, changed=self._changed,
+            clock=WallClock(lambda: self.now, lambda: self.now - self.stepped), changed=self._changed,
         )  # fmt: skip
 
     async def end(self) -> None:

@@ -6,12 +6,12 @@ import asyncio
 import contextlib
 import logging
 import threading
-import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 from gpushare_spawner.agent import processes
 from gpushare_spawner.agent.gpus.nvml import Gpu, Utilisation
+from gpushare_spawner.wall_clock import STEP, WallClock
 
 log = logging.getLogger(__name__)
 
@@ -63,13 +63,15 @@ class Delivery:
         """False: the driver has no such figures."""
         self.sessions_of: Callable[[Iterable[int]], Mapping[int, str]] = _nobody
         """Finds the sessions of processes by what the kernel says. Called in the thread that asks the driver."""
+        self._clock = WallClock()
+        self._clock.was_set = self._clock_was_set
         self._since = 0.0
         """End of the last sample, seconds since the epoch."""
 
     def wanted(self) -> None:
         """Sessions compete: read samples until they no longer do."""
         if self._timer is None and not self._asking and not self._closed:
-            self._since = time.time()
+            self._since = self._clock()
             self._timer = self._loop.call_later(self._every, self._ask)
 
     def close(self) -> None:
@@ -109,9 +111,14 @@ class Delivery:
         if self._competition.contended and not self._closed:
             self._timer = self._loop.call_later(self._every, self._ask)
 
+    def _clock_was_set(self, by: float) -> None:
+        self._since += by
+
     def _take(self, found: tuple[Utilisation, ...], strangers: Mapping[int, str]) -> None:
         """Tell the competition of samples that are newer than the last ones."""
-        now = time.time()
+        now = self._clock()
+        # a sample of before the clock was set back would be as long as the step
+        found = tuple(one for one in found if one.at < now + STEP)
         until = max((one.at for one in found), default=0.0)
         if not found and now - self._since > SILENCE:
             until = now - LATEST

@@ -42,7 +42,7 @@ def activity(session: Session, arbitrations: Mapping[str, GpuArbitration], clock
     wall = clock()
     ends = [wall - age for age in ages]
     # a session that was opened again begins anew
-    ends = [end for end in ends if end >= session.record.opened_at]
+    ends = [end for end in ends if end >= session.record.begun]
     last = _latest([*ends, session.past.last])
     if last is not None and session.last_end is not None and abs(last - session.last_end) < SAME_INSTANT:
         last = session.last_end

@@ -69,6 +69,13 @@ class Asks:
             del self._answers[next(iter(self._answers))]
         return True
 
+    def clock_was_set(self, by: float) -> None:
+        """Move the instants of asks that wait by a step of the clock."""
+        self._waiting = {
+            number: (came, ask.model_copy(update={"at": max(0.0, ask.at + by)}))
+            for number, (came, ask) in self._waiting.items()
+        }
+
     def _refusal(self, number: int, text: str) -> AskAnswer:
         return AskAnswer(number=number, done=False, text=text, at=self._clock())
 

@@ -47,7 +47,7 @@ class Owner:
 def owners(sessions: Iterable[Session]) -> list[Owner]:
     """Of sessions, the oldest first."""
     found = []
-    for session in sorted(sessions, key=lambda one: one.record.opened_at):
+    for session in sorted(sessions, key=lambda one: one.record.begun):
         record = session.record
         if record.pod is not None:
             found.append(Owner(session.id, pod=record.pod.uid))

@@ -191,7 +191,7 @@ def _allocation(session: Session) -> Allocation:
         share_units=record.request.share_units,
         borrowed_units=record.borrowed_units,
         effective_units=record.effective_units,
-        opened_at=record.opened_at,
+        opened_at=record.begun,
         yields=record.yields_until is not None,
         layer=record.request.layer,
     )

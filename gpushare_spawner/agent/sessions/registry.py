@@ -29,7 +29,7 @@ from gpushare_spawner.agent.sessions.tiers import Tiers
 from gpushare_spawner.agent.sockets.connection import SESSION_CLOSED
 from gpushare_spawner.agent.sockets.session_endpoint import SessionEndpoints
 from gpushare_spawner.agent.state.session_folder import PathTooLong
-from gpushare_spawner.agent.state.session_record import SessionRecord
+from gpushare_spawner.agent.state.session_record import Clock, SessionRecord
 from gpushare_spawner.agent.state.session_records import Store, short_name
 from gpushare_spawner.agent.state.state_folder import StateFolder
 from gpushare_spawner.model.controls import NO_CONTROLS
@@ -37,6 +37,7 @@ from gpushare_spawner.model.memory_limits import MemoryLimit
 from gpushare_spawner.model.protocol.control import OpenRequest
 from gpushare_spawner.model.protocol.frames import ReserveKind
 from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.wall_clock import STEP, WallClock
 
 log = logging.getLogger(__name__)
 
@@ -55,14 +56,14 @@ class SessionRegistry:
         memory_left: Callable[[Session, str, ReserveKind], tuple[int, MemoryLimit]],
         holds: MemoryHolds,
         converse: Callable[[Session], Conversation],
-        clock: Callable[[], float],
+        clock: WallClock,
         changed: Callable[[], None],
     ) -> None:
         """`sessions`, by id, is empty now and changes here only; `gpus` and `arbitrations` are by UUID.
 
         `memory_left`: bytes that a session may allocate on a GPU in addition, and the budget that limits them.
-        `holds`: who holds the free memory of GPUs. `converse` makes the listener of a session's sockets. `clock` gives
-        seconds since the epoch. `changed` is called when a session came, went or changed its record.
+        `holds`: who holds the free memory of GPUs. `converse` makes the listener of a session's sockets. `clock` is
+        told what to do when it is set. `changed` is called when a session came, went or changed its record.
         """
         self.sessions: Mapping[str, Session] = sessions
         self._sessions = sessions
@@ -75,6 +76,8 @@ class SessionRegistry:
         self._holds = holds
         self._converse = converse
         self._clock = clock
+        clock.was_set = self.clock_was_set
+        self._boot = processes.boot_id()
         self._changed = changed
         self.store = Store(folder.records, changed)
         self.tiers = Tiers(shares, self.activity, self.save, clock)
@@ -94,6 +97,7 @@ class SessionRegistry:
         now = self._clock()
         for record in self._folder.records.load():
             try:
+                self._follow_clock(record)
                 self._restore_one(record, now)
             except Exception:
                 log.exception("session %s cannot be restored", record.request.id)
@@ -101,6 +105,20 @@ class SessionRegistry:
         if self._sessions:
             log.info("Restored %d sessions", len(self._sessions))
         self._folder.remove_unknown_sockets({short_name(name) for name in self._sessions})
+
+    def clock_was_set(self, by: float) -> None:
+        """Move the instants of all sessions by a step of the clock, so that nobody seems idle for longer or shorter."""
+        log.warning("the clock was set by %+.0f s: durations of %d sessions stay as they are", by, len(self._sessions))
+        for session in self._sessions.values():
+            session.clock_was_set(by)
+        for session in self._sessions.values():
+            self.save(session)
+
+    def _follow_clock(self, record: SessionRecord) -> None:
+        """Move a record's instants by what the clock was set while no agent ran: in the same boot of the machine."""
+        known = record.clock
+        if known is not None and known.boot == self._boot and abs(self._clock.offset - known.offset) >= STEP:
+            record.clock_was_set(self._clock.offset - known.offset)
 
     def _restore_one(self, record: SessionRecord, now: float) -> None:
         if record.process is not None and not processes.alive(record.process):
@@ -149,7 +167,7 @@ class SessionRegistry:
         record = session.record
         record.request = request
         record.process = None
-        record.opened_at = self._clock()
+        record.opened_at, record.clock_moved = self._clock(), 0.0
         session.past = Past(
             gpu_seconds=session.past.gpu_seconds - self.activity(session).gpu_seconds,
             delivered_before=counted(self._arbitrations[gpu.uuid].view(session.id) for gpu in session.gpus),
@@ -239,6 +257,7 @@ class SessionRegistry:
         record.gpu_busy, record.last_gpu_activity, record.gpu_seconds = doing.busy, doing.last, doing.gpu_seconds
         record.delivered = doing.delivered
         record.memory_hits = session.memory_hits
+        record.clock = Clock(boot=self._boot, offset=self._clock.offset)
         session.saved_at = self._clock()
         self.store.put(record)
         self._changed()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Protocol
 
@@ -109,6 +109,21 @@ class Session:
     cuda: set[Connection] = field(default_factory=set)
     """CUDA processes."""
     observers: set[Connection] = field(default_factory=set)
+
+    def clock_was_set(self, by: float) -> None:
+        """Move all instants of the past by a step of the clock."""
+        self.record.clock_was_set(by)
+        self.saved_at += by
+        if self.asks is not None:
+            self.asks.clock_was_set(by)
+        if self.past.last is not None:
+            self.past = replace(self.past, last=self.past.last + by)
+        if self.last_end is not None:
+            self.last_end += by
+        self.kernels_said = {
+            observer: replace(said, last_activity=said.last_activity + by) if said.last_activity is not None else said
+            for observer, said in self.kernels_said.items()
+        }
 
     @property
     def id(self) -> str:

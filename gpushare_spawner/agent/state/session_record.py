@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from gpushare_spawner.agent.processes import ProcessName
 from gpushare_spawner.model.controls import NO_CONTROLS, Controls, Message
 from gpushare_spawner.model.delivered import NOTHING, Delivered
-from gpushare_spawner.model.instant import Instant
+from gpushare_spawner.model.instant import LATEST, Instant
 from gpushare_spawner.model.kubernetes import ShareChangeAnswer
 from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.memory_limits.hits import NO_HITS, MemoryLimitHits
@@ -70,6 +70,17 @@ class Suspension(BaseModel):
         return self
 
 
+class Clock(BaseModel):
+    """The clock that people read, as it was when a record was written."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    boot: str
+    """The kernel's boot id."""
+    offset: Annotated[float, Field(allow_inf_nan=False)]
+    """Seconds between it and the clock that starts with the machine."""
+
+
 class SessionRecord(BaseModel):
     """What the agent must know again after a restart; one JSON file each."""
 
@@ -79,6 +90,11 @@ class SessionRecord(BaseModel):
     version: Literal[1] = 1
     request: OpenRequest
     opened_at: Instant
+    """As the clock was then: the session's name in other processes. `begun` is what durations count from."""
+    clock_moved: float = 0.0
+    """Seconds by which the clock was set since then."""
+    clock: Clock | None = None
+    """That of the instants below."""
     borrowed_units: Units
     effective_units: Units
     tier: Tier = Tier.ACTIVE
@@ -103,6 +119,27 @@ class SessionRecord(BaseModel):
     """None: its processes run."""
 
     @property
+    def begun(self) -> float:
+        """When the session was opened, by the clock of now."""
+        return self.opened_at + self.clock_moved
+
+    def clock_was_set(self, by: float) -> None:
+        """Move all instants by a step of the clock, so that durations stay what they were.
+
+        A keep and an exemption end when people were told.
+        """
+        self.clock_moved += by
+        self.tier_since = _moved(self.tier_since, by)
+        if self.last_gpu_activity is not None:
+            self.last_gpu_activity = _moved(self.last_gpu_activity, by)
+        if self.yields_until is not None:
+            self.yields_until = _moved(self.yields_until, by)
+        if self.notice is not None:
+            self.notice = self.notice.model_copy(update={"at": _moved(self.notice.at, by)})
+        keeps = tuple(_moved(begun, by) for begun in self.controls.keeps)
+        self.controls = self.controls.model_copy(update={"keeps": keeps})
+
+    @property
     def owner(self) -> ProcessName | PodOwner | None:
         """The process or the pod that the session ends with; None until its server is confirmed."""
         return self.process if self.process is not None else self.pod
@@ -122,3 +159,7 @@ class SessionRecord(BaseModel):
             effective_units=request.share_units,
             tier_since=now,
         )
+
+
+def _moved(instant: float, by: float) -> float:
+    return min(max(0.0, instant + by), LATEST)

@@ -122,6 +122,11 @@ class Culler:
         """The hub's last answer; None: no answer yet, or a failure since."""
         return self._hub.snapshot
 
+    def clock_was_set(self, by: float) -> None:
+        """Take note that the clock was set: nobody is idle for longer or shorter by that. Agents do the same."""
+        log.warning("The clock was set by %+.0f s; what is idle counts on as before", by)
+        self._hub.clock_was_set(by)
+
     def reports_changed(self) -> None:
         """New reports have come: start the next round at once if a stop waits for them."""
         if self._hub_actions.awaiting_reports:

@@ -163,7 +163,7 @@ def _over_quota(
                 steps,
                 seen.gpu_idle_since if idle else None,
                 told,
-                session.opened_at,
+                session.begun,
             )
 
 

@@ -30,6 +30,8 @@ class Meter:
     def __init__(self, counted: Iterable[Counters] = ()) -> None:
         """``counted``: what was counted before, by an earlier service."""
         self._counted = {(one.node, one.session): one for one in counted}
+        self._clock_moved: dict[tuple[str, str], float] = {}
+        """`SessionReport.clock_moved` of the last report."""
         self._amounts: dict[tuple[int, Subject], Amounts] = {}
         self._changed: set[tuple[str, str]] = set()
         self._ended: set[tuple[str, str]] = set()
@@ -49,6 +51,7 @@ class Meter:
         for key in [key for key in self._counted if key[0] == report.node and key not in open_now]:
             if not _is_late(report.published_at, self._counted[key]):
                 del self._counted[key]
+                self._clock_moved.pop(key, None)
                 self._changed.discard(key)
                 self._ended.add(key)
 
@@ -79,7 +82,11 @@ class Meter:
         gpus: dict[str, GpuReport],
         group_of: GroupOf,
     ) -> None:
-        before = self._counted.get(key)
+        before, moved = self._counted.get(key), self._clock_moved.get(key, session.clock_moved)
+        self._clock_moved[key] = session.clock_moved
+        if before is not None and moved != session.clock_moved:
+            # the step of the node's clock is no time that passed
+            before = replace(before, seen_at=before.seen_at + session.clock_moved - moved)
         if before is None or before.opened_at != session.opened_at:
             # nothing of it is counted; while nobody counted it had what its tier leaves it
             before = Counters(key[0], key[1], session.opened_at, session.opened_at, session.share_units)

@@ -8,7 +8,7 @@ import logging
 import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -65,6 +65,12 @@ class HubServer:
     options: Mapping[str, Any] = field(default_factory=dict, hash=False, repr=False)
     """What its user chose: ``user_options``."""
 
+    def with_instants(self, changed: Callable[[float], float]) -> HubServer:
+        """Return it with other instants."""
+        return replace(
+            self, started=_changed(self.started, changed), last_activity=_changed(self.last_activity, changed)
+        )
+
     @property
     def seen(self) -> float | None:
         """Last activity, or the start if there was none yet."""
@@ -91,6 +97,15 @@ class HubUser:
     last_activity: float | None = None
     servers: tuple[HubServer, ...] = field(default=())
 
+    def with_instants(self, changed: Callable[[float], float]) -> HubUser:
+        """Return the user with other instants, also of the servers."""
+        return replace(
+            self,
+            created=_changed(self.created, changed),
+            last_activity=_changed(self.last_activity, changed),
+            servers=tuple(server.with_instants(changed) for server in self.servers),
+        )
+
 
 class Hub:
     """A client of the hub. Each method raises HubFailed (ScopeMissing for a 403) with a sentence for people.
@@ -112,7 +127,10 @@ class Hub:
         ssl_options: ssl.SSLContext | None = None,
         attempts: int = 5,
         backoff: float = 0.5,
+        since_set: Callable[[float], float] = lambda instant: instant,
     ) -> None:
+        """``since_set``: see `WallClock.since_set`, for instants in the hub's database."""
+        self._since_set = since_set
         self.url = url.rstrip("/")
         self._headers = {"Authorization": f"token {token}", "Accept": "application/json"}
         self._page_size = page_size
@@ -134,15 +152,18 @@ class Hub:
         """The scopes that the service's token has, expanded."""
         return frozenset(str(scope) for scope in (await self._json("GET", "/user")).get("scopes") or ())
 
+    def _user(self, item: dict[str, Any]) -> HubUser:
+        return _user(item).with_instants(self._since_set)
+
     async def users(self, with_ready_servers: bool = True) -> list[HubUser]:
         """Return the users who have a ready server, or all users. Needs list:users and read:servers."""
         query = {"state": "ready"} if with_ready_servers else {}
-        return [_user(item) async for item in self._pages("/users", query)]
+        return [self._user(item) async for item in self._pages("/users", query)]
 
     async def pending_spawns(self) -> list[HubServer]:
         """Return the servers that the hub is starting. Needs list:users and read:servers."""
         # the hub has no filter for these alone
-        users = [_user(item) async for item in self._pages("/users", {"state": "active"})]
+        users = [self._user(item) async for item in self._pages("/users", {"state": "active"})]
         return [server for user in users for server in user.servers if server.pending == "spawn"]
 
     async def server(self, user: str, name: str) -> HubServer | None:
@@ -152,7 +173,7 @@ class Hub:
     async def servers(self, user: str) -> tuple[HubServer, ...]:
         """Return the servers of a user that run, start or stop; none if the hub has no such user."""
         try:
-            return _user(await self._json("GET", f"/users/{quote(user, safe='')}")).servers
+            return self._user(await self._json("GET", f"/users/{quote(user, safe='')}")).servers
         except _NotFound:
             return ()
 
@@ -364,6 +385,10 @@ def _server(user: str, name: str, item: dict[str, Any], groups: list[str] | None
         groups=tuple(map(str, groups)) if groups is not None else None,
         options=chosen,
     )
+
+
+def _changed(instant: float | None, changed: Callable[[float], float]) -> float | None:
+    return changed(instant) if instant is not None else None
 
 
 def _instant(text: str | None) -> float | None:

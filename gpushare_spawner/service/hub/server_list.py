@@ -31,6 +31,12 @@ class HubWatch:
         """Mark the list as old, after a server was stopped: the next `refresh` asks again."""
         self._asked_at = float("-inf")
 
+    def clock_was_set(self, by: float) -> None:
+        """Move the instants of the hub's last answer by a step of the clock."""
+        if self.snapshot is not None:
+            users = (user.with_instants(lambda instant: instant + by) for user in self.snapshot.users)
+            self.snapshot = HubSnapshot(tuple(users))
+
     async def refresh(self, patience: float) -> None:
         """Ask if the list is old, and wait ``patience`` seconds for the answer. A later answer counts next time."""
         await self._request.refresh(time.monotonic() - self._asked_at >= self._max_age, patience)

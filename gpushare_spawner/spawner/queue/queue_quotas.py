@@ -6,7 +6,6 @@ The rules stand in the package `quota`. What is used comes from the ledger, so a
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -17,6 +16,7 @@ from gpushare_spawner.quota import Account, Accounts, Admission, Asking, Charge,
 from gpushare_spawner.sharing.base import Tenant
 from gpushare_spawner.spawner.queue.queue import Ticket
 from gpushare_spawner.spawner.queue.quota_history import QuotaHistory
+from gpushare_spawner.wall_clock import WallClock
 from gpushare_spawner.wording.quotas import exceeds_cluster
 
 
@@ -41,11 +41,14 @@ class QueueQuotas:
         ledger: Ledger,
         log: logging.Logger,
         read: Callable[[], Quotas | None] = lambda: None,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] | None = None,
         history: QuotaHistory | None = None,
     ) -> None:
         self._ledger = ledger
         self._read = read
+        if clock is None:
+            clock = WallClock()
+            clock.was_set = self._clock_was_set
         self._clock = clock
         self._quotas: Quotas | None = None
         self._usage: QuotaUsage | None = None
@@ -143,6 +146,10 @@ class QueueQuotas:
                 since = charge.opened_at if kept is None else max(charge.opened_at, at)
                 fair.past(charge.account.key, charge.units, self._capacity, now - since)
         return fair
+
+    def _clock_was_set(self, by: float) -> None:
+        if self._fair is not None:
+            self._fair.clock_was_set(by)
 
     def _changed(self, session: str, allocation: Allocation | None) -> None:
         if self._usage is None:

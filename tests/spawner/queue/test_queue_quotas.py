@@ -13,9 +13,11 @@ from gpushare_spawner.model.share import Share
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.placement import Allocation, Ledger
 from gpushare_spawner.sharing.base import Tenant
+from gpushare_spawner.spawner.queue import queue_quotas
 from gpushare_spawner.spawner.queue.queue import SpawnQueue, SpawnRequest
 from gpushare_spawner.spawner.queue.queue_quotas import QueueQuotas
 from gpushare_spawner.spawner.spawn_refused import SpawnRefused
+from gpushare_spawner.wall_clock import WallClock
 from tests.spawner.fake_agent import FakeAgent
 from tests.spawner.queue.running_queue import RunningQueue
 from tests.spawner.running_hub import until
@@ -128,6 +130,30 @@ async def test_use_over_quota_of_late_decides_between_those_over_quota(desk: Des
     desk.ledger.remove("s")
     desk.quotas.bring_up_to_date(CAPACITY)
     assert await desk.served(request("x", "b"), request("y", "little")) == ["y", "x"]
+
+
+@pytest.mark.parametrize("step", [86400.0, -86400.0])
+async def test_a_clock_that_is_set_is_no_use_over_quota_and_forgets_none(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, step: float
+) -> None:
+    steady = Clock()
+    monkeypatch.setattr(queue_quotas, "WallClock", lambda: WallClock(desk.clock, steady))
+    desk.quotas = QueueQuotas(desk.ledger, logging.getLogger("hub"), lambda: desk.in_force)
+
+    def passes(seconds: float) -> float:
+        desk.clock.now += seconds
+        steady.now += seconds
+        desk.quotas.bring_up_to_date(CAPACITY)
+        assert desk.quotas._fair is not None
+        return desk.quotas._fair.used("group:b")
+
+    desk.ledger.add(allocation("s", "b", at=desk.clock.now))
+    passes(1.0)
+    before = passes(3600)
+    desk.clock.now += step
+    assert passes(1.0) == pytest.approx(before, rel=0.01)
+    hour_later = passes(3600)
+    assert before < hour_later < 2.1 * before, "it counts on as before"
 
 
 async def test_a_restarted_hub_counts_what_sessions_that_run_have_used_over_quota(desk: Desk) -> None:
