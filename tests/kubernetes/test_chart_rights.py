@@ -165,17 +165,22 @@ async def test_each_has_what_it_needs_and_needs_what_it_has(
     of_the_chart = rights(roles.hub)
     assert asked.here == {"agent": rights(roles.agent), "hub": asked.here["hub"]}
     assert of_the_chart <= asked.here["hub"] <= of_the_chart | rights(HUB_RULES)
+    # which every account may
+    asked.everywhere["hub"] -= {("create", "selfsubjectaccessreviews")}
     assert asked.everywhere == {"hub": rights(roles.hub_everywhere)}
 
 
-async def test_an_agents_token_gives_the_use_of_every_server_of_the_namespace_as_the_page_on_trust_says(
-    cluster: Cluster, roles: Rules, templates: Path, tmp_path: Path
+@pytest.mark.parametrize("secrets", [True, False])
+async def test_an_agents_token_reads_no_token_of_a_server_where_the_hub_may_make_secrets(
+    cluster: Cluster, roles: Rules, templates: Path, tmp_path: Path, secrets: bool
 ) -> None:
     """KubeSpawner writes a server's token as a plain value into its pod, and no right on pods leaves values out."""
+    lacking: set[str] = set() if secrets else {"secrets"}
+    hub_rules = [rule | {"resources": sorted(set(rule["resources"]) - lacking)} for rule in HUB_RULES]
     (templates / "plain.yaml").write_text("name: plain\ndisplay_name: No GPU\n")
     servers, elsewhere = await cluster.make_node(programs=Listeners()), await cluster.make_node()
     async with (
-        kube_access(cluster, [*HUB_RULES, *roles.hub], roles.hub_everywhere),
+        kube_access(cluster, [*hub_rules, *roles.hub], roles.hub_everywhere),
         SharingHub(tmp_path, templates, cluster, tolerates_own_nodes) as hub,
     ):
         response = await hub.start_server("ada", {"profile": "plain"})
@@ -190,6 +195,14 @@ async def test_an_agents_token_gives_the_use_of_every_server_of_the_namespace_as
         assert pod["spec"]["nodeName"] in (servers.name, elsewhere.name)
         assert refused.value.code == 403
         values = {one["name"]: one.get("value") for one in pod["spec"]["containers"][0]["env"]}
+        api_token = hub.spawner("ada").api_token
+        assert api_token
+        assert (api_token in json.dumps(pod)) is not secrets
+        if secrets:
+            (secret,) = await cluster.admin.list(path("secrets", cluster.namespace))
+            assert [owner["uid"] for owner in secret["metadata"]["ownerReferences"]] == [pod["metadata"]["uid"]]
+            assert (await hub.stop_server("ada")).code in (202, 204)
+            return
         request = HTTPRequest(
             f"{hub.url}/api/user", headers={"Authorization": f"token {values['JUPYTERHUB_API_TOKEN']}"}
         )

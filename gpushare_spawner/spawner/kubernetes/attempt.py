@@ -32,6 +32,8 @@ class PodAttempt(SpawnAttempt[PodShare]):
         """Whether the reservation's pod may exist."""
         self.admission: Admission | None = None
         """The pod that is being admitted now; None where none is, or none with a share."""
+        self.secret: tuple[object, Callable[[str], dict[str, Any]] | None] = (None, None)
+        """A pod's manifest, and the Secret that was made of its values, by the uid of the pod; None: none was."""
         self._give_back = give_back
 
     def reserved(self, reservation: PodShare) -> None:

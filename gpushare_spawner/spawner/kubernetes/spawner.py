@@ -23,8 +23,10 @@ try:
 except ImportError as error:
     raise ImportError(missing_package("GPUShareSpawner", error)) from error
 
+from aiohttp import ClientError
 from kubernetes_asyncio.client import CustomObjectsApi
 from kubernetes_asyncio.client.models import V1Pod
+from kubernetes_asyncio.client.rest import ApiException
 from traitlets import default, validate
 
 from gpushare_spawner.model.template import Template
@@ -33,8 +35,8 @@ from gpushare_spawner.spawner.attempt import SpawnPhase
 from gpushare_spawner.spawner.base import GPUShareBase, applied_when_placed
 from gpushare_spawner.spawner.form.form import Form
 from gpushare_spawner.spawner.kubernetes import settings
+from gpushare_spawner.spawner.kubernetes.api_errors import worded
 from gpushare_spawner.spawner.kubernetes.attempt import PodAttempt
-from gpushare_spawner.spawner.kubernetes.claims import PodClaims
 from gpushare_spawner.spawner.kubernetes.cleanup import LastSearch, PodCleanup
 from gpushare_spawner.spawner.kubernetes.cluster.capacity import ClusterCapacity
 from gpushare_spawner.spawner.kubernetes.cluster.layer_reader import LayerReader
@@ -51,6 +53,7 @@ from gpushare_spawner.spawner.kubernetes.form import (
 from gpushare_spawner.spawner.kubernetes.kubespawner_private import KubeSpawnerPrivate
 from gpushare_spawner.spawner.kubernetes.launcher import PodLauncher
 from gpushare_spawner.spawner.kubernetes.options import NAMES, choose, choose_template, names_template
+from gpushare_spawner.spawner.kubernetes.owned_objects import OwnedObjects, SecretRights, claim_of, token_secret
 from gpushare_spawner.spawner.kubernetes.pod.builder import WITHOUT_GPU, build_pod
 from gpushare_spawner.spawner.kubernetes.pod.objects import create_objects
 from gpushare_spawner.spawner.kubernetes.pod.settings import (
@@ -428,11 +431,28 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
         return environment
 
     async def _make_create_pod_request(self, pod: Any, request_timeout: float) -> bool:
+        if not self._templates():
+            return bool(await super()._make_create_pod_request(pod, request_timeout))
+        attempt = self._attempt
+        try:
+            if attempt.secret[0] is not pod:
+                may = await self._secret_rights.allowed()
+                attempt.secret = pod, token_secret(pod, self.api_token) if may else None
+        except (ApiException, ClientError, TimeoutError) as error:
+            self.log.warning("Pod %s is not created yet: %s", self.pod_name, worded(error))
+            return False
         request = super()._make_create_pod_request(pod, request_timeout)
-        created = await self._attempt.pod_created(request, self.pod_name, self.log)
-        if created and self._attempt.reservation is not None:
-            await PodClaims(self.api, self.log).make(self._attempt.reservation, self.pod_name, self.namespace)
+        created = await attempt.pod_created(request, self.pod_name, self.log)
+        if created:
+            claim = claim_of(attempt.reservation, self.pod_name, self.namespace)
+            await OwnedObjects(self.api, self.log).make(self.pod_name, self.namespace, attempt.secret[1], claim)
         return created
+
+    @property
+    def _secret_rights(self) -> SecretRights:
+        """One for all spawners of the hub in this namespace."""
+        make = functools.partial(SecretRights, self.api, self.namespace, self.log)
+        return self._shared(("secrets", self.namespace), make)
 
     async def _make_delete_pod_request(self, *args: Any, **kwargs: Any) -> bool:
         request = super()._make_delete_pod_request(*args, **kwargs)

@@ -1,0 +1,180 @@
+"""Makes what belongs to a pod: the claim of its share, and the Secret with its server's token.
+
+The pod is there first: it owns these objects, so that nothing is left of a start that is cut short. The scheduler waits
+for the claims that a pod names, and the kubelet for the Secrets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from aiohttp import ClientError
+from kubernetes_asyncio.client import (
+    AuthorizationV1Api,
+    CustomObjectsApi,
+    V1EnvVar,
+    V1EnvVarSource,
+    V1Pod,
+    V1ResourceAttributes,
+    V1SecretKeySelector,
+    V1SelfSubjectAccessReview,
+    V1SelfSubjectAccessReviewSpec,
+)
+from kubernetes_asyncio.client.rest import ApiException
+
+from gpushare_spawner.model.kubernetes import CLAIMS_API, claim_name
+from gpushare_spawner.spawner.kubernetes.api_errors import may_pass, worded
+from gpushare_spawner.spawner.kubernetes.pod.renderer import claim_layer
+from gpushare_spawner.spawner.kubernetes.reservations import PodShare
+
+PAUSES = 0.1, 2.0
+"""Seconds between tries: the first, and the longest."""
+ASK_AGAIN_SECONDS = 300.0
+"""After the API server has said that the hub may make no Secrets. Ours: as `cluster.capacity.ASK_AGAIN_SECONDS`."""
+_GROUP, _VERSION = CLAIMS_API.removeprefix("/apis/").split("/")
+
+Object = dict[str, Any]
+OfOwner = Callable[[str], Object]
+"""Returns the manifest of an object for the uid of the pod that owns it."""
+
+
+def token_secret(pod: V1Pod, token: str) -> OfOwner | None:
+    """Have the pod's containers read the variables with the server's token from a Secret of a new name; return that.
+
+    Whoever may read pods would read the values. JupyterHub writes the token into two variables. None: no variable has
+    it. The same values in the containers of an admin are taken out too.
+    """
+    name, values = claim_name(pod.metadata.name, secrets.token_hex(4)), dict[str, str]()
+    for container in [*(pod.spec.init_containers or ()), *pod.spec.containers]:
+        # what hooks and settings of an admin add are dicts
+        env = (container.get("env") if isinstance(container, Mapping) else container.env) or []
+        for index, variable in enumerate(env):
+            known = variable if isinstance(variable, Mapping) else {"name": variable.name, "value": variable.value}
+            value = str(known.get("value") or "")
+            if token and token in value and values.setdefault(known["name"], value) == value:
+                selector = V1SecretKeySelector(name=name, key=known["name"])
+                env[index] = V1EnvVar(name=known["name"], value_from=V1EnvVarSource(secret_key_ref=selector))
+
+    def of_owner(uid: str) -> Object:
+        owner = {"apiVersion": "v1", "kind": "Pod", "name": pod.metadata.name, "uid": uid}
+        metadata = {"name": name, "ownerReferences": [owner]}
+        return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": values}
+
+    return of_owner if values else None
+
+
+def claim_of(share: PodShare | None, pod: str, namespace: str) -> OfOwner | None:
+    """Return the claim of the pod of a share, where that is one by claims."""
+    layer = claim_layer(share, time.time(), pod, namespace) if share is not None else None
+    return None if layer is None else lambda uid: layer.claim(pod, uid)
+
+
+class SecretRights:
+    """Whether the hub may make Secrets in a namespace. One for a hub and namespace."""
+
+    def __init__(self, api: Any, namespace: str, log: logging.Logger) -> None:
+        """``api`` is Kubernetes' core API."""
+        self._api = AuthorizationV1Api(api.api_client)
+        self._namespace = namespace
+        self._log = log
+        self._allowed: bool | None = None
+        self._ask_at = 0.0
+
+    async def allowed(self) -> bool:
+        """Return whether it may. Raises what the API raises. A refusal is logged once, and asked about again later."""
+        if self._allowed or time.monotonic() < self._ask_at:
+            return bool(self._allowed)
+        what = V1ResourceAttributes(namespace=self._namespace, verb="create", resource="secrets")
+        asked = V1SelfSubjectAccessReview(spec=V1SelfSubjectAccessReviewSpec(resource_attributes=what))
+        review = await self._api.create_self_subject_access_review(asked)
+        before, self._allowed = self._allowed, bool(review.status.allowed)
+        if not self._allowed:
+            self._ask_at = time.monotonic() + ASK_AGAIN_SECONDS
+            if before is None:
+                self._log.warning(
+                    "The hub may not create Secrets in the namespace %s, so the tokens of servers stand in their pods, "
+                    "where whoever may read pods reads them. Give the hub's service account get, create and delete on "
+                    "secrets there.",
+                    self._namespace,
+                )
+        return self._allowed
+
+
+class OwnedObjects:
+    """Makes objects that a pod owns. ``api`` is Kubernetes' core API."""
+
+    def __init__(self, api: Any, log: logging.Logger) -> None:
+        self._core = api
+        self._objects = CustomObjectsApi(api.api_client)
+        self._log = log
+
+    async def make(self, pod: str, namespace: str, *wanted: OfOwner | None) -> None:
+        """Make the objects of the pod that was just created; None is left out.
+
+        Tries until it is done or cancelled, while the API fails for a moment. Raises ApiException for what will not
+        pass.
+        """
+        missing = [of_owner for of_owner in wanted if of_owner is not None]
+        pause, longest = PAUSES
+        while missing:
+            try:
+                uid = (await self._core.read_namespaced_pod(pod, namespace)).metadata.uid
+                while missing and await self._create(namespace, missing[0](uid), uid):
+                    del missing[0]
+                if not missing:
+                    return
+            except (ApiException, ClientError, TimeoutError) as error:
+                if isinstance(error, ApiException) and error.status == 404 and _is_pod(error, pod):
+                    return  # it was deleted meanwhile, and its start ends by that
+                if not may_pass(error):
+                    raise
+                self._log.warning("What belongs to pod %s is not made yet: %s", pod, worded(error))
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, longest)
+
+    async def _create(self, namespace: str, manifest: Object, uid: str) -> bool:
+        """Return whether the object is there, and is this pod's."""
+        name = manifest["metadata"]["name"]
+        try:
+            if manifest["kind"] == "Secret":
+                await self._core.create_namespaced_secret(namespace, manifest)
+            else:
+                await self._objects.create_namespaced_custom_object(*_where(namespace), manifest)
+        except ApiException as error:
+            if error.status != 409:
+                raise
+        else:
+            return True
+        # an answer was lost, or an earlier pod of this spawn had it, and the garbage collector has not removed it yet
+        try:
+            if uid in await self._owners(namespace, manifest["kind"], name):
+                return True
+            if manifest["kind"] == "Secret":
+                await self._core.delete_namespaced_secret(name, namespace)
+            else:
+                await self._objects.delete_namespaced_custom_object(*_where(namespace), name)
+        except ApiException as error:
+            if error.status != 404:
+                raise
+        return False
+
+    async def _owners(self, namespace: str, kind: str, name: str) -> list[str]:
+        """Return the uids of an object's owners."""
+        if kind == "Secret":
+            secret = await self._core.read_namespaced_secret(name, namespace)
+            return [owner.uid for owner in secret.metadata.owner_references or []]
+        found = await self._objects.get_namespaced_custom_object(*_where(namespace), name)
+        return [owner["uid"] for owner in found["metadata"].get("ownerReferences") or []]
+
+
+def _where(namespace: str) -> tuple[str, str, str, str]:
+    return _GROUP, _VERSION, namespace, "resourceclaims"
+
+
+def _is_pod(error: ApiException, pod: str) -> bool:
+    return f'pods \\"{pod}\\"' in str(error.body) or f'pods "{pod}"' in str(error.body)
