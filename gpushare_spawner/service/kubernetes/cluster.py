@@ -23,6 +23,7 @@ from gpushare_spawner.model.report import Report
 from gpushare_spawner.service.kubernetes.node import NodeAgent
 from gpushare_spawner.service.kubernetes.pod_sessions import SessionPod, known_report, made_by, session_pods, trimmed
 from gpushare_spawner.service.reports import KnownReport, UnconfirmedSession
+from gpushare_spawner.wall_clock import WallClock
 from gpushare_spawner.wording.amounts import clock as clock_time
 from gpushare_spawner.wording.dashboard import unconfirmed_sessions
 
@@ -85,12 +86,12 @@ class Cluster:
         namespace: str,
         on_change: Callable[[], None] = lambda: None,
         all_namespaces: bool = False,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] | None = None,
         hub: str = "",
     ) -> None:
         self._api = CoreV1Api(client)
         self.namespace = namespace
-        self._clock = clock
+        self._clock = WallClock.of(clock)
         self._hub = hub
         self._on_change = on_change
         here = f"the namespace {namespace}"
@@ -179,9 +180,10 @@ class Cluster:
             raise AgentUnreachable(f"node {node}: {why}")
         report = read.report
         # by both clocks: a report of an agent that has ended must not stay valid because the machines' clocks differ
-        age = max(self._clock() - report.published_at, time.monotonic() - read.at)
+        published = self._clock.since_set(report.published_at)
+        age = max(self._clock() - published, time.monotonic() - read.at)
         if age > kubernetes.REPORT_STALE_SECONDS:
-            last = clock_time(report.published_at, self._clock())
+            last = clock_time(published, self._clock())
             raise AgentUnreachable(f"node {node}: its agent has published nothing since {last}")
         arrived = self._maps.arrived.get(name)
         age = time.monotonic() - arrived if arrived is not None else float("inf")

@@ -49,6 +49,7 @@ from gpushare_spawner.service.web.dashboard_data import dashboard_data, node_dat
 from gpushare_spawner.service.web.gpu_bar import gpu_bar, units_of
 from gpushare_spawner.service.web.metrics import ServiceState, exposition
 from gpushare_spawner.service.web.viewer import Viewer
+from gpushare_spawner.wall_clock import WallClock
 from tests.service.dashboards import NO_AGENT
 
 NOW = 1_790_000_000.0
@@ -290,7 +291,7 @@ def test_the_units_of_another_hubs_pods_are_taken_and_nothing_else_of_them_count
 def test_an_unconfirmed_session_is_shown_to_admins_when_it_lasts(caplog: pytest.LogCaptureFixture) -> None:
     world = World(report(HOSTILE, session("victim\x1b[2J", HOSTILE), session("own", HOSTILE)))
     now = [NOW]
-    world.cluster._clock = lambda: now[0]
+    world.cluster._clock = WallClock.of(lambda: now[0])
     seen, _ = world.cluster.report(HOSTILE)
     assert seen.unconfirmed == (), "a report follows the end of a pod within seconds"
     now[0] += cluster_module.UNCONFIRMED_AFTER

@@ -44,6 +44,7 @@ from gpushare_spawner.spawner.queue.availability import AvailabilityNow
 from gpushare_spawner.spawner.queue.loop_breaks import LoopBreaks
 from gpushare_spawner.spawner.queue.other_layers import LayerOffer
 from gpushare_spawner.spawner.queue.queue import SpawnRequest
+from gpushare_spawner.wall_clock import WallClock
 
 KEY = (REPORTS, "hub")
 LOG = logging.getLogger("test")
@@ -417,6 +418,20 @@ async def test_a_node_whose_report_is_too_old_is_offered_to_nobody_until_it_repo
     assert snapshot.awaited.startswith("Node n sends no reports")
     assert len(snapshot.gpus) == 2
     cluster.report("n")
+    assert sorted((await cluster.ledger()).capacity.nodes) == ["m", "n"]
+
+
+@pytest.mark.parametrize("step", [86400.0, -86400.0])
+async def test_a_clock_that_is_set_makes_no_report_older_or_younger(step: float) -> None:
+    cluster = Cluster()
+    stepped = 0.0
+    cluster.snapshots._clock = WallClock(lambda: time.time() + stepped)
+    cluster.report("n", age=REPORT_STALE_SECONDS + 5)
+    assert list((await cluster.ledger()).capacity.nodes) == ["m"]
+    stepped = step
+    assert list((await cluster.ledger()).capacity.nodes) == ["m"], "one agent is as silent as before, and one is not"
+    cluster.report("n", age=-step)
+    cluster.report("m", age=-step)
     assert sorted((await cluster.ledger()).capacity.nodes) == ["m", "n"]
 
 

@@ -40,6 +40,7 @@ from gpushare_spawner.spawner.kubernetes.cluster.reflectors import SnapshotStale
 from gpushare_spawner.spawner.queue.inventory import GpuInventory
 from gpushare_spawner.spawner.queue.loop_breaks import LastingObjects, LoopBreaks
 from gpushare_spawner.spawner.queue.snapshot import GpuSnapshot
+from gpushare_spawner.wall_clock import WallClock
 from gpushare_spawner.wording.errors import doubled_gpu
 from gpushare_spawner.wording.spawn import refusals
 
@@ -91,7 +92,7 @@ class ClusterSnapshots:
         reports_key: tuple[Any, ...],
         unit_size: int,
         log: logging.Logger,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] | None = None,
         capacity: ClusterCapacity | None = None,
         layers: LayerReader | None = None,
     ) -> None:
@@ -101,7 +102,7 @@ class ClusterSnapshots:
         self.log = log
         self.feed = LedgerFeed()
         """Knows what pods hold, and the reservations that `snapshot` was told of."""
-        self._clock = clock
+        self._clock = WallClock.of(clock)
         self._capacity = capacity
         self.layers = layers
         """Reads what other sharing layers have; None: nobody does."""
@@ -307,7 +308,7 @@ class ClusterSnapshots:
             # an agent that only observes has no GPUs to place by
             if report is None or not report.gpus:
                 continue
-            if now - report.published_at > REPORT_STALE_SECONDS:
+            if now - self._clock.since_set(report.published_at) > REPORT_STALE_SECONDS:
                 silent.append(report)
             elif self._distrusted.get(report.node, 0.0) > monotonic:
                 distrusted.append(report)
