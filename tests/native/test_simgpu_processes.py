@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import random
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -139,3 +141,80 @@ def test_a_notebook_of_a_system_user_opens_the_state_that_the_agent_made_as_root
     else:
         assert user.hear() == "CUDA_ERROR_SYSTEM_NOT_READY"
         assert "SIMGPU_STATE_MODE=0666 lets all users" in user.finish()
+
+
+STOPPED = """
+machine = Machine()
+block = machine.plain(4096)
+check(cu.cuMemsetD32(block, 0, 1024))
+machine.synchronize()
+for number in range({kernels}):
+    machine.launch("spin", 20_000_000)
+machine.launch("add_u32", block, 1024, 7)
+say(os.getpid())
+listen()
+began = time.monotonic()
+machine.synchronize()
+waited = time.monotonic() - began
+words = np.zeros(1024, np.uint32)
+check(cu.cuMemcpyDtoH(words.ctypes.data, block, 4096))
+say([waited, int(words.sum())])
+"""
+BESIDE = """
+machine = Machine()
+machine.launch("spin", 1_000_000)
+machine.synchronize()
+say("ready")
+while True:
+    kernels = listen()
+    began = time.monotonic()
+    for _ in range(kernels):
+        machine.launch("spin", 10_000_000)
+    machine.synchronize()
+    say(time.monotonic() - began)
+"""
+
+
+def test_kernels_of_a_stopped_process_end_as_on_a_gpu_and_others_go_on(simulated: Start) -> None:
+    """It has queued 1 s of work. Another gets half of the GPU beside it, and all of it afterwards."""
+    other = simulated(BESIDE)
+    assert other.hear() == "ready"
+    stopped = simulated(STOPPED.format(kernels=50))
+    watch = simulated(LOOK + "while True: listen(); say(listed())")
+    pid = stopped.hear()
+    os.kill(pid, signal.SIGSTOP)
+    began = time.monotonic()
+    try:
+        other.say(20)
+        beside = other.hear()
+        assert 0.25 < beside < 0.9, "200 ms of work, in turns with the stopped process"
+        time.sleep(max(0.0, 1.6 - (time.monotonic() - began)))
+        watch.say()
+        assert 900 < watch.hear()[str(pid)][1] < 1100, "its queue has run"
+        other.say(20)
+        assert other.hear() < 0.35, "nothing of it is left to run"
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    stopped.say()
+    waited, total = stopped.hear()
+    assert waited < 0.4, "its work was over"
+    assert total == 7 * 1024, "and is done"
+    watch.say()
+    assert watch.hear()[str(pid)][1] < 1100, "no device time counts twice"
+
+
+def test_process_that_is_stopped_and_goes_on_at_random_loses_no_work(simulated: Start) -> None:
+    other, stopped = simulated(BESIDE), simulated(STOPPED.format(kernels=40))
+    assert other.hear() == "ready"
+    pid, chance = stopped.hear(), random.Random(1)
+    for _ in range(12):
+        other.say(2)
+        time.sleep(chance.uniform(0, 0.03))
+        os.kill(pid, signal.SIGSTOP)
+        assert other.hear() < 2
+        time.sleep(chance.uniform(0, 0.05))
+        os.kill(pid, signal.SIGCONT)
+    stopped.say()
+    assert stopped.hear()[1] == 7 * 1024
+    other.say(10)
+    assert other.hear() < 0.3

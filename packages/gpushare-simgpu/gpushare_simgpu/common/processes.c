@@ -81,6 +81,18 @@ static int take_lock(uint32_t slot) {
     return state_file() >= 0 && fcntl(state_file(), F_OFD_SETLK, &lock) == 0;
 }
 
+/* Whether a process of this pid namespace is stopped. Of one of another namespace it is not known. */
+static uint32_t is_stopped(const struct process *process) {
+    static uint64_t here;
+    char path[64], text[1024];
+    if (!here) here = pid_namespace("self");
+    if (process->pid_namespace != here) return 0;
+    snprintf(path, sizeof path, "/proc/%d/stat", (int)process->pid);
+    read_text(path, text, sizeof text);
+    const char *at = strrchr(text, ')');
+    return at && at[1] == ' ' && (at[2] == 'T' || at[2] == 't');
+}
+
 static int slot_alive(struct state *state, uint32_t slot) {
     return state->processes[slot].pid != 0 && ((int)slot == own_slot || locked(slot));
 }
@@ -135,12 +147,14 @@ void processes_forked(void) {
 
 /* With the lock held. The number of processes left alive. */
 static int reap(struct state *state) {
-    int alive = 0;
+    int alive = 0, stopped = 0;
     for (uint32_t slot = 0; slot < MAX_PROCESSES; slot++) {
         struct process *process = &state->processes[slot];
         if (process->pid == 0) continue;
         if (slot_alive(state, slot)) {
             alive++;
+            process->stopped = (int)slot != own_slot && is_stopped(process);
+            stopped |= process->stopped != 0;
             continue;
         }
         for (int gpu = 0; gpu < (int)state->numbers; gpu++) {
@@ -152,6 +166,11 @@ static int reap(struct state *state) {
         }
         /* last: until here a reaper that dies leaves the slot to the next one */
         process->pid = 0;
+    }
+    for (int gpu = 0; stopped && gpu < (int)state->numbers; gpu++) {
+        gpu_lock(state, gpu);
+        turns_settle(state, gpu, clock_now());
+        gpu_unlock(state, gpu);
     }
     state->reaped_at = clock_now();
     return alive;
@@ -192,6 +211,7 @@ int processes_join(struct state *state) {
         for (int gpu = 0; gpu < (int)state->numbers; gpu++) {
             gpu_lock(state, gpu);
             memset(&state->gpus[gpu].usage[found], 0, sizeof state->gpus[gpu].usage[found]);
+            state->gpus[gpu].queued_ns[found] = state->gpus[gpu].ahead_ns[found] = 0;
             gpu_unlock(state, gpu);
         }
         *process = (struct process){.last_pid = getpid(),

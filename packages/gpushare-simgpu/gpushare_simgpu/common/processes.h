@@ -7,8 +7,8 @@
 /* Takes a slot for this process. Its number, or -1 when all are taken. */
 int processes_join(struct state *state);
 
-/* Frees what dead processes held. Cheap to call often: it looks at most every 20 ms unless `now` is asked for. Takes
- * the locks. */
+/* Frees what dead processes held, and lets the kernels of stopped ones run on (turns.h). Cheap to call often: it looks
+ * at most every 20 ms unless `now` is asked for. Takes the locks. */
 void processes_reap(struct state *state, int now);
 
 /* The pid of the process that has, or had, a slot, as this process' pid namespace numbers it. Where that cannot be

@@ -17,7 +17,7 @@
 #include "common/uuid.h"
 
 /* "SIMGPU" and the number of the layout */
-#define MAGIC (0x5550474d49530000ull + 8)
+#define MAGIC (0x5550474d49530000ull + 9)
 
 static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER;
 static struct state *opened;

@@ -81,6 +81,8 @@ struct gpu {
     struct turns turns;
     struct busy busy[BUSY_BUCKETS];
     struct usage usage[MAX_PROCESSES];
+    uint64_t queued_ns[MAX_PROCESSES]; /* device time of kernels that were launched and have not run; atomic */
+    uint64_t ahead_ns[MAX_PROCESSES];  /* the part of them that ran while their process was stopped */
     struct simgpu_stats stats;
 };
 
@@ -91,6 +93,7 @@ struct process {
     int32_t last_pid;       /* of the process that has, or had, the slot; 0: nobody yet */
     uint64_t start;         /* start time in clock ticks since boot, the same in every namespace */
     uint64_t pid_namespace; /* its number, as /proc/self/ns/pid has it */
+    uint32_t stopped;       /* by a signal or a debugger, at the last look */
     uint64_t serial;        /* which process since the file was made: tells one that has a slot from the one before */
 };
 

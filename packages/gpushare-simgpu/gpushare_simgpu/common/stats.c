@@ -54,6 +54,7 @@ EXPORT int64_t simgpu_gpu_time(int gpu, int32_t pid) {
     struct state *state = state_open();
     if (!state || gpu < 0 || gpu >= (int)state->settings.devices) return -1;
     int64_t ns = 0;
+    processes_reap(state, 0);
     for (uint32_t slot = 0; slot < MAX_PROCESSES; slot++) {
         if (pid <= 0 || processes_pid(state, slot) != pid) continue;
         for (int number = next_of(state, gpu, -1); number >= 0; number = next_of(state, gpu, number))

@@ -1,6 +1,7 @@
 #include "common/turns.h"
 
 #include "common/clock.h"
+#include "common/engines.h"
 #include "common/futex.h"
 #include "common/processes.h"
 
@@ -17,10 +18,60 @@ static void give(struct gpu *gpu, uint32_t slot) {
     turns->owner = slot + 1;
 }
 
+/* With the lock held: device time of a stopped process' kernels. */
+static void run_for(struct gpu *gpu, uint32_t slot, uint64_t ns) {
+    if (!ns) return;
+    uint64_t begin = gpu->compute.free_at;
+    gpu->compute.free_at = begin + ns;
+    engine_count_busy(gpu, slot, begin, begin + ns);
+    gpu->stats.busy_ns += ns;
+    gpu->ahead_ns[slot] += ns;
+    __atomic_sub_fetch(&gpu->queued_ns[slot], ns, __ATOMIC_RELAXED);
+}
+
+static uint64_t left_of(const struct gpu *gpu, uint32_t slot, uint64_t most) {
+    uint64_t queued = __atomic_load_n(&gpu->queued_ns[slot], __ATOMIC_RELAXED);
+    return queued < most ? queued : most;
+}
+
+static int is_stopped(const struct state *state, uint32_t slot) {
+    return state->processes[slot].pid && state->processes[slot].stopped;
+}
+
+static void drop_ticket(struct turns *turns, uint32_t slot) {
+    if (!turns->ticket[slot]) return;
+    turns->ticket[slot] = 0;
+    if (turns->waiting) turns->waiting--;
+}
+
+void turns_settle(struct state *state, int number, uint64_t now) {
+    struct gpu *gpu = &state->gpus[number];
+    struct turns *turns = &gpu->turns;
+    uint32_t owner = turns->owner;
+    int lost = owner && is_stopped(state, owner - 1);
+    for (uint32_t slot = 0; slot < MAX_PROCESSES; slot++) {
+        if (!is_stopped(state, slot) || !left_of(gpu, slot, 1)) continue;
+        if ((!owner || lost) && gpu->compute.free_at && now > gpu->compute.free_at)
+            run_for(gpu, slot, left_of(gpu, slot, now - gpu->compute.free_at));
+        if (!turns->ticket[slot] && owner != slot + 1 && left_of(gpu, slot, 1)) {
+            turns->ticket[slot] = ++turns->next_ticket;
+            turns->waiting++;
+        }
+    }
+    if (!lost) return;
+    run_for(gpu, owner - 1, left_of(gpu, owner - 1, state->settings.slice_ns));
+    turns_pass_on(state, number);
+}
+
+int turns_owned(const struct state *state, int number, uint32_t slot) {
+    return state->gpus[number].turns.owner == slot + 1;
+}
+
 void turns_wait(struct state *state, int number, uint32_t slot) {
     struct gpu *gpu = &state->gpus[number];
     struct turns *turns = &gpu->turns;
     gpu_lock(state, number);
+    turns_settle(state, number, clock_now());
     if (turns->owner == 0) give(gpu, slot);
     while (turns->owner != slot + 1) {
         if (!turns->ticket[slot]) {
@@ -32,6 +83,7 @@ void turns_wait(struct state *state, int number, uint32_t slot) {
         futex_wait(&turns->changed, seen, LOOK_AGAIN, 1);
         processes_reap(state, 0);
         gpu_lock(state, number);
+        turns_settle(state, number, clock_now());
         if (turns->owner == 0) give(gpu, slot);
     }
     uint64_t now = clock_now();
@@ -42,11 +94,17 @@ void turns_wait(struct state *state, int number, uint32_t slot) {
 void turns_pass_on(struct state *state, int number) {
     struct gpu *gpu = &state->gpus[number];
     struct turns *turns = &gpu->turns;
-    uint32_t next = MAX_PROCESSES;
-    if (turns->waiting)
-        for (uint32_t slot = 0; slot < MAX_PROCESSES; slot++)
-            if (turns->ticket[slot] && (next == MAX_PROCESSES || turns->ticket[slot] < turns->ticket[next]))
-                next = slot;
+    uint32_t next;
+    for (;;) {
+        next = MAX_PROCESSES;
+        if (turns->waiting)
+            for (uint32_t slot = 0; slot < MAX_PROCESSES; slot++)
+                if (turns->ticket[slot] && (next == MAX_PROCESSES || turns->ticket[slot] < turns->ticket[next]))
+                    next = slot;
+        if (next == MAX_PROCESSES || !is_stopped(state, next)) break;
+        drop_ticket(turns, next);
+        if (gpu->compute.free_at) run_for(gpu, next, left_of(gpu, next, state->settings.slice_ns));
+    }
     turns->owner = 0;
     if (next == MAX_PROCESSES) {
         turns->waiting = 0;
@@ -64,10 +122,7 @@ int turns_over(struct state *state, int number, uint64_t now) {
 
 void turns_forget(struct state *state, int number, uint32_t slot) {
     struct turns *turns = &state->gpus[number].turns;
-    if (turns->ticket[slot]) {
-        turns->ticket[slot] = 0;
-        if (turns->waiting) turns->waiting--;
-    }
+    drop_ticket(turns, slot);
     if (turns->owner == slot + 1) turns_pass_on(state, number);
 }
 

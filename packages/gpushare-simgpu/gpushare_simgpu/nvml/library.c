@@ -7,6 +7,7 @@
 
 #include "common/clock.h"
 #include "common/engines.h"
+#include "common/processes.h"
 
 static pthread_mutex_t starting = PTHREAD_MUTEX_INITIALIZER;
 static struct state *state;
@@ -47,6 +48,7 @@ void nvml_visit(int number, void (*visit)(int number, void *data), void *data) {
 
 /* Busy time of the last second, multiplied by the compute slices that were busy. */
 static void add_busy(int number, void *data) {
+    processes_reap(state, 0);
     gpu_lock(state, number);
     uint64_t busy = engine_recent_busy(&state->gpus[number], clock_now());
     gpu_unlock(state, number);

@@ -138,6 +138,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlPro
     clock_gettime(CLOCK_REALTIME, &wall);
     int64_t offset = (int64_t)wall.tv_sec * (int64_t)NS_PER_SECOND + wall.tv_nsec - (int64_t)now;
     while (first < end && wall_us((first + 1) * USAGE_PERIOD_NS, offset) <= seen + (seen ? SAME_US : 0)) first++;
+    processes_reap(state, 0);
     for (unsigned slot = 0; slot < MAX_PROCESSES; slot++) pids[slot] = processes_pid(state, slot);
     gpu_lock(state, nvml_number(device));
     for (unsigned slot = 0; slot < MAX_PROCESSES && first < end; slot++) {

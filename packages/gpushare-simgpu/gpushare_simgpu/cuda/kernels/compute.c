@@ -28,7 +28,8 @@ static void leave(struct stream *stream, int gpu) {
     pthread_mutex_lock(&line->lock);
     int wanted = line->next > line->serving + 1 || stream_next_is_kernel(stream);
     gpu_lock(driver.state, gpu);
-    if (!wanted || turns_over(driver.state, gpu, clock_now())) turns_pass_on(driver.state, gpu);
+    /* of the ticket too that others have given it while it was stopped */
+    if (!wanted || turns_over(driver.state, gpu, clock_now())) turns_forget(driver.state, gpu, driver.slot);
     gpu_unlock(driver.state, gpu);
     line->serving++;
     pthread_cond_broadcast(&line->moved);
@@ -80,13 +81,35 @@ static uint64_t slice(const struct work *work, int number, uint64_t pages, uint6
     return spent;
 }
 
+uint64_t compute_device_ns(int gpu, const struct work *work) {
+    return work->device_ns + driver.state->settings.launch_ns +
+           clock_transfer_ns(work->passed, mig_hbm(driver.state, gpu));
+}
+
+/* Takes device time that was counted as queued back, up to all of it. */
+static void uncount(struct gpu *gpu, uint64_t ns) {
+    uint64_t *queued = &gpu->queued_ns[driver.slot], seen = __atomic_load_n(queued, __ATOMIC_RELAXED);
+    while (
+        !__atomic_compare_exchange_n(queued, &seen, seen > ns ? seen - ns : 0, 1, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
+}
+
+/* The part of a slice that is still to be waited for: while this process was stopped, its kernels ran ahead of it. With
+ * the lock held. */
+static uint64_t not_ahead(struct gpu *gpu, uint64_t spent, uint64_t *queued) {
+    uint64_t ahead = gpu->ahead_ns[driver.slot], part = *queued < spent ? *queued : spent;
+    if (ahead > part) ahead = part;
+    gpu->ahead_ns[driver.slot] -= ahead;
+    *queued -= part;
+    uncount(gpu, part - ahead);
+    return spent - ahead;
+}
+
 uint64_t compute_run(struct stream *stream, const struct work *work, uint64_t ready) {
     struct state *state = driver.state;
     int number = stream->context->gpu, first = 1;
     struct gpu *gpu = &state->gpus[number];
     uint64_t pages = 0, touched = 0, computed = 0, end = ready;
-    uint64_t device_ns =
-        work->device_ns + state->settings.launch_ns + clock_transfer_ns(work->passed, mig_hbm(state, number));
+    uint64_t device_ns = compute_device_ns(number, work), queued = work->queued_ns;
     for (int i = 0; i < work->range_count; i++) {
         if (!memory_accessible(work->ranges[i].address, work->ranges[i].size, stream->context->device,
                                work->ranges[i].written))
@@ -99,7 +122,10 @@ uint64_t compute_run(struct stream *stream, const struct work *work, uint64_t re
         pthread_mutex_lock(&memory_lock);
         gpu_lock(state, number);
         uint64_t spent = slice(work, number, pages, device_ns, &touched, &computed);
-        end = engine_take(&gpu->compute, ready, spent);
+        uint64_t all = spent;
+        state->processes[driver.slot].stopped = 0;
+        spent = not_ahead(gpu, spent, &queued);
+        end = spent || !all ? engine_take(&gpu->compute, ready, spent) : clock_now();
         engine_count_busy(gpu, driver.slot, end - spent, end);
         gpu->stats.busy_ns += spent;
         gpu->stats.kernels += first && work->kernel;
@@ -111,11 +137,13 @@ uint64_t compute_run(struct stream *stream, const struct work *work, uint64_t re
         ready = end;
         if (touched == pages && computed == device_ns) break;
         gpu_lock(state, number);
-        int over = turns_over(state, number, clock_now());
-        if (over) turns_pass_on(state, number);
+        int owned = turns_owned(state, number, driver.slot);
+        int over = !owned || turns_over(state, number, clock_now());
+        if (over && owned) turns_pass_on(state, number);
         gpu_unlock(state, number);
         if (over) turns_wait(state, number, driver.slot);
     }
+    if (queued) uncount(gpu, queued); /* an error ended it */
     leave(stream, number);
     return end;
 }

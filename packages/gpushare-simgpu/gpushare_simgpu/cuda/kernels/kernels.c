@@ -120,11 +120,19 @@ const struct kernel *kernel_find(const char *name) {
     return NULL;
 }
 
+uint64_t kernel_device_ns(int gpu, const struct kernel_launch *launch) {
+    struct work work = {0};
+    unsigned char arguments[KERNEL_ARGUMENTS] __attribute__((aligned(16)));
+    memcpy(arguments, launch->arguments, sizeof arguments);
+    launch->function->kernel->plan(arguments, &work);
+    return compute_device_ns(gpu, &work);
+}
+
 uint64_t kernel_run(struct stream *stream, const struct kernel_launch *launch, uint64_t ready) {
     /* the arguments as the structs above want them aligned */
     unsigned char arguments[KERNEL_ARGUMENTS] __attribute__((aligned(16)));
     memcpy(arguments, launch->arguments, sizeof arguments);
-    struct work work = {.kernel = 1, .argument = arguments};
+    struct work work = {.kernel = 1, .argument = arguments, .queued_ns = launch->queued_ns};
     launch->function->kernel->plan(arguments, &work);
     return compute_run(stream, &work, ready);
 }

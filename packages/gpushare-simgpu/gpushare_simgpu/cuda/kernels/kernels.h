@@ -18,6 +18,9 @@ struct kernel {
 
 const struct kernel *kernel_find(const char *name);
 
+/* Device time of a launch, if no page has to come. */
+uint64_t kernel_device_ns(int gpu, const struct kernel_launch *launch);
+
 uint64_t kernel_run(struct stream *stream, const struct kernel_launch *launch, uint64_t ready);
 
 #endif

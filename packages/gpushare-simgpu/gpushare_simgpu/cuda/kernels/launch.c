@@ -5,6 +5,7 @@
 #include "cuda/kernels/module.h"
 #include "cuda/driver/ptsz.h"
 #include "cuda/streams/call_lock.h"
+#include "cuda/streams/capture.h"
 #include "cuda/streams/stream.h"
 #include "cuda/kernels/launch.h"
 
@@ -50,6 +51,7 @@ CUresult launch_prepare(struct kernel_launch *launch, CUfunction function, const
         launch->block[i] = block[i];
     }
     launch->shared = shared;
+    launch->queued_ns = 0;
     return pack(function->kernel, params, extra, launch->arguments);
 }
 
@@ -63,7 +65,13 @@ static CUresult launch(CUfunction function, const unsigned grid[3], const unsign
     error = launch_prepare(&operation.kernel, function, grid, block, shared, params, extra);
     if (__builtin_expect(error != CUDA_SUCCESS || driver.null_launch, 0)) return error;
     LOCKABLE();
-    return stream_put(stream, &operation, NULL);
+    int number = stream->context->gpu;
+    if (!stream_is_captured(stream)) operation.kernel.queued_ns = kernel_device_ns(number, &operation.kernel);
+    uint64_t *queued = &driver.state->gpus[number].queued_ns[driver.slot];
+    __atomic_add_fetch(queued, operation.kernel.queued_ns, __ATOMIC_RELAXED);
+    error = stream_put(stream, &operation, NULL);
+    if (error) __atomic_sub_fetch(queued, operation.kernel.queued_ns, __ATOMIC_RELAXED);
+    return error;
 }
 
 #define SHAPE                                                                                                          \

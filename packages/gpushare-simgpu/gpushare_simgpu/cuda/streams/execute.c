@@ -79,7 +79,7 @@ uint64_t execute(struct stream *stream, const struct operation *operation, uint6
     switch (operation->kind) {
     case OPERATION_NOTHING:
     case OPERATION_QUIT: return ready;
-    case OPERATION_KERNEL: return dead(stream) ? ready : kernel_run(stream, &operation->kernel, ready);
+    case OPERATION_KERNEL: return kernel_run(stream, &operation->kernel, ready);
     case OPERATION_COPY:
         if (!dead(stream)) ready = execute_copy(stream, &operation->copy, ready);
         if (operation->copy.staged) free((void *)(uintptr_t)operation->copy.src);

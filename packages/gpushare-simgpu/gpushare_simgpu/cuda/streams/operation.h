@@ -35,6 +35,7 @@ struct rectangle {
 struct kernel_launch {
     CUfunction function;
     unsigned grid[3], block[3], shared;
+    uint64_t queued_ns; /* counted in struct gpu as its device time while it is queued; 0 in a graph */
     unsigned char arguments[KERNEL_ARGUMENTS];
 };
 
