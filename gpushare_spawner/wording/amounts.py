@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime
+from functools import lru_cache
 
 from gpushare_spawner.model.share import UNITS_PER_GPU
 
@@ -93,6 +94,7 @@ def latency(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds < 59.95 else duration(seconds)
 
 
+@lru_cache(maxsize=2000)
 def unbroken(text: str) -> str:
     """Return the text with no-break spaces between numbers and their units, and inside durations like "3 min 27 s"."""
     joined = re.sub(r"(?<=\d) (?=(?:[KMGT]iB|min|h|ms|s|units?|GPUs?)\b|%)", "\u00a0", text)

@@ -269,6 +269,30 @@ async def test_reflectors_say_how_fresh_they_are(make_hub: MakeHub, nodes: GpuNo
     assert [len(view.check.ledger.allocations) for view in views] == [1, 1, 1]
 
 
+async def test_a_list_that_is_read_again_keeps_the_objects_that_are_as_known(
+    make_hub: MakeHub, nodes: GpuNodes, cluster: Cluster
+) -> None:
+    """KubeSpawner's reflectors list every 10 s: a hub of 5,000 pods held all of them twice until it placed again."""
+    await nodes.add(gpus=1)
+    hub = await make_hub()
+    for name in ("ada", "bob"):
+        assert (await hub.start_server(name, {"profile": "quarter-gpu"})).code == 201
+    await hub.reservations.availability_now()
+    reflector = hub.spawner("ada").pod_reflector
+    before = dict(reflector.resources)
+    (name,) = (key for key in before if "bob" in key)
+    patch = {"metadata": {"annotations": {"touched": "yes"}}}
+    await cluster.admin.patch(path("pods", cluster.namespace, before[name]["metadata"]["name"]), patch)
+    await reflector._list_and_update()
+    assert len(before) == len(reflector.resources) == 2
+    changed = [key for key, pod in reflector.resources.items() if pod is not before[key]]
+    assert changed == [name]
+    assert reflector.resources[name]["metadata"]["annotations"]["touched"] == "yes"
+    await hub.reservations.availability_now()
+    (seen,) = hub.reservations.cluster._changed_pods.values()
+    assert all(seen._known[key] is pod for key, pod in reflector.resources.items())
+
+
 # hubs
 
 

@@ -68,6 +68,9 @@ class AvailabilityNow:
     failed: Callable[[Exception], object] = _raised
     """Called with an error in placement; unless it raises, what the error concerns is shown as unknown."""
     _met: dict[Demand, Availability] = field(default_factory=dict, repr=False)
+    _prepared: set[Demand] = field(default_factory=set, repr=False)
+    _requests: dict[int, tuple[Template, PlacementRequest]] = field(default_factory=dict, repr=False)
+    """By the identity of the template, which is kept beside it."""
 
     def availability(self, template: Template) -> Availability:
         """What a spawn of this template would meet."""
@@ -132,13 +135,18 @@ class AvailabilityNow:
         return self._met_by(request).kind == "now" or self.check.fits_without(request, (instead_of,))
 
     def _request(self, template: Template) -> PlacementRequest:
-        return replace(self.check.snapshot.request(template), ineligible=self.ineligible(template))
+        known = self._requests.get(id(template))
+        if known is None:
+            request = replace(self.check.snapshot.request(template), ineligible=self.ineligible(template))
+            known = self._requests[id(template)] = (template, request)
+        return known[1]
 
     def _alternative(self, one: Alternative) -> PlacementRequest:
         return replace(self.check.snapshot.request(one.template), ineligible=one.ineligible())
 
     def _preparing(self, request: PlacementRequest) -> Iterator[None]:
-        if request.demand not in self._met:
+        if request.demand not in self._prepared:
+            self._prepared.add(request.demand)
             yield from self.check.preparing(request)
         yield
 

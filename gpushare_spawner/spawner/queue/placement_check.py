@@ -99,7 +99,8 @@ class PlacementCheck:
 
     def counted_request(self, request: PlacementRequest) -> PlacementRequest:
         """Return the request with its share as the ledger counts it."""
-        return replace(request, share=self.counted(request.share))
+        share = self.counted(request.share)
+        return request if share == request.share else replace(request, share=share)
 
     def preparing(self, request: PlacementRequest) -> Iterator[None]:
         """Do in pieces what `verdict` needs: on a large cluster its first answer for a kind of request takes long."""

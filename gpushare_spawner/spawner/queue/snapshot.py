@@ -79,20 +79,7 @@ class GpuSnapshot:
 
     def request(self, template: Template) -> PlacementRequest:
         """What a spawn of this template asks of placement. Raises ValueError for a template without a GPU."""
-        if template.gpu is None:
-            raise ValueError(f"template {template.name} asks for no GPU")
-        guaranteed = guaranteed_resources(template)
-        suits = self._suits(template)
-        named = template.gpu.layer or LayerName.NATIVE
-        return PlacementRequest(
-            template.gpu.share,
-            cpu=guaranteed.cpu,
-            memory=guaranteed.memory,
-            models=suits.models,
-            template=template.name,
-            layer=suits.by_layer[0][0] if suits.by_layer else named,
-            by_layer=suits.by_layer if len(suits.by_layer) > 1 else (),
-        )
+        return self._suits(template).request
 
     def _suits(self, template: Template) -> _Suiting:
         # by identity, which is cheap; the object is kept beside it so that no other can take its place
@@ -140,3 +127,20 @@ class _Suiting:
     @cached_property
     def models(self) -> frozenset[str]:
         return frozenset(kind.model for kind in self.kinds)
+
+    @cached_property
+    def request(self) -> PlacementRequest:
+        """Raises ValueError for a template without a GPU."""
+        gpu = self.template.gpu
+        if gpu is None:
+            raise ValueError(f"template {self.template.name} asks for no GPU")
+        guaranteed = guaranteed_resources(self.template)
+        return PlacementRequest(
+            gpu.share,
+            cpu=guaranteed.cpu,
+            memory=guaranteed.memory,
+            models=self.models,
+            template=self.template.name,
+            layer=self.by_layer[0][0] if self.by_layer else gpu.layer or LayerName.NATIVE,
+            by_layer=self.by_layer if len(self.by_layer) > 1 else (),
+        )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -55,12 +56,18 @@ class Dated(ResourceReflector):  # type: ignore[misc]
     async def _list_and_update(self, resource_version: Any = None) -> Any:
         # "0" lets the API server answer from a cache that may be behind what we have seen already: a pod that was just
         # made would be missing, and its GPU given away twice. Without a version the answer is the newest.
-        asked = time.monotonic()
+        asked, before = time.monotonic(), self.resources
         try:
             found = await super()._list_and_update(None if resource_version == "0" else resource_version)
         except BaseException:
             self.behind = True
             raise
+        # KubeSpawner's reflectors list again every 10 s: objects that are as known stay the same ones, so that readers
+        # that compare with what they have seen (`ChangedObjects`) neither read them anew nor keep a second copy
+        for name, item in self.resources.items():
+            known = before.get(name)
+            if known is not None and _version(known) == _version(item):
+                self.resources[name] = known
         self.listed_at, self.behind = asked, False
         return found
 
@@ -155,6 +162,11 @@ async def _start_again(reflector: Any) -> None:
             # fetched here: it is raised, and must not be logged as forgotten too
             first.exception()
         raise
+
+
+def _version(item: Mapping[str, Any]) -> tuple[Any, Any]:
+    metadata = item["metadata"]
+    return metadata.get("uid"), metadata.get("resourceVersion")
 
 
 def _worded(error: Exception) -> str:

@@ -33,9 +33,10 @@ def build_pod(pod: V1Pod, share: PodShare, unit_size: int, hub: str, namespace: 
             words.pinned_elsewhere(placed, str(pinned), HOSTNAME_LABEL), reason="bad-template", status=500
         )
     layer = renderer_of(share, unit_size, time.time(), pod.metadata.name, namespace)
+    before = fragment(pod)
     try:
-        changed = layer.render(fragment(pod))
+        changed = layer.render(before)
     except LayerCannot as error:
         raise SpawnRefused(str(error), reason="bad-template", status=500) from None
     changed["metadata"]["annotations"].update({RESERVATION: share.token, HUB: hub})
-    return put_back(pod, changed)
+    return put_back(pod, before, changed)

@@ -56,9 +56,11 @@ def fragment(pod: V1Pod) -> PodSpec:
     }
 
 
-def put_back(pod: V1Pod, changed: PodSpec) -> V1Pod:
-    """Write what a sharing layer made of the `fragment` into the manifest; everything else stays as it is."""
-    before = fragment(pod)
+def put_back(pod: V1Pod, before: PodSpec, changed: PodSpec) -> V1Pod:
+    """Write what a sharing layer made of the manifest's `fragment` into it; everything else stays as it is.
+
+    ``before``: the fragment, which layers do not change in place.
+    """
     pod.metadata.annotations = changed["metadata"]["annotations"]
     pod.metadata.labels = changed["metadata"]["labels"]
     spec = changed["spec"]

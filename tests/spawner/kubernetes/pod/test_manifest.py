@@ -47,7 +47,7 @@ def sent(pod: V1Pod) -> Any:
 
 def test_a_fragment_that_nobody_changes_leaves_the_manifest_as_it_is() -> None:
     pod = manifest()
-    assert sent(put_back(pod, fragment(pod))) == sent(manifest())
+    assert sent(put_back(pod, fragment(pod), fragment(pod))) == sent(manifest())
 
 
 def test_what_a_layer_sees_is_plain_data() -> None:
@@ -74,7 +74,7 @@ def test_what_a_layer_adds_and_replaces_reaches_the_api_server() -> None:
     notebook["resources"]["claims"] = [{"name": "gpu"}]
     notebook["env"] = [{"name": "MINE", "value": "2"}, {"name": "NEW", "valueFrom": {"fieldRef": {"fieldPath": "x"}}}]
     notebook["volumeMounts"].append({"name": "lib", "mountPath": "/lib", "readOnly": True})
-    made = sent(put_back(pod, changed))
+    made = sent(put_back(pod, fragment(pod), changed))
     assert made["metadata"]["labels"] == {"kai.scheduler/queue": "team"}
     assert made["spec"]["schedulerName"] == "kai-scheduler"
     assert made["spec"]["priorityClassName"] == "build"
