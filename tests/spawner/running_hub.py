@@ -102,6 +102,7 @@ class RunningHub:
         config.Authenticator.allow_all = True
         config.GPUShareMixin.templates_dir = str(templates)
         config.GPUShareMixin.agent_socket = str(agent_socket)
+        config.GPUShareMixin.quota_usage_file = str(folder / "quota-usage.json")
         config.GPUShareMixin.queue_poll_interval = 0.1
         config.Spawner.cmd = [sys.executable, "-I", "-S", str(HERE / "small_server.py")]
         config.SimpleLocalProcessSpawner.home_dir_template = f"{folder}/home/{{username}}"
