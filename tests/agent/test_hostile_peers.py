@@ -22,6 +22,7 @@ from gpushare_spawner.agent.gpus.nvml import GpuProcess, GpuState
 from gpushare_spawner.agent.sockets import connection, connection_reader, session_socket
 from gpushare_spawner.agent.sockets.connection import MALFORMED, NOT_ALLOWED
 from gpushare_spawner.model.protocol.frames import FRAME_BYTES, Frame, Kind, Role, gpu_bytes
+from gpushare_spawner.model.report import Report
 from gpushare_spawner.rate_limit import Budget
 from tests.agent.conftest import Agent, Eventually
 from tests.agent.peers import FIRST, GIB, SECOND, Peer
@@ -72,12 +73,24 @@ async def still_well(agent: Agent, bystander: Peer) -> None:
     agent.node.report()
 
 
+WHOSE = (
+    "id", "user", "server", "template", "quota", "gpus", "layer", "share_units", "opened_at", "confirmed", "keep",
+    "keeps", "exemption", "message",
+)  # fmt: skip
+"""What the service on this machine takes from a report as the hub's own word, see `service.agents.MachineAgent`."""
+
+
+def identities(report: Report) -> list[tuple[object, ...]]:
+    return [tuple(getattr(session, name) for name in WHOSE) for session in report.sessions]
+
+
 @quick
 @given(packets=st.lists(PACKETS, max_size=12), hello=st.sampled_from([None, Role.CUDA, Role.OBSERVER]))
 def test_random_packets(short_folder: Path, packets: list[bytes], hello: Role | None) -> None:
     async def conversation(agent: Agent) -> None:
         path = agent.open("eve")
         bystander = await agent.peer(agent.open("bob"))
+        opened = identities(agent.node.report())
         peer = await agent.peer(path, hello)
         for packet in packets:
             try:
@@ -86,6 +99,10 @@ def test_random_packets(short_folder: Path, packets: list[bytes], hello: Role | 
                 break  # the agent has ended it
         peer.socket.close()
         await still_well(agent, bystander)
+        report = agent.node.report()
+        assert identities(report) == opened
+        # within the bounds of a report, whatever a session states
+        assert Report.model_validate_json(report.model_dump_json()) == report
 
     in_a_loop(short_folder, conversation)
 
