@@ -149,7 +149,7 @@ def environment(tmp_path: Path, extra: str) -> dict[str, str]:
 
 def gpushare(environment: dict[str, str], python: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [python, "-m", "gpushare_spawner.cli", *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, env=environment, cwd=environment["HOME"], capture_output=True, text=True)
 
 
 @pytest.mark.parametrize("extra", EXTRAS)
@@ -166,7 +166,9 @@ def check(environment: dict[str, str], python: str, tmp_path: Path, extra: str) 
         del given["service --history postgresql+psycopg://nobody@127.0.0.1:1/none"]
     runs = [*given.values(), *([command, "--help"] for command in COMMANDS)]
     own = [[*words, *root] if words[0] == "doctor" and "--help" not in words else words for words in runs]
-    done = subprocess.run([python, "-c", PROGRAM, json.dumps(own)], env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        [python, "-c", PROGRAM, json.dumps(own)], env=environment, cwd=tmp_path, capture_output=True, text=True
+    )
     assert not done.returncode, done.stderr
     modules, outcomes = json.loads(done.stdout)
 
@@ -206,7 +208,11 @@ def test_the_demo_without_its_packages_names_them(tmp_path: Path, extra: str) ->
 )
 def test_a_spawner_without_its_packages_names_them(tmp_path: Path, module: str, extra: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", f"import {module}"], env=environment(tmp_path, ""), capture_output=True, text=True
+        [sys.executable, "-c", f"import {module}"],
+        env=environment(tmp_path, ""),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
     )
     assert SENTENCE.findall(done.stderr.splitlines()[-1])[0][1] == f"'gpushare-spawner[{extra}]'"
 

@@ -124,7 +124,7 @@ def settings(name: str) -> str:
 
 def template_fields(schema: dict[str, Any]) -> str:
     """A table of the fields that a JSON Schema describes, those of nested objects as `gpu.fraction`."""
-    return table(("field", "value", "not given", "meaning"), _fields(schema, schema, ""))
+    return table(("field", "value", "not given", "meaning"), _fields(schema, schema, "", mappings=True))
 
 
 def file_fields(schema: dict[str, Any], part: str, *, nested: bool = True) -> str:
@@ -139,10 +139,16 @@ def file_fields(schema: dict[str, Any], part: str, *, nested: bool = True) -> st
     return table(("field", "value", "not given", "meaning"), rows)
 
 
-def _fields(part: dict[str, Any], schema: dict[str, Any], prefix: str) -> Iterator[tuple[str, ...]]:
+def _fields(
+    part: dict[str, Any], schema: dict[str, Any], prefix: str, mappings: bool = False
+) -> Iterator[tuple[str, ...]]:
+    """Yield the rows. ``mappings``: with the fields of values that have a name of the admin's choice."""
     for name, field in part["properties"].items():
         kinds = [kind for kind in field.get("anyOf", field.get("oneOf", [field])) if kind.get("type") != "null"]
-        inner = next((schema["$defs"][kind["$ref"].rpartition("/")[2]] for kind in kinds if "$ref" in kind), None)
+        values = [kind.get("additionalProperties") for kind in kinds if mappings]
+        named = [value for value in values if isinstance(value, dict)]
+        references = [kind["$ref"] for kind in (*kinds, *named) if "$ref" in kind]
+        inner = next((schema["$defs"][one.rpartition("/")[2]] for one in references), None)
         if inner is not None and "enum" in inner:  # one of a few words
             kinds, inner = [inner], None
         required = name in part.get("required", ())
@@ -152,7 +158,7 @@ def _fields(part: dict[str, Any], schema: dict[str, Any], prefix: str) -> Iterat
         default = "must be given" if required else _default(field.get("default"), inner is not None, unit)
         yield f"`{prefix}{name}`", value, default, markup(field["description"])
         if inner is not None:
-            yield from _fields(inner, schema, f"{prefix}{name}.")
+            yield from _fields(inner, schema, f"{prefix}{name}.{'NAME.' if named else ''}", mappings)
 
 
 def _value(kind: dict[str, Any]) -> str:

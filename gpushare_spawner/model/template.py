@@ -15,6 +15,7 @@ from gpushare_spawner.model.layers import LAYERS, BrokenPromise, LayerName, Prom
 from gpushare_spawner.model.memory_engine import MemoryEngine
 from gpushare_spawner.model.quantity import Bytes, Cores, PercentOrBytes, Seconds
 from gpushare_spawner.model.share import UNITS_PER_GPU, Share, units_from_fraction
+from gpushare_spawner.model.text_pattern import TextPattern
 from gpushare_spawner.model.tier import Tier
 
 IDLE_ORDER = "idle_order"
@@ -284,6 +285,25 @@ class Idle(_Part):
         return 0
 
 
+class _FreeForm(_Part):
+    # KubeSpawner's further fields stay as they are
+    model_config = ConfigDict(extra="allow")
+
+
+class UnlistedChoice(_FreeForm):
+    """Text instead of a listed choice, as KubeSpawner's `unlisted_choice`."""
+
+    validation_regex: TextPattern | None = None
+    """The pattern that the whole text must match, without look-around and backreferences."""
+
+
+class ProfileOption(_FreeForm):
+    """A further choice on a card, as in KubeSpawner's `profile_options`."""
+
+    unlisted_choice: UnlistedChoice | None = None
+    """Whether users may write text instead of a listed choice."""
+
+
 class Template(_Part):
     """One card on the form. Raises pydantic.ValidationError, which names each wrong field."""
 
@@ -308,7 +328,7 @@ class Template(_Part):
     """How often it may be used at a time."""
     idle: Idle = Idle()
     """Idle actions: what happens while the GPU is idle."""
-    profile_options: dict[str, Any] = {}
+    profile_options: dict[str, ProfileOption] = {}
     """More choices on the card, as in KubeSpawner's `profile_options`."""
     kubespawner_override: dict[str, Any] = {}
     """More settings of the spawner; they override all others."""

@@ -108,11 +108,8 @@ def test_the_probe_of_a_socket_that_nobody_serves(tmp_path: Path) -> None:
     assert "no agent listens" in facts.error
 
 
-def test_a_state_folder_that_others_cannot_pass_is_found(tmp_path: Path) -> None:
-    (tmp_path / "s").mkdir()
-    (tmp_path / "control.sock").touch()
-    for folder in (tmp_path, *list(tmp_path.parents)[:3]):
-        os.chmod(folder, 0o711)
-    assert probe(tmp_path / "control.sock", ()).blocked == ""
-    os.chmod(tmp_path, 0o700)
-    assert probe(tmp_path / "control.sock", ()).blocked == str(tmp_path)
+def test_a_state_folder_that_others_cannot_pass_is_found(open_folder: Path) -> None:
+    (open_folder / "control.sock").touch()
+    assert probe(open_folder / "control.sock", ()).blocked == ""
+    os.chmod(open_folder, 0o700)
+    assert probe(open_folder / "control.sock", ()).blocked == str(open_folder)

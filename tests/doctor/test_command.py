@@ -41,13 +41,11 @@ def root(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def agent(tmp_path: Path, environment: dict[str, str]) -> Iterator[Path]:
+def agent(open_folder: Path, environment: dict[str, str]) -> Iterator[Path]:
     """The control socket of an agent, in a folder that everybody may pass."""
-    for folder in (tmp_path, *list(tmp_path.parents)[:2]):
-        os.chmod(folder, 0o711)
-    command = [*GPUSHARE, "agent", "--state-dir", str(tmp_path / "a")]
+    command = [*GPUSHARE, "agent", "--state-dir", str(open_folder / "a")]
     with subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL) as process:
-        socket = tmp_path / "a" / "control.sock"
+        socket = open_folder / "a" / "control.sock"
         deadline = time.monotonic() + 30
         while not socket.exists() and time.monotonic() < deadline:
             time.sleep(0.05)

@@ -291,3 +291,12 @@ def test_the_examples_in_the_reference_are_right() -> None:
     examples = [block for block in re.findall(r"```yaml\n(.*?)```", text, re.S) if block.startswith("name:")]
     assert len(examples) >= 3
     assert [parse_template(example, "docs").problems for example in examples] == [()] * len(examples)
+
+
+@pytest.mark.parametrize("pattern", ["'(?=x)a'", r"'(a)\1'", "'[a-z'"])
+def test_a_pattern_that_cannot_be_matched_in_linear_time_is_named_with_its_line(pattern: str) -> None:
+    text = f"profile_options:\n  image:\n    unlisted_choice:\n      validation_regex: {pattern}\n"
+    (wrong,) = parse_template(card(text), "x.yaml").problems
+    assert (wrong.line, wrong.field) == (6, "profile_options.image.unlisted_choice.validation_regex")
+    assert "not supported" in wrong.what
+    assert "without look-around and backreferences" in wrong.advice

@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from gpushare_spawner.wording import amounts
 
 GIB, MIB = 2**30, 2**20
+
+
+@pytest.fixture
+def in_zone(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """A function that sets the time zone of this process, until the end of the test."""
+
+    def set_zone(zone: str) -> None:
+        monkeypatch.setenv("TZ", zone)
+        time.tzset()
+
+    yield set_zone
+    monkeypatch.undo()
+    time.tzset()
 
 
 @pytest.mark.parametrize(
@@ -122,19 +136,15 @@ def test_an_instant_has_its_day_if_that_is_not_today(at: float, said: str) -> No
     ("seconds", "said"),
     [(20, "12:00:20"), (119.9, "12:01:59"), (120, "12:02"), (-1, "11:59:59"), (-120, "11:58")],
 )
-def test_near_instant_has_its_seconds(seconds: float, said: str) -> None:
+def test_near_instant_has_its_seconds(seconds: float, said: str, in_zone: Callable[[str], None]) -> None:
+    in_zone("UTC")
     assert amounts.near_clock(NOON + seconds, NOON) == said
 
 
 @pytest.mark.parametrize(("zone", "said"), [("UTC-9", "03:00 on 4 Nov"), ("UTC+9", "09:00")])
-def test_the_day_is_that_of_the_readers_time_zone(zone: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TZ", zone)
-    time.tzset()
-    try:
-        assert amounts.clock(NOON + 6 * 3600, NOON) == said
-    finally:
-        monkeypatch.undo()
-        time.tzset()
+def test_the_day_is_that_of_the_readers_time_zone(zone: str, said: str, in_zone: Callable[[str], None]) -> None:
+    in_zone(zone)
+    assert amounts.clock(NOON + 6 * 3600, NOON) == said
 
 
 def test_no_line_breaks_between_a_number_and_its_unit() -> None:

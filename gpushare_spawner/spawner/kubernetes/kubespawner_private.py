@@ -14,6 +14,7 @@ OVERRIDDEN: Mapping[str, str] = {
     "_make_create_pod_request": "an API server that fails for a moment is asked again, as one that is slow is",
     "_make_delete_pod_request": "the same, when a pod is deleted",
     "_options_form_default": "by its value an admin's own options_form is recognised",
+    "_validate_user_options": "KubeSpawner matches a user's text with `re` in the event loop: it is checked before",
     "_options_from_form": "the hub shows the form again after a refusal, with what was submitted",
 }
 

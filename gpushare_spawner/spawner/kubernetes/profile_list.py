@@ -10,7 +10,9 @@ from typing import Any
 from markupsafe import Markup, escape
 
 from gpushare_spawner.model.template import Template
+from gpushare_spawner.model.text_pattern import matches_start
 from gpushare_spawner.spawner.options.profiles import UNLISTED, Profile
+from gpushare_spawner.spawner.options.validation import MAX_TEXT
 from gpushare_spawner.spawner.queue.availability import Availability
 from gpushare_spawner.spawner.spawn_refused import SpawnRefused
 from gpushare_spawner.wording.spawn import options as words
@@ -96,6 +98,35 @@ def check_choices(entry: Mapping[str, Any], options: Mapping[str, Any]) -> None:
         if not isinstance(choice, str) or choice not in choices:
             where = f"{entry['display_name']}, {option.get('display_name') or name}"
             raise SpawnRefused(words.unknown_choice(where, choice, choices), reason="unknown-choice")
+
+
+def checked_texts(profiles: Sequence[Mapping[str, Any]], options: Any) -> list[dict[str, Any]]:
+    """Return KubeSpawner's profiles without patterns of texts, after a check of the user's texts in linear time.
+
+    KubeSpawner would match them with `re`, in the event loop. Raises ValueError, as KubeSpawner does.
+    """
+    slug = options.get("profile") if isinstance(options, Mapping) else None
+    return [_checked(profile, options if profile.get("slug") == slug else {}) for profile in profiles]
+
+
+def _checked(profile: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    checked: dict[str, Any] = {}
+    for name, option in (profile.get("profile_options") or {}).items():
+        unlisted = dict(option.get("unlisted_choice") or {})
+        pattern, text = unlisted.pop("validation_regex", None), options.get(name + UNLISTED)
+        if pattern and text and unlisted.get("enabled"):
+            where = f"{profile.get('display_name')}, {option.get('display_name') or name}"
+            if not isinstance(text, str) or len(text) > MAX_TEXT:
+                raise ValueError(words.text_too_long(where, MAX_TEXT))
+            try:
+                matches = matches_start(pattern, text)
+            except ValueError as error:
+                raise ValueError(words.unusable_pattern(where, str(error))) from None
+            if not matches:
+                # KubeSpawner's own sentence
+                raise ValueError(f"Received unlisted_choice for {name} that failed validation regex.")
+        checked[name] = {**option, "unlisted_choice": unlisted} if "unlisted_choice" in option else option
+    return {**profile, "profile_options": checked} if checked else dict(profile)
 
 
 def as_entry(profile: Profile, now: Availability | None, quota: str = "") -> dict[str, Any]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -63,7 +63,7 @@ from gpushare_spawner.spawner.kubernetes.pod.settings import (
     pod_constraints,
     requested,
 )
-from gpushare_spawner.spawner.kubernetes.profile_list import Offer
+from gpushare_spawner.spawner.kubernetes.profile_list import Offer, checked_texts
 from gpushare_spawner.spawner.kubernetes.reservations import PodReservations, PodShare
 from gpushare_spawner.spawner.kubernetes.unschedulable import TRIGGERED_SCALE_UP
 from gpushare_spawner.spawner.options.overrides import Overrides
@@ -397,6 +397,10 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
     def _node_is_added(self) -> bool:
         """Whether the cluster autoscaler says that it adds a node for the pod."""
         return any(event.get("reason") == TRIGGERED_SCALE_UP for event in self.events)
+
+    def _validate_user_options(self, profile_list: Sequence[Mapping[str, Any]]) -> None:
+        """Check the options for a KubeSpawner profile. Raises ValueError."""
+        super()._validate_user_options(checked_texts(profile_list, self.user_options))
 
     async def load_user_options(self) -> None:
         """Apply what was chosen: a template if its name was, else as KubeSpawner does."""

@@ -42,7 +42,7 @@ class Profile:
             description=template.description,
             default=template.default,
             override=template.kubespawner_override,
-            options=template.profile_options,
+            options={name: one.model_dump(exclude_unset=True) for name, one in template.profile_options.items()},
             template=template,
         )
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from gpushare_spawner.model.template import Template
+from gpushare_spawner.model.text_pattern import matches_whole
 from gpushare_spawner.quota import Account
 from gpushare_spawner.spawner.options.profiles import UNLISTED, Profile, default_of, replaced
 from gpushare_spawner.spawner.spawn_refused import SpawnRefused
@@ -125,6 +125,14 @@ def _option(name: Any) -> str:
     return str(name).removesuffix(UNLISTED)
 
 
+def _matches(where: str, pattern: str, text: str) -> bool:
+    """Return whether the whole text matches an admin's pattern. Raises SpawnRefused for one that is not supported."""
+    try:
+        return matches_whole(pattern, text)
+    except ValueError as error:
+        raise SpawnRefused(words.unusable_pattern(where, str(error)), reason="bad-template", status=500) from None
+
+
 def _chosen(profile: Profile, name: str, option: Mapping[str, Any], options: Mapping[str, Any]) -> Mapping[str, Any]:
     """The override of one option of the card."""
     where = f"{profile.display_name}, {option.get('display_name') or name}"
@@ -138,7 +146,7 @@ def _chosen(profile: Profile, name: str, option: Mapping[str, Any], options: Map
             raise SpawnRefused(words.text_too_long(where, MAX_TEXT), reason="bad-options")
         pattern = unlisted.get("validation_regex")
         # the whole text, as the pattern attribute of the form's field has it
-        if pattern and not re.fullmatch(pattern, text):
+        if pattern and not _matches(where, pattern, text):
             advice = unlisted.get("validation_message") or f"it must match {pattern}"
             raise SpawnRefused(words.text_does_not_match(where, text, advice), reason="unknown-choice")
         return dict(replaced(unlisted.get("kubespawner_override") or {}, text))

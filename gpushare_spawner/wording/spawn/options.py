@@ -86,6 +86,11 @@ def text_too_long(where: str, most: int) -> str:
     return f"{where}: write at most {most} characters of text."
 
 
+def unusable_pattern(where: str, problem: str) -> str:
+    """Return that the admin's pattern for the text of an option cannot be used. ``problem``: why, and what would do."""
+    return f"{where}: no text can be accepted, because {problem}. Tell the admin of this hub (validation_regex)."
+
+
 def text_does_not_match(where: str, text: str, advice: str) -> str:
     """Return that the text of an option is not valid. ``advice``: what would be right, without a full stop."""
     return f"{where}: {shown(text)} is not valid: {advice}."

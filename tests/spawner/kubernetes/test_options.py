@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.spawner.kubernetes.options import choose, names_template
-from gpushare_spawner.spawner.kubernetes.profile_list import Offer
+from gpushare_spawner.spawner.kubernetes.profile_list import Offer, checked_texts
 from gpushare_spawner.spawner.options.profiles import Profile
 from gpushare_spawner.spawner.options.validation import Choice
 from gpushare_spawner.spawner.spawn_refused import SpawnRefused
@@ -70,3 +71,30 @@ def test_choices_of_a_profile_are_checked_with_clear_words() -> None:
 )
 def test_options_that_name_a_template(options: Any, named: bool) -> None:
     assert names_template(options, TEMPLATES) is bool(named)
+
+
+def profile_with(pattern: str) -> list[dict[str, Any]]:
+    choice = {"enabled": True, "validation_regex": pattern, "kubespawner_override": {"image": "{value}"}}
+    return [{"slug": "own", "display_name": "Own", "profile_options": {"image": {"unlisted_choice": choice}}}]
+
+
+def test_texts_for_kubespawners_profiles_are_checked_in_linear_time() -> None:
+    began = time.process_time()
+    with pytest.raises(ValueError, match="unlisted_choice for image that failed validation regex"):
+        checked_texts(profile_with("^(a+)+$"), {"profile": "own", "image--unlisted-choice": "a" * 900 + "!"})
+    assert time.process_time() - began < 1
+    with pytest.raises(ValueError, match="look-around"):
+        checked_texts(profile_with("(?=a)"), {"profile": "own", "image--unlisted-choice": "a"})
+    with pytest.raises(ValueError, match="at most 1000 characters"):
+        checked_texts(profile_with("a"), {"profile": "own", "image--unlisted-choice": "a" * 1001})
+
+
+def test_kubespawner_gets_the_profiles_without_patterns() -> None:
+    entries = profile_with("^mine/")
+    options = {"profile": "own", "image--unlisted-choice": "mine/x"}
+    (checked,) = checked_texts(entries, options)
+    assert "validation_regex" not in checked["profile_options"]["image"]["unlisted_choice"]
+    assert checked["profile_options"]["image"]["unlisted_choice"]["kubespawner_override"] == {"image": "{value}"}
+    assert entries == profile_with("^mine/")
+    # the patterns of other profiles say nothing
+    assert checked_texts(entries, {"profile": "other", "image--unlisted-choice": "x"})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -230,3 +231,23 @@ def test_there_is_no_option_quota_where_there_are_no_quotas() -> None:
     with pytest.raises(SpawnRefused, match="Unknown option 'quota'"):
         chosen({"quota": "ml"})
     assert chosen({}).quota == ""
+
+
+ADA: dict[str, Any] = {"user": "ada", "groups": frozenset(), "running": {}, "others": frozenset()}
+
+
+def test_a_pattern_that_would_explode_is_answered_at_once() -> None:
+    evil = {"page": {"choices": {"lab": {}}, "unlisted_choice": {"enabled": True, "validation_regex": "/(a+)+"}}}
+    offered = profiles([], [{"display_name": "P", "profile_options": evil}])
+    began = time.process_time()
+    with pytest.raises(SpawnRefused, match="it must match"):
+        choose({"profile": "p", "page--unlisted-choice": "/" + "a" * 500 + "!"}, offered, **ADA)
+    assert time.process_time() - began < 1
+
+
+def test_a_pattern_that_cannot_be_used_is_the_admins_error() -> None:
+    choice = {"enabled": True, "validation_regex": "(?!x).*"}
+    offered = profiles([], [{"display_name": "P", "profile_options": {"page": {"unlisted_choice": choice}}}])
+    with pytest.raises(SpawnRefused, match="look-around") as refused:
+        choose({"profile": "p", "page--unlisted-choice": "y"}, offered, **ADA)
+    assert refused.value.refusal == "bad-template"
