@@ -23,6 +23,7 @@ from tornado.httpclient import AsyncHTTPClient, HTTPResponse
 from gpushare_spawner.descriptors import allow_many
 from gpushare_spawner.model.tier import Tier
 from tests.ports import free_port
+from tests.service.api.test_hostile import LARGE_BODIES
 from tests.service.fake_agent import FakeAgent, fake_agent
 from tests.service.fake_hub import TOKEN, FakeHub
 
@@ -206,3 +207,13 @@ async def test_connections_that_come_again_and_again_do_not_stop_the_service(ser
         for task in storms:
             task.cancel()
         await asyncio.gather(*storms, return_exceptions=True)
+
+
+@pytest.mark.slow
+async def test_a_large_body_is_answered_413_through_the_hubs_proxy_too(service: Service, proxied: int) -> None:
+    for port in (service.port, proxied):
+        for way in ("with its length", "in chunks"):
+            for _ in range(5):
+                url = f"http://127.0.0.1:{port}{PREFIX}api/v1/sessions/ann/keep"
+                status, said = await LARGE_BODIES[way].answer(url, "POST")
+                assert (status, said["status"], said["code"]) == (413, 413, "bad-request"), (port, way)
