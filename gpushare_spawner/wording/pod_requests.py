@@ -13,7 +13,7 @@ LACKING = (
     "is free. Tell the admin if this lasts."
 )
 """For the user, in JupyterLab and on the dashboard."""
-_KEPT = "The pod keeps its requests, and the service tries again."
+_KEPT = "The pod keeps what it was granted, and the service tries again."
 
 
 def requests(amounts: Requests) -> str:
@@ -22,10 +22,10 @@ def requests(amounts: Requests) -> str:
 
 
 def requests_refused(wanted: Requests, why: str) -> str:
-    """Return that the API server refused other requests, for the log. ``why``: its words."""
+    """Return that the API server or the node refused other requests, for the log. ``why``: in their words."""
     return (
-        f"the API server refuses requests of {requests(wanted)}: {why.rstrip('.')}. {_KEPT} "
-        "The ResourceQuota and the LimitRange of the namespace must allow what the templates guarantee."
+        f"API server or node refuse requests of {requests(wanted)}: {why.rstrip('.')}. {_KEPT} "
+        "The node, and the ResourceQuota and the LimitRange of the namespace, must allow what the templates guarantee."
     )
 
 

@@ -60,9 +60,7 @@ async def test_killed_and_started_again_it_keeps_sessions_and_their_folders(agen
 
 
 async def test_where_the_gate_is_off_it_ends_with_the_reason(agent: ClusterAgent) -> None:
-    if agent.cluster.server is None:
-        pytest.skip("the feature gates of a real cluster stay as they are")
-    agent.cluster.server.gates = {"DRADeviceTaints"}
+    agent.cluster.standin("the feature gates of a real cluster stay as they are").gates = {"DRADeviceTaints"}
     ended = await asyncio.to_thread(
         subprocess.run, agent.command("--kubelet", "dra"), env=agent.environment, capture_output=True, timeout=60
     )

@@ -115,6 +115,7 @@ async def two_cores(
 ) -> AsyncIterator[TwoCores]:
     monkeypatch.setattr(host_use, "OVER", 0.2)
     (tmp_path / "cgroup.controllers").write_text("cpu memory\n")
+    await cluster.require_resize()
     kubelet = await cluster.make_node(programs=Listeners(), cpu="2", memory="8Gi")
     agent = NodeAgent(cluster, kubelet, await agent_token(cluster, kubelet.name), short_folder)
     memory = HostMemorySettings(cgroups=tmp_path)
@@ -123,9 +124,6 @@ async def two_cores(
     await agent.ready()
     token = await cluster.service_account("hub", RIGHTS)
     async with cluster.api_client(token) as client:
-        resources = (await CoreV1Api(client).get_api_resources()).resources
-        if "pods/resize" not in [resource.name for resource in resources]:
-            pytest.skip("this API server has no pods/resize")
         seen = SeenCluster(client, cluster.namespace, lambda: requests.changed())
         requests = ReleasedRequests(CoreV1Api(client), seen, lambda: {"quarter-gpu": TEMPLATE})
         await seen.start(10.0)

@@ -27,6 +27,7 @@ from tests.kubernetes.service_namespace import (
     make_namespace,
     seen,
 )
+from tests.kubernetes.standin.client import path
 from tests.kubernetes.standin.cluster import Cluster as StandInCluster
 from tests.service.conftest import (
     Clock,
@@ -109,6 +110,7 @@ class Releases:
 
 @pytest.fixture
 async def namespace(cluster: StandInCluster, clock: Clock) -> HubNamespace:  # noqa: F811
+    await cluster.require_resize()
     namespace = await make_namespace(cluster, clock)
     await namespace.rights(RIGHTS)
     return namespace
@@ -197,9 +199,7 @@ async def test_a_template_that_is_taken_back_restores_the_requests(releases: Rel
 async def test_an_api_server_without_resize_is_left_alone_and_said_once(
     releases: Releases, caplog: pytest.LogCaptureFixture
 ) -> None:
-    server = releases.namespace.cluster.server
-    if server is None:
-        pytest.skip("a real API server has what it has")
+    server = releases.namespace.cluster.standin("a real API server has what it has")
     server.in_place_resize = False
     await releases.open()
     await releases.tier(Tier.RELEASED)
@@ -229,7 +229,7 @@ async def test_refused_requests_are_logged_and_tried_again(
     await releases.look()
     await releases.look()
     assert await releases.asked() == LOW
-    said = [record.message for record in caplog.records if "the API server refuses requests of" in record.message]
+    said = [record.message for record in caplog.records if "refuse requests of" in record.message]
     assert len(said) == 1
     assert "1 CPU and 4 GiB of memory" in said[0]
     await seen(releases.seen, "node-a", has("ann", lacks_requests=True))
@@ -239,6 +239,50 @@ async def test_refused_requests_are_logged_and_tried_again(
     releases.now += 31.0
     await releases.look()
     assert await releases.asked() == FULL
+
+
+@pytest.mark.parametrize("version", ["1.36", "1.33"])
+async def test_a_node_that_could_never_grant_the_requests_is_named_in_the_log(
+    releases: Releases, namespace: HubNamespace, caplog: pytest.LogCaptureFixture, version: str
+) -> None:
+    """The node has shrunk. An API server refuses the resize from 1.36 on; before, the kubelet calls it Infeasible."""
+    server = namespace.cluster.standin("a real API server is of one version")
+    server.refuses_infeasible_resizes = version == "1.36"
+    await releases.open()
+    await releases.tier(Tier.RELEASED)
+    await releases.look()
+    await releases.granted(LOW)
+    small = {"cpu": "500m", "memory": "8Gi"}
+    await namespace.admin.patch(path("nodes", name="node-a", subresource="status"), {"status": {"allocatable": small}})
+    await releases.tier(Tier.ACTIVE, None)
+    await releases.look()
+    if version == "1.33":
+        assert await releases.asked() == FULL
+        infeasible = {
+            "type": "PodResizePending", "status": "True", "reason": "Infeasible",
+            "message": "Node didn't have enough capacity: cpu, requested: 1000, capacity: 500",
+        }  # fmt: skip
+        await namespace.admin.patch(
+            namespace.at("pods", "jupyter-ann", "status"), {"status": {"conditions": [infeasible]}}
+        )
+        await eventually(lambda: any(pod.requests and pod.requests.infeasible for pod in releases.seen.all_pods()))
+        await releases.look()
+        granted = {"status": {"conditions": []}}
+        await namespace.admin.patch(namespace.at("pods", "jupyter-ann", "status"), granted)
+    await seen(releases.seen, "node-a", has("ann", lacks_requests=True))
+    assert await releases.asked() == LOW
+    await releases.look()
+    assert await releases.asked() == LOW, "not at once"
+    large = {"cpu": "64", "memory": "512Gi"}
+    await namespace.admin.patch(path("nodes", name="node-a", subresource="status"), {"status": {"allocatable": large}})
+    await eventually(lambda: any(pod.requests and pod.requests.asked == LOW for pod in releases.seen.all_pods()))
+    releases.now += 31.0
+    await releases.look()
+    assert await releases.asked() == FULL
+    said = [record.message for record in caplog.records if "refuse requests of 1 CPU and 4 GiB" in record.message]
+    assert len(said) == 1
+    assert "Node didn't have enough" in said[0]
+    assert "must allow what the templates guarantee" in said[0]
 
 
 async def test_a_refused_way_down_is_tried_again(releases: Releases, namespace: HubNamespace) -> None:

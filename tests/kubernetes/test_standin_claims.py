@@ -70,8 +70,7 @@ async def refused(cluster: Cluster, name: str) -> None:
 
 @pytest.fixture
 async def node(cluster: Cluster) -> str:
-    if cluster.server is None:
-        pytest.skip("this is about the stand-ins")
+    cluster.standin("this is about the stand-ins")
     await make_class(cluster)
     name = (await cluster.make_node()).name
     await cluster.admin.create(path("resourceslices", group=GROUP), a_slice(name))
@@ -125,8 +124,7 @@ async def test_what_the_server_refuses_and_what_cannot_be_changed(cluster: Clust
 
 
 async def test_a_gate_that_is_off_drops_fields_and_a_share_is_a_whole_device(cluster: Cluster, node: str) -> None:
-    assert cluster.server is not None
-    cluster.server.gates = set()
+    cluster.standin("this is about the stand-ins").gates = set()
     where = path("resourceslices", name=f"{node}-slice", group=GROUP)
     await cluster.admin.delete(where)
     taint = {"key": "example.org/broken", "effect": "NoSchedule"}

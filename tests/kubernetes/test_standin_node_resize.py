@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 
-from .standin.client import path
+from .standin.client import ApiStatus, path
 from .standin.cluster import Cluster, a_pod
 from .standin.kubelet import StandInKubelet
 from .standin.programs import Listeners
@@ -16,6 +17,7 @@ GPU = "example.org/gpu-0"
 
 
 async def two_cores(cluster: Cluster, **settings: Any) -> StandInKubelet:
+    await cluster.require_resize()
     return await cluster.make_node(programs=Listeners(), cpu="2", memory="4Gi", **settings)
 
 
@@ -118,8 +120,7 @@ async def test_a_resize_of_another_pod_makes_room(cluster: Cluster) -> None:
 
 
 async def test_the_higher_priority_comes_first(cluster: Cluster) -> None:
-    if cluster.server is None:
-        pytest.skip("a real API server takes no priority without a class")
+    cluster.standin("a real API server takes no priority without a class")
     await two_cores(cluster)
     await runs(cluster, "ada", "100m", priority=1)
     await runs(cluster, "bob", "100m", priority=2)
@@ -134,7 +135,20 @@ async def test_the_higher_priority_comes_first(cluster: Cluster) -> None:
     assert pending(ada)[0] == "Deferred"
 
 
-async def test_more_than_the_node_has_is_infeasible(cluster: Cluster) -> None:
+async def test_more_than_the_node_has_is_refused(cluster: Cluster) -> None:
+    """From Kubernetes 1.36 on."""
+    await two_cores(cluster)
+    await runs(cluster, "ada", "100m")
+    (refused,) = await asyncio.gather(resize(cluster, "ada", "3"), return_exceptions=True)
+    if refused is None:
+        pytest.skip("this API server is older than 1.36")
+    assert isinstance(refused, ApiStatus)
+    assert refused.code == 403
+    assert "Node didn't have enough allocatable resources: cpu, requested: 3000" in refused.message
+
+
+async def test_more_than_the_node_has_is_infeasible_before_1_36(cluster: Cluster) -> None:
+    cluster.standin("a real API server is of one version").refuses_infeasible_resizes = False
     await two_cores(cluster)
     await runs(cluster, "ada", "100m")
     await resize(cluster, "ada", "3")

@@ -17,12 +17,9 @@ SHARE = "gpushare-spawner.io/gpu-0"
 @pytest.fixture
 async def api(cluster: Cluster) -> AsyncIterator[CoreV1Api]:
     """As the admin, of an API server that has pods/resize."""
+    await cluster.require_resize()
     async with cluster.api_client() as client:
-        api = CoreV1Api(client)
-        resources = (await api.get_api_resources()).resources
-        if "pods/resize" not in [resource.name for resource in resources]:
-            pytest.skip("this API server has no pods/resize")
-        yield api
+        yield CoreV1Api(client)
 
 
 async def make(cluster: Cluster, requests: dict[str, str] | None, limits: dict[str, str] | None = None) -> None:
@@ -109,8 +106,7 @@ async def forbidden(call: Any) -> str:
 
 
 async def test_a_resize_must_be_within_the_quota_and_gives_back_to_it(cluster: Cluster, api: CoreV1Api) -> None:
-    if cluster.server is None:
-        pytest.skip("a real quota is in force only once a controller has seen it")
+    cluster.standin("a real quota is in force only once a controller has seen it")
     quota = {"metadata": {"name": "team"}, "spec": {"hard": {"requests.cpu": "1500m"}}}
     await cluster.admin.create(path("resourcequotas", cluster.namespace), quota)
     await make(cluster, {"cpu": "1", "memory": "1Gi"})
@@ -138,9 +134,7 @@ async def test_a_resize_must_be_within_the_limit_range(cluster: Cluster, api: Co
 
 
 async def test_an_older_server_has_no_such_subresource(cluster: Cluster, api: CoreV1Api) -> None:
-    if cluster.server is None:
-        pytest.skip("a real API server has what it has")
-    cluster.server.in_place_resize = False
+    cluster.standin("a real API server has what it has").in_place_resize = False
     await make(cluster, {"cpu": "1", "memory": "1Gi"})
     with pytest.raises(ApiException, match="the server could not find the requested resource"):
         await resize(api, cluster, {"requests": {"cpu": "100m", "memory": "1Gi"}})

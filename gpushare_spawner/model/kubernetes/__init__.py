@@ -52,6 +52,7 @@ from gpushare_spawner.model.kubernetes.claims import (
 )
 from gpushare_spawner.model.kubernetes.container_requests import (
     REQUESTS,
+    RESIZE_PENDING,
     ContainerRequests,
     Requests,
     container_requests,
@@ -160,6 +161,7 @@ __all__ = [
     "REQUESTS",
     "RESIZE",
     "RESIZED",
+    "RESIZE_PENDING",
     "RESOURCE_PREFIX",
     "SESSION",
     "SESSION_FILES",

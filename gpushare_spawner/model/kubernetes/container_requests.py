@@ -24,6 +24,8 @@ writes them. Only there while its requests are lowered, or are not restored yet.
 
 _NOTEBOOK = "notebook"
 """KubeSpawner's name of the container that the notebook server runs in."""
+RESIZE_PENDING = "PodResizePending"
+"""The condition of a pod whose node has not granted what its spec asks for."""
 _BURSTABLE = "Burstable"
 """The only QoS class in which requests can be lowered and limits stay: Kubernetes refuses a resize that changes the
 class."""
@@ -78,6 +80,9 @@ class ContainerRequests:
     """What the template gives; None: `asked` is that."""
     changeable: bool
     """Whether Kubernetes can lower the requests: not in every QoS class."""
+    infeasible: str = ""
+    """Why the node could never grant the requests that are asked for, in the kubelet's words; empty: it could. From
+    Kubernetes 1.36 on the API server refuses such requests itself."""
 
     @property
     def lacking(self) -> bool:
@@ -138,6 +143,7 @@ def container_requests(pod: Mapping[str, Any]) -> ContainerRequests | None:
         granted=in_force or Requests.of(here.get("allocatedResources")) or asked,
         full=full,
         changeable=status.get("qosClass") == _BURSTABLE,
+        infeasible=_infeasible(status),
     )
 
 
@@ -174,6 +180,13 @@ def share_container(pod: Mapping[str, Any]) -> Mapping[str, Any] | None:
 def requests_patch(full: Requests | None) -> dict[str, str | None]:
     """Return the annotations of a merge patch that keeps what the template gives, or (None) that forgets it."""
     return {REQUESTS: None if full is None else json.dumps(full.written())}
+
+
+def _infeasible(status: Mapping[str, Any]) -> str:
+    for condition in status.get("conditions") or []:
+        if (condition.get("type"), condition.get("reason")) == (RESIZE_PENDING, "Infeasible"):
+            return condition.get("message") or "Infeasible"
+    return ""
 
 
 def _full(text: str) -> Requests | None:

@@ -89,6 +89,11 @@ def trimmed(pod: dict[str, Any]) -> dict[str, Any]:
             "containerStatuses": _only(
                 share_name, status.get("containerStatuses"), ("name", "resources", "allocatedResources")
             ),
+            "conditions": [
+                condition
+                for condition in status.get("conditions") or []
+                if condition.get("type") == kubernetes.RESIZE_PENDING
+            ],
         },
     }
 

@@ -72,7 +72,8 @@ class ReleasedRequests:
         self._done: dict[str, str] = {}
         """By pod: the version for which a patch was sent. The watch has not shown its effect while it is the same."""
         self._refused: dict[str, tuple[str, float]] = {}
-        """By pod: why a change was refused, and when it is tried again."""
+        """By pod: why a change was refused, and when it is tried again. Kept until the node has granted it, so that
+        the same reason is logged once."""
 
     def changed(self) -> None:
         """Look at the pods soon."""
@@ -105,13 +106,21 @@ class ReleasedRequests:
             wanted = self._wanted(pod, now, templates.get(pod.session.template))
             if wanted is None or self._done.get(_name(pod)) == pod.version:
                 continue
-            if wanted == now.asked and not (now.restored and pod.session.tier is not Tier.RELEASED):
+            refused = wanted == now.asked and bool(now.infeasible)
+            if wanted == now.asked and not refused and not (now.restored and pod.session.tier is not Tier.RELEASED):
+                if not now.lacking:
+                    self._refused.pop(_name(pod), None)
                 continue
             if _name(pod) in self._refused and self._clock() < self._refused[_name(pod)][1]:
                 continue
             if not await self._resize_api.available():
                 return
-            await self._change(pod, now, wanted)
+            if refused:
+                # the kubelet does not try such a resize again; from 1.36 on the API server refuses it instead
+                await self._change(pod, now, now.granted)
+                self._refuse(_name(pod), words.requests_refused(wanted, now.infeasible))
+            else:
+                await self._change(pod, now, wanted)
 
     def _wanted(self, pod: SessionPod, now: ContainerRequests, template: Template | None) -> Requests | None:
         """What the pod is to request; None: nothing is to be done."""
@@ -159,7 +168,8 @@ class ReleasedRequests:
         except (aiohttp.ClientError, ConfigException, OSError) as error:
             self._refuse(name, words.requests_not_sent(wanted, reason(error)))
         else:
-            self._refused.pop(name, None)
+            if name in self._refused:
+                self._refused[name] = self._refused[name][0], 0.0
             self._done[name] = pod.version
 
     def _refuse(self, name: str, why: str) -> None:

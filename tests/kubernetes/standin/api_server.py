@@ -48,7 +48,7 @@ from .kinds import (
 from .names import quoted
 from .selectors import selector
 from .store import Store, Stored
-from .targets import Target, ask_of, target_of, whole_number
+from .targets import REVIEWS, Target, ask_of, target_of, whole_number
 from .watching import Watching
 
 # no vowels, so that no words come out
@@ -67,6 +67,8 @@ class StandInApiServer:
         self.faults = faults or Faults()
         self.in_place_resize = True
         """Whether it has pods/resize, as Kubernetes 1.33 and later."""
+        self.refuses_infeasible_resizes = True
+        """Whether it refuses a resize beyond the node, as Kubernetes 1.36 and later."""
         self.gates: set[str] | None = set(resource_claims.GATES)
         """Feature gates of resource.k8s.io/v1 that are on; None: it has no such API, as before Kubernetes 1.34."""
         self.store = Store()
@@ -120,7 +122,8 @@ class StandInApiServer:
             user = self.access.user(request.headers.get("Authorization"))
             target = target_of(request.path)
             ask = ask_of(request, target, user=user.name)
-            self.calls[ask.verb, ask.resource] += 1
+            if ask.resource != REVIEWS.plural:
+                self.calls[ask.verb, ask.resource] += 1
             await self.faults.delay()
             fault = self.faults.draw(ask)
             if fault not in (None, "lost"):
@@ -154,7 +157,7 @@ class StandInApiServer:
                 return self._bind(target, body, user)
             if target.name:
                 raise no_method()
-            if target.kind.plural == "selfsubjectaccessreviews":
+            if target.kind is REVIEWS:
                 return json_answer(self._review(user, body), 201)
             return raw_answer(self._create(target, body, request.query, user).raw, 201)
         if request.method in ("PUT", "PATCH") and target.name:
@@ -363,6 +366,8 @@ class StandInApiServer:
         admission.admit(self.store, _write(user, "UPDATE", target), before, after)
         if target.subresource == "resize":
             quotas.check(self.store, after)
+            if self.refuses_infeasible_resizes and after["spec"] != before["spec"]:
+                resize.check_node(self.store, after)
         if after == before or request.query.get("dryRun"):
             return Stored(after) if after != before else stored
         if deletion.is_finished(after):

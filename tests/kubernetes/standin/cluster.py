@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 from kubernetes_asyncio.client import ApiClient, Configuration
 
 from .api_server import StandInApiServer
@@ -52,9 +53,10 @@ class Cluster:
         self.folder = folder
         self.faults = faults
         self.server: StandInApiServer | None = None
-        """The stand-in, for the few tests that are about it alone."""
+        """The stand-in, for the few tests that are about it alone; see `standin`."""
         self.calls: Counter[tuple[str, str]] = Counter()
-        """How often each (verb, resource) was asked for; before a real API server without the scheduler's."""
+        """How often each (verb, resource) was asked for, without the tests' own access reviews; before a real API
+        server without the scheduler's."""
         self.nodes: dict[str, StandInKubelet] = {}
         self.admin = KubeClient(self.credentials(admin_token))
         self._node_client = KubeClient(self.credentials(admin_token), patience=30.0)
@@ -119,16 +121,30 @@ class Cluster:
         return kubelet
 
     async def name_nodes(self, *names: str) -> None:
-        """Nodes with nobody behind them, for pods that say they are there. Tests at the same time may share them.
+        """Large nodes without a kubelet, for pods that say they are there. Tests at the same time may share them.
 
-        Only a whole cluster minds: its controllers remove pods of nodes that are not there.
+        Controllers of a whole cluster remove pods of nodes that are not there, and an API server resizes no such pod.
         """
-        if not self.has_controllers:
-            return
+        labels = {LABEL: self.namespace, "kubernetes.io/os": "linux"}
+        size = {"cpu": "64", "memory": "512Gi", "pods": "500"}
         for name in names:
             with contextlib.suppress(ApiStatus):
-                await self.admin.create(path("nodes"), {"metadata": {"name": name, "labels": {LABEL: self.namespace}}})
+                await self.admin.create(path("nodes"), {"metadata": {"name": name, "labels": labels}})
+            status = {"status": {"capacity": size, "allocatable": size}}
+            await self.admin.patch(path("nodes", name=name, subresource="status"), status)
             self._cluster_wide.append(path("nodes", name=name))
+
+    async def require_resize(self) -> None:
+        """Skip the test where the API server has no pods/resize (before Kubernetes 1.33)."""
+        resources = (await self.admin.get("/api/v1"))["resources"]
+        if "pods/resize" not in [resource["name"] for resource in resources]:
+            pytest.skip("this API server has no pods/resize")
+
+    def standin(self, why: str) -> StandInApiServer:
+        """The stand-in API server, for a test that only it can serve; the test is skipped elsewhere, and says why."""
+        if self.server is None:
+            pytest.skip(why)
+        return self.server
 
     async def _wait_for(self, where: str) -> None:
         """For what a controller makes in a new namespace."""

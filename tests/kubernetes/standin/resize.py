@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import copy
+from decimal import Decimal
 from typing import Any
 
-from .errors import invalid
-from .kinds import PODS
+from .errors import forbidden, invalid
+from .kinds import NODES, PODS
+from .quantities import quantity
+from .scheduler import requests
+from .store import Store
 
 RESIZABLE = ("cpu", "memory")
 
@@ -38,6 +42,33 @@ def check_quality(name: str, before: str, after: str) -> None:
     if before != after:
         why = "Invalid value: Pod QOS Class may not change as a result of resizing"
         raise invalid(PODS.kind, name, [("metadata", why)])
+
+
+def check_node(store: Store, pod: dict[str, Any]) -> None:
+    """Raises ApiError 403 where the pod's node is not there, is not a Linux node, or could never have so much.
+
+    From 1.36 on; before that the kubelet calls such a resize Infeasible. Source: kubernetes/kubernetes
+    plugin/pkg/admission/podresize/admission.go, validatePodResize.
+    """
+    node_name = pod["spec"].get("nodeName")
+    if not node_name:
+        return
+    refused = f'pods "{pod["metadata"]["name"]}" is forbidden: '
+    stored = store.get(NODES, ("", node_name))
+    if stored is None:
+        raise forbidden(f'{refused}node "{node_name}" not found')
+    allocatable = stored.item.get("status", {}).get("allocatable") or {}
+    wanted = requests({**pod, "status": {}})
+    beyond = []
+    for name, unit in (("cpu", 1000), ("memory", 1)):
+        amount, most = wanted.get(name, Decimal(0)) * unit, quantity(allocatable.get(name, 0)) * unit
+        if amount > most:
+            beyond.append(f"{name}, requested: {int(amount)}, allocatable: {int(most)}")
+    if beyond:
+        raise forbidden(f"{refused}Node didn't have enough allocatable resources: {'; '.join(beyond)}")
+    system = (stored.item["metadata"].get("labels") or {}).get("kubernetes.io/os", "")
+    if system != "linux":
+        raise forbidden(f'{refused}pod resize is only supported on linux nodes, node "{node_name}" is "{system}"')
 
 
 def quality(spec: dict[str, Any]) -> str:

@@ -26,7 +26,7 @@ class Target:
     subresource: str
 
 
-_REVIEWS = Kind("selfsubjectaccessreviews", "SelfSubjectAccessReview", "authorization.k8s.io", namespaced=False)
+REVIEWS = Kind("selfsubjectaccessreviews", "SelfSubjectAccessReview", "authorization.k8s.io", namespaced=False)
 
 
 def target_of(path: str) -> Target | None:
@@ -46,7 +46,7 @@ def target_of(path: str) -> Target | None:
     if not rest or len(rest) > 3:
         raise no_resource()
     plural, name, subresource = (*rest, "", "")[:3]
-    kind = _REVIEWS if (group, plural) == (_REVIEWS.group, _REVIEWS.plural) else find_kind(group, version, plural)
+    kind = REVIEWS if (group, plural) == (REVIEWS.group, REVIEWS.plural) else find_kind(group, version, plural)
     if kind is None or (namespace and not kind.namespaced) or (name and kind.namespaced and not namespace):
         raise no_resource()
     return Target(kind, namespace, name, subresource)
