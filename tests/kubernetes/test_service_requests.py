@@ -267,7 +267,7 @@ async def test_a_node_that_could_never_grant_the_requests_is_named_in_the_log(
         )
         await eventually(lambda: any(pod.requests and pod.requests.infeasible for pod in releases.seen.all_pods()))
         await releases.look()
-        granted = {"status": {"conditions": []}}
+        granted: dict[str, Any] = {"status": {"conditions": []}}
         await namespace.admin.patch(namespace.at("pods", "jupyter-ann", "status"), granted)
     await seen(releases.seen, "node-a", has("ann", lacks_requests=True))
     assert await releases.asked() == LOW
