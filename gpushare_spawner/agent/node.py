@@ -245,11 +245,14 @@ class Node:
 
     def _memory_seen(self, states: Mapping[str, GpuState]) -> None:
         sessions = self.registry.sessions.values()
-        processes = (one for session in sessions for one in sorted(session.cuda, key=lambda one: one.number))
         claimed = claimed_bytes(states, sessions)
         self._contexts.look(states, sessions, claimed)
         unclaimed = self._unclaimed.look(states, claimed)
-        driver_figures.tell_arbiters(states, self.gpus, self.arbitrations, processes, unclaimed)
+        driver_figures.tell_arbiters(states, self.gpus, self.arbitrations, sessions, unclaimed)
+        for session in sessions:
+            for gpu in session.gpus:
+                if gpu.uuid in states and session.conversation is not None:
+                    session.conversation.believe_again(gpu.uuid)
 
     def _went(self, session: Session) -> None:
         self.suspensions.ended(session)

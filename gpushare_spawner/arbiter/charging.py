@@ -21,12 +21,16 @@ class Charging:
         self.recent_use = RecentUse()
 
     def advance(self, elapsed: float, time_slices: Mapping[str, float], memory_short: bool) -> None:
-        """Account for the seconds since the last decision, up to the roster's `now`."""
+        """Account for the seconds since the last decision, up to the roster's `now`.
+
+        `memory_short`: a client waits that does not fit beside those with leases. They keep it out whether
+        they work or are quiet, so a lease counts all the time; the driver's samples correct what they computed.
+        """
         processes = {}
         for session in self._roster.sessions.values():
             count = self._left_behind(session, elapsed) if session.left_behind else 0
             for client in session.clients.values():
-                if client.lease and self.on_device(client):
+                if client.lease and (memory_short or self.on_device(client)):
                     count += 1
             if count:
                 processes[session.id] = count

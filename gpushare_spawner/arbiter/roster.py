@@ -166,7 +166,7 @@ class Roster:
         not proven of them, less soon where by what was; None where they fit whatever they touch."""
         wanting = [client for client in self._clients.values() if client.wants_memory]
         if (
-            sum(min(client.allocated, self.vram) + client.unconfirmed for client in wanting)
+            sum(min(client.allocated, self.vram) + self._fixed(client) - client.plain for client in wanting)
             <= self.vram_budget().for_managed
         ):
             return None
@@ -202,16 +202,21 @@ class Roster:
             self._reckon_whole(client)
             return
         client.allocated = client.claimed_managed
-        fixed = min(client.claimed_plain + self._settings.context_bytes, self.vram)
+        fixed = self._fixed(client)
         confirmed = min(fixed, client.device_memory or 0)
         plain = min(confirmed + client.unclaimed, self.vram)
         if plain != client.plain:
             client.plain = plain
             self._vram_budget = None
-        client.unconfirmed = fixed - confirmed
+        # what the driver shows of a process holds until it shows more, as for managed memory
+        client.unconfirmed = 0 if client.device_memory is not None else fixed - confirmed
         used = client.allocated if client.touched is None or client.doubted else client.touched
         client.working_set = min(client.allocated, used, self.vram)
         self.residency.resized(client, self.vram_budget().for_managed, used_now)
+
+    def _fixed(self, client: Client) -> int:
+        """Bytes that cannot leave the GPU, as the client says, with its CUDA context."""
+        return min(client.claimed_plain + self._settings.context_bytes, self.vram)
 
     def _reckon_whole(self, client: Client) -> None:
         """All that the client has moves as a whole. A context that the driver does not show yet counts all the same."""

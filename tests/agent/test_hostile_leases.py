@@ -128,3 +128,22 @@ async def test_a_storm_of_processes_that_connect_and_vanish_delays_no_neighbour(
     finally:
         await process.wait()
     assert slowest < 0.5
+
+
+async def test_twenty_connections_that_state_tebibytes_within_a_limit_of_one_gibibyte_take_no_turns(
+    agent: Agent,
+) -> None:
+    """Bob's 12 GiB of 16 fit beside all that eve may have: he works from his first request on, and is not revoked."""
+    path, bob = agent.open("eve", memory_limit="1GiB"), await agent.peer(agent.open("bob"))
+    for number in range(20):
+        eve = Peer(path)
+        agent.peers.append(eve)
+        await eve.connect(Role.CUDA, Feature.RESERVE if number % 2 else 0)
+        eve.send(Kind.RESERVE, 2**41, 2**41, 0, 0, gpu=FIRST.uuid)
+        eve.send(Kind.MEMORY, 2**41, 2**41 * (number % 3), gpu=FIRST.uuid)
+        eve.send(Kind.REQUEST, 2**41, 2**41 * (number % 3), 1, gpu=FIRST.uuid)
+    bob.send(Kind.REQUEST, 12 * GIB, 0, 1, gpu=FIRST.uuid)
+    assert (await bob.until(Kind.GRANT, timeout=2)).fields[0] != 0
+    await bob.quiet(0.5)
+    stated = agent.node.arbitrations[FIRST.uuid].view("eve").memory_bytes
+    assert stated <= GIB, "what counts of all connections together"

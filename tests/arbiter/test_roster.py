@@ -115,11 +115,13 @@ def test_the_context_counts_beside_the_plain_memory_and_what_the_driver_shows_of
     made.set_memory(client, 0, 30)
     assert (client.plain, client.unconfirmed, made.vram_budget().for_managed) == (0, 40, 100)
     made.device_memory(client, 25)
-    assert (client.plain, client.unconfirmed, made.vram_budget().for_managed) == (25, 15, 75)
+    assert (client.plain, client.unconfirmed, made.vram_budget().for_managed) == (25, 0, 75)  # until it shows more
     made.device_memory(client, 60)
     assert (client.plain, client.unconfirmed, made.vram_budget().for_managed) == (40, 0, 60)
     made.set_memory(client, 0, 500)
-    assert (client.plain, client.unconfirmed) == (60, 40), "no more than the GPU has"
+    assert (client.plain, client.unconfirmed) == (60, 0)
+    made.device_memory(client, None)
+    assert (client.plain, client.unconfirmed) == (0, 100), "no more than the GPU has"
 
 
 def test_a_client_that_was_held_back_has_been_on_the_gpu_since_it_came() -> None:

@@ -201,7 +201,8 @@ class GpuArbitration:
         now = self._clock()
         for number, amount in resident.items():
             if number in self._clients:
-                self._seen.add(number)
+                if amount:  # else it may have come to the GPU since
+                    self._seen.add(number)
                 self._carry_out(self._arbiter.working_set(number, amount, now))
 
     def receive(self, client: Client, frame: Frame) -> None:

@@ -5,6 +5,9 @@ processes stays within the session's limit. What a process does not use can be r
 have allocated more than its allowance (it ran without the agent, or is of an older version): what counts of it is the
 larger of the two.
 
+What a process states takes nothing from other sessions: the arbiter is told what `believed` returns, which all
+processes together cannot raise above the limit and the allowances without memory that the driver shows.
+
 Amounts are bytes. An allowance only changes by differences, each counted here when it is surely true: what is granted
 when it is sent, what comes back when it has come. So the sum here is never less than what the processes think.
 """
@@ -27,6 +30,11 @@ class ProcessMemory:
     allocated: int = 0
     plain: int = 0
     """The part of `allocated` that cannot leave the GPU."""
+
+    believed: int = 0
+    """What the arbiter was last told that it has allocated."""
+    shown: int = 0
+    """The most that the driver has shown of it while it stated as much."""
 
     @property
     def counted(self) -> int:
@@ -82,6 +90,27 @@ class Allowances:
         held.allocated = allocated
         held.plain = min(held.plain if plain is None else plain, allocated)
         return (held.allocated, held.plain) != before
+
+    def believed(self, process: Hashable, stated: int, reserves: bool, spare: int = 0) -> int:
+        """Return the part of the stated bytes that counts for the arbiter, which is told so.
+
+        ``reserves``: its memory lies within its allowance. Of the processes that do not reserve, what the limit leaves
+        counts. More counts where the driver has shown it. ``spare``: bytes of the session beyond limit and allowances.
+        """
+        held = self._held[process]
+        held.shown = min(held.shown, stated)
+        others = [other for other in self._held.values() if other is not held]
+        spare = max(0, spare - sum(max(0, other.believed - max(other.granted, other.shown)) for other in others))
+        allowed = held.granted
+        if not reserves:
+            allowed = max(0, self.limit - sum(max(other.believed, other.granted) for other in others))
+        held.believed = min(stated, max(allowed + spare, held.shown))
+        return held.believed
+
+    def driver_shows(self, process: Hashable, amount: int) -> None:
+        """Record what the driver shows of the process. An unknown process is no error."""
+        if (held := self._held.get(process)) is not None:
+            held.shown = min(max(held.shown, amount), held.allocated)
 
     def gives_back(self, process: Hashable, amount: int) -> None:
         """Reduce the allowance of the process by this many bytes."""

@@ -136,6 +136,31 @@ class SessionLimit:
         if self._allowances[uuid].states(connection, managed + plain, plain):
             self._tell_soon()
 
+    def believed(self, connection: Connection, uuid: str, managed: int, plain: int, spare: int = 0) -> tuple[int, int]:
+        """Return the managed and the plain bytes that count for the arbiter, of what the process says. ``spare``: bytes
+        of the session that may lie beyond its limit."""
+        reserves = Feature.RESERVE in connection.features
+        counted = self._allowances[uuid].believed(connection, min(managed + plain, MOST), reserves, spare)
+        fixed = min(plain, counted)
+        return counted - fixed, fixed
+
+    def believed_anew(self, uuid: str) -> list[tuple[Connection, int, int]]:
+        """Return the processes of which the arbiter was told less than they said and is to be told otherwise: after a
+        grant, when others have freed memory, or by what the driver shows. With their managed and plain bytes."""
+        changed = []
+        for process, held in self._allowances[uuid].processes():
+            assert isinstance(process, Connection)
+            before = held.believed
+            if before < held.allocated:
+                managed, plain = self.believed(process, uuid, held.allocated - held.plain, held.plain)
+                if managed + plain != before:
+                    changed.append((process, managed, plain))
+        return changed
+
+    def driver_shows(self, connection: Connection, uuid: str, amount: int) -> None:
+        """The driver shows so many bytes of the process on the GPU."""
+        self._allowances[uuid].driver_shows(connection, amount)
+
     def received(self, connection: Connection, uuid: str, frame: Frame) -> None:
         """RESERVE or RETURN of a process that joined."""
         allowances = self._allowances[uuid]

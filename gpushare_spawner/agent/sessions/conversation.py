@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Protocol
 
 from gpushare_spawner.agent.gpus.arbitration import NANOSECONDS, GpuArbitration
@@ -47,6 +48,8 @@ MEMORY_EVERY = 0.01
 """Seconds between two times at which MEMORY frames of a session take effect: the last frame of each process."""
 MEMORY_AT_ONCE = 4
 """Processes of a session whose MEMORY takes effect each time; the others follow."""
+CONTEXT_BYTES = 512 * 2**20
+"""What a process that is short of memory asks for where the call does not say how much it needs, see protocol.md."""
 AGENT_FEATURES = (
     Feature.PACE
     | Feature.DELIVERED
@@ -142,6 +145,7 @@ class Conversation:
             session.moved = True
             if frame.kind in _FOR_MEMORY:
                 self._limits.received(connection, uuid, frame)
+                self.believe_again(uuid)
                 return
             if frame.kind in (Kind.REQUEST, Kind.MEMORY):
                 self._limits.states(connection, uuid, *frame.fields[:2])
@@ -227,6 +231,14 @@ class Conversation:
         for connection in self._session.observers:
             send_answer(connection, answer)
 
+    def believe_again(self, uuid: str) -> None:
+        """Tell the arbiter where more, or less, of what processes have said counts than before."""
+        if not self._session.observed:
+            for connection, *believed in self._limits.believed_anew(uuid):
+                self._around.arbitrations[uuid].receive(
+                    connection, Frame(Kind.MEMORY, tuple(believed), gpu_bytes(uuid))
+                )
+
     def _burst_frames_of(self, connection: Connection) -> BurstFrames[tuple[Connection, str]]:
         if self._bursts is None:
             self._bursts = BurstFrames(connection.reading, self._tell_arbiter, self._loop.call_later)
@@ -234,6 +246,12 @@ class Conversation:
 
     def _tell_arbiter(self, process: tuple[Connection, str], frame: Frame) -> None:
         connection, uuid = process
+        if frame.kind in (Kind.REQUEST, Kind.MEMORY) and not self._session.observed:
+            # a process that is short of memory asks for what it is about to allocate, perhaps a CUDA context
+            spare = CONTEXT_BYTES if frame.kind is Kind.REQUEST and self._session.suspends else 0
+            managed, plain, *others = frame.fields
+            believed = self._limits.believed(connection, uuid, managed, plain, spare)
+            frame = replace(frame, fields=(*believed, *others))
         self._around.arbitrations[uuid].receive(connection, frame)
 
     def _memory_said(self, connection: Connection, uuid: str, frame: Frame) -> None:
@@ -250,8 +268,7 @@ class Conversation:
         self._memory_timer = None
         self._memory_at = self._loop.time()
         for key in list(self._memory)[:MEMORY_AT_ONCE]:
-            connection, uuid = key
-            self._around.arbitrations[uuid].receive(connection, self._memory.pop(key))
+            self._tell_arbiter(key, self._memory.pop(key))
         if self._memory:
             self._memory_timer = self._loop.call_at(self._memory_at + MEMORY_EVERY, self._deal_with_memory)
 

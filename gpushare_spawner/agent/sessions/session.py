@@ -24,6 +24,9 @@ from gpushare_spawner.model.share import UNITS_PER_GPU
 class SessionListener(Listener, Protocol):
     """Answers the processes of a session, and tells them what changes: `conversation.Conversation`."""
 
+    def believe_again(self, gpu: str) -> None:
+        """Tell the arbiter of a GPU (UUID) how much counts of what the processes have said, where that has changed."""
+
     def tell_tier(self) -> None:
         """Tell all processes the session's tier."""
 
