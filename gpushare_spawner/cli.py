@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from gpushare_spawner import __version__
 from gpushare_spawner.wording.errors import belongs_to_extra, missing_package
@@ -105,6 +106,17 @@ COMMANDS: dict[str, tuple[str, Callable[[], Part]]] = {
 }
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser whose subcommands report a misspelt option themselves, with their own usage."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """Parse; an unknown argument is an error."""
+        parsed, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return parsed, unknown
+
+
 def subcommand_parser(name: str) -> argparse.ArgumentParser:
     """Return the parser of `gpushare NAME`, for the documentation. Raises KeyError."""
     summary, load = COMMANDS[name]
@@ -119,12 +131,16 @@ def _sentence(summary: str) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point of the command; returns its exit status."""
-    parser = argparse.ArgumentParser(prog="gpushare", description="Shared GPUs for JupyterHub.")
+    parser: argparse.ArgumentParser = _Parser(prog="gpushare", description="Shared GPUs for JupyterHub.")
     parser.add_argument("--version", action="version", version=f"gpushare-spawner {__version__}")
     parts = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     chosen: tuple[argparse.ArgumentParser, Callable[[], Part]] | None = None
     wanted = next((word for word in arguments if not word.startswith("-")), None)
+    if wanted == "keep" and "--" not in arguments:
+        # "-1h" is a wrong time, not an option
+        wrong = next((number for number, word in enumerate(arguments) if re.match(r"-\d", word)), None)
+        arguments = arguments if wrong is None else [*arguments[:wrong], "--", *arguments[wrong:]]
     for name, (summary, load) in COMMANDS.items():
         part = parts.add_parser(name, help=summary, description=_sentence(summary))
         if name == wanted:

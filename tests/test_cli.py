@@ -8,7 +8,8 @@ import sys
 import pytest
 
 from gpushare_spawner import __version__
-from gpushare_spawner.cli import COMMANDS
+from gpushare_spawner.cli import COMMANDS, main
+from gpushare_spawner.wording.controls.asks import wrong_keep_time
 
 GPUSHARE = [sys.executable, "-m", "gpushare_spawner.cli"]
 
@@ -45,3 +46,25 @@ def test_command_imports_no_kubernetes_package_for_its_options(command: str) -> 
         "print(*sorted({name.split('.')[0] for name in sys.modules} & {'grpc', 'google', 'kubernetes_asyncio'}))"
     )
     assert subprocess.check_output([sys.executable, "-c", program], text=True) == "\n"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_misspelt_option_prints_the_usage_of_its_own_subcommand(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = {"templates": [command, "check"], "keep": [command, "1h"]}.get(command, [command])
+    with pytest.raises(SystemExit) as end:
+        main([*words, "--jason"])
+    said = capsys.readouterr().err
+    own = words[:2] if command == "templates" else words[:1]
+    assert end.value.code == 2
+    assert said.startswith(f"usage: gpushare {' '.join(own)} ")
+    assert "unrecognized arguments: --jason" in said
+
+
+@pytest.mark.parametrize("time", ["-1h", "0", "0s", "soon", "-1", "1e400"])
+def test_a_wrong_time_of_a_keep_is_answered_with_what_would_be_right(
+    time: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["keep", time]) == 2
+    assert capsys.readouterr().err == f"gpushare: {wrong_keep_time(time, 'end')}\n"

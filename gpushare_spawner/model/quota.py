@@ -14,6 +14,7 @@ from pydantic_core import PydanticCustomError
 
 from gpushare_spawner.model.quantity import Seconds
 from gpushare_spawner.model.share import UNITS_PER_GPU
+from gpushare_spawner.model.shown_text import SHOWN_LINE
 
 HALF_LIFE_SECONDS = 86400.0
 """The default of `Quotas.half_life`, one day. Notebooks are used by the day: what a group used beyond its quota in a
@@ -69,7 +70,7 @@ _PartOfGpu = Annotated[
     float, BeforeValidator(_gpus, json_schema_input_type=Annotated[float, Field(ge=0.01, le=1)]), Field(gt=0, le=1)
 ]
 
-Name = Annotated[str, Field(min_length=1, max_length=255)]
+Name = Annotated[str, Field(min_length=1, max_length=255), SHOWN_LINE]
 """The name of a JupyterHub group or user: JupyterHub allows 255 characters."""
 
 

@@ -13,8 +13,9 @@ from pydantic_core import PydanticCustomError
 from gpushare_spawner.model.controls import MOST_KEEPS
 from gpushare_spawner.model.layers import LAYERS, BrokenPromise, LayerName, Promises, broken_promises
 from gpushare_spawner.model.memory_engine import MemoryEngine
-from gpushare_spawner.model.quantity import Bytes, Cores, PercentOrBytes, Seconds
+from gpushare_spawner.model.quantity import Bytes, Cores, PercentOrBytes, Seconds, resolve_bytes
 from gpushare_spawner.model.share import UNITS_PER_GPU, Share, units_from_fraction
+from gpushare_spawner.model.shown_text import SHOWN_LINE, SHOWN_TEXT
 from gpushare_spawner.model.text_pattern import TextPattern
 from gpushare_spawner.model.tier import Tier
 
@@ -34,6 +35,9 @@ def _fraction(value: Any) -> float:
 
 
 _Written = Annotated[float, Field(ge=0.01, le=1)]  # what JSON Schema shows to editors
+
+_ANY = 2**50
+"""Bytes of a GPU, for the comparison of two percentages."""
 
 Fraction = Annotated[float, BeforeValidator(_fraction, json_schema_input_type=_Written)]
 
@@ -62,6 +66,16 @@ class GpuMemory(_Part):
             raise ValueError(
                 "engine: suspend is a way to oversubscribe; leave out oversubscribe: false, or leave out the engine"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _guarantee_within_limit(self) -> GpuMemory:
+        if self.guarantee is None:
+            return self
+        least, most = self.guarantee, self.limit
+        # a percentage and an amount can be compared on a GPU only
+        if least.endswith("%") == most.endswith("%") and resolve_bytes(least, _ANY) > resolve_bytes(most, _ANY):
+            raise ValueError(f"the guarantee ({least}) is more than the limit ({most}): lower it, or raise the limit")
         return self
 
     @property
@@ -310,9 +324,9 @@ class Template(_Part):
     name: Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
     """At most 63 lower case letters, digits and dashes; unique in the folder. The API and reports use the name, so do
     not change it later."""
-    display_name: Annotated[str, Field(min_length=1, max_length=80)]
+    display_name: Annotated[str, Field(min_length=1, max_length=80), SHOWN_LINE]
     """The title on the card."""
-    description: Annotated[str, Field(max_length=2000)] = ""
+    description: Annotated[str, Field(max_length=2000), SHOWN_TEXT] = ""
     """A sentence or two on the card."""
     default: bool = False
     """Selected when the form opens; in one template only."""

@@ -8,7 +8,8 @@ import sys
 from gpushare_spawner.model.protocol.frames import AskKind
 from gpushare_spawner.model.quantity import parse_seconds
 from gpushare_spawner.notebook.agent_connection import AgentUnavailable
-from gpushare_spawner.notebook.service_ask import ServiceAsk, WrongAsk, ask_service
+from gpushare_spawner.notebook.service_ask import ServiceAsk, ask_service
+from gpushare_spawner.wording.controls.asks import wrong_keep_time
 
 END = "end"
 
@@ -36,11 +37,9 @@ def keep(options: argparse.Namespace) -> int:
             if options.time == END
             else ServiceAsk.of(AskKind.KEEP, parse_seconds(options.time))
         )
-    except WrongAsk:
-        print(f"gpushare: {options.time!r} is too short or too long for a keep", file=sys.stderr)
-        return 2
-    except ValueError as error:
-        print(f"gpushare: {error}", file=sys.stderr)
+    except ValueError:
+        # WrongAsk for a time of less than a second, or of millions of years
+        print(f"gpushare: {wrong_keep_time(options.time, END)}", file=sys.stderr)
         return 2
     return _ask(one, options.socket)
 

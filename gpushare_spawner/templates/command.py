@@ -22,6 +22,7 @@ from gpushare_spawner.model.memory_engine import MemoryEngine
 from gpushare_spawner.model.quantity import resolve_bytes
 from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.model.template import Gpu, Template
+from gpushare_spawner.templates.bare_numbers import bare_numbers
 from gpushare_spawner.templates.folder import DEFAULT_FOLDER, TemplateFolder, Templates, default_folder
 from gpushare_spawner.templates.idle_file import IDLE_FILE, idle_file
 from gpushare_spawner.templates.layer_check import layer_notes, layer_problems, legacy_notes
@@ -120,6 +121,10 @@ def check(folder: Path, gpus: int | None = None) -> int:
     for template in templates:
         for note in filter(None, (_memory_note(template, layers.content), _requests_note(template))):
             out.print(Text(_printable(f"{templates.files[template.name]}: {note}"), style="yellow"), soft_wrap=True)
+    for path in sorted(folder.glob("*.y*ml")):
+        model = {QUOTA_FILE: None, LAYERS_FILE: None, IDLE_FILE: IdlePolicy}.get(path.name, Template)
+        for bare in bare_numbers(model, path) if model is not None else ():
+            out.print(Text(_printable(str(bare)), style="yellow"), soft_wrap=True)
     layer_warnings = layer_notes(templates, layers.content) if layers.content is not None else []
     for warning in [*layer_warnings, *legacy_notes(templates, layers.content), *_quota_warnings(quotas, gpus)]:
         out.print(Text(_printable(warning), style="yellow"), soft_wrap=True)

@@ -118,6 +118,7 @@ class _Refused(Exception):
 
 def parse(kind: Kind[Content], source: bytes | str, file: str) -> Parsed[Content]:
     """Read one file. ``file`` is the name for problems. Raises nothing, whatever the bytes are."""
+    text = ""
     try:
         text = _decoded(kind, source)
         _guard(kind, text)
@@ -126,7 +127,7 @@ def parse(kind: Kind[Content], source: bytes | str, file: str) -> Parsed[Content
     except _Refused as refused:
         return Parsed(None, (refused.problem(file),))
     except Exception as error:  # PyYAML raises errors of any kind: \U00110000 is a ValueError of chr()
-        return Parsed(None, (_yaml_problem(error, file),))
+        return Parsed(None, (_yaml_problem(error, file, text),))
     if reader.refused:
         return Parsed(None, tuple(refused.problem(file) for refused in reader.refused))
     try:
@@ -289,15 +290,39 @@ def _line(marked: yaml.Event | yaml.Node) -> int:
     return marked.start_mark.line + 1 if marked.start_mark is not None else 1
 
 
-def _yaml_problem(error: Exception, file: str) -> Problem:
+def _yaml_problem(error: Exception, file: str, text: str) -> Problem:
     advice = "check indentation, quotes and brackets near there"
     if isinstance(error, yaml.MarkedYAMLError) and (mark := error.problem_mark or error.context_mark):
+        lines = text.splitlines()
+        line = lines[mark.line] if mark.line < len(lines) else ""
+        if "\t" in line[: len(line) - len(line.lstrip())]:
+            return Problem(
+                file, mark.line + 1, "", f"is not YAML: line {mark.line + 1} begins with a tab", "use spaces"
+            )
+        opened = _open_quote(text, mark.line)
+        if opened is not None:
+            what = f"a quote opens in line {opened + 1} and is not closed there"
+            return Problem(file, opened + 1, "", what, "close it, or write text of several lines with  |")
         why = " ".join(filter(None, (error.context, error.problem)))
         return Problem(file, mark.line + 1, "", f"is not YAML: {why} (column {mark.column + 1})", advice)
     if isinstance(error, yaml.reader.ReaderError):
         what = f"is not YAML: the character {_character(error.character)} at position {error.position} is not allowed"
         return Problem(file, None, "", what, "remove it; YAML is plain text")
     return Problem(file, None, "", f"is not YAML: {reason(error)}", advice)
+
+
+def _open_quote(text: str, line: int) -> int | None:
+    """Return the line in which the quote opens that has led to an error at ``line``; None: it is no quote."""
+    opened = None
+    try:
+        for token in yaml.scan(text, Loader=yaml.BaseLoader):
+            quoted = isinstance(token, yaml.ScalarToken) and token.style in ("'", '"')
+            if quoted and token.start_mark.line < token.end_mark.line == line:
+                opened = token.start_mark.line
+    except yaml.MarkedYAMLError as error:
+        if error.context == "while scanning a quoted scalar" and error.context_mark is not None:
+            return int(error.context_mark.line)
+    return opened
 
 
 def _character(value: object) -> str:

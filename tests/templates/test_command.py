@@ -108,3 +108,21 @@ def test_check_without_a_folder_checks_the_hubs(
     assert "quarter-gpu" in said
     monkeypatch.setenv("GPUSHARE_TEMPLATES", str(tmp_path / "none"))
     assert main(["templates", "check"]) == 1
+
+
+def test_numbers_without_a_unit_are_warned_of_with_what_they_mean(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.yaml").write_text(
+        "name: a\ndisplay_name: A\ngpu: {fraction: 0.5, memory: {limit: 24}}\n"
+        "resources: {memory: {limit: 8Gi}}\nidle:\n  release_after: 10\n  stop_after: 8h\n"
+    )
+    (tmp_path / "idle.yaml").write_text("groups:\n  ml: {release_after: 600}\n")
+    assert main(["templates", "check", str(tmp_path)]) == 0
+    warned = [line for line in capsys.readouterr().out.splitlines() if " means " in line]
+    assert warned == [
+        "a.yaml:3: gpu.memory.limit: 24 means 24 bytes; write a unit, like 24Gi or 24%, if you mean another amount",
+        "a.yaml:6: idle.release_after: 10 means 10 s; write a unit, like 10m, if you mean another time",
+        "idle.yaml:2: groups.ml.release_after: 600 means 600 s (10 min); "
+        "write a unit, like 600m, if you mean another time",
+    ]

@@ -300,3 +300,44 @@ def test_a_pattern_that_cannot_be_matched_in_linear_time_is_named_with_its_line(
     assert (wrong.line, wrong.field) == (6, "profile_options.image.unlisted_choice.validation_regex")
     assert "not supported" in wrong.what
     assert "without look-around and backreferences" in wrong.advice
+
+
+def test_a_tab_in_the_indentation_is_named() -> None:
+    (wrong,) = parse_template(card("idle:\n\trelease_after: 10m\n"), "x.yaml").problems
+    assert str(wrong) == "x.yaml:4: is not YAML: line 4 begins with a tab; use spaces"
+
+
+@pytest.mark.parametrize(
+    "text", ['description: "one\ngpu: {fraction: 0.5}\nimage: "two"\n', 'description: "one\nimage: two\n']
+)
+def test_an_open_quote_is_reported_where_it_opens(text: str) -> None:
+    (wrong,) = parse_template(card(text), "x.yaml").problems
+    assert wrong.line == 3
+    assert "a quote opens in line 3" in wrong.what
+
+
+@pytest.mark.parametrize(
+    ("memory", "right"),
+    [
+        ("{guarantee: 12Gi, limit: 8Gi}", False),
+        ("{guarantee: 120%}", False),
+        ("{guarantee: 50%, limit: 25%}", False),
+        ("{guarantee: 8Gi, limit: 8Gi}", True),
+        ("{guarantee: 8Gi, limit: 50%}", True),
+    ],
+)
+def test_a_guarantee_of_gpu_memory_is_at_most_the_limit(memory: str, right: bool) -> None:
+    problems = parse_template(card(f"gpu: {{fraction: 0.5, memory: {memory}}}\n"), "x.yaml").problems
+    assert (not problems) == right
+    assert right or "is more than the limit" in problems[0].what
+
+
+@pytest.mark.parametrize("field", ["display_name", "description"])
+@pytest.mark.parametrize("letter", ["\\u202e", "\\u2066", "\\e", "\\a", "\\x7f", "\\u200f", "\\u2028"])
+def test_letters_that_hide_or_reorder_text_are_refused(field: str, letter: str) -> None:
+    text = f'name: a\ndisplay_name: b\n{field}: "0.25 {letter} GPU"\n'
+    text = text.replace("display_name: b\n", "", 1) if field == "display_name" else text
+    (wrong,) = parse_template(text, "x.yaml").problems
+    assert wrong.field == field
+    assert "U+" in wrong.what
+    assert wrong.advice == "remove it"

@@ -148,7 +148,8 @@ class OperationHandler(ApiPage):
             raise ApiError(400, "bad-request", words.not_json(str(error))) from None
         if not isinstance(sent, dict):
             raise ApiError(400, "bad-request", words.not_json(f"it is a {type(sent).__name__}"))
-        return _valid(operation.body, sent)
+        # JSON has types: true is no number of hours, and "4" is text
+        return _valid(operation.body, sent, strict=True)
 
     async def _finish(self, operation: AnyOperation, call: Call[Any, Any]) -> None:
         async def act() -> str:
@@ -205,9 +206,9 @@ class OperationHandler(ApiPage):
             await cast("Any", events).aclose()
 
 
-def _valid(model: type[BaseModel], sent: Mapping[str, Any]) -> BaseModel:
+def _valid(model: type[BaseModel], sent: Mapping[str, Any], strict: bool = False) -> BaseModel:
     try:
-        return model.model_validate(sent)
+        return model.model_validate(sent, strict=strict)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
         name = ".".join(map(str, first["loc"]))

@@ -22,6 +22,14 @@ def wrong_kind(kinds: Iterable[str]) -> str:
     return f'"kind" must be one of {", ".join(kinds)}.'
 
 
+def wrong_keep_time(given: str, end: str) -> str:
+    """Return that ``given`` is no time of a keep, and what would be right. ``end``: the word that ends a keep."""
+    return (
+        f"{given!r} is not a time for which a share can be kept. Write a time of at least a second, like 90m or 4h, or "
+        f"{end!r} to end the keep."
+    )
+
+
 def wrong_value(kind: AskKind) -> str:
     """Return which value an ask of this kind has."""
     what = "the length of the keep in seconds" if kind is AskKind.KEEP else "the share in units of 1 %"

@@ -196,3 +196,21 @@ async def test_a_gpu_is_drained_and_its_node_cordoned(api: Client) -> None:
 @pytest.mark.parametrize("path", ["nodes/moon/cordon", "nodes/workstation/gpus/GPU-9/drain"])
 async def test_what_is_not_there_is_not_cordoned(api: Client, path: str) -> None:
     assert (await api.ask("PUT", path, ADMIN, {})).status == 404
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("POST", "sessions/{id}/keep", {"hours": True}),
+        ("POST", "sessions/{id}/keep", {"hours": "4"}),
+        ("PUT", "nodes/workstation/drain", {"stop_after": "7200"}),
+        ("PUT", "nodes/workstation/drain", {"stop_after": True}),
+        ("PUT", "nodes/workstation/cordon", {"reason": 7}),
+    ],
+)
+async def test_a_value_of_another_json_type_is_refused(
+    api: Client, method: str, path: str, body: dict[str, Any]
+) -> None:
+    session = (await api.get("sessions", ADMIN))["sessions"][0]["id"]
+    got = await api.ask(method, path.format(id=session), ADMIN, body)
+    assert (got.status, got.body["code"]) == (400, "bad-request")
