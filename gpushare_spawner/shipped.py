@@ -7,6 +7,7 @@ wheel has them in the package's folder ``share``, a checkout in its top folder.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from pathlib import Path
 
@@ -66,6 +67,7 @@ def _everything(root: Path) -> list[Path]:
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     names = "; ".join(f"{name}: {what}" for name, what in FOLDERS.items())
+    parser.add_argument("--json", action="store_true", help="print a JSON array of paths")
     parser.add_argument(
         "name",
         metavar="NAME",
@@ -77,8 +79,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print the path. Returns 1, with a sentence on standard error, if there is no such file."""
     try:
-        for path in files() if options.name is None else [shipped(options.name)]:
-            print(path)
+        paths = list(map(str, files() if options.name is None else [shipped(options.name)]))
+        print(json.dumps(paths) if options.json else "\n".join(paths))
     except NotShipped as error:
         print(f"gpushare config-path: {error}", file=sys.stderr)
         return 1

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
+from gpushare_spawner.cli import main
 from gpushare_spawner.shipped import FOLDERS, NotShipped, files, shipped
 
 ROOT = Path(__file__).parents[1]
@@ -37,3 +39,10 @@ def test_the_list_has_every_folder_and_not_the_demo() -> None:
     listed = [path.relative_to(ROOT) for path in files()]
     assert {path.parts[0] for path in listed} == set(FOLDERS)
     assert Path("jupyterhub_config.d/90-demo.py") not in listed
+
+
+def test_the_paths_for_programs_are_those_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config-path"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert main(["config-path", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == lines

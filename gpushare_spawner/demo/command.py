@@ -108,6 +108,8 @@ def demo(options: argparse.Namespace) -> int:
     )
     try:
         write_demo_templates(shipped, folder.templates)
+        if not models:
+            folder.write_nvidia_smi()
         folder.write_address(stack.url)
         for log in (folder.agent_log, folder.hub_log):
             log.unlink(missing_ok=True)

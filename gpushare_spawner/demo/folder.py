@@ -6,7 +6,9 @@ import fcntl
 import hashlib
 import json
 import os
+import shlex
 import stat
+import sys
 import tempfile
 from pathlib import Path
 from typing import IO, Any
@@ -26,6 +28,7 @@ class DemoFolder:
         self.control_socket = self.agent_state / "control.sock"
         self.templates = self.root / "templates"
         self.users = self.root / "users"
+        self.programs = self.root / "bin"
         self._lock: IO[str] | None = None
 
     def make(self) -> None:
@@ -36,6 +39,13 @@ class DemoFolder:
         if state.st_uid != os.getuid() or not stat.S_ISDIR(state.st_mode):
             # in /tmp any user could have made the folder before
             raise PermissionError(0, "it belongs to another user", str(self.agent_state))
+
+    def write_nvidia_smi(self) -> None:
+        """Write a program nvidia-smi, which is `gpushare smi`: simulated GPUs come without a driver. Raises OSError."""
+        self.programs.mkdir(mode=0o700, exist_ok=True)
+        program = self.programs / "nvidia-smi"
+        program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m gpushare_spawner.cli smi "$@"\n')
+        program.chmod(0o700)
 
     def lock(self) -> dict[str, Any] | None:
         """Lock the folder. Returns None, or the pid and url that the demo which holds the lock wrote."""

@@ -49,11 +49,12 @@ class Stack:
         """Return the hub's command and environment."""
         config = Path(__file__).with_name("jupyterhub_config.py")
         command = [sys.executable, "-m", "jupyterhub", "-f", str(config)]
+        programs = [*([self.folder.programs] if self.simulated else []), Path(sys.executable).parent]
         return command, {
             **os.environ,
             **self.settings,
-            # the programs of this Python environment, also for the hub's children
-            "PATH": f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}",
+            # the programs of this Python environment, also for the hub's children; nvidia-smi of simulated GPUs first
+            "PATH": os.pathsep.join([*map(str, programs), os.environ.get("PATH", os.defpath)]),
             "GPUSHARE_CONFIG_D": str(self.config_files),
             "GPUSHARE_CONTROL": str(self.folder.control_socket),
             "GPUSHARE_TEMPLATES": str(self.folder.templates),

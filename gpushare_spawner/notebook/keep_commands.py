@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 
 from gpushare_spawner.model.protocol.frames import AskKind
@@ -26,6 +27,7 @@ def configure_release(parser: argparse.ArgumentParser) -> None:
 
 
 def _configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print a JSON object: done, text")
     parser.add_argument("--socket", metavar="PATH", help="the session's socket (default: $GPUSHARE_SOCKET)")
 
 
@@ -41,19 +43,19 @@ def keep(options: argparse.Namespace) -> int:
         # WrongAsk for a time of less than a second, or of millions of years
         print(f"gpushare: {wrong_keep_time(options.time, END)}", file=sys.stderr)
         return 2
-    return _ask(one, options.socket)
+    return _ask(one, options)
 
 
 def release(options: argparse.Namespace) -> int:
     """Release the share now. Returns 0 if it was done, 1 if not."""
-    return _ask(ServiceAsk.of(AskKind.RELEASE), options.socket)
+    return _ask(ServiceAsk.of(AskKind.RELEASE), options)
 
 
-def _ask(one: ServiceAsk, path: str | None) -> int:
+def _ask(one: ServiceAsk, options: argparse.Namespace) -> int:
     try:
-        answer = ask_service(one, path)
+        answer = ask_service(one, options.socket)
     except AgentUnavailable as error:
         print(f"gpushare: {error}", file=sys.stderr)
         return 1
-    print(answer.text)
+    print(json.dumps({"done": answer.done, "text": answer.text}) if options.json else answer.text)
     return 0 if answer.done else 1

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from gpushare_spawner.demo.folder import LONGEST_SOCKET_FOLDER, DemoFolder
+from gpushare_spawner.demo.stack import Stack
 
 
 def test_a_second_demo_is_told_where_the_first_one_is(tmp_path: Path) -> None:
@@ -52,3 +56,20 @@ def test_a_folder_in_tmp_that_somebody_else_made_is_not_used(tmp_path: Path, mon
     folder.agent_state.symlink_to(mine)
     with pytest.raises(PermissionError):
         folder.make()
+
+
+def test_nvidia_smi_of_simulated_gpus_is_the_view_of_the_share(tmp_path: Path) -> None:
+    folder = DemoFolder(tmp_path / "a demo")
+    folder.make()
+    folder.write_nvidia_smi()
+    stack = Stack(folder, tmp_path, "127.0.0.1", 1, 2, 3, 4, simulated=True)
+    environment = {name: value for name, value in stack.hub()[1].items() if name != "GPUSHARE_SOCKET"}
+    assert shutil.which("nvidia-smi", path=environment["PATH"]) == str(folder.programs / "nvidia-smi")
+    shown = [
+        subprocess.run(command, env=environment, capture_output=True, text=True)
+        for command in (["nvidia-smi"], [sys.executable, "-m", "gpushare_spawner.cli", "smi"])
+    ]
+    assert shown[0].stdout + shown[0].stderr == shown[1].stdout + shown[1].stderr != ""
+    assert shown[0].returncode == shown[1].returncode
+    real = Stack(folder, tmp_path, "127.0.0.1", 1, 2, 3, 4, simulated=False)
+    assert str(folder.programs) not in real.hub()[1]["PATH"].split(":")

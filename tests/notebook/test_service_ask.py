@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,16 @@ def test_a_command_asks_and_prints_the_answer(
     assert asked(agent) == [(kind, value)]
     number = agent.of_kind(Kind.ASK)[0].fields[0]
     assert 0 < number < 2**32
+
+
+@pytest.mark.parametrize("words", [["keep", "4h"], ["release"]])
+@pytest.mark.parametrize("done", [True, False])
+def test_a_program_gets_the_answer_as_json(
+    agent: ScriptedAgent, capsys: pytest.CaptureFixture[str], words: list[str], done: bool
+) -> None:
+    agent.script.answer = (done, "Said.")
+    assert main([*words, "--json"]) == int(not done)
+    assert json.loads(capsys.readouterr().out) == {"done": done, "text": "Said."}
 
 
 def test_what_was_not_done_is_said_and_the_exit_status_is_1(
