@@ -55,6 +55,10 @@ SIMGPU = ROOT / "packages" / "gpushare-simgpu"
 """The simulated driver: a package of its own."""
 
 
+STEPS: list[float] = []
+"""When the step began that runs now, on the monotonic clock."""
+
+
 class Trouble(Exception):
     """Why it cannot go on, in a sentence for people."""
 
@@ -70,6 +74,7 @@ def main() -> int:
             # two makes at once: the second waits, and finds everything done
             fcntl.flock(lock, fcntl.LOCK_EX)
             make(extra)
+            finish()
     except Trouble as trouble:
         print(f"gpushare: {trouble}", file=sys.stderr)
         return 1
@@ -333,7 +338,16 @@ def done(name: str, value: str) -> None:
 
 
 def say(text: str) -> None:
+    """Begin a step, and end the one before."""
+    finish()
     print(f"gpushare: {text} ...", flush=True)
+    STEPS.append(time.monotonic())
+
+
+def finish() -> None:
+    """Print the seconds of the step that runs, if there is one; on a terminal and elsewhere."""
+    if STEPS:
+        print(f"  {time.monotonic() - STEPS.pop():.0f} s", flush=True)
 
 
 if __name__ == "__main__":

@@ -116,3 +116,10 @@ def test_a_terminal_shows_the_seconds_of_a_long_step() -> None:
 def test_a_log_gets_no_count() -> None:
     done = subprocess.run([sys.executable, "-c", COUNTED], cwd=SCRIPTS, capture_output=True, check=True, timeout=30)
     assert done.stdout == b""
+
+
+def test_each_step_is_shown_with_its_seconds_where_output_is_no_terminal() -> None:
+    program = "from make_venv import finish, say; say('one'); say('two'); finish(); finish()"
+    folder = Path(__file__).resolve().parents[2] / ".ci"
+    shown = subprocess.check_output([sys.executable, "-c", program], cwd=folder, text=True)
+    assert shown.splitlines() == ["gpushare: one ...", "  0 s", "gpushare: two ...", "  0 s"]
