@@ -41,7 +41,7 @@ SLOWEST_FIRST = (
     "tests/kubernetes/test_spawner_unschedulable.py",
     "tests/native/test_preload_patience.py",
     "tests/service/test_real_hub.py",
-    "tests/spawner/test_progress_in_a_browser.py",
+    "tests/spawner/test_hub_pages_in_a_browser.py",
     "tests/ci/test_make_venv.py",
     "tests/agent/test_connection_reader.py",
     "tests/kubernetes/test_chart_agent.py",

@@ -355,6 +355,7 @@ class GPUShareBase(_Part):  # type: ignore[misc]
             await maybe_future(hook())
             choice = await self._accepted_choice()
             attempt.chose(choice)
+            attempt.progress.tell_template(choice.profile.slug, choice.profile.title)
             self._options_checked.set()
             await self._get_ready(choice)
 

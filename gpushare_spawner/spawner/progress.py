@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from html import escape
 from typing import Any
 
 from gpushare_spawner.model.protocol.queue_progress import LONGEST_TEXT, QueueProgress
-from gpushare_spawner.spawner.queue.queue import Ticket
+from gpushare_spawner.spawner.queue.queue import Startable, Ticket
 from gpushare_spawner.wording.amounts import universal_clock
-from gpushare_spawner.wording.spawn.queue import instead, waiting
+from gpushare_spawner.wording.spawn import queue as words
+
+
+@dataclass(frozen=True)
+class Paragraph:
+    """A part of a message, as plain text and as HTML for the hub's page."""
+
+    plain: str
+    html: str
 
 
 class SpawnProgress:
@@ -26,23 +35,18 @@ class SpawnProgress:
 
     def tell(
         self,
-        *paragraphs: str,
+        *paragraphs: str | Paragraph,
         progress: int | None = None,
-        at: float | None = None,
         queue: QueueProgress | None = None,
     ) -> None:
-        """Add plain text, and how far the spawn is (0 to 100). Empty paragraphs are left out.
+        """Add text, and how far the spawn is (0 to 100). Empty paragraphs are left out.
 
-        ``at``: the instant (seconds since the epoch) that stands for ``{time}`` in the first paragraph.
         ``queue``: the same for programs; None: the spawn does not wait.
         """
-        plain, html = list(paragraphs), [escape(paragraph) for paragraph in paragraphs]
-        if at is not None:
-            plain[0] = plain[0].replace("{time}", universal_clock(at, self._clock()))
-            html[0] = html[0].replace("{time}", _time_element(at, self._clock()))
+        parts = [part if isinstance(part, Paragraph) else Paragraph(part, escape(part)) for part in paragraphs]
         event: dict[str, Any] = {
-            "message": " ".join(filter(None, plain)),
-            "html_message": "<br>".join(filter(None, html)),
+            "message": " ".join(part.plain for part in parts if part.plain),
+            "html_message": "<br>".join(part.html for part in parts if part.html),
         }
         if progress is not None:
             event["progress"] = progress
@@ -50,6 +54,19 @@ class SpawnProgress:
             event |= queue.model_dump()
         self._events.append(event)
         self._notify()
+
+    def tell_template(self, name: str, title: str) -> None:
+        """Add which template is started. ``title``: its display name."""
+        marked = f'<span class="gpushare-template" data-template="{escape(name)}">{escape(title)}</span>'
+        html = escape(words.template("{title}")).replace("{title}", marked)
+        self.tell(Paragraph(words.template(title), html), progress=0)
+
+    def _with_time(self, text: str, at: float) -> Paragraph:
+        """Return a text with the instant ``at`` (seconds since the epoch) for ``{time}``."""
+        now = self._clock()
+        return Paragraph(
+            text.replace("{time}", universal_clock(at, now)), escape(text).replace("{time}", _time_element(at, now))
+        )
 
     def end(self) -> None:
         """Nothing more will come; what follows is the spawner's own."""
@@ -83,11 +100,12 @@ class SpawnProgress:
                 return
             status = ticket.status
             if status is not None:
+                text = words.waiting(status.ahead, ticket.request.share, status.hint, status.minutes, status.elsewhere)
                 self.tell(
-                    waiting(status.ahead, ticket.request.share, status.hint, status.minutes, status.elsewhere),
-                    instead(status.startable),
+                    self._with_time(text, ends_at),
+                    words.suitable(status.gpus),
+                    _alternatives(status.startable),
                     progress=10,
-                    at=ends_at,
                     queue=QueueProgress(
                         queue_position=status.ahead + 1,
                         estimated_minutes=status.minutes,
@@ -95,6 +113,16 @@ class SpawnProgress:
                         cancelled_at=ends_at,
                     ),
                 )
+
+
+def _alternatives(startable: Sequence[Startable]) -> Paragraph:
+    """The templates that would start now; the hub's page of a pending spawn makes links of their names."""
+    names = [
+        f'<span class="gpushare-startable" data-template="{escape(one.name)}">{escape(one.title)}</span>'
+        for one in startable
+    ]
+    html = f'<span class="gpushare-instead">{words.instead(names)}</span>' if names else ""
+    return Paragraph(words.instead([one.title for one in startable]), html)
 
 
 def _time_element(at: float, now: float) -> str:

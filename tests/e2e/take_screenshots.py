@@ -121,7 +121,7 @@ def take(demo: RunningDemo, folder: Path | None, scratch: Path) -> None:
         all_variants(frank, folder, "form-lent")
         start_without_a_browser(demo, dave="quarter-gpu")
         submit(frank, "whole-gpu")
-        until(frank, "return /Waiting/.test(document.querySelector('#gpushare-heading')?.innerText)")
+        until(frank, "return /waiting/.test(document.querySelector('#gpushare-heading')?.innerText)")
         all_variants(frank, folder, "waiting")
         log_in(admin, demo.url, "admin", demo.password)
         admin.get(f"{demo.url}/services/gpushare/")

@@ -79,7 +79,7 @@ async def test_a_server_that_is_pinned_to_a_node_without_gpus_is_refused(make_hu
     response = await hub.start_server("ada", {"profile": "half-gpu"})
     assert response.code == 409
     said = await message_of(response)
-    assert "half-gpu cannot be started on node elsewhere, the only node that your server may use" in said
+    assert "0.50 GPU cannot be started on node elsewhere, the only node that your server may use" in said
 
 
 async def test_other_settings_of_an_admin_stay_beside_the_share(

@@ -98,7 +98,7 @@ async def test_a_refusal_shows_the_form_again(make_hub: MakeHub, nodes: GpuNodes
     browser = Browser(hub)
     await browser.log_in("ada")
     answer = (await browser.open("/hub/spawn/ada", form=[("profile", "a100")])).body.decode()
-    assert "a100 cannot be started on this cluster" in answer
+    assert "A100 cannot be started on this cluster" in answer
     assert 'value="a100" aria-describedby' in answer
 
 

@@ -69,8 +69,8 @@ async def test_a_spawn_is_refused_with_a_sentence(make_hub: Callable[..., Any], 
     for options, status, words in (
         ({"profile": "nothing"}, 400, "There is no template 'nothing'"),
         ({"profile": "half-gpu", "colour": "red"}, 400, "Unknown option 'colour'"),
-        ({"profile": "course"}, 403, "You may not use the template 'course'"),
-        ({"profile": "a100"}, 409, "a100 cannot be started on this cluster"),
+        ({"profile": "course"}, 403, "You may not use the template Course (course)"),
+        ({"profile": "a100"}, 409, "A100 cannot be started on this cluster"),
         ({"profile": "three-gpus"}, 409, "This needs 3 GPUs on one node"),
     ):
         response = await hub.start_server("ada", options)

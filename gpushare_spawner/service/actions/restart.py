@@ -140,7 +140,7 @@ class RestartActions:
                 await self._hub.stop(begun.user, begun.server)
                 if not await self._hub.stopped(begun.user, begun.server, self._patience):
                     raise ActionRefused(words.STOP_TAKES_LONG, RefusalCode.HUB_UNAVAILABLE)
-            return await self._start(begun, words.restarted_by(actor.name, name))
+            return await self._start(begun, words.restarted_by(actor.name, self._title(name)))
 
     @contextlib.asynccontextmanager
     async def _under_way(self, begun: BegunRestart) -> AsyncIterator[None]:
@@ -160,11 +160,11 @@ class RestartActions:
             self._log.restart(begun, f"{reason} {error.to_users}")
             raise await self._with_old_options(begun, error) from error
         self._log.restart(begun, reason)
-        return Outcome(True, words.restarts(begun.template))
+        return Outcome(True, words.restarts(self._title(begun.template)))
 
     async def _finish(self, begun: BegunRestart) -> Outcome:
         """Start the server of a restart that was interrupted, unless it runs, or too much time has passed."""
-        reason = words.restarted_by(begun.actor, begun.template)
+        reason = words.restarted_by(begun.actor, self._title(begun.template))
         async with self._under_way(begun):
             while True:
                 # also where the clock was set back: the user has begun something else meanwhile
@@ -180,12 +180,17 @@ class RestartActions:
                         return await self._start(begun, f"{reason} {words.RESTART_FINISHED}")
                     if server.pending != "stop":
                         # it was not stopped, or it has been started
-                        return Outcome(False, words.restarts(begun.template))
+                        return Outcome(False, words.restarts(self._title(begun.template)))
                 await asyncio.sleep(ASKED_AGAIN)
+
+    def _title(self, template: str) -> str:
+        """Return the display name of a template; its name where it is gone."""
+        found = self._templates().get(template)
+        return found.display_name if found is not None else template
 
     async def _with_old_options(self, begun: BegunRestart, error: HubFailed) -> ActionRefused:
         """Start a server as it was, and return what to say."""
-        name = begun.template
+        name = self._title(begun.template)
         try:
             await self._hub.start(begun.user, begun.server, begun.old_options)
         except HubFailed:
@@ -248,15 +253,16 @@ class _WouldRefuse(Exception):
 
 def _allowed(templates: Mapping[str, Template], name: str, user: str, groups: frozenset[str] | None) -> Template:
     """Return the template of that name. ``groups``: of the user; None: unknown."""
-    allowed = [one.name for one in templates.values() if one.access.allows(user, groups or frozenset())]
+    allowed = [one for one in templates.values() if one.access.allows(user, groups or frozenset())]
+    names = [options.named(one.display_name, one.name) for one in allowed]
     template = templates.get(name)
     if template is None:
-        raise _WouldRefuse(options.unknown_template(name, allowed), RefusalCode.BAD_REQUEST)
-    if name in allowed:
+        raise _WouldRefuse(options.unknown_template(name, names), RefusalCode.BAD_REQUEST)
+    if template in allowed:
         return template
     if groups is None and template.access.groups:
         raise _WouldRefuse(words.GROUPS_UNKNOWN, RefusalCode.HUB_UNAVAILABLE)
-    raise _WouldRefuse(options.not_allowed(name, allowed), RefusalCode.LIMIT)
+    raise _WouldRefuse(options.not_allowed(options.named(template.display_name, name), names), RefusalCode.LIMIT)
 
 
 def _check_limit(template: Template, others: Iterable[HubServer]) -> None:

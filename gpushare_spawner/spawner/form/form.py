@@ -55,6 +55,8 @@ class Card:
 
     profile: Profile
     checked: bool
+    choosable: bool
+    """False: it can never start here."""
     units: int
     """Width of the share's part of the bar, per cent; 0 without a GPU."""
     borrowed: int
@@ -96,11 +98,14 @@ class Form:
         spawner holds servers to a template's CPU and memory; the cards show them only then. ``quotas``: what the user
         can charge a server with a share to.
         """
+        now = {profile.slug: _now(profile.template, availability_now) for profile in offered}
+        choosable = [profile for profile in offered if not _never(now[profile.slug])]
         default = default_of(offered)
         slug = chosen.get("profile")
-        if not isinstance(slug, str) or slug not in {profile.slug for profile in offered}:
-            slug = default.slug if default is not None else None
-        cards = [_card(profile, slug, chosen, availability_now, enforces_resources, quotas) for profile in offered]
+        if not isinstance(slug, str) or slug not in {profile.slug for profile in choosable}:
+            preselected = default if default in choosable else next(iter(choosable), None)
+            slug = preselected.slug if preselected is not None else None
+        cards = [_card(profile, slug, chosen, now[profile.slug], enforces_resources, quotas) for profile in offered]
         asks_gpu = any(card.units for card in cards)
         return self._environment.get_template("form.html").render(
             cards=cards, unavailable=unavailable if asks_gpu and availability_now is None else ""
@@ -144,13 +149,12 @@ def _card(
     profile: Profile,
     chosen: str | None,
     options: Mapping[str, Any],
-    availability_now: AvailabilityNow | UnknownNow | None,
+    now: Availability | None,
     enforces_resources: bool,
     quotas: Callable[[Share], Sequence[QuotaChoice]],
 ) -> Card:
     checked = profile.slug == chosen
     template = profile.template
-    now = _now(template, availability_now) if template is not None else None
     gpu = template.gpu if template is not None else None
     whole = [found.memory_bytes for found in now.gpus if found.mig is None] if now is not None else []
     memory = min(whole, default=None)
@@ -163,6 +167,7 @@ def _card(
     return Card(
         profile=profile,
         checked=checked,
+        choosable=not _never(now),
         units=gpu.share.units if gpu is not None else 0,
         borrowed=borrowed,
         guaranteed=card_texts.guaranteed(gpu, memory, borrowed) if gpu is not None and layer is None else "",
@@ -189,7 +194,16 @@ def quota_now(accounts: Sequence[QuotaChoice]) -> str:
     return quota_texts.on_card(admission) if len(accounts) == 1 else quota_texts.choice(accounts[0].account, admission)
 
 
-def _now(template: Template, availability_now: AvailabilityNow | UnknownNow | None) -> Availability:
+def _never(now: Availability | None) -> bool:
+    """Whether no spawn of a card can start here: it is shown, and cannot be chosen."""
+    return now is not None and now.kind == "never"
+
+
+def _now(
+    template: Template | None, availability_now: AvailabilityNow | UnknownNow | None
+) -> Availability | None:
+    if template is None:
+        return None
     if template.gpu is None:
         return NO_GPU_NEEDED
     return availability_now.availability(template) if availability_now is not None else UNKNOWN

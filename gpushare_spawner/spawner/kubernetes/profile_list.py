@@ -96,7 +96,7 @@ def check_choices(entry: Mapping[str, Any], options: Mapping[str, Any]) -> None:
             continue
         choices = option.get("choices") or {}
         if not isinstance(choice, str) or choice not in choices:
-            where = f"{entry['display_name']}, {option.get('display_name') or name}"
+            where = f"{Markup(entry['display_name']).striptags()}, {option.get('display_name') or name}"
             raise SpawnRefused(words.unknown_choice(where, choice, choices), reason="unknown-choice")
 
 

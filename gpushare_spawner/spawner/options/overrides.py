@@ -31,22 +31,23 @@ class Overrides:
         Raises SpawnRefused, see `apply`.
         """
         profile = choice.profile
-        where = f"The template {profile.slug!r}"
+        template = profile.name_in_sentences
         resources = resource_override(profile.template)
         if "image" in resources and not self._spawner.has_trait("image"):
-            self._spawner.log.debug("%s names an image; %s runs no containers", where, type(self._spawner).__name__)
+            runs = type(self._spawner).__name__
+            self._spawner.log.debug("The template %s names an image; %s runs no containers", template, runs)
             del resources["image"]
         for settings in (resources, profile.override, *choice.overrides):
-            self.apply(settings, where)
+            self.apply(settings, template)
 
-    def apply(self, settings: Mapping[str, Any], where: str) -> None:
+    def apply(self, settings: Mapping[str, Any], template: str) -> None:
         """Set traits; dicts are merged into what is there, callables are called with the spawner, as KubeSpawner does.
 
         Raises SpawnRefused, naming the setting, for a trait that the spawner does not have and for a wrong value.
         """
         for name, value in settings.items():
             if not self._spawner.has_trait(name) and name not in self.also:
-                raise self._wrong(where, f"{type(self._spawner).__name__} has no setting {name!r}")
+                raise self._wrong(template, f"{type(self._spawner).__name__} has no setting {name!r}")
             if callable(value):
                 value = value(self._spawner)
             current = getattr(self._spawner, name)
@@ -55,7 +56,7 @@ class Overrides:
             try:
                 setattr(self._spawner, name, value)
             except TraitError as error:
-                raise self._wrong(where, f"{name!r} cannot be {value!r}: {error}") from None
+                raise self._wrong(template, f"{name!r} cannot be {value!r}: {error}") from None
 
     def instead(self, profile: Profile, names: Sequence[str]) -> Mapping[str, Any] | None:
         """Return what these traits would be if this profile had been chosen; nothing is set.
@@ -80,10 +81,10 @@ class Overrides:
             setattr(self._spawner, name, value)
         self._before.clear()
 
-    def _wrong(self, where: str, why: str) -> SpawnRefused:
+    def _wrong(self, template: str, why: str) -> SpawnRefused:
         # the admin's mistake, not the person's: say so, and put it into the hub's log
-        self._spawner.log.error("%s: %s", where, why)
-        return SpawnRefused(words.cannot_apply(where, why), reason="bad-template", status=500)
+        self._spawner.log.error("The template %s: %s", template, why)
+        return SpawnRefused(words.cannot_apply(template, why), reason="bad-template", status=500)
 
 
 def _merged(current: Any, value: Any) -> Any:

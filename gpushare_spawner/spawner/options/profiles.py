@@ -8,7 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from markupsafe import Markup
+
 from gpushare_spawner.model.template import Template
+from gpushare_spawner.wording.spawn.options import named
 
 UNLISTED = "--unlisted-choice"
 """KubeSpawner's suffix of a user option that holds text instead of a listed choice."""
@@ -67,6 +70,16 @@ class Profile:
             override=entry.get("kubespawner_override") or {},
             options=entry.get("profile_options") or {},
         )
+
+    @property
+    def title(self) -> str:
+        """The display name as plain text; KubeSpawner's may hold HTML."""
+        return self.display_name.striptags() if isinstance(self.display_name, Markup) else self.display_name
+
+    @property
+    def name_in_sentences(self) -> str:
+        """What the form and the API call it."""
+        return named(self.title, self.slug)
 
     def allows(self, user: str, groups: frozenset[str]) -> bool:
         """Whether this user, a member of these groups, may have it."""

@@ -106,9 +106,10 @@ def _profile(options: Mapping[str, Any], profiles: Sequence[Profile], offered: S
     for profile in offered:
         if profile.slug == slug:
             return profile
-    names = [profile.slug for profile in offered]
-    if any(profile.slug == slug for profile in profiles):
-        raise SpawnRefused(words.not_allowed(slug, names), reason="not-allowed", status=403)
+    names = [profile.name_in_sentences for profile in offered]
+    for profile in profiles:
+        if profile.slug == slug:
+            raise SpawnRefused(words.not_allowed(profile.name_in_sentences, names), reason="not-allowed", status=403)
     raise SpawnRefused(words.unknown_template(slug, names), reason="unknown-template")
 
 

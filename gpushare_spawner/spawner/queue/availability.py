@@ -15,8 +15,9 @@ from gpushare_spawner.spawner.queue.inventory import GpuKind
 from gpushare_spawner.spawner.queue.other_layers import AskedServer, Kept, OtherLayers, Outcome
 from gpushare_spawner.spawner.queue.placement_check import PlacementCheck, Verdict
 from gpushare_spawner.spawner.queue.positions import Positions
-from gpushare_spawner.spawner.queue.queue import Alternative, SpawnQueue
+from gpushare_spawner.spawner.queue.queue import Alternative, SpawnQueue, Startable
 from gpushare_spawner.wording.spawn import queue as words
+from gpushare_spawner.wording.spawn.cards import gpu_models
 from gpushare_spawner.wording.spawn.layers import not_on_one_machine
 
 
@@ -97,18 +98,24 @@ class AvailabilityNow:
             met = replace(met, profile=min(instances, key=lambda one: one.size, default=None))
         return replace(met, gpus=gpus)
 
+    def suitable_gpus(self, template: Template) -> str:
+        """Return the GPUs that would do for a template, free or not, for people; empty: none is known."""
+        found = models_of(self.check.snapshot.suiting(template))
+        return gpu_models(template.gpu.share, found) if template.gpu is not None else ""
+
     def preparing(self, templates: Iterable[Template]) -> Iterator[None]:
         """Do in pieces what `availability` needs."""
         for template in templates:
             if template.gpu is not None and self.check.snapshot.native(template):
                 yield from self._preparing(self._request(template))
 
-    def startable(self, alternatives: Iterable[Alternative], instead_of: str = "") -> tuple[str, ...]:
-        """Return which of these templates would start now, by their display names.
+    def startable(self, alternatives: Iterable[Alternative], instead_of: str = "") -> tuple[Startable, ...]:
+        """Return which of these templates would start now.
 
         ``instead_of``: the claim of the spawn that would end first; it is not in the way.
         """
-        return tuple(one.template.display_name for one in alternatives if self._would_start(one, instead_of))
+        would_start = (one.template for one in alternatives if self._would_start(one, instead_of))
+        return tuple(Startable(template.name, template.display_name) for template in would_start)
 
     def preparing_startable(self, alternatives: Iterable[Alternative]) -> Iterator[None]:
         """Do in pieces what `startable` needs."""

@@ -92,6 +92,15 @@ class Reservation:
 
 
 @dataclass(frozen=True)
+class Startable:
+    """A template that would start now."""
+
+    name: str
+    title: str
+    """Its display name."""
+
+
+@dataclass(frozen=True)
 class WaitStatus:
     """What the user of a queued spawn is told."""
 
@@ -101,8 +110,10 @@ class WaitStatus:
     """What it waits for, as a sentence."""
     minutes: int | None = None
     """How long it will wait, about; None: nothing is known."""
-    startable: tuple[str, ...] = ()
-    """Templates that the user could start now instead, by their display names."""
+    startable: tuple[Startable, ...] = ()
+    """Templates that the user could start now instead."""
+    gpus: str = ""
+    """The GPUs that would do, for people; empty: none is known."""
     elsewhere: bool = False
     """Only other sharing layers can serve it, of which little is known: where there is no estimate, its user is told
     so."""
@@ -157,8 +168,10 @@ class Ticket:
         """Note the position and what the spawn waits for. `publish` tells the user."""
         self.ahead, self.hint = ahead, hint
 
-    def publish(self, now: float, minutes: int | None = None, startable: tuple[str, ...] = ()) -> None:
-        """Tell the user the position, with an estimate of the wait and what could start now instead.
+    def publish(
+        self, now: float, minutes: int | None = None, startable: tuple[Startable, ...] = (), gpus: str = ""
+    ) -> None:
+        """Tell the user the position, with an estimate of the wait, what could start now instead, and suitable GPUs.
 
         ``now``: seconds on a monotonic clock. Nothing happens before the first pass has seen the ticket.
         """
@@ -168,7 +181,7 @@ class Ticket:
             self.first_since = None
         elif self.first_since is None:
             self.first_since = now
-        status = WaitStatus(self.ahead, self.hint, minutes, startable, self.elsewhere)
+        status = WaitStatus(self.ahead, self.hint, minutes, startable, gpus, self.elsewhere)
         if status != self.status:
             self.status = status
             self.changed.set()

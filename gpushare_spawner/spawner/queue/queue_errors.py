@@ -29,7 +29,7 @@ def quota_exceeded(request: SpawnRequest, account: Account, refused: Refused) ->
 def impossible(request: SpawnRequest, where: str, why: str) -> SpawnRefused:
     """No wait would help. ``where``: the GPUs' place; ``why``: a sentence."""
     return SpawnRefused(
-        words.impossible(request.template.name, where, request.node, why), reason="no-such-gpu", status=409
+        words.impossible(request.template.display_name, where, request.node, why), reason="no-such-gpu", status=409
     )
 
 

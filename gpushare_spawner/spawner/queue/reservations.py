@@ -339,7 +339,8 @@ class Reservations(ABC, Generic[Reserved]):
             with self._errors_noted():
                 await breaks.through(available.preparing_startable(ticket.alternatives))
             await breaks.pause_if_due()
-            ticket.publish(now, minutes.get(ticket), available.startable(ticket.alternatives, ticket.claimant))
+            startable = available.startable(ticket.alternatives, ticket.claimant)
+            ticket.publish(now, minutes.get(ticket), startable, available.suitable_gpus(ticket.request.template))
 
     def _why_nobody_is_placed(self, error: Exception) -> str:
         """A sentence for queued spawns while nothing is known of the GPUs."""

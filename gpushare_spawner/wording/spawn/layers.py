@@ -41,9 +41,9 @@ def not_on_one_machine(template: Template) -> str:
         return ""
     layer = LAYERS[template.gpu.layer or LayerName.NATIVE]
     if Where.ONE_MACHINE not in layer.where:
-        return needs_cluster(template.name, layer.title)
+        return needs_cluster(template.display_name, layer.title)
     if layer.name is not LayerName.NATIVE and template.gpu.share.count > 1:
-        return needs_one_gpu(template.name, layer)
+        return needs_one_gpu(template.display_name, layer)
     return ""
 
 

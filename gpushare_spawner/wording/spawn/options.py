@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 LONGEST_SHOWN = 80
 """Characters of a wrong value that are shown at most."""
@@ -27,9 +28,15 @@ def shown(value: object) -> str:
     return text if len(text) <= LONGEST_SHOWN else text[: LONGEST_SHOWN - 3] + "..."
 
 
-def listed(choices: Iterable[object]) -> str:
-    """Return the choices of an option, separated by commas."""
-    return ", ".join(map(str, choices)) or "those on the form"
+def named(display_name: str, key: str) -> str:
+    """Return the form's name, with the key that a request writes if that is another: "0.25 GPU (quarter)"."""
+    return display_name if display_name == key else f"{display_name} ({key})"
+
+
+def listed(choices: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return the choices of an option, separated by commas. ``choices``: by the key that a request writes."""
+    names = (named(str(choice.get("display_name") or key), key) for key, choice in choices.items())
+    return ", ".join(names) or "those on the form"
 
 
 def not_an_object(options: object) -> str:
@@ -43,15 +50,15 @@ def not_a_name(profile: object) -> str:
 
 
 def not_allowed(template: str, allowed: Iterable[str]) -> str:
-    """Return that the template is for other users. ``allowed``: names of those that this user may use."""
+    """Return that the template is for other users. ``template``, ``allowed``: see `named`."""
     return (
-        f"You may not use the template {template!r}. It is for certain users and groups. "
+        f"You may not use the template {template}. It is for certain users and groups. "
         f"You may use: {', '.join(allowed) or 'none'}."
     )
 
 
 def unknown_template(template: str, allowed: Iterable[str]) -> str:
-    """Return that there is no such template. ``allowed``: names of those that this user may use."""
+    """Return that there is no such template. ``allowed``: those that this user may use, see `named`."""
     return f"There is no template {shown(template)}. You may use: {', '.join(allowed) or 'none'}."
 
 
@@ -71,13 +78,13 @@ def limit_reached(limit: int, profile: str) -> str:
     return f"You may run {servers} with {profile} at a time. Stop one first, or choose another template."
 
 
-def unknown_choice(where: str, choice: object, choices: Iterable[object]) -> str:
-    """Return that an option has no such choice. ``where``: the profile and the option."""
+def unknown_choice(where: str, choice: object, choices: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return that an option has no such choice. ``where``: the profile and the option; ``choices``: see `listed`."""
     return f"{where}: there is no choice {shown(choice)}; choose one of {listed(choices)}."
 
 
-def only_listed_choices(where: str, choices: Iterable[object]) -> str:
-    """Return that an option takes no other text than its choices."""
+def only_listed_choices(where: str, choices: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return that an option takes no other text than its choices, see `listed`."""
     return f"{where}: choose one of {listed(choices)}."
 
 
@@ -96,6 +103,6 @@ def text_does_not_match(where: str, text: str, advice: str) -> str:
     return f"{where}: {shown(text)} is not valid: {advice}."
 
 
-def cannot_apply(where: str, why: str) -> str:
-    """Return that the spawner cannot apply the settings of a template. ``where``: "The template 'quarter-gpu'"."""
-    return f"{where} cannot be started on this hub: {why}. Tell the admin."
+def cannot_apply(template: str, why: str) -> str:
+    """Return that the spawner cannot apply the settings of a template. ``template``: see `named`."""
+    return f"The template {template} cannot be started on this hub: {why}. Tell the admin."

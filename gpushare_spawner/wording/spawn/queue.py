@@ -57,19 +57,23 @@ def cancelled_unless_started(time: str) -> str:
     return f"If the server cannot start by {time}, the spawn is cancelled."
 
 
+def template(title: str) -> str:
+    """Return which template is started. ``title``: its display name."""
+    return f"Template: {title}."
+
+
+def suitable(gpus: str) -> str:
+    """Return the GPUs that a spawn can be placed on, see `cards.gpu_models`; empty where none is known."""
+    return f"Suitable GPUs: {gpus}." if gpus else ""
+
+
 def instead(startable: Sequence[str]) -> str:
     """Return which templates, by their display names, would start now while a spawn waits; empty for none."""
     if not startable:
         return ""
     if len(startable) == 1:
-        return (
-            f"{startable[0]} would start now. "
-            "To start it instead, stop this server on the hub's home page and choose again."
-        )
-    return (
-        f"These templates would start now: {', '.join(startable)}. "
-        "To start one of them instead, stop this server on the hub's home page and choose again."
-    )
+        return f"{startable[0]} would start now. To start it instead, cancel this spawn."
+    return f"These templates would start now: {', '.join(startable)}. To start one of them instead, cancel this spawn."
 
 
 def placed_on(gpus: Sequence[tuple[int, str]], node: str) -> str:

@@ -119,8 +119,9 @@ def waited_too_long(share: Share, waited: str, why: str) -> str:
 
 
 def impossible(template: str, where: str, node: str, why: str) -> str:
-    """Return that no wait would help a spawn of the template. ``where``: like "this machine"; ``why``: a sentence.
+    """Return that no wait would help a spawn of the template.
 
+    ``template``: its display name; ``where``: like "this machine"; ``why``: a sentence.
     ``node``: the only node that the spawn may use, or empty.
     """
     place = f"node {node}, the only node that your server may use" if node else where

@@ -81,9 +81,10 @@ async def test_with_its_own_template_it_keeps_all_that_was_chosen(acting: Acting
             "gold",
             ANN,
             RefusalCode.BAD_REQUEST,
-            "There is no template 'gold'. You may use: quarter, half, cpu, a100, several.",
+            "There is no template 'gold'. You may use: 0.25 GPU (quarter), 0.50 GPU (half), CPU only (cpu), "
+            "A100 (a100), 3 GPUs (several).",
         ),
-        ("course", ANN, RefusalCode.LIMIT, "You may not use the template 'course'."),
+        ("course", ANN, RefusalCode.LIMIT, "You may not use the template 0.50 GPU (course)."),
         ("course", ROOT, RefusalCode.LIMIT, "Nothing was done. The spawner would say to ann: You may not use"),
         ("half", Actor("eve"), RefusalCode.FORBIDDEN, "This is the session of another user."),
     ],

@@ -158,6 +158,38 @@ async def test_a_card_says_what_is_free_now(reservations: AgentReservations, age
     assert "Too large for this machine" in text
 
 
+@pytest.mark.parametrize(
+    ("default", "chosen", "checked"),
+    [
+        ("three", {}, ["cpu"]),
+        ("quarter", {"profile": "three"}, ["quarter"]),
+        ("three", {"profile": "a100"}, ["cpu"]),
+        ("three", {"profile": "quarter"}, ["quarter"]),
+    ],
+)
+async def test_a_card_that_can_never_start_cannot_be_chosen_and_is_not_preselected(
+    reservations: AgentReservations, agent: FakeAgent, default: str, chosen: dict[str, str], checked: list[str]
+) -> None:
+    cards = (
+        {"name": "three", "gpu": {"count": 3}},
+        {"name": "cpu"},
+        {"name": "a100", "gpu": {"fraction": 0.1, "models": ["*A100*"]}},
+        QUARTER,
+    )
+    marked = offered(*({**card, "default": card["name"] == default} for card in cards))
+    page = Page(Form().render(marked, chosen, await reservations.availability_now()))
+    assert page.checked == checked
+    # the attribute holds for the keyboard, and without JavaScript
+    assert [field["value"] for field in page.inputs if "disabled" in field] == ["three", "a100"]
+    only = Page(Form().render(offered(*cards[::2]), {}, await reservations.availability_now()))
+    assert only.checked == []
+    assert "This needs 3 GPUs on one node, and no node has more" in only.text, (
+        "the reason is shown although nothing is chosen"
+    )
+    unknown = Page(Form().render(marked, {"profile": "three"}, None))
+    assert unknown.checked == ["three"], "nothing is known to be impossible while the agent is silent"
+
+
 async def test_a_form_without_the_agent_says_that_free_capacity_is_unknown(reservations: AgentReservations) -> None:
     page = Page(Form().render(offered({"name": "cpu"}, QUARTER), {}, None))
     assert "Free capacity is unknown" in page.text
@@ -307,11 +339,18 @@ async def test_an_error_is_shown_on_the_form_with_the_choice_kept(hub: RunningHu
     await browser.log_in("ada")
     path = f"/hub/spawn/ada/{server}".rstrip("/")
     await browser.open(path)
+    wrong = [("profile", "quarter-gpu"), ("profile-option-quarter-gpu--image", "x")]
+    response = await browser.open(path, wrong)
+    assert response.code == 400
+    html = response.body.decode()
+    assert "Unknown option &#39;image&#39;; 0.25 GPU has: profile." in html
+    assert Page(html.split('role="form">')[1].split("<br>")[0]).checked == ["quarter-gpu"]
+    # no browser lets a user choose what can never start: the form shows another choice
     response = await browser.open(path, [("profile", "three-gpus")])
     assert response.code == 409
     html = response.body.decode()
-    assert "three-gpus cannot be started on this machine: This needs 3 GPUs on one node, and no node has more" in html
-    assert Page(html.split('role="form">')[1].split("<br>")[0]).checked == ["three-gpus"]
+    assert "3 GPUs cannot be started on this machine: This needs 3 GPUs on one node, and no node has more" in html
+    assert Page(html.split('role="form">')[1].split("<br>")[0]).checked == ["cpu-only"]
 
 
 async def test_the_hub_shows_the_form_without_an_agent(hub: RunningHub, agent: FakeAgent) -> None:

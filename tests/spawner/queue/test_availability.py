@@ -6,7 +6,7 @@ import pytest
 
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.spawner.queue.availability import AvailabilityNow
-from gpushare_spawner.spawner.queue.queue import Alternative
+from gpushare_spawner.spawner.queue.queue import Alternative, Startable
 from tests.spawner.queue.machine import Machine
 
 HALF = Template.model_validate({"name": "half", "display_name": "Half", "gpu": {"fraction": 0.5}})
@@ -51,4 +51,4 @@ def test_what_would_start_now_counts_each_alternative_s_own_nodes(machine: Machi
     now = available(machine)
     for _ in now.preparing_startable(alternatives):
         pass
-    assert now.startable(alternatives) == ("Other", "CPU")
+    assert now.startable(alternatives) == (Startable("other", "Other"), Startable(CPU.name, "CPU"))

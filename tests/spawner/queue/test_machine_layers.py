@@ -14,7 +14,7 @@ from gpushare_spawner.placement import Allocation, BestFit, LedgerFeed
 from gpushare_spawner.spawner.queue.availability import Availability, AvailabilityNow
 from gpushare_spawner.spawner.queue.inventory import GpuInventory
 from gpushare_spawner.spawner.queue.placement_check import PlacementCheck
-from gpushare_spawner.spawner.queue.queue import Alternative, SpawnQueue
+from gpushare_spawner.spawner.queue.queue import Alternative, SpawnQueue, Startable
 from gpushare_spawner.spawner.queue.snapshot import GpuSnapshot
 from gpushare_spawner.wording.spawn.layers import not_on_one_machine
 from tests.placement.instances import A100, GIB, PROFILES, instance
@@ -101,7 +101,8 @@ def test_card_says_what_the_spawn_would_be_told(gpu: dict[str, Any]) -> None:
     assert (machine.says(asked).kind, machine.says(asked).detail) == ("never", not_on_one_machine(asked))
     assert machine.says(asked).detail
     now = AvailabilityNow(machine.check(), SpawnQueue(5))
-    assert now.startable([Alternative(asked), Alternative(template(fraction=0.1, layer="mps"))]) == ("t",)
+    mps = template(fraction=0.1, layer="mps")
+    assert now.startable([Alternative(asked), Alternative(mps)]) == (Startable("t", mps.display_name),)
 
 
 def test_mps_waits_for_native_sessions_to_end_and_the_card_says_so() -> None:

@@ -24,7 +24,7 @@ from gpushare_spawner.spawner.queue.other_layers import (
 )
 from gpushare_spawner.spawner.queue.placement_check import PlacementCheck
 from gpushare_spawner.spawner.queue.placer import Placer
-from gpushare_spawner.spawner.queue.queue import Alternative, Ticket
+from gpushare_spawner.spawner.queue.queue import Alternative, Startable, Ticket
 from gpushare_spawner.spawner.queue.snapshot import GpuSnapshot
 from gpushare_spawner.spawner.queue.wait_estimate import (
     FEWEST_WAITS,
@@ -117,7 +117,7 @@ async def test_a_spawn_that_no_layer_can_ever_serve_is_refused_with_its_reason()
     assert placed(machine, Layers(Outcome.NEVER, "KAI Scheduler has no GPU here."), ticket) == ("none", None)
     refused = ticket.result.exception()
     assert isinstance(refused, SpawnRefused)
-    assert refused.jupyterhub_message == "t cannot be started on this cluster: KAI Scheduler has no GPU here."
+    assert refused.jupyterhub_message == "T cannot be started on this cluster: KAI Scheduler has no GPU here."
 
 
 async def test_a_spawn_that_waits_already_is_not_refused_when_its_nodes_are_gone() -> None:
@@ -226,7 +226,7 @@ def test_cards_say_what_a_spawn_would_meet(layers: Layers, kind: str, text: str)
     found = now.availability(template)
     assert (found.kind, found.text, found.layer) == (kind, text, LayerName.KAI)
     assert found.profile == (PROFILES["2g.20gb"] if kind != "never" else None)
-    assert now.startable([Alternative(template)]) == (("T",) if kind == "now" else ())
+    assert now.startable([Alternative(template)]) == ((Startable("t", "T"),) if kind == "now" else ())
 
 
 def test_a_card_of_a_template_that_both_can_serve_says_the_better_of_the_two() -> None:

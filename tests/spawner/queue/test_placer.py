@@ -70,7 +70,7 @@ async def test_what_no_wait_would_help_is_refused_unless_gpus_are_missing_for_a_
     ticket = machine.join("ada", count=3)
     assert machine.placer().place(ticket) is None
     assert refusal(ticket).refusal == "no-such-gpu"
-    assert refusal(ticket).jupyterhub_message.startswith("t cannot be started on this place: ")
+    assert refusal(ticket).jupyterhub_message.startswith("T cannot be started on this place: ")
     machine = Machine(awaited="Node c says nothing.")
     ticket = machine.join("ada", count=3)
     assert machine.placer().place(ticket) is None

@@ -321,7 +321,7 @@ async def events(spawner: Any, count: int) -> list[str]:
     told = []
     async for event in spawner.progress():
         told.append(event["message"])
-        assert "<" not in re.sub("<br>|</?time[^>]*>", "", event.get("html_message", ""))
+        assert "<" not in re.sub("<br>|</?(time|span)[^>]*>", "", event.get("html_message", ""))
         if len(told) == count:
             return told
     return told
@@ -387,16 +387,17 @@ async def test_the_api_tells_a_waiting_spawn_the_estimate_and_what_would_start_n
     assert event["message"] == (
         "First in queue. Not enough free capacity: this needs 0.50 GPU, and at most 0.30 GPU is free on any GPU. "
         f"Estimated wait: about 4 min. If the server cannot start by {by}, the spawn is cancelled. "
-        "These templates would start now: "
-        "CPU only, 0.25 GPU. To start one of them instead, stop this server on the hub's home page and choose again."
+        "Suitable GPUs: 1 of 2 × Simulated GPU 16 GiB. "
+        "These templates would start now: CPU only, 0.25 GPU. To start one of them instead, cancel this spawn."
     )
-    assert "the spawn is cancelled.<br>These templates" in event["html_message"]
+    assert "the spawn is cancelled.<br>Suitable GPUs" in event["html_message"]
+    assert 'data-template="quarter-gpu">0.25 GPU<' in event["html_message"]
     assert event["queue_position"] == 1
     agent.occupy("there-0", 90, 0)
     event = await progress_of(hub, "ada", "at most 0.10 GPU is free")
     assert event["message"].endswith(
-        "UTC, the spawn is cancelled. CPU only would start now. "
-        "To start it instead, stop this server on the hub's home page and choose again."
+        "Suitable GPUs: 1 of 2 × Simulated GPU 16 GiB. "
+        "CPU only would start now. To start it instead, cancel this spawn."
     )
 
 

@@ -45,12 +45,9 @@ def test_a_spawn_for_another_layer_is_told_that_its_wait_is_unknown() -> None:
 
 def test_the_user_of_a_waiting_spawn_is_told_what_would_start_now() -> None:
     assert queue.instead(()) == ""
-    assert queue.instead(("CPU only",)) == (
-        "CPU only would start now. To start it instead, stop this server on the hub's home page and choose again."
-    )
+    assert queue.instead(("CPU only",)) == ("CPU only would start now. To start it instead, cancel this spawn.")
     assert queue.instead(("CPU only", "0.10 GPU")) == (
-        "These templates would start now: CPU only, 0.10 GPU. "
-        "To start one of them instead, stop this server on the hub's home page and choose again."
+        "These templates would start now: CPU only, 0.10 GPU. To start one of them instead, cancel this spawn."
     )
 
 

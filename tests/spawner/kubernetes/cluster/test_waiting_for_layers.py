@@ -30,7 +30,7 @@ from gpushare_spawner.spawner.queue.kept_nodes import MOST_OVERTAKEN
 from gpushare_spawner.spawner.queue.other_layers import AskedServer
 from gpushare_spawner.spawner.queue.placement_check import PlacementCheck
 from gpushare_spawner.spawner.queue.placer import Placer
-from gpushare_spawner.spawner.queue.queue import Alternative, Ticket
+from gpushare_spawner.spawner.queue.queue import Alternative, Startable, Ticket
 from gpushare_spawner.spawner.queue.snapshot import GpuSnapshot
 from tests.spawner.queue.machine import Machine
 
@@ -169,7 +169,7 @@ async def test_later_spawns_are_placed_on_other_nodes_and_wait_where_there_are_n
     assert card.availability(small.request.template).text == "Position 3 in queue"
     assert card.startable([Alternative(small.request.template)], small.claimant) == ()
     # for the spawn that the node is kept for it is free: its user may choose a smaller template instead
-    assert card.startable([Alternative(small.request.template)], big.claimant) == ("T",)
+    assert card.startable([Alternative(small.request.template)], big.claimant) == (Startable("t", "T"),)
     del cluster.running["s2"]
     assert cluster.look() == ["small"]
     assert small.offer is not None
