@@ -199,9 +199,7 @@ def _never(now: Availability | None) -> bool:
     return now is not None and now.kind == "never"
 
 
-def _now(
-    template: Template | None, availability_now: AvailabilityNow | UnknownNow | None
-) -> Availability | None:
+def _now(template: Template | None, availability_now: AvailabilityNow | UnknownNow | None) -> Availability | None:
     if template is None:
         return None
     if template.gpu is None:

@@ -63,10 +63,10 @@ def chosen(hub_server: FakeHub, server: str = "") -> Mapping[str, object] | None
 
 async def test_a_server_restarts_with_the_options_of_the_template(acting: Acting, running: FakeHub) -> None:
     outcome = await acting.actions.restart(acting.seen(), "half", ANN)
-    assert outcome == Outcome(True, words.restarts("half"))
+    assert outcome == Outcome(True, words.restarts("0.50 GPU"))
     assert chosen(running) == {"profile": "half"}
     assert acting.history == [("restart", "ann", "ann")]
-    assert acting.recorded[0].reason == "ann restarted the server with the template half."
+    assert acting.recorded[0].reason == "ann restarted the server with the template 0.50 GPU."
 
 
 async def test_with_its_own_template_it_keeps_all_that_was_chosen(acting: Acting, running: FakeHub) -> None:
@@ -188,7 +188,7 @@ async def test_a_quota_refuses_before_the_stop_and_the_old_share_does_not_count(
 async def test_a_start_that_the_hub_refuses_brings_the_old_server_back(acting: Acting, running: FakeHub) -> None:
     running.faults = [None, None, None, 400]  # look, stop, look, start
     refusal = await refusal_of(acting.actions.restart(acting.seen(), "half", ANN))
-    assert refusal.text.startswith("The server could not start with the template half. It restarts with the template")
+    assert refusal.text.startswith("The server could not start with the template 0.50 GPU. It restarts with")
     assert "no, 400" in refusal.text
     assert chosen(running) == OPTIONS
     assert "no, 400" in acting.recorded[0].reason
@@ -197,7 +197,7 @@ async def test_a_start_that_the_hub_refuses_brings_the_old_server_back(acting: A
 async def test_a_hub_that_starts_nothing_is_said(acting: Acting, running: FakeHub) -> None:
     running.faults = [None, None, None, 400, 400]
     refusal = await refusal_of(acting.actions.restart(acting.seen(), "half", ANN))
-    assert refusal.text.startswith("The server was stopped, and could not start with the template half.")
+    assert refusal.text.startswith("The server was stopped, and could not start with the template 0.50 GPU.")
     assert refusal.text.endswith("Start it on the hub's home page.")
     assert chosen(running) is None
 
@@ -228,7 +228,7 @@ async def test_the_same_restart_twice_at_a_time_is_one(acting: Acting, running: 
         acting.actions.restart(one, "cpu", ANN),
         return_exceptions=True,
     )
-    assert (first, second) == (Outcome(True, words.restarts("half")), Outcome(False, words.restarts("half")))
+    assert (first, second) == (Outcome(True, words.restarts("0.50 GPU")), Outcome(False, words.restarts("0.50 GPU")))
     assert str(other) == words.RESTARTS_ALREADY
     assert running.deleted == ["/users/ann/server"]
 
@@ -327,7 +327,7 @@ async def test_a_restart_of_long_ago_is_not_finished_and_the_history_says_so(
     await next_service.actions.finish_restarts()
     assert chosen(hub_server) is None
     (action,) = next_service.recorded
-    assert action.reason == f"ann restarted the server with the template half. {words.RESTART_TOO_LATE}"
+    assert action.reason == f"ann restarted the server with the template 0.50 GPU. {words.RESTART_TOO_LATE}"
     assert await journal.begun_restarts() == []
 
 
@@ -368,7 +368,7 @@ async def test_a_finished_restart_that_the_hub_refuses_brings_the_old_server_bac
     await next_service.actions.finish_restarts()
     assert chosen(hub_server) == OPTIONS
     assert "no, 400" in next_service.recorded[0].reason
-    assert "The server could not start with the template half." in caplog.text
+    assert "The server could not start with the template 0.50 GPU." in caplog.text
     assert await journal.begun_restarts() == []
 
 

@@ -341,13 +341,14 @@ async def test_a_waiting_spawn_shows_its_position_and_starts_after_the_wait(make
     await until(lambda: len(hub.reservations.queue) == 1)
     assert (await hub.start_server("bob", {"profile": "half-gpu"})).code == 202
     spawner = hub.spawner("bob")
-    story = asyncio.ensure_future(events(spawner, 3))
+    story = asyncio.ensure_future(events(spawner, 4))
     await until(lambda: any("Position 2 in queue" in event["message"] for event in spawner._attempt.progress._events))
     await asyncio.sleep(1.2)
     assert (await spawner.poll()) is None
     agent.sessions.pop("there-0")
     told = await story
-    assert told[0].startswith("Position 2 in queue. Not enough free capacity")
+    assert told[0] == "Template: 0.50 GPU."
+    assert told[1].startswith("Position 2 in queue. Not enough free capacity")
     assert "Placed on GPU 0 (Simulated GPU 16 GiB)." in told
     await hub.started("ada")
     await hub.started("bob")
