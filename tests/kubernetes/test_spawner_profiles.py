@@ -158,7 +158,10 @@ async def test_wrong_choices_of_own_profiles_are_answered(make_hub: MakeHub, nod
 
     hub = await make_hub(configure)
     for options, words in (
-        ({"profile": "choices", "image": "none"}, "there is no choice 'none'; choose one of one."),
+        (
+            {"profile": "choices", "image": "none"},
+            "Choices, Image: there is no choice 'none'; choose one of One (one).",
+        ),
         ({"profile": "choices", "image": ["x"]}, "there is no choice ['x']"),
         ({"profile": "choices", "image--unlisted-choice": "theirs/x"}, "failed validation regex"),
     ):

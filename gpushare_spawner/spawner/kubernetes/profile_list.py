@@ -96,8 +96,9 @@ def check_choices(entry: Mapping[str, Any], options: Mapping[str, Any]) -> None:
             continue
         choices = option.get("choices") or {}
         if not isinstance(choice, str) or choice not in choices:
-            where = f"{Markup(entry['display_name']).striptags()}, {option.get('display_name') or name}"
-            raise SpawnRefused(words.unknown_choice(where, choice, choices), reason="unknown-choice")
+            where = f"{_plain(entry['display_name'])}, {_plain(option.get('display_name') or name)}"
+            plain = {key: {"display_name": _plain(one.get("display_name") or key)} for key, one in choices.items()}
+            raise SpawnRefused(words.unknown_choice(where, choice, plain), reason="unknown-choice")
 
 
 def checked_texts(profiles: Sequence[Mapping[str, Any]], options: Any) -> list[dict[str, Any]]:
@@ -127,6 +128,11 @@ def _checked(profile: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str
                 raise ValueError(f"Received unlisted_choice for {name} that failed validation regex.")
         checked[name] = {**option, "unlisted_choice": unlisted} if "unlisted_choice" in option else option
     return {**profile, "profile_options": checked} if checked else dict(profile)
+
+
+def _plain(html: Any) -> str:
+    """Return what an admin wrote for the form, without its tags."""
+    return Markup(html).striptags()
 
 
 def as_entry(profile: Profile, now: Availability | None, quota: str = "") -> dict[str, Any]:
