@@ -16,16 +16,19 @@ def limit_hit(status: ShareStatus, hit: LimitHit) -> str:
     """Return which limit refused the last failed allocation, and what helps."""
     ago = "just now" if hit.seconds_ago < 1 else f"{elapsed(hit.seconds_ago)} ago"
     failed = f"An allocation of {memory(hit.requested_bytes)} failed {ago} (CUDA out of memory): "
-    restart = [advice for advice in [_restart(status)] if advice]
+    most = max((gpu.limit_bytes for gpu in status.gpus), default=0)
+    lacking = hit.requested_bytes + hit.allocated_bytes - most if hit.limit == "session" else hit.requested_bytes
+    restart = [advice for advice in [_restart(status, lacking)] if advice and not hit.requested_bytes > most > 0]
     match hit.limit:
         case "session":
-            limit = memory(max((gpu.limit_bytes for gpu in status.gpus), default=0))
+            limit = memory(most)
             each = " on each GPU" if len(status.gpus) > 1 else ""
             why = (
                 f"this session may allocate {limit}{each}, all its kernels together, "
                 f"and had allocated {memory(hit.allocated_bytes)}."
             )
-            helps = _advice(restart, "choose a template with a larger GPU memory limit.")
+            larger = f" (at least {memory(hit.requested_bytes)})" if hit.requested_bytes > most else ""
+            helps = _advice(restart, f"choose a template with a larger GPU memory limit{larger}.")
         case "session_host_memory":
             why = (
                 "this server's memory limit leaves too little host memory for GPU memory that is paged out while other "
@@ -57,14 +60,28 @@ def refused(status: ShareStatus, hit: LimitHit) -> str:
             return f"Out of memory: this machine has too little host memory for {more} more GPU memory."
 
 
-def _restart(status: ShareStatus) -> str:
-    """Return advice to restart the process that holds most memory; empty where no process holds any."""
+def _restart(status: ShareStatus, lacking: int) -> str:
+    """Return advice to restart the fewest processes that hold what an allocation lacked, in bytes; empty where all of
+    them hold less: to restart them would not help."""
     if not status.processes:
         return "Restart a kernel that you no longer need: that frees its GPU memory."
-    largest = max(status.processes, key=lambda process: process.memory_bytes)
-    if not largest.memory_bytes:
-        return ""
-    return f"Restart {largest.name or f'process {largest.pid}'} to free {memory(largest.memory_bytes)}."
+    held = sorted(_by_process(status).items(), key=lambda entry: -entry[1])
+    freed, names = 0, []
+    for name, size in held:
+        freed += size
+        names.append(name)
+        if freed and freed >= lacking:
+            return f"Restart {' and '.join(names)} to free {memory(freed)}."
+    return ""
+
+
+def _by_process(status: ShareStatus) -> dict[str, int]:
+    """Return the bytes that each process has allocated on all GPUs, by its name."""
+    names = {process.pid: process.name or f"process {process.pid}" for process in status.processes}
+    sums = dict.fromkeys(names.values(), 0)
+    for process in status.processes:
+        sums[names[process.pid]] += process.memory_bytes
+    return sums
 
 
 def holders(status: ShareStatus) -> str:

@@ -119,10 +119,14 @@ def _memory(of: ShareStatus | GpuStatus) -> str:
 
 
 def summary(status: ShareStatus) -> list[str]:
-    """Return what the share means to the user now, and what is wrong with it; nothing where it is unknown."""
+    """Return what the share means to the user now, and what is wrong with it; nothing where it is unknown.
+
+    A refused allocation comes first: the user has just met it.
+    """
     if not status.known:
         return []
-    return [said for said in (status.layer_trouble, tier_now(status)) if said]
+    out_of_memory = limit_hit(status, status.limit_hit) if status.limit_hit is not None else ""
+    return [said for said in (out_of_memory, status.layer_trouble, tier_now(status)) if said]
 
 
 def tier_now(status: ShareStatus) -> str:
@@ -179,6 +183,8 @@ def page(status: ShareStatus, now: float) -> str:
     if not status.known:
         return f"The GPU share is unknown: {status.problem}"
     rows = [(term.name, _at_local_time(term, now)) for term in terms(status)]
+    if status.limit_hit is not None:
+        rows.append(("memory limit", limit_hit(status, status.limit_hit)))
     message = status.controls.message if status.controls is not None else None
     if message is not None:
         # on one line: a further line of the message would look like a row of the service's own
@@ -193,7 +199,7 @@ def _at_local_time(term: Term, now: float) -> str:
 
 
 def terms(status: ShareStatus) -> list[Term]:
-    """Return what the user has, row by row; nothing where the share is unknown."""
+    """Return what the user has, row by row, without a refused allocation; nothing where the share is unknown."""
     if not status.known:
         return []
     gpus, layer = status.gpu_count, other_layer(status.layer)
@@ -229,8 +235,6 @@ def terms(status: ShareStatus) -> list[Term]:
         rows.append(Term(f"{prefix}other sessions", others + working))
     if held := holders(status):
         rows.append(Term("allocated by", held))
-    if status.limit_hit is not None:
-        rows.append(Term("memory limit", limit_hit(status, status.limit_hit)))
     return rows
 
 

@@ -158,3 +158,37 @@ def test_a_process_that_is_gone_has_its_number(tmp_path: Path) -> None:
 def test_observers_ask_for_it(agent: ScriptedAgent) -> None:
     status()
     assert Feature(agent.heard[0].fields[3]) & Feature.RESERVE
+
+
+def refused_of(requested: int, held: list[int], limit: int = MemoryLimit.SESSION) -> ShareStatus:
+    """A session of 16 GiB whose processes hold so much, and an allocation that was refused."""
+    topic, raw = SessionMemoryTopic, gpu_bytes(GPU)
+    frames = [Frame(Kind.SESSION_MEMORY, (topic.PROCESS, 41 + place, size), gpu=raw) for place, size in enumerate(held)]
+    hit = Frame(Kind.SESSION_MEMORY, (topic.LIMIT_HIT, limit, 0, requested, 41, 1, sum(held)))
+    return ShareStatus.of([*frames, hit, *Script().status()])
+
+
+@pytest.mark.parametrize("limit", [MemoryLimit.SESSION, MemoryLimit.SESSION_HOST_MEMORY, MemoryLimit.NODE_HOST_MEMORY])
+def test_no_advice_frees_less_than_was_lacking(limit: MemoryLimit) -> None:
+    """14 GiB were asked for, and the only process holds 256 MiB; 20 GiB are more than the session may ever have."""
+    lacking = 14 * GIB if limit != MemoryLimit.SESSION else 20 * GIB
+    said = share_status.page(refused_of(lacking, [256 * MIB], limit), 0)
+    assert "Restart" not in said
+    assert "256 MiB." not in said.rsplit("CUDA out of memory", 1)[1] or "had allocated 256 MiB." in said
+
+
+def test_the_advice_names_as_many_processes_as_free_what_was_lacking() -> None:
+    said = share_status.page(refused_of(14 * GIB, [7 * GIB, 6 * GIB, GIB]), 0)  # 12 GiB are lacking
+    assert "Restart process 41 and process 42 to free 13 GiB. Or choose a template" in said
+
+
+def test_what_no_process_can_have_needs_a_larger_template() -> None:
+    said = share_status.page(refused_of(20 * GIB, [10 * GIB]), 0)
+    assert said.endswith("Choose a template with a larger GPU memory limit (at least 20 GiB).")
+
+
+def test_a_refused_allocation_is_the_first_line_of_the_details() -> None:
+    said = answer(refused_of(14 * GIB, [10 * GIB]))
+    first = unbroken("An allocation of 14 GiB failed just now (CUDA out of memory): this session may allocate 16 GiB")
+    assert said["summary"][0].startswith(first)
+    assert all(term["name"] != "memory limit" for term in said["terms"]), "it is said once"
