@@ -16,13 +16,13 @@ from typing import Any
 
 import pytest
 
-from gpushare_spawner.agent import processes
 from gpushare_spawner.agent.gpus import gpu_memory_queries, gpu_time_samples
 from gpushare_spawner.agent.gpus.nvml import Gpu, GpuProcess, GpuState, Utilisation
 from gpushare_spawner.agent.memory import session_limit
 from gpushare_spawner.agent.memory.node_memory import HostMemorySettings
 from gpushare_spawner.agent.node import Node, NodeSettings
-from gpushare_spawner.agent.sockets.connection import Peer
+from gpushare_spawner.agent.processes import ProcessName
+from gpushare_spawner.agent.sockets.peer import Peer
 from gpushare_spawner.agent.state.state_folder import StateFolder
 from gpushare_spawner.model.protocol.frames import NO_GPU, Feature, Frame, Kind, Role, gpu_bytes
 from tests.agent.conftest import LIBRARIES, request_for
@@ -60,6 +60,17 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return self._jump.now
 
 
+class _Clock:
+    """Stands in for the wall clock."""
+
+    def __init__(self, loop: VirtualLoop) -> None:
+        self._loop = loop
+        self.was_set: Callable[[float], None]
+
+    def __call__(self) -> float:
+        return self._loop.time()
+
+
 class _AtOnce:
     """Stands in for `threading.Thread`."""
 
@@ -90,7 +101,7 @@ class Process:
     """GPU seconds."""
 
     def __post_init__(self) -> None:
-        self.peer = Peer(self.number, 0)
+        self.peer = Peer(self.number, 0, ProcessName(self.number, 1, "boot"))
 
     def greeted(self, features: int) -> None:
         self.features = Feature(features)
@@ -237,9 +248,7 @@ def virtual_node(folder: Path, gpu: Gpu, samples: bool = True, real_figures: boo
         thread = SimpleNamespace(Thread=_AtOnce)
         patch.setattr(gpu_memory_queries, "threading", thread)
         patch.setattr(gpu_time_samples, "threading", thread)
-        patch.setattr(gpu_time_samples, "time", SimpleNamespace(time=loop.time))
-        patch.setattr(processes, "named", lambda pid: processes.ProcessName(pid, 1, "boot"))
-        patch.setattr(processes, "alive", lambda name: True)
+        patch.setattr(gpu_time_samples, "WallClock", lambda: _Clock(loop))
         patch.setattr(session_limit, "Connection", Process)
         asyncio.set_event_loop(loop)
 
