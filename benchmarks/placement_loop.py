@@ -86,6 +86,7 @@ def pod(session: SessionReport, number: int, announced: Notice | None, token: st
         session=session.id,
         template=session.template,
         share_units=session.share_units,
+        borrowed_units=session.borrowed_units,
         gpus=session.gpus,
         gpu_indices=index,
         tier=Tier.ACTIVE if session.effective_units else Tier.RELEASED,
@@ -132,6 +133,7 @@ class SimulatedHub:
                 "metadata": {"name": report.node},
                 "facts": NodeFacts(report.node, {"kubernetes.io/hostname": report.node}),
                 "allocatable": resources(report),
+                "gpus": {gpu.index: gpu.capacity_units for gpu in report.gpus},
             }
             for report in reports
         }
@@ -206,6 +208,7 @@ class SimulatedHub:
             template=share.request.template.name,
             gpus=share.placement.gpus,
             share_units=units,
+            borrowed_units=share.placement.borrowed,
             tier_since=0,
             effective_units=units,
             guaranteed_units=units,
@@ -279,9 +282,13 @@ async def measure(gpus: int, starts: int, seed: int) -> dict[str, float]:
     await asyncio.sleep(WAIT_ON)
     still = sum(not task.done() for task in waiting)
     after = heartbeat.turns[turns_before:]
-    for task in (*tasks, *waiting, hub.pods.watch_task, hub.reports.watch_task):
+    for task in (*tasks, *waiting):
         task.cancel()
     await asyncio.gather(*tasks, *waiting, return_exceptions=True)
+    # on a loaded machine the last pass may be from before the last pods: their reservations would count beside them
+    await hub.reservations.snapshot()
+    for task in (hub.pods.watch_task, hub.reports.watch_task):
+        task.cancel()
     hub.reservations.feed.ledger.check()
     began = time.thread_time()
     gc.collect()
