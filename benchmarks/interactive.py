@@ -354,6 +354,7 @@ def main() -> int:
         and part >= 0.95
     )
     by_seed = ", ".join(f"{run.p95:.1f}" for run in done["now"])
+    print(f"12 sessions, mixed: p99 {quantile(list(now.delays), 0.99):.2f} s, longest {max(now.delays):.2f} s")
     print(f"12 sessions, mixed: p95 {now.p95:.2f} s (seeds by themselves: {by_seed} s), {now.cells} cells")
     old_p95, old_cells = result["p95_delay_12_mixed_batch_bound"], result["cells_12_mixed_batch_bound"]
     print(f"the same with the bound of batch work throughout: p95 {old_p95} s, {old_cells} cells")
