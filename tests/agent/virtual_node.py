@@ -260,6 +260,7 @@ def virtual_node(folder: Path, gpu: Gpu, samples: bool = True, real_figures: boo
             yield agent
         finally:
             agent.close()
+            loop.run_until_complete(agent.node.registry.store.close())
             for task in asyncio.all_tasks(loop):
                 task.cancel()
             loop.run_until_complete(asyncio.sleep(0))
