@@ -245,7 +245,7 @@ async def test_refused_requests_are_logged_and_tried_again(
 async def test_a_node_that_could_never_grant_the_requests_is_named_in_the_log(
     releases: Releases, namespace: HubNamespace, caplog: pytest.LogCaptureFixture, version: str
 ) -> None:
-    """The node has become smaller. An API server refuses the resize from 1.36 on; before, the kubelet calls it Infeasible."""
+    """The node became smaller. From 1.36 on the API server refuses the resize; before, the kubelet does."""
     server = namespace.cluster.standin("a real API server is of one version")
     server.refuses_infeasible_resizes = version == "1.36"
     await releases.open()
