@@ -35,7 +35,8 @@ from gpushare_spawner.spawner.kubernetes.reservations import PodShare
 PAUSES = 0.1, 2.0
 """Seconds between tries: the first, and the longest."""
 ASK_AGAIN_SECONDS = 300.0
-"""After the API server has said that the hub may make no Secrets. Ours: as `cluster.capacity.ASK_AGAIN_SECONDS`."""
+"""For which the answer holds whether the hub may make Secrets: rights are given, and taken away. Ours: as
+`cluster.capacity.ASK_AGAIN_SECONDS`."""
 _GROUP, _VERSION = CLAIMS_API.removeprefix("/apis/").split("/")
 
 Object = dict[str, Any]
@@ -86,22 +87,21 @@ class SecretRights:
         self._ask_at = 0.0
 
     async def allowed(self) -> bool:
-        """Return whether it may. Raises what the API raises. A refusal is logged once, and asked about again later."""
-        if self._allowed or time.monotonic() < self._ask_at:
+        """Return whether it may. Raises what the API raises. Asked again later; a refusal is logged when it begins."""
+        if time.monotonic() < self._ask_at:
             return bool(self._allowed)
         what = V1ResourceAttributes(namespace=self._namespace, verb="create", resource="secrets")
         asked = V1SelfSubjectAccessReview(spec=V1SelfSubjectAccessReviewSpec(resource_attributes=what))
         review = await self._api.create_self_subject_access_review(asked)
         before, self._allowed = self._allowed, bool(review.status.allowed)
-        if not self._allowed:
-            self._ask_at = time.monotonic() + ASK_AGAIN_SECONDS
-            if before is None:
-                self._log.warning(
-                    "The hub may not create Secrets in the namespace %s, so the tokens of servers stand in their pods, "
-                    "where whoever may read pods reads them. Give the hub's service account get, create and delete on "
-                    "secrets there.",
-                    self._namespace,
-                )
+        self._ask_at = time.monotonic() + ASK_AGAIN_SECONDS
+        if not self._allowed and before is not False:
+            self._log.warning(
+                "The hub may not create Secrets in the namespace %s, so the tokens of servers stand in their pods, "
+                "where whoever may read pods reads them. Give the hub's service account get, create and delete on "
+                "secrets there.",
+                self._namespace,
+            )
         return self._allowed
 
 

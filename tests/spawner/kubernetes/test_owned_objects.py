@@ -173,6 +173,9 @@ async def test_the_right_to_make_secrets_is_asked_for_once_and_a_refusal_again_a
     assert not await rights.allowed()
     now[0] += owned_objects.ASK_AGAIN_SECONDS
     assert [await rights.allowed() for _ in range(3)] == [True] * 3
-    assert [one.message.partition(",")[0] for one in caplog.records] == [
-        "The hub may not create Secrets in the namespace jhub"
-    ]
+    said = ["The hub may not create Secrets in the namespace jhub"]
+    assert [one.message.partition(",")[0] for one in caplog.records] == said
+    answers.append(False)  # the right was taken away: each spawn would fail
+    now[0] += owned_objects.ASK_AGAIN_SECONDS
+    assert not await rights.allowed()
+    assert [one.message.partition(",")[0] for one in caplog.records] == said * 2
