@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -67,6 +67,9 @@ class GpuReport(_Part):
     mig: MigInstance | None = None
     """This is an instance of a GPU in MIG mode, for one session: `index` is the GPU's, `uuid`, `memory_bytes` and
     `capacity_units` are the instance's. None: it is a whole GPU."""
+    known_since: Annotated[Seconds, Field(exclude=True)] = 0.0
+    """When the reader of the reports of several nodes saw the GPU first at this node (`time.monotonic`). Never what a
+    report says of it, see `with_known_since`."""
 
     @property
     def whole(self) -> str:
@@ -177,6 +180,8 @@ class SessionReport(_Part):
     """The units that the session does not hold are kept for spawns in quota: GPU work does not restore them yet."""
     opened_at: Instant
     """As the machine's clock was then: with the id it names the session."""
+    opened_by_node: Annotated[bool, Field(exclude=True)] = True
+    """Whether `opened_at` is of the node's clock. False: the API server says when the pod was created."""
     clock_moved: Annotated[float, Field(ge=-LATEST, le=LATEST, allow_inf_nan=False)] = 0.0
     """Seconds by which the machine's clock was set since then. All other instants of the past are moved already."""
     confirmed: bool = True
@@ -240,7 +245,7 @@ class SessionReport(_Part):
     @property
     def begun(self) -> float:
         """When it was opened, by the machine's clock of now: what durations and the order of sessions count from."""
-        return self.opened_at + self.clock_moved
+        return self.opened_at + (self.clock_moved if self.opened_by_node else 0.0)
 
     @property
     def controls(self) -> Controls:
@@ -350,10 +355,25 @@ class Report(_Part):
         return next((session for session in self.sessions if session.id == session_id), None)
 
 
+def with_known_since(report: Report, before: Report | None, now: float) -> Report:
+    """Return a node's report with `GpuReport.known_since`. ``before``: its last one; ``now``: `time.monotonic`."""
+    since = {gpu.uuid: gpu.known_since for gpu in before.gpus} if before is not None else {}
+    gpus = tuple(gpu.model_copy(update={"known_since": since.get(gpu.uuid, now)}) for gpu in report.gpus)
+    return report.model_copy(update={"gpus": gpus})
+
+
+def in_order_of_claim(nodes: Mapping[str, GpuReport]) -> tuple[str, ...]:
+    """Return the nodes that report one GPU; the first has it: the one known for longest, of several the first by name.
+
+    So a node cannot take a GPU from the node that has it, only by naming its UUID. ``nodes``: their reports of it.
+    """
+    return tuple(sorted(nodes, key=lambda node: (nodes[node].known_since, node)))
+
+
 def doubled_gpus(reports: Iterable[Report]) -> dict[str, tuple[str, ...]]:
-    """Return the UUIDs that several nodes report, each with these nodes by name: of these the first has the GPU."""
-    nodes: dict[str, set[str]] = {}
+    """Return the UUIDs that several nodes report, each with these nodes: of these the first has the GPU."""
+    nodes: dict[str, dict[str, GpuReport]] = {}
     for report in reports:
         for gpu in report.gpus:
-            nodes.setdefault(gpu.uuid, set()).add(report.node)
-    return {uuid: tuple(sorted(names)) for uuid, names in nodes.items() if len(names) > 1}
+            nodes.setdefault(gpu.uuid, {})[report.node] = gpu
+    return {uuid: in_order_of_claim(of_nodes) for uuid, of_nodes in nodes.items() if len(of_nodes) > 1}

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from types import MappingProxyType
 
 from gpushare_spawner.model.layers import LayerName
-from gpushare_spawner.model.report import GpuReport
+from gpushare_spawner.model.report import GpuReport, in_order_of_claim
 from gpushare_spawner.placement.capacity_index import Best, CapacityIndexes, Rating, admission
 from gpushare_spawner.placement.node_capacity import GpuCapacity, NodeCapacity
 from gpushare_spawner.placement.node_resources import UNKNOWN, NodeResources
@@ -163,9 +163,9 @@ class FreeCapacity:
         for gpu in old.gpus if old is not None else ():
             if self._gpus[gpu.uuid].node == name:
                 del self._gpus[gpu.uuid]
-        # one GPU that two nodes report is still one GPU: the first node by name has it
+        # one GPU that two nodes report is still one GPU
         told = self._told.get(name, {})
-        gpus = tuple(_empty(gpu, name) for uuid, gpu in told.items() if min(self._claims[uuid]) == name)
+        gpus = tuple(_empty(gpu, name) for uuid, gpu in told.items() if self._node_of(uuid) == name)
         if gpus:
             healthy: dict[str, tuple[GpuCapacity, ...]] = {}
             for gpu in gpus:
@@ -179,13 +179,20 @@ class FreeCapacity:
         self._indexes.changed(name)
         return [gpu.uuid for gpu in gpus]
 
+    def _node_of(self, uuid: str) -> str:
+        """Return which of the nodes that report a GPU has it."""
+        nodes = self._claims[uuid]
+        if len(nodes) == 1:
+            return next(iter(nodes))
+        return in_order_of_claim({node: self._told[node][uuid] for node in nodes})[0]
+
     def _changed(self, node: NodeCapacity) -> None:
         node.changed()
         self._indexes.changed(node.name)
 
 
 def _essence(gpu: GpuReport) -> tuple[object, ...]:
-    return (gpu.index, gpu.uuid, gpu.model, gpu.healthy, gpu.cordoned, gpu.capacity_units, gpu.mig)
+    return (gpu.index, gpu.uuid, gpu.model, gpu.healthy, gpu.cordoned, gpu.capacity_units, gpu.mig, gpu.known_since)
 
 
 def _empty(gpu: GpuReport, node: str) -> GpuCapacity:

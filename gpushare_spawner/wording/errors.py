@@ -73,9 +73,10 @@ def agent_unavailable(reason: str) -> str:
 
 
 def doubled_gpu(uuid: str, nodes: Sequence[str]) -> str:
-    """Return that several nodes report one GPU. ``nodes``: by name; the first has it."""
+    """Return that several nodes report one GPU. ``nodes``: the first has it, since it was seen there first."""
     return (
         f"GPU {uuid} is reported by the nodes {', '.join(nodes[:-1])} and {nodes[-1]}. It counts for {nodes[0]} alone, "
         "and no server is placed on it elsewhere. Two GPUs never have one UUID: "
-        "the agents run on one machine, or machines with simulated GPUs were copied."
+        "the agents run on one machine, machines with simulated GPUs were copied, or a node reports a GPU that it does "
+        "not have."
     )

@@ -116,7 +116,7 @@ class ServiceSnapshot:
 
     @cached_property
     def counted_gpus(self) -> list[tuple[KnownReport, GpuReport]]:
-        """Each GPU once, with its node's report: of several nodes that report it the first by name."""
+        """Each GPU once, with its node's report: of several nodes that report it the one that has it."""
         node_of = {uuid: nodes[0] for uuid, nodes in doubled_gpus(self.reports).items()}
         return [
             (report, gpu)

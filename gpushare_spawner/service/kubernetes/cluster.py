@@ -19,7 +19,7 @@ from gpushare_spawner.model import kubernetes
 from gpushare_spawner.model.controls import ASK_SECONDS
 from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.protocol.control import AgentUnreachable
-from gpushare_spawner.model.report import Report
+from gpushare_spawner.model.report import Report, with_known_since
 from gpushare_spawner.service.kubernetes.node import NodeAgent
 from gpushare_spawner.service.kubernetes.pod_sessions import SessionPod, known_report, made_by, session_pods, trimmed
 from gpushare_spawner.service.reports import KnownReport, UnconfirmedSession
@@ -264,15 +264,16 @@ class Cluster:
         if self._by_report is not None:
             return self._by_report
         found: dict[str, tuple[str, _Read]] = {}
-        self._read = {name: self._parse(name, item) for name, item in self._maps.objects.items()}
+        now = time.monotonic()
+        self._read = {name: self._parse(name, item, now) for name, item in self._maps.objects.items()}
         for name, read in self._read.items():
             node = read.report.node if read.report is not None else name.partition("/")[2].removeprefix(_PREFIX)
             found[node] = name, read
         self._by_report = found
         return found
 
-    def _parse(self, name: str, item: dict[str, Any]) -> _Read:
-        version, now = item["metadata"]["resourceVersion"], time.monotonic()
+    def _parse(self, name: str, item: dict[str, Any], now: float) -> _Read:
+        version = item["metadata"]["resourceVersion"]
         known = self._read.get(name)
         if known is not None and known.version == version:
             return known
@@ -286,6 +287,8 @@ class Cluster:
         else:
             misplaced = kubernetes.misplaced_report(item["metadata"]["name"], report)
             report, problem = (report, "") if misplaced is None else (None, f"{misplaced}: this report is ignored")
+        if report is not None:
+            report = with_known_since(report, known.report if known is not None else None, now)
         # once, and not with each report
         if problem and (known is None or known.problem != problem):
             log.warning("ConfigMap %s: %s", name, problem)

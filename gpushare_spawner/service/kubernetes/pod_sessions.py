@@ -211,6 +211,7 @@ def _identity(pod: SessionPod) -> dict[str, Any]:
         "effective_units": said.effective_units,
         "yields": said.yields_until is not None,
         "opened_at": pod.created,
+        "opened_by_node": False,
         "notice": said.notice,
         **dict(said.controls),
         "message": said.message,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from gpushare_spawner.model.layers.mig import MigInstance, guaranteed_memory
-from gpushare_spawner.model.report import GpuReport
+from gpushare_spawner.model.report import GpuReport, in_order_of_claim
 from gpushare_spawner.model.template import Gpu
 from gpushare_spawner.placement import suits
 
@@ -54,12 +54,12 @@ class GpuInventory:
 
     @property
     def gpus(self) -> Mapping[str, GpuReport]:
-        """Every GPU by its UUID. Of one that two nodes report the first node's report counts."""
+        """Every GPU by its UUID. Of one that two nodes report the report of the node that has it counts."""
         return MappingProxyType(self._gpus)
 
     @property
     def doubled(self) -> Mapping[str, tuple[str, ...]]:
-        """The UUIDs that several nodes report, each with these nodes by name."""
+        """The UUIDs that several nodes report, each with these nodes: the first has the GPU."""
         return dict(self._doubled)
 
     @property
@@ -91,13 +91,14 @@ class GpuInventory:
             before = self._gpus.pop(uuid, None)
             if before is not None:
                 self._count(before, -1)
-            if of_nodes:
-                now = self._gpus[uuid] = of_nodes[min(of_nodes)]
+            claims = in_order_of_claim(of_nodes)
+            if claims:
+                now = self._gpus[uuid] = of_nodes[claims[0]]
                 self._count(now, 1)
             else:
                 del self._told[uuid]
-            if len(of_nodes) > 1:
-                self._doubled[uuid] = tuple(sorted(of_nodes))
+            if len(claims) > 1:
+                self._doubled[uuid] = claims
             else:
                 self._doubled.pop(uuid, None)
 

@@ -310,6 +310,32 @@ def test_an_unconfirmed_session_is_shown_to_admins_when_it_lasts(caplog: pytest.
     assert 'gpushare_unconfirmed_sessions{node="node-a"} 1.0' in metrics
 
 
+@pytest.mark.parametrize("by", [-86_400.0, 3600.0])
+def test_a_nodes_clock_that_was_set_makes_no_pod_older_or_younger(by: float) -> None:
+    """The API server says when a pod was created: its session would be idle, or over its quota, by the node's step."""
+    seen, _ = World(report(HOSTILE, session("own", HOSTILE, clock_moved=by))).cluster.report(HOSTILE)
+    assert [(one.id, one.begun) for one in seen.sessions] == [("own", OPENED)]
+
+
+def test_a_node_that_reports_the_gpu_of_another_changes_nothing_of_it() -> None:
+    """The name of the hostile node is the first one."""
+    own = session("own", HOSTILE)
+    world = World(report(HOSTILE, own))
+    before, _ = world.cluster.report(HONEST)
+    forged = report(HOSTILE, own)
+    unhealthy = forged.gpus[0].model_copy(update={"index": 1, "uuid": f"GPU-{HONEST}", "healthy": False})
+    forged = forged.model_copy(update={"gpus": (*forged.gpus, unhealthy)})
+    (name,) = (name for name in world.cluster._maps.objects if HOSTILE in name)
+    item = world.cluster._maps.objects[name]
+    changed = {"metadata": item["metadata"] | {"resourceVersion": "8"}, "data": {}}
+    changed["data"][kubernetes.REPORT_KEY] = forged.model_dump_json()
+    world.cluster._maps.objects[name] = changed
+    world.cluster._changed()
+    reports = [world.cluster.report(node)[0] for node in (HOSTILE, HONEST)]
+    assert reports[1] == before
+    assert Ledger.of(reports).capacity.gpus[f"GPU-{HONEST}"].node == HONEST
+
+
 @pytest.mark.parametrize("reported", [True, False])
 @pytest.mark.parametrize("name", ["own", "own+second"])
 def test_a_session_with_a_pod_does_not_come_and_go(name: str, reported: bool) -> None:

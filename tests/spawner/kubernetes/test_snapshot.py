@@ -409,6 +409,23 @@ async def test_a_gpu_that_two_nodes_report_is_logged_when_that_begins(caplog: py
     assert len(caplog.records) == 4, "it began anew"
 
 
+async def test_a_node_cannot_take_a_gpu_from_the_node_that_has_it_by_reporting_it() -> None:
+    """An attacker on a node could draw all spawns to it."""
+    cluster = Cluster()
+    cluster.report("honest")
+    await cluster.ledger()
+    for _ in range(2):
+        cluster.report("a-hostile", gpus=3, like="honest")
+        gpus = (await cluster.ledger()).capacity.gpus
+        assert [gpus[f"GPU-honest-{number}"].node for number in range(3)] == ["honest", "honest", "a-hostile"]
+        assert cluster.snapshots._inventory.doubled["GPU-honest-0"] == ("honest", "a-hostile")
+        cluster.report("honest")
+    cluster.report("honest", age=3600.0)
+    assert (await cluster.ledger()).capacity.gpus["GPU-honest-0"].node == "a-hostile", "the other one is silent"
+    cluster.report("honest")
+    assert (await cluster.ledger()).capacity.gpus["GPU-honest-0"].node == "honest", "as before"
+
+
 async def test_a_node_whose_report_is_too_old_is_offered_to_nobody_until_it_reports_again() -> None:
     cluster = Cluster()
     cluster.report("n", age=REPORT_STALE_SECONDS + 5)

@@ -27,7 +27,7 @@ from gpushare_spawner.model.kubernetes import (
     pod_session,
     read_report,
 )
-from gpushare_spawner.model.report import ClaimsReport, Notice, Report
+from gpushare_spawner.model.report import ClaimsReport, Notice, Report, with_known_since
 from gpushare_spawner.model.session_id import split_session_id
 from gpushare_spawner.model.share import UNITS_PER_GPU, Share
 from gpushare_spawner.placement import Allocation, LedgerFeed, Source
@@ -279,21 +279,23 @@ class ClusterSnapshots:
 
     def _read_reports(self, reflector: Any) -> Iterator[None]:
         """Read the reports that have changed."""
+        now = time.monotonic()
         for changed in self._config_maps.pieces(lambda: reflector.resources):
             for key, _, config_map in changed:
                 with self._bad_objects.apart(f"ConfigMap {key}"):
-                    self._take_report(key, config_map)
+                    self._take_report(key, config_map, now)
                 yield
             yield
 
-    def _take_report(self, key: str, config_map: Mapping[str, Any] | None) -> None:
+    def _take_report(self, key: str, config_map: Mapping[str, Any] | None, now: float) -> None:
         if config_map is None:
             self._reports.pop(key, None)
             return
         version = config_map["metadata"].get("resourceVersion") or ""
         known = self._reports.get(key)
         if known is None or known[0] != version:
-            self._reports[key] = (version, self._read(key, config_map, known[1] if known is not None else None))
+            before = known[1] if known is not None else None
+            self._reports[key] = (version, self._read(key, config_map, before, now))
 
     def _count_reports(self) -> Iterator[None]:
         """Place by the reports that are fresh from now on; set `_awaited`, a sentence about those that will not do."""
@@ -363,7 +365,7 @@ class ClusterSnapshots:
                 self._told_beyond.add(node)
                 self.log.error("%s", beyond[node])
 
-    def _read(self, key: str, config_map: Mapping[str, Any], known: Report | None) -> Report | None:
+    def _read(self, key: str, config_map: Mapping[str, Any], known: Report | None, now: float) -> Report | None:
         try:
             report = read_report(config_map)
         except ValidationError as error:
@@ -374,6 +376,7 @@ class ClusterSnapshots:
         if (problem := misplaced_report(config_map["metadata"]["name"], report)) is not None:
             self.log.error("%s: this report is ignored", problem)
             return None
+        report = with_known_since(report, known, now)
         # GPUs that are as known stay the same objects: new ones each minute would be work for the garbage collector
         gpus = known.gpus if known is not None and known.gpus == report.gpus else report.gpus
         # who holds what is the pods' to say: a report is up to a minute behind them
