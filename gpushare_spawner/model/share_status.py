@@ -209,6 +209,11 @@ class ShareStatus:
         return borrowed_in_use(self.share_units, self.borrowed_units, self.guaranteed_units)
 
     @property
+    def guaranteed_now(self) -> int:
+        """Those of `guaranteed_units` that no other session can reclaim."""
+        return self.guaranteed_units - self.borrowed_now
+
+    @property
     def memory_bytes(self) -> int:
         """Device memory that is allocated on all its GPUs."""
         return sum(gpu.memory_bytes for gpu in self.gpus)

@@ -56,5 +56,5 @@ def report_placement(
         log.info("%s: %s by %s", name, reservation.request.share, title)
         return
     gpus = words.placed_on([(gpu.index, gpu.model) for gpu in reservation.gpus], node)
-    progress.tell(words.placed(gpus, reservation.placement.borrowed), progress=30)
+    progress.tell(words.placed(gpus, reservation.request.share, reservation.placement.borrowed), progress=30)
     log.info("%s: %s on %s", name, reservation.request.share, gpus)

@@ -52,6 +52,17 @@ def number_of_gpus(units: int, gpus: int = 1) -> str:
     return f"{count:.0f}" if count == round(count) else f"{count:.2f}"
 
 
+def guarantee(now: str, full: str, reclaimed: bool = False) -> str:
+    """Return what a session on lent units is guaranteed now, and from when the full share is. Amounts are texts.
+
+    ``now``: of the units that the session owns; empty: it owns none. ``reclaimed``: whether the owners of the lent
+    units use all of them again.
+    """
+    where = "reclaimed by its owners" if reclaimed else "borrowed from idle sessions"
+    lent = f"the rest is {where}" if now else f"all units are {where.replace('its', 'their')}"
+    return f"{now or 'no GPU time and no GPU memory'} while {lent}; {full} after these have stopped"
+
+
 def memory(size: float) -> str:
     """Return bytes in the unit that is easiest to read: "256 MiB", "3.1 GiB", "1.5 TiB"; 0 is "0 GiB"."""
     if size <= 0:

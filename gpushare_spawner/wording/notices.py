@@ -38,7 +38,9 @@ def reclaimed(status: ShareStatus) -> str:
         return ""
     gpus = status.gpu_count
     now, share = gpu_share(status.guaranteed_units, gpus), gpu_share(status.share_units, gpus)
-    said = f"{now} of your {share} is guaranteed now: others reclaimed the rest."
+    # what is still borrowed is not guaranteed
+    left = f"You have {now} of your {share} now" if status.borrowed_now else f"{now} of your {share} is guaranteed now"
+    said = f"{left}: others reclaimed the rest."
     return f"{said} The dashboard says whether a restart helps."
 
 

@@ -14,6 +14,7 @@ from gpushare_spawner.wording.amounts import (
     clock,
     elapsed,
     gpu_share,
+    guarantee,
     latency,
     memory,
     memory_of,
@@ -69,11 +70,12 @@ def explanation(status: ShareStatus) -> str:
             "Your GPU work is waiting: other sessions are using the GPU. It continues when this session gets the GPU."
         )
     if status.borrowed_now:
-        owned = gpu_share(status.guaranteed_units - status.borrowed_now, gpus)
         said.append(
             f"{gpu_share(status.borrowed_now, gpus)} of {share} is borrowed from idle sessions and is reclaimed "
-            f"when they work again. {owned} stays guaranteed then."
+            "when they work again."
         )
+    if _on_lent_units(status):
+        said.append(f"Guaranteed: {guaranteed(status)}.")
     if status.lacks_requests:
         said.append(LACKING)
     if status.suspended:
@@ -153,12 +155,27 @@ def tier_now(status: ShareStatus) -> str:
             return f"You have {share} now, up to 100 % while others are idle."
         case _ if status.borrowed_units:
             now = gpu_share(status.guaranteed_units, gpus)
+            left = f"you have {now} now" if status.borrowed_now else f"{now} is guaranteed now"
             return (
-                f"Of your {share}, {now} is guaranteed now: the owners of the lent units have reclaimed the rest. "
+                f"Of your {share}, {left}: the owners of the lent units have reclaimed the rest. "
                 "The dashboard says whether the full share is free elsewhere. If it is, restart the server to get it."
             )
         case _:
             return f"You have {share}: guaranteed while others work, up to 100 % while others are idle."
+
+
+def guaranteed(status: ShareStatus) -> str:
+    """Return what the session is guaranteed now, and on lent units from when it has more: the words of its card."""
+    gpus, now = status.gpu_count, status.guaranteed_now
+    owned = gpu_share(now, gpus)
+    if not _on_lent_units(status):
+        return owned
+    return guarantee(owned if now else "", gpu_share(status.share_units, gpus), reclaimed=not status.borrowed_now)
+
+
+def _on_lent_units(status: ShareStatus) -> bool:
+    """Return whether other sessions own some of the units that the session would have now."""
+    return status.tier is Tier.ACTIVE and status.borrowed_units > 0
 
 
 def _while_idle(status: ShareStatus) -> str:
@@ -206,7 +223,7 @@ def terms(status: ShareStatus) -> list[Term]:
     borrowed = f", {gpu_share(status.borrowed_now, gpus)} of it borrowed" if status.borrowed_now else ""
     rows = [Term("share", gpu_share(status.share_units, gpus) + borrowed)]
     if layer is None:
-        rows += [Term("tier", _tier(status)), Term("guaranteed now", gpu_share(status.guaranteed_units, gpus))]
+        rows += [Term("tier", _tier(status)), Term("guaranteed now", guaranteed(status))]
     else:
         rows += [Term("shared by", f"{layer.title}. {kept_within(layer)}"), Term("idle actions", when_idle(layer))]
     if status.layer_trouble:

@@ -53,7 +53,7 @@ def _from_others(status: ShareStatus, gpu: GpuStatus, where: str) -> list[str]:
     working = gpu.sessions_with_work - (gpu.lease != "none")
     if working < 1:
         return []
-    guaranteed = f"You are guaranteed {gpu_share(status.guaranteed_units)} meanwhile."
+    guaranteed = f"You are guaranteed {gpu_share(status.guaranteed_now)} meanwhile."
     if gpu.lease == "waiting":
         others = plural(working, "other session computes", "other sessions compute")
         return [f"Your GPU work waits for {where}: {others} there now. {guaranteed}"]

@@ -123,7 +123,8 @@ def test_the_explanation_tells_what_happens_to_the_work() -> None:
         of(borrowed=15, guaranteed=25, lease=LeaseState.WAITING, step=(Tier.RELEASED, 5.0, 0))
     )
     assert "0.15 GPU of 0.25 GPU is borrowed from idle sessions" in lent
-    assert "0.10 GPU stays guaranteed then" in lent
+    terms = "0.10 GPU while the rest is borrowed from idle sessions; 0.25 GPU after these have stopped"
+    assert f"reclaimed when they work again.\nGuaranteed: {terms}." in lent
     assert "guaranteed while others work" not in lent
     assert "is waiting: other sessions are using the GPU" in lent
     assert "will be released at {time}" in lent
@@ -178,11 +179,18 @@ def test_units_that_a_tier_or_their_owner_has_taken_are_not_borrowed() -> None:
     assert "borrowed" not in share_status.line(released) + share_status.explanation(released)
     reclaimed = of(borrowed=15, guaranteed=10)
     assert "borrowed" not in share_status.line(reclaimed) + share_status.page(reclaimed, 0)
+    terms = "0.10 GPU while the rest is reclaimed by its owners; 0.25 GPU after these have stopped"
+    assert f"guaranteed now  {terms}\n" in share_status.page(reclaimed, 0)
     said = share_status.explanation(reclaimed)
     assert "Of your 0.25 GPU, 0.10 GPU is guaranteed now: the owners of the lent units have reclaimed the rest." in said
     assert "The dashboard says whether the full share is free elsewhere" in said
     partly = share_status.explanation(of(borrowed=15, guaranteed=18))
-    assert "Of your 0.25 GPU, 0.18 GPU is guaranteed now" in partly
+    # 0.08 GPU of it is still borrowed, so it is not guaranteed
+    assert "Of your 0.25 GPU, you have 0.18 GPU now: the owners of the lent units have reclaimed the rest." in partly
+    assert "Guaranteed: 0.10 GPU while the rest is borrowed from idle sessions; 0.25 GPU after" in partly
+    toast = notices.reclaimed(of(borrowed=15, guaranteed=18))
+    assert toast.startswith("You have 0.18 GPU of your 0.25 GPU now: others reclaimed the rest.")
+    assert len(toast) <= notices.TOAST_LETTERS
     assert "You have 0.25 GPU now" not in partly
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gpushare_spawner.model.tier import Tier
-from gpushare_spawner.wording.amounts import gpu_share, memory, plural
+from gpushare_spawner.wording.amounts import gpu_share, guarantee, memory, plural
 
 NO_FRACTION = "A share is a fraction of one GPU, from 0.01 to 1 in steps of 0.01, like 0.25."
 WHOLE_GPUS = (
@@ -26,7 +26,8 @@ def changed(before: int, units: int, borrowed: int, tier: Tier, memory_limit: in
     """
     said = f"The share is {gpu_share(units)} now (before: {gpu_share(before)})."
     if borrowed:
-        said += f" {gpu_share(borrowed)} of it is borrowed from idle sessions, and goes back to them when they work."
+        owned = gpu_share(units - borrowed) if units > borrowed else ""
+        said += f" Guaranteed: {guarantee(owned, gpu_share(units))}."
     if memory_limit is not None:
         said += f" The server's programs can allocate {memory(memory_limit)} of GPU memory."
     return said if tier is Tier.ACTIVE else f"{said} It is {tier}: the next GPU work restores it."

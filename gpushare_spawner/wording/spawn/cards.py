@@ -9,7 +9,7 @@ from gpushare_spawner.model.quantity import resolve_bytes
 from gpushare_spawner.model.share import UNITS_PER_GPU, Share
 from gpushare_spawner.model.template import Gpu, Idle, Resources, Template
 from gpushare_spawner.model.tier import Tier
-from gpushare_spawner.wording.amounts import duration, gpu_share, memory
+from gpushare_spawner.wording.amounts import duration, gpu_share, guarantee, memory
 
 AGENT_SILENT = "the GPU agent of this machine does not answer"
 CLUSTER_UNREADABLE = "the hub cannot read the cluster's GPUs and pods"
@@ -27,9 +27,7 @@ def guaranteed(gpu: Gpu, memory_bytes: int | None, borrowed: int = 0) -> str:
     if borrowed <= 0:
         return full
     owned = share.units - borrowed
-    now = _part(gpu, owned, memory_bytes) if owned > 0 else "no GPU time and no GPU memory"
-    borrowed_part = "the rest is" if owned > 0 else "all units are"
-    return f"{now} while {borrowed_part} borrowed from idle sessions; {full} after these have stopped"
+    return guarantee(_part(gpu, owned, memory_bytes) if owned > 0 else "", full)
 
 
 def _part(gpu: Gpu, units: int, memory_bytes: int | None) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpushare_spawner.model.share import Share
-from gpushare_spawner.wording.amounts import duration
+from gpushare_spawner.wording.amounts import duration, gpu_share, guarantee
 
 STARTS_NOW = "Starts now"
 STARTS_ON_LENT = "Starts now on lent units"
@@ -81,10 +81,14 @@ def placed_on(gpus: Sequence[tuple[int, str]], node: str) -> str:
     return " and ".join(f"GPU {index} ({model})" for index, model in gpus) + (f" of {node}" if node else "")
 
 
-def placed(where: str, borrowed: int) -> str:
+def placed(where: str, share: Share, borrowed: int) -> str:
     """Return that a spawn has its place. ``where``: see `placed_on`; ``borrowed``: units of 1 % of each GPU."""
-    lent = f"; idle sessions lend {borrowed} % of each GPU and reclaim it when they work again" if borrowed else ""
-    return f"Placed on {where}{lent}."
+    if borrowed <= 0:
+        return f"Placed on {where}."
+    owned = share.units - borrowed
+    terms = guarantee(gpu_share(owned, share.count) if owned > 0 else "", gpu_share(share.units, share.count))
+    lent = f"idle sessions lend {borrowed} % of each GPU and reclaim it when they work again"
+    return f"Placed on {where}; {lent}. Guaranteed: {terms}."
 
 
 def position(ahead: int) -> str:

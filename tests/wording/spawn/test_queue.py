@@ -54,7 +54,8 @@ def test_the_user_of_a_waiting_spawn_is_told_what_would_start_now() -> None:
 def test_a_placed_spawn_names_its_gpus_and_the_units_that_are_lent() -> None:
     two = queue.placed_on([(0, "NVIDIA L4"), (1, "NVIDIA L4")], "node-a")
     assert two == "GPU 0 (NVIDIA L4) and GPU 1 (NVIDIA L4) of node-a"
-    assert queue.placed(two, 0) == f"Placed on {two}."
-    assert queue.placed(queue.placed_on([(0, "NVIDIA L4")], ""), 10) == (
-        "Placed on GPU 0 (NVIDIA L4); idle sessions lend 10 % of each GPU and reclaim it when they work again."
+    assert queue.placed(two, Share(100, 2), 0) == f"Placed on {two}."
+    assert queue.placed(queue.placed_on([(0, "NVIDIA L4")], ""), Share(25), 10) == (
+        "Placed on GPU 0 (NVIDIA L4); idle sessions lend 10 % of each GPU and reclaim it when they work again. "
+        "Guaranteed: 0.15 GPU while the rest is borrowed from idle sessions; 0.25 GPU after these have stopped."
     )
