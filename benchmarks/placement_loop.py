@@ -287,8 +287,8 @@ async def measure(gpus: int, starts: int, seed: int) -> dict[str, float]:
     await asyncio.gather(*tasks, *waiting, return_exceptions=True)
     # on a loaded machine the last pass may be from before the last pods: their reservations would count beside them
     await hub.reservations.snapshot()
-    for task in (hub.pods.watch_task, hub.reports.watch_task):
-        task.cancel()
+    for watch in (hub.pods.watch_task, hub.reports.watch_task):
+        watch.cancel()
     hub.reservations.feed.ledger.check()
     began = time.thread_time()
     gc.collect()
