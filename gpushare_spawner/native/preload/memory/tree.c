@@ -1,8 +1,13 @@
 #include "memory/tree.h"
 
-/* Addresses and handles differ little in their last bits. */
+/* A hash of the key in which each bit counts for all bits. Addresses and handles have a fixed distance, and a
+   multiplication alone makes rising priorities of that for some distances: the tree would be a list. The constants and
+   shifts are those of Stafford's variant 13 of MurmurHash3's last step. */
 static uint64_t priority(const struct tree_node *node) {
-    return (node->key >> 8 ^ node->key << 56) * 0x9E3779B97F4A7C15ull;
+    uint64_t mixed = node->key;
+    mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9ull;
+    mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EBull;
+    return mixed ^ mixed >> 31;
 }
 
 void tree_insert(struct tree_node **root, struct tree_node *node) {
