@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from gpushare_spawner.model.controls import Controls, Keep
-from gpushare_spawner.model.protocol.control import AnnounceRequest, ControlsRequest, TierRequest
+from gpushare_spawner.model.controls import Controls, Keep, Message
+from gpushare_spawner.model.protocol.control import AnnounceRequest, ControlsRequest, MessageRequest, TierRequest
 from gpushare_spawner.model.protocol.frames import AskKind, Kind
 from gpushare_spawner.model.tier import Tier
 from tests.agent.conftest import Agent, Eventually
@@ -27,6 +27,7 @@ class Ages:
     tier: float
     notice: float
     keep_begun: float
+    message: float
 
     @classmethod
     def of(cls, agent: Agent, name: str) -> Ages:
@@ -38,6 +39,7 @@ class Ages:
             tier=now - session.tier_since,
             notice=now - present(session.notice).at,
             keep_begun=now - session.keeps[0],
+            message=now - present(session.message).at,
         )
 
     def __eq__(self, other: object) -> bool:
@@ -60,6 +62,7 @@ async def worked(agent: Agent, eventually: Eventually) -> None:
     now = time.time()
     notice = AnnounceRequest(id="ada", tier=Tier.RELEASED, effective_units=0, at=now + 300, reason="test")
     await agent.node.requests.answer(notice)
+    await agent.node.requests.answer(MessageRequest(id="ada", message=Message(text="Hello.", by="boss", at=now)))
     kept = Controls(keep=Keep(until=now + 3600, since=now, by="ada"), keeps=(now,))
     await agent.node.requests.answer(ControlsRequest.of("ada", kept))
 

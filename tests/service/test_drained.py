@@ -157,6 +157,27 @@ async def test_a_clock_that_is_set_back_lets_nobody_be_told_without_end(draining
     assert draining.hub_server.deleted == ["/users/ann/server"]
 
 
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_a_clock_that_is_set_forward_takes_nobody_the_notice_period(draining: Draining, restarted: bool) -> None:
+    await draining.culler.round()
+    draining.clock.forward(MINUTE)
+    draining.clock.forward(24 * HOUR)
+    # as an agent does it: tests/agent/test_clock_steps.py
+    message = draining.agent.sessions["ann"].message
+    assert message is not None
+    draining.agent.change("ann", message=message.model_copy(update={"at": message.at + 24 * HOUR}))
+    if restarted:
+        draining.culler = draining.another()
+    else:
+        draining.culler.clock_was_set(24 * HOUR)
+    for _ in range(4):
+        await draining.culler.round()
+        assert (draining.told(), draining.hub_server.deleted) == (1, [])
+        draining.clock.forward(MINUTE)
+    await draining.culler.round()
+    assert draining.hub_server.deleted == ["/users/ann/server"]
+
+
 async def test_a_late_notice_from_before_the_clock_was_set_back_holds_the_stop_no_longer_than_its_period(
     draining: Draining,
 ) -> None:

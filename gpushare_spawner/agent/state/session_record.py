@@ -136,6 +136,9 @@ class SessionRecord(BaseModel):
             self.yields_until = _moved(self.yields_until, by)
         if self.notice is not None:
             self.notice = self.notice.model_copy(update={"at": _moved(self.notice.at, by)})
+        if self.message is not None:
+            # the notice period of a drain counts from it
+            self.message = self.message.model_copy(update={"at": _moved(self.message.at, by)})
         keeps = tuple(_moved(begun, by) for begun in self.controls.keeps)
         self.controls = self.controls.model_copy(update={"keeps": keeps})
 

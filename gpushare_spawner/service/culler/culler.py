@@ -126,6 +126,8 @@ class Culler:
         """Take note that the clock was set: nobody is idle for longer or shorter by that. Agents do the same."""
         log.warning("The clock was set by %+.0f s; what is idle counts on as before", by)
         self._hub.clock_was_set(by)
+        if self._drains is not None:
+            self._drains.clock_was_set(by)
 
     def reports_changed(self) -> None:
         """New reports have come: start the next round at once if a stop waits for them."""

@@ -103,6 +103,10 @@ class Drains:
                 self._stopped[session.id] = now
                 yield one.decision.name, partial(self._stop, one)
 
+    def clock_was_set(self, by: float) -> None:
+        """Move when users were told by a step of the clock: their notice periods stay as long as they are."""
+        self._told = {name: replace(told, at=told.at + by) for name, told in self._told.items()}
+
     def next_stop(
         self, snapshots: Sequence[NodeSnapshot], decisions: Sequence[SessionDecision], now: float
     ) -> float | None:
