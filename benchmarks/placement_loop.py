@@ -1,11 +1,12 @@
 """For how long placement blocks the hub's event loop, on a large cluster.
 
-``python -m benchmarks.placement_loop [--gpus N] [--json]``; `benchmarks.placement` runs it too.
+``python -m benchmarks.placement_loop [--gpus N] [--starts N] [--json]``; `benchmarks.placement` runs it too.
 
-The real queue for pods (`PodReservations`) places 1,000 spawns that come at once, while 50 others wait for eight GPUs
-on one node. What the hub would have from the API server stands in dicts, as KubeSpawner's reflectors and the hub's
-reader of nodes and pods keep them: ConfigMaps with reports, pods with annotations, free CPU and memory of nodes. During
-the measurement each node reports once a minute, pods of placed spawns appear and run, and sessions change their tier.
+The real queue for pods (`PodReservations`) places spawns that come at once, one for ten GPUs, while 50 others wait
+for eight GPUs on one node. More starts than the half full cluster has room for end with an error. What the hub would
+have from the API server stands in dicts, as KubeSpawner's reflectors and the hub's reader of nodes and pods keep
+them: ConfigMaps with reports, pods with annotations, free CPU and memory of nodes. During the measurement each node
+reports once a minute, pods of placed spawns appear and run, and sessions change their tier.
 
 A heartbeat runs in each turn of the event loop. ``loop_ms`` is the most CPU time of the loop's thread between two
 heartbeats. What the simulated cluster itself needs is part of it, and so are the first reading of the whole cluster and
@@ -28,7 +29,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
-from benchmarks.placement_cluster import MODELS, SHARES, cluster, resources
+from benchmarks.placement_cluster import GPUS_PER_NODE, MODELS, SHARES, cluster, resources
 from gpushare_spawner.model.kubernetes import REPORT_KEY, NodeFacts, PodSession, labels, report_name, written_report
 from gpushare_spawner.model.report import Notice, Report, SessionReport
 from gpushare_spawner.model.share import Share
@@ -49,6 +50,13 @@ REPORT_EVERY = 60.0
 """Seconds between two reports of a node."""
 WAIT_ON = 5.0
 """Seconds for which the 50 wait on after the others have been placed."""
+GPUS_PER_START = 10
+"""A start takes 1.27 GPUs in the mean, and about half of them are free: most starts on a cluster of any size find a
+place."""
+START_SECONDS = (0.1, 2.0)
+"""From a place to a running pod, at least and at most."""
+STUCK_SECONDS = 30.0
+"""For so long no start was placed: the others never are."""
 ANNOUNCED = 50
 """One session in so many has been told of an idle action."""
 
@@ -192,7 +200,7 @@ class SimulatedHub:
         share = await self.reservations.reserve(request, 600.0, self.joined)
         if not runs:
             return
-        await asyncio.sleep(self.chance.uniform(0.1, 2.0))
+        await asyncio.sleep(self.chance.uniform(*START_SECONDS))
         self.run(share)
 
     def joined(self, ticket: Ticket) -> None:
@@ -225,6 +233,10 @@ class SimulatedHub:
         self.reservations.arrived(share, made)
 
 
+class NoRoom(Exception):
+    """The cluster is too small for what is started."""
+
+
 class Heartbeat:
     """How long the turns of the event loop took, and the garbage collections, in seconds of CPU time of its thread."""
 
@@ -254,7 +266,11 @@ class Heartbeat:
 
 
 async def measure(gpus: int, starts: int, seed: int) -> dict[str, float]:
-    """Milliseconds that the event loop was blocked, and seconds until all were placed."""
+    """Milliseconds that the event loop was blocked, and seconds until all were placed. Raises NoRoom."""
+    if gpus < GPUS_PER_NODE * len(MODELS):
+        raise NoRoom(
+            f"the spawns that wait need a node of each model: give at least {GPUS_PER_NODE * len(MODELS)} --gpus"
+        )
     hub = SimulatedHub(cluster(gpus, seed, none_empty=True), seed)
     gc.collect()
     chance = random.Random(seed)
@@ -275,7 +291,12 @@ async def measure(gpus: int, starts: int, seed: int) -> dict[str, float]:
         if number % 10 == 9:
             # each start is a request of its own to the hub: ten of them in one turn of its loop
             await asyncio.sleep(0)
-    while len(hub.reservations.queue) > WAITING:
+    fewest, since = starts, time.monotonic()
+    while (left := len(hub.reservations.queue) - WAITING) > 0:
+        if left < fewest:
+            fewest, since = left, time.monotonic()
+        elif time.monotonic() - since > STUCK_SECONDS:
+            raise NoRoom(f"{left} of {starts} starts find no place on {gpus} GPUs: give fewer --starts")
         await asyncio.sleep(0.01)
     placed = time.perf_counter() - began
     await asyncio.gather(*coming)
@@ -319,11 +340,15 @@ def main() -> int:
     """Command line; 0 where all 50 waited on."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gpus", type=int, default=10_000)
-    parser.add_argument("--starts", type=int, default=1_000)
+    parser.add_argument("--starts", type=int, help=f"default: one for {GPUS_PER_START} GPUs")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
     options = parser.parse_args()
-    found = run(options.gpus, options.starts, options.seed)
+    starts = options.gpus // GPUS_PER_START if options.starts is None else options.starts
+    try:
+        found = run(options.gpus, starts, options.seed)
+    except NoRoom as error:
+        parser.exit(1, f"{error}\n")
     if options.json:
         print(json.dumps(found))
     return 0 if found["waiting"] == WAITING else 1

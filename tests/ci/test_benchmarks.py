@@ -1,13 +1,18 @@
-"""Benchmarks are no tests, and nobody runs them daily: what they import must still be there."""
+"""Benchmarks are no tests, and nobody runs them daily: what they import must still be there, and they must end."""
 
 from __future__ import annotations
 
+import asyncio
 import importlib
+import random
+import sys
 from pathlib import Path
 
 import pytest
 
 import benchmarks
+from benchmarks import placement, placement_cluster, placement_loop, placement_trace
+from gpushare_spawner.placement import BestFit
 
 MODULES = sorted(path.stem for path in Path(benchmarks.__path__[0]).glob("*.py") if path.stem != "__init__")
 
@@ -15,3 +20,46 @@ MODULES = sorted(path.stem for path in Path(benchmarks.__path__[0]).glob("*.py")
 @pytest.mark.parametrize("name", MODULES)
 def test_a_benchmark_can_be_imported(name: str) -> None:
     assert importlib.import_module(f"benchmarks.{name}").__doc__
+
+
+def test_the_event_loop_of_a_small_cluster_is_measured_and_its_ledger_agrees(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(placement_loop, "WAIT_ON", 0.05)
+    monkeypatch.setattr(placement_loop, "START_SECONDS", (0.01, 0.05))
+    found = asyncio.run(placement_loop.measure(160, 20, seed=1))
+    assert found["waiting"] == placement_loop.WAITING
+    assert 0 < found["loop_ms"] < 1000
+
+
+@pytest.mark.parametrize(
+    ("gpus", "said"),
+    [
+        ("32", "of 60 starts find no place on 32 GPUs: give fewer --starts"),
+        ("16", "need a node of each model: give at least 32 --gpus"),
+    ],
+)
+def test_a_cluster_that_is_too_small_ends_the_measurement_with_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], gpus: str, said: str
+) -> None:
+    monkeypatch.setattr(placement_loop, "STUCK_SECONDS", 0.1)
+    monkeypatch.setattr(sys, "argv", ["placement_loop", "--gpus", gpus, "--starts", "60"])
+    with pytest.raises(SystemExit) as end:
+        placement_loop.main()
+    assert end.value.code == 1
+    assert said in capsys.readouterr().err
+
+
+def test_the_ledger_agrees_after_placements_one_by_one() -> None:
+    feed, _ = placement.filled(placement_cluster.cluster(160, seed=1))
+    shares = random.Random(1).choices(placement_cluster.SHARES, k=60)
+    _, places = placement.measure(feed.ledger, shares, BestFit())
+    assert sum(place is not None for place in places) > 20
+    feed.ledger.check()
+
+
+@pytest.mark.parametrize("strategy", placement_trace.STRATEGIES)
+def test_the_ledger_agrees_after_a_trace(monkeypatch: pytest.MonkeyPatch, strategy: str) -> None:
+    nodes = [placement_trace.Node(f"node-{number}", 64_000, 2**38, 8, "T4") for number in range(2)]
+    pods = [placement_trace.Pod(1000, 2**30, count, milli, "") for count, milli in ((1, 250), (1, 1000), (2, 1000))]
+    monkeypatch.setattr(placement_trace, "read_nodes", lambda data: nodes)
+    monkeypatch.setattr(placement_trace, "read_pods", lambda data, trace: pods)
+    assert placement_trace.allocated(Path(), "any", 1, strategy) > 80

@@ -394,6 +394,26 @@ async def test_a_share_that_has_grown_takes_devices_from_the_nodes_status_and_no
     assert "n" not in (await cluster.ledger()).capacity.nodes
 
 
+async def test_pods_that_change_or_go_no_longer_excuse_what_a_report_offers() -> None:
+    cluster = Cluster()
+    cluster.free["n"]["gpus"] = {0: 39, 1: 100}
+
+    async def placed() -> bool:
+        await cluster.ledger()  # reports are counted before pods, so a pod counts from the next look on
+        return "n" in (await cluster.ledger()).capacity.nodes
+
+    for units, enough in ((60, False), (61, True), (60, False)):
+        cluster.pod("ada", "GPU-n-0", units=units)
+        assert await placed() is enough
+    cluster.pod("bob", "GPU-n-0", units=1)
+    assert await placed()
+    del cluster.pods.resources["hub/bob"]
+    assert not await placed()
+    cluster.pods.resources.clear()
+    assert not await placed()
+    assert not cluster.snapshots._promised, "nothing is kept of pods that have gone"
+
+
 async def test_a_gpu_that_two_nodes_report_is_logged_when_that_begins(caplog: pytest.LogCaptureFixture) -> None:
     cluster = Cluster()
     for _ in range(2):

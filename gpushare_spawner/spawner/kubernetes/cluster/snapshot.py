@@ -6,6 +6,7 @@ import asyncio
 import functools
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
@@ -118,6 +119,8 @@ class ClusterSnapshots:
         self._doubled: Mapping[str, Sequence[str]] = {}
         self._changed_pods: dict[tuple[Any, ...], ChangedObjects] = {}
         self._pods: dict[str, _SeenPod] = {}
+        self._promised: Counter[str] = Counter()
+        """The units that pods were promised, by the GPU's UUID."""
         self._odd_pods: dict[str, Mapping[str, Any]] = {}
         self._of_token: dict[str, str] = {}
         self._announced: dict[str, Notice] = {}
@@ -348,8 +351,7 @@ class ClusterSnapshots:
         for gpu in report.gpus:
             units = (devices.get(gpu.index, 0) + 1) * self.unit_size - 1
             if gpu.mig is None and gpu.capacity_units > units:
-                pods = (pod.allocation for pod in self._pods.values())
-                units += sum(pod.share_units for pod in pods if gpu.uuid in pod.gpus)
+                units += self._promised[gpu.uuid]
                 if gpu.capacity_units > units:
                     return refusals.report_beyond_node(
                         report.node, gpu.index, gpu.capacity_units, devices.get(gpu.index, 0) * self.unit_size
@@ -409,6 +411,7 @@ class ClusterSnapshots:
         # first what can fail: a pod that cannot be read counts as it did before
         now = self._seen_pod(name, pod, before) if pod is not None and holds_share(pod) else None
         self._pods.pop(name, None)
+        self._count_promised(before, now)
         if now is None or not now.odd:
             self._odd_pods.pop(name, None)
         if before is not None and (now is None or now.allocation.session != before.allocation.session):
@@ -425,6 +428,15 @@ class ClusterSnapshots:
             self._announced[now.allocation.session] = now.announced
         if now.token not in self._reserved:
             self.feed.put(Source.SEEN, now.allocation)
+
+    def _count_promised(self, before: _SeenPod | None, now: _SeenPod | None) -> None:
+        if before is not None:
+            for uuid in before.allocation.gpus:
+                self._promised[uuid] -= before.allocation.share_units
+                if not self._promised[uuid]:
+                    del self._promised[uuid]
+        if now is not None:
+            self._promised.update(dict.fromkeys(now.allocation.gpus, now.allocation.share_units))
 
     def _seen_pod(self, name: str, pod: Mapping[str, Any], before: _SeenPod | None) -> _SeenPod:
         uid, version = pod["metadata"]["uid"], pod["metadata"].get("resourceVersion") or ""
