@@ -458,6 +458,21 @@ async def test_a_node_whose_report_is_too_old_is_offered_to_nobody_until_it_repo
     assert sorted((await cluster.ledger()).capacity.nodes) == ["m", "n"]
 
 
+async def test_a_node_whose_clock_is_ahead_is_silent_as_soon_as_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spawns would be placed on a node that is gone, until the clock of the hub reaches its last report."""
+    cluster = Cluster()
+    for node in ("n", "m"):
+        cluster.report(node, age=-86400.0)
+    assert sorted((await cluster.ledger()).capacity.nodes) == ["m", "n"]
+    later = SimpleNamespace(monotonic=lambda: time.monotonic() + REPORT_STALE_SECONDS + 5, time=time.time)
+    monkeypatch.setattr("gpushare_spawner.spawner.kubernetes.cluster.snapshot.time", later)
+    cluster.report("m", age=-86400.0)
+    assert list((await cluster.ledger()).capacity.nodes) == ["m"]
+    assert (await cluster.reservations.snapshot()).awaited == (
+        "Node n sends no reports; the last one is 2 min 5 s old."
+    )
+
+
 @pytest.mark.parametrize("step", [86400.0, -86400.0])
 async def test_a_clock_that_is_set_makes_no_report_older_or_younger(step: float) -> None:
     cluster = Cluster()

@@ -114,7 +114,8 @@ class ClusterSnapshots:
         self._readings: set[asyncio.Task[GpuSnapshot]] = set()
         """The event loop keeps only weak references to tasks."""
         self._config_maps = ChangedObjects()
-        self._reports: dict[str, tuple[str, Report | None]] = {}
+        self._reports: dict[str, tuple[str, Report | None, float]] = {}
+        """By ConfigMap: its resourceVersion, the report, and when it was read (`time.monotonic`)."""
         self._awaited = ""
         self._doubled: Mapping[str, Sequence[str]] = {}
         self._changed_pods: dict[tuple[Any, ...], ChangedObjects] = {}
@@ -298,23 +299,25 @@ class ClusterSnapshots:
         known = self._reports.get(key)
         if known is None or known[0] != version:
             before = known[1] if known is not None else None
-            self._reports[key] = (version, self._read(key, config_map, before, now))
+            self._reports[key] = (version, self._read(key, config_map, before, now), now)
 
     def _count_reports(self) -> Iterator[None]:
         """Place by the reports that are fresh from now on; set `_awaited`, a sentence about those that will not do."""
         now, monotonic = self._clock(), time.monotonic()
-        silent: list[Report] = []
+        silent: dict[str, float] = {}
         distrusted: list[Report] = []
         beyond: dict[str, str] = {}
         fresh: dict[str, Report] = {}
-        for number, (_, report) in enumerate(self._reports.values()):
+        for number, (_, report, read_at) in enumerate(self._reports.values()):
             if number % REPORTS_AT_ONCE == 0:
                 yield
             # an agent that only observes has no GPUs to place by
             if report is None or not report.gpus:
                 continue
-            if now - self._clock.since_set(report.published_at) > REPORT_STALE_SECONDS:
-                silent.append(report)
+            # by both clocks: a report of an agent that has ended must not stay fresh because its node's clock is ahead
+            age = max(now - self._clock.since_set(report.published_at), monotonic - read_at)
+            if age > REPORT_STALE_SECONDS:
+                silent[report.node] = age
             elif self._distrusted.get(report.node, 0.0) > monotonic:
                 distrusted.append(report)
             elif problem := self._beyond_node(report):
@@ -328,7 +331,7 @@ class ClusterSnapshots:
                 self._inventory.put(node, counted.gpus)
             yield
         self._log_doubled()
-        self._awaited = next(iter(beyond.values()), "") or _awaited(now, silent, distrusted, bool(fresh))
+        self._awaited = next(iter(beyond.values()), "") or _awaited(silent, distrusted, bool(fresh))
         self._tell_beyond(beyond, monotonic)
 
     def _log_doubled(self) -> None:
@@ -520,10 +523,9 @@ def _name(pod: Mapping[str, Any]) -> str:
     return f"{pod['metadata'].get('namespace')}/{pod['metadata']['name']}#{pod['metadata']['uid']}"
 
 
-def _awaited(now: float, silent: list[Report], distrusted: list[Report], any_fresh: bool) -> str:
+def _awaited(silent: Mapping[str, float], distrusted: list[Report], any_fresh: bool) -> str:
     if distrusted:
         return refusals.node_left_alone(distrusted[0].node)
     if silent:
-        age = now - max(report.published_at for report in silent)
-        return refusals.nodes_without_reports([report.node for report in silent], age)
+        return refusals.nodes_without_reports(list(silent), min(silent.values()))
     return "" if any_fresh else refusals.NO_REPORT_YET
