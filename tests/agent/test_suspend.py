@@ -170,7 +170,9 @@ class Neighbour:
 @pytest.fixture
 async def neighbour(machine: Machine) -> AsyncIterator[Neighbour]:
     gpu = (await machine.agent.client.report()).gpus[0].uuid
-    opened = await machine.agent.client.open(request_for("neighbour", gpus=(gpu,), share_units=20))
+    # of an engine whose processes the driver need not list: what any other states without a context counts for nothing
+    asked = request_for("neighbour", gpus=(gpu,), share_units=20, engine=MemoryEngine.SUSPEND)
+    opened = await machine.agent.client.open(asked)
     await machine.agent.client.confirm("neighbour", os.getpid())
     peer = Peer(opened.environment["GPUSHARE_SOCKET"])
     await peer.connect()
