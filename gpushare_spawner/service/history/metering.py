@@ -20,6 +20,10 @@ would otherwise make a million hours."""
 SET_BACK = 300.0
 """Seconds. A report that is older than the last one by more is no late report: the node's clock was set back."""
 
+OLDEST = 120.0
+"""Seconds. Ours: what is counted is at most so much longer than the time that passes here. A report that counts can be
+so old (`model.kubernetes.REPORT_STALE_SECONDS`)."""
+
 GroupOf = Callable[[SessionReport], str]
 """Returns the group that a session's GPU time counts for; empty: none."""
 
@@ -27,8 +31,12 @@ GroupOf = Callable[[SessionReport], str]
 class Meter:
     """Amounts by hour and subject, since they were taken last."""
 
-    def __init__(self, counted: Iterable[Counters] = ()) -> None:
-        """``counted``: what was counted before, by an earlier service."""
+    def __init__(self, counted: Iterable[Counters] = (), steady: Callable[[], float] | None = None) -> None:
+        """``counted``: what was counted before, by an earlier service. ``steady``: seconds of a clock that nobody sets;
+        None: nodes are believed how much time has passed."""
+        self._steady = steady
+        self._counted_to: dict[tuple[str, str], float] = {}
+        """By `steady`: up to when time is counted. A node cannot make more of it by the instants of its reports."""
         self._counted = {(one.node, one.session): one for one in counted}
         self._clock_moved: dict[tuple[str, str], float] = {}
         """`SessionReport.clock_moved` of the last report."""
@@ -52,6 +60,7 @@ class Meter:
             if not _is_late(report.published_at, self._counted[key]):
                 del self._counted[key]
                 self._clock_moved.pop(key, None)
+                self._counted_to.pop(key, None)
                 self._changed.discard(key)
                 self._ended.add(key)
 
@@ -93,7 +102,7 @@ class Meter:
         elif _is_late(now, before):
             return
         # after a clock was set back no time has passed, and the next report counts from here
-        before = replace(before, seen_at=min(max(before.seen_at, now - LONGEST), now))
+        before = replace(before, seen_at=min(max(before.seen_at, now - self._longest(key, now - before.seen_at)), now))
         self._counted[key] = after = Counters(
             node=key[0],
             session=key[1],
@@ -121,6 +130,19 @@ class Meter:
             )
             for hour, part in _by_hour(before.seen_at, after.seen_at):
                 self._add(hour, subject, amounts.times(part))
+
+    def _longest(self, key: tuple[str, str], passed: float) -> float:
+        """Return how much of the time that has passed by its node's clock counts at most."""
+        if self._steady is None:
+            return LONGEST
+        now = self._steady()
+        if key not in self._counted_to:
+            # what went by before this service saw the session is not known here
+            self._counted_to[key] = now - OLDEST
+            return LONGEST
+        longest = min(LONGEST, max(0.0, now - self._counted_to[key]))
+        self._counted_to[key] += min(max(0.0, passed), longest)
+        return longest
 
     def _add(self, hour: int, subject: Subject, amounts: Amounts) -> None:
         known = self._amounts.get((hour, subject))

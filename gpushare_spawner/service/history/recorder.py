@@ -25,6 +25,7 @@ from gpushare_spawner.service.history.waiting import SpawnWatch
 from gpushare_spawner.service.hub.client import HubServer, HubUser
 from gpushare_spawner.service.reports import NodeSnapshot
 from gpushare_spawner.service.waiting_spawns import waiting_spawns
+from gpushare_spawner.wall_clock import since_boot
 from gpushare_spawner.wording.history import restored
 
 log = logging.getLogger("gpushare.service.history")
@@ -74,6 +75,8 @@ class HistorySources:
     templates: Callable[[], Mapping[str, Template]]
     clock: Callable[[], float] = time.time
     """Seconds since the epoch."""
+    steady: Callable[[], float] = since_boot
+    """Seconds of a clock that nobody sets."""
     waited: Callable[[Wait], None] = lambda wait: None
     """Is told of each wait of a spawn when it has ended."""
 
@@ -225,7 +228,7 @@ class History:
             # asked for twice while the database did not answer; a second meter would count the same again
             return
         self._store.upgrade()
-        self._meter = Meter(self._store.counters())
+        self._meter = Meter(self._store.counters(), self._sources.steady)
 
     async def _trying(self, work: Callable[[], None]) -> bool:
         """Run work of the database; a failure is logged once. Returns whether it succeeded."""

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.report import DeliveredReport, GpuReport, Report, SessionReport
 from gpushare_spawner.model.tier import Tier
-from gpushare_spawner.service.history.metering import Meter
+from gpushare_spawner.service.history.metering import OLDEST, Meter
 from gpushare_spawner.service.history.use import HOUR, Amounts, Counters
 
 BEGIN = 1_000_000 * HOUR
@@ -224,6 +224,21 @@ def test_a_node_whose_clock_began_in_1970_adds_a_month_at_most() -> None:
     amounts = meter.take()[0]
     assert len(amounts) <= 31 * 24 + 1
     assert sum(one.reserved for one in amounts.values()) == pytest.approx(31 * 86400 / 4)
+
+
+def test_a_node_whose_clock_goes_to_and_fro_adds_no_more_than_the_time_that_passes() -> None:
+    """Its users' groups would pay for weeks in seconds."""
+    now = [50.0]
+    meter = Meter(steady=lambda: now[0])
+    observe(meter, report(BEGIN + 10, session()))
+    total(meter)
+    for second in range(100):
+        now[0] += 1
+        observe(meter, report(BEGIN + 10 + second + 20 * 24 * HOUR, session()), report(BEGIN + 10 + second, session()))
+    assert total(meter).reserved <= (100 + OLDEST) / 4
+    now[0] += 400
+    observe(meter, report(BEGIN + 510, session()))
+    assert total(meter).reserved == pytest.approx(400 / 4, rel=0.1), "what is true counts again"
 
 
 def test_counting_goes_on_after_a_clock_was_set_back() -> None:

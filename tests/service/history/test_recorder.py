@@ -56,6 +56,7 @@ class World:
             self.pending_now,
             lambda: templates,
             lambda: self.now,
+            lambda: self.now,
             waited=self.waited.append,
         )
 
