@@ -41,6 +41,7 @@ from gpushare_spawner.templates.idle_file import idle_file
 from gpushare_spawner.templates.layers_file import layers_file
 from gpushare_spawner.templates.optional_file import OptionalFile
 from gpushare_spawner.templates.quota_file import QuotaFile
+from gpushare_spawner.wording.amounts import LOCAL_TIME_SCRIPT
 
 TEMPLATES_MAX_AGE = 10.0
 """Seconds for which the templates that placement expects, and the quotas for the queue, are not read again."""
@@ -72,6 +73,11 @@ class GPUShareBase(_Part):  # type: ignore[misc]
 
     unavailable: str
     """Why nothing is known of the GPUs, as half a sentence."""
+
+    @property
+    def local_time_script(self) -> str:
+        """The script of `hub_pages/spawn_pending.html` that shows times in the user's time zone."""
+        return Path(LOCAL_TIME_SCRIPT).read_text()
 
     templates_dir = Unicode(
         help="""

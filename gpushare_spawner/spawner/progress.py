@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from html import escape
@@ -12,7 +11,7 @@ from typing import Any
 
 from gpushare_spawner.model.protocol.queue_progress import LONGEST_TEXT, QueueProgress
 from gpushare_spawner.spawner.queue.queue import Startable, Ticket
-from gpushare_spawner.wording.amounts import universal_clock
+from gpushare_spawner.wording.amounts import utc
 from gpushare_spawner.wording.spawn import queue as words
 
 
@@ -27,8 +26,7 @@ class Paragraph:
 class SpawnProgress:
     """The events of one spawn, in JupyterHub's form for ``progress()``; a listener who comes late gets them all."""
 
-    def __init__(self, clock: Callable[[], float] = time.time) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._events: list[dict[str, Any]] = []
         self._more = asyncio.Event()
         self._ended = False
@@ -61,12 +59,10 @@ class SpawnProgress:
         html = escape(words.template("{title}")).replace("{title}", marked)
         self.tell(Paragraph(words.template(title), html), progress=0)
 
-    def _with_time(self, text: str, at: float) -> Paragraph:
+    @staticmethod
+    def _with_time(text: str, at: float) -> Paragraph:
         """Return a text with the instant ``at`` (seconds since the epoch) for ``{time}``."""
-        now = self._clock()
-        return Paragraph(
-            text.replace("{time}", universal_clock(at, now)), escape(text).replace("{time}", _time_element(at, now))
-        )
+        return Paragraph(text.replace("{time}", utc(at)), escape(text).replace("{time}", _time_element(at)))
 
     def end(self) -> None:
         """Nothing more will come; what follows is the spawner's own."""
@@ -125,10 +121,10 @@ def _alternatives(startable: Sequence[Startable]) -> Paragraph:
     return Paragraph(words.instead([one.title for one in startable]), html)
 
 
-def _time_element(at: float, now: float) -> str:
+def _time_element(at: float) -> str:
     """An instant as HTML: the hub's page of a pending spawn writes it in the reader's time zone."""
     instant = datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    return f'<time class="gpushare-wait-end" datetime="{instant}">{universal_clock(at, now)}</time>'
+    return f'<time class="gpushare-wait-end" datetime="{instant}">{utc(at)}</time>'
 
 
 async def interleaved(first: AsyncIterator[Any], second: AsyncIterator[Any]) -> AsyncIterator[Any]:

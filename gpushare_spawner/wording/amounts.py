@@ -13,6 +13,9 @@ from gpushare_spawner.model.share import UNITS_PER_GPU
 
 MIB, GIB, TIB = 2**20, 2**30, 2**40
 
+LOCAL_TIME_SCRIPT = __file__.removesuffix("amounts.py") + "local_time.js"
+"""The path of the script that shows the instants of a web page, as `utc` writes them, in the reader's time zone."""
+
 SOON_SECONDS = 120.0
 """Nearer than this, the minute of an instant alone does not tell how much time is left."""
 
@@ -31,13 +34,33 @@ def near_clock(at: float, now: float) -> str:
     return _clock(datetime.fromtimestamp(at), datetime.fromtimestamp(now), time="%H:%M:%S" if soon else "%H:%M")
 
 
-def universal_clock(at: float, now: float) -> str:
-    """Return an instant for readers in unknown time zones, see `clock`: "14:05 UTC", "14:05 UTC on 3 Nov"."""
-    return _clock(datetime.fromtimestamp(at, UTC), datetime.fromtimestamp(now, UTC), " UTC")
+def utc(at: float) -> str:
+    """Return an instant for readers in unknown time zones, in full: "2026-11-03 14:05 UTC".
+
+    Readers that know their time zone show it with `localised`, and pages with LOCAL_TIME_SCRIPT; for all others it is
+    right as it stands.
+    """
+    return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M} UTC"
 
 
-def _clock(at: datetime, now: datetime, zone: str = "", time: str = "%H:%M") -> str:
-    return f"{at:{time}}{zone}" + (f" on {at.day} {at:%b}" if at.date() != now.date() else "")
+_UTC = re.compile(r"\b\d{4}-\d\d-\d\d[ \u00a0]\d\d:\d\d[ \u00a0]UTC\b")
+
+
+def localised(text: str, now: float) -> str:
+    """Return a text with its instants, as `utc` writes them, in local time, see `clock`."""
+
+    def shown(found: re.Match[str]) -> str:
+        try:
+            at = datetime.strptime(found[0].replace("\u00a0", " "), "%Y-%m-%d %H:%M UTC").replace(tzinfo=UTC)
+        except ValueError:
+            return found[0]
+        return clock(at.timestamp(), now)
+
+    return _UTC.sub(shown, text)
+
+
+def _clock(at: datetime, now: datetime, time: str = "%H:%M") -> str:
+    return f"{at:{time}}" + (f" on {at.day} {at:%b}" if at.date() != now.date() else "")
 
 
 def gpu_share(units: int, gpus: int = 1) -> str:

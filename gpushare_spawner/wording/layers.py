@@ -6,6 +6,7 @@ What the form and the queue say of such a layer: `spawn.layers`.
 from __future__ import annotations
 
 from gpushare_spawner.model.layers import LAYERS, IdleReach, Layer, LayerName
+from gpushare_spawner.wording.amounts import utc
 
 NOT_MEASURED = "Nothing measures this server's GPU work."
 """Of a session without an agent that sees its GPU work."""
@@ -56,9 +57,9 @@ def daemon_down(gpu: int, why: str) -> str:
     return f"The MPS daemon of GPU {gpu} does not run, and GPU work fails: {why}."
 
 
-def daemon_restarted(gpu: int, when: str) -> str:
-    """Return that a GPU's MPS daemon ended and runs again. ``when``: the time of day."""
+def daemon_restarted(gpu: int, ended_at: float) -> str:
+    """Return that a GPU's MPS daemon ended and runs again. ``ended_at``: seconds since the epoch."""
     return (
-        f"The MPS daemon of GPU {gpu} ended at {when} and was started again. GPU programs that ran then have failed: "
-        "restart their kernels."
+        f"The MPS daemon of GPU {gpu} ended at {utc(ended_at)} and was started again. GPU programs that ran then have "
+        "failed: restart their kernels."
     )

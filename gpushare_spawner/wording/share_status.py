@@ -16,6 +16,7 @@ from gpushare_spawner.wording.amounts import (
     gpu_share,
     guarantee,
     latency,
+    localised,
     memory,
     memory_of,
     near_clock,
@@ -205,14 +206,15 @@ def page(status: ShareStatus, now: float) -> str:
     message = status.controls.message if status.controls is not None else None
     if message is not None:
         # on one line: a further line of the message would look like a row of the service's own
-        text = " ".join(message.text.split())
+        text = localised(" ".join(message.text.split()), now)
         rows.append(("message", f"{text} (an admin, {clock(message.at, now)})"))
     width = max(len(name) for name, _ in rows) + 2
     return "\n".join(f"{name:{width}}{value}" for name, value in rows)
 
 
 def _at_local_time(term: Term, now: float) -> str:
-    return term.text if term.at is None else term.text.replace("{time}", near_clock(term.at, now))
+    text = localised(term.text, now)
+    return text if term.at is None else text.replace("{time}", near_clock(term.at, now))
 
 
 def terms(status: ShareStatus) -> list[Term]:

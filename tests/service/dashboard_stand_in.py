@@ -10,7 +10,7 @@ import json
 import shutil
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -21,11 +21,13 @@ from tornado.netutil import bind_sockets
 from tornado.web import Application, RequestHandler, StaticFileHandler
 
 from gpushare_spawner.idle import KeepRule
+from gpushare_spawner.model.protocol.queue_progress import QueueProgress
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.service import reports
 from gpushare_spawner.service.actions.session_actions import SessionActions
 from gpushare_spawner.service.application import service_application
 from gpushare_spawner.service.counters import Counters
+from gpushare_spawner.service.history.recorder import History
 from gpushare_spawner.service.hub.client import HubServer
 from gpushare_spawner.service.reports import KnownReport, RecentReports
 from gpushare_spawner.service.sources import DashboardSources
@@ -67,6 +69,8 @@ class DashboardStandIn:
         self._max_age = max_age
         self.pending: Sequence[HubServer] | None = ()
         self.quotas: Quotas | None = None
+        self.history: History | None = None
+        self.told: Mapping[tuple[str, str], QueueProgress] = {}
         self.login = SignedIn()
         self.agents = [StandInAgent(report) for report in shown]
         self.requests: list[tuple[str, str, Any]] = []
@@ -112,6 +116,9 @@ class DashboardStandIn:
     async def _waiting(self) -> Sequence[HubServer] | None:
         return self.pending
 
+    async def _told(self, waiting: Sequence[HubServer]) -> Mapping[tuple[str, str], QueueProgress]:
+        return self.told
+
     def _application(self) -> Application:
         agents = [cast(reports.Agent, agent) for agent in self.agents]
         sources = DashboardSources(
@@ -120,13 +127,14 @@ class DashboardStandIn:
             lambda: None,
             Counters(),
             pending=self._waiting,
+            told=self._told,
             quotas=lambda: self.quotas,
             clock=lambda: NOW,
         )
         no_hub: Any = None
         rule = KeepRule(longest=8 * 3600, per_day=3, at_once=2)
         actions = SessionActions(agents, no_hub, lambda: TEMPLATES, lambda idle: rule, clock=lambda: NOW)
-        application = service_application(sources, actions, PREFIX, max_age=self._max_age)
+        application = service_application(sources, actions, PREFIX, history=self.history, max_age=self._max_age)
         if self._with_hub:
             application.add_handlers(
                 r".*",

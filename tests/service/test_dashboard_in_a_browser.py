@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import re
 import shutil
+import time
 from collections.abc import Callable, Iterator
+from datetime import datetime
+from pathlib import Path
 from typing import Any, cast
 from urllib.parse import quote
+from zoneinfo import ZoneInfo
 
 import pytest
 from selenium.webdriver import Chrome
@@ -16,7 +22,15 @@ from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.wait import WebDriverWait
 
 from gpushare_spawner.model.controls import Exemption, Message
+from gpushare_spawner.model.cordon import Cordon
+from gpushare_spawner.model.protocol.queue_progress import QueueProgress
 from gpushare_spawner.service.api.snapshots import MAX_AGE
+from gpushare_spawner.service.history.events import Action
+from gpushare_spawner.service.history.recorder import History, HistorySources
+from gpushare_spawner.service.history.store import HistoryStore
+from gpushare_spawner.service.history.use import HOUR, Amounts, Subject
+from gpushare_spawner.service.hub.client import HubServer
+from gpushare_spawner.wording.layers import daemon_restarted
 from tests.service.dashboard_stand_in import DashboardStandIn, chromium, resize, scheme, signed_in
 from tests.service.dashboards import NOW, afternoon, session
 from tests.service.large_cluster import large_cluster
@@ -37,6 +51,10 @@ def browser() -> Iterator[Chrome]:
     driver = chromium()
     yield driver
     driver.quit()
+
+
+async def nobody() -> list[Any]:
+    return []
 
 
 def page_text(browser: Chrome) -> str:
@@ -75,6 +93,67 @@ def test_the_dashboard_on_a_phone_and_over_an_update(browser: Chrome) -> None:
         assert told.startswith("Not refreshed since")
         ended = ("ERR_CONNECTION_REFUSED", "ERR_INCOMPLETE_CHUNKED_ENCODING")
         assert [one for one in errors(browser) if not any(reason in one for reason in ended)] == []
+
+
+ALL_TEXTS = """return [...document.querySelectorAll('body, body *')]
+    .filter((node) => !['SCRIPT', 'STYLE'].includes(node.tagName)).flatMap((node) => [
+        node.title || '', node.getAttribute('aria-label') || '',
+        ...[...node.childNodes].filter((child) => child.nodeType === 3).map((child) => child.data),
+    ])"""
+OUTSIDE_OF_TIMES = """return [...document.querySelectorAll('body *')].filter((node) => !node.children.length
+    && !node.closest('time, script, style, [data-hour], #freshness, #announced')).map((node) => node.textContent)"""
+CLOCK = re.compile(r"\b\d\d:\d\d\b")
+IN_ZONE = re.compile(r"\d\d:\d\d(:\d\d)?( on \d+ \w+)? GMT\+5:30")
+KOLKATA = ZoneInfo("Asia/Kolkata")
+
+
+def zone(browser: Chrome, name: str) -> None:
+    browser.execute_cdp_cmd("Emulation.setTimezoneOverride", {"timezoneId": name})
+
+
+def test_all_times_of_a_page_are_the_browsers_with_the_zone_on_hover(browser: Chrome, tmp_path: Path) -> None:
+    now = time.time()
+    stop_at, told, cancelled = NOW + 3 * 3600, "Restarted at 2026-11-03\u00a014:05\u00a0UTC.", NOW + 300
+    drain = Cordon(by="ann", reason="new driver", since=NOW, drain=True, stop_at=stop_at)
+    more = session(
+        "zoe", message=Message(text=told, by="ann", at=NOW), layer_trouble=daemon_restarted(0, NOW),
+        exemption=Exemption(until=None, by="ann", reason="until 2026-11-03 14:05 UTC"),
+    )  # fmt: skip
+    stand_in = DashboardStandIn([afternoon(more).model_copy(update={"cordons": (drain,)})])
+    stand_in.pending = (HubServer("uma", "", ready=False, pending="spawn", started=NOW - 9, profile="half"),)
+    stand_in.told = {("uma", ""): QueueProgress(queue_position=1, cancelled_at=cancelled)}
+    stand_in.history = History(
+        HistoryStore(f"sqlite:///{tmp_path}/h.sqlite"), HistorySources(nobody, list, nobody, dict)
+    )
+    asyncio.run(stand_in.history.store())
+    amounts = Amounts(reserved=7200, idle=3600)
+    hour = int(now // HOUR) * HOUR
+    used = {(hour, Subject("ann", "", "quarter", "ml", "n1", "GPU-0", "A100")): amounts}
+    stand_in.history._store.add(used, [], [], [Action(hour, "released", "culler", "ann")], [])
+    zone(browser, "Asia/Kolkata")
+    try:
+        with signed_in(stand_in) as served:
+            for page, instants in (
+                ("", (stop_at, cancelled, 1_793_714_700.0, NOW)),
+                ("history?period=day", (float(hour),)),
+                ("history?period=month", (float(hour),)),
+            ):
+                browser.get(served.url + page)
+                WebDriverWait(browser, 10).until(lambda driver: driver.execute_script("return !!gpushareTimes"))
+                if not page:
+                    browser.execute_script(REFRESH)
+                texts = browser.execute_script(ALL_TEXTS)
+                assert [text for text in texts if "UTC" in text or re.search(r"T\d\d:\d\d:", text)] == []
+                hover = " ".join(one.get_attribute("title") or "" for one in browser.find_elements(By.TAG_NAME, "time"))
+                for instant in instants:
+                    local = datetime.fromtimestamp(instant, KOLKATA)
+                    assert f"{local.day} {local:%b} {local:%Y}, {local:%H:%M} GMT+5:30 (Asia/" in hover
+                    assert any(f"{local:%H:%M}" in text for text in texts)
+                for text in browser.execute_script(OUTSIDE_OF_TIMES):
+                    assert len(CLOCK.findall(text)) == len(IN_ZONE.findall(text)), "a tooltip has the zone in its text"
+            assert [one for one in errors(browser) if "/events" not in one] == []
+    finally:
+        zone(browser, "")
 
 
 def test_the_page_takes_the_theme_of_the_hub_and_does_without_it(browser: Chrome) -> None:

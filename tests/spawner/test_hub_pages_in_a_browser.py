@@ -63,6 +63,10 @@ async def test_the_page_of_a_waiting_spawn_leads_to_a_template_that_starts_now(
     assert gpus == "Suitable GPUs: 1 of 2 × Simulated GPU 16 GiB."
     assert await page.text("#gpushare-heading") == "Your server (0.50 GPU) is waiting for a GPU."
     assert "UTC" not in await page.text("body")
+    zone = await page.run("return new Intl.DateTimeFormat().resolvedOptions().timeZone")
+    title = await page.attribute("#progress-message time", "title")
+    assert title.startswith(f"{ends.astimezone():%-d %b %Y, %H:%M} ")
+    assert zone in title, "the zone is shown on hover"
     assert await page.text("#gpushare-startable") == "CPU only\n0.25 GPU"
     # a link of the page cancels the spawn, and chooses the template on the form
     await page.click("#gpushare-startable li:nth-child(2) a")

@@ -119,17 +119,24 @@ NOON = 1_699_012_800.0  # 2023-11-03 12:00 UTC
 
 
 @pytest.mark.parametrize(
-    ("at", "said"),
+    ("at", "said", "local"),
     [
-        (NOON + 2 * 3600, "14:00 UTC"),
-        (NOON + 12 * 3600 - 1, "23:59 UTC"),
-        (NOON + 12 * 3600, "00:00 UTC on 4 Nov"),
-        (NOON - 13 * 3600, "23:00 UTC on 2 Nov"),
-        (NOON + 30 * 24 * 3600, "12:00 UTC on 3 Dec"),
+        (NOON + 2 * 3600, "2023-11-03 14:00 UTC", "15:00"),
+        (NOON + 11 * 3600 - 60, "2023-11-03 22:59 UTC", "23:59"),
+        (NOON + 11 * 3600, "2023-11-03 23:00 UTC", "00:00 on 4 Nov"),
+        (NOON - 13 * 3600, "2023-11-02 23:00 UTC", "00:00"),
+        (NOON + 30 * 24 * 3600, "2023-12-03 12:00 UTC", "13:00 on 3 Dec"),
     ],
 )
-def test_an_instant_has_its_day_if_that_is_not_today(at: float, said: str) -> None:
-    assert amounts.universal_clock(at, NOON) == said
+def test_an_instant_for_all_time_zones_is_shown_in_local_time(
+    at: float, said: str, local: str, in_zone: Callable[[str], None]
+) -> None:
+    in_zone("Europe/Berlin")
+    assert amounts.utc(at) == said
+    for written in (said, said.replace(" ", "\u00a0")):
+        assert amounts.localised(f"At {written}, not 2023-13-41 14:00 UTC.", NOON) == (
+            f"At {local}, not 2023-13-41 14:00 UTC."
+        )
 
 
 @pytest.mark.parametrize(

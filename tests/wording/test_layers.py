@@ -10,10 +10,12 @@ from gpushare_spawner.model.layers import LAYERS, LayerName
 from gpushare_spawner.model.share_status import PendingAction, ShareStatus
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.wording import share_status
+from gpushare_spawner.wording.amounts import localised
 from gpushare_spawner.wording.layers import daemon_restarted, when_idle
 from tests.notebook.scripted_agent import GIB, GPU, OTHER_GPU, Script
 
-RESTARTED = daemon_restarted(0, "14:05 UTC")
+NOON = 1_699_012_800.0
+RESTARTED = daemon_restarted(0, NOON + 7500)
 
 
 def of(**changes: Any) -> ShareStatus:
@@ -23,11 +25,11 @@ def of(**changes: Any) -> ShareStatus:
 def test_measured_session_has_the_terms_of_its_layer_in_place_of_tier_and_lease() -> None:
     now = of(layer_trouble=RESTARTED, quiet=600 * 10**9)
     assert share_status.line(now) == "0.25 GPU · NVIDIA MPS · GPU problem · 3.1 of 16 GiB"
-    assert share_status.page(now, 0).splitlines() == [
+    assert share_status.page(now, NOON).splitlines() == [
         "share           0.25 GPU",
         "shared by       NVIDIA MPS. Each session is kept within its part of the GPU's memory and time.",
         "idle actions    When the server is idle, it can only be stopped.",
-        f"GPU problem     {RESTARTED}",
+        f"GPU problem     {localised(RESTARTED, NOON)}",
         "GPU idle        for 10 min",
         "memory          3.1 of 16 GiB allocated, 1 GiB of it on the GPU",
         "other sessions  1; 1 of 2 sessions on the GPU has work now",

@@ -12,7 +12,6 @@ import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 
 from gpushare_spawner.agent.gpus.nvml import Gpu
@@ -134,8 +133,7 @@ class MpsDaemons:
             if daemon.trouble:
                 return daemon_down(gpu.index, daemon.trouble)
             if daemon.lost_at is not None and session.record.opened_at <= daemon.lost_at:
-                when = datetime.fromtimestamp(daemon.lost_at, UTC).strftime("%H:%M UTC")
-                return daemon_restarted(gpu.index, when)
+                return daemon_restarted(gpu.index, daemon.lost_at)
         return None
 
     async def check(self) -> None:

@@ -20,9 +20,10 @@ from gpushare_spawner.service.notifiers.base import SEND_SECONDS, Message, Notif
 from gpushare_spawner.service.notifiers.config import NotifierConfig, OwnClass
 from gpushare_spawner.service.notifiers.mail import MailNotifier
 from gpushare_spawner.service.notifiers.rates import RateLimits
-from gpushare_spawner.service.notifiers.texts import clock, rendered
+from gpushare_spawner.service.notifiers.texts import rendered
 from gpushare_spawner.service.notifiers.webhook import WebhookNotifier
 from gpushare_spawner.templates.optional_file import OptionalFile
+from gpushare_spawner.wording.amounts import utc
 from gpushare_spawner.wording.errors import reason
 
 log = logging.getLogger("gpushare.service.notifiers")
@@ -137,7 +138,7 @@ class Outbox:
         self._make(config)
         results = await asyncio.gather(*(self._by(name, one, message) for name, one in self._notifiers))
         if any(results):
-            log.info("%s: a message was sent: %s at %s", message.user, message.action, clock(message.at))
+            log.info("%s: a message was sent: %s at %s", message.user, message.action, utc(message.at))
         return not any(results)
 
     async def _by(self, name: str, notifier: Notifier, message: Message) -> bool:
@@ -186,7 +187,7 @@ def _message(one: SessionDecision, told: Notice, config: NotifierConfig, now: fl
         "action": action,
         "explanation": told.reason,
         "can_keep": told.averted_by_work,
-        "time": clock(told.at),
+        "time": utc(told.at),
         "minutes": max(1, round((told.at - now) / 60)),
         "dashboard": config.dashboard,
     }

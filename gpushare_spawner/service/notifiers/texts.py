@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from functools import cache
 
@@ -46,8 +45,3 @@ def rendered(source: str, values: Mapping[str, object]) -> str:
         return _environment().from_string(source).render(values)[:_MOST_LETTERS].strip()
     except (TemplateError, ArithmeticError, LookupError, TypeError, ValueError, AttributeError) as error:
         raise NotSent(str(error) or type(error).__name__) from None
-
-
-def clock(instant: float) -> str:
-    """Return an instant for readers in any time zone."""
-    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(instant))

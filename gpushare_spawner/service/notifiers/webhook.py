@@ -8,7 +8,8 @@ from tornado.httpclient import AsyncHTTPClient, HTTPClientError, HTTPRequest
 
 from gpushare_spawner.service.notifiers.base import Message, NotSent
 from gpushare_spawner.service.notifiers.config import Secret, Webhook
-from gpushare_spawner.service.notifiers.texts import clock, rendered
+from gpushare_spawner.service.notifiers.texts import rendered
+from gpushare_spawner.wording.amounts import utc
 from gpushare_spawner.wording.errors import reason
 
 NETWORK_SECONDS = 15.0
@@ -50,7 +51,7 @@ class WebhookNotifier:
         if self._settings.text is None:
             return f"{_escaped(message.user)}: {_escaped(message.text)}"
         values = {"user": message.user, "server": message.server, "action": message.action, "text": message.text}
-        values["time"] = clock(message.at)
+        values["time"] = utc(message.at)
         return rendered(self._settings.text, {name: _escaped(value) for name, value in values.items()})
 
 

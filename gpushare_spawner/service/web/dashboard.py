@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,6 +27,7 @@ from gpushare_spawner.service.web.metrics import CONTENT_TYPE, ServiceState, exp
 from gpushare_spawner.service.web.page import Page
 from gpushare_spawner.wording import dashboard as words
 from gpushare_spawner.wording.amounts import (
+    LOCAL_TIME_SCRIPT,
     elapsed,
     gpu_share,
     latency,
@@ -35,7 +35,7 @@ from gpushare_spawner.wording.amounts import (
     number_of_gpus,
     plural,
     unbroken,
-    universal_clock,
+    utc,
 )
 from gpushare_spawner.wording.spawn.queue import cancelled_unless_started, estimated_wait
 
@@ -66,6 +66,7 @@ def dashboard_application(
             (prefix + "metrics", MetricsText),
             (prefix + "oauth_callback", HubOAuthCallbackHandler),
             (prefix + "static/theme.css", ThemeStylesheet),
+            (prefix + r"static/(local_time\.js)", PageFiles, {"path": str(Path(LOCAL_TIME_SCRIPT).parent)}),
             (prefix + r"static/(.*)", PageFiles, {"path": str(HERE / "static")}),
         ],
         sources=sources,
@@ -103,7 +104,7 @@ def page_environment(prefix: str, theme: HubTheme, has_history: bool = False) ->
         "instant": lambda at: datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds"),
         "estimated_wait": lambda minutes: unbroken(estimated_wait(minutes)),
         "cancelled_unless_started": cancelled_unless_started,
-        "instant_text": lambda at: universal_clock(at, time.time()),
+        "instant_text": utc,
     }
     pages.globals |= {
         "prefix": prefix,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 from tornado.web import HTTPError, authenticated
@@ -152,8 +151,8 @@ class HistoryPage(HistoryRequests):
             preset=preset.value,
             tables=list(_TABLES),
             table=table,
-            since=_day(since),
-            until=_day(until - 1),
+            since=since,
+            until=until,
             rows=rows[:MOST_ROWS],
             more=max(0, len(rows) - MOST_ROWS),
             total=_total(sums),
@@ -176,8 +175,3 @@ def _total(sums: Sequence[Sum]) -> Amounts:
     for one in sums:
         total = total.plus(one.amounts)
     return total
-
-
-def _day(at: float) -> str:
-    moment = datetime.fromtimestamp(at, UTC)
-    return f"{moment.day} {moment:%b} {moment.year}"

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 
 from gpushare_spawner.service.history.queries import Sum
 from gpushare_spawner.service.history.use import DAY, HOUR, Amounts
+from gpushare_spawner.wording.amounts import utc
 
 WIDTH, HEIGHT = 720.0, 180.0
 """Of the bars, in the units of the drawing."""
@@ -27,6 +28,8 @@ class Bar:
     recovered: float
     label: str
     """For the axis; empty: too many bars for a label at each."""
+    label_at: str
+    """The instant that the label shows, in ISO 8601."""
     title: str
     gpu_hours: Mapping[str, float]
 
@@ -71,9 +74,9 @@ def _bar(amounts: Amounts, start: int, step: int, x: float, slot: float, highest
         "recovered": recovered / HOUR,
     }
     scale = HEIGHT / highest
-    moment = datetime.fromtimestamp(start, UTC)
-    label = f"{moment:%H:%M}" if step == HOUR else f"{moment.day} {moment:%b}"
-    when = f"{moment.day} {moment:%b} {moment:%H:%M}" if step == HOUR else label
+    # amounts are kept by days of UTC: the reader's day is the one that has most of it
+    moment = datetime.fromtimestamp(start if step == HOUR else start + DAY // 2, UTC)
+    label = f"{moment:%H:%M} UTC" if step == HOUR else f"{moment.day} {moment:%b}"
     return Bar(
         x=x + slot * 0.1,
         width=slot * 0.8,
@@ -81,7 +84,8 @@ def _bar(amounts: Amounts, start: int, step: int, x: float, slot: float, highest
         idle=hours["idle"] * scale,
         recovered=hours["recovered"] * scale,
         label=label if labelled else "",
-        title=f"{when} UTC: {_number(amounts.reserved / HOUR)} GPU-hours reserved, "
+        label_at=moment.isoformat(),
+        title=f"{utc(start)} to {utc(start + step)}: {_number(amounts.reserved / HOUR)} GPU-hours reserved, "
         f"{_number(hours['working'])} working, "
         f"{_number(hours['recovered'])} recovered, {_number(hours['idle'])} idle",
         gpu_hours=hours,

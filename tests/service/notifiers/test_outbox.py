@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -101,6 +102,8 @@ async def test_a_notice_leads_to_one_message(outbox: Outbox, clock: Clock) -> No
     (message,) = SENT
     assert (message.user, message.action, message.at) == ("ada", "stop", clock() + 5 * MINUTE)
     assert message.subject.startswith("Your notebook server will stop at ")
+    said = f"{message.subject} {message.text}"
+    assert len(re.findall(r"\b\d\d:\d\d\b", said)) == len(re.findall(r"\b\d{4}-\d\d-\d\d \d\d:\d\d UTC\b", said)) >= 1
     assert "in 5 min." in message.text
     assert "It is idle." in message.text
     assert "https://hub.example.org/services/gpushare/" in message.text

@@ -22,7 +22,7 @@ from gpushare_spawner.sharing.base import Tenant
 from gpushare_spawner.spawner.local.reservations import OpenedShare
 from gpushare_spawner.spawner.queue.queue import SpawnRequest
 from gpushare_spawner.spawner.spawn_refused import SpawnRefused
-from gpushare_spawner.wording.amounts import universal_clock
+from gpushare_spawner.wording.amounts import utc
 from tests.spawner.fake_agent import FakeAgent
 from tests.spawner.queue.running_queue import RunningQueue
 from tests.spawner.running_hub import TOKEN, RunningHub, until
@@ -384,7 +384,7 @@ async def test_the_api_tells_a_waiting_spawn_the_estimate_and_what_would_start_n
     assert instant is not None
     ends = datetime.fromisoformat(instant[1])
     assert ends.timestamp() == pytest.approx(began + 600, abs=15)
-    by = universal_clock(ends.timestamp(), began)
+    by = utc(ends.timestamp())
     assert event["message"] == (
         "First in queue. Not enough free capacity: this needs 0.50 GPU, and at most 0.30 GPU is free on any GPU. "
         f"Estimated wait: about 4 min. If the server cannot start by {by}, the spawn is cancelled. "

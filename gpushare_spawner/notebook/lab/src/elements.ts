@@ -1,5 +1,7 @@
 /** Short ways to make HTML elements. All text is set as text, never as HTML. */
 
+import { instantsInFull, localised } from './localTime';
+
 type Child = Node | string;
 
 /** Make an element with its class, and its children. */
@@ -25,11 +27,21 @@ export function button(label: string, onClick: () => void, warn = false): HTMLBu
   return node;
 }
 
+/** Give an element that shows instants their time zone, on hover. `text`: as the server wrote it. */
+export function withZone<Shown extends HTMLElement>(node: Shown, text: string, at?: number | null): Shown {
+  const title = instantsInFull(text, at);
+  if (title) {
+    node.title = title;
+  }
+  return node;
+}
+
 /** Replace an element's children, unless they say the same: so a screen reader does not read them again. */
 export function setLines(node: HTMLElement, tag: 'p' | 'li', lines: readonly string[]): void {
+  const shown = lines.map(line => localised(line));
   const same =
-    node.children.length === lines.length && lines.every((line, at) => node.children[at].textContent === line);
+    node.children.length === shown.length && shown.every((line, at) => node.children[at].textContent === line);
   if (!same) {
-    node.replaceChildren(...lines.map(line => element(tag, '', line)));
+    node.replaceChildren(...lines.map((line, at) => withZone(element(tag, '', shown[at]), line)));
   }
 }

@@ -16,7 +16,40 @@ export function clock(at: number, now: Date = new Date(), withSeconds = false): 
 
 /** Fill an instant in: the server writes `{time}`, because only the browser knows the reader's time zone. */
 export function atLocalTime(text: string, at: number | null | undefined, now: Date = new Date()): string {
-  return text.split('{time}').join(at ? clock(at, now, isSoon(at, now)) : '');
+  return localised(text, now)
+    .split('{time}')
+    .join(at ? clock(at, now, isSoon(at, now)) : '');
+}
+
+const INSTANT = /\b(\d{4}-\d\d-\d\d)[ \u00a0](\d\d:\d\d)[ \u00a0]UTC\b/g;
+
+/** Show the instants of a text that stays in local time: the server writes them as `utc` of wording/amounts.py does. */
+export function localised(text: string, now: Date = new Date()): string {
+  return text.replace(INSTANT, (said, day, time) => {
+    const at = Date.parse(`${day}T${time}Z`);
+    return Number.isNaN(at) ? said : clock(at / 1000, now);
+  });
+}
+
+/** An instant in full, with the time zone, for a tooltip. `at`: seconds since the epoch. */
+export function inFull(at: number): string {
+  const instant = new Date(at * 1000);
+  const time = instant.toLocaleTimeString([], { hour: '2-digit', minute: '2-digit', hourCycle: 'h23' });
+  const day = `${instant.getDate()} ${instant.toLocaleDateString('en-US', { month: 'short' })} ${instant.getFullYear()}`;
+  const parts = new Intl.DateTimeFormat('en-GB', { timeZoneName: 'short' }).formatToParts(instant);
+  const zone = parts.find(part => part.type === 'timeZoneName')?.value ?? '';
+  const place = new Intl.DateTimeFormat().resolvedOptions().timeZone;
+  return `${day}, ${time} ${zone}${place && place !== zone ? ` (${place})` : ''}`;
+}
+
+/** Return the instants that a text shows in local time, in full. `at`: the one that stands for `{time}`. */
+export function instantsInFull(text: string, at?: number | null): string {
+  const found = [...text.matchAll(INSTANT)].map(([, day, time]) => Date.parse(`${day}T${time}Z`) / 1000);
+  const all = at && text.includes('{time}') ? [at, ...found] : found;
+  return all
+    .filter(instant => !Number.isNaN(instant))
+    .map(inFull)
+    .join('; ');
 }
 
 /** Whether an instant is so near that its minute alone would not tell how much time is left. */

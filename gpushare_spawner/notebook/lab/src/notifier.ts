@@ -3,7 +3,7 @@
 import { Notification } from '@jupyterlab/apputils';
 
 import { HOUR, IControls, KEEP_AT_ONCE_HOURS } from './controls';
-import { atLocalTime } from './localTime';
+import { atLocalTime, localised } from './localTime';
 import { AskKind, IShareStatus } from './status';
 import * as words from './words';
 
@@ -141,8 +141,9 @@ export class Notifier {
     // an update keeps the buttons that it does not replace
     const all = { actions: [], ...options };
     const id = this._ids.get(topic);
-    if (id === undefined || !Notification.update({ id, message, type, ...all })) {
-      this._ids.set(topic, Notification.emit(message, type, all));
+    const shown = localised(message);
+    if (id === undefined || !Notification.update({ id, message: shown, type, ...all })) {
+      this._ids.set(topic, Notification.emit(shown, type, all));
     }
   }
 

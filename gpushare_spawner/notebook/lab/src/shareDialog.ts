@@ -4,8 +4,8 @@ import { Dialog, showDialog } from '@jupyterlab/apputils';
 import { Widget } from '@lumino/widgets';
 
 import { HOUR, IControls, KEEP_HOURS } from './controls';
-import { button, element, setLines } from './elements';
-import { atLocalTime, clock, secondsUntil } from './localTime';
+import { button, element, setLines, withZone } from './elements';
+import { atLocalTime, clock, inFull, localised, secondsUntil } from './localTime';
 import { Plot } from './plot';
 import { Samples } from './samples';
 import { ShareChoices } from './shareChoices';
@@ -94,6 +94,7 @@ class ShareBody extends Widget {
     this._showMissing(status, asks);
     const kept = status.keep_until;
     this._kept.textContent = kept === null ? '' : words.kept(clock(kept));
+    this._kept.title = kept === null ? '' : inFull(kept);
     this._endKeep.hidden = kept === null;
     this._share.hidden = !asks.includes('share');
     this._select.showStatus(status);
@@ -112,17 +113,17 @@ class ShareBody extends Widget {
   }
 
   private _showTerms(status: IShareStatus): void {
-    const rows = status.terms.map(term => [term.name, atLocalTime(term.text, term.at)]);
+    const rows = status.terms.map(term => ({ ...term, shown: atLocalTime(term.text, term.at) }));
     const said = JSON.stringify(rows);
     if (said === this._said) {
       return; // a selection of text stays
     }
     this._said = said;
     this._terms.replaceChildren(
-      ...rows.map(([name, text]) => {
+      ...rows.map(({ name, shown, text, at }) => {
         const head = element('th', '', name);
         head.scope = 'row';
-        return element('tr', '', head, element('td', '', text));
+        return element('tr', '', head, withZone(element('td', '', shown), text, at));
       })
     );
   }
@@ -200,7 +201,7 @@ class ShareBody extends Widget {
     if (focused instanceof HTMLElement && this.node.contains(focused)) {
       focused.focus();
     }
-    this._answer.textContent = answer.text;
+    this._answer.textContent = localised(answer.text);
     this._answer.scrollIntoView({ block: 'nearest' });
     this._answer.dataset.done = answer.done ? 'yes' : 'no';
   }

@@ -2,7 +2,7 @@
 
 import { Widget } from '@lumino/widgets';
 
-import { atLocalTime } from './localTime';
+import { atLocalTime, instantsInFull } from './localTime';
 import { Plot } from './plot';
 import { Samples } from './samples';
 import { IShareStatus } from './status';
@@ -34,7 +34,8 @@ export class StatusItem extends Widget {
     this.setHidden(!line || (!status && this.isHidden));
     this._text.textContent = line;
     const title = status ? atLocalTime(status.explanation, status.announced?.at) : words.SERVER_UNAVAILABLE;
-    this._button.title = title;
+    const instants = status ? instantsInFull(status.explanation, status.announced?.at) : '';
+    this._button.title = instants ? `${title}\n${instants}` : title;
     this._button.setAttribute('aria-label', `${line}. ${title}`);
     const known = status?.known ? status : undefined;
     this.node.dataset.tier = known ? known.tier : 'unknown';

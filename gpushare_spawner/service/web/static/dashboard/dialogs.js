@@ -16,6 +16,7 @@ function dialogOf(button) {
 /* Shows what can be done now; what the user has typed stays. */
 function show(dialog, target) {
   for (const place of dialog.querySelectorAll("[data-show]")) place.textContent = target.show[place.dataset.show] ?? "";
+  globalThis.gpushareTimes.show(dialog);
   for (const form of dialog.querySelectorAll("form[data-action]")) form.hidden = !target.may.includes(form.dataset.action);
   const choices = { ...JSON.parse(document.getElementById("dashboard").dataset.choices), ...target.choices };
   for (const list of dialog.querySelectorAll("select[data-choices]")) fill(list, choices[list.dataset.choices]);
@@ -31,6 +32,7 @@ function fill(list, choices) {
 function answer(dialog, text, kind = "") {
   const place = dialog.querySelector(".answer");
   place.textContent = text;
+  globalThis.gpushareTimes.show(place);
   place.dataset.kind = kind;
 }
 

@@ -18,12 +18,7 @@ let again = false; // something changed meanwhile
 let timer = 0;
 let due = Infinity; // when the next refresh begins
 
-/* On 24 hours, with the day if it is not today. */
-function clock(at) {
-  const time = at.toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
-  if (at.toDateString() === new Date().toDateString()) return time;
-  return `${time} on ${at.getDate()} ${at.toLocaleDateString("en-US", { month: "short" })}`;
-}
+const { clock, inFull, show: showTimes } = globalThis.gpushareTimes;
 
 function tell() {
   const state = problem ? "stale" : live ? "live" : "slow";
@@ -32,6 +27,7 @@ function tell() {
     live: `Live, as of ${clock(last)}`,
     slow: `Not live: refreshed every ${ELSE_MS / 1000} seconds, as of ${clock(last)}`,
   }[state];
+  freshness.title = inFull(last);
   // a screen reader hears of a new state, and not of each minute
   if (freshness.dataset.state && freshness.dataset.state !== state) announced.textContent = freshness.textContent;
   freshness.dataset.state = state;
@@ -62,6 +58,7 @@ async function load() {
   const fresh = page.getElementById("dashboard");
   if (!fresh) throw new RequestFailed("The answer is not a dashboard.");
   document.body.dataset.xsrf = page.body.dataset.xsrf;
+  showTimes(fresh);
   join(document.getElementById("dashboard"), fresh);
   document.dispatchEvent(new Event("shown"));
 }
