@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 import sys
 
 import pytest
 
 from gpushare_spawner import __version__
-from gpushare_spawner.cli import COMMANDS, main
+from gpushare_spawner.cli import COMMANDS, main, subcommand_parser
 from gpushare_spawner.wording.controls.asks import wrong_keep_time
 
 GPUSHARE = [sys.executable, "-m", "gpushare_spawner.cli"]
@@ -68,3 +69,24 @@ def test_a_wrong_time_of_a_keep_is_answered_with_what_would_be_right(
 ) -> None:
     assert main(["keep", time]) == 2
     assert capsys.readouterr().err == f"gpushare: {wrong_keep_time(time, 'end')}\n"
+
+
+NO_RESULT = {
+    "agent": "runs until it is stopped, and logs",
+    "agent resume": "logs each process that it resumes; its exit status is the result",
+    "service": "runs until it is stopped, and logs",
+    "demo": "runs until it is stopped, and shows its steps",
+    "templates schema": "its result is JSON in any case",
+}
+"""Subcommands without --json, each with the reason."""
+
+
+def test_each_subcommand_that_prints_a_result_can_print_json() -> None:
+    without, parsers = set(), {name: subcommand_parser(name) for name in COMMANDS}
+    while parsers:
+        name, parser = parsers.popitem()
+        parts = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+        parsers |= {f"{name} {part}": inner for action in parts for part, inner in action.choices.items()}
+        if not any(action.required for action in parts) and "--json" not in parser._option_string_actions:
+            without.add(name)
+    assert without == set(NO_RESULT)

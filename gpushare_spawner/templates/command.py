@@ -58,6 +58,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help=f"folder of template files; default: the folder of this machine's hub, $GPUSHARE_TEMPLATES or "
         f"{DEFAULT_FOLDER}",
     )
+    check.add_argument("--json", action="store_true", help="print a JSON object: folder, templates, problems, warnings")
     check.add_argument(
         "--gpus",
         metavar="N",
@@ -88,50 +89,65 @@ def run(options: argparse.Namespace) -> int:
     folder = options.folder
     if folder is None:
         folder = default_folder()
-        print(f"Checking the folder of this machine's hub: {folder}")
-    return check(folder, options.gpus)
+        if not options.json:
+            print(f"Checking the folder of this machine's hub: {folder}")
+    return check(folder, options.gpus, options.json)
 
 
-def check(folder: Path, gpus: int | None = None) -> int:
+def check(folder: Path, gpus: int | None = None, as_json: bool = False) -> int:
     """Print the templates of the folder, and each problem on a line of its own. 0 when there is none.
 
-    ``gpus``: how many there are; None: unknown, then the guarantees of quotas are not compared with it.
+    ``gpus``: how many there are; None: unknown, then the guarantees of quotas are not compared with it. ``as_json``:
+    print one JSON object instead.
     """
     quiet = logging.Logger("gpushare.templates", logging.CRITICAL)
     templates = TemplateFolder(folder, log=quiet).load()
     quotas = QuotaFile(folder, log=quiet).load()
     idle = idle_file(folder, log=quiet).load()
     layers = layers_file(folder, log=quiet).load()
+    problems = [str(problem) for problem in (*templates.problems, *quotas.problems, *idle.problems, *layers.problems)]
+    if layers.content is not None:
+        problems += map(str, layer_problems(templates, layers.content))
+    if not problems and not templates.templates:
+        problems = [f"{folder}: no templates. Template files end in .yaml or .yml."]
+    warnings = [] if problems else _warnings(folder, templates, quotas, layers.content, gpus)
+    if as_json:
+        shown = [{"file": templates.files[template.name], **template.model_dump(mode="json")} for template in templates]
+        found = {"problems": list(map(_printable, problems)), "warnings": list(map(_printable, warnings))}
+        print(json.dumps({"folder": _printable(str(folder)), "templates": shown, **found}, indent=2))
+        return 1 if problems else 0
     # a log or a file has no width limit
     out = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
     if templates.templates:
         out.print(_table(templates, idle.content))
-    problems = [*templates.problems, *quotas.problems, *idle.problems, *layers.problems]
-    if layers.content is not None:
-        problems += layer_problems(templates, layers.content)
-    for problem in problems:
-        # one unwrapped line each, so that editors can jump to file:line
-        out.print(Text(_printable(str(problem)), style="red"), soft_wrap=True)
+    for lines, colour in ((problems, "red"), (warnings, "yellow")):
+        for line in lines:
+            # one unwrapped line each, so that editors can jump to file:line
+            out.print(Text(_printable(line), style=colour), soft_wrap=True)
     if problems:
         out.print(f"{plural(len(problems), 'problem')}, {plural(len(templates), 'valid template')}.")
         return 1
-    if not templates.templates:
-        out.print(f"{folder}: no templates. Template files end in .yaml or .yml.")
-        return 1
-    for template in templates:
-        for note in filter(None, (_memory_note(template, layers.content), _requests_note(template))):
-            out.print(Text(_printable(f"{templates.files[template.name]}: {note}"), style="yellow"), soft_wrap=True)
-    for path in sorted(folder.glob("*.y*ml")):
-        model = {QUOTA_FILE: None, LAYERS_FILE: None, IDLE_FILE: IdlePolicy}.get(path.name, Template)
-        for bare in bare_numbers(model, path) if model is not None else ():
-            out.print(Text(_printable(str(bare)), style="yellow"), soft_wrap=True)
-    layer_warnings = layer_notes(templates, layers.content) if layers.content is not None else []
-    for warning in [*layer_warnings, *legacy_notes(templates, layers.content), *_quota_warnings(quotas, gpus)]:
-        out.print(Text(_printable(warning), style="yellow"), soft_wrap=True)
     files = ((IDLE_FILE, idle.content), (LAYERS_FILE, layers.content))
     beside = "".join(f", {name}" for name, content in files if content is not None)
     out.print(f"{plural(len(templates), 'template')}{_number_of(quotas)}{beside}, no problems.")
     return 0
+
+
+def _warnings(
+    folder: Path, templates: Templates, quotas: QuotasInForce, layers: LayersFile | None, gpus: int | None
+) -> list[str]:
+    """Return what is no problem in a folder without problems, and what its admin should know."""
+    warnings = [
+        f"{templates.files[template.name]}: {note}"
+        for template in templates
+        for note in (_memory_note(template, layers), _requests_note(template))
+        if note
+    ]
+    for path in sorted(folder.glob("*.y*ml")):
+        model = {QUOTA_FILE: None, LAYERS_FILE: None, IDLE_FILE: IdlePolicy}.get(path.name, Template)
+        warnings += map(str, bare_numbers(model, path) if model is not None else ())
+    warnings += layer_notes(templates, layers) if layers is not None else []
+    return [*warnings, *legacy_notes(templates, layers), *_quota_warnings(quotas, gpus)]
 
 
 def _quota_warnings(quotas: QuotasInForce, gpus: int | None) -> list[str]:

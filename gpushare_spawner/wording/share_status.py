@@ -105,12 +105,19 @@ def delivered(status: ShareStatus) -> list[tuple[str, str]]:
     got = status.delivered
     said = []
     if got is not None and got.entitled_seconds >= 1:
-        received, entitled = elapsed(got.delivered_seconds), elapsed(got.entitled_seconds)
-        said.append(("GPU time", f"received {received}, entitled to {entitled} while other sessions competed"))
+        time = received_time(got.delivered_seconds, got.entitled_seconds)
+        said.append(("GPU time", f"received {time} while other sessions competed"))
     if got is not None and got.waits:
         half, most = latency(got.wait_p50_seconds), latency(got.wait_p95_seconds)
         said.append(("waits", f"{got.waits}: half under {half}, 95 % under {most}"))
     return said
+
+
+def received_time(received: float, entitled: float) -> str:
+    """Return the GPU time that a session received of what it was entitled to, as the object of "received"; seconds."""
+    if received >= entitled or elapsed(received) == elapsed(entitled):
+        return f"all that it was entitled to ({elapsed(entitled)})"
+    return f"{elapsed(received)} of the {elapsed(entitled)} that it was entitled to"
 
 
 def _memory(of: ShareStatus | GpuStatus) -> str:
@@ -230,7 +237,7 @@ def terms(status: ShareStatus) -> list[Term]:
         rows += [Term("shared by", f"{layer.title}. {kept_within(layer)}"), Term("idle actions", when_idle(layer))]
     if status.layer_trouble:
         rows.append(Term("GPU problem", status.layer_trouble))
-    rows.append(Term("GPU idle", _idle(status)) if status.measured else Term("GPU work", "not measured"))
+    rows.append(Term("GPU work", _gpu_work(status)))
     if status.lacks_requests:
         rows.append(Term("CPU and memory", LACKING))
     if status.suspended or status.not_suspendable:
@@ -277,7 +284,9 @@ def _tier(status: ShareStatus) -> str:
     return f"{_tier_in_short(status)}; {until}"
 
 
-def _idle(status: ShareStatus) -> str:
+def _gpu_work(status: ShareStatus) -> str:
+    if not status.measured:
+        return "not measured"
     if status.idle_seconds is None:
-        return "no GPU work yet"
-    return "working now" if status.works_now else f"for {elapsed(status.idle_seconds)}"
+        return "none yet"
+    return "running now" if status.works_now else f"none for {elapsed(status.idle_seconds)}"

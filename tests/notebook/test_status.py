@@ -105,10 +105,12 @@ def test_status_shows_what_the_share_delivered_beside_what_it_promised(agent: Sc
     agent.script.delivered = (1500.0, 1482.0, 12, 0.0224, 1.94)
     now = status()
     assert now.delivered == DeliveredStatus(1500.0, 1482.0, 12, 0.0224, 1.94)
-    assert "received 24 min, entitled to 25 min while other sessions competed" in str(now)
+    assert "received 24 min of the 25 min that it was entitled to while other sessions competed" in str(now)
     assert "12: half under 22 ms, 95 % under 1.9 s" in str(now)
     explanation = share_status.explanation(now)
-    assert "GPU time: received 24 min, entitled to 25 min while other sessions competed." in explanation
+    assert (
+        "GPU time: received 24 min of the 25 min that it was entitled to while other sessions competed." in explanation
+    )
     assert "Waits: 12: half under 22 ms, 95 % under 1.9 s." in explanation
 
 
@@ -274,7 +276,7 @@ def test_the_command_in_words(agent: ScriptedAgent, capsys: pytest.CaptureFixtur
     for row in (
         "share           0.25 GPU",
         "tier            active",
-        "GPU idle        for 10 min",
+        "GPU work        none for 10 min",
         "other sessions  1",
     ):
         assert row in said

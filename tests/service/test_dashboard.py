@@ -33,7 +33,10 @@ def plain(html: str) -> str:
 
 def test_the_page_says_of_each_session_what_it_has_and_does() -> None:
     text = plain(page())
-    assert "ann 0.25 GPU GPU 0 active 0.25 of 0.25 GPU 24 min of 25 min received of entitled GPU time 12 waits" in text
+    assert (
+        "ann 0.25 GPU GPU 0 active 0.25 of 0.25 GPU received 24 min of the 25 min that it was entitled to 12 waits"
+        in text
+    )
     assert "95 % under 194 ms GPU busy 1 kernel, 1 busy 6 GiB of 16 GiB 5 GiB on the GPU, 1 GiB paged out" in text
     assert "bob / thesis" in text
     assert "GPU idle for 41 min" in text

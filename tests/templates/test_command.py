@@ -126,3 +126,20 @@ def test_numbers_without_a_unit_are_warned_of_with_what_they_mean(
         "idle.yaml:2: groups.ml.release_after: 600 means 600 s (10 min); "
         "write a unit, like 600m, if you mean another time",
     ]
+
+
+def test_check_as_json_has_the_templates_the_problems_and_the_warnings(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["templates", "check", "--json", str(SHIPPED)]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert (said["folder"], len(said["templates"]), said["problems"]) == (str(SHIPPED), 5, [])
+    quarter = next(template for template in said["templates"] if template["name"] == "quarter-gpu")
+    assert quarter["gpu"]["fraction"] == 0.25
+    assert main(["templates", "check", "--json", str(tmp_path)]) == 1
+    assert json.loads(capsys.readouterr().out)["problems"] == [
+        f"{tmp_path}: no templates. Template files end in .yaml or .yml."
+    ]
+    (tmp_path / "b.yaml").write_text("name: b\ndisplay_name: b\ngpu: {fraction: .nan}\n")
+    assert main(["templates", "check", "--json", str(tmp_path)]) == 1
+    assert json.loads(capsys.readouterr().out)["problems"][0].startswith("b.yaml:3: gpu.fraction: nan is not")

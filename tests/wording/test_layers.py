@@ -30,7 +30,7 @@ def test_measured_session_has_the_terms_of_its_layer_in_place_of_tier_and_lease(
         "shared by       NVIDIA MPS. Each session is kept within its part of the GPU's memory and time.",
         "idle actions    When the server is idle, it can only be stopped.",
         f"GPU problem     {localised(RESTARTED, NOON)}",
-        "GPU idle        for 10 min",
+        "GPU work        none for 10 min",
         "memory          3.1 of 16 GiB allocated, 1 GiB of it on the GPU",
         "other sessions  1; 1 of 2 sessions on the GPU has work now",
     ]

@@ -37,6 +37,8 @@ from gpushare_spawner.wording.amounts import (
     unbroken,
     utc,
 )
+from gpushare_spawner.wording.controls.drains import closed
+from gpushare_spawner.wording.share_status import received_time
 from gpushare_spawner.wording.spawn.queue import cancelled_unless_started, estimated_wait
 
 log = logging.getLogger("gpushare.service.dashboard")
@@ -111,6 +113,8 @@ def page_environment(prefix: str, theme: HubTheme, has_history: bool = False) ->
         "hub": theme,
         "version": __version__,
         "has_history": has_history,
+        "closed": lambda cordon: closed(cordon.drain, cordon.by, cordon.reason),
+        "received_time": lambda received, entitled: unbroken(received_time(received, entitled)),
     }
     return pages
 

@@ -30,6 +30,11 @@ def uncordoned(where: str) -> str:
     return f"{where} gets new servers again."
 
 
+def closed(drain: bool, by: str, reason: str) -> str:
+    """Return why no new sessions come to a GPU or node: "Draining (admin: kernel update). No new sessions."."""
+    return f"{'Draining' if drain else 'Cordoned'} ({by}{f': {reason}' if reason else ''}). No new sessions."
+
+
 def told(where: str, reason: str, stop_after: float | None) -> str:
     """Return what the user of a session on a drained GPU is told. ``stop_after``: seconds from now on; None: the server
     is not stopped."""

@@ -253,7 +253,7 @@ async def test_a_card_says_when_units_are_lent_and_what_that_means(
         agent.occupy(f"idle-{gpu}", 100, gpu, tier="released", effective_units=0, guaranteed_units=0)
     page = Page(Form().render(offered(QUARTER), {}, await reservations.availability_now()))
     assert "Starts now on lent units" in page.text
-    # another colour than that of a card whose whole share is free
+    # another colour than that of a card whose full share is free
     assert 'class="gs-now gs-lent"' in page.html
     assert "gs-now-free" not in page.html.split("</style>")[1]
     assert "When those sessions work again, they reclaim the units" in page.text
