@@ -6,7 +6,18 @@ says what applies to a session of a template under the admin's policy.
 
 from gpushare_spawner.idle.dry_run import DryRun
 from gpushare_spawner.idle.effective import effective_idle, group_of
-from gpushare_spawner.idle.keep import KeepRefusal, KeepRule, WhyNoKeep, exempts, holds, in_force, keep_refused, recent
+from gpushare_spawner.idle.keep import (
+    KeepRefusal,
+    KeepRule,
+    KeepsLeft,
+    WhyNoKeep,
+    exempts,
+    holds,
+    in_force,
+    keep_refused,
+    keeps_left,
+    recent,
+)
 from gpushare_spawner.idle.observation import Observation
 from gpushare_spawner.idle.overdue import Overdue, overdue
 from gpushare_spawner.idle.policy import Decision, IdleAction, decide
@@ -22,6 +33,7 @@ __all__ = [
     "IdleAction",
     "KeepRefusal",
     "KeepRule",
+    "KeepsLeft",
     "NoAction",
     "Observation",
     "Overdue",
@@ -37,6 +49,7 @@ __all__ = [
     "holds",
     "in_force",
     "keep_refused",
+    "keeps_left",
     "never_quiet",
     "overdue",
     "recent",

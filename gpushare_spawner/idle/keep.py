@@ -47,6 +47,26 @@ class KeepRefusal:
     """When the user may keep again, seconds since the epoch; None: time alone does not help."""
 
 
+@dataclass(frozen=True)
+class KeepsLeft:
+    """How often a user can still keep a share."""
+
+    left: int
+    """Keeps within 24 hours, over all sessions of the user."""
+    rule: KeepRule
+    again_at: float | None = None
+    """When the user can keep again, seconds since the epoch; None: now, or never."""
+
+
+def keeps_left(rule: KeepRule, began: Iterable[float], now: float) -> KeepsLeft:
+    """Return a user's keeps that are left. ``began``: the instants at which keeps of all the user's sessions began."""
+    if rule.longest <= 0 or rule.per_day <= 0 or rule.at_once <= 0:
+        return KeepsLeft(0, rule)
+    counted = recent(began, now)
+    left = max(0, rule.per_day - len(counted))
+    return KeepsLeft(left, rule, None if left else counted[-rule.per_day] + DAY)
+
+
 def keep_refused(
     rule: KeepRule, seconds: float, began: Iterable[float], other_sessions: int, now: float
 ) -> KeepRefusal | None:
@@ -55,15 +75,15 @@ def keep_refused(
     ``began``: the instants at which keeps of all the user's sessions began. ``other_sessions``: those of the user that
     are kept now, without this one.
     """
-    if rule.longest <= 0 or rule.per_day <= 0 or rule.at_once <= 0:
+    available = keeps_left(rule, began, now)
+    if not available.left and available.again_at is None:
         return KeepRefusal(WhyNoKeep.NOBODY, rule)
     if not seconds <= rule.longest:
         return KeepRefusal(WhyNoKeep.TOO_LONG, rule)
     if other_sessions >= rule.at_once:
         return KeepRefusal(WhyNoKeep.TOO_MANY, rule)
-    counted = recent(began, now)
-    if len(counted) >= rule.per_day:
-        return KeepRefusal(WhyNoKeep.TOO_OFTEN, rule, counted[-rule.per_day] + DAY)
+    if not available.left:
+        return KeepRefusal(WhyNoKeep.TOO_OFTEN, rule, available.again_at)
     return None
 
 

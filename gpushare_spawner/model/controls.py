@@ -15,7 +15,7 @@ from gpushare_spawner.model.protocol.frames import MAX_TEXT_LETTERS, AskKind
 MOST_KEEPS = 16
 """Beginnings of keeps that are remembered for "how often"."""
 MOST_ASKS = 4
-"""Asks of one session that wait for an answer at a time."""
+"""Asks of one session that wait for an answer at a time: so many that act, and so many that only read."""
 ASK_SECONDS = 60.0
 """After this time an ask is dropped: whoever asked has given up."""
 

@@ -17,7 +17,12 @@ END = "end"
 
 def configure_keep(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``gpushare keep``."""
-    parser.add_argument("time", metavar="TIME", help=f"how long: 4h, 90m; '{END}' ends the keep")
+    parser.add_argument(
+        "time",
+        metavar="TIME",
+        nargs="?",
+        help=f"how long: 4h, 90m; '{END}' ends the keep; without it: print how many keeps are left, and for how long",
+    )
     _configure(parser)
 
 
@@ -32,13 +37,12 @@ def _configure(parser: argparse.ArgumentParser) -> None:
 
 
 def keep(options: argparse.Namespace) -> int:
-    """Keep the share, or end the keep. Returns 0 if it was done, 1 if not, 2 for a time that cannot be read."""
+    """Keep the share, end the keep, or print what is left of keeps.
+
+    Returns 0 if it was done, 1 if not, 2 for a time that cannot be read.
+    """
     try:
-        one = (
-            ServiceAsk.of(AskKind.END_KEEP)
-            if options.time == END
-            else ServiceAsk.of(AskKind.KEEP, parse_seconds(options.time))
-        )
+        one = _keep_of(options.time)
     except ValueError:
         # WrongAsk for a time of less than a second, or of millions of years
         print(f"gpushare: {wrong_keep_time(options.time, END)}", file=sys.stderr)
@@ -49,6 +53,12 @@ def keep(options: argparse.Namespace) -> int:
 def release(options: argparse.Namespace) -> int:
     """Release the share now. Returns 0 if it was done, 1 if not."""
     return _ask(ServiceAsk.of(AskKind.RELEASE), options)
+
+
+def _keep_of(time: str | None) -> ServiceAsk:
+    if time is None:
+        return ServiceAsk.of(AskKind.KEEPS)
+    return ServiceAsk.of(AskKind.END_KEEP) if time == END else ServiceAsk.of(AskKind.KEEP, parse_seconds(time))
 
 
 def _ask(one: ServiceAsk, options: argparse.Namespace) -> int:

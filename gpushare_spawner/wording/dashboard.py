@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpushare_spawner.model.layers import Layer, LayerName
-from gpushare_spawner.wording.amounts import duration, elapsed, gpu_share, plural
+from gpushare_spawner.wording.amounts import elapsed, gpu_share
 from gpushare_spawner.wording.layers import NOT_MEASURED, kept_within, when_idle
 
 AGENT_UNAVAILABLE = "An agent is unavailable, so sessions can be missing here."
@@ -74,10 +74,9 @@ def kept(seconds: float, by: str) -> str:
     return f"Kept for another {elapsed(seconds)}, by {by}."
 
 
-def keep_limits(longest: float, per_day: int, at_once: int) -> str:
-    """Return what a user may keep. ``longest``: seconds."""
-    times, sessions = plural(per_day, "time"), plural(at_once, "session")
-    return f"At most {duration(longest)}, {times} within 24 hours, {sessions} at a time."
+def not_free(share: str) -> str:
+    """Return a share of a list that no GPU of the session has free now."""
+    return f"{share} (not free now)"
 
 
 def exempt(seconds: float | None, by: str, reason: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpushare_spawner.agent.sessions.asks import ASKS_AT_ONCE, ASKS_PER_SECOND, Asks
+from gpushare_spawner.agent.sessions.asks import ASKS_AT_ONCE, ASKS_PER_SECOND, READS_AT_ONCE, Asks
 from gpushare_spawner.model.controls import ASK_SECONDS, MOST_ASKS, AskAnswer
 from gpushare_spawner.model.protocol.frames import AskKind
 from gpushare_spawner.wording.controls.session_controls import ASK_UNKNOWN, ASKED_BEFORE, ASKED_TOO_OFTEN
@@ -102,3 +102,30 @@ def test_of_ten_thousand_asks_few_wait_and_few_reach_the_service(asks: Asks, clo
     clocks.forward(1 / ASKS_PER_SECOND + 1)
     assert asks.take(30_000, AskKind.KEEP, HOUR) is None
     assert asks.take(30_001, AskKind.KEEP, HOUR) is not None
+
+
+def spend(asks: Asks, kind: AskKind, first: int) -> int:
+    """Ask until the agent refuses, each answered at once. Returns how many reached the service."""
+    number = first
+    while asks.take(number, kind, 60) is None:
+        asks.answered(answer(number))
+        number += 1
+        assert number < first + 1000, "without end"
+    return number - first
+
+
+@pytest.mark.parametrize("read", [kind for kind in AskKind if kind.reads])
+@pytest.mark.parametrize("act", [kind for kind in AskKind if not kind.reads])
+def test_reading_is_no_action(asks: Asks, act: AskKind, read: AskKind) -> None:
+    assert spend(asks, act, 1) == ASKS_AT_ONCE
+    assert spend(asks, read, 1000) == READS_AT_ONCE, "a user who has acted often can read"
+    assert present(asks.take(5000, act, 60)).text == ASKED_TOO_OFTEN
+
+
+@pytest.mark.parametrize("read", [kind for kind in AskKind if kind.reads])
+def test_who_reads_without_end_can_still_act(asks: Asks, read: AskKind) -> None:
+    for number in range(1, 1000):
+        asks.take(number, read, 0)
+    assert len(asks.waiting()) == MOST_ASKS
+    assert [asks.take(number, AskKind.KEEP, HOUR) for number in range(2000, 2000 + MOST_ASKS)] == [None] * MOST_ASKS
+    assert present(asks.take(3000, read, 0)).text == ASKED_TOO_OFTEN

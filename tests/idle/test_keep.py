@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,6 +20,7 @@ from gpushare_spawner.idle import (
     holds,
     in_force,
     keep_refused,
+    keeps_left,
     recent,
 )
 from gpushare_spawner.idle.keep import CLOCKS_DIFFER, DAY
@@ -197,3 +199,30 @@ def test_a_notice_that_stands_is_withdrawn_when_the_user_keeps_the_share() -> No
     session = observed(notice=told(before), keep=kept(HOUR))
     decision = decide(IDLE, session, 12 * MINUTE)
     assert (decision.notice, decision.no_action) == (None, NoAction.KEPT)
+
+
+@pytest.mark.parametrize(
+    ("began", "left", "again_in"),
+    [
+        ([], 3, None),
+        ([NOW - HOUR], 2, None),
+        ([NOW - 25 * HOUR, NOW - HOUR], 2, None),
+        ([NOW - 5 * HOUR, NOW - 2 * HOUR, NOW - HOUR], 0, 19 * HOUR),
+        ([NOW - 5 * HOUR, NOW - 3 * HOUR, NOW - 2 * HOUR, NOW - HOUR], 0, 21 * HOUR),
+    ],
+)
+def test_what_is_left_of_keeps_is_what_the_rule_then_allows(
+    began: list[float], left: int, again_in: float | None
+) -> None:
+    rule = KeepRule(longest=8 * HOUR, per_day=3, at_once=2)
+    found = keeps_left(rule, began, NOW)
+    assert (found.left, found.again_at) == (left, None if again_in is None else NOW + again_in)
+    for _ in range(left):
+        assert keep_refused(rule, HOUR, began, 0, NOW) is None
+        began = [*began, NOW]
+    assert present(keep_refused(rule, HOUR, began, 0, NOW)).why is WhyNoKeep.TOO_OFTEN
+
+
+def test_who_may_not_keep_has_no_keeps_and_no_instant_from_which_on() -> None:
+    for rule in (KeepRule(0, 3, 2), KeepRule(HOUR, 0, 2), KeepRule(HOUR, 3, 0)):
+        assert (keeps_left(rule, [], NOW).left, keeps_left(rule, [NOW], NOW).again_at) == (0, None)

@@ -71,6 +71,8 @@ class Script:
     """An admin's message, and its instant in seconds since the epoch."""
     shares: tuple[bool, str] = (True, "[10, 50, 100]")
     """The answer to an ask for the shares."""
+    keeps: tuple[bool, str] = (True, "2 of 3 keeps left within 24 hours.")
+    """The answer to an ask for the keeps that are left."""
     answer: tuple[bool, str] | None = (True, "It was done.")
     """Whether an ask was done, and the sentence; None: the service does not answer."""
 
@@ -210,7 +212,8 @@ class ScriptedAgent:
         if frame.kind is Kind.ASK and script.answer is not None:
             number, kind, value = frame.fields[:3]
             self._obey(AskKind(kind), value)
-            done, text = script.shares if kind == AskKind.SHARES else script.answer
+            said = {AskKind.SHARES: script.shares, AskKind.KEEPS: script.keeps}
+            done, text = said.get(AskKind(kind), script.answer)
             # the answers to others' asks come to this observer too
             others = text_frames(TextTopic.ANSWER, number ^ 1, "For another observer.")
             return [sent.pack() for sent in others + text_frames(TextTopic.ANSWER, number, text, done)]

@@ -270,12 +270,18 @@ def test_the_dialog_keeps_releases_and_stops_by_keyboard(page: Page, agent: Scri
         assert page.run(focus, unbroken(label)), f"{label} cannot get the focus"
         page.keys(Keys.SPACE)
 
+    def actions() -> list[tuple[int, ...]]:
+        return [one.fields[1:3] for one in agent.of_kind(Kind.ASK) if not AskKind(one.fields[1]).reads]
+
     def asked() -> tuple[int, ...]:
-        return agent.of_kind(Kind.ASK)[-1].fields[1:3]
+        return actions()[-1]
 
     page.run("document.querySelector(arguments[0]).click()", ITEM)
+    page.wait_for(".gpushare-Fields", "2 of 3 keeps left within 24 hours.")
     script.answer = (True, "Your GPU share is kept for 8 h.")
+    script.keeps = (True, "1 of 3 keeps left within 24 hours.")
     press("Keep 8 h")
+    page.wait_for(".gpushare-Fields", "1 of 3 keeps left within 24 hours.")
     page.wait_for(".gpushare-Answer", "Your GPU share is kept for 8 h.")
     assert asked() == (AskKind.KEEP, 8 * 3600)
     until = clock(script.keep_until, time.time())
@@ -297,11 +303,11 @@ def test_the_dialog_keeps_releases_and_stops_by_keyboard(page: Page, agent: Scri
     page.wait_for(ITEM, "0.25 GPU · released")
     page.wait_for(".gpushare-Fields", "The share is released already.")
     assert not [text for text in page.texts(TOAST) if "released" in text], "the dialog has said so"
-    said = len(agent.of_kind(Kind.ASK))
+    said = len(actions())
     press("Release now")
     script.tier, script.effective = Tier.ACTIVE, 25
     page.wait_for(".gpushare-Fields", "The share is released already.", there=False)
-    assert len(agent.of_kind(Kind.ASK)) == said, "there was nothing to release"
+    assert len(actions()) == said, "there was nothing to release"
 
     script.answer = (False, "The hub did not stop the server.")
     press("Stop my server")
@@ -320,9 +326,18 @@ def test_the_dialog_keeps_releases_and_stops_by_keyboard(page: Page, agent: Scri
     assert page.texts(".gpushare-Share option") == [
         unbroken(one) for one in ("0.10 GPU", "0.50 GPU", "1 GPU (not free now)")
     ]
-    assert asked() == (AskKind.SHARES, 0)
+    assert agent.of_kind(Kind.ASK)[-1].fields[1:3] == (AskKind.SHARES, 0)
     page.run("document.querySelector('.gpushare-Dialog select').focus()")
     assert page.run("return document.activeElement.value") == "50", "the next larger one is chosen"
+    script.largest_share = 40
+    page.wait_for(".gpushare-Share option", "0.50 GPU (not free now)")
+    assert page.run("return document.activeElement.value") == "", "no larger one is free, so the user chooses"
+    press("Change")
+    assert asked() == (AskKind.STOP, 0), "nothing is chosen"
+    page.run("document.querySelector('.gpushare-Dialog select').focus()")
+    script.largest_share = 75
+    page.wait_for(".gpushare-Share option", "0.50 GPU (not free now)", there=False)
+    assert page.run("return document.activeElement.value") == "50"
     page.keys(Keys.ARROW_DOWN, Keys.ARROW_UP)
     script.shares = (False, "No template that you may use has another share.")
     press("Change")

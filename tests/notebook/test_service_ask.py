@@ -30,13 +30,14 @@ def asked(agent: ScriptedAgent) -> list[tuple[int, int]]:
         (["keep", "4h"], AskKind.KEEP, 14400),
         (["keep", "90m"], AskKind.KEEP, 5400),
         (["keep", "end"], AskKind.END_KEEP, 0),
+        (["keep"], AskKind.KEEPS, 0),
         (["release"], AskKind.RELEASE, 0),
     ],
 )
 def test_a_command_asks_and_prints_the_answer(
     agent: ScriptedAgent, capsys: pytest.CaptureFixture[str], words: list[str], kind: AskKind, value: int
 ) -> None:
-    agent.script.answer = (True, LONG)
+    agent.script.answer = agent.script.keeps = (True, LONG)
     assert main(words) == 0
     assert capsys.readouterr().out == LONG + "\n"
     assert asked(agent) == [(kind, value)]
@@ -127,7 +128,7 @@ def test_a_text_without_its_end_is_no_answer(agent: ScriptedAgent, monkeypatch: 
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        (None, '"kind" must be one of keep, end-keep, release, stop, share, shares.'),
+        (None, '"kind" must be one of keep, end-keep, release, stop, share, shares, keeps.'),
         ([], '"kind" must be one of'),
         ({"kind": "steal"}, '"kind" must be one of'),
         ({"kind": ["keep"]}, '"kind" must be one of'),

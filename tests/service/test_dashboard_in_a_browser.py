@@ -307,11 +307,21 @@ def test_users_act_on_their_own_sessions_only(browser: Chrome) -> None:
         assert labels == ["Actions for bob / thesis"]
         open_dialog(browser, "bob / thesis")
         assert not {"message", "exempt", "tier"} & shown_forms(browser)
-        assert "At most 8 h, 3 times within 24 hours, 2 sessions at a time." in form(browser, "keep").text
+        left = "3 of 3 keeps left within 24 hours, each for at most 8 h, 2 sessions at a time."
+        assert left in form(browser, "keep").text
+        shares = form(browser, "share").find_element(By.NAME, "fraction")
+        offered = [one.text for one in shares.find_elements(By.TAG_NAME, "option")]
+        assert offered == ["0.10 GPU", "0.50 GPU (not free now)"]
+        assert shares.get_property("value") == "", "nothing is chosen that is not free now"
+        press(browser, "share")
+        assert answer(browser) == "", "the user chooses"
         hours = form(browser, "keep").find_element(By.NAME, "hours")
         hours.send_keys(Keys.CONTROL, "a")
         hours.send_keys("40", Keys.ENTER)
         until(browser, lambda: answer(browser) == "A share can be kept for at most 8 h. Choose a shorter time.")
+        hours.send_keys(Keys.CONTROL, "a")
+        hours.send_keys("4", Keys.ENTER)
+        until(browser, lambda: "2 of 3 keeps left within 24 hours" in form(browser, "keep").text)
         press(browser, "release")
         until(browser, lambda: answer(browser).startswith("The GPU share is released."))
         until(browser, lambda: "release" not in shown_forms(browser))

@@ -17,6 +17,9 @@ ASKS_AT_ONCE = 8
 """Asks that reach the service after a pause. Ours: nobody presses more buttons in a minute."""
 ASKS_PER_SECOND = 1 / 15
 """And in the long run: each can change the session's tier, and is an entry of the history."""
+READS_AT_ONCE, READS_PER_SECOND = 30, 1 / 2
+"""Asks that only read have a budget of their own, so that a user who acts often can still read. Ours: JupyterLab reads
+twice for each dialog that is opened and each change of the share; the service computes a list for it."""
 _ALMOST_ONE = 0.999
 """An ask needs a whole one of the budget; sums of floats are not exact."""
 MOST_ANSWERS = 16
@@ -30,7 +33,8 @@ class Asks:
         """`clock` gives seconds since the epoch; `steady` seconds of a clock that nobody sets."""
         self._clock = clock
         self._steady = steady
-        self._budget = Budget(steady, ASKS_PER_SECOND, ASKS_AT_ONCE)
+        self._actions = Budget(steady, ASKS_PER_SECOND, ASKS_AT_ONCE)
+        self._reads = Budget(steady, READS_PER_SECOND, READS_AT_ONCE)
         self._waiting: dict[int, tuple[float, Ask]] = {}
         """By number, the oldest first, each with the time of `steady` when it came."""
         self._answers: dict[int, tuple[float, Ask | None, AskAnswer]] = {}
@@ -47,9 +51,12 @@ class Asks:
             return None if _same(self._waiting[number][1], ask) else self._refusal(number, ASKED_BEFORE)
         if kind not in list(AskKind):
             return self._refusal(number, ASK_UNKNOWN)
-        if len(self._waiting) >= MOST_ASKS or self._budget.wait(keep=_ALMOST_ONE) > 0:
+        reads = AskKind(kind).reads
+        budget = self._reads if reads else self._actions
+        waiting = sum(AskKind(one.kind).reads == reads for _, one in self._waiting.values())
+        if waiting >= MOST_ASKS or budget.wait(keep=_ALMOST_ONE) > 0:
             return self._refusal(number, ASKED_TOO_OFTEN)
-        self._budget.spend()
+        budget.spend()
         self._waiting[number] = self._steady(), ask
         return None
 

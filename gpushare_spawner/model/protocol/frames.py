@@ -132,6 +132,13 @@ class AskKind(IntEnum):
     """The value is in units."""
     SHARES = 6
     """The shares that the user may change to: the answer's text is a JSON list of units, the smallest first."""
+    KEEPS = 7
+    """How many keeps the user has left, and for how long: the answer's text is a sentence."""
+
+    @property
+    def reads(self) -> bool:
+        """Whether it only asks what the user can do. Such an ask changes nothing and is no action of the user."""
+        return self in (AskKind.SHARES, AskKind.KEEPS)
 
 
 class TextTopic(IntEnum):

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from gpushare_spawner.idle import KeepRule, holds, in_force, keep_refused
+from gpushare_spawner.idle import KeepRule, KeepsLeft, holds, in_force, keep_refused, keeps_left
 from gpushare_spawner.idle.keep import CLOCKS_DIFFER, DAY
 from gpushare_spawner.model.controls import ASK_SECONDS, MOST_KEEPS, Controls, Keep
 from gpushare_spawner.model.instant import LATEST
@@ -107,6 +107,25 @@ class KeepActions:
         self._log.session(session, one.node, KEEP_ENDED, actor.name, reason=words.KEEP_ENDED)
         return Outcome(True, words.KEEP_ENDED)
 
+    async def ask_left(self, one: Target, actor: Actor) -> Outcome:
+        """Answer how many keeps the session's user has left. Changes nothing."""
+        check_own(one, actor)
+        session, controls = await self._controls.read(one)
+        others = await self._controls.of_others(session)
+        now = self._controls.clock()
+        return Outcome(False, words.keeps_left(self.left(session, {**others.controls, session.id: controls}, now), now))
+
+    def left(self, session: SessionReport, controls: Mapping[str, Controls], now: float) -> KeepsLeft:
+        """Return what the user of a session has left of keeps. ``controls``: of all sessions of the user, in force."""
+        return keeps_left(self.rule(session), self._begun(session.user, controls, now), now)
+
+    def _begun(self, user: str, controls: Mapping[str, Controls], now: float) -> list[float]:
+        """Return when keeps of a user's sessions began, those that have ended included."""
+        began = _counted(controls)
+        # the clock was set back since those that are later than now, and the reports date them as now
+        began |= _those(self._began.get(user, Counter()), lambda begin: begin <= now)
+        return [begin for _, begin in began.elements()]
+
     async def settle(self, one: Target) -> bool:
         """Remove what is over, and date keeps of the future as of now. Returns whether that was necessary.
 
@@ -133,12 +152,10 @@ class KeepActions:
             # it is not the user who keeps
             return controls.model_copy(update={"keep": keep})
         others = await self._controls.of_others(session)
-        began = _counted({**others.controls, session.id: controls})
-        # the clock was set back since those that are later than now, and the reports date them as now
-        began |= _those(self._began.get(session.user, Counter()), lambda begin: begin <= now)
+        began = self._begun(session.user, {**others.controls, session.id: controls}, now)
         kept = sum(holds(other.keep, now) for other in others.controls.values())
         kept += self._kept_on_silent_nodes(session, others, now)
-        refusal = keep_refused(self.rule(session), seconds, (begin for _, begin in began.elements()), kept, now)
+        refusal = keep_refused(self.rule(session), seconds, began, kept, now)
         if refusal is not None:
             raise ActionRefused(words.keep_refused(refusal, now), RefusalCode.LIMIT)
         return controls.model_copy(update={"keep": keep, "keeps": (*controls.keeps, now)[-MOST_KEEPS:]})

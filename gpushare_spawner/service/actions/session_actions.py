@@ -9,7 +9,8 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
-from gpushare_spawner.idle import KeepRule
+from gpushare_spawner.idle import KeepRule, KeepsLeft
+from gpushare_spawner.model.controls import Controls
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.report import SessionReport
 from gpushare_spawner.model.template import Idle, Template
@@ -70,9 +71,14 @@ class SessionActions:
         self.drains = DrainActions(log, clock)
         """Cordon and drain of GPUs and nodes."""
 
-    def keep_rule(self, session: SessionReport) -> KeepRule:
-        """Return the limits of keeps that apply to a session's user."""
-        return self._keeps.rule(session)
+    def keeps_left(self, session: SessionReport, controls: Mapping[str, Controls], now: float) -> KeepsLeft:
+        """Return what a session's user has left of keeps, with the limits. ``controls``: in force for all sessions of
+        the user, by their ids."""
+        return self._keeps.left(session, controls, now)
+
+    async def ask_keeps_left(self, one: Target, actor: Actor) -> Outcome:
+        """Answer how many keeps the session's user has left. Changes nothing."""
+        return await self._keeps.ask_left(one, actor)
 
     async def keep(
         self,

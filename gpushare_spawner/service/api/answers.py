@@ -272,6 +272,10 @@ class KeepLimitsAnswer(Answer):
     """Keeps within 24 hours, over all sessions of the user."""
     at_once: int
     """Sessions of the user that are kept at a time."""
+    left: int
+    """Keeps that the user has left of `per_day` now."""
+    again_at: float | None
+    """When the user can keep a share again, seconds since the epoch; null: now, or never."""
 
 
 class Session(Answer):
@@ -350,6 +354,8 @@ class Session(Answer):
     share_choices: tuple[int, ...]
     """Shares that the caller can change to, in units of 1 % of the GPU, where they are free. An admin can choose any
     other too."""
+    largest_share_units: int
+    """The largest share for which its GPU has free or lent units now."""
 
 
 class Sessions(Answer):

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 from typing import Any, Literal
 
-from gpushare_spawner.idle import in_force
+from gpushare_spawner.idle import KeepsLeft, in_force
 from gpushare_spawner.model.cordon import Cordon
+from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.quota import Account, QuotaUsage
 from gpushare_spawner.service.actions.session_actions import SessionActions
@@ -14,7 +15,7 @@ from gpushare_spawner.service.api import answers
 from gpushare_spawner.service.api.events import Changed, TooManyStreams
 from gpushare_spawner.service.api.operation import AnyOperation, ApiError, Call, Nothing, Operation
 from gpushare_spawner.service.api.session_list import Page, SessionsQuery, found
-from gpushare_spawner.service.api.snapshots import Row, ServiceSnapshot
+from gpushare_spawner.service.api.snapshots import AVAILABLE, Row, ServiceSnapshot
 from gpushare_spawner.service.api.spawn_address import address_of
 from gpushare_spawner.service.history.groups import group_of_session
 from gpushare_spawner.service.hub.scopes import CUSTOM
@@ -27,6 +28,7 @@ from gpushare_spawner.service.web.dashboard_data import (
     session_data,
     spawn_data,
 )
+from gpushare_spawner.service.web.gpu_bar import units_of
 from gpushare_spawner.wording import api as words
 
 
@@ -173,7 +175,7 @@ def _session(
     snapshot: ServiceSnapshot, row: Row, caller: Caller, now: float, actions: SessionActions
 ) -> answers.Session:
     one = row.session
-    controls, rule = in_force(one.controls, now), actions.keep_rule(one)
+    controls, keeps = in_force(one.controls, now), _keeps_left(snapshot, row, now, actions)
     data = session_data(row.decision, row.report, snapshot.to_own, snapshot.templates, caller.viewer, now)
     more = {
         "id": one.id,
@@ -184,9 +186,38 @@ def _session(
         "exemption": controls.exemption.model_dump() if controls.exemption is not None else None,
         "message": one.message.model_dump() if one.message is not None else None,
         "share_choices": _share_choices(snapshot, row, caller),
-        "keep_limits": {"longest_seconds": rule.longest, "per_day": rule.per_day, "at_once": rule.at_once},
+        "largest_share_units": _largest_share(snapshot, row),
+        "keep_limits": {
+            "longest_seconds": keeps.rule.longest,
+            "per_day": keeps.rule.per_day,
+            "at_once": keeps.rule.at_once,
+            "left": keeps.left,
+            "again_at": keeps.again_at,
+        },
     }
     return answers.Session.model_validate(data | quota_data(one, snapshot.usage) | more)
+
+
+def _keeps_left(snapshot: ServiceSnapshot, row: Row, now: float, actions: SessionActions) -> KeepsLeft:
+    sessions = (other.session for other in snapshot.by_user[row.session.user])
+    return actions.keeps_left(row.session, {one.id: in_force(one.controls, now) for one in sessions}, now)
+
+
+def _largest_share(snapshot: ServiceSnapshot, row: Row) -> int:
+    """Return the largest share that the session's agent would give it now, by the last report.
+
+    An idle session can own more and not borrow more, and a GPU that is cordoned or unhealthy gives none more.
+    """
+    one, report = row.session, row.report
+    kinds = AVAILABLE if one.effective_units == one.share_units else ("free",)
+    more = [
+        sum(units_of(snapshot.bars[report.node, gpu.uuid], kind) for kind in kinds)
+        if gpu.healthy and report.cordon() is None and report.cordon(gpu.uuid) is None
+        else 0
+        for gpu in report.gpus
+        if gpu.uuid in one.gpus
+    ]
+    return min(UNITS_PER_GPU, one.share_units + min(more, default=0))
 
 
 def _share_choices(snapshot: ServiceSnapshot, row: Row, caller: Caller) -> tuple[int, ...]:

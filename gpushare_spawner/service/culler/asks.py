@@ -154,5 +154,7 @@ class Asks:
                 return await self._actions.share(one, actor, ask.value / UNITS_PER_GPU)
             case AskKind.SHARES:
                 return Outcome(False, json.dumps(await self._actions.other_shares(one, actor)))
+            case AskKind.KEEPS:
+                return await self._actions.ask_keeps_left(one, actor)
             case _:
                 raise ActionRefused(words.ASK_NOT_SUPPORTED, RefusalCode.BAD_REQUEST)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
+from gpushare_spawner.idle import KeepRule, KeepsLeft
 from gpushare_spawner.model.layers import LAYERS, IdleReach
 from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.model.template import Template
@@ -16,6 +17,7 @@ from gpushare_spawner.service.api import answers
 from gpushare_spawner.service.web.caller import Caller
 from gpushare_spawner.wording import dashboard as words
 from gpushare_spawner.wording.amounts import gpu_share
+from gpushare_spawner.wording.controls.session_controls import keeps_left
 
 Target = Mapping[str, Any]
 """For JSON. `address`: below the API's prefix. `may`: names of forms. `show`: texts. `choices`: of lists, as pairs of
@@ -79,7 +81,14 @@ class DialogTargets:
             "kept": words.kept(one.keep.until - self.now, one.keep.by) if one.keep else "",
             "keep_terms": ""
             if all_sessions
-            else words.keep_limits(limits.longest_seconds, limits.per_day, limits.at_once),
+            else keeps_left(
+                KeepsLeft(
+                    limits.left,
+                    KeepRule(limits.longest_seconds, limits.per_day, limits.at_once),
+                    limits.again_at,
+                ),
+                self.now,
+            ),
             "exempt": self._exempt(one.exemption) if one.exemption else "",
         }
         target = self._target(
@@ -130,9 +139,16 @@ def _of_place(cordon: answers.Cordon | None) -> Sequence[str]:
 
 
 def _larger_share(one: answers.Session) -> str:
-    """Return the value of the next larger share, which most who change theirs want; empty: there is none."""
-    return next((f"{units / UNITS_PER_GPU:g}" for units in one.share_choices if units > one.share_units), "")
+    """Return the value of the next larger share that is free, which most who change theirs want; empty: none is."""
+    larger = (units for units in one.share_choices if one.share_units < units <= one.largest_share_units)
+    return next((f"{units / UNITS_PER_GPU:g}" for units in larger), "")
 
 
 def _shares(one: answers.Session) -> Sequence[tuple[str, str]]:
-    return [(f"{units / UNITS_PER_GPU:g}", gpu_share(units)) for units in one.share_choices]
+    return [
+        (
+            f"{units / UNITS_PER_GPU:g}",
+            gpu_share(units) if units <= one.largest_share_units else words.not_free(gpu_share(units)),
+        )
+        for units in one.share_choices
+    ]

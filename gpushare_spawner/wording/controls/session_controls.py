@@ -6,7 +6,7 @@ say durations.
 
 from __future__ import annotations
 
-from gpushare_spawner.idle import KeepRefusal, WhyNoKeep
+from gpushare_spawner.idle import KeepRefusal, KeepsLeft, WhyNoKeep
 from gpushare_spawner.model.layers import Layer
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.wording.amounts import duration, gpu_share, plural
@@ -23,6 +23,7 @@ WORKED_MEANWHILE = "The session has used the GPU or has changed in the meantime.
 AGENT_FAILED = "Nothing was done: the GPU agent of this node could not do it. Try again in a minute, or ask the admin."
 OLDER_AGENT = "The GPU agent of this node is older than the service and cannot do this. Ask the admin to update it."
 
+NO_KEEPS = "Shares of this template cannot be kept. Ask the admin."
 NO_KEEP = "The GPU share is not kept."
 KEEP_NOT_IN_FUTURE = "A keep must end in the future. Give a duration, or a later time."
 KEEP_ENDED = "The GPU share is no longer kept."
@@ -79,7 +80,7 @@ def keep_refused(refusal: KeepRefusal, now: float) -> str:
     rule = refusal.rule
     match refusal.why:
         case WhyNoKeep.NOBODY:
-            return "Shares of this template cannot be kept. Ask the admin."
+            return NO_KEEPS
         case WhyNoKeep.TOO_LONG:
             return f"A share can be kept for at most {duration(rule.longest)}. Choose a shorter time."
         case WhyNoKeep.TOO_MANY:
@@ -89,6 +90,17 @@ def keep_refused(refusal: KeepRefusal, now: float) -> str:
             times = plural(rule.per_day, "time")
             wait = max(0.0, (refusal.again_at or now) - now)
             return f"You can keep shares {times} within 24 hours. You can keep a share again in {duration(wait)}."
+
+
+def keeps_left(keeps: KeepsLeft, now: float) -> str:
+    """Return how many keeps a user has left, and their limits. ``now``: seconds since the epoch."""
+    rule = keeps.rule
+    if not keeps.left and keeps.again_at is None:
+        return NO_KEEPS
+    said = f"{keeps.left} of {plural(rule.per_day, 'keep')} left within 24 hours"
+    if keeps.again_at is not None:
+        return f"{said}. You can keep a share again in {duration(max(0.0, keeps.again_at - now))}."
+    return f"{said}, each for at most {duration(rule.longest)}, {plural(rule.at_once, 'session')} at a time."
 
 
 def exempted(seconds: float | None) -> str:

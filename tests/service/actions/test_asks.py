@@ -114,6 +114,39 @@ async def test_shares_to_choose_from_are_answered_as_a_list_of_units(
     assert acting.history == [], "nothing was changed"
 
 
+async def test_keeps_that_are_left_are_answered_as_a_sentence_and_none_is_spent(
+    asks: Asks, acting: Acting, agent: FakeAgent, clock: Clock
+) -> None:
+    agent.add("ann")
+    said = []
+    for number in range(1, 8, 2):
+        ask(agent, clock, AskKind.KEEPS, 0, number)
+        ask(agent, clock, AskKind.KEEP, number * HOUR, number + 1)
+        said.append([one.text for one in await answers(asks, agent)])
+        clock.forward(MINUTE)
+    assert [left for left, _ in said] == [
+        "3 of 3 keeps left within 24 hours, each for at most 8 h, 2 sessions at a time.",
+        "2 of 3 keeps left within 24 hours, each for at most 8 h, 2 sessions at a time.",
+        "1 of 3 keeps left within 24 hours, each for at most 8 h, 2 sessions at a time.",
+        "0 of 3 keeps left within 24 hours. You can keep a share again in 23 h 57 min.",
+    ]
+    assert acting.history == [("keep", "ann", "ann")] * 3, "what was asked is no action"
+
+
+@pytest.mark.parametrize("kind", [kind for kind in AskKind if kind.reads])
+async def test_what_only_reads_changes_nothing(
+    asks: Asks, acting: Acting, agent: FakeAgent, hub_server: FakeHub, clock: Clock, kind: AskKind
+) -> None:
+    agent.add("ann")
+    hub_server.add("ann")
+    before = agent.sessions["ann"]
+    ask(agent, clock, kind)
+    await answers(asks, agent)
+    assert agent.sessions["ann"].model_copy(update={"asks": ()}) == before.model_copy(update={"asks": ()})
+    assert acting.history == []
+    assert not [request for request in agent.asked if request.op not in ("answer", "report")]
+
+
 async def test_what_is_refused_is_answered_with_the_reason(asks: Asks, agent: FakeAgent, clock: Clock) -> None:
     ask(agent, clock, AskKind.KEEP, 1e18)
     ask(agent, clock, AskKind.KEEP, 0, 2)

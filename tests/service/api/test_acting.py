@@ -25,7 +25,8 @@ async def test_a_share_is_kept_and_shown_as_kept_at_once(api: Client, machine: M
                         "work restores it."}  # fmt: skip
     shown = await api.get("sessions/bob", BOB)
     assert shown["keep"] == {"until": NOW + 4 * HOUR, "since": NOW, "by": "bob"}
-    assert shown["keep_limits"] == {"longest_seconds": 8 * HOUR, "per_day": 3, "at_once": 2}
+    limits = {"longest_seconds": 8 * HOUR, "per_day": 3, "at_once": 2}
+    assert shown["keep_limits"] == limits | {"left": 2, "again_at": None}
     again = await api.ask("POST", "sessions/bob/keep", BOB, {"until": NOW + 4 * HOUR})
     assert again.body["changed"] is False
     assert (await api.ask("DELETE", "sessions/bob/keep", ADMIN)).body["changed"]
@@ -33,6 +34,30 @@ async def test_a_share_is_kept_and_shown_as_kept_at_once(api: Client, machine: M
     assert [(one.action, one.actor, one.user) for one in machine.recorded] == [
         ("keep", "bob", "bob"), ("keep-ended", "boss", "bob")
     ]  # fmt: skip
+
+
+async def test_what_is_left_of_keeps_is_shown_for_all_sessions_of_a_user_before_the_last_is_spent(api: Client) -> None:
+    limits = {"longest_seconds": 8 * HOUR, "per_day": 3, "at_once": 2}
+    for left, hours in ((3, 4), (2, 5), (1, 6)):
+        shown = await api.get("sessions/bob", BOB)
+        assert shown["keep_limits"] == limits | {"left": left, "again_at": None}
+        await api.ask("POST", "sessions/bob/keep", BOB, {"hours": hours})
+    for one in (await api.get("sessions", BOB))["sessions"]:
+        assert one["keep_limits"] == limits | {"left": 0, "again_at": NOW + 24 * HOUR}, one["id"]
+
+
+@pytest.mark.parametrize(
+    ("id", "largest"),
+    [
+        ("ann", 65),  # works: 50 + 15 units are lent beside it, and 25 of them are borrowed
+        ("bob", 25),  # idle: no units of its GPU are without an owner
+        ("carol", 50),
+        ("dave", 65),
+        ("erin", 100),  # the rest of GPU 1 is free
+    ],
+)
+async def test_the_largest_share_that_is_free_for_a_session_is_shown(api: Client, id: str, largest: int) -> None:
+    assert (await api.get(f"sessions/{id}"))["largest_share_units"] == largest
 
 
 async def test_limits_bind_users_and_not_admins(api: Client) -> None:

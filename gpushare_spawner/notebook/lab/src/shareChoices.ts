@@ -2,8 +2,10 @@
 
 import { AskKind, IAskAnswer } from './status';
 
-/** Templates change seldom; each question counts among the few asks that the agent takes in a minute. */
+/** Templates change seldom. */
 const FRESH_MS = 300_000;
+/** After this time an answer without choices is asked for again: the service may have been busy. */
+const AGAIN_MS = 15_000;
 
 export interface IShareChoices {
   /** Units of 1 %, the smallest first; empty: the service did not say. */
@@ -19,22 +21,34 @@ export class ShareChoices {
     private readonly _now: () => number = Date.now
   ) {}
 
-  /** Return the choices of a session with this share. What was answered is kept for some minutes. Throws nothing. */
-  async of(shareUnits: number): Promise<IShareChoices> {
+  /**
+   * Return the choices of a session with this share: the same object until the service is asked again, some minutes
+   * after a list, some seconds after a refusal. Throws nothing.
+   */
+  of(shareUnits: number): Promise<IShareChoices> {
     const known = this._known;
-    if (known !== undefined && known.shareUnits === shareUnits && this._now() - known.at < FRESH_MS) {
-      return known.choices;
+    if (known === undefined || known.shareUnits !== shareUnits || this._now() - known.at >= known.freshMs) {
+      const asked = { shareUnits, at: this._now(), freshMs: FRESH_MS, choices: this._choices() };
+      this._known = asked;
+      void asked.choices.then(choices => {
+        asked.freshMs = choices.units.length ? FRESH_MS : AGAIN_MS;
+      });
     }
-    const answer = await this._ask('shares');
-    const units = answer.done ? unitsOf(answer.text) : [];
-    const choices = { units, text: units.length ? '' : answer.text };
-    if (units.length) {
-      this._known = { shareUnits, at: this._now(), choices };
-    }
-    return choices;
+    return this._known!.choices;
   }
 
-  private _known: { shareUnits: number; at: number; choices: IShareChoices } | undefined;
+  private async _choices(): Promise<IShareChoices> {
+    const answer = await this._ask('shares');
+    const units = answer.done ? unitsOf(answer.text) : [];
+    return { units, text: units.length ? '' : answer.text };
+  }
+
+  private _known: { shareUnits: number; at: number; freshMs: number; choices: Promise<IShareChoices> } | undefined;
+}
+
+/** Return the next larger share that is free; undefined: none is. `largest`: units that the session can have now. */
+export function preselected(units: readonly number[], share: number, largest: number): number | undefined {
+  return units.find(one => one > share && one <= largest);
 }
 
 /** Return the units in a JSON list; nothing of another text. */

@@ -91,6 +91,9 @@ class ShareBody extends Widget {
     const asks = status.known ? status.asks : [];
     this._controls.hidden = !asks.length;
     this._keep.hidden = !asks.includes('keep');
+    if (!this._keep.hidden && !this._hasReadKeeps) {
+      void this._readKeeps();
+    }
     this._showMissing(status, asks);
     const kept = status.keep_until;
     this._kept.textContent = kept === null ? '' : words.kept(clock(kept));
@@ -153,8 +156,16 @@ class ShareBody extends Widget {
       words.KEEP,
       ...KEEP_HOURS.map(hours => button(words.keepHours(hours), () => void this._ask('keep', hours * HOUR))),
       element('span', 'gpushare-Row', until, button(words.KEEP_UNTIL_BUTTON, keepUntil)),
-      element('span', 'gpushare-Row', this._kept, this._endKeep)
+      element('span', 'gpushare-Row', this._kept, this._endKeep),
+      this._keepsLeft
     );
+  }
+
+  /** Show how many keeps the user has left. An older agent or service does not know: then nothing is shown. */
+  private async _readKeeps(): Promise<void> {
+    this._hasReadKeeps = true;
+    const answer = await this._asking.ask('keeps');
+    this._keepsLeft.textContent = answer.done ? answer.text : '';
   }
 
   /** Release, and stop with a second step, because it ends the kernels. */
@@ -204,6 +215,9 @@ class ShareBody extends Widget {
     this._answer.textContent = localised(answer.text);
     this._answer.scrollIntoView({ block: 'nearest' });
     this._answer.dataset.done = answer.done ? 'yes' : 'no';
+    if (kind === 'keep') {
+      void this._readKeeps();
+    }
   }
 
   private _buttons(): HTMLButtonElement[] {
@@ -231,6 +245,8 @@ class ShareBody extends Widget {
     }
   });
   private readonly _releasedAlready = element('span', '');
+  private _hasReadKeeps = false;
+  private readonly _keepsLeft = element('span', '');
   private readonly _keep = this._keepControls();
   private _endConfirmation: (focus: boolean) => void = () => undefined;
   private readonly _select: ShareSelect;

@@ -1,7 +1,7 @@
 /** The part of the dialog that changes the share: a list of the shares that the user may have, and a button. */
 
 import { button, element } from './elements';
-import { ShareChoices } from './shareChoices';
+import { IShareChoices, preselected, ShareChoices } from './shareChoices';
 import { IShareStatus } from './status';
 import * as words from './words';
 
@@ -12,11 +12,20 @@ export class ShareSelect {
     change: (units: number) => void
   ) {
     this._select.setAttribute('aria-label', words.NEW_SHARE);
-    const press = button(words.CHANGE, () => change(Number(this._select.value)));
+    const press = button(words.CHANGE, () => {
+      if (this._select.value) {
+        change(Number(this._select.value));
+      } else {
+        this._select.focus();
+      }
+    });
+    this._select.onchange = () => {
+      this._isChosen = true;
+    };
     // JupyterLab puts a node of its own around the list
     this._choice.append(element('div', '', this._select), press);
     this._why.textContent = words.ASKING;
-    this._showOptions(0);
+    this._choice.hidden = true;
     this.nodes = [this._choice, this._why];
   }
 
@@ -25,45 +34,51 @@ export class ShareSelect {
 
   showStatus(status: IShareStatus): void {
     this._largest = status.largest_share_units;
-    if (status.largest_share_units && status.share_units !== this._asked) {
-      this._asked = status.share_units;
+    this._share = status.share_units;
+    if (this._largest) {
       void this._askFor(status.share_units);
     }
-    // what is free changes while the list is open: only the texts follow
+    // what is free changes while the list is open: the texts follow, and so does what the user has not chosen
     for (const option of Array.from(this._select.options)) {
       const text = words.shareChoice(Number(option.value), this._largest);
       if (option.textContent !== text) {
         option.textContent = text;
       }
     }
+    this._preselect();
   }
 
   private async _askFor(shareUnits: number): Promise<void> {
     const choices = await this._choices.of(shareUnits);
-    if (shareUnits !== this._asked) {
+    if (choices === this._shown || shareUnits !== this._share) {
       return; // the share was changed meanwhile
     }
+    this._shown = choices;
     this._why.textContent = choices.text;
-    this._units = choices.units;
-    this._showOptions(choices.units.find(units => units > shareUnits));
-  }
-
-  /** `chosen`: the next larger share, which most who change theirs want; undefined: there is none. */
-  private _showOptions(chosen: number | undefined): void {
+    this._isChosen = false;
     this._select.replaceChildren(
-      ...this._units.map(units => {
+      ...choices.units.map(units => {
         const option = element('option', '', words.shareChoice(units, this._largest));
         option.value = String(units);
-        option.selected = units === chosen;
         return option;
       })
     );
-    this._choice.hidden = !this._units.length;
+    this._choice.hidden = !choices.units.length;
+    this._preselect();
   }
 
-  private _asked: number | undefined;
+  /** Choose for the user the next larger share that is free, which most who change theirs want; or none. */
+  private _preselect(): void {
+    if (!this._isChosen) {
+      const units = preselected(this._shown?.units ?? [], this._share, this._largest);
+      this._select.value = units === undefined ? '' : String(units);
+    }
+  }
+
+  private _shown: IShareChoices | undefined;
+  private _isChosen = false;
+  private _share = 0;
   private _largest = 0;
-  private _units: number[] = [];
   private readonly _select = element('select', 'jp-mod-styled');
   private readonly _choice = element('span', 'gpushare-Row');
   private readonly _why = element('span', '');

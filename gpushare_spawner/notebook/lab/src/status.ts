@@ -72,7 +72,7 @@ export interface IShareStatus {
   message: IMessage | null;
 }
 
-export type AskKind = 'keep' | 'end-keep' | 'release' | 'stop' | 'share' | 'shares';
+export type AskKind = 'keep' | 'end-keep' | 'release' | 'stop' | 'share' | 'shares' | 'keeps';
 
 /** What `POST gpushare/ask` answers. */
 export interface IAskAnswer {

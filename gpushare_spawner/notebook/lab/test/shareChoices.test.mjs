@@ -2,7 +2,7 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 
-import { ShareChoices } from '../lib/shareChoices.js';
+import { preselected, ShareChoices } from '../lib/shareChoices.js';
 
 function asking(...answers) {
   const asked = { count: 0, now: 0 };
@@ -31,10 +31,28 @@ test('the service is asked again after five minutes, or for another share', asyn
   assert.deepEqual(await choices.of(50), { units: [25], text: '' });
 });
 
-test('a refusal is shown, and not kept', async () => {
-  const { choices } = asking({ done: false, text: 'The agent is old.' }, { done: true, text: '[50]' });
+test('a refusal is shown, and the service is asked again after 15 seconds', async () => {
+  const { asked, choices } = asking({ done: false, text: 'The agent is old.' }, { done: true, text: '[50]' });
   assert.deepEqual(await choices.of(25), { units: [], text: 'The agent is old.' });
+  asked.now = 14_000;
+  assert.deepEqual(await choices.of(25), { units: [], text: 'The agent is old.' });
+  assert.equal(asked.count, 1);
+  asked.now = 15_000;
   assert.deepEqual(await choices.of(25), { units: [50], text: '' });
+});
+
+test('many who want the list while its answer is under way ask once', async () => {
+  const { asked, choices } = asking({ done: true, text: '[50]' });
+  const got = await Promise.all([choices.of(25), choices.of(25), choices.of(25)]);
+  assert.equal(asked.count, 1);
+  assert.equal(new Set(got).size, 1);
+});
+
+test('the next larger share that is free is chosen for the user, or none', () => {
+  assert.equal(preselected([10, 50, 100], 25, 75), 50);
+  assert.equal(preselected([10, 50, 100], 25, 40), undefined);
+  assert.equal(preselected([10], 25, 100), undefined);
+  assert.equal(preselected([50, 100], 25, 25), undefined);
 });
 
 test('an answer that is no list of units gives no choices', async () => {

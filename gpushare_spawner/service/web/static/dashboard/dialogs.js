@@ -26,7 +26,9 @@ function fill(list, choices) {
   const wanted = JSON.stringify(choices);
   if (list.dataset.filled === wanted) return;
   list.dataset.filled = wanted;
+  const before = list.value;
   list.replaceChildren(...choices.map(([value, text]) => new Option(text, value)));
+  if (choices.some(([value]) => value === before)) list.value = before;
 }
 
 function answer(dialog, text, kind = "") {
@@ -45,7 +47,9 @@ function open(button) {
   show(dialog, target);
   for (const list of dialog.querySelectorAll("select[data-choices]")) {
     const now = target.chosen?.[list.dataset.choices];
-    if ([...list.options].some((option) => option.value === now)) list.value = now;
+    // nothing is chosen before the user does: the first could be what cannot be had now
+    if (now === "") list.selectedIndex = -1;
+    else if ([...list.options].some((option) => option.value === now)) list.value = now;
   }
   dialog.showModal();
 }
