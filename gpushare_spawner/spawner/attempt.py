@@ -60,10 +60,17 @@ class SpawnAttempt(ABC, Generic[Reserved]):
         self.progress = SpawnProgress()
         """What the user is told until the share is reserved."""
         self._waiting: asyncio.Task[Any] | None = None
+        self.hub_task: asyncio.Future[Any] | None = None
+        """The hub's task of this spawn; None: a script starts the spawner without a hub."""
 
     @abstractmethod
     def give_back(self) -> None:
         """Give the share back, if there is one. Idempotent."""
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the hub has cancelled its task of this spawn, in any phase: a user or an admin asked for that."""
+        return self.hub_task is not None and self.hub_task.cancelled()
 
     @property
     def settled(self) -> bool:

@@ -24,6 +24,7 @@ from gpushare_spawner.model.idle_policy import IdlePolicy
 from gpushare_spawner.model.layers import LayersFile
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.share import Share
+from gpushare_spawner.model.spawn_note import taken_out
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.placement import Strategy, check_strategy
 from gpushare_spawner.quota import Account, Accounts, Admission
@@ -42,6 +43,7 @@ from gpushare_spawner.templates.layers_file import layers_file
 from gpushare_spawner.templates.optional_file import OptionalFile
 from gpushare_spawner.templates.quota_file import QuotaFile
 from gpushare_spawner.wording.amounts import LOCAL_TIME_SCRIPT
+from gpushare_spawner.wording.spawn import failures
 
 TEMPLATES_MAX_AGE = 10.0
 """Seconds for which the templates that placement expects, and the quotas for the queue, are not read again."""
@@ -70,6 +72,9 @@ class GPUShareBase(_Part):  # type: ignore[misc]
 
     user_options: dict[str, Any]
     """JupyterHub's: what the user has chosen."""
+
+    _spawn_future: asyncio.Future[Any] | None
+    """JupyterHub's: the spawn at hand, or the last one if it has failed; the hub's pages say its error."""
 
     unavailable: str
     """Why nothing is known of the GPUs, as half a sentence."""
@@ -357,13 +362,34 @@ class GPUShareBase(_Part):  # type: ignore[misc]
             # the spawner of a script: a hub clears the state before each spawn
             self._forget_attempt()
         attempt = self._attempt
+        attempt.hub_task = self._spawn_future
         with refusals_reported(self), attempt.placing():
+            note = self._noted()
+            if note:
+                attempt.progress.tell(note, progress=0)
             await maybe_future(hook())
             choice = await self._accepted_choice()
             attempt.chose(choice)
             attempt.progress.tell_template(choice.profile.slug, choice.profile.title)
             self._options_checked.set()
             await self._get_ready(choice)
+
+    def _noted(self) -> str:
+        """Take the service's note out of the options; return what it says of the spawn before; empty: there is none.
+
+        Raises SpawnRefused where that spawn was cancelled: the hub's page shows the text as the reason.
+        """
+        found = taken_out(self.user_options)
+        if found is None:
+            return ""
+        self.user_options, note = found
+        if self.orm_spawner is not None:
+            self.orm_spawner.user_options = self.user_options
+            # each request to the hub begins with a rollback
+            self.user.db.commit()
+        if note.cancelled:
+            raise SpawnRefused(note.text, reason="cancelled", status=409)
+        return note.text
 
     async def _accepted_choice(self) -> Choice:
         """Return what the options stand for. Raises SpawnRefused.
@@ -425,13 +451,27 @@ class GPUShareBase(_Part):  # type: ignore[misc]
         self._responding = value
 
     @property
+    def ready(self) -> bool:
+        """JupyterHub's: whether the server can be used. The one of a cancelled spawn cannot.
+
+        The hub cancels its task of a spawn, and stops the server a second later (apihandlers/users.py,
+        UserServerAPIHandler.delete). Meanwhile nothing is pending and the server's row still stands, so for the hub the
+        server were ready, and its pages would lead in circles.
+        """
+        found: bool = super().ready
+        return found and not self._attempt.cancelled
+
+    @property
     def _options_unchecked(self) -> bool:
         spawning: bool = self._spawn_pending and self._spawn_future is not None
         return spawning and not self._options_checked.is_set()
 
     async def _refused_at_once(self) -> bool:
         """Wait until the options of the spawn at hand are checked; return whether the spawn has failed."""
-        spawn, checked = self._spawn_future, asyncio.ensure_future(self._options_checked.wait())
+        spawn = self._spawn_future
+        if spawn is None:
+            return False
+        checked = asyncio.ensure_future(self._options_checked.wait())
         await asyncio.wait({spawn, checked}, timeout=CHECKED_WITHIN, return_when=asyncio.FIRST_COMPLETED)
         checked.cancel()
         return spawn.done() and not spawn.cancelled() and spawn.exception() is not None
@@ -448,10 +488,19 @@ class GPUShareBase(_Part):  # type: ignore[misc]
     # -- the state of a server --
 
     def clear_state(self) -> None:
-        """Forget the server: its share goes back, and traits that its template set are put back."""
+        """Forget the server: its share goes back, and traits that its template set are put back.
+
+        A cancelled spawn leaves its reason, as a failed one does: the hub forgets that it was cancelled.
+        """
+        cancelled = self._stop_pending and self._attempt.cancelled
         self._forget_attempt()
         self._options_checked.clear()
         super().clear_state()
+        if cancelled and self._spawn_future is None:
+            failed: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+            failed.set_exception(SpawnRefused(failures.CANCELLED, reason="cancelled", status=409))
+            failed.exception()  # asyncio logs an exception that nobody asked for
+            self._spawn_future = failed
 
     def get_state(self) -> dict[str, Any]:
         """The spawner's state, with the template and the share."""

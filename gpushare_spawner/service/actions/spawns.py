@@ -6,6 +6,9 @@ and starts it again.
 
 from __future__ import annotations
 
+import logging
+
+from gpushare_spawner.model.spawn_note import MAX_LETTERS, SpawnNote
 from gpushare_spawner.service.actions.action_log import ActionLog
 from gpushare_spawner.service.actions.outcome import (
     ActionRefused,
@@ -16,8 +19,11 @@ from gpushare_spawner.service.actions.outcome import (
     hub_refused,
     refusals,
 )
+from gpushare_spawner.service.actions.texts import harmless
 from gpushare_spawner.service.hub.client import Hub, HubFailed, HubServer
 from gpushare_spawner.wording.controls import session_controls as words
+
+log = logging.getLogger("gpushare.service.actions")
 
 CANCEL, REQUEUE = "cancel", "requeue"
 """What the history calls these actions."""
@@ -33,8 +39,8 @@ class SpawnActions:
         self._log = log
         self._patience = patience
 
-    async def cancel(self, user: str, name: str, actor: Actor) -> Outcome:
-        """End a spawn. ``name``: of the server."""
+    async def cancel(self, user: str, name: str, actor: Actor, why: str = "") -> Outcome:
+        """End a spawn. ``name``: of the server. ``why``: what its user reads, if another one does it."""
         if not actor.is_admin and actor.name != user:
             raise ActionRefused(words.NOT_YOURS, RefusalCode.FORBIDDEN)
         with refusals():
@@ -42,11 +48,27 @@ class SpawnActions:
             if server is None:
                 return Outcome(False, words.NOT_STARTING)
             await self._hub.stop(user, name)
-        self._log.server(server, CANCEL, actor.name, reason=words.cancelled_by(actor.name))
+        reason = words.cancelled_by(actor.name, harmless(why))
+        self._log.server(server, CANCEL, actor.name, reason=reason)
+        if actor.name != user:
+            await self._explain(server, reason)
         return Outcome(True, words.CANCELLED)
 
-    async def requeue(self, user: str, name: str, actor: Actor) -> Outcome:
-        """Put a spawn at the end of the queue. For admins."""
+    async def _explain(self, server: HubServer, reason: str) -> None:
+        """Have the hub's page of a cancelled spawn say the reason: the spawner refuses a spawn with this note.
+
+        The spawn is cancelled whether or not that works.
+        """
+        note = SpawnNote(text=reason[:MAX_LETTERS], cancelled=True)
+        try:
+            if await self._hub.stopped(server.user, server.name, self._patience):
+                await self._hub.start(server.user, server.name, note.within(server.options))
+        except HubFailed as error:
+            # also the refusal that is asked for
+            log.debug("The note on the cancelled spawn of %s: %s", server.label, error)
+
+    async def requeue(self, user: str, name: str, actor: Actor, why: str = "") -> Outcome:
+        """Put a spawn at the end of the queue. For admins. ``why``: what its user reads."""
         check_admin(actor)
         with refusals():
             server = await self._waiting(user, name)
@@ -55,9 +77,9 @@ class SpawnActions:
             await self._hub.stop(user, name)
             if not await self._hub.stopped(user, name, self._patience):
                 raise ActionRefused(words.STOP_TAKES_LONG, RefusalCode.HUB_UNAVAILABLE)
-        reason = words.requeued_by(actor.name)
+        reason = words.requeued_by(actor.name, harmless(why))
         try:
-            await self._hub.start(user, name, server.options)
+            await self._hub.start(user, name, SpawnNote(text=reason[:MAX_LETTERS]).within(server.options))
         except HubFailed as error:
             self._log.server(server, CANCEL, actor.name, reason=f"{reason} {error.to_users}")
             raise hub_refused(error, words.not_queued_again) from error

@@ -179,14 +179,18 @@ def restarted_by(actor: str, template: str) -> str:
     return f"{actor} restarted the server with the template {template}."
 
 
-def cancelled_by(actor: str) -> str:
-    """Return why a spawn was cancelled."""
-    return f"{actor} cancelled the spawn."
+def cancelled_by(actor: str, reason: str = "") -> str:
+    """Return why a spawn was cancelled. ``reason``: what the actor says; empty: nothing."""
+    return f"{actor} cancelled the spawn{_because(reason)}"
 
 
-def requeued_by(actor: str) -> str:
-    """Return why a spawn is at the end of the queue."""
-    return f"{actor} put the spawn at the end of the queue."
+def requeued_by(actor: str, reason: str = "") -> str:
+    """Return why a spawn is at the end of the queue. ``reason``: what the actor says; empty: nothing."""
+    return f"{actor} put the spawn at the end of the queue{_because(reason)}"
+
+
+def _because(reason: str) -> str:
+    return f": {reason.rstrip('.')}." if reason else "."
 
 
 def released_by(actor: str) -> str:

@@ -5,6 +5,10 @@ from __future__ import annotations
 from gpushare_spawner.wording.amounts import duration
 
 SERVER_ENDED = "The server ended while it started; its log says why."
+CANCELLED = (
+    "The spawn was cancelled before the server had started: on the hub's pages or by its API, by the server's user or "
+    "by an admin."
+)
 SESSION_CLOSES = "The server's earlier session is being closed."
 POD_NOT_SEEN = "the hub has not seen its pod"
 _NODE_DID = {

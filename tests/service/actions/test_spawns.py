@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from gpushare_spawner.model.spawn_note import SpawnNote, taken_out
 from gpushare_spawner.service.actions.outcome import Actor, Outcome, RefusalCode
 from gpushare_spawner.wording.controls import session_controls as words
 from tests.service.actions.conftest import ANN, ROOT, Acting
@@ -28,6 +29,20 @@ async def test_a_spawn_is_cancelled_once(acting: Acting, waiting: FakeHub) -> No
     assert acting.history == [("cancel", "ann", "ann")]
 
 
+async def test_the_spawner_is_told_who_else_cancelled_a_spawn_and_why(acting: Acting, waiting: FakeHub) -> None:
+    assert (await acting.actions.spawns.cancel("ann", "x", ROOT, "An exam begins.")).changed
+    methods = [method for method, _, _ in waiting.asked]
+    assert methods == ["GET", "DELETE", "GET", "POST"]
+    note = SpawnNote(text="root cancelled the spawn: An exam begins.", cancelled=True)
+    assert taken_out(waiting.asked[-1][2]) == (OPTIONS, note)
+
+
+async def test_a_spawn_is_cancelled_even_if_the_hub_takes_no_note(acting: Acting, waiting: FakeHub) -> None:
+    waiting.faults = [None, None, None, 503]
+    assert await acting.actions.spawns.cancel("ann", "x", ROOT) == Outcome(True, words.CANCELLED)
+    assert acting.history == [("cancel", "root", "ann")]
+
+
 async def test_only_its_user_and_admins_may(acting: Acting, waiting: FakeHub) -> None:
     refusal = await refusal_of(acting.actions.spawns.cancel("ann", "x", Actor("eve")))
     assert refusal.code is RefusalCode.FORBIDDEN
@@ -46,7 +61,9 @@ async def test_a_server_that_runs_is_no_spawn(acting: Acting, hub_server: FakeHu
 
 async def test_a_spawn_is_queued_anew_with_its_options(acting: Acting, waiting: FakeHub) -> None:
     assert await acting.actions.spawns.requeue("ann", "x", ROOT) == Outcome(True, words.REQUEUED)
-    assert waiting.users["ann"]["servers"]["x"]["user_options"] == OPTIONS
+    sent = waiting.users["ann"]["servers"]["x"]["user_options"]
+    note = SpawnNote(text="root put the spawn at the end of the queue.")
+    assert taken_out(sent) == (OPTIONS, note)
     assert [method for method, _, _ in waiting.asked] == ["GET", "DELETE", "GET", "POST"]
     assert acting.history == [("requeue", "root", "ann")]
     refusal = await refusal_of(acting.actions.spawns.requeue("ann", "none", ROOT))

@@ -99,8 +99,12 @@ async function run(form, button) {
   dialog.setAttribute("aria-busy", "true");
   answer(dialog, "Please wait.");
   try {
-    const path = form.dataset.path ? `${address}/${form.dataset.path}` : address;
-    const { message } = await call(form.dataset.method, path, "nobody" in form.dataset ? undefined : dataOf(form));
+    let path = form.dataset.path ? `${address}/${form.dataset.path}` : address;
+    const data = dataOf(form);
+    const nobody = "nobody" in form.dataset;
+    // without a body the fields are in the address
+    if (nobody && Object.keys(data).length) path += `?${new URLSearchParams(data)}`;
+    const { message } = await call(form.dataset.method, path, nobody ? undefined : data);
     answer(dialog, message, "done");
     await refresh();
   } catch (error) {
