@@ -14,6 +14,7 @@ import pytest
 from selenium.webdriver import Keys
 
 from gpushare_spawner.model.report import Notice
+from gpushare_spawner.model.spawn_note import SpawnNote
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.spawner.hub_pages import FOLDER
 from gpushare_spawner.wording.amounts import clock
@@ -156,6 +157,28 @@ async def test_the_heading_of_the_page_follows_the_spawn(make_hub: Any, agent: F
     await page.wait(f"return {heading} === 'Your server (0.50 GPU) is waiting for a GPU.' && {end}")
     await page.wait(f"return {heading} === 'Your server (0.50 GPU) did not start.'")
     assert await page.text("#gpushare-redirect") == ""
+
+
+@pytest.mark.slow
+async def test_the_page_of_a_spawn_that_an_admin_cancels_says_who_did(
+    make_hub: Any, agent: FakeAgent, browser: Any
+) -> None:
+    hub: RunningHub = await make_hub(
+        lambda config: config.JupyterHub.update(
+            {"tornado_settings": {"slow_spawn_timeout": 0}, "template_paths": [FOLDER]}
+        )
+    )
+    agent.occupy("there-0", 100, 0)
+    agent.occupy("there-1", 100, 1)
+    page = Visitor(browser, hub)
+    await page.log_in("ada")
+    await page.start("half-gpu")
+    await page.wait("return document.querySelector('#progress-message time')")
+    await hub.stop_server("ada")
+    note = SpawnNote(text="root cancelled the spawn: An exam begins.", cancelled=True)
+    assert (await hub.start_server("ada", note.within({"profile": "half-gpu"}))).code == 409
+    await page.wait("return document.body.innerText.includes('root cancelled the spawn: An exam begins.')")
+    assert "Redirect loop" not in await page.text("body")
 
 
 class Visitor:
