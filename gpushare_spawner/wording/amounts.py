@@ -86,6 +86,14 @@ def guarantee(now: str, full: str, reclaimed: bool = False) -> str:
     return f"{now or 'no GPU time and no GPU memory'} while {lent}; {full} after these have stopped"
 
 
+def gpu_hours(hours: float) -> str:
+    """Return GPU-hours with three digits that say something: 0.034 -> "0.03", 12.34 -> "12.3", 1234 -> "1,234"."""
+    if 0 < hours < 0.005:
+        return "< 0.01"
+    digits = 2 if hours < 9.995 else 1 if hours < 99.95 else 0
+    return f"{hours:,.{digits}f}" if hours else "0"
+
+
 def memory(size: float) -> str:
     """Return bytes in the unit that is easiest to read: "256 MiB", "3.1 GiB", "1.5 TiB"; 0 is "0 GiB"."""
     if size <= 0:

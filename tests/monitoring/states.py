@@ -37,7 +37,7 @@ def report(working_seconds: float = 1000.0) -> KnownReport:
         entitled_seconds=working_seconds, delivered_seconds=DELIVERED_RATIO * working_seconds, waits=3
     )
     gpus: tuple[GpuReport, ...] = (
-        usual.gpus[0].model_copy(update={"utilisation": 0.97, "temperature_celsius": 61, "power_watts": 233.5}),
+        usual.gpus[0].model_copy(update={"utilisation": 0.97, "temperature_celsius": 91, "power_watts": 233.5}),
         usual.gpus[1].model_copy(update={"healthy": False, "utilisation": None}),
     )
     late = session("zoe", quota="group:optics", share_units=75, gpus=("GPU-1",), delivered=short,

@@ -45,6 +45,7 @@ class SignedIn:
 
     access_scopes = ()
     base_url = PREFIX
+    login_url = "/hub/login"
 
     def __init__(self, user: str = "ann", admin: bool = True) -> None:
         self.user = {"kind": "user", "name": user, "admin": admin, "scopes": []}

@@ -156,6 +156,49 @@ def test_all_times_of_a_page_are_the_browsers_with_the_zone_on_hover(browser: Ch
         zone(browser, "")
 
 
+@pytest.mark.parametrize(("width", "highest"), [(1366, 80), (1000, 115)])
+def test_a_row_of_the_table_of_sessions_has_few_lines(browser: Chrome, width: int, highest: int) -> None:
+    long = [
+        session(f"user-{number:04d}", id=f"{number}", template="tenth", share_units=10, effective_units=10,
+                gpus=("GPU-1",), kernels=0, last_gpu_activity=NOW - 9000 + number, opened_at=NOW - 9000)
+        for number in range(6)
+    ]  # fmt: skip
+    with signed_in(DashboardStandIn([afternoon(*long)])) as served:
+        resize(browser, width, 768)
+        browser.get(served.url)
+        heights = browser.execute_script(
+            "return [...document.querySelectorAll('tr.session')].map((row) => row.getBoundingClientRect().height)"
+        )
+        assert len(heights) == 11
+        assert max(heights[1:]) <= highest
+        assert heights[0] <= 1.5 * highest, "of a session with paged-out memory, waits and refused allocations"
+        needed, there = browser.execute_script("return [document.documentElement.scrollWidth, window.innerWidth]")
+        assert needed <= there
+        cut = browser.execute_script(
+            "return [...document.querySelectorAll('.part b')].filter((name) => name.checkVisibility()"
+            " && (name.scrollHeight > name.clientHeight + 1 || name.scrollWidth > name.clientWidth + 1))"
+            ".map((name) => name.textContent)"
+        )
+        assert cut == [], "names in the bars are whole"
+
+
+def test_a_login_that_ends_is_said_with_a_link_to_log_in(browser: Chrome) -> None:
+    with signed_in(DashboardStandIn([afternoon()])) as served:
+        browser.get(served.url)
+        until(browser, lambda: freshness(browser).startswith("Live"))
+        user, served.login.user = served.login.user, cast(Any, None)
+        browser.execute_script(REFRESH)
+        until(browser, lambda: freshness(browser).startswith("You are logged out."))
+        assert "Live" not in freshness(browser)
+        link = browser.find_element(By.CSS_SELECTOR, "#freshness a")
+        assert (link.text, link.get_attribute("href")) == ("Log in", served.url)
+        served.login.user = user
+        browser.execute_script(REFRESH)
+        until(browser, lambda: not freshness(browser).startswith("You are"))
+        browser.get("about:blank")
+        errors(browser)
+
+
 def test_the_page_takes_the_theme_of_the_hub_and_does_without_it(browser: Chrome) -> None:
     background = "return getComputedStyle(document.body).backgroundColor"
     scheme(browser, "dark")

@@ -164,3 +164,11 @@ def test_no_line_breaks_between_a_number_and_its_unit() -> None:
 def test_a_number_goes_with_its_noun() -> None:
     assert (amounts.plural(1, "session"), amounts.plural(2, "session")) == ("1 session", "2 sessions")
     assert amounts.plural(2, "process", "processes") == "2 processes"
+
+
+@pytest.mark.parametrize(
+    ("hours", "said"),
+    [(0, "0"), (0.004, "< 0.01"), (0.03, "0.03"), (1.5, "1.50"), (12.34, "12.3"), (99.97, "100"), (1234.5, "1,234")],
+)
+def test_gpu_hours_show_small_amounts_too(hours: float, said: str) -> None:
+    assert amounts.gpu_hours(hours) == said

@@ -10,7 +10,7 @@ from gpushare_spawner.model.protocol.control import CordonRequest
 from gpushare_spawner.model.report import Report
 from gpushare_spawner.service.actions.action_log import ActionLog
 from gpushare_spawner.service.actions.outcome import Actor, Outcome, refusals
-from gpushare_spawner.service.history.events import CORDON, DRAIN, UNCORDON
+from gpushare_spawner.service.history.events import CORDON, CORDON_ENDED, DRAIN, DRAIN_ENDED
 from gpushare_spawner.service.reports import Agent
 from gpushare_spawner.wording.controls import drains as words
 
@@ -54,11 +54,12 @@ class DrainActions:
         """End a cordon or a drain: new sessions are placed there again."""
         with refusals():
             report = await place.agent.report()
-            if report.cordon(place.gpu) is None:
+            standing = report.cordon(place.gpu)
+            if standing is None:
                 return Outcome(False, words.NOT_CORDONED)
             await place.agent.cordon(CordonRequest(gpu=place.gpu, cordon=None))
         text = words.uncordoned(_name(place, report))
-        self._log.node(place.node, UNCORDON, actor.name, reason=text)
+        self._log.node(place.node, DRAIN_ENDED if standing.drain else CORDON_ENDED, actor.name, reason=text)
         return Outcome(True, text)
 
     async def _set(self, place: Place, cordon: Cordon) -> Outcome:

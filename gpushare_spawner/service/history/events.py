@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-CORDON, DRAIN, UNCORDON = "cordon", "drain", "uncordon"
-OF_NODES = (CORDON, DRAIN, UNCORDON)
+CORDON, DRAIN, CORDON_ENDED, DRAIN_ENDED = "cordon", "drain", "cordon-ended", "drain-ended"
+OF_NODES = (CORDON, DRAIN, CORDON_ENDED, DRAIN_ENDED, "uncordon")  # the last: of histories before 0.2
 """Actions on a GPU or node. All others are on sessions or spawns."""
 
 

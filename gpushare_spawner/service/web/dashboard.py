@@ -29,6 +29,7 @@ from gpushare_spawner.wording import dashboard as words
 from gpushare_spawner.wording.amounts import (
     LOCAL_TIME_SCRIPT,
     elapsed,
+    gpu_hours,
     gpu_share,
     latency,
     memory,
@@ -106,6 +107,7 @@ def page_environment(prefix: str, theme: HubTheme, has_history: bool = False) ->
         "instant": lambda at: datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds"),
         "estimated_wait": lambda minutes: unbroken(estimated_wait(minutes)),
         "cancelled_unless_started": cancelled_unless_started,
+        "gpu_hours": gpu_hours,
         "instant_text": utc,
     }
     pages.globals |= {

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 from gpushare_spawner.service.history.queries import Sum
 from gpushare_spawner.service.history.use import DAY, HOUR, Amounts
-from gpushare_spawner.wording.amounts import utc
+from gpushare_spawner.wording.amounts import gpu_hours, utc
 
 WIDTH, HEIGHT = 720.0, 180.0
 """Of the bars, in the units of the drawing."""
@@ -25,6 +25,7 @@ class Bar:
     working: float
     """Height of the time in which sessions did GPU work."""
     idle: float
+    """Height of the idle time that was not recovered."""
     recovered: float
     label: str
     """For the axis; empty: too many bars for a label at each."""
@@ -85,9 +86,9 @@ def _bar(amounts: Amounts, start: int, step: int, x: float, slot: float, highest
         recovered=hours["recovered"] * scale,
         label=label if labelled else "",
         label_at=moment.isoformat(),
-        title=f"{utc(start)} to {utc(start + step)}: {_number(amounts.reserved / HOUR)} GPU-hours reserved, "
-        f"{_number(hours['working'])} working, "
-        f"{_number(hours['recovered'])} recovered, {_number(hours['idle'])} idle",
+        title=f"{utc(start)} to {utc(start + step)}: {gpu_hours(amounts.reserved / HOUR)} GPU-hours reserved, "
+        f"{gpu_hours(hours['working'])} working, {gpu_hours(amounts.idle / HOUR)} idle, "
+        f"{gpu_hours(hours['recovered'])} of them recovered",
         gpu_hours=hours,
     )
 

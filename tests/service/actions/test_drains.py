@@ -28,7 +28,7 @@ async def test_a_gpu_is_cordoned_drained_and_given_back(acting: Acting, clock: C
     assert not acting.agent.cordons
     assert not (await drains.uncordon(gpu, ROOT)).changed
     assert [(action.action, action.node) for action in acting.recorded] == [
-        ("cordon", "fake"), ("drain", "fake"), ("drain", "fake"), ("uncordon", "fake")
+        ("cordon", "fake"), ("drain", "fake"), ("drain", "fake"), ("drain-ended", "fake")
     ]  # fmt: skip
 
 

@@ -9,7 +9,13 @@ export function headers() {
 
 export class RequestFailed extends Error {}
 
-/* Raises RequestFailed with a sentence. Loads the page again where the user is logged out: the hub asks for the login. */
+export class LoggedOut extends RequestFailed {
+  constructor() {
+    super("You are logged out.");
+  }
+}
+
+/* Raises RequestFailed with a sentence. Raises LoggedOut where the login has ended: the page stays, with what is typed. */
 export async function request(address, options = {}) {
   let answer;
   try {
@@ -24,11 +30,17 @@ export async function request(address, options = {}) {
     throw new RequestFailed("The service cannot be reached.");
   }
   if (answer.type === "opaqueredirect") {
-    location.reload();
-    throw new RequestFailed("You are logged out.");
+    throw new LoggedOut();
   }
+  if (answer.status === 401 || (answer.status === 403 && !(await knows()))) throw new LoggedOut();
   if (!answer.ok) throw new RequestFailed((await sentenceOf(answer)) || `The service answered ${answer.status}.`);
   return answer;
+}
+
+/* Whether the service still knows the user: it leads a page's request without a login to the hub. */
+async function knows() {
+  const answer = await fetch(location.href, { method: "GET", cache: "no-store", redirect: "manual" }).catch(() => null);
+  return answer?.type !== "opaqueredirect";
 }
 
 async function sentenceOf(answer) {

@@ -1,6 +1,6 @@
 // Shows the page of the current address, and keeps it current.
 
-import { RequestFailed, request } from "./api.js";
+import { LoggedOut, RequestFailed, request } from "./api.js";
 import { Events } from "./events.js";
 import { join } from "./join.js";
 
@@ -12,6 +12,7 @@ const freshness = document.getElementById("freshness");
 const announced = document.getElementById("announced");
 let last = new Date();
 let problem = "";
+let loggedOut = false;
 let live = false;
 let running = null; // the refresh that runs
 let again = false; // something changed meanwhile
@@ -20,13 +21,23 @@ let due = Infinity; // when the next refresh begins
 
 const { clock, inFull, show: showTimes } = globalThis.gpushareTimes;
 
+/* A link to this page: the service leads to the hub's login, which leads back. */
+function logIn() {
+  const link = document.createElement("a");
+  link.href = location.href;
+  link.textContent = "Log in";
+  return link;
+}
+
 function tell() {
-  const state = problem ? "stale" : live ? "live" : "slow";
+  const state = loggedOut ? "out" : problem ? "stale" : live ? "live" : "slow";
   freshness.textContent = {
+    out: `You are logged out. This page is from ${clock(last)}. `,
     stale: `Not refreshed since ${clock(last)}: ${problem}`,
     live: `Live, as of ${clock(last)}`,
     slow: `Not live: refreshed every ${ELSE_MS / 1000} seconds, as of ${clock(last)}`,
   }[state];
+  if (loggedOut) freshness.append(logIn());
   freshness.title = inFull(last);
   // a screen reader hears of a new state, and not of each minute
   if (freshness.dataset.state && freshness.dataset.state !== state) announced.textContent = freshness.textContent;
@@ -74,8 +85,10 @@ export function refresh() {
         await load();
         last = new Date();
         problem = "";
+        loggedOut = false;
       } catch (error) {
         problem = error.message;
+        loggedOut = error instanceof LoggedOut;
       }
       tell();
     } while (again);
