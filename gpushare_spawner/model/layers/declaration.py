@@ -110,6 +110,8 @@ class Layer:
     """Whether a session can have several whole GPUs."""
     legacy: bool = False
     """Its project is not maintained any more."""
+    replaces_pods: bool = False
+    """Whether its scheduler deletes a pod and creates it again: what the first pod owned is then deleted too."""
     where: frozenset[Where] = frozenset({Where.KUBERNETES})
     note: str = ""
     """What an admin must know besides, in full sentences."""
@@ -257,7 +259,9 @@ LAYERS: dict[LayerName, Layer] = {
             places=PlacedBy.SCHEDULER,
             observed_by=ObservedBy.NVML,
             legacy=True,
-            note="Its scheduler deletes the pod and creates it again on the chosen node.",
+            replaces_pods=True,
+            note="Its scheduler deletes the pod and creates it again on the chosen node, so the token of the server "
+            "stands in the pod, where the agents can read it.",
             source=Source(
                 "NTHU-LSALAB/KubeShare",
                 "a862311 (October 2022)",

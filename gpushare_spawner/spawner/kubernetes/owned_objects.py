@@ -27,7 +27,8 @@ from kubernetes_asyncio.client import (
 )
 from kubernetes_asyncio.client.rest import ApiException
 
-from gpushare_spawner.model.kubernetes import CLAIMS_API, claim_name
+from gpushare_spawner.model.kubernetes import CLAIMS_API, LAYER, claim_name
+from gpushare_spawner.model.layers import LAYERS, LayerName
 from gpushare_spawner.spawner.kubernetes.api_errors import may_pass, worded
 from gpushare_spawner.spawner.kubernetes.pod.renderer import claim_layer
 from gpushare_spawner.spawner.kubernetes.reservations import PodShare
@@ -48,8 +49,12 @@ def token_secret(pod: V1Pod, token: str) -> OfOwner | None:
     """Have the pod's containers read the variables with the server's token from a Secret of a new name; return that.
 
     Whoever may read pods would read the values. JupyterHub writes the token into two variables. None: no variable has
-    it. The same values in the containers of an admin are taken out too.
+    it, or the pod's layer replaces the pod, with which the Secret would go. The same values in the containers of an
+    admin are taken out too.
     """
+    layer = (pod.metadata.labels or {}).get(LAYER)
+    if layer is not None and LAYERS[LayerName(layer)].replaces_pods:
+        return None
     name, values = claim_name(pod.metadata.name, secrets.token_hex(4)), dict[str, str]()
     for container in [*(pod.spec.init_containers or ()), *pod.spec.containers]:
         # what hooks and settings of an admin add are dicts
@@ -136,6 +141,28 @@ class OwnedObjects:
                 self._log.warning("What belongs to pod %s is not made yet: %s", pod, worded(error))
             await asyncio.sleep(pause)
             pause = min(2 * pause, longest)
+
+    async def missing(self, pod: Mapping[str, Any]) -> bool:
+        """Return whether a pod names a Secret or a claim of its own that is not there. ``pod``: as the API has it.
+
+        The hub ended before it had made that, and with it went the token: the pod can never run. False where the API
+        does not say.
+        """
+        metadata, spec = pod["metadata"], pod.get("spec") or {}
+        containers = [*(spec.get("initContainers") or ()), *(spec.get("containers") or ())]
+        sources = (variable.get("valueFrom") or {} for item in containers for variable in item.get("env") or ())
+        named = {("Secret", (source.get("secretKeyRef") or {}).get("name", "")) for source in sources}
+        named |= {("ResourceClaim", claim.get("resourceClaimName", "")) for claim in spec.get("resourceClaims") or ()}
+        before_token = claim_name(metadata["name"], "0" * 8).removesuffix("0" * 8)
+        try:
+            for kind, name in sorted(named):
+                if name.startswith(before_token):
+                    await self._owners(metadata["namespace"], kind, name)
+        except ApiException as error:
+            return bool(error.status == 404)
+        except (ClientError, TimeoutError):
+            pass
+        return False
 
     async def _create(self, namespace: str, manifest: Object, uid: str) -> bool:
         """Return whether the object is there, and is this pod's."""

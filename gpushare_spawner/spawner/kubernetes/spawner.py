@@ -475,7 +475,10 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
     # -- a running server --
 
     async def poll(self) -> int | None:
-        """KubeSpawner's. A pod with a share that its node has ended counts as stopped, and the log says why."""
+        """KubeSpawner's. A pod with a share that its node has ended counts as stopped, and the log says why.
+
+        So does a pod that an earlier hub left half made when it ended.
+        """
         if self._options_unchecked:
             return 1 if await self._refused_at_once() else None
         attempt = self._attempt
@@ -489,8 +492,21 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
                 if self.delete_stopped_pods:
                     await self.stop(now=True)
                 return ended.exit_code or 1
+            if await self._is_half_made():
+                self.log.warning("%s: the hub ended while it made the server's pod. Start it again.", self._log_name)
+                await self.stop(now=True)
+                return 1
         status: int | None = await super().poll()
         return status
+
+    async def _is_half_made(self) -> bool:
+        """Return whether an earlier hub created the server's pod and ended before it made what the pod names."""
+        pod = self._pod()
+        if self._attempt.phase not in (SpawnPhase.NEW, SpawnPhase.STARTED) or pod is None:
+            return False
+        if (pod.get("status") or {}).get("phase") != "Pending" or pod["metadata"].get("deletionTimestamp"):
+            return False
+        return await OwnedObjects(self.api, self.log).missing(pod)
 
     async def stop(self, now: bool = False) -> None:
         """KubeSpawner's. A spawn that still waits for its share is called off; queued spawns are placed afterwards."""

@@ -11,6 +11,8 @@ import pytest
 from kubernetes_asyncio.client import ApiClient, V1Container, V1EnvVar, V1ObjectMeta, V1Pod, V1PodSpec
 from kubernetes_asyncio.client.rest import ApiException
 
+from gpushare_spawner.model.kubernetes import LAYER
+from gpushare_spawner.model.layers import LAYERS
 from gpushare_spawner.spawner.kubernetes import owned_objects
 from gpushare_spawner.spawner.kubernetes.owned_objects import OwnedObjects, SecretRights, token_secret
 
@@ -179,3 +181,37 @@ async def test_the_right_to_make_secrets_is_asked_for_once_and_a_refusal_again_a
     now[0] += owned_objects.ASK_AGAIN_SECONDS
     assert not await rights.allowed()
     assert [one.message.partition(",")[0] for one in caplog.records] == said * 2
+
+
+def test_a_pod_that_its_layer_replaces_keeps_its_token() -> None:
+    for layer in LAYERS.values():
+        made = pod({"JUPYTERHUB_API_TOKEN": TOKEN})
+        made.metadata.labels = {LAYER: str(layer.name)}
+        assert (token_secret(made, TOKEN) is None) is layer.replaces_pods
+        assert (TOKEN in str(made)) is layer.replaces_pods
+
+
+@pytest.mark.parametrize(("status", "missing"), [(200, False), (404, True), (403, False), (500, False)])
+@pytest.mark.parametrize("kind", ["Secret", "ResourceClaim"])
+async def test_a_pod_whose_secret_or_claim_was_never_made_is_known(kind: str, status: int, missing: bool) -> None:
+    asked: list[str] = []
+
+    class Objects(OwnedObjects):
+        def __init__(self) -> None:
+            """Without an API."""
+
+        async def _owners(self, namespace: str, kind: str, name: str) -> list[str]:
+            asked.append(f"{kind} {namespace}/{name}")
+            if status != 200:
+                raise ApiException(status=status)
+            return ["u1"]
+
+    spec: dict[str, Any] = {"containers": [{"env": [{"name": "A", "value": "b"}]}]}
+    if kind == "Secret":
+        references = [{"secretKeyRef": {"name": name, "key": "A"}} for name in ("other", "jupyter-ada-01234567")]
+        spec["containers"][0]["env"] += [{"name": "B", "valueFrom": reference} for reference in references]
+    else:
+        spec["resourceClaims"] = [{"name": "gpu", "resourceClaimName": "jupyter-ada-01234567"}]
+    left = {"metadata": {"name": "jupyter-ada", "namespace": "jhub"}, "spec": spec}
+    assert await Objects().missing(left) is missing
+    assert asked == [f"{kind} jhub/jupyter-ada-01234567"]
