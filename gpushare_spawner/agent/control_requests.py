@@ -113,7 +113,7 @@ class ControlRequests:
             case ControlsRequest():
                 await self._set_controls(request)
             case MessageRequest():
-                self._registry.controls.show(self._known(request.id), request.message)
+                self._registry.controls.message(self._known(request.id), request)
             case AskedRequest():
                 return AskedAnswer(asked=await self._registry.asked(request.within)).model_dump()
             case AnswerRequest():

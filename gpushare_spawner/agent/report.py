@@ -100,7 +100,8 @@ def session_report(
         keep=record.controls.keep,
         keeps=record.controls.keeps,
         exemption=record.controls.exemption,
-        message=record.message,
+        message=record.messages[-1] if record.messages else None,
+        messages=record.messages,
         asks=session.asks.waiting() if session.asks is not None else (),
     )
 

@@ -1,11 +1,13 @@
-"""What users and admins decide about one session: a keep, an exemption, a message; and what its notebook server asks.
+"""What users and admins decide about one session: a keep, an exemption, messages; and what its notebook server asks.
 
 The service decides, with its own clock; the agent keeps what was decided. Limits of keeps: `idle.keep`.
 """
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Iterable
+from enum import StrEnum
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -46,12 +48,38 @@ class Exemption(_Control):
     reason: str = ""
 
 
+class MessageCause(StrEnum):
+    """Why a message stands. A message ends with its cause; of each cause the last message stands."""
+
+    ADMIN = "admin"
+    """An admin wrote it. It stands until an admin withdraws it."""
+    DRAIN = "drain"
+    """The session's GPU or node is drained. It ends with the drain."""
+    ACTION = "action"
+    """An admin acted on the session, and says why. It stands as one of an admin."""
+
+    @classmethod
+    def _missing_(cls, value: Any) -> MessageCause:
+        return cls.ADMIN  # a cause that only a newer version knows
+
+
 class Message(_Control):
-    """What an admin tells the session's user; the last one stands."""
+    """What an admin tells the session's user. Instants in the text are as `wording.amounts.utc` writes them."""
 
     text: Annotated[str, Field(min_length=1, max_length=MAX_TEXT_LETTERS)]
     by: str
     at: Instant
+    cause: MessageCause = MessageCause.ADMIN
+
+
+def with_message(messages: Iterable[Message], message: Message) -> tuple[Message, ...]:
+    """Return the messages after another one has come, the earliest first: it replaces the one of its cause."""
+    return tuple(sorted((*without_message(messages, message.cause), message), key=lambda one: one.at))
+
+
+def without_message(messages: Iterable[Message], cause: MessageCause) -> tuple[Message, ...]:
+    """Return the messages without that of a cause."""
+    return tuple(one for one in messages if one.cause is not cause)
 
 
 class Ask(_Control):

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from gpushare_spawner.model.controls import MOST_KEEPS, Ask, Controls, Exemption, Keep, Message
+from gpushare_spawner.model.controls import MOST_KEEPS, Ask, Controls, Exemption, Keep, Message, MessageCause
 from gpushare_spawner.model.cordon import Cordon
 from gpushare_spawner.model.delivered import Delivered
 from gpushare_spawner.model.idle_cause import IdleCause
@@ -238,7 +238,9 @@ class SessionReport(_Part):
     """When keeps of the last 24 hours began, the earliest first."""
     exemption: Exemption | None = None
     message: Message | None = None
-    """The last one that an admin sent."""
+    """The last one of `messages`, for readers that do not know the others."""
+    messages: tuple[Message, ...] = ()
+    """What admins tell the session's user, one message of each cause, the earliest first."""
     asks: tuple[Ask, ...] = ()
     """What the notebook server asked and was not answered yet, the oldest first."""
 
@@ -251,6 +253,15 @@ class SessionReport(_Part):
     def controls(self) -> Controls:
         """What users and admins have decided about the session."""
         return Controls(keep=self.keep, keeps=self.keeps[-MOST_KEEPS:], exemption=self.exemption)
+
+    @property
+    def standing_messages(self) -> tuple[Message, ...]:
+        """The messages that its user has, the earliest first."""
+        return self.messages or (() if self.message is None else (self.message,))
+
+    def message_of(self, cause: MessageCause) -> Message | None:
+        """Return the message of this cause that its user has."""
+        return next((one for one in self.standing_messages if one.cause is cause), None)
 
     @property
     def borrowed_now(self) -> int:

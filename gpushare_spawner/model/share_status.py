@@ -131,8 +131,8 @@ class ControlsStatus:
     """None: without end, where it is exempt."""
     largest_share_units: int = 0
     """The share can be changed to at most this; 0: it cannot be changed."""
-    message: AdminMessage | None = None
-    """The last one."""
+    messages: tuple[AdminMessage, ...] = ()
+    """Those that stand, the earliest first."""
 
 
 @dataclass(frozen=True)
@@ -334,7 +334,7 @@ def _texts(frames: Sequence[Frame]) -> list[ReceivedText]:
 
 
 def _controls(frames: Sequence[Frame]) -> ControlsStatus | None:
-    """Return what the last CONTROLS and the last message of an admin say."""
+    """Return what the last CONTROLS and the messages of admins say."""
     said = [frame for frame in frames if frame.kind is Kind.CONTROLS]
     if not said:
         return None
@@ -345,7 +345,7 @@ def _controls(frames: Sequence[Frame]) -> ControlsStatus | None:
         exempt=exempt_until != 0,
         exempt_until=exempt_until / MILLISECONDS if exempt_until not in (0, NO_END) else None,
         largest_share_units=largest_share,
-        message=AdminMessage(messages[-1].text, messages[-1].number / MILLISECONDS) if messages else None,
+        messages=tuple(AdminMessage(one.text, one.number / MILLISECONDS) for one in messages),
     )
 
 

@@ -15,6 +15,7 @@ from typing import Self
 from gpushare_spawner.model.idle_cause import IdleCause
 from gpushare_spawner.model.kubernetes import (
     LAYER,
+    MESSAGES,
     SESSION_FILES,
     AnnotationProblem,
     LayerSession,
@@ -78,14 +79,17 @@ class PodAnnotations:
         raise AssertionError("the last attempt returns or raises")
 
     def _read_all(self, folder: Path) -> LayerSession:
-        texts = {name: (folder / file).read_text() for name, file in SESSION_FILES.items()}
+        texts = {name: (folder / file).read_text() for name, file in SESSION_FILES.items() if name != MESSAGES}
+        newer = folder / SESSION_FILES[MESSAGES]
+        if newer.exists():  # not in a pod that an older hub made
+            texts[MESSAGES] = newer.read_text()
         return layer_session({LAYER: self._layer}, {name: text for name, text in texts.items() if text})
 
 
 def share_status(found: LayerSession, now: float) -> ShareStatus:
     """Return the status of a session that no agent measures. ``now``: seconds since the epoch."""
     said = found.session
-    notice, keep, exemption, message = said.notice, said.controls.keep, said.controls.exemption, said.message
+    notice, keep, exemption = said.notice, said.controls.keep, said.controls.exemption
     exempt = exemption is not None and (exemption.until is None or exemption.until > now)
     return ShareStatus(
         layer=str(found.layer),
@@ -104,6 +108,6 @@ def share_status(found: LayerSession, now: float) -> ShareStatus:
             keep_until=keep.until if keep is not None and keep.until > now else None,
             exempt=exempt,
             exempt_until=exemption.until if exemption is not None and exempt else None,
-            message=AdminMessage(message.text, message.at) if message is not None else None,
+            messages=tuple(AdminMessage(message.text, message.at) for message in said.messages),
         ),
     )

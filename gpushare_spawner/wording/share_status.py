@@ -210,8 +210,7 @@ def page(status: ShareStatus, now: float) -> str:
     rows = [(term.name, _at_local_time(term, now)) for term in terms(status)]
     if status.limit_hit is not None:
         rows.append(("memory limit", limit_hit(status, status.limit_hit)))
-    message = status.controls.message if status.controls is not None else None
-    if message is not None:
+    for message in status.controls.messages if status.controls is not None else ():
         # on one line: a further line of the message would look like a row of the service's own
         text = localised(" ".join(message.text.split()), now)
         rows.append(("message", f"{text} (an admin, {clock(message.at, now)})"))

@@ -239,7 +239,7 @@ async def test_controls_of_the_pod_reach_observers_and_survive_the_loss_of_the_s
     await observer.connect(Role.OBSERVER, Feature.CONTROLS)
     controls = Controls(keep=Keep(until=2e9, since=1e9, by="ada"), keeps=(1e9,), exemption=Exemption(by="root"))
     message = Message(text="Please save your work.", by="root", at=1e9)
-    await agent.annotate("ada", kubernetes.controls_patch(controls) | kubernetes.message_patch(message))
+    await agent.annotate("ada", kubernetes.controls_patch(controls) | kubernetes.messages_patch([message]))
     assert (await observer.until(Kind.CONTROLS)).fields[:2] == (2_000_000_000_000, NO_END)
     assert TextPart.of(await observer.until(Kind.TEXT)).data == b"Please save your work."
     observer.send(Kind.ASK, 7, AskKind.END_KEEP)

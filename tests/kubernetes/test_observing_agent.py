@@ -13,7 +13,7 @@ from gpushare_spawner.agent.gpus import observed_sessions
 from gpushare_spawner.agent.kubernetes.devices.device_owners import Refused
 from gpushare_spawner.agent.kubernetes.observing import driver_use, observer_devices
 from gpushare_spawner.model.controls import Controls, Keep, Message
-from gpushare_spawner.model.kubernetes import HOSTNAME_LABEL, OBSERVER, controls_patch, message_patch, notice_patch
+from gpushare_spawner.model.kubernetes import HOSTNAME_LABEL, OBSERVER, controls_patch, messages_patch, notice_patch
 from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.protocol.frames import Feature, Kind, Role, TextTopic
 from gpushare_spawner.model.report import Notice, Report, SessionReport
@@ -216,7 +216,7 @@ async def test_keep_and_message_of_the_service_reach_the_server(agent: Observing
     keep = Keep(until=2_000_000_000.0, since=1_900_000_000.0, by="ada")
     await agent.annotate("ada", controls_patch(Controls(keep=keep, keeps=(keep.since,))))
     assert (await observer.until(Kind.CONTROLS)).fields[0] == 2_000_000_000_000
-    await agent.annotate("ada", message_patch(Message(text="Please save.", by="root", at=1_900_000_000.0)))
+    await agent.annotate("ada", messages_patch([Message(text="Please save.", by="root", at=1_900_000_000.0)]))
     assert (await observer.until(Kind.TEXT)).fields[0] == TextTopic.MESSAGE
 
 

@@ -505,7 +505,7 @@ async def test_controls_are_written_to_the_pod_and_seen_at_once(namespace: HubNa
     message = Message(text="Please save your work.", by="root", at=1e9)
     await agent.message(MessageRequest(id="ann", message=message))
     said = await namespace.session("ann")
-    assert (said.controls, said.message) == (controls, message)
+    assert (said.controls, said.messages) == (controls, (message,))
     await seen(nodes, "node-a", has("ann", keep=controls.keep, exemption=controls.exemption, message=message))
 
 

@@ -69,6 +69,8 @@ class Script:
     layer_trouble: str = ""
     message: tuple[str, float] | None = None
     """An admin's message, and its instant in seconds since the epoch."""
+    drain: tuple[str, float] | None = None
+    """The message of a drain, and its instant."""
     shares: tuple[bool, str] = (True, "[10, 50, 100]")
     """The answer to an ask for the shares."""
     keeps: tuple[bool, str] = (True, "2 of 3 keeps left within 24 hours.")
@@ -108,8 +110,7 @@ class Script:
         if self.layer:
             said += text_frames(TextTopic.LAYER, self.layer_gpus, self.layer)
             said += text_frames(TextTopic.LAYER_TROUBLE, 1, self.layer_trouble) if self.layer_trouble else []
-        if self.message is not None:
-            text, at = self.message
+        for text, at in filter(None, (self.drain, self.message)):
             said += text_frames(TextTopic.MESSAGE, round(at * 1000), text)
         return said
 

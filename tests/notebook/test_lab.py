@@ -219,6 +219,20 @@ def test_a_message_of_an_admin_is_shown_once(page: Page, agent: ScriptedAgent, b
     assert not [shown for shown in page.texts(TOAST) if "Node 3" in shown], "that was before the page was loaded again"
 
 
+def test_messages_are_dismissed_when_they_are_withdrawn(page: Page, agent: ScriptedAgent) -> None:
+    agent.script.drain = ("GPU 0 is taken out. Your server will be stopped at 2036-01-01 12:30 UTC.", 1_700_000_003.0)
+    page.wait_for(TOAST, "Your server will be stopped at ")
+    assert not [shown for shown in page.texts(TOAST) if "UTC" in shown], "in the browser's time zone"
+    agent.script.message = ("The fan is replaced.", 1_700_000_004.0)
+    page.wait_for(TOAST, "The fan is replaced.")
+    assert [shown for shown in page.texts(TOAST) if "will be stopped" in shown], "the other one stays"
+    agent.script.drain = None
+    page.wait_for(TOAST, "will be stopped", there=False)
+    assert [shown for shown in page.texts(TOAST) if "The fan is replaced." in shown]
+    agent.script.message = None
+    page.wait_for(TOAST, "The fan is replaced.", there=False)
+
+
 def test_the_dialog_shows_the_terms_and_what_slows_the_work(page: Page, agent: ScriptedAgent, browser: Chrome) -> None:
     from selenium.webdriver.common.by import By
     from selenium.webdriver.common.keys import Keys

@@ -22,7 +22,7 @@ from gpushare_spawner.model.kubernetes import (
     PodSession,
     controls_patch,
     gpu_names,
-    message_patch,
+    messages_patch,
     notice_patch,
     session_files_volume,
 )
@@ -107,11 +107,11 @@ def test_share_and_notice_are_those_of_the_annotations(pod: Pod) -> None:
 def test_decisions_hold_until_they_end(pod: Pod) -> None:
     keep = Keep(until=NOW + 60, since=NOW, by="ada")
     pod.write(controls_patch(Controls(keep=keep, exemption=Exemption(by="root", reason="exam"))))
-    pod.write(message_patch(Message(text="Two lines.\nBoth of them.", by="root", at=NOW)))
+    pod.write(messages_patch([Message(text="Two lines.\nBoth of them.", by="root", at=NOW)]))
     said = read(pod).status().controls
     assert said is not None
     assert (said.keep_until, said.exempt, said.exempt_until) == (NOW + 60, True, None)
-    assert said.message == AdminMessage("Two lines.\nBoth of them.", NOW)
+    assert said.messages == (AdminMessage("Two lines.\nBoth of them.", NOW),)
     over = keep.model_copy(update={"until": NOW - 1})
     pod.write(controls_patch(Controls(keep=over, exemption=Exemption(by="root", reason="exam", until=NOW - 1))))
     said = read(pod).status().controls

@@ -26,7 +26,7 @@ from gpushare_spawner.model.share_status import (
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.notebook import status
 from gpushare_spawner.wording import notices, share_status
-from gpushare_spawner.wording.amounts import clock, near_clock
+from gpushare_spawner.wording.amounts import clock, near_clock, utc
 from tests.notebook.scripted_agent import GIB, GPU, OTHER_GPU, Script, ScriptedAgent
 from tests.present import present
 
@@ -323,7 +323,7 @@ def test_what_users_and_admins_decided_is_shown(agent: ScriptedAgent) -> None:
         exempt=True,
         exempt_until=None,
         largest_share_units=50,
-        message=AdminMessage("Node 3 will be drained tonight. " * 3, 1_999_999_999.25),
+        messages=(AdminMessage("Node 3 will be drained tonight. " * 3, 1_999_999_999.25),),
     )
     assert abs(now.at - time.time()) < 10
     assert share_status.line(now) == "0.25 GPU · active · kept · 3.1 of 16 GiB"
@@ -345,6 +345,18 @@ def test_a_message_cannot_look_like_further_rows(agent: ScriptedAgent) -> None:
     rows = str(status()).splitlines()
     assert [row for row in rows if row.startswith("tier ")] == ["tier            active"]
     assert any(row.startswith("message         Hello tier released bye (an admin, ") for row in rows)
+
+
+def test_all_messages_are_shown_with_their_instants_in_local_time(agent: ScriptedAgent) -> None:
+    agent.script.message = ("Hello.", 1_999_999_999.0)
+    agent.script.drain = (f"Your server will be stopped at {utc(1_999_999_980.0)}.", 1_999_999_998.0)
+    rows = [row.removeprefix("message").strip() for row in str(status()).splitlines() if row.startswith("message ")]
+    now = time.time()
+    stop, told = clock(1_999_999_980.0, now), clock(1_999_999_998.0, now)
+    assert rows[0] == f"Your server will be stopped at {stop}. (an admin, {told})"
+    assert rows[1].startswith("Hello. (an admin, ")
+    agent.script.message = agent.script.drain = None
+    assert "message" not in str(status()), "withdrawn"
 
 
 def test_an_older_agent_says_nothing_of_decisions() -> None:

@@ -135,7 +135,8 @@ class FakeAgent:
     def _set(self, session: SessionReport, request: ControlsRequest | MessageRequest | AnswerRequest) -> None:
         """Session controls, as the agent keeps them."""
         if isinstance(request, MessageRequest):
-            self.change(session.id, message=request.message)
+            standing = request.messages(session.messages)
+            self.change(session.id, message=standing[-1] if standing else None, messages=standing)
             return
         if isinstance(request, ControlsRequest):
             self.change(session.id, **dict(request.controls))

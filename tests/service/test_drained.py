@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpushare_spawner.model.controls import Exemption, Message
+from gpushare_spawner.model.controls import Exemption, Message, MessageCause, with_message
 from gpushare_spawner.model.cordon import Cordon
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.service.actions.session_actions import SessionActions
@@ -13,6 +13,7 @@ from gpushare_spawner.service.culler.culler import Culler
 from gpushare_spawner.service.culler.settings import CullerSettings
 from gpushare_spawner.service.history.events import Action
 from gpushare_spawner.service.hub.client import Hub
+from gpushare_spawner.wording.amounts import utc
 from tests.service.conftest import HOUR, MINUTE, Clock
 from tests.service.fake_agent import FakeAgent
 from tests.service.fake_hub import FakeHub
@@ -47,15 +48,20 @@ class Draining:
 
     def write(self, user: str, text: str) -> None:
         """A message of the admin who drains, sent now."""
-        self.agent.change(user, message=Message(text=text, by="boss", at=self.clock()))
+        standing = with_message(self.agent.sessions[user].messages, Message(text=text, by="boss", at=self.clock()))
+        self.agent.change(user, message=standing[-1], messages=standing)
 
     def told(self) -> int:
         """How often ann was told something by the drain."""
         return sum((one.action, one.user) == ("message", "ann") for one in self.recorded)
 
-    def message(self, user: str) -> str | None:
-        message = self.agent.sessions[user].message
+    def message(self, user: str, cause: MessageCause = MessageCause.DRAIN) -> str | None:
+        message = self.agent.sessions[user].message_of(cause)
         return message.text if message is not None else None
+
+    def stop_said(self, seconds: float) -> str:
+        """How a message names the stop that comes so many seconds from now on."""
+        return f"Your server will be stopped at {utc(self.clock() + seconds)}."
 
 
 @pytest.fixture
@@ -66,8 +72,8 @@ def draining(agent: FakeAgent, hub: Hub, hub_server: FakeHub, templates: dict[st
 async def test_users_on_a_drained_gpu_are_told_once_and_those_on_a_cordoned_one_are_not(draining: Draining) -> None:
     again = await draining.culler.round()
     assert draining.message("ann") == (
-        "GPU 0 of node fake is being taken out of service. Fan. Your server will be stopped in 1 h. Save your work, "
-        "and restart it before then: it then runs elsewhere."
+        f"GPU 0 of node fake is being taken out of service. Fan. {draining.stop_said(HOUR)} Save your work, and "
+        "restart it before then: it then runs elsewhere."
     )
     assert draining.message("bob") is None
     assert again is not None
@@ -103,7 +109,7 @@ async def test_a_session_that_is_told_late_has_its_notice_period(draining: Drain
     draining.agent.add("zoe", gpus=("GPU-0",), gpu_busy=True)
     draining.hub_server.add("zoe", last_activity=draining.clock())
     await draining.culler.round()
-    assert "Your server will be stopped in 5 min." in (draining.message("zoe") or "")
+    assert draining.stop_said(5 * MINUTE) in (draining.message("zoe") or "")
     draining.clock.forward(5 * MINUTE - 1)
     culler = draining.another()
     again = await culler.round()
@@ -115,15 +121,46 @@ async def test_a_session_that_is_told_late_has_its_notice_period(draining: Drain
     assert draining.hub_server.deleted[-1] == "/users/zoe/server"
 
 
-async def test_another_message_is_not_the_notice_of_the_drain(draining: Draining) -> None:
+async def test_an_admins_message_and_that_of_the_drain_stand_side_by_side(draining: Draining) -> None:
     draining.clock.forward(1)
     draining.write("ann", "The fan is replaced at 18:00.")
     await draining.culler.round()
     assert "is being taken out of service. Fan." in (draining.message("ann") or "")
+    assert draining.message("ann", MessageCause.ADMIN) == "The fan is replaced at 18:00."
     draining.clock.forward(MINUTE)
     draining.write("ann", "It will take an hour.")
     await draining.culler.round()
-    assert draining.message("ann") == "It will take an hour.", "ann was told before"
+    assert "is being taken out of service. Fan." in (draining.message("ann") or "")
+    assert draining.told() == 1
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_the_message_of_a_drain_ends_with_the_drain_and_no_other_does(
+    draining: Draining, restarted: bool
+) -> None:
+    draining.write("ann", "The fan is replaced at 18:00.")
+    await draining.culler.round()
+    assert draining.message("ann")
+    draining.agent.cordons = ()
+    draining.clock.forward(MINUTE)
+    await (draining.another() if restarted else draining.culler).round()
+    assert draining.message("ann") is None
+    assert draining.message("ann", MessageCause.ADMIN) == "The fan is replaced at 18:00."
+    draining.clock.forward(2 * HOUR)
+    await draining.culler.round()
+    assert not draining.hub_server.deleted
+
+
+async def test_a_drain_without_a_stop_says_no_instant_and_ends_too(draining: Draining) -> None:
+    draining.agent.cordons = (Cordon(by="boss", reason="Update", since=draining.clock(), drain=True),)
+    await draining.culler.round()
+    assert draining.message("bob") == (
+        "Node fake is being taken out of service. Update. Please save your work, and restart your server: it then runs "
+        "elsewhere."
+    )
+    draining.agent.cordons = (Cordon(by="boss", since=draining.clock()),)  # the drain became a cordon
+    await draining.culler.round()
+    assert [draining.message(user) for user in ("ann", "bob")] == [None, None]
 
 
 async def test_the_next_session_of_a_user_on_the_drained_gpu_is_told_too(draining: Draining) -> None:
@@ -131,7 +168,7 @@ async def test_the_next_session_of_a_user_on_the_drained_gpu_is_told_too(drainin
     draining.clock.forward(HOUR)
     draining.agent.add("ann", gpus=("GPU-0",), gpu_busy=True)
     await draining.culler.round()
-    assert "stopped in 5 min." in (draining.message("ann") or "")
+    assert draining.stop_said(5 * MINUTE) in (draining.message("ann") or "")
     assert not draining.hub_server.deleted
 
 
@@ -142,7 +179,8 @@ async def test_a_drain_that_is_changed_is_told_anew_also_after_another_message(d
     draining.agent.cordons = (drain.model_copy(update={"since": now, "stop_at": now + 2 * HOUR}), other)
     draining.write("ann", "It takes longer.")
     await draining.culler.round()
-    assert "stopped in 2 h." in (draining.message("ann") or "")
+    assert draining.stop_said(2 * HOUR) in (draining.message("ann") or "")
+    assert draining.message("ann", MessageCause.ADMIN) == "It takes longer."
     assert draining.told() == 2
 
 
@@ -163,9 +201,9 @@ async def test_a_clock_that_is_set_forward_takes_nobody_the_notice_period(draini
     draining.clock.forward(MINUTE)
     draining.clock.forward(24 * HOUR)
     # as an agent does it: tests/agent/test_clock_steps.py
-    message = draining.agent.sessions["ann"].message
-    assert message is not None
-    draining.agent.change("ann", message=message.model_copy(update={"at": message.at + 24 * HOUR}))
+    (message,) = draining.agent.sessions["ann"].messages
+    moved = message.model_copy(update={"at": message.at + 24 * HOUR})
+    draining.agent.change("ann", message=moved, messages=(moved,))
     if restarted:
         draining.culler = draining.another()
     else:

@@ -10,12 +10,13 @@ from collections.abc import Callable, Iterable
 
 from gpushare_spawner.agent.sessions.session import Session
 from gpushare_spawner.model.controls import AskAnswer, Controls, Message
+from gpushare_spawner.model.protocol.control import MessageRequest
 
 log = logging.getLogger(__name__)
 
 
 class SessionControls:
-    """Sets keep, exemption and message of a session, and passes on answers to its asks."""
+    """Sets keep, exemption and messages of a session, and passes on answers to its asks."""
 
     def __init__(self, save: Callable[[Session], None], changed: Callable[[], None]) -> None:
         """`save` writes a session's record; `changed` is called where only the report is another one."""
@@ -32,22 +33,25 @@ class SessionControls:
             session.conversation.tell_controls()
         self._save(session)
 
-    def show(self, session: Session, message: Message) -> None:
-        """Show the session's user a message; it replaces the last one."""
-        if session.record.message == message:
+    def message(self, session: Session, request: MessageRequest) -> None:
+        """Show the session's user a message, or withdraw one."""
+        self._show(session, request.messages(session.record.messages))
+
+    def _show(self, session: Session, messages: tuple[Message, ...]) -> None:
+        """Show the session's user these messages and no others."""
+        if session.record.messages == messages:
             return
-        session.record.message = message
+        session.record.messages = messages
         if session.conversation is not None:
-            session.conversation.tell_message()
+            session.conversation.tell_messages()
         self._save(session)
 
     def follow(
-        self, session: Session, controls: Controls, message: Message | None, answers: Iterable[AskAnswer]
+        self, session: Session, controls: Controls, messages: tuple[Message, ...], answers: Iterable[AskAnswer]
     ) -> None:
         """Take over what the service wrote elsewhere, as often as it is looked at. Only asks that wait are answered."""
         self.replace(session, controls)
-        if message is not None:
-            self.show(session, message)
+        self._show(session, messages)
         waiting = {ask.number for ask in session.asks.waiting()} if session.asks is not None else set()
         for answer in answers:
             if answer.number in waiting:

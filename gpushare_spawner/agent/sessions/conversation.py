@@ -221,10 +221,11 @@ class Conversation:
         for connection in self._session.observers:
             self._controls(connection)
 
-    def tell_message(self) -> None:
-        """Tell the session's observers the last message of an admin."""
+    def tell_messages(self) -> None:
+        """Tell the session's observers the messages that their user has. One that was withdrawn is missing in the next
+        answer to QUERY."""
         for connection in self._session.observers:
-            self._message(connection)
+            self._messages(connection)
 
     def tell_answer(self, answer: AskAnswer) -> None:
         """Tell the session's observers what became of an ask: the one that asked knows its number."""
@@ -301,9 +302,8 @@ class Conversation:
     def _controls(self, connection: Connection) -> None:
         send_controls(connection, self._session.record.controls, self._around.largest_share(self._session))
 
-    def _message(self, connection: Connection) -> None:
-        message = self._session.record.message
-        if message is not None:
+    def _messages(self, connection: Connection) -> None:
+        for message in self._session.record.messages:
             send_message(connection, message)
 
     def _hello(self, connection: Connection, frame: Frame) -> None:
@@ -387,7 +387,7 @@ class Conversation:
         if Feature.CAUSE in connection.features and notice is not None:
             self._announce(connection)
         self._controls(connection)
-        self._message(connection)
+        self._messages(connection)
         if session.not_suspendable is not None:
             send_not_suspendable(connection, session.not_suspendable)
         send_layer(connection, report.layer, len(report.gpus), report.layer_trouble)

@@ -172,11 +172,12 @@ class SessionRegistry:
             gpu_seconds=session.past.gpu_seconds - self.activity(session).gpu_seconds,
             delivered_before=counted(self._arbitrations[gpu.uuid].view(session.id) for gpu in session.gpus),
         )
-        record.controls, record.message = NO_CONTROLS, None
+        record.controls, record.messages = NO_CONTROLS, ()
         session.asks = self._no_asks()
         session.kernels_said.clear()
         if session.memory is not None:
             session.memory.begin_anew({gpu.uuid: session.memory_limit(gpu) for gpu in session.gpus})
+        self.tiers.withdraw_notice(session)
         self.tiers.move(session, Tier.ACTIVE, request.share_units, "it was opened again")
 
     def confirm(self, session: Session, process: ProcessName) -> None:

@@ -39,8 +39,8 @@ class SessionListener(Listener, Protocol):
     def tell_controls(self) -> None:
         """Tell all observers what users and admins have decided."""
 
-    def tell_message(self) -> None:
-        """Tell all observers the last message of an admin."""
+    def tell_messages(self) -> None:
+        """Tell all observers the messages that their user has."""
 
     def tell_answer(self, answer: AskAnswer) -> None:
         """Tell all observers what became of an ask."""

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from gpushare_spawner.agent.sessions.guaranteed_units import Shares
 from gpushare_spawner.agent.sessions.session import Session
 from gpushare_spawner.agent.sessions.tiers import Tiers
-from gpushare_spawner.model.protocol.control import AnnounceRequest, ControlRefused, Failure, ResizeRequest
+from gpushare_spawner.model.protocol.control import ControlRefused, Failure, ResizeRequest
 from gpushare_spawner.model.quantity import resolve_bytes
 from gpushare_spawner.model.share import UNITS_PER_GPU, Share
 from gpushare_spawner.model.tier import Tier
@@ -50,7 +50,7 @@ class ShareChanges:
         if tier is not record.tier:
             record.tier, record.tier_since = tier, self._clock()
         if record.notice is not None and record.notice.effective_units >= units:
-            self._tiers.announce(session, AnnounceRequest.of(session.id, None))
+            self._tiers.withdraw_notice(session)
         # any other notice stays: a change of the share is no use of it
         others = self._shares.change(session)
         self._tiers.changed([session, *(other for other in others if other is not session)])

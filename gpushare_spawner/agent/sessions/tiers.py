@@ -65,13 +65,20 @@ class Tiers:
         if record.tier is not Tier.ACTIVE and record.yields_until is None:
             self.move(session, Tier.ACTIVE, record.request.share_units, "it has GPU work again")
         elif record.notice is not None and record.notice.averted_by_work and not record.gpus_unknown:
-            self._announce(session, None)
+            self.withdraw_notice(session)
             self._save(session)
 
     def announce(self, session: Session, request: AnnounceRequest) -> None:
-        """Send the user a notice, or withdraw it."""
+        """Send the user a notice, or withdraw it, as the service says."""
         self._announce(session, request.notice)
         self._save(session)
+
+    def withdraw_notice(self, session: Session) -> None:
+        """Withdraw the notice by the agent's own decision. On Kubernetes the pod's annotations have it until they are
+        patched."""
+        if session.record.pod is not None and session.record.notice is not None:
+            session.record.pod.averted = session.record.notice
+        self._announce(session, None)
 
     def stop_yielding(self, sessions: Iterable[Session], reason: str) -> None:
         """Keep nothing for spawns in quota any longer: a session that works gets its share back, as far as the units
@@ -97,7 +104,7 @@ class Tiers:
             record.tier, record.effective_units, record.tier_since = tier, units, self._clock()
         restored = tier is Tier.ACTIVE and (record.notice is None or record.notice.averted_by_work)
         if record.notice is not None and (restored or record.notice.tier.depth <= tier.depth):
-            self._announce(session, None)
+            self.withdraw_notice(session)
         self.changed([session, *(other for other in self._shares.change(session) if other is not session)])
 
     def changed(self, sessions: Iterable[Session]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -34,8 +34,10 @@ class PodOwner(BaseModel):
     folders: tuple[str, ...] = ()
     """Names of the folders that it has mounted; empty: one for each grant, named after its ids."""
     seen: tuple[str, ...] = ()
-    """What the pod's annotations have said and has been dealt with, the latest last."""
-
+    """The decisions on the tier in the pod's annotations that have been dealt with, the latest last."""
+    averted: Notice | None = None
+    """The notice in the pod's annotations that the agent has withdrawn, as work averts its action; None: there is
+    none."""
     placed_units: Units | None = None
     """What its devices stand for, on each of its GPUs; None: the session's share, which has not changed."""
     resized: ShareChangeAnswer | None = None
@@ -107,8 +109,8 @@ class SessionRecord(BaseModel):
     yields_until: Instant | None = None
     """Until when the units that its tier took are kept for spawns in quota; None: they are not."""
     controls: Controls = NO_CONTROLS
-    message: Message | None = None
-    """The last one that an admin sent to the session's user."""
+    messages: tuple[Message, ...] = ()
+    """Those that the session's user has, one of each cause, the earliest first."""
     gpu_busy: bool = False
     """There was work when this was written."""
     last_gpu_activity: Instant | None = None
@@ -117,6 +119,13 @@ class SessionRecord(BaseModel):
     memory_hits: MemoryLimitHits = NO_HITS
     suspension: Suspension | None = None
     """None: its processes run."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _written_by_older_agents(cls, data: Any) -> Any:
+        if isinstance(data, dict) and data.get("message") is not None and "messages" not in data:
+            return data | {"messages": [data["message"]]}
+        return data
 
     @property
     def begun(self) -> float:
@@ -136,9 +145,8 @@ class SessionRecord(BaseModel):
             self.yields_until = _moved(self.yields_until, by)
         if self.notice is not None:
             self.notice = self.notice.model_copy(update={"at": _moved(self.notice.at, by)})
-        if self.message is not None:
-            # the notice period of a drain counts from it
-            self.message = self.message.model_copy(update={"at": _moved(self.message.at, by)})
+        # the notice period of a drain counts from its message
+        self.messages = tuple(one.model_copy(update={"at": _moved(one.at, by)}) for one in self.messages)
         keeps = tuple(_moved(begun, by) for begun in self.controls.keeps)
         self.controls = self.controls.model_copy(update={"keeps": keeps})
 

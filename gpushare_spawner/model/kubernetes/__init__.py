@@ -67,9 +67,10 @@ from gpushare_spawner.model.kubernetes.control_annotations import (
     KEEP,
     KEEPS,
     MESSAGE,
+    MESSAGES,
     answers_patch,
     controls_patch,
-    message_patch,
+    messages_patch,
 )
 from gpushare_spawner.model.kubernetes.layer_session import (
     LAYER,
@@ -145,6 +146,7 @@ __all__ = [
     "MEMORY_CAPACITY",
     "MEMORY_LIMIT",
     "MESSAGE",
+    "MESSAGES",
     "NOTICE",
     "OBSERVER",
     "OVERSUBSCRIBE",
@@ -209,7 +211,7 @@ __all__ = [
     "lacks_requests",
     "layer_session",
     "memory_bytes",
-    "message_patch",
+    "messages_patch",
     "millicores",
     "misplaced_report",
     "missing_requests",

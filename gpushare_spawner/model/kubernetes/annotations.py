@@ -18,10 +18,10 @@ from gpushare_spawner.model.controls import NO_CONTROLS, AskAnswer, Controls, Me
 from gpushare_spawner.model.kubernetes.control_annotations import (
     answers_patch,
     controls_patch,
-    message_patch,
+    messages_patch,
     read_answers,
     read_controls,
-    read_message,
+    read_messages,
 )
 from gpushare_spawner.model.kubernetes.json_annotations import first_problem
 from gpushare_spawner.model.kubernetes.prefix import PREFIX
@@ -134,8 +134,8 @@ class PodSession:
     user_units: int | None = None
     """What the sessions of this user and quota on one GPU have at most together; None: no bound."""
     controls: Controls = NO_CONTROLS
-    message: Message | None = None
-    """The last one that an admin sent to the session's user."""
+    messages: tuple[Message, ...] = ()
+    """Those that stand, the earliest first."""
     answers: tuple[AskAnswer, ...] = ()
     """To what the notebook server asked last."""
     resize: ShareChange | None = None
@@ -173,8 +173,7 @@ class PodSession:
         if self.notice is not None:
             written[NOTICE] = self.notice.model_dump_json()
         controls = dict(controls_patch(self.controls))
-        if self.message is not None:
-            controls |= message_patch(self.message)
+        controls |= messages_patch(self.messages)
         for number, answer in enumerate(self.answers):
             controls |= answers_patch(self.answers[:number], answer)
         if self.resized is not None:
@@ -236,13 +235,13 @@ def pod_session(annotations: Mapping[str, str] | None) -> PodSession:
     oversubscribe = read(OVERSUBSCRIBE, _truth, True, default=True)
     engine = read(ENGINE, _engine, MemoryEngine.MANAGED, default=MemoryEngine.MANAGED)
     controls: Controls = NO_CONTROLS
-    message: Message | None = None
+    messages: tuple[Message, ...] = ()
     answers: tuple[AskAnswer, ...] = ()
     resize: ShareChange | None = None
     resized: ShareChangeAnswer | None = None
     placed = read(PLACED_SHARE, _units_from(1), 0) if PLACED_SHARE in given else None
     try:
-        controls, message, answers = read_controls(given), read_message(given), read_answers(given)
+        controls, messages, answers = read_controls(given), read_messages(given), read_answers(given)
         resize, resized = read_resize(given), read_resized(given)
     except ValueError as error:
         problems.append(str(error))
@@ -273,7 +272,7 @@ def pod_session(annotations: Mapping[str, str] | None) -> PodSession:
         quota=given.get(QUOTA, ""),
         user_units=user_units,
         controls=controls,
-        message=message,
+        messages=messages,
         answers=answers,
         resize=resize,
         resized=resized,

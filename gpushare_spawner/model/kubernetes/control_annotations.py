@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated
 
 from pydantic import Field, TypeAdapter
@@ -19,13 +19,18 @@ KEEPS = PREFIX + "keeps"
 EXEMPTION = PREFIX + "exemption"
 """Annotation: JSON of `model.controls.Exemption`; absent: idle actions come to the session."""
 MESSAGE = PREFIX + "message"
-"""Annotation: JSON of `model.controls.Message`, the last one of an admin to the session's user."""
+"""Annotation: JSON of `model.controls.Message`, the last one to the session's user; absent: none stands. For readers
+that do not know `MESSAGES`."""
+MESSAGES = PREFIX + "messages"
+"""Annotation: JSON list of the `model.controls.Message` that stand, one of each cause, the earliest first; absent: at
+most that of `MESSAGE` stands."""
 ANSWERS = PREFIX + "answers"
 """Annotation: JSON list of the last `model.controls.AskAnswer`, the latest last."""
 
 _KEEP: TypeAdapter[Keep | None] = TypeAdapter(Keep)
 _EXEMPTION: TypeAdapter[Exemption | None] = TypeAdapter(Exemption)
 _MESSAGE: TypeAdapter[Message | None] = TypeAdapter(Message)
+_MESSAGES: TypeAdapter[tuple[Message, ...]] = TypeAdapter(tuple[Message, ...])
 _KEEPS: TypeAdapter[tuple[float, ...]] = TypeAdapter(Annotated[tuple[Instant, ...], Field(max_length=MOST_KEEPS)])
 _ANSWERS: TypeAdapter[tuple[AskAnswer, ...]] = TypeAdapter(tuple[AskAnswer, ...])
 
@@ -40,9 +45,11 @@ def controls_patch(controls: Controls) -> dict[str, str | None]:
     }
 
 
-def message_patch(message: Message) -> dict[str, str | None]:
-    """Return the annotations of a merge patch that shows the user a message."""
-    return {MESSAGE: message.model_dump_json()}
+def messages_patch(messages: Sequence[Message]) -> dict[str, str | None]:
+    """Return the annotations of a merge patch that shows the user these messages, the earliest first, and no others."""
+    if not messages:
+        return {MESSAGE: None, MESSAGES: None}
+    return {MESSAGE: messages[-1].model_dump_json(), MESSAGES: _MESSAGES.dump_json(tuple(messages)).decode()}
 
 
 def answers_patch(before: Iterable[AskAnswer], answer: AskAnswer) -> dict[str, str | None]:
@@ -60,9 +67,13 @@ def read_controls(annotations: Mapping[str, str]) -> Controls:
     )
 
 
-def read_message(annotations: Mapping[str, str]) -> Message | None:
-    """Return the message that stands. Raises ValueError as `read_controls` does."""
-    return read_json(annotations, MESSAGE, _MESSAGE, None)
+def read_messages(annotations: Mapping[str, str]) -> tuple[Message, ...]:
+    """Return the messages that stand, the earliest first. Raises ValueError as `read_controls` does."""
+    last = read_json(annotations, MESSAGE, _MESSAGE, None)
+    messages = read_json(annotations, MESSAGES, _MESSAGES, ())
+    if last is None or last in messages:
+        return messages if last is not None else ()
+    return (last,)  # of an older service
 
 
 def read_answers(annotations: Mapping[str, str]) -> tuple[AskAnswer, ...]:

@@ -18,7 +18,7 @@ from gpushare_spawner.model.kubernetes.annotations import (
     TIER,
     TIER_SINCE,
 )
-from gpushare_spawner.model.kubernetes.control_annotations import EXEMPTION, KEEP, MESSAGE
+from gpushare_spawner.model.kubernetes.control_annotations import EXEMPTION, KEEP, MESSAGE, MESSAGES
 from gpushare_spawner.model.kubernetes.layer_session import GPU_COUNT
 from gpushare_spawner.model.kubernetes.prefix import PREFIX
 
@@ -27,7 +27,8 @@ SESSION_FILES_FOLDER = "/var/run/gpushare-session"
 SESSION_FILES = {
     name: name.removeprefix(PREFIX)
     for name in (
-        SESSION, TEMPLATE, SHARE, GPU_COUNT, TIER, TIER_SINCE, EFFECTIVE_SHARE, NOTICE, KEEP, EXEMPTION, MESSAGE
+        SESSION, TEMPLATE, SHARE, GPU_COUNT, TIER, TIER_SINCE, EFFECTIVE_SHARE, NOTICE, KEEP, EXEMPTION, MESSAGE,
+        MESSAGES,
     )
 }  # fmt: skip
 """Names of files by annotation: what the user may see. The file of an absent annotation is empty."""

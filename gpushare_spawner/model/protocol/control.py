@@ -6,11 +6,19 @@ come in the same order. Only the owner of the agent can use the socket (mode 060
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, TypeAdapter, model_serializer
 
-from gpushare_spawner.model.controls import AskAnswer, Controls, Message
+from gpushare_spawner.model.controls import (
+    AskAnswer,
+    Controls,
+    Message,
+    MessageCause,
+    with_message,
+    without_message,
+)
 from gpushare_spawner.model.cordon import Cordon
 from gpushare_spawner.model.idle_cause import IdleCause
 from gpushare_spawner.model.instant import Instant
@@ -194,11 +202,28 @@ class ControlsRequest(_Request, Controls):
 
 
 class MessageRequest(_Request):
-    """Show the session's user a message."""
+    """Show the session's user a message instead of the one of its cause, or withdraw that."""
 
     op: Literal["message"] = "message"
     id: SessionId
-    message: Message
+    message: Message | None
+    """None: the message of `cause` is withdrawn."""
+    cause: MessageCause | None = None
+
+    @classmethod
+    def withdraw(cls, session: str, cause: MessageCause) -> MessageRequest:
+        """Return the request to withdraw a session's message of this cause."""
+        return cls(id=session, message=None, cause=cause)
+
+    def messages(self, standing: Iterable[Message]) -> tuple[Message, ...]:
+        """Return the messages after the request, the earliest first. ``standing``: those before."""
+        if self.message is not None:
+            return with_message(standing, self.message)
+        return without_message(standing, self.cause or MessageCause.ADMIN)
+
+    @model_serializer(mode="wrap")
+    def _for_older_agents(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return _without("cause", handler(self))
 
 
 class AnswerRequest(_Request):

@@ -1,8 +1,8 @@
-"""What only admins do to a session that does not change its share: exempt it from idle actions, and send a message."""
+"""What only admins do to a session that does not change its share: exempt it from idle actions, and send messages."""
 
 from __future__ import annotations
 
-from gpushare_spawner.model.controls import Exemption, Message
+from gpushare_spawner.model.controls import Exemption, Message, MessageCause
 from gpushare_spawner.model.instant import LATEST
 from gpushare_spawner.model.protocol.control import MessageRequest
 from gpushare_spawner.model.protocol.frames import MAX_TEXT_LETTERS
@@ -21,7 +21,7 @@ from gpushare_spawner.service.actions.outcome import (
 from gpushare_spawner.service.actions.texts import harmless
 from gpushare_spawner.wording.controls import session_controls as words
 
-EXEMPT, MESSAGE = "exempt", "message"
+EXEMPT, MESSAGE, MESSAGE_WITHDRAWN = "exempt", "message", "message-withdrawn"
 """What the history calls these actions."""
 SAME_MESSAGE = 60.0
 """Seconds within which a message with the same text is the same message."""
@@ -63,8 +63,8 @@ class AdminActions:
         self._log.session(session, one.node, EXEMPTION_ENDED, actor.name, reason=words.EXEMPTION_ENDED)
         return Outcome(True, words.EXEMPTION_ENDED)
 
-    async def message(self, one: Target, actor: Actor, text: str) -> Outcome:
-        """Show the session's user a text, in JupyterLab and in `gpushare status`."""
+    async def message(self, one: Target, actor: Actor, text: str, cause: MessageCause = MessageCause.ADMIN) -> Outcome:
+        """Show the session's user a text, in JupyterLab and in `gpushare status`, instead of the one of this cause."""
         check_admin(actor)
         text = harmless(text)
         if not text:
@@ -73,14 +73,31 @@ class AdminActions:
             raise ActionRefused(words.message_too_long(len(text), MAX_TEXT_LETTERS), RefusalCode.BAD_REQUEST)
         async with self._controls.of_user(one.session.user):
             session, _ = await self._controls.read(one)
-            now, last = self._controls.clock(), session.message
+            now, last = self._controls.clock(), session.message_of(cause)
             if last is not None and (last.text, last.by) == (text, actor.name) and abs(now - last.at) < SAME_MESSAGE:
                 return Outcome(False, words.MESSAGE_SENT_ALREADY)
             with refusals():
-                message = Message(text=text, by=actor.name, at=now)
+                message = Message(text=text, by=actor.name, at=now, cause=cause)
                 await one.agent.message(MessageRequest(id=session.id, message=message))
         self._log.session(session, one.node, MESSAGE, actor.name, reason=text)
         return Outcome(True, words.MESSAGE_SENT)
+
+    async def withdraw_messages(self, one: Target, actor: Actor, *causes: MessageCause) -> Outcome:
+        """Withdraw the messages of these causes that the session's user has."""
+        check_admin(actor)
+        async with self._controls.of_user(one.session.user):
+            session, _ = await self._controls.read(one)
+            standing = [message for cause in causes if (message := session.message_of(cause)) is not None]
+            if not standing:
+                return Outcome(False, words.NO_MESSAGE)
+            for number, message in enumerate(standing):
+                if number:
+                    await self._controls.read(one)  # on Kubernetes the pod has changed
+                with refusals():
+                    await one.agent.message(MessageRequest.withdraw(session.id, message.cause))
+        reason = " ".join(message.text for message in standing)
+        self._log.session(session, one.node, MESSAGE_WITHDRAWN, actor.name, reason=reason)
+        return Outcome(True, words.MESSAGE_WITHDRAWN)
 
 
 def _same_end(one: float | None, other: float | None) -> bool:

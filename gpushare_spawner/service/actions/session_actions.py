@@ -10,7 +10,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
 from gpushare_spawner.idle import KeepRule, KeepsLeft
-from gpushare_spawner.model.controls import Controls
+from gpushare_spawner.model.controls import Controls, MessageCause
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.report import SessionReport
 from gpushare_spawner.model.template import Idle, Template
@@ -139,6 +139,10 @@ class SessionActions:
         """End the exemption. For admins."""
         return await self._admin.end_exemption(one, actor)
 
-    async def message(self, one: Target, actor: Actor, text: str) -> Outcome:
-        """Show the session's user a message. For admins."""
-        return await self._admin.message(one, actor, text)
+    async def message(self, one: Target, actor: Actor, text: str, cause: MessageCause = MessageCause.ADMIN) -> Outcome:
+        """Show the session's user a message instead of the one of this cause. For admins."""
+        return await self._admin.message(one, actor, text, cause)
+
+    async def withdraw_messages(self, one: Target, actor: Actor, *causes: MessageCause) -> Outcome:
+        """Withdraw the messages of these causes. For admins."""
+        return await self._admin.withdraw_messages(one, actor, *causes)

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, FiniteFloat, model_validator
 
+from gpushare_spawner.model.controls import MessageCause
 from gpushare_spawner.model.protocol.frames import MAX_TEXT_LETTERS
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.service.actions.outcome import ActionRefused, Actor, Outcome, RefusalCode, Target
@@ -145,8 +146,16 @@ async def end_exemption(call: Call[Nothing, Nothing]) -> Done:
 
 
 async def message(call: Call[Nothing, MessageBody]) -> Done:
-    """Show the session's user a text in JupyterLab and in `gpushare status`. The last one stands."""
+    """Show the session's user a text in JupyterLab and in `gpushare status`. The last one stands until it is
+    withdrawn."""
     return await on_session(call, lambda one, actor: call.services.actions.message(one, actor, call.body.text))
+
+
+async def withdraw_message(call: Call[Nothing, Nothing]) -> Done:
+    """Withdraw what admins have told the session's user: the message, and the reason of an admin's last action. What a
+    drain tells ends with the drain."""
+    causes = (MessageCause.ADMIN, MessageCause.ACTION)
+    return await on_session(call, lambda one, actor: call.services.actions.withdraw_messages(one, actor, *causes))
 
 
 def actor_of(call: Call[Any, Any]) -> Actor:
@@ -247,5 +256,8 @@ OPERATIONS: list[AnyOperation] = [
         MessageBody,
         Needs.ACT,
         example={"text": "The GPU is replaced at 18:00. Please save your work."},
+    ),
+    Operation(
+        "DELETE", "sessions/{id}/message", withdraw_message, "Withdraw a message", Done, Nothing, Nothing, Needs.ACT
     ),
 ]

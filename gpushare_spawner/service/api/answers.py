@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, RootModel
 
+from gpushare_spawner.model.controls import MessageCause
 from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.memory_engine import MemoryEngine
 from gpushare_spawner.model.tier import Tier
@@ -257,11 +258,13 @@ class ExemptionAnswer(Answer):
 
 
 class MessageAnswer(Answer):
-    """What an admin told the session's user."""
+    """What an admin tells the session's user. Instants in the text are written like 2026-11-03 14:05 UTC."""
 
     text: str
     by: str
     at: float
+    cause: MessageCause
+    """Why it stands. What a drain tells ends with the drain; all else stands until it is withdrawn."""
 
 
 class KeepLimitsAnswer(Answer):
@@ -350,6 +353,9 @@ class Session(Answer):
     keep: KeepAnswer | None
     exemption: ExemptionAnswer | None
     message: MessageAnswer | None
+    """The last one of `messages`."""
+    messages: tuple[MessageAnswer, ...]
+    """What admins tell the session's user, the earliest first: at most one of each cause."""
     keep_limits: KeepLimitsAnswer
     share_choices: tuple[int, ...]
     """Shares that the caller can change to, in units of 1 % of the GPU, where they are free. An admin can choose any

@@ -184,7 +184,8 @@ def _session(
         "opened_at": one.opened_at,
         "keep": controls.keep.model_dump() if controls.keep is not None else None,
         "exemption": controls.exemption.model_dump() if controls.exemption is not None else None,
-        "message": one.message.model_dump() if one.message is not None else None,
+        "message": one.standing_messages[-1].model_dump() if one.standing_messages else None,
+        "messages": [message.model_dump() for message in one.standing_messages],
         "share_choices": _share_choices(snapshot, row, caller),
         "largest_share_units": _largest_share(snapshot, row),
         "keep_limits": {

@@ -1,17 +1,18 @@
-"""Sessions on GPUs that are drained: each user is told once, and servers that stay too long are stopped.
+"""Sessions on GPUs that are drained: each user has a message of it, and servers that stay too long are stopped.
 
-A server is stopped at the earliest its template's notice period after its user was told, as with idle actions.
-
-A session that an admin has exempted from idle actions is told, and not stopped.
+The message ends with the drain, and says when the server is stopped: at the earliest its template's notice period after
+its user was told, as with idle actions. A session that an admin has exempted from idle actions is told, and not
+stopped.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 from gpushare_spawner.idle import exempts
+from gpushare_spawner.model.controls import Message, MessageCause
 from gpushare_spawner.model.cordon import Cordon
 from gpushare_spawner.model.report import Report, SessionReport
 from gpushare_spawner.model.template import Idle
@@ -34,6 +35,27 @@ class Drained:
     cordon: Cordon
     where: str
 
+    def text(self, told_at: float) -> str:
+        """Return what its user is told at that instant (seconds since the epoch)."""
+        return harmless(words.told(self._beginning, self.cordon.reason, self.stop_at(told_at)))
+
+    def is_told_by(self, message: Message) -> bool:
+        """Return whether a message tells of this drain. Its instant can have moved with the clock."""
+        beginning = harmless(words.taken_out(self._beginning, self.cordon.reason))
+        return self.cordon.since <= message.at and message.text.startswith(beginning)
+
+    @property
+    def _beginning(self) -> str:
+        return f"{self.where[0].upper()}{self.where[1:]}"
+
+    def stop_at(self, told_at: float) -> float | None:
+        """Return when the server is stopped whose user was told at that instant; None: never."""
+        if self.cordon.stop_at is None:
+            return None
+        template = self.decision.template
+        idle = template.idle if template is not None else Idle()
+        return max(self.cordon.stop_at, told_at + idle.warn_before)
+
 
 def drained(snapshots: Sequence[NodeSnapshot], decisions: Sequence[SessionDecision]) -> Iterator[Drained]:
     """Yield the sessions on drained GPUs, with the drain that ends first."""
@@ -52,30 +74,17 @@ def _drain_of(session: SessionReport, report: Report) -> Cordon | None:
     return min(drains, key=lambda one: one.stop_at if one.stop_at is not None else float("inf"), default=None)
 
 
-@dataclass(frozen=True)
-class _Told:
-    """That a session's user was told of a drain."""
-
-    drain: Cordon
-    opened_at: float
-    """Of the session: the user's next one has the same id."""
-    at: float
-
-    def of(self, one: Drained) -> bool:
-        """Return whether it was this session, and the drain as it is now."""
-        return (self.drain, self.opened_at) == (one.cordon, one.decision.session.opened_at)
-
-
 class Drains:
-    """Remembers who was told of which drain, and which stops were asked for.
+    """Tells users of drains, withdraws what it told when a drain has ended, and stops servers.
 
-    After a restart of the service the session's message says whether its user was told. Where another message has
-    replaced it, the user is told again.
+    The sessions' messages say whose user was told when, for the next service. This one remembers it, since an older
+    agent forgets why a message stands.
     """
 
     def __init__(self, actions: SessionActions) -> None:
         self._actions = actions
-        self._told: dict[str, _Told] = {}
+        self._told: dict[str, tuple[Cordon, float, float]] = {}
+        """By session: the drain, when the session was opened, and when its user was told."""
         self._stopped: dict[str, float] = {}
 
     def due(
@@ -83,76 +92,63 @@ class Drains:
     ) -> Iterator[tuple[str, Callable[[], Awaitable[bool]]]]:
         """Yield what is to be done now, by the session's name."""
         self._stopped = {name: at for name, at in self._stopped.items() if 0 <= now - at < STOP_AGAIN}
+        found = {one.decision.session.id: one for one in drained(snapshots, decisions)}
         if all(one.report is not None for one in snapshots):
             # sessions of an agent that is silent have not ended
-            known = {one.session.id for one in decisions}
-            self._told = {name: told for name, told in self._told.items() if name in known}
-        for one in drained(snapshots, decisions):
-            session, told = one.decision.session, self._notice(one, now)
-            if told is None:
+            self._told = {name: told for name, told in self._told.items() if name in found}
+        for decision in decisions:
+            session = decision.session
+            if session.id not in found and session.confirmed and session.message_of(MessageCause.DRAIN) is not None:
+                yield decision.name, partial(self._withdraw, decision)
+        for name, one in found.items():
+            told_at = self._told_at(one, now)
+            if told_at is None:
                 yield one.decision.name, partial(self._tell, one, now)
                 continue
-            self._told[session.id] = told
-            stop_at = _stop_at(one, told.at)
-            if (
-                stop_at is not None
-                and now >= stop_at
-                and not exempts(session.exemption, now)
-                and session.id not in self._stopped
-            ):
-                self._stopped[session.id] = now
+            self._told[name] = (one.cordon, one.decision.session.opened_at, told_at)
+            stop_at = one.stop_at(told_at)
+            exempt = exempts(one.decision.session.exemption, now)
+            if stop_at is not None and now >= stop_at and not exempt and name not in self._stopped:
+                self._stopped[name] = now
                 yield one.decision.name, partial(self._stop, one)
 
     def clock_was_set(self, by: float) -> None:
         """Move when users were told by a step of the clock: their notice periods stay as long as they are."""
-        self._told = {name: replace(told, at=told.at + by) for name, told in self._told.items()}
+        self._told = {name: (drain, opened_at, at + by) for name, (drain, opened_at, at) in self._told.items()}
 
     def next_stop(
         self, snapshots: Sequence[NodeSnapshot], decisions: Sequence[SessionDecision], now: float
     ) -> float | None:
         """Return when the next stop is due; None: there is none."""
-        told = ((one, self._notice(one, now)) for one in drained(snapshots, decisions))
-        ends = (_stop_at(one, notice.at if notice is not None else now) for one, notice in told)
+        told = ((one, self._told_at(one, now)) for one in drained(snapshots, decisions))
+        ends = (one.stop_at(at if at is not None else now) for one, at in told)
         return min((at for at in ends if at is not None and at > now), default=None)
 
-    def _notice(self, one: Drained, now: float) -> _Told | None:
-        told, message = self._told.get(one.decision.session.id), one.decision.session.message
-        if told is not None and told.of(one):
-            # a later instant: the clock was set back
-            return replace(told, at=min(told.at, now))
-        if (
-            message is not None
-            and message.by == one.cordon.by
-            and one.cordon.since <= message.at <= now
-            and message.text.startswith(harmless(words.taken_out(_beginning(one), one.cordon.reason)))
-        ):
-            return _Told(one.cordon, one.decision.session.opened_at, message.at)
-        return None
+    def _told_at(self, one: Drained, now: float) -> float | None:
+        """Return when the session's user was told of the drain as it is now; None: the user was not."""
+        session, (cordon, opened_at, at) = one.decision.session, self._told.get(one.decision.session.id, _NOBODY)
+        # an instant later than now: the clock was set back
+        if (cordon, opened_at) == (one.cordon, session.opened_at):
+            return min(at, now)
+        message = session.message_of(MessageCause.DRAIN)
+        return min(message.at, now) if message is not None and one.is_told_by(message) else None
 
     async def _tell(self, one: Drained, now: float) -> bool:
-        stop_at = _stop_at(one, now)
-        text = words.told(_beginning(one), one.cordon.reason, None if stop_at is None else stop_at - now)
-        outcome = await self._actions.message(one.decision, _admin(one.cordon), text)
-        session = one.decision.session
-        self._told[session.id] = _Told(one.cordon, session.opened_at, now)
+        session, admin = one.decision.session, _admin(one.cordon)
+        outcome = await self._actions.message(one.decision, admin, one.text(now), MessageCause.DRAIN)
+        self._told[session.id] = (one.cordon, session.opened_at, now)
         return outcome.changed
+
+    async def _withdraw(self, decision: SessionDecision) -> bool:
+        message = decision.session.message_of(MessageCause.DRAIN)
+        admin = Actor(message.by if message is not None else "", is_admin=True)
+        return (await self._actions.withdraw_messages(decision, admin, MessageCause.DRAIN)).changed
 
     async def _stop(self, one: Drained) -> bool:
         return (await self._actions.stop(one.decision, _admin(one.cordon))).changed
 
 
-def _stop_at(one: Drained, told_at: float) -> float | None:
-    """Return when the server is stopped whose user was told at that instant; None: never."""
-    if one.cordon.stop_at is None:
-        return None
-    template = one.decision.template
-    idle = template.idle if template is not None else Idle()
-    return max(one.cordon.stop_at, told_at + idle.warn_before)
-
-
-def _beginning(one: Drained) -> str:
-    """Return where the session is, as a sentence begins."""
-    return f"{one.where[0].upper()}{one.where[1:]}"
+_NOBODY: tuple[Cordon | None, float, float] = (None, 0.0, 0.0)
 
 
 def _admin(cordon: Cordon) -> Actor:

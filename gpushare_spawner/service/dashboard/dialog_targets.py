@@ -9,6 +9,7 @@ from typing import Any
 from urllib.parse import quote
 
 from gpushare_spawner.idle import KeepRule, KeepsLeft
+from gpushare_spawner.model.controls import MessageCause
 from gpushare_spawner.model.layers import LAYERS, IdleReach
 from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.model.template import Template
@@ -33,6 +34,7 @@ FORMS = {
     "restart": ("POST", "/restart"),
     "stop": ("POST", "/stop"),
     "message": ("POST", "/message"),
+    "withdraw-message": ("DELETE", "/message"),
     "exempt": ("PUT", "/exemption"),
     "end-exempt": ("DELETE", "/exemption"),
     "tier": ("PUT", "/tier"),
@@ -63,6 +65,8 @@ class DialogTargets:
         """Return a session that the caller may act on."""
         limits, all_sessions, reach = one.keep_limits, self.caller.acts_on_all, LAYERS[one.layer].reach
         may_keep = min(limits.longest_seconds, limits.per_day, limits.at_once) > 0
+        # what a drain tells ends with the drain
+        withdrawable = [message.text for message in one.messages if message.cause is not MessageCause.DRAIN]
         forms = {
             "keep": all_sessions or may_keep,
             "end-keep": one.keep is not None,
@@ -71,6 +75,7 @@ class DialogTargets:
             "restart": True,
             "stop": True,
             "message": all_sessions,
+            "withdraw-message": all_sessions and bool(withdrawable),
             "exempt": all_sessions,
             "end-exempt": all_sessions and one.exemption is not None,
             "tier": all_sessions and not reach.isdisjoint((IdleReach.RELEASE, IdleReach.DOWNGRADE)),
@@ -89,6 +94,7 @@ class DialogTargets:
                 ),
                 self.now,
             ),
+            "message": " ".join(withdrawable),
             "exempt": self._exempt(one.exemption) if one.exemption else "",
         }
         target = self._target(

@@ -159,8 +159,9 @@ class NodeAgent:
         await self._patch(request.id, pod, patch)
 
     async def message(self, request: MessageRequest) -> None:
-        """Write a message to the pod."""
-        await self._patch(request.id, self._unchanged(request.id), kubernetes.message_patch(request.message))
+        """Write a message to the pod, or remove one."""
+        pod = self._unchanged(request.id)
+        await self._patch(request.id, pod, kubernetes.messages_patch(request.messages(pod.session.messages)))
 
     async def answer(self, request: AnswerRequest) -> None:
         """Write the answer to an ask to the pod."""

@@ -214,5 +214,6 @@ def _identity(pod: SessionPod) -> dict[str, Any]:
         "opened_by_node": False,
         "notice": said.notice,
         **dict(said.controls),
-        "message": said.message,
+        "message": said.messages[-1] if said.messages else None,
+        "messages": said.messages,
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpushare_spawner.wording.amounts import duration
+from gpushare_spawner.wording.amounts import duration, utc
 
 UNREADABLE = "The file with the cordons of this node cannot be read."
 """Why a node is cordoned that nobody has cordoned."""
@@ -35,14 +35,14 @@ def closed(drain: bool, by: str, reason: str) -> str:
     return f"{'Draining' if drain else 'Cordoned'} ({by}{f': {reason}' if reason else ''}). No new sessions."
 
 
-def told(where: str, reason: str, stop_after: float | None) -> str:
-    """Return what the user of a session on a drained GPU is told. ``stop_after``: seconds from now on; None: the server
-    is not stopped."""
+def told(where: str, reason: str, stop_at: float | None) -> str:
+    """Return what the user of a session on a drained GPU is told. ``stop_at``: seconds since the epoch; None: the
+    server is not stopped."""
     end = "Please save your work, and restart your server: it then runs elsewhere."
-    if stop_after is not None:
+    if stop_at is not None:
         end = (
-            f"Your server will be stopped in {duration(max(0.0, stop_after))}. Save your work, and restart it before "
-            "then: it then runs elsewhere."
+            f"Your server will be stopped at {utc(stop_at)}. Save your work, and restart it before then: it then runs "
+            "elsewhere."
         )
     return f"{taken_out(where, reason)} {end}"
 

@@ -34,6 +34,8 @@ NOT_EXEMPT = "The session is not exempt from idle actions."
 EXEMPTION_ENDED = "The session is no longer exempt from idle actions."
 MESSAGE_SENT = "The message is shown to the user."
 MESSAGE_SENT_ALREADY = "The user already has this message."
+MESSAGE_WITHDRAWN = "The message is withdrawn."
+NO_MESSAGE = "The user has no message of an admin."
 NO_TEXT = "The message is empty. Write a text."
 
 RELEASED = "The GPU share is released. The next GPU work restores it."

@@ -127,14 +127,16 @@ def test_notice_reaches_an_idle_session(world: World) -> None:
     world.says(replace(SAID, notice=SOON))
     assert world.announced == [SOON]
     world.says(SAID)
-    # withdrawn in the annotations, but these were dealt with at the beginning
-    assert world.announced == [SOON]
+    assert world.announced == [SOON, None], "withdrawn, though the annotations are those of the beginning"
+    assert patch_wanted(SAID, world.session.record, 1700.0) == {}
 
 
 def test_notice_does_not_reach_a_session_that_works(world: World) -> None:
     world.doing = replace(IDLE, busy=True)
     world.says(replace(SAID, notice=SOON))
     assert world.announced == []
+    world.says(replace(SAID, notice=SOON))
+    assert (world.announced, world.saved) == ([], 1)
     patch = patch_wanted(replace(SAID, notice=SOON), world.session.record, 1700.0)
     assert patch[NOTICE] is None
 
@@ -152,6 +154,8 @@ def test_restored_session_wants_its_pod_patched(world: World) -> None:
 
 
 def test_withdrawn_notice_starts_the_idle_time_anew(world: World) -> None:
+    world.doing = replace(IDLE, busy=True)
+    world.says(replace(SAID, notice=SOON))
     patch = patch_wanted(replace(SAID, notice=SOON), world.session.record, 1700.0)
     assert (patch[TIER_SINCE], patch[NOTICE]) == ("1700.000", None)
 

@@ -59,10 +59,10 @@ async def test_a_notice_and_a_message_come_and_the_notice_goes(
             assert action.at == stop.at
             agent = await seen(nodes, node.name, has("ada", notice=stop))
             await agent.message(MessageRequest(id="ada", message=Message(text="Grüße", by="root", at=1.0)))
-            await until(lambda: present(annotations.status().controls).message is not None)
+            await until(lambda: present(annotations.status().controls).messages)
             agent = await seen(nodes, node.name, has("ada", message=Message(text="Grüße", by="root", at=1.0)))
             await agent.announce(AnnounceRequest.of("ada", None))
             await until(lambda: annotations.status().announced is None)
-            assert present(present(annotations.status().controls).message).text == "Grüße"
+            assert [one.text for one in present(annotations.status().controls).messages] == ["Grüße"]
         finally:
             await nodes.close()

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from gpushare_spawner.model.controls import AskAnswer, Controls, Exemption, Keep, Message
+from gpushare_spawner.model.controls import AskAnswer, Controls, Exemption, Keep, Message, MessageCause
 from gpushare_spawner.model.kubernetes.annotations import (
     IDLE_SINCE,
     NOTICE,
@@ -47,7 +47,9 @@ controls = some.builds(
     keeps=some.lists(instants, max_size=16).map(tuple),
     exemption=some.none() | some.builds(Exemption, until=some.none() | instants, by=some.text(), reason=some.text()),
 )
-messages = some.builds(Message, text=some.text(min_size=1, max_size=9), by=some.text(), at=instants)
+messages = some.builds(
+    Message, text=some.text(min_size=1, max_size=9), by=some.text(), at=instants, cause=some.sampled_from(MessageCause)
+)
 answers = some.builds(
     AskAnswer, number=some.integers(1, 2**32 - 1), done=some.booleans(), text=some.text(max_size=9), at=instants
 )
@@ -72,9 +74,7 @@ def sessions(draw: some.DrawFn) -> PodSession:
         quota=draw(some.text()),
         tier=draw(some.sampled_from([Tier.ACTIVE, Tier.DOWNGRADED, Tier.RELEASED])),
         controls=draw(controls),
-        message=draw(
-            some.none() | some.builds(Message, text=some.text(min_size=1, max_size=9), at=some.floats(0, 2e11))
-        ),
+        messages=tuple(draw(some.lists(messages, max_size=3, unique_by=lambda message: message.cause))),
         answers=tuple(draw(some.lists(answers, max_size=4, unique_by=lambda answer: answer.number))),
         notice=draw(some.none() | some.builds(Notice, reason=some.text(), at=some.floats(0, 2e11))),
     )

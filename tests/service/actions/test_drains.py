@@ -53,5 +53,6 @@ def test_what_users_are_told_says_what_to_do() -> None:
         "GPU 0 of node a is being taken out of service. Fan. Please save your work, and restart your server: it then "
         "runs elsewhere."
     )
-    assert "Your server will be stopped in 2 h. Save your work" in words.told("Node a", "", 2 * HOUR)
+    said = words.told("Node a", "", 1_767_261_900.0)
+    assert "Your server will be stopped at 2026-01-01 10:05 UTC. Save your work" in said
     assert " out of service. New driver. Please save" in words.told("Node a", "New driver ", None)

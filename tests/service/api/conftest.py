@@ -30,6 +30,7 @@ from gpushare_spawner.service.hub.client import Hub, HubServer
 from gpushare_spawner.service.reports import KnownReport, RecentReports
 from gpushare_spawner.service.sources import DashboardSources
 from gpushare_spawner.service.web.page import Page
+from tests.present import present
 from tests.service.api.clients import PREFIX, Client, SignedIn
 from tests.service.conftest import hub, hub_server  # noqa: F401
 from tests.service.dashboards import NOW, TEMPLATES, afternoon
@@ -70,7 +71,8 @@ class StandInAgent:
         self.now = self.now.with_cordons([*others, *([request.cordon] if request.cordon is not None else [])])
 
     async def message(self, request: MessageRequest, /) -> None:
-        self._change(request.id, message=request.message)
+        session = present(self.now.session(request.id))
+        self._change(request.id, messages=request.messages(session.standing_messages))
 
     def _change(self, session: str, **changes: Any) -> None:
         self.now = self.now.model_copy(

@@ -81,7 +81,13 @@ async def test_tier_exemption_and_message(api: Client, machine: Machine) -> None
     assert (await api.ask("POST", "sessions/erin/message", ADMIN, {"text": "Hello"})).status == 200
     shown = await api.get("sessions/erin")
     assert shown["exemption"] == {"until": NOW + 60, "by": "boss", "reason": "Paper"}
-    assert shown["message"] == {"text": "Hello", "by": "boss", "at": NOW}
+    hello = {"text": "Hello", "by": "boss", "at": NOW, "cause": "admin"}
+    assert (shown["message"], shown["messages"]) == (hello, [hello])
+    got = await api.ask("DELETE", "sessions/erin/message", ADMIN)
+    assert got.body == {"changed": True, "message": "The message is withdrawn."}
+    assert (await api.get("sessions/erin"))["messages"] == []
+    assert not (await api.ask("DELETE", "sessions/erin/message", ADMIN)).body["changed"]
+    assert [one.action for one in machine.recorded][-2:] == ["message", "message-withdrawn"]
     machine.now = NOW + 61
     assert (await api.get("sessions/erin"))["exemption"] is None
     assert present(machine.agent.now.session("erin")).tier is Tier.RELEASED

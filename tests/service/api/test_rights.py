@@ -88,6 +88,7 @@ EXPECTED: dict[str, Expected] = {
     "tier": Expected("sessions/ann/tier", ON_ALL, {"tier": "downgraded"}),
     "exempt": Expected("sessions/ann/exemption", ON_ALL, {"reason": "Paper"}),
     "end_exemption": Expected("sessions/ann/exemption", ON_ALL),
+    "withdraw_message": Expected("sessions/ann/message", ON_ALL),
     "message": Expected("sessions/ann/message", ON_ALL, {"text": "Hello"}),
 }
 OPERATIONS = {

@@ -118,7 +118,7 @@ class ObservedPods:
         said, registry = found.session, self._node.registry
         if said.notice != session.record.notice:
             registry.tiers.announce(session, AnnounceRequest.of(session.id, said.notice))
-        registry.controls.follow(session, said.controls, said.message, said.answers)
+        registry.controls.follow(session, said.controls, said.messages, said.answers)
 
 
 def observed_record(pod: Pod, found: LayerSession, given: tuple[tuple[str, ...], ...]) -> SessionRecord:

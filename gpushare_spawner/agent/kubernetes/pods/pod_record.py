@@ -50,7 +50,7 @@ def pod_record(pod: Pod, said: PodSession, devices: Mapping[str, Given], seen: t
         notice=said.notice,
         yields_until=said.yields_until,
         controls=said.controls,
-        message=said.message,
+        messages=said.messages,
         pod=PodOwner(
             namespace=pod.namespace,
             name=pod.name,

@@ -250,7 +250,7 @@ class PodSessions:
             return
         session.lacks_requests = kubernetes.lacks_requests(pod.requests, said.tier)
         self._tiers.follow(session, said, pod.annotations)
-        self._node.registry.controls.follow(session, said.controls, said.message, said.answers)
+        self._node.registry.controls.follow(session, said.controls, said.messages, said.answers)
         self._changes.follow(session, said)
         self._writer.look(session)
 

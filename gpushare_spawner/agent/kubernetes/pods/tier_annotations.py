@@ -2,7 +2,10 @@
 
 The service patches a tier down, and the agent follows, unless the session worked in the meantime; the agent restores a
 tier when work begins, and the pod's annotations follow. Which of two that differ is the newer is told by what has been
-seen: annotations that were dealt with already are no new decision. Does not patch: annotation_writer.py.
+seen: annotations that were dealt with already are no new decision. The instant in them makes each decision unique.
+
+A notice goes one way: the annotations say which one stands, and the agent shows it or none. The agent never writes one.
+It removes the one that it has withdrawn itself, see `PodOwner.averted`. Does not patch: annotation_writer.py.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from gpushare_spawner.agent.state.session_record import PodOwner, SessionRecord
 from gpushare_spawner.model import kubernetes
 from gpushare_spawner.model.kubernetes import PodSession
 from gpushare_spawner.model.protocol.control import AnnounceRequest
+from gpushare_spawner.model.report import Notice
 from gpushare_spawner.model.tier import Tier
 
 log = logging.getLogger(__name__)
@@ -50,16 +54,12 @@ class TierAnnotations:
         hold = session.record.pod
         assert hold is not None
         fresh = [one for one in decisions(annotations) if one not in hold.seen]
-        if not fresh:
-            return
-        # before it is carried out: that saves the record, and the record is looked at again
-        remember(hold, fresh)
-        for one in fresh:
-            if one.startswith("tier"):
-                self._follow_tier(session, said)
-            else:
-                self._follow_notice(session, said)
-        self._save(session)
+        if fresh:
+            # before it is carried out: that saves the record, and the record is looked at again
+            remember(hold, fresh)
+            self._follow_tier(session, said)
+            self._save(session)
+        self._follow_notice(session, hold, said.notice)
 
     def _follow_tier(self, session: Session, said: PodSession) -> None:
         record = session.record
@@ -77,12 +77,19 @@ class TierAnnotations:
         units = min(said.effective_units, record.request.share_units)
         self._tiers.move(session, said.tier, units, "set in the annotations of its pod", said.yields_until)
 
-    def _follow_notice(self, session: Session, said: PodSession) -> None:
-        notice = said.notice
-        averted = notice is not None and notice.averted_by_work and self._activity(session).busy
-        if notice == session.record.notice or averted:
+    def _follow_notice(self, session: Session, hold: PodOwner, notice: Notice | None) -> None:
+        """Show the notice that the annotations have, unless it is the one that was averted."""
+        if notice is not None and notice == hold.averted:
             return
-        self._tiers.announce(session, AnnounceRequest.of(session.id, notice))
+        averted = notice is not None and notice.averted_by_work and self._activity(session).busy
+        shown, withdrawn = (None, notice) if averted else (notice, None)
+        if (shown, withdrawn) == (session.record.notice, hold.averted):
+            return
+        hold.averted = withdrawn
+        if shown == session.record.notice:
+            self._save(session)
+        else:
+            self._tiers.announce(session, AnnounceRequest.of(session.id, shown))
 
 
 def patch_wanted(said: PodSession, record: SessionRecord, now: float) -> dict[str, str | None]:
@@ -91,30 +98,28 @@ def patch_wanted(said: PodSession, record: SessionRecord, now: float) -> dict[st
     `said`: the annotations as they are. `now`: seconds since the epoch.
     """
     patch: dict[str, str | None] = {}
+    averted = said.notice is not None and record.pod is not None and said.notice == record.pod.averted
     if _tier_of(said) != _tier_of(record):
         since, units = record.tier_since, record.effective_units
         patch |= kubernetes.tier_patch(record.tier, since, units, yields_until=record.yields_until)
-    if said.notice != record.notice:
-        if record.notice is None and record.tier is Tier.ACTIVE:
-            # work began, and the hub hears of it before the report says so: idleness counts from now on
-            patch |= kubernetes.tier_patch(Tier.ACTIVE, now, record.effective_units)
-        patch |= kubernetes.notice_patch(record.notice)
+    elif averted and record.tier is Tier.ACTIVE:
+        # work began, and the hub hears of it before the report says so: idleness counts from now on
+        patch |= kubernetes.tier_patch(Tier.ACTIVE, now, record.effective_units)
     patch |= share_patch_wanted(said, record)
-    if kubernetes.TIER in patch and record.notice is not None:
-        patch |= kubernetes.notice_patch(record.notice)  # the tier's patch withdraws it
+    if averted:
+        patch |= kubernetes.notice_patch(None)
+    elif said.notice is not None:
+        patch.pop(kubernetes.NOTICE, None)  # the patch of a tier withdraws it
     if said.borrowed_units != record.borrowed_units:
         patch |= kubernetes.borrowed_patch(record.borrowed_units)
     return patch
 
 
 def decisions(annotations: Mapping[str, str]) -> tuple[str, ...]:
-    """Return what tells one decision from another: the annotations of a tier, and those of a notice."""
+    """Return what tells one decision on the tier from another."""
     tier = (kubernetes.TIER, kubernetes.EFFECTIVE_SHARE, kubernetes.TIER_SINCE)
     kept = annotations.get(kubernetes.YIELDS_UNTIL)
-    return (
-        f"tier {' '.join(annotations.get(name, '') for name in tier)}" + (f" yields {kept}" if kept else ""),
-        f"notice {annotations.get(kubernetes.NOTICE, '')}",
-    )
+    return (f"tier {' '.join(annotations.get(name, '') for name in tier)}" + (f" yields {kept}" if kept else ""),)
 
 
 def _tier_of(one: PodSession | SessionRecord) -> tuple[Tier, int, float | None]:

@@ -8,7 +8,7 @@ import { AskKind, IShareStatus } from './status';
 import * as words from './words';
 
 /** What a notification is about: there is one of each at most, which is updated, so that they do not pile up. */
-type Topic = 'share' | 'reclaimed' | 'limit' | 'message' | 'answer';
+type Topic = 'share' | 'reclaimed' | 'limit' | 'answer' | `message ${number}`;
 type Options = Notification.IOptions<null>;
 
 const SHORT_MS = 8000;
@@ -45,7 +45,7 @@ export class Notifier {
     this._before = status;
     this._showShare(status, before);
     this._showReclaimed(status, before);
-    this._showMessage(status);
+    this._showMessages(status);
     if (before !== undefined) {
       this._showLimit(status, before); // the dialog shows what was refused before this page was open
     }
@@ -116,12 +116,22 @@ export class Notifier {
     }
   }
 
-  private _showMessage(status: IShareStatus): void {
-    const message = status.message;
-    if (message !== null && message.at > this._seen.get()) {
-      this._seen.set(message.at);
-      const text = `${words.MESSAGE}: ${message.text}`;
-      this._say('message', text, 'info', { autoClose: false, actions: text.length > LETTERS ? [this._details] : [] });
+  /** Show each message once, and dismiss those that no longer stand. */
+  private _showMessages(status: IShareStatus): void {
+    const standing = new Set<Topic>();
+    for (const message of status.messages) {
+      const topic: Topic = `message ${message.at}`;
+      standing.add(topic);
+      if (message.at > this._seen.get()) {
+        this._seen.set(message.at);
+        const text = `${words.MESSAGE}: ${message.text}`;
+        this._say(topic, text, 'info', { autoClose: false, actions: text.length > LETTERS ? [this._details] : [] });
+      }
+    }
+    for (const topic of [...this._ids.keys()]) {
+      if (topic.startsWith('message ') && !standing.has(topic)) {
+        this._dismiss(topic);
+      }
     }
   }
 

@@ -68,7 +68,7 @@ class ShareBody extends Widget {
     this._share.classList.add('gpushare-Share');
     this._controls.append(this._keep, this._share, this._endControls());
     this.node.append(
-      this._message,
+      this._messages,
       this._explanation,
       this._figure,
       this._controls,
@@ -80,7 +80,11 @@ class ShareBody extends Widget {
   }
 
   showStatus(status: IShareStatus): void {
-    setLines(this._message, 'p', status.message ? [`${words.MESSAGE}: ${status.message.text}`] : []);
+    setLines(
+      this._messages,
+      'p',
+      status.messages.map(message => `${words.MESSAGE}: ${message.text}`)
+    );
     const terms = status.terms;
     // the terms say it all; without them there is only the reason why the share is unknown
     setLines(this._explanation, 'p', terms.length ? status.summary : [status.explanation]);
@@ -226,7 +230,7 @@ class ShareBody extends Widget {
 
   private _said = '';
   private readonly _plot: Plot;
-  private readonly _message = element('div', 'gpushare-Message');
+  private readonly _messages = element('div', 'gpushare-Message');
   private readonly _explanation = element('div', '');
   private readonly _caption = element('figcaption', '');
   private readonly _figure = element('figure', '');

@@ -69,7 +69,8 @@ export interface IShareStatus {
   /** The largest share that the session can be changed to, in units of 1 %; 0: it cannot be changed. */
   largest_share_units: number;
   share_units: number;
-  message: IMessage | null;
+  /** Those that stand, the earliest first. */
+  messages: IMessage[];
 }
 
 export type AskKind = 'keep' | 'end-keep' | 'release' | 'stop' | 'share' | 'shares' | 'keeps';
