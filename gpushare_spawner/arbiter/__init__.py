@@ -2,7 +2,7 @@
 docs/explanation/arbiter.md.
 explains it."""
 
-from gpushare_spawner.arbiter.decisions import ClientId, Decision, Grant, Pace, PageOut, Revoke, RevokeReason
+from gpushare_spawner.arbiter.decisions import ClientId, Decision, Grant, Pace, PageOut, Refuse, Revoke, RevokeReason
 from gpushare_spawner.arbiter.gpu_arbiter import GpuArbiter
 from gpushare_spawner.arbiter.recent_use import WINDOW, RecentUse, Use
 from gpushare_spawner.arbiter.session import SessionView
@@ -18,6 +18,7 @@ __all__ = [
     "Pace",
     "PageOut",
     "RecentUse",
+    "Refuse",
     "Revoke",
     "RevokeReason",
     "SessionView",

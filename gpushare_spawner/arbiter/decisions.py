@@ -61,6 +61,16 @@ class PageOut:
 
 
 @dataclass(frozen=True)
+class Refuse:
+    """The memory that calls of the client wait for does not come: they return the driver's error.
+
+    The client still waits for a lease.
+    """
+
+    client: ClientId
+
+
+@dataclass(frozen=True)
 class Pace:
     """A holder is to queue no more than so much work on the GPU from now on. Helps others, and decides nothing."""
 
@@ -70,4 +80,4 @@ class Pace:
     """0: no bound."""
 
 
-Decision: TypeAlias = Grant | Revoke | PageOut
+Decision: TypeAlias = Grant | Revoke | PageOut | Refuse

@@ -15,7 +15,7 @@ from itertools import chain, count
 from gpushare_spawner.arbiter import interactive
 from gpushare_spawner.arbiter.accounting import TOLERANCE
 from gpushare_spawner.arbiter.charging import Charging
-from gpushare_spawner.arbiter.decisions import ClientId, Decision, Grant, Pace, PageOut, Revoke, RevokeReason
+from gpushare_spawner.arbiter.decisions import ClientId, Decision, Grant, Pace, PageOut, Refuse, Revoke, RevokeReason
 from gpushare_spawner.arbiter.memory.page_out_order import page_out_order
 from gpushare_spawner.arbiter.nested_sets import NestedSets
 from gpushare_spawner.arbiter.recent_use import Use
@@ -138,11 +138,12 @@ class GpuArbiter:
             known.left_behind.pop(client, None)
         return self._decide()
 
-    def memory(self, client: ClientId, managed: int, plain: int, now: float) -> list[Decision]:
-        """What the client has allocated, in bytes: managed, and plain (which cannot leave the GPU)."""
+    def memory(self, client: ClientId, managed: int, plain: int, now: float, short: int = 0) -> list[Decision]:
+        """What the client has allocated, in bytes: managed, and plain (which cannot leave the GPU). `short` bytes of it
+        it does not have: calls wait for them."""
         known = self._roster.client(client)
         self._advance(now)
-        self._roster.set_memory(known, managed, plain)
+        self._roster.set_memory(known, managed, plain, short)
         return self._decide()
 
     def device_memory(self, client: ClientId, amount: int | None, unclaimed: int, now: float) -> list[Decision]:
@@ -171,14 +172,16 @@ class GpuArbiter:
         self._roster.working_set(known, resident)
         return self._decide()
 
-    def request(self, client: ClientId, managed: int, plain: int, now: float) -> list[Decision]:
+    def request(self, client: ClientId, managed: int, plain: int, now: float, short: int = 0) -> list[Decision]:
         """The client has work and wants a lease. A client that has one is told it again.
 
-        Where its session's memory moves as a whole, `plain` may include what it is about to allocate.
+        Where its session's memory moves as a whole, `plain` may include what it is about to allocate: the driver has
+        refused `short` bytes of it for lack of memory. If these can never be had beside what cannot leave the GPU, or
+        not within `memory_timeout` and `longest_memory_wait`, the client is granted without them, or refused.
         """
         known = self._roster.client(client)
         self._advance(now)
-        self._roster.set_memory(known, managed, plain, needed=True)
+        self._roster.set_memory(known, managed, plain, short, needed=True)
         decisions: list[Decision] = []
         if known.revoked is not None:
             known.again = True
@@ -335,6 +338,7 @@ class GpuArbiter:
                 self._roster.end_of_lease(client)
                 client.parked = False
                 self._wait(client)
+            self._roster.turn_comes(client)
         return self._decide()
 
     # -- time --------------------------------------------------------------------------------------------------------
@@ -444,6 +448,7 @@ class GpuArbiter:
         for client in self._roster.clients:
             if client.parked and not client.lease and not client.waiting:
                 client.parked = self._roster.now + INSTANT < client.keeps_place_until
+        self._roster.weigh_needs()
         self._schedule.plan()
         self._charging.settle(self._schedule.lengths.by_session, self._schedule.memory_short)
         if len(self._accounts.working) > 1:
@@ -452,6 +457,7 @@ class GpuArbiter:
             self._shared_at = self._roster.now
         self._schedule.settle_time_slice()
         decisions = self._carry_out(self._schedule.choose())
+        decisions += self._refuse()
         self._wakeup = self._due()
         return decisions
 
@@ -459,6 +465,7 @@ class GpuArbiter:
         instants = [self._schedule.due(), self._nested.due]
         instants += [one.retry_at for one in self._roster.sessions.values() if one.presence is Presence.AWAY]
         instants += [c.keeps_place_until for c in self._roster.clients if c.parked and not c.lease and not c.waiting]
+        instants += map(self._roster.memory_due, self._roster.clients)
         if any(client.pace for client in self._roster.holding):
             if self.contended and len(self._accounts.working) < 2:
                 instants.append(self._contended_at + self._settings.unpaced_after)
@@ -523,6 +530,8 @@ class GpuArbiter:
         """Carry out what was chosen: revoke, order page-outs, grant."""
         roster, budget = self._roster, self._roster.vram_budget()
         held_back = self._held_back(choice.group)
+        for client in choice.group:
+            self._roster.turn_comes(client)
         parking = [c for c in choice.group if c.session.id in held_back and (c.waiting or c.bursting)]
         incoming = [client for client in choice.group if client.waiting and client not in parking]
         chosen = set(choice.group)
@@ -588,6 +597,19 @@ class GpuArbiter:
             ):
                 decisions.append(self._grant(client, crowded))
         return decisions
+
+    def _refuse(self) -> list[Decision]:
+        """Refuse memory that does not come, where no lease tells the client so."""
+        refused = [
+            client
+            for client in self._roster.waiting
+            if client.short
+            and not client.session.can_have
+            and (client.session.presence is Presence.AWAY or self._roster.waited_too_long(client))
+        ]
+        for client in refused:
+            self._roster.refuse_memory(client)
+        return [Refuse(client.id) for client in refused]
 
     def _free_memory(
         self, need: int, incoming: list[Client], outgoing: list[Client], group: list[Client]

@@ -121,16 +121,21 @@ class Roster:
 
     # -- what happens to a client ------------------------------------------------------------------------------------
 
-    def set_memory(self, client: Client, managed: int, plain: int, needed: bool = False) -> None:
-        """The client says what it has allocated, in bytes. `needed`: perhaps with what it is about to allocate."""
-        if managed < 0 or plain < 0:
-            raise ValueError(f"amounts of memory are at least 0, not {managed} and {plain}")
+    def set_memory(self, client: Client, managed: int, plain: int, short: int = 0, needed: bool = False) -> None:
+        """The client says what it has allocated, in bytes, with `short` bytes that calls wait for. `needed`: perhaps
+        also with what it is about to allocate."""
+        if managed < 0 or plain < 0 or short < 0:
+            raise ValueError(f"amounts of memory are at least 0, not {managed}, {plain} and {short}")
+        short = min(short, plain) if client.session.whole else 0
+        if not client.short:
+            client.short_since, client.turn_since = self.now, None
+        client.short = short
         grown = max(0, managed - client.claimed_managed)
         if grown:
             client.grown_at = self.now
         client.claimed_managed, client.claimed_plain = managed, plain
         if not needed:
-            client.stated = managed + plain
+            client.stated = managed + plain - client.short
         self._reckon(client, grown if client.held else 0)
         self.holder_grew = self.holder_grew or (client.held and grown > 0)
 
@@ -224,7 +229,7 @@ class Roster:
             client.plain = 0
             self._vram_budget = None
         client.unconfirmed = 0
-        claimed = client.claimed_managed + client.claimed_plain
+        claimed = client.claimed_managed + client.claimed_plain - (0 if client.session.can_have else client.short)
         context, shown = self._settings.context_bytes, client.device_memory
         client.allocated = client.working_set = min(
             self.vram, max(claimed, claimed + context if shown is None else shown)
@@ -232,6 +237,46 @@ class Roster:
         stated = client.stated + context if client.stated else 0
         client.present = min(client.working_set, stated if shown is None else shown)
         self.residency.moved(client)
+
+    def weigh_needs(self) -> None:
+        """Find the sessions that can have what they are short of. They cannot where that exceeds the GPU beside what
+        cannot leave it, or where others have not left for too long."""
+        for session in self.sessions.values():
+            can_have = not session.short_of_memory or (
+                sum(map(self._needed, session.clients.values())) <= self.vram_budget().for_managed
+                and not any(map(self.waited_too_long, session.clients.values()))
+            )
+            if can_have != session.can_have:
+                session.can_have = can_have
+                for client in session.clients.values():
+                    self._reckon(client)
+
+    def _needed(self, client: Client) -> int:
+        claimed, shown = client.claimed_managed + client.claimed_plain, client.device_memory
+        return claimed + self._settings.context_bytes if shown is None else max(claimed, shown)
+
+    def waited_too_long(self, client: Client) -> bool:
+        """Whether a client has lacked memory for too long."""
+        due = self.memory_due(client)
+        return due is not None and self.now >= due
+
+    def memory_due(self, client: Client) -> float | None:
+        """When a client that is short of memory waits for it no longer; None for others."""
+        if not client.waiting or not client.short:
+            return None
+        due = client.short_since + self._settings.longest_memory_wait
+        return due if client.turn_since is None else min(due, client.turn_since + self._settings.memory_timeout)
+
+    def turn_comes(self, client: Client) -> None:
+        """The client waits, and is one of those that are to have the GPU now."""
+        if client.waiting and client.short and client.turn_since is None:
+            client.turn_since = self.now
+
+    def refuse_memory(self, client: Client) -> None:
+        """The client is told that what it is short of does not come."""
+        client.claimed_plain -= client.short
+        client.short, client.turn_since = 0, None
+        self._reckon(client)
 
     def move(self, session: Session, presence: Presence) -> None:
         """The memory of a session that moves as a whole is elsewhere from now on."""

@@ -46,6 +46,13 @@ class Client:
     unconfirmed: int = 0
     """The part that the driver does not confirm: it is reckoned with while the client works or waits, like a working
     set, so that a false claim keeps no others from running together."""
+    short: int = 0
+    """The part of what it claims that it does not have: calls wait for this memory. Only where its session's memory
+    leaves the GPU as a whole."""
+    short_since: float = 0.0
+    """Since when it has been `short`."""
+    turn_since: float | None = None
+    """Since when it is its turn and it lacks `short`; None: it is not, or lacks nothing."""
     device_memory: int | None = None
     """What the driver shows for its process; None: it does not show it."""
     unclaimed: int = 0
@@ -192,6 +199,9 @@ class Session:
     pinned: bool = False
     """It is `whole` and cannot be suspended now: its memory cannot leave the GPU."""
     presence: Presence = Presence.ON_GPU
+    can_have: bool = True
+    """Whether what its clients are short of can be had. What cannot be had is not reckoned with: nothing leaves the GPU
+    for it."""
     margin: int = 0
     """Bytes that were lacking when it could not be resumed, beyond its own."""
     retry_at: float = float("-inf")
@@ -208,6 +218,11 @@ class Session:
     def moves_whole(self) -> bool:
         """Whether its memory leaves the GPU, and comes back, only as a whole."""
         return self.whole and (not self.pinned or self.presence is not Presence.ON_GPU)
+
+    @property
+    def short_of_memory(self) -> bool:
+        """Whether calls of one of its clients wait for memory."""
+        return any(client.waiting and client.short for client in self.clients.values())
 
     @property
     def own_memory(self) -> int:

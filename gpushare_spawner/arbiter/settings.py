@@ -78,6 +78,14 @@ class ArbiterSettings:
     as many times as long. Kernels of 3 s end within it."""
     shortest_revoke_timeout: float = 1.0
     """The same for a session that has ignored REVOKEs: above 0, at most `usual_revoke_timeout`."""
+    memory_timeout: float = 60.0
+    """Seconds for which a client that is short of memory waits for it once it is its turn: others may ignore REVOKE, or
+    take long to be suspended. Then the program gets the driver's error. A suspension of 80 GB was seen to take 15 s
+    (NVIDIA/cuda-checkpoint, issue 29)."""
+    longest_memory_wait: float = 600.0
+    """Seconds for which a client that is short of memory waits for it at most, with the time before its turn. Turns
+    come within minutes (the bound of a wait for a lease); this ends a wait also where the sessions before it do not
+    come or go."""
     page_out_step: int = 256 * 2**20
     """Bytes; a holder that grows makes others page out in steps of this size, not in one order for each allocation."""
     look_after: float = 1.0

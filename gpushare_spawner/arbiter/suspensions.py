@@ -33,26 +33,37 @@ class Suspensions:
         self._ordered.append(session.id)
 
     def candidates(self, group: Collection[Client]) -> list[Session]:
-        """Return the sessions outside a group that can be suspended now: with memory, and without a lease."""
+        """Return the sessions outside a group that can be suspended now: with memory, without a lease, and not short of
+        memory themselves."""
         inside = {client.session for client in group}
         return [
             one
             for one in self._roster.sessions.values()
-            if one.moves_whole and one.presence is Presence.ON_GPU and one not in inside and not one.holding
+            if one.moves_whole
+            and one.presence is Presence.ON_GPU
+            and one not in inside
+            and not one.holding
+            and not one.short_of_memory
         ]
 
     def order_for(self, group: Collection[Client]) -> None:
         """Order suspensions until the group, and what stays of such sessions beside it, fit on the GPU.
 
         The least recently used session goes first, and none that is not needed. Sessions that give their leases back
-        first are reckoned with, and ordered when they have.
+        first are reckoned with, and ordered when they have. A session that is itself short of memory goes last, and
+        only for one whose turn comes before its own.
         """
         inside = {client.session for client in group}
         present = (Presence.ON_GPU, Presence.COMING)
+        comes = any(client.waiting for client in group)
         outside = [
             one
             for one in self._roster.sessions.values()
-            if one.moves_whole and one.presence in present and one not in inside and one.present
+            if one.moves_whole
+            and one.presence in present
+            and one not in inside
+            and one.present
+            and (comes or not one.short_of_memory)
         ]
         wanted = together(group) + self._contexts_to_come(inside)
         if not outside or not wanted:
@@ -118,8 +129,8 @@ class Suspensions:
         return waiting * self._settings.context_bytes
 
 
-def _right_to_stay(session: Session) -> tuple[bool, bool, bool, float]:
-    """Sessions that hold a lease go last, then those that wait, then those used of late. First goes one that only
-    claims to have memory: a claim pushes no other session out."""
+def _right_to_stay(session: Session) -> tuple[bool, bool, bool, bool, float]:
+    """Sessions that hold a lease go last, then those that are short of memory, then those that wait, then those used of
+    late. First goes one that only claims to have memory: a claim pushes no other session out."""
     waiting = any(client.waiting for client in session.clients.values())
-    return session.holding, session.confirmed, waiting, session.last_used
+    return session.holding, session.confirmed, session.short_of_memory, waiting, session.last_used

@@ -399,6 +399,51 @@ def test_an_interrupt_does_not_send_a_thread_into_the_driver(
     assert client.hear() == "done"
 
 
+# A call that waits for memory while the process is suspended.
+
+FULL = """
+d = Driver()
+import ctypes as c, signal
+signal.signal(signal.SIGUSR1, lambda *_: None)
+library, block = c.CDLL("libcuda.so.1"), c.c_uint64()
+say("ready")
+hear()
+say(library.cuMemAlloc_v2(c.byref(block), c.c_size_t(1 << 38)))  # less than the agent allows, more than the GPU has
+while (line := hear()) is not None:
+    exec(line)
+    say("done")
+"""
+OUT_OF_MEMORY = 2
+
+
+@pytest.mark.parametrize("end", ["refusal", "signal"])
+def test_call_that_waits_for_memory_returns_the_error_though_its_process_is_suspended(
+    start: Start, socket_path: Path, gpus: list[bytes], end: str
+) -> None:
+    agent = ScriptedAgent(socket_path, gpus, total=1 << 40, features=FEATURES)
+    try:
+        client = start(FULL, GPUSHARE_ENGINE="suspend")
+        peer = agent.peer()
+        client.hear()
+        client.say("go")
+        asked = requested(peer)
+        assert 0 < asked.fields[3] <= asked.fields[1]
+        assert suspended(peer)[4] == 1
+        peer.send(Kind.GRANT, 0, gpu=gpus[0])  # still waiting
+        assert quiet(client)
+        if end == "refusal":
+            peer.send(Kind.GRANT, 0, 0, 0, 0, 1, gpu=gpus[0])
+        else:
+            os.kill(client.process.pid, 10)
+        assert client.hear() == OUT_OF_MEMORY
+        client.say("d.alloc(MIB)")
+        assert quiet(client), "the process is suspended, and its next call waits"
+        peer.send(Kind.RESUMED, 1)
+        assert client.hear() == "done"
+    finally:
+        agent.stop()
+
+
 # The agent goes while the process is suspended.
 
 

@@ -12,7 +12,17 @@ from gpushare_spawner.agent.gpus.gpu_time_samples import Delivery, Pids, Source
 from gpushare_spawner.agent.gpus.nvml import Gpu
 from gpushare_spawner.agent.gpus.observed_sessions import ObservedSessions
 from gpushare_spawner.agent.processes import ProcessName
-from gpushare_spawner.arbiter import ArbiterSettings, Decision, GpuArbiter, Grant, PageOut, Revoke, SessionView, Use
+from gpushare_spawner.arbiter import (
+    ArbiterSettings,
+    Decision,
+    GpuArbiter,
+    Grant,
+    PageOut,
+    Refuse,
+    Revoke,
+    SessionView,
+    Use,
+)
 from gpushare_spawner.model.protocol.frames import NO_GPU, Frame, Kind, gpu_bytes
 
 NANOSECONDS = 1_000_000_000
@@ -223,9 +233,11 @@ class GpuArbitration:
                     self.memory_queries.at_once()
                 self._waits.pop(number, None)
                 self._waits[number] = now
-                decisions = arbiter.request(number, self._bytes(fields[0]), self._bytes(fields[1]), now)
+                short = self._bytes(fields[3])
+                decisions = arbiter.request(number, self._bytes(fields[0]), self._bytes(fields[1]), now, short)
             case Kind.MEMORY:
-                decisions = arbiter.memory(number, self._bytes(fields[0]), self._bytes(fields[1]), now)
+                short = self._bytes(fields[2])
+                decisions = arbiter.memory(number, self._bytes(fields[0]), self._bytes(fields[1]), now, short)
             case Kind.RELEASE:
                 decisions = arbiter.release(
                     number, fields[0], self._within_lease(number, fields[0], fields[1], now), now
@@ -335,6 +347,9 @@ class GpuArbitration:
             if client is None:
                 continue
             session = self._session_of[client.number]
+            if isinstance(decision, Refuse):  # a suspended process is told too
+                client.send(Kind.GRANT, 0, 0, 0, 0, 1, gpu=self._raw)
+                continue
             if session in self._away:
                 if session not in self._held_back:
                     self._held_back[session] = []

@@ -45,7 +45,9 @@ struct gpu {
     _Atomic uint64_t short_of;    /* bytes that they need, */
     _Atomic uint64_t short_above; /* beyond those that the process had then */
     _Atomic uint32_t shortages;   /* how many there were */
-    _Atomic uint32_t grants;      /* futex: changes when a lease begins, or when there is no agent */
+    _Atomic uint32_t grants;      /* futex: changes when a lease begins, when the agent says that the memory does not
+                                     come, or when there is no agent */
+    _Atomic uint32_t refusals;    /* how often the agent said so */
     _Atomic bool restate;         /* the agent was told of more memory than there is: tell it again (worker.c) */
 
     /* Accounting, bytes (account.c). */

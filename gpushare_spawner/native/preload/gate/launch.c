@@ -105,6 +105,10 @@ void launch_step_inside(struct passage *passage) {
     }
 }
 
+void launch_step_back(struct passage *passage) {
+    launch_announce(passage, &no_lane);
+}
+
 bool launch_step_outside(struct passage *passage) {
     if (atomic_load_explicit(&passage->depth, memory_order_relaxed) != 1) return false;
     stand_aside(passage);

@@ -64,6 +64,8 @@ struct passage *launch_enter_call(void);
    entering does. False: it is inside two calls, and stays there. */
 bool launch_step_outside(struct passage *passage);
 void launch_step_inside(struct passage *passage);
+/* In again without waiting, for a thread that makes no further driver call before it leaves. */
+void launch_step_back(struct passage *passage);
 
 /* The GPU of the thread's context, else the session's first. Asks the driver for no more than the context's handle,
    which it says also while it blocks other calls. Takes contexts_lock where there are several GPUs. */

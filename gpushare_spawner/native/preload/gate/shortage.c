@@ -3,6 +3,7 @@
 
 #include "contexts/captures.h"
 #include "driver/driver.h"
+#include "driver/suspension.h"
 #include "gate/launch.h"
 #include "gate/waiting.h"
 #include "memory/account.h"
@@ -30,16 +31,27 @@ bool shortage_waited(struct passage *passage, unsigned tries) {
     struct gpu *gpu = launch_gpu_to_ask_for();
     uint64_t used = account_used(gpu);
     if (!bytes || !atomic_load(&gpu->shared) || !launch_step_outside(passage)) return false;
-    uint32_t seen = atomic_load(&gpu->grants);
+    uint32_t seen = atomic_load(&gpu->grants), refusals = atomic_load(&gpu->refusals);
     if (!passage->short_of) { /* at a further try it is known already */
         if (atomic_fetch_add(&gpu->short_of, bytes) == 0) atomic_store(&gpu->short_above, used);
         passage->short_of = gpu;
         passage->short_bytes = bytes;
     }
     atomic_fetch_add(&gpu->shortages, 1);
-    enum waiting_end end = waiting_in_front(&gpu->grants, seen, gpu, passage);
-    launch_step_inside(passage);
-    return end == WAITING_OPENED;
+    account_changed(gpu); /* the agent may have had a REQUEST without the need */
+    enum waiting_end end;
+    bool refused;
+    do {
+        end = waiting_in_front(&gpu->grants, seen, gpu, passage);
+        seen = atomic_load(&gpu->grants);
+        refused = atomic_load(&gpu->refusals) != refusals;
+    } while (end == WAITING_OPENED && !refused && suspension_waits());
+    if (end == WAITING_OPENED && !refused) {
+        launch_step_inside(passage);
+        return true;
+    }
+    launch_step_back(passage);
+    return false;
 }
 
 void shortage_settled(struct passage *passage) {
@@ -51,6 +63,11 @@ void shortage_settled(struct passage *passage) {
     /* the agent was told of what the call needs, and not of what there is */
     atomic_store(&gpu->restate, true);
     account_changed(gpu);
+}
+
+void shortage_refused(struct gpu *gpu) {
+    atomic_fetch_add(&gpu->refusals, 1);
+    shortage_over(gpu);
 }
 
 void shortage_over(struct gpu *gpu) {

@@ -15,3 +15,7 @@ void shortage_settled(struct passage *passage);
 
 /* Threads that wait here look again: a lease begins, or there is no agent. Background thread. */
 void shortage_over(struct gpu *gpu);
+
+/* The memory does not come: the calls that wait here return the driver's error, also while the process is suspended.
+   Background thread. */
+void shortage_refused(struct gpu *gpu);

@@ -27,8 +27,10 @@ static struct {
 } interruptions = {PTHREAD_MUTEX_INITIALIZER, 0, FIRST_INTERVAL};
 
 bool waiting_interrupted(struct passage *passage) {
-    /* the driver would block a call of a suspended process, and no signal ends that */
-    if (suspension_waits()) return false;
+    /* the driver would block a call of a suspended process, and no signal ends that; a call that waits for memory has
+       its error already, and makes no other */
+    bool suspended = suspension_waits();
+    if (suspended && !passage->short_of) return false;
     uint64_t now = clock_now();
     pthread_mutex_lock(&interruptions.lock);
     bool granted = now >= interruptions.next_at;
@@ -40,6 +42,7 @@ bool waiting_interrupted(struct passage *passage) {
     }
     pthread_mutex_unlock(&interruptions.lock);
     if (!granted) return false;
+    if (suspended) return true;
     log_line(LOG_INFO, "a signal interrupted a wait for the GPU; up to %d launches go without a lease",
              WAY_OUT_LAUNCHES);
     passage->let_through = WAY_OUT_LAUNCHES;

@@ -13,7 +13,8 @@ enum waiting_end {
    most. Holds no lock, and must not be inside a call. */
 enum waiting_end waiting_in_front(_Atomic uint32_t *word, uint32_t shut, struct gpu *gpu, struct passage *passage);
 
-/* Whether a wait of this thread that a signal interrupted now may end; a few of its calls go through then. */
+/* Whether a wait of this thread that a signal interrupted now may end; a few of its calls go through then. While the
+   process is suspended only a wait for memory ends (shortage.c), and no call goes through. */
 bool waiting_interrupted(struct passage *passage);
 
 /* Whether this call is on the way out of one that a signal interrupted. */

@@ -84,7 +84,9 @@ static void ask(struct gpu *gpu) {
     lease->asked_at = clock_now();
     struct account_figures memory = account_told(gpu);
     lease->shortages = atomic_load(&gpu->shortages);
-    tell(gpu, FRAME_REQUEST, memory.managed, memory.plain, ++lease->bursts);
+    struct frame frame = {.type = FRAME_REQUEST, .f = {memory.managed, memory.plain, ++lease->bursts, memory.short_of}};
+    memcpy(frame.gpu, gpu->uuid.bytes, 16);
+    session_socket_send(&frame);
 }
 
 static void begin_page_out(struct gpu *gpu, uint64_t bytes, uint64_t for_lease) {
@@ -133,6 +135,7 @@ void lease_granted(struct gpu *gpu, const struct frame *frame) {
     atomic_fetch_add(&gpu->progress, 1);
     if (frame->f[0] == 0) { /* still waiting, and not forgotten */
         lease->asked_at = clock_now();
+        if (frame->f[4]) shortage_refused(gpu);
         return;
     }
     if (lease->state == WITHOUT_AGENT) return;

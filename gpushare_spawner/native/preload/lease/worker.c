@@ -141,10 +141,11 @@ static void tell_memory(struct gpu *gpu, uint64_t now) {
     account_settle(); /* a thread that has just changed the account either sees that, or its change is seen here */
     struct account_figures memory = account_told(gpu), *told = &accounts[gpu->index].told;
     bool again = atomic_exchange(&gpu->restate, false);
-    if (!again && memory.managed == told->managed && memory.plain == told->plain) return;
+    bool same = memory.managed == told->managed && memory.plain == told->plain && memory.short_of == told->short_of;
+    if (!again && same) return;
     accounts[gpu->index].told_at = now;
     *told = memory;
-    struct frame frame = {.type = FRAME_MEMORY, .f = {memory.managed, memory.plain}};
+    struct frame frame = {.type = FRAME_MEMORY, .f = {memory.managed, memory.plain, memory.short_of}};
     memcpy(frame.gpu, gpu->uuid.bytes, 16);
     session_socket_send(&frame);
 }
@@ -169,7 +170,7 @@ static void greeting_complete(void) {
     session.last_error = 0;
     for (int i = 0; i < gpu_count; i++) {
         struct gpu *gpu = &gpus[i];
-        accounts[i].told = (struct account_figures){0, 0}; /* an agent that was not told of anything */
+        accounts[i].told = (struct account_figures){0, 0, 0}; /* an agent that was not told of anything */
         atomic_store(&gpu->changed, true);
         begin_on(gpu);
     }

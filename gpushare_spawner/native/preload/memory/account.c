@@ -33,10 +33,10 @@ uint64_t account_used(const struct gpu *gpu) {
 
 struct account_figures account_told(const struct gpu *gpu) {
     uint64_t managed = atomic_load(&gpu->managed), plain = atomic_load(&gpu->plain) + driver_memory_bytes(gpu);
-    if (engine_wanted() == ENGINE_MANAGED) return (struct account_figures){managed, plain};
+    if (engine_wanted() == ENGINE_MANAGED) return (struct account_figures){managed, plain, 0};
     uint64_t all = managed + plain, missing = atomic_load(&gpu->short_of);
     uint64_t needed = missing ? atomic_load(&gpu->short_above) + missing : 0;
-    return (struct account_figures){0, all > needed ? all : needed};
+    return all >= needed ? (struct account_figures){0, all, 0} : (struct account_figures){0, needed, needed - all};
 }
 
 void account_settle(void) {

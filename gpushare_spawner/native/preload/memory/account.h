@@ -74,9 +74,9 @@ static inline bool account_has_room(struct gpu *gpu, size_t bytes) {
 }
 
 /* What the agent is told. With an engine that moves no memory itself all of it is plain, and what calls wait for
- * counts. May ask the driver. */
+ * counts: `short_of` bytes of it. May ask the driver. */
 struct account_figures {
-    uint64_t managed, plain;
+    uint64_t managed, plain, short_of;
 };
 struct account_figures account_told(const struct gpu *gpu);
 
