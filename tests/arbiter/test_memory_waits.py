@@ -17,7 +17,8 @@ from gpushare_spawner.arbiter import ArbiterSettings, Decision, GpuArbiter, Gran
 DOCS = Path(__file__).parents[2] / "docs"
 VRAM = 512
 """MiB, as all amounts of this file. The arbiter does not mind the unit."""
-SETTINGS = ArbiterSettings(bandwidth_guess=1e4, measured_from=1)
+SETTINGS = ArbiterSettings(bandwidth_guess=1e4, measured_from=1, memory_timeout=6.0, longest_memory_wait=60.0)
+"""The bounds are a tenth of the usual ones: the arbiter has something to do every few milliseconds."""
 HANGS = 2000.0
 """Seconds: longer than all bounds."""
 
@@ -250,8 +251,8 @@ class Gpu:
 def test_the_documents_state_the_bounds_that_the_arbiter_keeps() -> None:
     for page in ("reference/protocol.md", "explanation/arbiter.md"):
         text = (DOCS / page).read_text()
-        assert f"{SETTINGS.memory_timeout:.0f} s after" in text
-        assert f"{SETTINGS.longest_memory_wait:.0f} s" in text
+        assert f"{ArbiterSettings().memory_timeout:.0f} s after" in text
+        assert f"{ArbiterSettings().longest_memory_wait:.0f} s" in text
 
 
 def test_memory_that_cannot_be_had_beside_a_pinned_session_is_refused_at_once() -> None:
@@ -326,13 +327,13 @@ EVENTS = st.tuples(
     st.sampled_from(["allocate", "allocate", "allocate", "work", "work", "rest", "end", "pin", "unpin"]),
     st.integers(0, 4),
     st.sampled_from([30, 100, 200, 300, 400, 600]),
-    st.sampled_from([0.0, 0.01, 1.0, 20.0, 100.0]),
+    st.sampled_from([0.0, 0.01, 1.0, 20.0]),
 )
 """What happens, in which session, how much it is about, and the time that goes by then."""
 
 
 @pytest.mark.slow
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.sampled_from(sorted(KINDS)), min_size=2, max_size=5), st.lists(EVENTS, min_size=5, max_size=30))
 def test_no_wait_for_memory_lasts_longer_than_its_bound(
     kinds: list[str], events: list[tuple[str, int, int, float]]
@@ -353,5 +354,5 @@ def test_no_wait_for_memory_lasts_longer_than_its_bound(
         else:
             getattr(gpu, what)(name)
         gpu.run(seconds)
-    gpu.run(2 * SETTINGS.longest_memory_wait)
+    gpu.run(1.5 * SETTINGS.longest_memory_wait)
     assert not any(process.lacks for process in gpu.processes.values())
