@@ -342,7 +342,8 @@ async def test_session_stays_where_the_host_has_no_memory_for_it_and_the_other_g
         await ben.does("allocate", 9, 100)  # what fits it gets
         # a process that asks for no allowance gets its lease all the same: nothing hangs
         gpu = (await machine.agent.client.report()).gpus[0].uuid
-        opened = await machine.agent.client.open(request_for("neighbour", gpus=(gpu,), share_units=20))
+        asked = request_for("neighbour", gpus=(gpu,), share_units=20, engine=MemoryEngine.SUSPEND)
+        opened = await machine.agent.client.open(asked)
         peer = Peer(opened.environment["GPUSHARE_SOCKET"])
         await peer.connect()
         await Neighbour(peer, gpu).comes()
