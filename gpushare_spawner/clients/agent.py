@@ -82,6 +82,10 @@ class AgentClient:
         """Change a session's tier. Refused with code ``busy`` if the session worked after `if_idle_since`."""
         await self._ask(request)
 
+    async def carried_out(self, request: TierRequest) -> bool:
+        """Return whether the tier has changed: always, because the agent answers `tier` when that is done."""
+        return True
+
     async def resize(self, request: ResizeRequest) -> None:
         """Change the share of a running session. Refused with code ``no-capacity`` if the units are not free, and with
         ``bad-request`` by an agent that is older than this request."""

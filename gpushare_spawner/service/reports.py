@@ -82,6 +82,10 @@ class Agent(Protocol):
 
     async def tier(self, request: TierRequest, /) -> None: ...
 
+    async def carried_out(self, request: TierRequest, /) -> bool:
+        """Wait until the session has the tier of the request, which `tier` has made. False: the agent has not said so
+        in time, and may still carry it out. Refused with code ``busy`` where the session has another tier since."""
+
     async def resize(self, request: ResizeRequest, /) -> None: ...
 
     async def announce(self, request: AnnounceRequest, /) -> None: ...

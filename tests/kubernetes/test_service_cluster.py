@@ -25,9 +25,10 @@ from gpushare_spawner.model.protocol.control import (
     TierRequest,
 )
 from gpushare_spawner.model.protocol.frames import AskKind
-from gpushare_spawner.model.report import GpuReport, Notice, Report
+from gpushare_spawner.model.report import GpuReport, Notice, Report, SessionReport
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.service.actions.outcome import ActionRefused, Actor, RefusalCode
 from gpushare_spawner.service.actions.session_actions import SessionActions
 from gpushare_spawner.service.culler.asks import Asks
 from gpushare_spawner.service.culler.culler import Culler
@@ -35,7 +36,10 @@ from gpushare_spawner.service.culler.settings import CullerSettings
 from gpushare_spawner.service.history.events import Action
 from gpushare_spawner.service.hub.client import Hub
 from gpushare_spawner.service.kubernetes import cluster as cluster_module
+from gpushare_spawner.service.kubernetes import node as node_module
 from gpushare_spawner.service.kubernetes.cluster import Cluster
+from gpushare_spawner.service.kubernetes.node import NodeAgent
+from gpushare_spawner.wording.controls import session_controls as words
 from tests.kubernetes.service_namespace import (
     HUB_RULES,
     HubNamespace,
@@ -316,6 +320,61 @@ async def test_a_pods_own_status_does_not_stand_in_the_way(namespace: HubNamespa
     await eventually(lambda: next(iter(nodes._pods.objects.values()))["metadata"]["resourceVersion"] != before)
     await agent.tier(TierRequest(id="ann", tier=Tier.RELEASED, effective_units=0, reason="idle"))
     assert (await namespace.session("ann")).tier is Tier.RELEASED
+
+
+class Target:
+    """The session "ann" as somebody saw it."""
+
+    def __init__(self, agent: NodeAgent, session: SessionReport) -> None:
+        self.agent, self.session, self.node = agent, session, "node-a"
+
+
+@pytest.mark.parametrize(
+    ("tier", "units", "said"),
+    [
+        (Tier.RELEASED, 0, words.RELEASED),
+        (Tier.DOWNGRADED, 10, "The session is downgraded now and has 0.10 GPU."),
+    ],
+)
+@pytest.mark.parametrize("answer", ["follows", "undoes", "undoes an earlier release", "is silent"])
+async def test_the_answer_to_a_change_of_a_tier_says_what_the_agent_did(
+    namespace: HubNamespace,
+    nodes: Cluster,
+    hub: Hub,  # noqa: F811
+    templates: dict[str, Template],  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+    tier: Tier,
+    units: int,
+    said: str,
+    answer: str,
+) -> None:
+    await namespace.open("ann")
+    await namespace.publish()
+    agent = await seen(nodes, "node-a", has("ann", confirmed=True))
+    if answer == "undoes an earlier release":
+        # work has restored the share, and the report does not say so yet
+        await namespace.publish(ann={"tier": tier, "effective_units": units})
+        await eventually(lambda: present(nodes.reported("node-a", "ann")).tier is tier)
+    one = Target(agent, present((await agent.report()).session("ann")))
+    monkeypatch.setattr(node_module, "DECIDED_WITHIN", 0.3 if answer == "is silent" else 60.0)
+    history: list[Action] = []
+    actions = SessionActions(nodes, hub, lambda: templates, record=history.append, clock=namespace.now)
+    root = Actor("root", is_admin=True)
+    acting = actions.release(one, root) if tier is Tier.RELEASED else actions.tier(one, tier, root)
+    task = asyncio.create_task(acting)
+    await seen(nodes, "node-a", has("ann", tier=tier))
+    assert not task.done(), "the patch alone is no answer"
+    if answer.startswith("undoes"):
+        await namespace.annotate("ann", kubernetes.tier_patch(Tier.ACTIVE, namespace.now(), 25))
+        with pytest.raises(ActionRefused) as refused:
+            await task
+        assert (refused.value.code, refused.value.text) == (RefusalCode.BUSY, words.WORKED_MEANWHILE)
+        assert not history
+        return
+    if answer == "follows":
+        await namespace.publish(ann={"tier": tier, "effective_units": units})
+    assert (await task).text == (said if answer == "follows" else words.TIER_UNDER_WAY)
+    assert len(history) == 1
 
 
 @pytest.mark.parametrize("work", [{"gpu_busy": True}, {"waiting": True}, {"last_gpu_activity": 1_000_000.5}])

@@ -31,7 +31,7 @@ from gpushare_spawner.model.protocol.control import (
     ResizeRequest,
     TierRequest,
 )
-from gpushare_spawner.model.report import GpuReport, Report
+from gpushare_spawner.model.report import GpuReport, Report, SessionReport
 from gpushare_spawner.service.kubernetes.node import NodeAgent
 from gpushare_spawner.service.kubernetes.pod_sessions import SessionPod, known_report
 from gpushare_spawner.service.reports import KnownReport
@@ -112,6 +112,9 @@ class AgentParts:
     async def tier(self, request: TierRequest) -> None:
         self.tiers.decide(self.session, request)
 
+    async def carried_out(self, request: TierRequest) -> bool:
+        return True
+
     async def resize(self, request: ResizeRequest) -> None:
         raise NotImplementedError
 
@@ -189,6 +192,9 @@ class PodAgent(AgentParts):
     async def tier(self, request: TierRequest) -> None:
         await self._service.tier(request)
 
+    async def carried_out(self, request: TierRequest) -> bool:
+        return await self._service.carried_out(request)
+
     async def announce(self, request: AnnounceRequest) -> None:
         await self._service.announce(request)
 
@@ -210,6 +216,12 @@ class _ServiceSide(NodeAgent):
 
     def pods(self, node: str) -> Mapping[str, SessionPod]:
         return {"ann": SessionPod.of(self._here.pod())}
+
+    def report_version(self, node: str) -> str:
+        return str(self._here.version)
+
+    def reported(self, node: str, session: str) -> SessionReport | None:
+        return self._here.own_report().session(session)
 
     async def _patch(self, session: str, pod: SessionPod, annotations: Mapping[str, str | None]) -> None:
         self._here.patch(annotations)

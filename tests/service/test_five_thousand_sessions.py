@@ -70,6 +70,9 @@ class Node:
     async def tier(self, request: TierRequest) -> None:
         self.tiers.append(request)
 
+    async def carried_out(self, request: TierRequest) -> bool:
+        raise NotImplementedError
+
     async def announce(self, request: AnnounceRequest) -> None:
         self.notices.append(request)
 

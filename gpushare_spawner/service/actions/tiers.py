@@ -49,9 +49,9 @@ class TierActions:
             return Outcome(False, words.RELEASED_ALREADY)
         if asked is not None and (session.last_gpu_activity or 0.0) > asked.ask.at:
             raise ActionRefused(words.WORKED_MEANWHILE, RefusalCode.BUSY)
-        await self._move(one, session, Tier.RELEASED, 0, words.released_by(actor.name))
+        done = await self._move(one, session, Tier.RELEASED, 0, words.released_by(actor.name))
         self._log.session(session, one.node, Tier.RELEASED, actor.name, units=0, reason=words.released_by(actor.name))
-        return Outcome(True, words.RELEASED)
+        return Outcome(True, words.RELEASED if done else words.TIER_UNDER_WAY)
 
     async def tier(self, one: Target, tier: Tier, actor: Actor) -> Outcome:
         """Change the tier of a session to active, downgraded or released, by an admin's decision.
@@ -64,9 +64,9 @@ class TierActions:
         if (session.tier, session.effective_units) == (tier, units):
             return Outcome(False, words.tier_already(tier))
         reason = words.tier_set_by(tier, actor.name)
-        await self._move(one, session, tier, units, reason)
+        done = await self._move(one, session, tier, units, reason)
         self._log.session(session, one.node, tier, actor.name, units=units, reason=reason)
-        return Outcome(True, words.tier_set(tier, units))
+        return Outcome(True, words.tier_set(tier, units) if done else words.TIER_UNDER_WAY)
 
     def _units(self, session: SessionReport, tier: Tier) -> int:
         if tier is Tier.STOPPED:
@@ -79,20 +79,23 @@ class TierActions:
             raise ActionRefused(words.no_downgrade(session.template), RefusalCode.BAD_REQUEST)
         return units
 
-    async def _move(self, one: Target, session: SessionReport, tier: Tier, units: int, reason: str) -> None:
-        """Have the agent change the tier; units are taken only from a session that is idle, as work restores them."""
+    async def _move(self, one: Target, session: SessionReport, tier: Tier, units: int, reason: str) -> bool:
+        """Have the agent change the tier, and return whether it has done so; False: it has not said so in time.
+
+        Units are taken only from a session that is idle, as work restores them.
+        """
         taken = units < session.effective_units
         if taken and (session.gpu_busy or session.waiting):
             raise ActionRefused(words.GPU_BUSY, RefusalCode.BUSY)
         yields = session.yields and tier is not Tier.ACTIVE
+        request = TierRequest(
+            id=session.id,
+            tier=tier,
+            effective_units=units,
+            reason=reason,
+            if_idle_since=max(0.0, Observation.of(session).gpu_quiet_since) if taken else None,
+            yields_until=self._clock() + YIELD_SECONDS if yields else None,
+        )
         with refusals():
-            await one.agent.tier(
-                TierRequest(
-                    id=session.id,
-                    tier=tier,
-                    effective_units=units,
-                    reason=reason,
-                    if_idle_since=max(0.0, Observation.of(session).gpu_quiet_since) if taken else None,
-                    yields_until=self._clock() + YIELD_SECONDS if yields else None,
-                )
-            )
+            await one.agent.tier(request)
+            return await one.agent.carried_out(request)

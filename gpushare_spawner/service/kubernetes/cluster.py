@@ -19,7 +19,7 @@ from gpushare_spawner.model import kubernetes
 from gpushare_spawner.model.controls import ASK_SECONDS
 from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.protocol.control import AgentUnreachable
-from gpushare_spawner.model.report import Report, with_known_since
+from gpushare_spawner.model.report import Report, SessionReport, with_known_since
 from gpushare_spawner.service.kubernetes.node import NodeAgent
 from gpushare_spawner.service.kubernetes.pod_sessions import SessionPod, known_report, made_by, session_pods, trimmed
 from gpushare_spawner.service.reports import KnownReport, UnconfirmedSession
@@ -227,6 +227,11 @@ class Cluster:
         """Take over what the API server answered to a patch, if the watch has brought nothing newer."""
         if self._maps.replace(item, before):
             self._changed()
+
+    def reported(self, node: str, session: str) -> SessionReport | None:
+        """Return the session as the node's agent has it, which can differ from its pod's annotations."""
+        _, read = self._reports().get(node, ("", None))
+        return read.report.session(session) if read is not None and read.report is not None else None
 
     def all_pods(self) -> Iterator[SessionPod]:
         """Return the sessions' pods on all nodes."""

@@ -27,6 +27,7 @@ from gpushare_spawner.model.protocol.control import (
     ResizeRequest,
     TierRequest,
 )
+from gpushare_spawner.model.report import SessionReport
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.service.kubernetes.pod_sessions import SessionPod
 from gpushare_spawner.service.reports import KnownReport
@@ -36,9 +37,9 @@ from gpushare_spawner.wording.errors import http_status, reason
 PATCH_TIMEOUT = 10.0
 """Seconds for one patch."""
 DECIDED_WITHIN = 10.0
-"""Seconds that an agent has to decide on a change of a share: its watch brings it within a second."""
+"""Seconds that an agent has to decide on a change of a share or tier: its watch brings it within a second."""
 LOOK_EVERY = 0.1
-"""Seconds between two looks at what the watch of the pods has brought."""
+"""Seconds between two looks at what the watches have brought."""
 
 
 class KnownNodes(Protocol):
@@ -53,6 +54,9 @@ class KnownNodes(Protocol):
 
     def patched_report(self, item: dict[str, Any], before: str) -> None:
         """A report's ConfigMap of that version has been patched, and the API server answered with this object."""
+
+    def reported(self, node: str, session: str) -> SessionReport | None:
+        """The session as the agent has it, which can differ from its pod's annotations. None: not reported."""
 
     def report(self, node: str) -> tuple[KnownReport, float]:
         """The report, joined with the pods, and its age in seconds. Raises AgentUnreachable."""
@@ -77,6 +81,7 @@ class NodeAgent:
         self._clock = clock
         self._decided_on: Mapping[str, SessionPod] = {}
         self._age = float("inf")
+        self._reported_before = ""
 
     async def report(self) -> KnownReport:
         """Return the node's report, with tiers as the pods' annotations have them."""
@@ -107,7 +112,27 @@ class NodeAgent:
             # with the tier: else a spawn that is placed before the agent patches would borrow the units
             lost = pod.session.share_units - request.effective_units
             patch |= kubernetes.borrowed_patch(max(pod.session.borrowed_units, lost))
+        self._reported_before = self._known.report_version(self.node)
         await self._patch(request.id, pod, patch)
+
+    async def carried_out(self, request: TierRequest) -> bool:
+        """Wait until the agent reports the tier, or has undone it in the pod's annotations."""
+        wanted = (request.tier, request.effective_units)
+        until = time.monotonic() + DECIDED_WITHIN
+        while True:
+            pod = self._known.pods(self.node).get(request.id)
+            if pod is None:
+                raise _refusal("unknown-session", f"the pod of session {request.id} is gone")
+            if (pod.session.tier, pod.session.effective_units) != wanted:
+                raise _refusal("busy", f"session {request.id} has worked on the GPU in the meantime")
+            # an older report can have the same tier, from before work restored the share
+            if self._known.report_version(self.node) != self._reported_before:
+                reported = self._known.reported(self.node, request.id)
+                if reported is not None and (reported.tier, reported.effective_units) == wanted:
+                    return True
+            if time.monotonic() > until:
+                return False
+            await asyncio.sleep(LOOK_EVERY)
 
     async def resize(self, request: ResizeRequest) -> None:
         """Ask for another share in the pod's annotations, and wait for the agent's decision."""

@@ -40,6 +40,10 @@ NO_TEXT = "The message is empty. Write a text."
 
 RELEASED = "The GPU share is released. The next GPU work restores it."
 RELEASED_ALREADY = "The GPU share is already released. The next GPU work restores it."
+TIER_UNDER_WAY = (
+    "The change of the tier is under way: the GPU agent of this node has not confirmed it yet. GPU work that begins "
+    "before that prevents it."
+)
 GPU_BUSY = "The session is using the GPU now. Try again when it is idle."
 STOPS = "The server is being stopped."
 STOPS_ALREADY = "The server is already being stopped."
