@@ -208,7 +208,7 @@ def say_ready(stack: Stack) -> None:
     To see sharing, open two browser windows, the second one private. Log in as
     two users, start "0.25 GPU" in each, and run gpu-sharing.ipynb in both.
     In the demo, a share without GPU work is downgraded after {downgrade} and released after {release};
-    the time counts from the last GPU work, or from the server's start.
+    the time counts from the last GPU work. Before the first GPU work, 5 minutes pass until the downgrade.
 
     Press Ctrl-C to stop the demo.
 """,

@@ -22,7 +22,7 @@ from gpushare_spawner.idle.observation import Observation
 from gpushare_spawner.idle.overdue import Overdue, overdue
 from gpushare_spawner.idle.policy import Decision, IdleAction, decide
 from gpushare_spawner.idle.reclaim import Claim
-from gpushare_spawner.idle.schedule import NoAction, QuietUntil, never_quiet
+from gpushare_spawner.idle.schedule import NoAction, QuietUntil, first_work_delay, never_quiet
 from gpushare_spawner.idle.short_work import ShortWork, UseRule
 from gpushare_spawner.idle.use import RecentUse
 
@@ -45,6 +45,7 @@ __all__ = [
     "decide",
     "effective_idle",
     "exempts",
+    "first_work_delay",
     "group_of",
     "holds",
     "in_force",

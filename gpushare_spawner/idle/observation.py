@@ -70,6 +70,12 @@ class Observation:
         )
 
     @property
+    def has_worked(self) -> bool:
+        """Return whether the session has done GPU work. A share that was restored has: a restarted agent forgets it."""
+        restored = self.tier is Tier.ACTIVE and self.tier_since > self.opened_at
+        return restored or self.last_gpu_activity is not None or self.gpu_seconds > 0
+
+    @property
     def gpu_idle_since(self) -> float:
         """Return when the session's last GPU work that counts as use ended (the GPU can be busy now, see `gpu_busy`).
 

@@ -15,6 +15,12 @@ PRESSURE_NOTICE = 60.0
 """Seconds. The notice period is at most this where a spawn waits for the share of a session that was idle for its time
 already. As the default of quotas' `reclaim.notice`: nothing is lost, and the spawn waits for as long."""
 
+FIRST_WORK = 300.0
+"""Seconds in which a session that has never worked loses no units: its user reads before the first cell runs. It is the
+shortest time of the shipped templates, so it delays only shorter times, like those of the demo."""
+FIRST_WORK_TIMES = 5
+"""The delayed time is at most so many times the template's: an admin tries times of seconds, and sees them act."""
+
 QuietUntil = Callable[[Tier, float], float]
 """Returns the first instant, from the given one on, at which an idle action into a tier can come."""
 
@@ -88,11 +94,12 @@ def next_idle_action(
     """Return an idle session's next action: into the next deeper tier of its template, or the one after that if quiet
     hours put it off for longer.
 
-    Downgrade and release count from the last use of the GPU alone. A stop counts from the last activity of any kind,
-    and never comes while a kernel is busy. A share that short GPU work restored: see `repeated_action`. ``held``:
-    neither a downgrade nor a release comes now. ``leaves``: the units that a spawn which waits leaves the session;
-    None: no spawn needs them. Then the action comes that takes as much, without one between, and not one that takes
-    less than the user has a notice of: another notice would put the spawn off.
+    Downgrade and release count from the last use of the GPU alone. A session that has never worked has a longer first
+    notice, see `FIRST_WORK`. A stop counts from the last activity of any kind, and never comes while a kernel is busy.
+    A share that short GPU work restored: see `repeated_action`. ``held``: neither a downgrade nor a release comes now.
+    ``leaves``: the units that a spawn which waits leaves the session; None: no spawn needs them. Then the action comes
+    that takes as much, without one between, and not one that takes less than the user has a notice of: another notice
+    would put the spawn off.
     """
     if session.gpu_busy:
         return NoAction.GPU_BUSY
@@ -116,15 +123,26 @@ def next_idle_action(
             none = NoAction.NOT_NEEDED
         elif further:
             notice = fair_notice(idle.warn_before, after - previous)
+            later = first_work_delay(idle, session) if tier is not Tier.STOPPED else 0.0
+            if not previous:
+                notice += later
             if leaves is not None and tier is not Tier.STOPPED:
                 notice = min(notice, PRESSURE_NOTICE)
-            due = _due(tier, units, after, notice, session)
+            due = _due(tier, units, after + later, notice, session)
             if isinstance(due, NoAction):
                 none = due
             elif soonest is None or due.outside(quiet_until).at <= soonest.at:
                 soonest = due.outside(quiet_until)
         previous = after
     return soonest if soonest is not None else none
+
+
+def first_work_delay(idle: Idle, session: Observation) -> float:
+    """Return by how many seconds downgrade and release come later because the session has never worked."""
+    first = idle.first_after
+    if session.has_worked or first is None:
+        return 0.0
+    return max(0.0, min(FIRST_WORK, FIRST_WORK_TIMES * first) - first)
 
 
 def repeated_action(idle: Idle, session: Observation) -> Due | None:

@@ -79,7 +79,7 @@ def test_a_late_pass_shows_when_the_action_will_come_and_an_early_one_when_it_is
 
 def test_an_action_that_is_due_before_its_full_notice_is_told_at_its_exact_instant() -> None:
     """A notice that was cut to half of the wait is not stretched by an early pass."""
-    early = decide(Idle(release_after=60, warn_before="5m"), observed(), now=29)
+    early = decide(Idle(release_after=60, warn_before="5m"), observed(last_gpu_activity=0.0), now=29)
     assert (early.notice, present(early.upcoming).at) == (None, 60)
 
 
@@ -295,17 +295,20 @@ def test_the_notice_is_shortened_where_the_wait_is_short(warn_before: int, wait:
 
 def test_a_short_wait_between_two_steps_shortens_the_second_ones_notice() -> None:
     idle = Idle(downgrade_after=20, downgrade_to=0.1, release_after=40, warn_before="5m")
-    assert decide(idle, observed(), now=9).notice is None
-    assert present(decide(idle, observed(), now=10).notice).at == 20
-    assert decide(idle, observed(tier=DOWNGRADED, tier_since=20), now=29).notice is None
-    assert present(decide(idle, observed(tier=DOWNGRADED, tier_since=20), now=30).notice).at == 40
+    worked = observed(last_gpu_activity=0.0)
+    assert decide(idle, worked, now=9).notice is None
+    assert present(decide(idle, worked, now=10).notice).at == 20
+    downgraded = observed(tier=DOWNGRADED, tier_since=20, last_gpu_activity=0.0)
+    assert decide(idle, downgraded, now=29).notice is None
+    assert present(decide(idle, downgraded, now=30).notice).at == 40
 
 
 def test_without_a_notice_a_step_still_is_announced_first() -> None:
     idle = Idle(release_after=60, warn_before=0)
-    first = decide(idle, observed(), now=60)
+    worked = observed(last_gpu_activity=0.0)
+    first = decide(idle, worked, now=60)
     assert (first.tier, present(first.notice).at) == (ACTIVE, 60)
-    assert decide(idle, observed(notice=told(first)), now=60).tier is RELEASED
+    assert decide(idle, replace(worked, notice=told(first)), now=60).tier is RELEASED
 
 
 def test_max_age_stops_busy_sessions_too_but_not_unannounced() -> None:
@@ -348,3 +351,47 @@ def test_an_observation_from_a_report() -> None:
     assert (observation.kernels_busy, observation.hub_last_activity) == (2, None)
     assert Observation.of(more.model_copy(update={"gpu_busy": True})).gpu_busy
     assert Observation.of(more.model_copy(update={"gpus": ()})).share.count == 1
+
+
+@pytest.mark.parametrize(
+    ("first", "worked", "actions"),
+    [
+        ("1m", None, [("notice", 40), ("downgraded", 300), ("notice", 340), ("released", 360)]),
+        ("1m", 0.0, [("notice", 40), ("downgraded", 60), ("notice", 100), ("released", 120)]),
+        # times that an admin tries: 5 times as long
+        ("8s", None, [("notice", 4), ("downgraded", 40), ("notice", 44), ("released", 48)]),
+        # the time of the shipped templates is long enough
+        ("5m", None, [("notice", 280), ("downgraded", 300), ("notice", 580), ("released", 600)]),
+    ],
+)
+def test_a_session_that_never_worked_has_a_longer_first_notice(
+    first: str, worked: float | None, actions: list[tuple[str, int]]
+) -> None:
+    times = Idle(downgrade_after=first, downgrade_to=0.10, warn_before="20s", stop_after="30m")
+    times = times.model_copy(update={"release_after": 2 * present(times.downgrade_after)})
+    session, seen = observed(last_gpu_activity=worked), list[tuple[str, int]]()
+    for now in range(11 * 60):
+        decision = decide(times, session, float(now))
+        if decision.tier is not session.tier:
+            seen.append((str(decision.tier), now))
+            units = decision.units
+            session = replace(session, tier=decision.tier, tier_since=float(now), effective_units=units, notice=None)
+        elif session.notice is None and decision.notice is not None:
+            seen.append(("notice", now))
+            session = replace(session, notice=told(decision))
+    assert seen == actions
+
+
+def test_the_stop_of_a_session_that_never_worked_is_not_put_off() -> None:
+    """Downgrade and release alone come later."""
+    idle = Idle(release_after="1m", stop_after="2m", warn_before="10s")
+    coming = present(decide(idle, observed(), now=0).upcoming)
+    assert (coming.tier, coming.at) == (STOPPED, 2 * MINUTE)
+
+
+def test_a_session_worked_if_the_agent_knows_its_work_or_has_restored_its_share() -> None:
+    assert not observed().has_worked
+    assert not observed(tier=RELEASED, tier_since=60.0).has_worked
+    assert observed(last_gpu_activity=1.0).has_worked
+    assert observed(gpu_seconds=0.5).has_worked
+    assert observed(tier_since=60.0).has_worked, "a restarted agent has forgotten the work that restored it"

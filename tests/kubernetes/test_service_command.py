@@ -60,7 +60,7 @@ async def test_an_idle_session_is_told_and_released(
         JUPYTERHUB_SERVICE_URL=f"http://192.0.2.1:{port}",
         JUPYTERHUB_SERVICE_PREFIX="/services/gpushare/",
     )
-    await namespace.open("ann")
+    await namespace.open("ann", last_gpu_activity=time.time())
     await namespace.publish()
     options = (f"--namespace={namespace.name}", "--ip=*", f"--url={hub_server.url}", f"--templates-dir={tmp_path}")
     service = await start(*options, env=env)

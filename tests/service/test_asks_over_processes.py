@@ -27,11 +27,12 @@ from tests.service.fake_hub import FakeHub
 from tests.service.over_processes import OverProcesses
 
 RELEASE_AFTER = 2.0
+"""Seconds after the opening: 5 times the template's, because the session never works."""
 TEMPLATE = f"""
 name: quarter
 display_name: 0.25 GPU
 gpu: {{fraction: 0.25}}
-idle: {{release_after: {RELEASE_AFTER}s, warn_before: 1s, keep: {{longest: 1h, per_day: 16}}}}
+idle: {{release_after: {RELEASE_AFTER / 5}s, warn_before: 1s, keep: {{longest: 1h, per_day: 16}}}}
 """
 
 

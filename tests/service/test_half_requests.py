@@ -167,7 +167,7 @@ async def works(service: Service, port: int) -> None:
     for path in (PREFIX, f"{PREFIX}static/frame.css", f"{PREFIX}api/v1/sessions"):
         answer = await ask(port, path, request_timeout=2, connect_timeout=2)
         assert answer.code in (200, 302, 403), answer.body
-    session = service.agent.add("ann")
+    session = service.agent.add("ann", last_gpu_activity=service.agent.clock())
     begun = time.monotonic()
     await until(lambda: service.agent.sessions[session].tier is Tier.RELEASED, 20)
     assert 2 <= time.monotonic() - begun < 10, "release_after, and two rounds of the culler"

@@ -139,6 +139,22 @@ def test_sessions_that_are_idle_for_a_downgrade_only_are_needed_for_what_that_fr
     assert len(now_needed(agent, [waits("eve", "small")], clock())) == 1
 
 
+def test_a_session_that_never_worked_is_a_candidate_when_its_longer_first_notice_is_due(
+    agent: FakeAgent, clock: Clock
+) -> None:
+    short = HALF.model_copy(update={"idle": HALF.idle.model_copy(update={"release_after": 60.0, "warn_before": 20.0})})
+    new, worked = half(agent, "ann", 0), half(agent, "bob", 1)
+    agent.change(worked, last_gpu_activity=clock())
+
+    def due() -> list[str]:
+        return [one.session for one in candidates([agent.report()], {"half": short}, clock(), EAGER, RecentUse())]
+
+    clock.forward(MINUTE)
+    assert due() == [worked]
+    clock.forward(4 * MINUTE)
+    assert sorted(due()) == sorted([new, worked])
+
+
 def test_templates_that_ask_for_no_pressure_are_no_candidates(agent: FakeAgent, clock: Clock) -> None:
     half(agent, "ann", 0, "always")
     clock.forward(HOUR)

@@ -226,7 +226,7 @@ async def all_tiers_in_turn(hub: RealHub, agent: FakeAgent) -> None:
     """Notified, downgraded, notified, released, notified, stopped through the hub's API."""
     await hub.user("carl")
     assert "" in await hub.servers("carl")
-    agent.add("carl", template="hasty")
+    agent.add("carl", template="hasty", last_gpu_activity=time.time())
 
     async def gone() -> bool:
         return not await hub.servers("carl")

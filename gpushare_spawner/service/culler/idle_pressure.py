@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from gpushare_spawner.idle import Observation, RecentUse, exempts, holds
+from gpushare_spawner.idle import Observation, RecentUse, exempts, first_work_delay, holds
 from gpushare_spawner.model.quota import Quota
 from gpushare_spawner.model.report import Report, SessionReport
 from gpushare_spawner.model.template import Idle, Template
@@ -40,7 +40,8 @@ def candidates(
             if holds(session.keep, now) or exempts(session.exemption, now):
                 continue
             seen = use.observe(session.id, Observation.of(session))
-            steps = [] if seen.gpu_busy else list(_steps(template.idle, session, now - seen.gpu_idle_since))
+            idle_seconds = now - seen.gpu_idle_since - first_work_delay(template.idle, seen)
+            steps = [] if seen.gpu_busy else list(_steps(template.idle, session, idle_seconds))
             if steps:
                 found.append(
                     OverQuota(session.id, session.id, report.node, session.effective_units, steps, seen.gpu_idle_since)
