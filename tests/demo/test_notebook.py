@@ -13,6 +13,14 @@ import gpushare_spawner.demo
 
 NOTEBOOK = Path(gpushare_spawner.demo.__file__).with_name("gpu-sharing.ipynb")
 SUCCESS, OUT_OF_MEMORY = 0, 2
+GIB = 2**30
+
+
+class ScriptedStatus(SimpleNamespace):
+    """A status with what the cell prints of it."""
+
+    def __str__(self) -> str:
+        return "the status"
 
 
 def run_last_cell(error: int) -> list[Any]:
@@ -33,14 +41,18 @@ def run_last_cell(error: int) -> list[Any]:
 
     names = {"cuda": cuda, "check": check, "device": 0, "pointer": None, "u64": None}
     names |= {"launch": lambda name, *arguments: asked.append(name), "wait": lambda: None}
-    names |= {"status": lambda: "the status", "intact": lambda: True}
+    turn = ScriptedStatus(memory_bytes=10 * GIB, resident_bytes=6 * GIB)
+    names |= {"status": lambda: turn, "intact": lambda: True}
+    names |= {"time": SimpleNamespace(sleep=lambda seconds: asked.append(("sleep", seconds)))}
     exec("".join(last["source"]), names)
     return asked
 
 
 def test_more_memory_than_there_is_is_touched_and_given_back(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_last_cell(SUCCESS) == ["touch"] * 20 + [("free", 77)]
-    assert "Not enough memory" not in capsys.readouterr().out
+    assert run_last_cell(SUCCESS) == ["touch", ("sleep", 1)] * 20 + [("free", 77)]
+    said = capsys.readouterr().out.splitlines()
+    assert [said[0], said[19]] == [f"{step:2}: 10.0 GiB allocated, 6.0 GiB of it on the GPU" for step in (1, 20)]
+    assert said[20:] == ["the status", "the buffer is correct"]
 
 
 def test_any_other_error_is_raised() -> None:
