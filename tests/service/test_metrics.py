@@ -56,7 +56,7 @@ def test_utilisation_of_a_gpu_is_left_out_where_the_driver_does_not_say() -> Non
 
 def test_heat_and_power_of_a_gpu_are_left_out_where_the_driver_does_not_say() -> None:
     gpu = '{gpu="0",model="Simulated GPU 16 GiB",node="workstation",uuid="GPU-0"}'
-    assert samples(trouble(), "gpushare_gpu_temperature_celsius") == [f"{gpu} 61.0"]
+    assert samples(trouble(), "gpushare_gpu_temperature_celsius") == [f"{gpu} 91.0"]
     assert samples(trouble(), "gpushare_gpu_power_watts") == [f"{gpu} 233.5"]
 
 
