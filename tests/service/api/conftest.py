@@ -57,6 +57,9 @@ class StandInAgent:
     async def tier(self, request: TierRequest, /) -> None:
         self._change(request.id, tier=request.tier, effective_units=request.effective_units)
 
+    async def carried_out(self, request: TierRequest) -> bool:
+        return True
+
     async def resize(self, request: ResizeRequest, /) -> None:
         self._change(request.id, share_units=request.share_units, effective_units=request.share_units)
 
