@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 from gpushare_spawner.model.controls import Exemption, Message, MessageCause
 from gpushare_spawner.model.instant import LATEST
 from gpushare_spawner.model.protocol.control import MessageRequest
@@ -20,6 +22,8 @@ from gpushare_spawner.service.actions.outcome import (
 )
 from gpushare_spawner.service.actions.texts import harmless
 from gpushare_spawner.wording.controls import session_controls as words
+
+log = logging.getLogger("gpushare.service.actions")
 
 EXEMPT, MESSAGE, MESSAGE_WITHDRAWN = "exempt", "message", "message-withdrawn"
 """What the history calls these actions."""
@@ -81,6 +85,22 @@ class AdminActions:
                 await one.agent.message(MessageRequest(id=session.id, message=message))
         self._log.session(session, one.node, MESSAGE, actor.name, reason=text)
         return Outcome(True, words.MESSAGE_SENT)
+
+    async def explain(self, one: Target, actor: Actor, text: str) -> bool:
+        """Show the session's user why somebody else acts on the session. Returns whether that worked: the action is
+        done all the same, and has its own line in the history."""
+        message = Message(
+            text=text[:MAX_TEXT_LETTERS], by=actor.name, at=self._controls.clock(), cause=MessageCause.ACTION
+        )
+        try:
+            async with self._controls.of_user(one.session.user):
+                session, _ = await self._controls.read(one)
+                with refusals():
+                    await one.agent.message(MessageRequest(id=session.id, message=message))
+        except ActionRefused as error:
+            log.info("The user of session %s is not told of an action: %s", one.session.id, error.to_admins)
+            return False
+        return True
 
     async def withdraw_messages(self, one: Target, actor: Actor, *causes: MessageCause) -> Outcome:
         """Withdraw the messages of these causes that the session's user has."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
@@ -64,6 +64,14 @@ class ActionRefused(Exception):
         self.text = text
         self.code = code
         self.to_admins = to_admins if to_admins is not None else text
+
+
+First = Callable[[], Awaitable[None]]
+"""What is done right before a server is stopped."""
+
+
+async def nothing_first() -> None:
+    """Do nothing before a server is stopped."""
 
 
 @dataclass(frozen=True)

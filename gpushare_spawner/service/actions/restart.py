@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.report import SessionReport
+from gpushare_spawner.model.spawn_note import MAX_LETTERS, SpawnNote
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.quota import Account, admit
 from gpushare_spawner.service.actions.action_log import ActionLog
@@ -22,11 +23,13 @@ from gpushare_spawner.service.actions.never_placed import never_placed
 from gpushare_spawner.service.actions.outcome import (
     ActionRefused,
     Actor,
+    First,
     Outcome,
     RefusalCode,
     Target,
     check_own,
     hub_refused,
+    nothing_first,
     refusals,
 )
 from gpushare_spawner.service.actions.restart_journal import RestartJournal
@@ -84,8 +87,14 @@ class RestartActions:
         self._patience = patience
         self._running: dict[tuple[str, str], _Running] = {}
 
-    async def restart(self, one: Target, actor: Actor, template: str) -> Outcome:
-        """Restart a server with a template. The same restart once more, while it runs, changes nothing."""
+    async def restart(
+        self, one: Target, actor: Actor, template: str, why: str = "", first: First = nothing_first
+    ) -> Outcome:
+        """Restart a server with a template. The same restart once more, while it runs, changes nothing.
+
+        ``why``: what the actor says of it; the hub's page of the new server says it if its user does not act.
+        ``first`` is awaited when nothing stands in the way.
+        """
         check_own(one, actor)
         server = (one.session.user, one.session.server)
         running = self._running.get(server)
@@ -94,7 +103,7 @@ class RestartActions:
                 raise ActionRefused(words.RESTARTS_ALREADY, RefusalCode.BUSY)
             return Outcome(False, (await asyncio.shield(running.task)).text)
         # a client that is gone leaves no server stopped
-        return await asyncio.shield(self._run(server, template, self._restart(one, actor, template)))
+        return await asyncio.shield(self._run(server, template, self._restart(one, actor, template, why, first)))
 
     async def finish(self) -> None:
         """Finish the restarts of a service that was killed between the stop of a server and its start."""
@@ -113,7 +122,7 @@ class RestartActions:
         task.add_done_callback(lambda _: self._running.pop(server, None))
         return task
 
-    async def _restart(self, one: Target, actor: Actor, name: str) -> Outcome:
+    async def _restart(self, one: Target, actor: Actor, name: str, why: str, first: First) -> Outcome:
         session = one.session
         with refusals():
             servers = await self._hub.servers(session.user)
@@ -122,6 +131,10 @@ class RestartActions:
             raise ActionRefused(words.NOT_SETTLED, RefusalCode.BUSY)
         others = [server for server in servers if server.name != session.server]
         options = await self._options(session, old, others, name, actor)
+        reason, old_options = words.restarted_by(actor.name, self._title(name), why), old.options
+        if actor.name != session.user:
+            note = SpawnNote(text=reason[:MAX_LETTERS])
+            options, old_options = note.within(options), note.within(old_options)
         begun = BegunRestart(
             at=self._clock(),
             user=session.user,
@@ -132,15 +145,16 @@ class RestartActions:
             template=name,
             actor=actor.name,
             options=options,
-            old_options=old.options,
+            old_options=old_options,
         )
         await self._journal.begin_restart(begun)
         async with self._under_way(begun):
             with refusals():
+                await first()
                 await self._hub.stop(begun.user, begun.server)
                 if not await self._hub.stopped(begun.user, begun.server, self._patience):
                     raise ActionRefused(words.STOP_TAKES_LONG, RefusalCode.HUB_UNAVAILABLE)
-            return await self._start(begun, words.restarted_by(actor.name, self._title(name)))
+            return await self._start(begun, reason)
 
     @contextlib.asynccontextmanager
     async def _under_way(self, begun: BegunRestart) -> AsyncIterator[None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.service.actions.action_log import ActionLog
-from gpushare_spawner.service.actions.outcome import Actor, Outcome, Target, check_own, refusals
+from gpushare_spawner.service.actions.outcome import Actor, First, Outcome, Target, check_own, nothing_first, refusals
 from gpushare_spawner.service.hub.client import Hub
 from gpushare_spawner.wording.controls import session_controls as words
 
@@ -16,8 +16,9 @@ class ServerActions:
         self._hub = hub
         self._log = log
 
-    async def stop(self, one: Target, actor: Actor) -> Outcome:
-        """Stop the server of a session. A named server stays in its user's list."""
+    async def stop(self, one: Target, actor: Actor, why: str = "", first: First = nothing_first) -> Outcome:
+        """Stop the server of a session. A named server stays in its user's list. ``why``: what the actor says of it;
+        ``first`` is awaited when nothing stands in the way."""
         check_own(one, actor)
         session = one.session
         with refusals():
@@ -26,6 +27,9 @@ class ServerActions:
                 return Outcome(False, words.NOT_RUNNING)
             if server.pending == "stop":
                 return Outcome(False, words.STOPS_ALREADY)
+            await first()
             await self._hub.stop(session.user, session.server)
-        self._log.session(session, one.node, Tier.STOPPED, actor.name, units=0, reason=words.stopped_by(actor.name))
+        self._log.session(
+            session, one.node, Tier.STOPPED, actor.name, units=0, reason=words.stopped_by(actor.name, why)
+        )
         return Outcome(True, words.STOPS)

@@ -6,6 +6,7 @@ changed something is in the log of actions and in the history, with its actor.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
@@ -13,6 +14,7 @@ from gpushare_spawner.idle import KeepRule, KeepsLeft
 from gpushare_spawner.model.controls import Controls, MessageCause
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.report import SessionReport
+from gpushare_spawner.model.share import units_from_fraction
 from gpushare_spawner.model.template import Idle, Template
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.service.actions.action_log import ActionLog
@@ -20,20 +22,50 @@ from gpushare_spawner.service.actions.admin import AdminActions
 from gpushare_spawner.service.actions.controls import ControlsOfSessions
 from gpushare_spawner.service.actions.drains import DrainActions
 from gpushare_spawner.service.actions.keeps import KeepActions, Wanted
-from gpushare_spawner.service.actions.outcome import Actor, Asked, Outcome, Target
+from gpushare_spawner.service.actions.outcome import ActionRefused, Actor, Asked, Outcome, Target
 from gpushare_spawner.service.actions.restart import RestartActions
 from gpushare_spawner.service.actions.restart_journal import NoJournal, RestartJournal
 from gpushare_spawner.service.actions.servers import ServerActions
 from gpushare_spawner.service.actions.share import ShareActions
 from gpushare_spawner.service.actions.spawns import SpawnActions
+from gpushare_spawner.service.actions.texts import harmless
 from gpushare_spawner.service.actions.tiers import TierActions
 from gpushare_spawner.service.history.events import Action
 from gpushare_spawner.service.hub.client import Hub, HubServer
 from gpushare_spawner.service.reports import Agent
+from gpushare_spawner.wording.controls import session_controls as words
+from gpushare_spawner.wording.controls import share_changes as share_words
 
 
 async def _unknown() -> None:
     """Nothing is known of pending spawns."""
+
+
+def _explains(one: Target, actor: Actor, why: str | None) -> bool:
+    return why is not None and actor.name != one.session.user
+
+
+class _ToldBefore:
+    """The end of a server, of which its user is told right before: afterwards no JupyterLab shows it."""
+
+    def __init__(self, admin: AdminActions, one: Target, actor: Actor, text: str, wanted: bool) -> None:
+        self._admin, self._one, self._actor, self._text, self._wanted = admin, one, actor, text, wanted
+        self._told = False
+
+    async def tell(self) -> None:
+        """Tell the session's user."""
+        if self._wanted:
+            self._told = await self._admin.explain(self._one, self._actor, self._text)
+
+    async def run(self, action: Awaitable[Outcome]) -> Outcome:
+        """Return what the action did; where it fails the message does not stay."""
+        try:
+            return await action
+        except ActionRefused:
+            if self._told:
+                with contextlib.suppress(ActionRefused):
+                    await self._admin.withdraw_messages(self._one, self._actor, MessageCause.ACTION)
+            raise
 
 
 class SessionActions:
@@ -60,6 +92,7 @@ class SessionActions:
         controls = ControlsOfSessions(agents, clock)
         self._keeps = KeepActions(controls, templates, keep_rule, log)
         self._admin = AdminActions(controls, log)
+        self._templates = templates
         self._tiers = TierActions(templates, log, clock)
         self._servers = ServerActions(hub, log)
         self._restarts = RestartActions(
@@ -100,29 +133,52 @@ class SessionActions:
         """Remove a keep or an exemption that is over. Returns whether there was one."""
         return await self._keeps.settle(one)
 
-    async def release(self, one: Target, actor: Actor, asked: Asked | None = None) -> Outcome:
-        """Release the share of an idle session; the next GPU work restores it."""
-        return await self._tiers.release(one, actor, asked)
+    async def release(self, one: Target, actor: Actor, asked: Asked | None = None, why: str | None = None) -> Outcome:
+        """Release the share of an idle session; the next GPU work restores it.
 
-    async def tier(self, one: Target, tier: Tier, actor: Actor) -> Outcome:
+        ``why``, here and below: what an admin says of the action, which the session's user reads with it; empty:
+        nothing. None: the user hears of the action otherwise.
+        """
+        said = harmless(why or "")
+        outcome = await self._tiers.release(one, actor, asked, said)
+        return await self._explained(one, actor, why, outcome, words.released_by(actor.name, said))
+
+    async def tier(self, one: Target, tier: Tier, actor: Actor, why: str | None = None) -> Outcome:
         """Change the tier to active, downgraded or released. For admins."""
-        return await self._tiers.tier(one, tier, actor)
+        said = harmless(why or "")
+        outcome = await self._tiers.tier(one, tier, actor, said)
+        return await self._explained(one, actor, why, outcome, words.tier_set_by(tier, actor.name, said))
 
-    async def share(self, one: Target, actor: Actor, fraction: float) -> Outcome:
+    async def share(self, one: Target, actor: Actor, fraction: float, why: str | None = None) -> Outcome:
         """Change the share to a fraction of its GPU, like 0.5. Kernels keep running."""
-        return await self._shares.share(one, actor, fraction)
+        said, before = harmless(why or ""), one.session.share_units
+        outcome = await self._shares.share(one, actor, fraction, said)
+        units = units_from_fraction(fraction)
+        return await self._explained(one, actor, why, outcome, share_words.changed_by(actor.name, before, units, said))
 
     async def other_shares(self, one: Target, actor: Actor) -> tuple[int, ...]:
         """Return the shares in units that the user can change to by templates, the smallest first. Changes nothing."""
         return await self._shares.others(one, actor)
 
-    async def stop(self, one: Target, actor: Actor) -> Outcome:
+    async def stop(self, one: Target, actor: Actor, why: str | None = None) -> Outcome:
         """Stop the server."""
-        return await self._servers.stop(one, actor)
+        said = harmless(why or "")
+        end = _ToldBefore(self._admin, one, actor, words.stopped_by(actor.name, said), _explains(one, actor, why))
+        return await end.run(self._servers.stop(one, actor, said, end.tell))
 
-    async def restart(self, one: Target, template: str, actor: Actor) -> Outcome:
+    async def restart(self, one: Target, template: str, actor: Actor, why: str | None = None) -> Outcome:
         """Stop the server, and start it with a template."""
-        return await self._restarts.restart(one, actor, template)
+        said, found = harmless(why or ""), self._templates().get(template)
+        title = found.display_name if found is not None else template
+        text = words.restarted_by(actor.name, title, said)
+        end = _ToldBefore(self._admin, one, actor, text, _explains(one, actor, why))
+        return await end.run(self._restarts.restart(one, actor, template, said, end.tell))
+
+    async def _explained(self, one: Target, actor: Actor, why: str | None, outcome: Outcome, text: str) -> Outcome:
+        """Show the session's user what was done, where somebody else did it."""
+        if not (outcome.changed and _explains(one, actor, why)) or await self._admin.explain(one, actor, text):
+            return outcome
+        return Outcome(True, f"{outcome.text} {words.NOT_TOLD}")
 
     async def finish_restarts(self) -> None:
         """Finish the restarts that a service which was killed had begun."""

@@ -61,9 +61,9 @@ class ShareActions:
         self._changing = asyncio.Lock()
         """One change at a time: two sessions of an account must not grow beyond its quota together."""
 
-    async def share(self, one: Target, actor: Actor, fraction: float) -> Outcome:
+    async def share(self, one: Target, actor: Actor, fraction: float, why: str = "") -> Outcome:
         """Change the share to a fraction of its GPU. Kernels keep running; the memory limit is that of the user's
-        template with this share."""
+        template with this share. ``why``: what the actor says of it."""
         check_own(one, actor)
         try:
             units = units_from_fraction(fraction)
@@ -90,7 +90,7 @@ class ShareActions:
             SHARE,
             actor.name,
             units=after.effective_units,
-            reason=words.changed_by(actor.name, session.share_units, units),
+            reason=words.changed_by(actor.name, session.share_units, units, why),
         )
         memory = after.memory_limit_bytes if after.memory_limit_bytes != session.memory_limit_bytes else None
         text = words.changed(session.share_units, units, after.borrowed_units, after.tier, memory)

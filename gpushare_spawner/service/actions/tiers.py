@@ -41,8 +41,9 @@ class TierActions:
         self._log = log
         self._clock = clock
 
-    async def release(self, one: Target, actor: Actor, asked: Asked | None = None) -> Outcome:
-        """Release the share of an idle session. ``asked``: what this follows; GPU work since then prevents it."""
+    async def release(self, one: Target, actor: Actor, asked: Asked | None = None, why: str = "") -> Outcome:
+        """Release the share of an idle session. ``asked``: what this follows; GPU work since then prevents it.
+        ``why``: what the actor says of it."""
         check_own(one, actor)
         session = await current(one)
         if session.tier is Tier.RELEASED:
@@ -50,10 +51,11 @@ class TierActions:
         if asked is not None and (session.last_gpu_activity or 0.0) > asked.ask.at:
             raise ActionRefused(words.WORKED_MEANWHILE, RefusalCode.BUSY)
         done = await self._move(one, session, Tier.RELEASED, 0, words.released_by(actor.name))
-        self._log.session(session, one.node, Tier.RELEASED, actor.name, units=0, reason=words.released_by(actor.name))
+        reason = words.released_by(actor.name, why)
+        self._log.session(session, one.node, Tier.RELEASED, actor.name, units=0, reason=reason)
         return Outcome(True, words.RELEASED if done else words.TIER_UNDER_WAY)
 
-    async def tier(self, one: Target, tier: Tier, actor: Actor) -> Outcome:
+    async def tier(self, one: Target, tier: Tier, actor: Actor, why: str = "") -> Outcome:
         """Change the tier of a session to active, downgraded or released, by an admin's decision.
 
         The next GPU work restores the share, and a session that is made active counts as idle from now on.
@@ -63,8 +65,8 @@ class TierActions:
         units = self._units(session, tier)
         if (session.tier, session.effective_units) == (tier, units):
             return Outcome(False, words.tier_already(tier))
-        reason = words.tier_set_by(tier, actor.name)
-        done = await self._move(one, session, tier, units, reason)
+        done = await self._move(one, session, tier, units, words.tier_set_by(tier, actor.name))
+        reason = words.tier_set_by(tier, actor.name, why)
         self._log.session(session, one.node, tier, actor.name, units=units, reason=reason)
         return Outcome(True, words.tier_set(tier, units) if done else words.TIER_UNDER_WAY)
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, FiniteFloat, model_validator
 
 from gpushare_spawner.model.controls import MessageCause
+from gpushare_spawner.model.cordon import MAX_REASON
 from gpushare_spawner.model.protocol.frames import MAX_TEXT_LETTERS
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.service.actions.outcome import ActionRefused, Actor, Outcome, RefusalCode, Target
@@ -48,20 +49,27 @@ class KeepBody(Arguments):
         return self
 
 
-class RestartBody(Arguments):
+class ReasonBody(Arguments):
+    """Why."""
+
+    reason: Annotated[str, Field(max_length=MAX_REASON)] = ""
+    """For the user of the session, where somebody else acts; and for the history."""
+
+
+class RestartBody(ReasonBody):
     """What the server is started with."""
 
     template: Annotated[str, Field(min_length=1, max_length=100)]
     """The name of a compute template."""
 
 
-class TierBody(Arguments):
+class TierBody(ReasonBody):
     """The tier."""
 
     tier: Literal["active", "downgraded", "released"]
 
 
-class ShareBody(Arguments):
+class ShareBody(ReasonBody):
     """The new share."""
 
     fraction: Annotated[FiniteFloat, Field(gt=0, le=1)]
@@ -97,15 +105,19 @@ async def end_keep(call: Call[Nothing, Nothing]) -> Done:
     return await on_session(call, call.services.actions.end_keep)
 
 
-async def release(call: Call[Nothing, Nothing]) -> Done:
+async def release(call: Call[Nothing, ReasonBody]) -> Done:
     """Release the share of a session that does no GPU work now. Kernels keep running; the next GPU work restores the
-    share."""
-    return await on_session(call, call.services.actions.release)
+    share. On a cluster the answer waits up to 10 s for the node's agent. The user reads in JupyterLab if somebody else
+    did it, with the reason."""
+    why = call.body.reason
+    return await on_session(call, lambda one, actor: call.services.actions.release(one, actor, why=why))
 
 
-async def stop(call: Call[Nothing, Nothing]) -> Done:
-    """Stop the server of a session. Its kernels end. A named server stays in its user's list."""
-    return await on_session(call, call.services.actions.stop)
+async def stop(call: Call[Nothing, ReasonBody]) -> Done:
+    """Stop the server of a session. Its kernels end. A named server stays in its user's list. JupyterLab says right
+    before who stops it, if that is not its user, and the reason."""
+    why = call.body.reason
+    return await on_session(call, lambda one, actor: call.services.actions.stop(one, actor, why))
 
 
 async def restart(call: Call[Nothing, RestartBody]) -> Done:
@@ -115,21 +127,31 @@ async def restart(call: Call[Nothing, RestartBody]) -> Done:
     GPUs that could take it even if nothing ran there. If the hub refuses the start all the same, the server is started
     with its old template, and the answer is 502. The new server waits in the queue while no GPU is free for it. The
     answer comes when the hub has begun to start it, which can take a minute. A service that is stopped in between
-    finishes the restart when it starts again within 10 minutes, if the hub has a history.
+    finishes the restart when it starts again within 10 minutes, if the hub has a history. JupyterLab says right before
+    who restarts it, if that is not its user, and the reason; so does the hub's page while the new server starts.
     """
-    return await on_session(call, lambda one, actor: call.services.actions.restart(one, call.body.template, actor))
+    body = call.body
+    return await on_session(
+        call, lambda one, actor: call.services.actions.restart(one, body.template, actor, body.reason)
+    )
 
 
 async def tier(call: Call[Nothing, TierBody]) -> Done:
     """Change the tier of a session. The next GPU work restores the share."""
-    return await on_session(call, lambda one, actor: call.services.actions.tier(one, Tier(call.body.tier), actor))
+    body = call.body
+    return await on_session(
+        call, lambda one, actor: call.services.actions.tier(one, Tier(body.tier), actor, body.reason)
+    )
 
 
 async def share(call: Call[Nothing, ShareBody]) -> Done:
     """Change the share of a running session on its GPU; kernels keep running. Users can choose among the shares of
     templates that they may use; admins are bound by no template, quota or queue. Without free units on that GPU the
     answer is 409."""
-    return await on_session(call, lambda one, actor: call.services.actions.share(one, actor, call.body.fraction))
+    body = call.body
+    return await on_session(
+        call, lambda one, actor: call.services.actions.share(one, actor, body.fraction, body.reason)
+    )
 
 
 async def exempt(call: Call[Nothing, ExemptionBody]) -> Done:
@@ -190,8 +212,8 @@ OPERATIONS: list[AnyOperation] = [
         "POST", "sessions/{id}/keep", keep, "Keep a share", Done, Nothing, KeepBody, Needs.OWN, example={"hours": 4}
     ),
     Operation("DELETE", "sessions/{id}/keep", end_keep, "End a keep", Done, Nothing, Nothing, Needs.OWN),
-    Operation("POST", "sessions/{id}/release", release, "Release a share", Done, Nothing, Nothing, Needs.OWN),
-    Operation("POST", "sessions/{id}/stop", stop, "Stop a server", Done, Nothing, Nothing, Needs.OWN),
+    Operation("POST", "sessions/{id}/release", release, "Release a share", Done, Nothing, ReasonBody, Needs.OWN),
+    Operation("POST", "sessions/{id}/stop", stop, "Stop a server", Done, Nothing, ReasonBody, Needs.OWN),
     Operation(
         "POST",
         "sessions/{id}/restart",

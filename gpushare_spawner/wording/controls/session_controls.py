@@ -39,6 +39,7 @@ NO_MESSAGE = "The user has no message of an admin."
 NO_TEXT = "The message is empty. Write a text."
 
 RELEASED = "The GPU share is released. The next GPU work restores it."
+NOT_TOLD = "The user could not be told."
 RELEASED_ALREADY = "The GPU share is already released. The next GPU work restores it."
 TIER_UNDER_WAY = (
     "The change of the tier is under way: the GPU agent of this node has not confirmed it yet. GPU work that begins "
@@ -180,38 +181,39 @@ def not_queued_again(why: str) -> str:
     return f"The spawn was cancelled, and could not enter the queue again. {why}"
 
 
-def restarted_by(actor: str, template: str) -> str:
-    """Return why a server was restarted."""
-    return f"{actor} restarted the server with the template {template}."
+def restarted_by(actor: str, template: str, reason: str = "") -> str:
+    """Return why a server was restarted. ``reason``: what the actor says; empty: nothing."""
+    return f"{actor} restarted the server with the template {template}{because(reason)}"
 
 
 def cancelled_by(actor: str, reason: str = "") -> str:
     """Return why a spawn was cancelled. ``reason``: what the actor says; empty: nothing."""
-    return f"{actor} cancelled the spawn{_because(reason)}"
+    return f"{actor} cancelled the spawn{because(reason)}"
 
 
 def requeued_by(actor: str, reason: str = "") -> str:
     """Return why a spawn is at the end of the queue. ``reason``: what the actor says; empty: nothing."""
-    return f"{actor} put the spawn at the end of the queue{_because(reason)}"
+    return f"{actor} put the spawn at the end of the queue{because(reason)}"
 
 
-def _because(reason: str) -> str:
+def because(reason: str) -> str:
+    """Return the end of a sentence: the reason, if there is one."""
     return f": {reason.rstrip('.')}." if reason else "."
 
 
-def released_by(actor: str) -> str:
-    """Return why a share was released, for the log and the history."""
-    return f"{actor} released the share."
+def released_by(actor: str, reason: str = "") -> str:
+    """Return why a share was released. ``reason``: what the actor says; empty: nothing."""
+    return f"{actor} released the share{because(reason)}"
 
 
-def stopped_by(actor: str) -> str:
-    """Return why a server was stopped."""
-    return f"{actor} stopped the server."
+def stopped_by(actor: str, reason: str = "") -> str:
+    """Return why a server was stopped. ``reason``: what the actor says; empty: nothing."""
+    return f"{actor} stopped the server{because(reason)}"
 
 
-def tier_set_by(tier: Tier, actor: str) -> str:
-    """Return why a session is in a tier."""
-    return f"{actor} set the tier to {tier}."
+def tier_set_by(tier: Tier, actor: str, reason: str = "") -> str:
+    """Return why a session is in a tier. ``reason``: what the actor says; empty: nothing."""
+    return f"{actor} set the tier to {tier}{because(reason)}"
 
 
 def _for(seconds: float | None) -> str:

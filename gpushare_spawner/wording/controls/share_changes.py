@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.wording.amounts import gpu_share, guarantee, memory, plural
+from gpushare_spawner.wording.controls.session_controls import because
 
 NO_FRACTION = "A share is a fraction of one GPU, from 0.01 to 1 in steps of 0.01, like 0.25."
 WHOLE_GPUS = (
@@ -58,9 +59,9 @@ def others_wait(spawns: int, template: str | None) -> str:
     return f"{waiting} for this kind of GPU, and free units go to the queue first. Try again later{_or_queue(template)}"
 
 
-def changed_by(actor: str, before: int, units: int) -> str:
-    """Return who changed a share, for the log and the history."""
-    return f"{actor} changed the share from {gpu_share(before)} to {gpu_share(units)}."
+def changed_by(actor: str, before: int, units: int, reason: str = "") -> str:
+    """Return who changed a share, and why. ``reason``: what the actor says; empty: nothing."""
+    return f"{actor} changed the share from {gpu_share(before)} to {gpu_share(units)}{because(reason)}"
 
 
 def _or_queue(template: str | None) -> str:

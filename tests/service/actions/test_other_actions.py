@@ -6,10 +6,11 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from gpushare_spawner.model.controls import Ask, Exemption
+from gpushare_spawner.model.controls import Ask, Exemption, MessageCause
 from gpushare_spawner.model.protocol.frames import AskKind
 from gpushare_spawner.model.tier import Tier
-from gpushare_spawner.service.actions.outcome import ActionRefused, Actor, Asked, Outcome, RefusalCode
+from gpushare_spawner.service.actions.outcome import ActionRefused, Actor, Asked, Outcome, RefusalCode, Target
+from gpushare_spawner.service.actions.session_actions import SessionActions
 from gpushare_spawner.service.hub.client import Hub
 from gpushare_spawner.wording.controls import session_controls as words
 from tests.present import present
@@ -114,6 +115,68 @@ async def test_a_server_is_stopped_once(acting: Acting, hub_server: FakeHub) -> 
     hub_server.add("ann", pending="stop")
     assert await acting.actions.stop(one, ANN) == Outcome(False, words.STOPS_ALREADY)
     assert acting.history == [("stopped", "ann", "ann")]
+
+
+# -- what its user is told ---------------------------------------------------------------------------------------------
+
+
+async def _restart(actions: SessionActions, one: Target, by: Actor, why: str) -> Outcome:
+    return await actions.restart(one, "cpu", by, why)
+
+
+@pytest.mark.parametrize("why", ["The GPU is needed\u202e for the exam.", ""])
+@pytest.mark.parametrize(
+    ("act", "said"),
+    [
+        (lambda actions, one, by, why: actions.release(one, by, why=why), "released the share"),
+        (lambda actions, one, by, why: actions.tier(one, Tier.DOWNGRADED, by, why), "set the tier to downgraded"),
+        (lambda actions, one, by, why: actions.share(one, by, 0.1, why), "changed the share from 0.25 GPU to 0.10 GPU"),
+        (lambda actions, one, by, why: actions.stop(one, by, why), "stopped the server"),
+        (_restart, "restarted the server with the template CPU only"),
+    ],
+)
+async def test_the_user_reads_which_admin_acted_and_why(
+    acting: Acting, hub_server: FakeHub, clock: Clock, act: Callable[..., Awaitable[Outcome]], said: str, why: str
+) -> None:
+    one = acting.seen()
+    hub_server.add("ann", user_options={"profile": "quarter"})
+    clock.forward(MINUTE)
+    assert (await act(acting.actions, one, ROOT, why)).changed
+    text = f"root {said}: The GPU is needed for the exam." if why else f"root {said}."
+    (message,) = acting.agent.sessions["ann"].messages
+    assert (message.text, message.by, message.cause) == (text, "root", MessageCause.ACTION)
+    assert [action.reason for action in acting.recorded] == [text]
+    if act is _restart:
+        # on the hub's page, while the new server starts
+        note = {"text": text, "cancelled": False}
+        assert hub_server.users["ann"]["servers"][""]["user_options"] == {"profile": "cpu", "gpushare_note": note}
+
+
+async def test_a_user_is_not_told_of_what_the_user_did(acting: Acting, hub_server: FakeHub, clock: Clock) -> None:
+    one = acting.seen()
+    hub_server.add("ann")
+    clock.forward(MINUTE)
+    await acting.actions.release(one, ANN, why="lunch")
+    await acting.actions.stop(one, ANN, "done")
+    assert acting.agent.sessions["ann"].messages == ()
+
+
+async def test_a_stop_that_the_hub_refuses_is_not_said_to_the_user(acting: Acting, hub_server: FakeHub) -> None:
+    one = acting.seen()
+    hub_server.add("ann")
+    hub_server.faults = [None, 403]
+    assert (await refusal_of(acting.actions.stop(one, ROOT, "exam"))).code is RefusalCode.HUB_UNAVAILABLE
+    assert hub_server.asked[-1][0] == "DELETE"
+    assert [request.op for request in acting.agent.asked].count("message") == 2, "written, and withdrawn"
+    assert acting.agent.sessions["ann"].messages == ()
+
+
+async def test_an_action_is_done_where_its_user_cannot_be_told(acting: Acting, agent: FakeAgent, clock: Clock) -> None:
+    one = acting.seen()
+    clock.forward(MINUTE)
+    agent.older = True
+    outcome = await acting.actions.release(one, ROOT, why="exam")
+    assert outcome == Outcome(True, f"{words.RELEASED} {words.NOT_TOLD}")
 
 
 async def test_a_hub_that_refuses_is_said_so(acting: Acting, hub: Hub, hub_server: FakeHub) -> None:
