@@ -82,7 +82,8 @@ async def test_tier_exemption_and_message(api: Client, machine: Machine) -> None
     shown = await api.get("sessions/erin")
     assert shown["exemption"] == {"until": NOW + 60, "by": "boss", "reason": "Paper"}
     hello = {"text": "Hello", "by": "boss", "at": NOW, "cause": "admin"}
-    assert (shown["message"], shown["messages"]) == (hello, [hello])
+    told = {"text": "boss set the tier to released.", "by": "boss", "at": NOW, "cause": "action"}
+    assert (shown["message"], shown["messages"]) == (hello, [told, hello])
     got = await api.ask("DELETE", "sessions/erin/message", ADMIN)
     assert got.body == {"changed": True, "message": "The message is withdrawn."}
     assert (await api.get("sessions/erin"))["messages"] == []
