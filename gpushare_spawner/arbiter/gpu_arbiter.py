@@ -138,12 +138,12 @@ class GpuArbiter:
             known.left_behind.pop(client, None)
         return self._decide()
 
-    def memory(self, client: ClientId, managed: int, plain: int, now: float, short: int = 0) -> list[Decision]:
+    def memory(self, client: ClientId, managed: int, plain: int, now: float, short: int | None = 0) -> list[Decision]:
         """What the client has allocated, in bytes: managed, and plain (which cannot leave the GPU). `short` bytes of it
-        it does not have: calls wait for them."""
+        it does not have: calls wait for them. None: as many as before."""
         known = self._roster.client(client)
         self._advance(now)
-        self._roster.set_memory(known, managed, plain, short)
+        self._roster.set_memory(known, managed, plain, known.short if short is None else short)
         return self._decide()
 
     def device_memory(self, client: ClientId, amount: int | None, unclaimed: int, now: float) -> list[Decision]:

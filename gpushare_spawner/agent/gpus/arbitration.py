@@ -215,6 +215,10 @@ class GpuArbitration:
                     self._seen.add(number)
                 self._carry_out(self._arbiter.working_set(number, amount, now))
 
+    def counts(self, client: Client, managed: int, plain: int) -> None:
+        """Take other bytes for what a client that joined has said to have; what it lacks stays as it said."""
+        self._carry_out(self._arbiter.memory(client.number, managed, plain, self._clock(), short=None))
+
     def receive(self, client: Client, frame: Frame) -> None:
         """A frame of a client that joined: one of REQUEST, RELEASE, MEMORY, IDLE, BUSY, PAGED_IN, PAGED_OUT.
 

@@ -235,10 +235,8 @@ class Conversation:
     def believe_again(self, uuid: str) -> None:
         """Tell the arbiter where more, or less, of what processes have said counts than before."""
         if not self._session.observed:
-            for connection, *believed in self._limits.believed_anew(uuid):
-                self._around.arbitrations[uuid].receive(
-                    connection, Frame(Kind.MEMORY, tuple(believed), gpu_bytes(uuid))
-                )
+            for connection, managed, plain in self._limits.believed_anew(uuid):
+                self._around.arbitrations[uuid].counts(connection, managed, plain)
 
     def _burst_frames_of(self, connection: Connection) -> BurstFrames[tuple[Connection, str]]:
         if self._bursts is None:
