@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -211,7 +212,11 @@ def test_process_that_is_stopped_and_goes_on_at_random_loses_no_work(simulated: 
         other.say(2)
         time.sleep(chance.uniform(0, 0.03))
         os.kill(pid, signal.SIGSTOP)
+        # one that is stopped inside a lock of the simulated driver holds the GPU until it goes on
+        goes_on = threading.Timer(1.0, os.kill, (pid, signal.SIGCONT))
+        goes_on.start()
         assert other.hear() < 2
+        goes_on.cancel()
         time.sleep(chance.uniform(0, 0.05))
         os.kill(pid, signal.SIGCONT)
     stopped.say()
