@@ -59,12 +59,17 @@ def process_of_pid(pid: int, uid: int) -> None:
             NEXT_PID.write_text(str(pid - 1))
         except OSError as error:
             pytest.skip(f"the next pid cannot be chosen: {error.strerror} ({NEXT_PID})")
+        read_end, write_end = os.pipe()
         child = os.fork()
         if child == 0:
-            if uid:
-                os.setuid(uid)
+            os.setuid(uid)
+            os.write(write_end, b"1")
             signal.pause()
             os._exit(0)
+        # until the child has changed its user, the agent would see the user of the tests
+        os.read(read_end, 1)
+        os.close(read_end)
+        os.close(write_end)
         if child == pid:
             return
         os.kill(child, signal.SIGKILL)
