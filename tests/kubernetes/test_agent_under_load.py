@@ -28,7 +28,7 @@ NOTEBOOK_CPU = 1.0
 """The CPU request of the notebook that the loops run in: that of the shipped templates."""
 MOST_MEDIAN, MOST_OF_TENTHS = 0.025, 0.100
 """Seconds for a lease, median and 90th percentile. Measured on 2 cores: 1 and 6 ms with the chart's request, 61 to 149
-and 132 to 303 ms with 20m (docs/guides/kubernetes.md)."""
+and 132 to 303 ms with 20m (docs/guides/kubernetes-nodes.md)."""
 
 
 @contextlib.contextmanager

@@ -620,7 +620,7 @@ def test_an_agent_that_claims_gpus_preempts_nobody_and_one_that_owns_them_is_not
 
 
 def test_the_agent_weighs_at_least_half_as_much_as_a_notebook_when_every_core_is_busy() -> None:
-    """The kernel divides a busy node's time by CPU requests; docs/guides/kubernetes.md has what was measured."""
+    """The kernel divides a busy node's time by CPU requests; docs/guides/kubernetes-nodes.md has what was measured."""
     requested = quantity(container(render(CLAIM))["resources"]["requests"]["cpu"])
     guaranteed = sorted(load(path)["resources"]["cpu"]["guarantee"] for path in (ROOT / "templates").glob("*.yaml"))
     assert requested >= guaranteed[len(guaranteed) // 2] / 2

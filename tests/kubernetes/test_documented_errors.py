@@ -1,4 +1,4 @@
-"""The troubleshooting table of docs/guides/kubernetes.md quotes what the parts say: word for word."""
+"""The tables of docs/guides/kubernetes-troubleshooting.md quote what the parts say: word for word."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ import pytest
 import gpushare_spawner
 
 ROOT = Path(__file__).parents[2]
-PARTS = ("agent", "form", "start", "service")
+PARTS = ("agent", "form", "spawn", "hub", "service")
 
 
 def quoted() -> list[str]:
-    """The texts in the table's first column that one of our parts says."""
-    page = (ROOT / "docs" / "guides" / "kubernetes.md").read_text()
-    page = page.partition("## Troubleshooting")[2].partition("\n## ")[0]
+    """The texts in the tables' first columns that one of our parts says."""
+    page = (ROOT / "docs" / "guides" / "kubernetes-troubleshooting.md").read_text()
     rows = [line.split("|")[1].strip() for line in page.splitlines() if line.startswith("| ")]
     ours = [row for row in rows if row.partition(":")[0] in PARTS]
     return [text for row in ours for text in re.findall(r"`([^`]+)`", row)]

@@ -306,7 +306,7 @@ async def test_while_a_spawn_waits_in_the_queue(scenario: Scenario) -> None:
 
 
 async def test_a_spawn_whose_pod_runs_outlives_the_hub_and_one_in_the_queue_is_lost(scenario: Scenario) -> None:
-    """docs/guides/kubernetes.md says so."""
+    """docs/guides/kubernetes-upgrades.md says so."""
     (node,) = scenario.cluster.nodes.values()
     pods = scenario.cluster
     hub = KillableHub(scenario.settings)
