@@ -284,6 +284,56 @@ def hand_off() -> Diagram:
     return d
 
 
+def arbiter() -> Diagram:
+    """What the arbiter does with the sessions that have work."""
+    d = Diagram("arbiter", 800, 300, "What the arbiter does with the sessions that have work on a GPU")
+    d.box(20, 40, 150, 50, "sessions with work")
+    d.box(240, 30, 190, 70, "Does their memory fit", "", "into the GPU together?")
+    d.box(240, 150, 190, 70, "Is the GPU saturated?", "", "busy for 92 % of the time")
+    d.box(520, 30, 260, 70, "time slices", "warm", "groups that fill the memory,\none after the other")
+    d.box(520, 150, 260, 70, "nested sets", "ours", "sessions that have had their part\nare held back for milliseconds")
+    d.box(240, 250, 190, 40, "all run, none waits", "pure")
+    d.text(450, 275, "most GPUs, most of the time", "dim", "start")
+    d.arrow((170, 65), (240, 65))
+    d.arrow((430, 65), (520, 65))
+    d.text(475, 58, "no", "label")
+    d.arrow((335, 100), (335, 150))
+    d.text(352, 130, "yes", "label")
+    d.arrow((430, 185), (520, 185))
+    d.text(475, 178, "yes", "label")
+    d.arrow((335, 220), (335, 250))
+    d.text(352, 239, "no", "label")
+    return d
+
+
+def launch() -> Diagram:
+    """A kernel launch under libgpushare.so."""
+    d = Diagram("launch", 820, 300, "A kernel launch under libgpushare.so")
+    d.box(20, 40, 130, 50, "program", "", "cuLaunchKernel")
+    d.box(220, 30, 170, 70, "libgpushare.so", "ours", "wrapper")
+    d.box(480, 40, 150, 50, "CUDA driver")
+    d.box(700, 40, 100, 50, "GPU", "warm")
+    d.box(220, 170, 170, 60, "background thread", "ours", "one for each process")
+    d.box(480, 170, 150, 60, "agent", "ours", "arbiter of the GPU")
+    d.arrow((150, 65), (220, 65))
+    d.arrow((390, 65), (480, 65))
+    d.text(435, 48, "gate open:", "label")
+    d.text(435, 85, "5.6 ns more", "label")
+    d.arrow((630, 65), (700, 65))
+    d.arrow((265, 100), (265, 170))
+    d.text(258, 130, "gate closed:", "label", "end")
+    d.text(258, 146, "the launch waits", "label", "end")
+    d.arrow((345, 170), (345, 100))
+    d.text(352, 139, "opens the gate", "label", "start")
+    d.arrow((390, 188), (480, 188))
+    d.text(435, 180, "REQUEST", "label")
+    d.arrow((480, 214), (390, 214))
+    d.text(435, 232, "GRANT", "label")
+    d.text(305, 262, "device quiet: the lease goes back", "dim")
+    d.text(305, 280, "no agent: the gate is open", "dim")
+    return d
+
+
 def layers() -> Diagram:
     """Which package imports which, as import-linter's contract says."""
     contracts = tomllib.loads((HERE.parents[1] / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
@@ -299,7 +349,17 @@ def layers() -> Diagram:
     return d
 
 
-DIAGRAMS: tuple[Callable[[], Diagram], ...] = (one_machine, cluster, spawn, tiers, nested_sets, hand_off, layers)
+DIAGRAMS: tuple[Callable[[], Diagram], ...] = (
+    one_machine,
+    cluster,
+    spawn,
+    tiers,
+    arbiter,
+    nested_sets,
+    hand_off,
+    launch,
+    layers,
+)
 
 
 def main() -> int:
