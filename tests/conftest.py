@@ -1,4 +1,4 @@
-"""The order in which test files run, and the signals that their processes start with."""
+"""The order in which test files run, and the environment and the signals that their processes start with."""
 
 from __future__ import annotations
 
@@ -7,7 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.machine import isolate
+
 ROOT = Path(__file__).parents[1]
+
+# before anything of the product or of a library is imported: kubernetes_asyncio reads $KUBECONFIG at once
+HOME = isolate()
 
 # A shell script that runs `make test &` has SIGINT ignored in all that it starts, notebook servers too. Hubs stop a
 # server by SIGINT first, so it would run on for the 10 s of SimpleLocalProcessSpawner.interrupt_timeout.

@@ -27,7 +27,6 @@ class AgentProcess:
             "SIMGPU_STATE": str(folder / "simgpu"),
             "SIMGPU_DEVICES": str(gpus),
         }
-        self.environment.pop("GPUSHARE_CONTROL", None)
         self.client = AgentClient(folder / "state" / "control.sock")
         self.process: subprocess.Popen[bytes] | None = None
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import os
 import pwd
 import subprocess
 import sys
@@ -60,8 +59,6 @@ class TLJH:
 def tljh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TLJH]:
     """TLJH, or the stand-in behind everything else on the path; forgotten afterwards: config files look for it."""
     pytest.importorskip("systemdspawner", reason="the extra [systemd] is not installed")
-    for name in [name for name in os.environ if name.startswith(("GPUSHARE_", "KUBERNETES_"))]:
-        monkeypatch.delenv(name)
     monkeypatch.setenv("TLJH_INSTALL_PREFIX", str(tmp_path))
     monkeypatch.setattr(sys, "path", [*sys.path, STAND_IN])
     forget()

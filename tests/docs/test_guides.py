@@ -105,8 +105,6 @@ def test_uninstalling_removes_what_installing_made() -> None:
 
 
 def test_the_hubs_config_with_the_two_files_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for variable in ("KUBERNETES_SERVICE_HOST", "GPUSHARE_CONTROL", "GPUSHARE_TEMPLATES", "GPUSHARE_SERVICE_OPTIONS"):
-        monkeypatch.delenv(variable, raising=False)
     folder = tmp_path / "jupyterhub_config.d"
     folder.mkdir()
     for name in ("10-gpushare.py", "20-gpushare-service.py"):

@@ -29,8 +29,6 @@ class ClusterAgent(AgentProcess):
         self.environment |= {
             "KUBECONFIG": str(cluster.kubeconfig(token)), "NODE_NAME": kubelet.name, "POD_NAMESPACE": cluster.namespace,
         }  # fmt: skip
-        for name in ("KUBERNETES_SERVICE_HOST", "POD_NAME", "POD_UID"):
-            self.environment.pop(name, None)
         self.host_dir = folder / "state"
 
     def command(self, *options: str) -> list[str]:

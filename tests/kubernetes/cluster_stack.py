@@ -126,13 +126,12 @@ class ClusterStack:
         await self._until("hub", "/services/gpushare/", lambda answer: at_login in answer.headers.get("Location", ""))
 
     async def _start(self, name: str, *command: str, **environment: str) -> None:
-        inherited = {key: value for key, value in os.environ.items() if not key.startswith(("GPUSHARE_", "JUPYTER"))}
         # the programs of this environment, for the children too
-        inherited["PATH"] = f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}"
+        path = f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}"
         with self.log(name).open("ab") as output:
             self._processes[name] = await asyncio.create_subprocess_exec(
-                *command, env={**inherited, **environment}, cwd=self.home, stdin=asyncio.subprocess.DEVNULL,
-                stdout=output, stderr=output,
+                *command, env={**os.environ, "PATH": path, **environment}, cwd=self.home,
+                stdin=asyncio.subprocess.DEVNULL, stdout=output, stderr=output,
             )  # fmt: skip
 
     async def _until(self, name: str, where: str, so: Callable[[HTTPResponse], bool], within: float = 90.0) -> None:

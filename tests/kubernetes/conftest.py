@@ -19,6 +19,7 @@ from types import SimpleNamespace
 import pytest
 from kubernetes_asyncio.client import rest
 
+from tests.machine import RENAMED
 from tests.spawner.conftest import templates
 
 from .sharing_hub import make_hub, nodes
@@ -28,8 +29,7 @@ from .standin.control_plane import api_server, cluster_of
 
 __all__ = ["cluster", "control_plane", "make_hub", "nodes", "templates"]
 
-# read before any test points a client elsewhere
-_KUBECONFIG = os.environ.get("KUBECONFIG")
+_KUBECONFIG = os.environ.get(RENAMED["KUBECONFIG"])
 _ASSETS = os.environ.get("KUBEBUILDER_ASSETS")
 
 

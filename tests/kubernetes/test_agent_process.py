@@ -150,9 +150,6 @@ time.sleep(300)
 
 def test_what_it_cannot_start_with(short_folder: Path) -> None:  # noqa: F811
     agent = AgentProcess(short_folder)
-    for name in ("KUBECONFIG", "POD_NAMESPACE", "KUBERNETES_SERVICE_HOST"):
-        agent.environment.pop(name, None)
-    agent.environment["HOME"] = str(short_folder)
     host = ("--host-dir", str(short_folder / "host"))
 
     def said(*options: str) -> str:

@@ -15,13 +15,10 @@ from traitlets.config.loader import PyFileConfigLoader
 FOLDER = Path(__file__).parents[2] / "jupyterhub_config.d"
 CONFIG_FILES = [FOLDER / "10-gpushare.py", FOLDER / "20-gpushare-service.py"]
 KUBE = "gpushare_spawner.spawner.kubernetes.spawner.GPUShareSpawner"
-VARIABLES = ("GPUSHARE_CONTROL", "GPUSHARE_TEMPLATES", "GPUSHARE_NAMESPACE", "GPUSHARE_SERVICE_URL", "KUBECONFIG")
 
 
 @pytest.fixture(autouse=True)
 def in_a_pod(monkeypatch: pytest.MonkeyPatch) -> None:
-    for variable in VARIABLES:
-        monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.96.0.1")
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
     monkeypatch.setenv("POD_NAMESPACE", "jhub")

@@ -88,11 +88,8 @@ def built(compiler: str, sanitizer: str, link: str, folder: Path) -> Sanitized:
     if done.returncode:
         pytest.skip(f"{compiler} cannot build it: {done.stderr.strip().splitlines()[-1]}")
     runtimes = subprocess.run([compiler, "-print-resource-dir"], capture_output=True, text=True).stdout.strip()
-    foreign = ("GPUSHARE_", "SIMGPU_", "LD_")
     program = Sanitized(
-        folder / "program",
-        {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
-        | ({"LD_LIBRARY_PATH": f"{runtimes}/lib/linux"} if runtimes else {}),
+        folder / "program", os.environ | ({"LD_LIBRARY_PATH": f"{runtimes}/lib/linux"} if runtimes else {})
     )
     bare = program.run()
     if bare.returncode:

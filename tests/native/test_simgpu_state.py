@@ -47,7 +47,6 @@ def uuids_of(folder: Path, node: str | None) -> list[str]:
         "SIMGPU_DEVICES": "2",
         "LD_LIBRARY_PATH": str(simulated_driver()),
     }
-    environment.pop("SIMGPU_NODE", None)
     if node is not None:
         environment["SIMGPU_NODE"] = node
     done = subprocess.run([sys.executable, "-c", UUIDS], env=environment, capture_output=True, text=True, check=True)

@@ -85,8 +85,7 @@ def running(folder: Path, module: str = "jupyter_server", **environment: str) ->
     work = folder / "work"
     for made in (runtime, work):
         made.mkdir()
-    around = {name: value for name, value in os.environ.items() if not name.startswith(("JUPYTER", "GPUSHARE"))}
-    around |= {
+    around = os.environ | {
         "HOME": str(folder),
         "PYTHONPATH": str(ROOT),
         "JUPYTER_PATH": str(folder / "prefix/share/jupyter"),
