@@ -7,6 +7,7 @@ clusters: they get it as arguments here.
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import re
 import sys
@@ -135,6 +136,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"gpushare-spawner {__version__}")
     parts = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     arguments = sys.argv[1:] if arguments is None else list(arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # display names and messages have letters that a terminal's encoding can lack; stderr is so by itself
+        sys.stdout.reconfigure(errors="backslashreplace")
     chosen: tuple[argparse.ArgumentParser, Callable[[], Part]] | None = None
     wanted = next((word for word in arguments if not word.startswith("-")), None)
     if wanted == "keep" and "--" not in arguments:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from gpushare_spawner import __version__
 from gpushare_spawner.cli import COMMANDS, main, subcommand_parser
 from gpushare_spawner.wording.controls.asks import wrong_keep_time
+from tests.notebook.scripted_agent import ScriptedAgent
 
 GPUSHARE = [sys.executable, "-m", "gpushare_spawner.cli"]
 
@@ -47,6 +50,20 @@ def test_command_imports_no_kubernetes_package_for_its_options(command: str) -> 
         "print(*sorted({name.split('.')[0] for name in sys.modules} & {'grpc', 'google', 'kubernetes_asyncio'}))"
     )
     assert subprocess.check_output([sys.executable, "-c", program], text=True) == "\n"
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_a_terminal_whose_encoding_lacks_a_letter_shows_its_number(tmp_path: Path, encoding: str) -> None:
+    (tmp_path / "gpu.yaml").write_text(
+        "{name: gpu, display_name: 0.25 GPU, gpu: {fraction: 0.25}, access: {users: [日本]}}", encoding="utf-8"
+    )
+    with ScriptedAgent(tmp_path / "socket") as agent:
+        agent.script.message = ("日本", 1_999_999_999.0)
+        environment = os.environ | {"PYTHONIOENCODING": encoding, "GPUSHARE_SOCKET": str(agent.path)}
+        for command in (["status"], ["templates", "check", str(tmp_path)]):
+            done = subprocess.run([*GPUSHARE, *command], env=environment, capture_output=True)
+            assert (done.returncode, done.stderr) == (0, b""), command
+            assert b"\\u65e5\\u672c" in done.stdout, command
 
 
 @pytest.mark.parametrize("command", COMMANDS)

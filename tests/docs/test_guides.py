@@ -120,10 +120,12 @@ def test_the_hubs_config_with_the_two_files_beside_it(tmp_path: Path, monkeypatc
 
 def test_troubleshooting_quotes_sentences_that_the_program_says() -> None:
     package = GUIDES.parents[1] / "gpushare_spawner"
-    sources = "\n".join(path.read_text() for kind in ("py", "html") for path in package.rglob(f"*.{kind}"))
+    sources = "\n".join(
+        path.read_text(encoding="utf-8") for kind in ("py", "html") for path in package.rglob(f"*.{kind}")
+    )
     # a sentence may be written as several literals
     text = re.sub(r'"\s*f?"', "", sources)
-    quoted = re.findall(r"`([^`\n]+)`", (GUIDES / "troubleshooting.md").read_text())
+    quoted = re.findall(r"`([^`\n]+)`", (GUIDES / "troubleshooting.md").read_text(encoding="utf-8"))
     parts = [part.strip(" .") for sentence in quoted for part in sentence.split("…")]
     commands = ("gpushare ", "nvidia-smi ", "ERROR: ld.so")
     sentences = [part for part in parts if len(part.split()) >= 4 and not part.startswith(commands)]
