@@ -8,7 +8,7 @@ they are to be sent. Unknown clients and sessions raise KeyError; stale, doubled
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import chain, count
 
@@ -22,7 +22,7 @@ from gpushare_spawner.arbiter.recent_use import Use
 from gpushare_spawner.arbiter.revoke_timeout import RevokeTimeouts
 from gpushare_spawner.arbiter.roster import Roster
 from gpushare_spawner.arbiter.schedule import INSTANT, Choice, Schedule
-from gpushare_spawner.arbiter.session import Client, Presence, Session, SessionView
+from gpushare_spawner.arbiter.session import Client, Need, Pin, Presence, Session, SessionView
 from gpushare_spawner.arbiter.settings import ArbiterSettings
 from gpushare_spawner.arbiter.suspensions import Suspensions
 from gpushare_spawner.arbiter.time_slice import HandOffCost
@@ -138,13 +138,17 @@ class GpuArbiter:
             known.left_behind.pop(client, None)
         return self._decide()
 
-    def memory(self, client: ClientId, managed: int, plain: int, now: float, short: int | None = 0) -> list[Decision]:
+    def memory(self, client: ClientId, managed: int, plain: int, now: float, short: int = 0) -> list[Decision]:
         """What the client has allocated, in bytes: managed, and plain (which cannot leave the GPU). `short` bytes of it
-        it does not have: calls wait for them. None: as many as before."""
+        it does not have: calls wait for them."""
         known = self._roster.client(client)
         self._advance(now)
-        self._roster.set_memory(known, managed, plain, known.short if short is None else short)
+        self._roster.set_memory(known, managed, plain, short)
         return self._decide()
+
+    def memory_counts(self, client: ClientId, managed: int, plain: int, now: float) -> list[Decision]:
+        """Other bytes count for what the client has said to have. What it is short of stays as it said."""
+        return self.memory(client, managed, plain, now, self._roster.client(client).short)
 
     def device_memory(self, client: ClientId, amount: int | None, unclaimed: int, now: float) -> list[Decision]:
         """What the driver shows for the client's process on this GPU, in bytes: managed, plain and CUDA context.
@@ -176,8 +180,9 @@ class GpuArbiter:
         """The client has work and wants a lease. A client that has one is told it again.
 
         Where its session's memory moves as a whole, `plain` may include what it is about to allocate: the driver has
-        refused `short` bytes of it for lack of memory. If these can never be had beside what cannot leave the GPU, or
-        not within `memory_timeout` and `longest_memory_wait`, the client is granted without them, or refused.
+        refused `short` bytes of it for lack of memory. If these cannot be had beside what cannot leave the GPU (for
+        longer than a moment), or not within `memory_timeout` and `longest_memory_wait`, the client is granted without
+        them, or refused.
         """
         known = self._roster.client(client)
         self._advance(now)
@@ -290,11 +295,18 @@ class GpuArbiter:
             self._roster.move(known, Presence.ON_GPU)
         return self._decide()
 
-    def set_suspendable(self, session: str, suspendable: bool, now: float) -> list[Decision]:
-        """Whether the session can be suspended from now on. While it cannot, its memory cannot leave the GPU."""
+    def set_suspendable(
+        self, session: str, suspendable: bool, now: float, *, for_a_moment: bool = False
+    ) -> list[Decision]:
+        """Whether the session can be suspended from now on. While it cannot, its memory cannot leave the GPU.
+
+        `for_a_moment`: it cannot, and is expected to be able to soon. Clients of other sessions that are short of its
+        memory wait for that. Without it their calls get the driver's error at once.
+        """
         known = self._roster.sessions[session]
         self._advance(now)
-        self._roster.set_pinned(known, not suspendable)
+        pinned = Pin.BRIEF if for_a_moment else Pin.LASTING
+        self._roster.set_pin(known, Pin.NONE if suspendable else pinned)
         return self._decide()
 
     def resumed(self, session: str, amount: int, seconds: float, now: float) -> list[Decision]:
@@ -449,6 +461,7 @@ class GpuArbiter:
             if client.parked and not client.lease and not client.waiting:
                 client.parked = self._roster.now + INSTANT < client.keeps_place_until
         self._roster.weigh_needs()
+        decisions: list[Decision] = list(self._refuse(self._roster.waited_too_long))
         self._schedule.plan()
         self._charging.settle(self._schedule.lengths.by_session, self._schedule.memory_short)
         if len(self._accounts.working) > 1:
@@ -456,8 +469,9 @@ class GpuArbiter:
         if self._shared:
             self._shared_at = self._roster.now
         self._schedule.settle_time_slice()
-        decisions = self._carry_out(self._schedule.choose())
-        decisions += self._refuse()
+        decisions += self._carry_out(self._schedule.choose())
+        # a session that is away and was not granted a lease cannot come now
+        decisions += self._refuse(lambda client: client.session.presence is Presence.AWAY)
         self._wakeup = self._due()
         return decisions
 
@@ -465,7 +479,7 @@ class GpuArbiter:
         instants = [self._schedule.due(), self._nested.due]
         instants += [one.retry_at for one in self._roster.sessions.values() if one.presence is Presence.AWAY]
         instants += [c.keeps_place_until for c in self._roster.clients if c.parked and not c.lease and not c.waiting]
-        instants += map(self._roster.memory_due, self._roster.clients)
+        instants += map(self._roster.memory_due, self._roster.short)
         if any(client.pace for client in self._roster.holding):
             if self.contended and len(self._accounts.working) < 2:
                 instants.append(self._contended_at + self._settings.unpaced_after)
@@ -598,14 +612,12 @@ class GpuArbiter:
                 decisions.append(self._grant(client, crowded))
         return decisions
 
-    def _refuse(self) -> list[Decision]:
-        """Refuse memory that does not come, where no lease tells the client so."""
+    def _refuse(self, concerned: Callable[[Client], bool]) -> list[Refuse]:
+        """Refuse memory that does not come, without a lease."""
         refused = [
             client
-            for client in self._roster.waiting
-            if client.short
-            and not client.session.can_have
-            and (client.session.presence is Presence.AWAY or self._roster.waited_too_long(client))
+            for client in self._roster.short
+            if client.waiting and client.session.need is Need.IMPOSSIBLE and concerned(client)
         ]
         for client in refused:
             self._roster.refuse_memory(client)

@@ -8,7 +8,7 @@ from itertools import count
 from gpushare_spawner.arbiter.decisions import ClientId
 from gpushare_spawner.arbiter.memory.residency import Residency
 from gpushare_spawner.arbiter.memory.vram_budget import VramBudget, together
-from gpushare_spawner.arbiter.session import Client, Presence, Session, SessionView
+from gpushare_spawner.arbiter.session import Client, Need, Pin, Presence, Session, SessionView
 from gpushare_spawner.arbiter.settings import ArbiterSettings
 from gpushare_spawner.model.delivered import Delivered
 
@@ -33,6 +33,10 @@ class Roster:
         self._requests = count(1)
         self._vram_budget: VramBudget | None = None
         """Valid until a client connects, leaves or allocates; None: to be computed again."""
+        self.short: dict[Client, None] = {}
+        """Clients that are short of memory, the longest first."""
+        self._weighed: set[Session] = set()
+        """Sessions of which it was found whether they can have what they are short of."""
 
     # -- the clients ------------------------------------------------------------------------------------------------
 
@@ -54,7 +58,9 @@ class Roster:
         return [
             client
             for client in self._clients.values()
-            if client.waiting and not client.parked and not (client.session.whole and self.stuck(client.session))
+            if client.waiting
+            and not client.parked
+            and not (client.session.whole and (self.stuck(client.session) or client.waits_for_a_pin))
         ]
 
     def stuck(self, session: Session) -> bool:
@@ -86,6 +92,7 @@ class Roster:
     def forget(self, client: Client) -> None:
         """The client is gone, with its lease and its memory."""
         self.end_of_lease(client)
+        self._set_short(client, 0)
         del self._clients[client.id], client.session.clients[client.id]
         self.residency.remove(client)
         self._vram_budget = None
@@ -126,10 +133,7 @@ class Roster:
         also with what it is about to allocate."""
         if managed < 0 or plain < 0 or short < 0:
             raise ValueError(f"amounts of memory are at least 0, not {managed}, {plain} and {short}")
-        short = min(short, plain) if client.session.whole else 0
-        if not client.short:
-            client.short_since, client.turn_since = self.now, None
-        client.short = short
+        self._set_short(client, min(short, plain) if client.session.whole else 0)
         grown = max(0, managed - client.claimed_managed)
         if grown:
             client.grown_at = self.now
@@ -207,7 +211,7 @@ class Roster:
             self._reckon_whole(client)
             return
         client.allocated = client.claimed_managed
-        fixed = self._fixed(client)
+        fixed = min(client.claimed_plain - client.short + self._settings.context_bytes, self.vram)
         confirmed = min(fixed, client.device_memory or 0)
         plain = min(confirmed + client.unclaimed, self.vram)
         if plain != client.plain:
@@ -215,6 +219,8 @@ class Roster:
             self._vram_budget = None
         # what the driver shows of a process holds until it shows more, as for managed memory
         client.unconfirmed = 0 if client.device_memory is not None else fixed - confirmed
+        if client.session.need is Need.POSSIBLE:
+            client.unconfirmed = min(client.unconfirmed + client.short, self.vram)  # others leave the GPU for it
         used = client.allocated if client.touched is None or client.doubted else client.touched
         client.working_set = min(client.allocated, used, self.vram)
         self.residency.resized(client, self.vram_budget().for_managed, used_now)
@@ -229,7 +235,8 @@ class Roster:
             client.plain = 0
             self._vram_budget = None
         client.unconfirmed = 0
-        claimed = client.claimed_managed + client.claimed_plain - (0 if client.session.can_have else client.short)
+        possible = client.session.need is Need.POSSIBLE
+        claimed = client.claimed_managed + client.claimed_plain - (0 if possible else client.short)
         context, shown = self._settings.context_bytes, client.device_memory
         client.allocated = client.working_set = min(
             self.vram, max(claimed, claimed + context if shown is None else shown)
@@ -239,21 +246,52 @@ class Roster:
         self.residency.moved(client)
 
     def weigh_needs(self) -> None:
-        """Find the sessions that can have what they are short of. They cannot where that exceeds the GPU beside what
-        cannot leave it, or where others have not left for too long."""
-        for session in self.sessions.values():
-            can_have = not session.short_of_memory or (
-                sum(map(self._needed, session.clients.values())) <= self.vram_budget().for_managed
-                and not any(map(self.waited_too_long, session.clients.values()))
-            )
-            if can_have != session.can_have:
-                session.can_have = can_have
+        """Find the sessions that can have what they are short of, now or when a pinned session can be suspended.
+
+        They cannot where that exceeds the GPU beside what cannot leave it, or where others have not left for too long.
+        """
+        weighed = {client.session for client in self.short}
+        for session in weighed | self._weighed:
+            need = self._need(session)
+            if need is not session.need:
+                session.need = need
                 for client in session.clients.values():
                     self._reckon(client)
+        self._weighed = weighed
+        for client in self.short:
+            if client.waits_for_a_pin and not client.lease:
+                client.parked = False  # it keeps no other from the memory meanwhile
+
+    def _need(self, session: Session) -> Need:
+        if not session.short_of_memory:
+            return Need.POSSIBLE
+        if any(map(self.waited_too_long, session.clients.values())):
+            return Need.IMPOSSIBLE
+        others = [client for client in self.clients if client.session is not session]
+        brief = sum(map(self._at_most_on_gpu, (client for client in others if client.session.pin is Pin.BRIEF)))
+        lasting = sum(client.plain for client in others if client.session.pin is not Pin.BRIEF)
+        left = self.vram - lasting - sum(map(self._needed, session.clients.values()))
+        if left < 0:
+            return Need.IMPOSSIBLE
+        return Need.POSSIBLE if left >= brief else Need.LATER
 
     def _needed(self, client: Client) -> int:
         claimed, shown = client.claimed_managed + client.claimed_plain, client.device_memory
         return claimed + self._settings.context_bytes if shown is None else max(claimed, shown)
+
+    def _at_most_on_gpu(self, client: Client) -> int:
+        """Bytes that the driver shows for the client; as it says, where the driver does not show it."""
+        shown = client.device_memory
+        return min(self.vram, client.stated + self._settings.context_bytes if shown is None else shown)
+
+    def _set_short(self, client: Client, short: int) -> None:
+        if not client.short:
+            client.short_since, client.turn_since = self.now, None
+        client.short = short
+        if short:
+            self.short[client] = None
+        else:
+            self.short.pop(client, None)
 
     def waited_too_long(self, client: Client) -> bool:
         """Whether a client has lacked memory for too long."""
@@ -275,7 +313,8 @@ class Roster:
     def refuse_memory(self, client: Client) -> None:
         """The client is told that what it is short of does not come."""
         client.claimed_plain -= client.short
-        client.short, client.turn_since = 0, None
+        self._set_short(client, 0)
+        client.turn_since = None
         self._reckon(client)
 
     def move(self, session: Session, presence: Presence) -> None:
@@ -284,10 +323,10 @@ class Roster:
         for client in session.clients.values():
             self._reckon(client)
 
-    def set_pinned(self, session: Session, pinned: bool) -> None:
-        """The memory of a `whole` session cannot leave the GPU from now on, or it can."""
-        if session.pinned != pinned:
-            session.pinned = pinned
+    def set_pin(self, session: Session, pin: Pin) -> None:
+        """Whether the memory of a `whole` session cannot leave the GPU from now on."""
+        if session.pin is not pin:
+            session.pin = pin
             for client in session.clients.values():
                 self._reckon(client)
             self._vram_budget = None

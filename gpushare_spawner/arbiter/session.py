@@ -22,6 +22,26 @@ class Presence(Enum):
     """One of its clients has a lease, and it is being resumed."""
 
 
+class Pin(Enum):
+    """Whether the memory of a session that moves as a whole cannot leave the GPU now."""
+
+    NONE = auto()
+    BRIEF = auto()
+    """The session is busy: it is tried again within seconds."""
+    LASTING = auto()
+
+
+class Need(Enum):
+    """Whether a session can have the memory that its clients are short of."""
+
+    POSSIBLE = auto()
+    LATER = auto()
+    """Not before a session that is pinned for a moment can be suspended. Its clients wait, and nothing leaves the GPU
+    for them yet."""
+    IMPOSSIBLE = auto()
+    """It is not reckoned with: nothing leaves the GPU for it."""
+
+
 @dataclass(eq=False)
 class Client:
     """One connected CUDA process on one GPU. Bytes; instants and spans in seconds."""
@@ -139,6 +159,11 @@ class Client:
         return self.session if self.session.moves_whole else self
 
     @property
+    def waits_for_a_pin(self) -> bool:
+        """Whether it waits for memory that comes free only when a pinned session can be suspended."""
+        return self.waiting and bool(self.short) and self.session.need is Need.LATER
+
+    @property
     def held(self) -> bool:
         """Whether it has a lease that was not revoked."""
         return self.lease != 0 and self.revoked is None
@@ -196,12 +221,11 @@ class Session:
     """Of its clients, from the request to the lease."""
     whole: bool = False
     """Its memory leaves the GPU only as a whole, with its CUDA contexts, while all its processes are suspended."""
-    pinned: bool = False
-    """It is `whole` and cannot be suspended now: its memory cannot leave the GPU."""
+    pin: Pin = Pin.NONE
+    """Whether it is `whole` and cannot be suspended now: its memory cannot leave the GPU."""
     presence: Presence = Presence.ON_GPU
-    can_have: bool = True
-    """Whether what its clients are short of can be had. What cannot be had is not reckoned with: nothing leaves the GPU
-    for it."""
+    need: Need = Need.POSSIBLE
+    """Whether what its clients are short of can be had."""
     margin: int = 0
     """Bytes that were lacking when it could not be resumed, beyond its own."""
     retry_at: float = float("-inf")
@@ -217,7 +241,7 @@ class Session:
     @property
     def moves_whole(self) -> bool:
         """Whether its memory leaves the GPU, and comes back, only as a whole."""
-        return self.whole and (not self.pinned or self.presence is not Presence.ON_GPU)
+        return self.whole and (self.pin is Pin.NONE or self.presence is not Presence.ON_GPU)
 
     @property
     def short_of_memory(self) -> bool:

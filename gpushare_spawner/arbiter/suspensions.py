@@ -10,7 +10,7 @@ from collections.abc import Collection
 
 from gpushare_spawner.arbiter.memory.vram_budget import together
 from gpushare_spawner.arbiter.roster import Roster
-from gpushare_spawner.arbiter.session import Client, Presence, Session
+from gpushare_spawner.arbiter.session import Client, Need, Presence, Session
 from gpushare_spawner.arbiter.settings import ArbiterSettings
 
 
@@ -118,7 +118,8 @@ class Suspensions:
             return False
         # others no longer wait for one that ignores a revoked lease, unless they need memory that only it can free
         overdue = any(one.lease for one in session.clients.values())
-        return client.session.moves_whole or session.presence is not Presence.ON_GPU or not overdue
+        needs = client.session.moves_whole or (client.short and client.session.need is Need.POSSIBLE)
+        return bool(needs) or session.presence is not Presence.ON_GPU or not overdue
 
     def _contexts_to_come(self, inside: Collection[Session]) -> int:
         """What connected processes will need for their CUDA contexts, which the driver does not show yet."""

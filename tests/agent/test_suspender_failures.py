@@ -92,7 +92,7 @@ class Arbitration:
         self.told: list[str] = []
         self.suspendable = True
 
-    def set_suspendable(self, session: str, suspendable: bool) -> None:
+    def set_suspendable(self, session: str, suspendable: bool, for_a_moment: bool = False) -> None:
         self.suspendable = suspendable
 
     def __getattr__(self, name: str) -> Any:
@@ -116,10 +116,10 @@ class Connected:
 class Bench:
     """A session of two processes, and its suspender."""
 
-    def __init__(self, pids: list[int]) -> None:
+    def __init__(self, pids: list[int], arbitration: Any = None) -> None:
         self.source = GpusOnPaper()
         self.driver = ScriptedDriver(self.source)
-        self.arbitration = Arbitration()
+        self.arbitration = arbitration or Arbitration()
         self.full = False
         """The disk."""
         self.holds = MemoryHolds(asyncio.get_running_loop().time)
@@ -449,8 +449,8 @@ async def test_session_that_is_always_busy_is_asked_less_and_less_often(
     bench.driver.lock = busy = BusyLock()  # type: ignore[method-assign]
     able = bench.arbitration.set_suspendable
 
-    def still_wanted(session: str, suspendable: bool) -> None:
-        able(session, suspendable)
+    def still_wanted(session: str, suspendable: bool, for_a_moment: bool = False) -> None:
+        able(session, suspendable, for_a_moment)
         if suspendable:
             bench.arbitration.suspend("ann")
 

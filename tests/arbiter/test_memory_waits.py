@@ -17,8 +17,9 @@ from gpushare_spawner.arbiter import ArbiterSettings, Decision, GpuArbiter, Gran
 DOCS = Path(__file__).parents[2] / "docs"
 VRAM = 512
 """MiB, as all amounts of this file. The arbiter does not mind the unit."""
-SETTINGS = ArbiterSettings(bandwidth_guess=1e4, measured_from=1, memory_timeout=6.0, longest_memory_wait=60.0)
-"""The bounds are a tenth of the usual ones: the arbiter has something to do every few milliseconds."""
+SETTINGS = ArbiterSettings(bandwidth_guess=1e4, measured_from=1, period=20.0, shortest_hold=2.0, min_time_slice=5.0)
+"""The usual bounds of waits. Sessions that run together are held back for seconds at a time, not for milliseconds: that
+has nothing to do with memory, and is most of what the arbiter computes."""
 HANGS = 2000.0
 """Seconds: longer than all bounds."""
 
@@ -32,6 +33,8 @@ class Process:
     """A call waits for so much."""
     since: float = 0.0
     tries: int = 0
+    possible: bool = True
+    """It could have had the memory all the time while the call waited, beside what is pinned for long."""
     lease: int = 0
     waiting: bool = False
 
@@ -47,6 +50,8 @@ class Kind:
     """Seconds that a suspension or a resumption takes."""
     returns: bool = True
     """Its resumptions succeed."""
+    refusals: int = 0
+    """So many suspensions in a row fail since it is busy."""
 
 
 KINDS = {
@@ -56,7 +61,13 @@ KINDS = {
     "slow": Kind(move=30.0),
     "stuck": Kind(move=HANGS),
     "gone": Kind(returns=False),
+    "busy": Kind(refusals=3),
+    "always busy": Kind(refusals=10**6),
 }
+PAUSES = (2.0, 4.0, 8.0, 16.0, 32.0, 60.0)
+"""Seconds for which the agent leaves a busy session alone after each failure."""
+MOMENT = 10.0
+"""Longer pauses are not waited for."""
 
 
 class Gpu:
@@ -73,6 +84,10 @@ class Gpu:
         self.outcomes: list[tuple[str, str, float]] = []
         """Process, "memory" or "error", and seconds that the call waited."""
         self.suspended: list[str] = []
+        self.pinned: dict[str, bool] = {}
+        """Sessions that cannot be suspended, and whether only for a moment."""
+        self.refusals: dict[str, int] = {}
+        """Failures in a row, by session."""
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = count()
 
@@ -82,7 +97,18 @@ class Gpu:
         self.kinds[name] = KINDS[kind]
         self._apply(self.arbiter.add_session(name, weight, self.now, whole=True))
         if not KINDS[kind].suspendable:
-            self._apply(self.arbiter.set_suspendable(name, False, self.now))
+            self.pin(name)
+
+    def pin(self, session: str, seconds: float | None = None) -> None:
+        """The session cannot be suspended: for so many seconds, since it is busy, or until `unpin`."""
+        brief = self.pinned[session] = seconds is not None and seconds <= MOMENT
+        self._apply(self.arbiter.set_suspendable(session, False, self.now, for_a_moment=brief))
+        if seconds is not None:
+            self.after(seconds, lambda: self.unpin(session))
+
+    def unpin(self, session: str) -> None:
+        self.pinned.pop(session, None)
+        self._apply(self.arbiter.set_suspendable(session, True, self.now))
 
     def process(self, name: str, session: str) -> None:
         self.processes[name] = Process(session)
@@ -93,7 +119,7 @@ class Gpu:
         process = self.processes[name]
         if process.lacks or process.session in self.away:
             return
-        process.since, process.tries, process.lacks = self.now, 0, amount
+        process.since, process.tries, process.lacks, process.possible = self.now, 0, amount, True
         self._call(name)
 
     def work(self, name: str) -> None:
@@ -140,7 +166,11 @@ class Gpu:
 
     def _over(self, name: str, outcome: str) -> None:
         process = self.processes[name]
-        self.outcomes.append((name, outcome, self.now - process.since))
+        waited = self.now - process.since
+        self.outcomes.append((name, outcome, waited))
+        self.check()
+        if outcome == "error" and process.possible:
+            assert waited >= SETTINGS.memory_timeout - 0.01, f"{name} could have had its memory"
         process.lacks = 0
         self._state(name)
 
@@ -197,6 +227,13 @@ class Gpu:
             self.work(name)
 
     def _left(self, session: str) -> None:
+        failures = self.refusals.get(session, 0)
+        if failures < self.kinds[session].refusals:
+            self.refusals[session] = failures + 1
+            self.pin(session, PAUSES[min(failures, len(PAUSES) - 1)])
+            self._apply(self.arbiter.not_suspended(session, self.now))
+            return
+        self.refusals[session] = 0
         if self.processes and self.size(session):
             self.away.add(session)
         self._apply(self.arbiter.suspended(session, self.size(session), self.kinds[session].move, self.now))
@@ -238,6 +275,9 @@ class Gpu:
             if process.lacks:
                 waited = self.now - process.since
                 assert waited <= SETTINGS.longest_memory_wait + 0.01, (name, waited, process, self.away, self.processes)
+                needed = sum(one.has + one.lacks for one in self.processes.values() if one.session == process.session)
+                pinned = [one for one, brief in self.pinned.items() if not brief and one != process.session]
+                process.possible = process.possible and needed + sum(map(self.size, pinned)) <= VRAM
 
     def filled(self, name: str, amount: int, kind: str = "good") -> None:
         """A session of one process that has so much memory."""
@@ -266,6 +306,53 @@ def test_memory_that_cannot_be_had_beside_a_pinned_session_is_refused_at_once() 
     assert gpu.outcomes[-1][:2] == ("short", "error")
     assert gpu.outcomes[-1][2] < 0.1
     assert gpu.suspended == [], "no session leaves for memory that cannot be had"
+
+
+def test_allocation_waits_for_a_session_that_is_busy_for_a_moment_and_then_has_its_memory() -> None:
+    gpu = Gpu()
+    gpu.filled("busy", 300, "busy")
+    gpu.filled("short", 30)
+    gpu.allocate("short", 300)
+    gpu.run(20.0)
+    assert gpu.outcomes[-1][:2] == ("short", "memory")
+    assert gpu.outcomes[-1][2] == pytest.approx(sum(PAUSES[:3]) + 4 * 0.1, abs=0.1)
+
+
+def test_other_sessions_work_while_one_waits_for_memory_of_a_busy_session() -> None:
+    gpu = Gpu()
+    gpu.filled("busy", 300, "busy")
+    gpu.filled("third", 100)
+    gpu.filled("short", 30)
+    gpu.process("short too", "short")
+    gpu.allocate("short", 300)
+    gpu.run(1.0)
+    for name in ("busy", "third", "short too"):
+        gpu.work(name)
+        assert gpu.processes[name].lease
+    assert gpu.processes["short"].lacks
+    gpu.run(60.0)
+    assert gpu.outcomes[-1][:2] == ("short", "memory")
+
+
+def test_session_that_stays_busy_counts_as_one_that_cannot_leave() -> None:
+    gpu = Gpu()
+    gpu.filled("busy", 300, "always busy")
+    gpu.filled("short", 30)
+    for longest in (sum(PAUSES[:3]) + 1.0, 0.1):
+        gpu.allocate("short", 300)
+        gpu.run(longest)
+        assert gpu.outcomes[-1][:2] == ("short", "error")
+        assert gpu.outcomes[-1][2] <= longest
+
+
+def test_session_that_cannot_be_suspended_has_the_memory_of_an_idle_one_that_can() -> None:
+    gpu = Gpu()
+    gpu.filled("pinned", 200, "pinned")
+    gpu.filled("idle", 200)
+    gpu.allocate("pinned", 200)
+    gpu.run(1.0)
+    assert gpu.outcomes[-1][:2] == ("pinned", "memory")
+    assert gpu.suspended == ["idle"]
 
 
 def test_session_that_is_short_of_memory_is_not_suspended_for_one_that_has_its_memory() -> None:
@@ -303,7 +390,7 @@ def test_wait_of_a_suspended_session_ends_where_it_fits_no_more() -> None:
     assert gpu.away == {"away"}
     gpu.processes["away"].lacks, gpu.processes["away"].since = 50, gpu.now  # it came to its call before it left
     gpu._request("away")
-    gpu._apply(gpu.arbiter.set_suspendable("large", False, gpu.now))
+    gpu.pin("large")
     gpu.run(1.0)
     assert gpu.outcomes[-1][:2] == ("away", "error")
     assert gpu.away == {"away"}
@@ -324,7 +411,9 @@ def test_wait_ends_within_a_minute_after_its_turn_where_others_do_not_leave(kind
 
 
 EVENTS = st.tuples(
-    st.sampled_from(["allocate", "allocate", "allocate", "work", "work", "rest", "end", "pin", "unpin"]),
+    st.sampled_from(
+        ["allocate", "allocate", "allocate", "work", "work", "rest", "end", "pin", "unpin", "pin for a moment"]
+    ),
     st.integers(0, 4),
     st.sampled_from([30, 100, 200, 300, 400, 600]),
     st.sampled_from([0.0, 0.01, 1.0, 20.0]),
@@ -346,7 +435,9 @@ def test_no_wait_for_memory_lasts_longer_than_its_bound(
     for what, number, amount, seconds in events:
         name = f"s{number % len(kinds)}"
         if what in ("pin", "unpin"):
-            gpu._apply(gpu.arbiter.set_suspendable(name, what == "unpin", gpu.now))
+            getattr(gpu, what)(name)
+        elif what == "pin for a moment":
+            gpu.pin(name, 5.0)
         elif name not in gpu.processes:
             gpu.process(name, name)  # its kernel restarts
         elif what == "allocate":

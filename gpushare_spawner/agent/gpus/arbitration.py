@@ -140,9 +140,10 @@ class GpuArbitration:
         """It could not be suspended, and goes on."""
         self._carry_out(self._arbiter.not_suspended(session, self._clock()))
 
-    def set_suspendable(self, session: str, suspendable: bool) -> None:
-        """Whether the session can be suspended from now on."""
-        self._carry_out(self._arbiter.set_suspendable(session, suspendable, self._clock()))
+    def set_suspendable(self, session: str, suspendable: bool, for_a_moment: bool = False) -> None:
+        """Whether the session can be suspended from now on. `for_a_moment`: it cannot, but soon can."""
+        decisions = self._arbiter.set_suspendable(session, suspendable, self._clock(), for_a_moment=for_a_moment)
+        self._carry_out(decisions)
 
     def resumed(self, session: str, amount: int, seconds: float) -> None:
         """The session was resumed as `resume` was told to, or was not away after all: what its clients were to be told
@@ -217,7 +218,7 @@ class GpuArbitration:
 
     def counts(self, client: Client, managed: int, plain: int) -> None:
         """Take other bytes for what a client that joined has said to have; what it lacks stays as it said."""
-        self._carry_out(self._arbiter.memory(client.number, managed, plain, self._clock(), short=None))
+        self._carry_out(self._arbiter.memory_counts(client.number, managed, plain, self._clock()))
 
     def receive(self, client: Client, frame: Frame) -> None:
         """A frame of a client that joined: one of REQUEST, RELEASE, MEMORY, IDLE, BUSY, PAGED_IN, PAGED_OUT.

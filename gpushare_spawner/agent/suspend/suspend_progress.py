@@ -15,6 +15,9 @@ from gpushare_spawner.model.protocol.frames import Frame
 
 SOON, LATER = 2.0, 60.0
 """Seconds until a session that could not be suspended is tried again: it was busy; another cause."""
+MOMENT = 10.0
+"""Seconds. While the pauses of a busy session are no longer, others that need its memory wait until it is tried again:
+for 14 s, with pauses of 2, 4 and 8 s. Then it counts as one that stays, and their allocations fail at once."""
 RESUME_AGAIN = 1.0
 """Seconds until a session that could not be resumed is tried again."""
 

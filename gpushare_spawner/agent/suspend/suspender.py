@@ -34,6 +34,7 @@ from gpushare_spawner.agent.suspend.other_sessions import OtherSessions
 from gpushare_spawner.agent.suspend.resume_steps import LOOK_EVERY, ResumeSteps
 from gpushare_spawner.agent.suspend.suspend_progress import (
     LATER,
+    MOMENT,
     RESUME_AGAIN,
     CannotRestore,
     CannotResume,
@@ -257,7 +258,8 @@ class Suspender:
             await self._goes_on(progress)
             busy = refusal.retry_in < LATER
             pause = progress.busy.next(self._loop.time()) if busy else refusal.retry_in
-            self._stays(progress, progress.of_failed() or str(refusal), pause)
+            failed = progress.of_failed()
+            self._stays(progress, failed or str(refusal), pause, busy and failed is None and pause <= MOMENT)
             arbitration.not_suspended(session.id)
             return
         progress.step, session.suspended = Step.SUSPENDED, True
@@ -378,14 +380,17 @@ class Suspender:
             self._probe = self._loop.create_task(why_not(self._checkpoints, Rights.read()))
         return await asyncio.shield(self._probe)
 
-    def _stays(self, progress: SuspendProgress, reason: str, retry_in: float | None) -> None:
-        """The session cannot be suspended now, and so its memory cannot leave the GPU. None: never."""
+    def _stays(
+        self, progress: SuspendProgress, reason: str, retry_in: float | None, for_a_moment: bool = False
+    ) -> None:
+        """The session cannot be suspended now, and so its memory cannot leave the GPU. None: never. `for_a_moment`:
+        others that need the memory wait for it."""
         session = progress.session
         if session.not_suspendable != reason:
             log.warning("session %s is not suspendable: %s", session.id, reason)
         session.not_suspendable = reason
         for gpu in session.gpus:
-            self._arbitrations[gpu.uuid].set_suspendable(session.id, False)
+            self._arbitrations[gpu.uuid].set_suspendable(session.id, False, for_a_moment)
         if progress.retry is not None:
             progress.retry.cancel()
         progress.retry = None if retry_in is None else self._loop.call_later(retry_in, self._may_try_again, progress)
