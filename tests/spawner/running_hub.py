@@ -113,9 +113,10 @@ class RunningHub:
         self.app: InProcessHub | None = None
 
     async def __aenter__(self) -> RunningHub:
-        JupyterHub.clear_instance()
-        self.app = InProcessHub(config=self.config)
-        InProcessHub._instance = self.app
+        # the one application of the process, as JupyterHub's own start makes it: otherwise its Alembic sets up logging
+        # anew (jupyterhub/alembic/env.py), and pytest's handler is gone
+        InProcessHub.clear_instance()
+        self.app = InProcessHub.instance(config=self.config)
         await self.app.initialize([])
         await self.app.start()
         return self
@@ -140,7 +141,8 @@ class RunningHub:
         app.metrics_collector.stop()
         app.db.close()
         app.db.get_bind().dispose()
-        JupyterHub.clear_instance()
+        if InProcessHub._instance is app:
+            InProcessHub.clear_instance()
 
     @property
     def url(self) -> str:

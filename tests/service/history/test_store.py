@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import stat
 from collections.abc import Iterator
@@ -54,6 +55,18 @@ def store(url: str) -> Iterator[HistoryStore]:
     store.upgrade()
     yield store
     store.close()
+
+
+def test_a_migration_leaves_the_services_logging_as_it_is(url: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Alembic's usual `env.py` sets logging up anew, and switches off the loggers that are there."""
+    root, ours = logging.getLogger(), logging.getLogger("gpushare.service.actions")
+    before = (root.level, list(root.handlers), ours.level, list(ours.handlers), ours.propagate)
+    store = HistoryStore(url)
+    store.upgrade()
+    store.close()
+    assert (root.level, list(root.handlers), ours.level, list(ours.handlers), ours.propagate) == before
+    ours.error("logged after the migration")
+    assert "logged after the migration" in caplog.text
 
 
 def sums(store: HistoryStore, *by: By, period: Period = ALWAYS) -> dict[tuple[str | int, ...], Amounts]:
