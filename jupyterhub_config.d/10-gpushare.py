@@ -22,8 +22,8 @@ elif "spawner_class" not in c.JupyterHub or (_gpushare_in_cluster and c.JupyterH
         "gpushare_spawner.spawner.kubernetes.spawner.GPUShareSpawner" if _gpushare_in_cluster else "gpushare-local"
     )
 
-# The hub's page of a pending spawn says whether the spawn waits for a GPU. To use a page of your own, set
-# c.JupyterHub.template_paths as a list.
+# The hub's page of a pending spawn says whether the spawn waits for a GPU, and that of a stopped server who stopped it.
+# To use pages of your own, set c.JupyterHub.template_paths as a list.
 if isinstance(c.JupyterHub.template_paths, list):
     c.JupyterHub.template_paths.append(_gpushare_pages)
 else:

@@ -1,4 +1,4 @@
-"""What the service tells the spawner with a spawn that it asks for: an admin's action on the spawn before it.
+"""What the service tells the spawner with a spawn that it asks for: an action on the server or the spawn before it.
 
 The note is a user option, since a hub's route for servers takes nothing else. The spawner takes it out at once.
 """
@@ -12,6 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 NOTE_OPTION = "gpushare_note"
 """The user option. Users can set it too: it says something to themselves alone."""
+STATE_KEY = "gpushare_stopped"
+"""In the spawner's state: why the server was stopped. The hub's pages read it there (`spawner/hub_pages`)."""
 MAX_LETTERS = 500
 
 
@@ -24,10 +26,12 @@ class SpawnNote(BaseModel):
     """What happened, in a sentence."""
     cancelled: bool = False
     """The spawn before it was cancelled: nothing is to be started, and the user reads the text."""
+    stopped: bool = False
+    """The server was stopped: nothing is to be started, and the hub's pages say the text until the next start."""
 
     def within(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """Return user options with the note among them."""
-        return {**options, NOTE_OPTION: self.model_dump()}
+        return {**options, NOTE_OPTION: self.model_dump(exclude_defaults=True)}
 
 
 def taken_out(options: Any) -> tuple[dict[str, Any], SpawnNote] | None:

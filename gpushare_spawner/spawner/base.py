@@ -10,6 +10,7 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
+from html import escape
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,7 +25,7 @@ from gpushare_spawner.model.idle_policy import IdlePolicy
 from gpushare_spawner.model.layers import LayersFile
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.share import Share
-from gpushare_spawner.model.spawn_note import taken_out
+from gpushare_spawner.model.spawn_note import STATE_KEY, taken_out
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.placement import Strategy, check_strategy
 from gpushare_spawner.quota import Account, Accounts, Admission
@@ -183,6 +184,8 @@ class GPUShareBase(_Part):  # type: ignore[misc]
         self._attempt = self._new_attempt()
         self._responding = False
         self._options_checked = asyncio.Event()
+        self._stop_note = ""
+        """Why the server was stopped, if its user did not do it; empty since the next start."""
 
     # -- what a kind of spawner must say --
 
@@ -338,6 +341,12 @@ class GPUShareBase(_Part):  # type: ignore[misc]
             chosen = self.user_options if isinstance(self.user_options, dict) else {}
         return chosen
 
+    def _below_stop_note(self, form: str) -> str:
+        """The form's HTML, below why the server was stopped."""
+        if not self._stop_note:
+            return form
+        return f'<p class="gpushare-stopped alert alert-info" role="status">{escape(self._stop_note)}</p>\n{form}'
+
     async def _availability_now(self) -> Any:
         """What a spawn would meet now; None where that cannot be known in time."""
         reservations = self.reservations
@@ -373,23 +382,44 @@ class GPUShareBase(_Part):  # type: ignore[misc]
             attempt.progress.tell_template(choice.profile.slug, choice.profile.title)
             self._options_checked.set()
             await self._get_ready(choice)
+        self._stop_note = ""
 
     def _noted(self) -> str:
         """Take the service's note out of the options; return what it says of the spawn before; empty: there is none.
 
-        Raises SpawnRefused where that spawn was cancelled: the hub's page shows the text as the reason.
+        Raises SpawnRefused where nothing is to be started. After a spawn that was cancelled the hub's page shows the
+        text as the reason. After a server that was stopped no spawn has failed, and the text stays in the state.
         """
         found = taken_out(self.user_options)
         if found is None:
             return ""
         self.user_options, note = found
+        if note.cancelled or note.stopped:
+            # as they were given: the hub's API shows them with the default template's name
+            self.user_options = self._accepted_options.get((self.user.name, self.name), self.user_options)
         if self.orm_spawner is not None:
             self.orm_spawner.user_options = self.user_options
             # each request to the hub begins with a rollback
             self.user.db.commit()
+        if note.stopped:
+            self._stop_note = note.text
+            if self._spawn_future is not None:
+                self._spawn_future.add_done_callback(self._forget_spawn)
+            said = "nothing is started: the hub's pages now say why the server was stopped"
+            raise SpawnRefused(note.text, reason="stopped", status=409, log_message=said)
         if note.cancelled:
             raise SpawnRefused(note.text, reason="cancelled", status=409)
         return note.text
+
+    def _forget_spawn(self, spawn: asyncio.Future[Any]) -> None:
+        """Have the hub's pages say that the server does not run, instead of that its last spawn has failed."""
+        if self._spawn_future is spawn:
+            self._spawn_future = None
+
+    @property
+    def _accepted_options(self) -> dict[tuple[str, str], Any]:
+        """The options that were accepted last, by user and server."""
+        return self._shared(("accepted-options",), dict)
 
     async def _accepted_choice(self) -> Choice:
         """Return what the options stand for. Raises SpawnRefused.
@@ -397,15 +427,14 @@ class GPUShareBase(_Part):  # type: ignore[misc]
         The hub saves options before anybody has checked them, and takes them again for a spawn without options.
         Refused ones are replaced there by those that were accepted last.
         """
-        accepted: dict[tuple[str, str], Any] = self._shared(("accepted-options",), dict)
         server = (self.user.name, self.name)
         try:
             choice = await self._choose()
         except SpawnRefused:
             if self.orm_spawner is not None:
-                self.orm_spawner.user_options = accepted.get(server, {})
+                self.orm_spawner.user_options = self._accepted_options.get(server, {})
             raise
-        accepted[server] = self.user_options
+        self._accepted_options[server] = self.user_options
         if choice.profile.template is not None:
             self._show_template(choice.profile.slug)
         return choice
@@ -503,14 +532,16 @@ class GPUShareBase(_Part):  # type: ignore[misc]
             self._spawn_future = failed
 
     def get_state(self) -> dict[str, Any]:
-        """The spawner's state, with the template and the share."""
+        """The spawner's state, with the template and the share; or with why the server was stopped."""
         state: dict[str, Any] = super().get_state()
         ours = self._attempt.state()
-        return {**state, "gpushare": ours} if ours else state
+        stopped = {STATE_KEY: self._stop_note} if self._stop_note else {}
+        return {**state, **({"gpushare": ours} if ours else {}), **stopped}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """What a hub that was restarted knows of a running server."""
+        """What a hub that was restarted knows of a running server, or of one that was stopped."""
         super().load_state(state)
+        self._stop_note = str(state.get(STATE_KEY) or "")
         kept = state.get("gpushare")
         if isinstance(kept, dict):
             try:

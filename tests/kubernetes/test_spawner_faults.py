@@ -90,7 +90,7 @@ async def test_when_no_node_admits_it_ends_with_the_reason(
 
 
 async def test_a_restarted_node_stops_the_server_and_it_starts_again(
-    make_hub: MakeHub, nodes: GpuNodes, cluster: Cluster, capsys: pytest.CaptureFixture[str]
+    make_hub: MakeHub, nodes: GpuNodes, cluster: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     node = cluster.nodes[await nodes.add(gpus=1)]
     hub = await make_hub()
@@ -100,7 +100,7 @@ async def test_a_restarted_node_stops_the_server_and_it_starts_again(
     await node.reboot()
     await cluster.wait_for_phase("jupyter-ada", "Failed")
     await until(lambda: not hub.spawner("ada").active)
-    assert "UnexpectedAdmissionError" in capsys.readouterr().err
+    assert "UnexpectedAdmissionError" in caplog.text
     assert await cluster.pod("jupyter-ada") is None
     node.admit = admit  # type: ignore[method-assign]
     assert (await hub.start_server("ada", {"profile": "whole-gpu"})).code == 201
@@ -360,7 +360,7 @@ async def test_a_hook_that_drops_the_annotations_gives_nothing_away_twice(
     make_hub: MakeHub,
     nodes: GpuNodes,
     cluster: Cluster,
-    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def bare(spawner: Any, pod: Any) -> Any:
@@ -375,7 +375,7 @@ async def test_a_hook_that_drops_the_annotations_gives_nothing_away_twice(
     await nodes.add(gpus=1)
     hub = await make_hub(configure)
     assert (await hub.start_server("ada", {"profile": "whole-gpu"})).code == 201
-    assert "does a modify_pod_hook replace them?" in capsys.readouterr().err
+    assert "does a modify_pod_hook replace them?" in caplog.text
     assert (await hub.start_server("bob", {"profile": "half-gpu"})).code == 503
     # nobody waits out the 20 s in which the pod of a stopped server might still appear
     monkeypatch.setattr("gpushare_spawner.spawner.kubernetes.reservations.LINGER_SECONDS", 1.0)

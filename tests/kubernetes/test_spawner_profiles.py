@@ -15,6 +15,7 @@ from gpushare_spawner.model.kubernetes import SESSION_LABEL, pod_session
 from gpushare_spawner.spawner.kubernetes.spawner import GPUShareSpawner
 from tests.spawner.form.test_form import EVIL, Page
 from tests.spawner.running_hub import Browser, until
+from tests.spawner.test_stopped_servers import STOPPED, pages, stop_as_root, with_our_pages
 
 from .sharing_hub import GpuNodes, everywhere
 from .standin.client import path
@@ -90,6 +91,35 @@ async def test_a_template_is_started_from_the_form(make_hub: MakeHub, nodes: Gpu
     await browser.open("/hub/spawn/ada", form=[("profile", "half-gpu")])
     await hub.started("ada")
     assert list((await nodes.held()).values()) == [50]
+
+
+@pytest.mark.parametrize("own_form", [False, True])
+async def test_the_hubs_pages_say_who_stopped_a_server(make_hub: MakeHub, nodes: GpuNodes, own_form: bool) -> None:
+    await nodes.add(gpus=1)
+
+    def configure(config: Any) -> None:
+        with_our_pages(config)
+        if own_form:
+            with_own(config)
+            config.KubeSpawner.profile_form_template = "{% for p in profile_list %}<p>{{ p.slug }}</p>{% endfor %}"
+
+    hub = await make_hub(configure)
+    await hub.start_server("ada", {"profile": "half-gpu"})
+    await hub.started("ada")
+    await stop_as_root(hub, "ada", "The exam <begins>.")
+    assert await nodes.held() == {}
+    for restarted in (False, True):
+        if restarted:
+            await hub.end(cleanup_servers=False)
+            hub = await make_hub(configure)
+        browser = Browser(hub)
+        await browser.log_in("ada")
+        found = await pages(browser)
+        assert [page for page, said in found.items() if STOPPED not in said] == [], restarted
+    await hub.start_server("ada", {"profile": "half-gpu"})
+    await hub.started("ada")
+    await hub.stop_server("ada")
+    assert "root stopped" not in (await browser.open("/hub/spawn/ada")).body.decode()
 
 
 async def test_a_refusal_shows_the_form_again(make_hub: MakeHub, nodes: GpuNodes) -> None:
@@ -175,14 +205,14 @@ async def test_wrong_choices_of_own_profiles_are_answered(make_hub: MakeHub, nod
 
 
 async def test_a_clash_of_names_keeps_the_profile(
-    make_hub: MakeHub, nodes: GpuNodes, cluster: Cluster, capsys: pytest.CaptureFixture[str]
+    make_hub: MakeHub, nodes: GpuNodes, cluster: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     await nodes.add(gpus=1)
     own = [{"display_name": "Mine", "slug": "half-gpu"}]
     hub = await make_hub(lambda config: config.KubeSpawner.update(profile_list=own))
     assert (await hub.start_server("ada", {"profile": "half-gpu"})).code == 201
     assert not await nodes.held()
-    assert "The template 'half-gpu' is not offered" in capsys.readouterr().err
+    assert "The template 'half-gpu' is not offered" in caplog.text
 
 
 async def test_the_limit_for_each_user_counts_named_servers(

@@ -166,7 +166,7 @@ async def test_a_pod_that_goes_counts_until_it_is_gone(
 
 
 async def test_reports_that_are_stale_or_wrong_give_no_place(
-    make_hub: Callable[..., Any], nodes: GpuNodes, capsys: pytest.CaptureFixture[str]
+    make_hub: Callable[..., Any], nodes: GpuNodes, caplog: pytest.LogCaptureFixture
 ) -> None:
     node = await nodes.add(gpus=1)
     hub = await make_hub(lambda config: config.GPUShareSpawner.__setattr__("view_patience", 0.5))
@@ -175,6 +175,6 @@ async def test_reports_that_are_stale_or_wrong_give_no_place(
     response = await hub.start_server("ada", {"profile": "half-gpu"})
     assert response.code == 503
     assert "The allocations on the cluster's GPUs are unknown" in json.loads(response.body)["message"]
-    log = capsys.readouterr().err
+    log = caplog.text
     assert "the last one is 3 min" in log
     assert "not a report that this version can read" in log

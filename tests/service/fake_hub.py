@@ -11,6 +11,8 @@ from tornado.httpserver import HTTPServer
 from tornado.testing import bind_unused_port
 from tornado.web import Application, HTTPError, RequestHandler
 
+from gpushare_spawner.model.spawn_note import taken_out
+
 TOKEN = "service-token"
 
 
@@ -88,6 +90,19 @@ class FakeHub:
     @property
     def deleted(self) -> list[str]:
         return [path for method, path, _ in self.asked if method == "DELETE"]
+
+    @property
+    def notes(self) -> dict[str, str]:
+        """What the hub's pages say of servers that were stopped, by the path of the server."""
+        asked = ((path, taken_out(body)) for method, path, body in self.asked if method == "POST")
+        return {path: found[1].text for path, found in asked if found is not None and found[1].stopped}
+
+    async def noted(self) -> dict[str, str]:
+        """The same, as soon as there is one."""
+        async with asyncio.timeout(10):
+            while not self.notes:
+                await asyncio.sleep(0.01)
+        return self.notes
 
     async def close(self) -> None:
         self._server.stop()
@@ -200,7 +215,11 @@ class _Server(_Handler):
         servers = self.hub.users[user]["servers"]
         if server in servers:
             raise HTTPError(400, "already running")
-        self.hub.add(user, server, ready=False, pending="spawn", user_options=_body(self.request.body) or {})
+        options = _body(self.request.body) or {}
+        _, note = taken_out(options) or (options, None)
+        if note is not None and (note.cancelled or note.stopped):
+            raise HTTPError(409, note.text)  # as our spawner does: nothing is started
+        self.hub.add(user, server, ready=False, pending="spawn", user_options=options)
         self.set_status(202)
 
     def delete(self, user: str, server: str = "") -> None:

@@ -24,6 +24,7 @@ from gpushare_spawner.service.culler.culler import Culler
 from gpushare_spawner.service.culler.settings import CullerSettings
 from gpushare_spawner.service.history.events import Action
 from gpushare_spawner.service.hub.client import Hub
+from gpushare_spawner.wording.amounts import utc
 from tests.present import present
 from tests.service.conftest import HOUR, MINUTE, Clock
 from tests.service.fake_agent import FakeAgent, Refuse
@@ -191,12 +192,31 @@ def released(agent: FakeAgent, hub_server: FakeHub, clock: Clock, **changes: Any
     return ann
 
 
-async def test_stop_deletes_through_the_hub(
+async def test_stop_deletes_through_the_hub_whose_pages_then_say_why(
     culler: MakeCuller, agent: FakeAgent, hub_server: FakeHub, clock: Clock
 ) -> None:
     released(agent, hub_server, clock)
     await culler().round()
     assert hub_server.deleted == ["/users/ann/server"]
+    assert await hub_server.noted() == {
+        "/users/ann/server": f"{utc(clock())}: The server was stopped: for 8 h there was no GPU work, no busy kernel "
+        "and no other activity. Files stay. Variables in kernels are lost."
+    }
+
+
+async def test_a_service_that_cannot_tell_why_has_stopped_the_server_all_the_same(
+    culler: MakeCuller, agent: FakeAgent, hub_server: FakeHub, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    released(agent, hub_server, clock)
+    one = culler()
+    hub_server.faults = [None, None, None, 403]  # the list, the server, the stop, and the question whether it stopped
+    await one.round()
+    await asyncio.gather(*one._hub_actions._notes._under_way)
+    assert not hub_server.notes
+    assert hub_server.deleted == ["/users/ann/server"]
+    assert one.counters.actions == {Tier.STOPPED: 1}
+    assert not one.counters.failures.total()
+    assert not [record for record in caplog.records if record.levelno > logging.INFO]
 
 
 async def test_a_busy_kernel_is_not_stopped(
@@ -410,8 +430,11 @@ async def test_servers_without_a_template_follow_the_options(
     assert hub_server.deleted == []  # --timeout is 0: never
     await culler(timeout=3600, cull_named_servers=False).round()
     assert hub_server.deleted == ["/users/old/server"]
-    await culler(timeout=3600, remove_named_servers=True).round()
+    assert list(await hub_server.noted()) == ["/users/old/server"]
+    one = culler(timeout=3600, remove_named_servers=True)
+    await one.round()
     assert hub_server.asked[-1] == ("DELETE", "/users/old/servers/named", {"remove": True})
+    assert not one._hub_actions._notes._under_way, "a note would make the server again"
     assert list(hub_server.users["new"]["servers"]) == [""]
 
 
@@ -462,6 +485,8 @@ async def test_max_age_of_a_session_is_announced_first(
     clock.forward(5 * MINUTE)
     await one.round()
     assert hub_server.deleted == ["/users/ann/server"]
+    said = (await hub_server.noted())["/users/ann/server"]
+    assert "The server was stopped: servers run for at most 2 h here. Files stay." in said
 
 
 async def test_a_busy_user_is_told_that_the_server_is_too_old(

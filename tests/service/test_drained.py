@@ -101,6 +101,10 @@ async def test_a_busy_server_that_stays_is_stopped_in_time_and_once(draining: Dr
     await draining.culler.round()
     assert draining.hub_server.deleted == ["/users/ann/server"]
     assert [action.action for action in draining.recorded] == ["message", "stopped"]
+    why = "boss stopped the server: GPU 0 of node fake is being taken out of service. Fan."
+    assert draining.recorded[-1].reason == why
+    assert draining.message("ann", MessageCause.ACTION) == why
+    assert await draining.hub_server.noted() == {"/users/ann/server": f"{utc(draining.clock())}: {why}"}
 
 
 async def test_a_session_that_is_told_late_has_its_notice_period(draining: Draining) -> None:

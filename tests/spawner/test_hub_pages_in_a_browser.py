@@ -22,6 +22,7 @@ from tests.e2e import browser as chromium
 
 from .fake_agent import FakeAgent
 from .running_hub import RunningHub
+from .test_stopped_servers import AT, stop_as_root, with_our_pages
 
 pytestmark = [
     pytest.mark.browser,
@@ -179,6 +180,21 @@ async def test_the_page_of_a_spawn_that_an_admin_cancels_says_who_did(
     assert (await hub.start_server("ada", note.within({"profile": "half-gpu"}))).code == 409
     await page.wait("return document.body.innerText.includes('root cancelled the spawn: An exam begins.')")
     assert "Redirect loop" not in await page.text("body")
+
+
+@pytest.mark.slow
+async def test_the_pages_of_a_stopped_server_say_when_in_the_readers_time(make_hub: Any, browser: Any) -> None:
+    hub: RunningHub = await make_hub(with_our_pages)
+    await hub.start_server("ada", {"profile": "cpu-only"})
+    await hub.started("ada")
+    await stop_as_root(hub, "ada", "An exam begins.")
+    page = Visitor(browser, hub)
+    await page.log_in("ada")
+    said = f"{clock(AT, time.time())}: root stopped the server: An exam begins."
+    for path in ("/hub/spawn/ada", "/hub/user/ada"):
+        await page.open(path)
+        await page.wait("return document.querySelector('.gpushare-stopped time')")
+        assert await page.text(".gpushare-stopped") == said, path
 
 
 class Visitor:

@@ -38,11 +38,15 @@ class ActionLog:
         cause: str = "",
         reason: str = "",
         dry_run: bool = False,
-    ) -> None:
-        """Log what was done to a session. ``units``: what it holds afterwards, on each of its GPUs; None: as before."""
+    ) -> float:
+        """Log what was done to a session, and return when that was, in seconds since the epoch.
+
+        ``units``: what it holds afterwards, on each of its GPUs; None: as before.
+        """
+        at = self._clock()
         self._log(
             Action(
-                at=self._clock(),
+                at=at,
                 action=action,
                 actor=actor,
                 user=session.user,
@@ -56,6 +60,7 @@ class ActionLog:
                 dry_run=dry_run,
             )
         )
+        return at
 
     def server(
         self, server: HubServer, action: str, actor: str = CULLER, *, reason: str = "", dry_run: bool = False

@@ -6,8 +6,6 @@ and starts it again.
 
 from __future__ import annotations
 
-import logging
-
 from gpushare_spawner.model.spawn_note import MAX_LETTERS, SpawnNote
 from gpushare_spawner.service.actions.action_log import ActionLog
 from gpushare_spawner.service.actions.outcome import (
@@ -21,9 +19,8 @@ from gpushare_spawner.service.actions.outcome import (
 )
 from gpushare_spawner.service.actions.texts import harmless
 from gpushare_spawner.service.hub.client import Hub, HubFailed, HubServer
+from gpushare_spawner.service.hub.server_notes import ServerNotes
 from gpushare_spawner.wording.controls import session_controls as words
-
-log = logging.getLogger("gpushare.service.actions")
 
 CANCEL, REQUEUE = "cancel", "requeue"
 """What the history calls these actions."""
@@ -38,6 +35,7 @@ class SpawnActions:
         self._hub = hub
         self._log = log
         self._patience = patience
+        self._notes = ServerNotes(hub, patience)
 
     async def cancel(self, user: str, name: str, actor: Actor, why: str = "") -> Outcome:
         """End a spawn. ``name``: of the server. ``why``: what its user reads, if another one does it."""
@@ -51,21 +49,8 @@ class SpawnActions:
         reason = words.cancelled_by(actor.name, harmless(why))
         self._log.server(server, CANCEL, actor.name, reason=reason)
         if actor.name != user:
-            await self._explain(server, reason)
+            await self._notes.cancelled(server, reason)
         return Outcome(True, words.CANCELLED)
-
-    async def _explain(self, server: HubServer, reason: str) -> None:
-        """Have the hub's page of a cancelled spawn say the reason: the spawner refuses a spawn with this note.
-
-        The spawn is cancelled whether or not that works.
-        """
-        note = SpawnNote(text=reason[:MAX_LETTERS], cancelled=True)
-        try:
-            if await self._hub.stopped(server.user, server.name, self._patience):
-                await self._hub.start(server.user, server.name, note.within(server.options))
-        except HubFailed as error:
-            # also the refusal that is asked for
-            log.debug("The note on the cancelled spawn of %s: %s", server.label, error)
 
     async def requeue(self, user: str, name: str, actor: Actor, why: str = "") -> Outcome:
         """Put a spawn at the end of the queue. For admins. ``why``: what its user reads."""

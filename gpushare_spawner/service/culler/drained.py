@@ -145,7 +145,8 @@ class Drains:
         return (await self._actions.withdraw_messages(decision, admin, MessageCause.DRAIN)).changed
 
     async def _stop(self, one: Drained) -> bool:
-        return (await self._actions.stop(one.decision, _admin(one.cordon))).changed
+        why = words.taken_out(one.where, one.cordon.reason)
+        return (await self._actions.stop(one.decision, _admin(one.cordon), why)).changed
 
 
 _NOBODY: tuple[Cordon | None, float, float] = (None, 0.0, 0.0)

@@ -18,7 +18,9 @@ from gpushare_spawner.service.culler.idle_action_log import IdleActionLog
 from gpushare_spawner.service.culler.servers_without_share import judge
 from gpushare_spawner.service.culler.settings import CullerSettings
 from gpushare_spawner.service.hub.client import Hub, HubServer, HubUser
+from gpushare_spawner.service.hub.server_notes import ServerNotes
 from gpushare_spawner.service.reports import ask
+from gpushare_spawner.wording import stops
 from gpushare_spawner.wording.idle_decisions import decided
 
 log = logging.getLogger("gpushare.service")
@@ -48,6 +50,7 @@ class HubActions:
         self._counters = counters
         self._actions = actions
         self._clock = clock
+        self._notes = ServerNotes(hub)
         self.awaiting_reports = False
         """Whether a stop waits for the agent's next report."""
 
@@ -70,7 +73,7 @@ class HubActions:
             return await update_notice(fresh, self._counters)
         if fresh.decision.tier is not Tier.STOPPED or fresh.dry_run:
             return False
-        await self._stop(server)
+        await self._stop(server, stops.by_culler(fresh.decision))
         self._actions.stopped_session(fresh, decided(fresh.decision, current.share))
         return True
 
@@ -86,7 +89,7 @@ class HubActions:
         verdict = judge(server, self._templates(), self._settings, self._clock(), agents_answered=True)
         if not verdict.stop_because:
             return False
-        await self._stop(server)
+        await self._stop(server, stops.overdue(verdict.stop_because))
         self._actions.stopped_server(server, verdict.stop_because)
         return True
 
@@ -96,6 +99,10 @@ class HubActions:
         log.info("User %s deleted: %s", user.name, reason)
         return True
 
-    async def _stop(self, server: HubServer) -> None:
-        await self._hub.stop(server.user, server.name, self._settings.remove_named_servers)
+    async def _stop(self, server: HubServer, why: str) -> None:
+        """``why``: what the hub's pages say, in sentences."""
+        removed = bool(server.name) and self._settings.remove_named_servers
+        await self._hub.stop(server.user, server.name, removed)
         self._counters.acted(Tier.STOPPED)
+        if not removed:
+            self._notes.stopped(server, why, self._clock())

@@ -33,7 +33,8 @@ _ALWAYS = {
     "list:users": "it cannot list servers, so no server is stopped",
     "read:servers": "it cannot read the servers' last activity, so no server is stopped",
     "delete:servers": "no server is stopped after stop_after or --timeout",
-    START: "no server can be restarted from the dashboard, and no spawn put at the end of the queue",
+    START: "no server can be restarted from the dashboard, no spawn put at the end of the queue, and the hub's pages "
+    "do not say why a server was stopped",
     "read:users:groups": "without quotas, the history counts no GPU time for groups",
 }
 _FOR_GROUPS = {

@@ -1,4 +1,4 @@
-"""Pages of the hub that we extend: the one of a spawn that is pending says whether the spawn waits for a GPU."""
+"""Pages of the hub that we extend: they say whether a spawn waits for a GPU, and why a server was stopped."""
 
 from __future__ import annotations
 

@@ -223,11 +223,12 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
         cards = self._allowed(offer.cards)
         availability_now = await self._availability_if_watched() if offers_gpu(cards) else None
         if self._has_own_form():
-            return self._kube.rendered_form(entries_of(cards, offer, availability_now, self._quota_choices))
+            own = self._kube.rendered_form(entries_of(cards, offer, availability_now, self._quota_choices))
+            return self._below_stop_note(own)
         chosen = shown_as_chosen(self._chosen_before(), cards, offer)
-        return Form(self.form_template_paths).render(
-            cards, chosen, availability_now, self.unavailable, quotas=self._quota_choices
-        )
+        form = Form(self.form_template_paths)
+        rendered = form.render(cards, chosen, availability_now, self.unavailable, quotas=self._quota_choices)
+        return self._below_stop_note(rendered)
 
     async def _availability_if_watched(self) -> Any:
         try:

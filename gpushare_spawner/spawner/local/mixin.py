@@ -167,7 +167,7 @@ class GPUShareMixin(GPUShareBase):
         """The form's HTML, for this user and what is free now."""
         offered = self._allowed(await self.offered())
         form = Form(self.form_template_paths)
-        return form.render(
+        rendered = form.render(
             offered,
             self._chosen_before(),
             await self._availability_now(),
@@ -175,6 +175,7 @@ class GPUShareMixin(GPUShareBase):
             self.enforces_resources,
             self._quota_choices,
         )
+        return self._below_stop_note(rendered)
 
     def _read_form(self, form_data: dict[str, Any]) -> dict[str, Any]:
         options = Form.read(form_data)

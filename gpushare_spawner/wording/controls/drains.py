@@ -52,8 +52,3 @@ def taken_out(where: str, reason: str) -> str:
     reason = reason.rstrip()
     end = "" if not reason or reason[-1] in ".!?" else "."
     return f"{where} is being taken out of service. {reason}{end}".rstrip()
-
-
-def stopped(where: str, by: str) -> str:
-    """Return why a server was stopped. ``by``: who drains."""
-    return f"{by} drains {where}, and the notice period is over."

@@ -12,6 +12,7 @@ from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.service.actions.outcome import ActionRefused, Actor, Asked, Outcome, RefusalCode, Target
 from gpushare_spawner.service.actions.session_actions import SessionActions
 from gpushare_spawner.service.hub.client import Hub
+from gpushare_spawner.wording.amounts import utc
 from gpushare_spawner.wording.controls import session_controls as words
 from tests.present import present
 from tests.service.actions.conftest import ANN, ROOT, Acting
@@ -148,8 +149,11 @@ async def test_the_user_reads_which_admin_acted_and_why(
     assert [action.reason for action in acting.recorded] == [text]
     if act is _restart:
         # on the hub's page, while the new server starts
-        note = {"text": text, "cancelled": False}
+        note = {"text": text}
         assert hub_server.users["ann"]["servers"][""]["user_options"] == {"profile": "cpu", "gpushare_note": note}
+    if hub_server.deleted and act is not _restart:
+        # on the hub's pages, until the server starts again
+        assert await hub_server.noted() == {"/users/ann/server": f"{utc(clock())}: {text}"}
 
 
 async def test_a_user_is_not_told_of_what_the_user_did(acting: Acting, hub_server: FakeHub, clock: Clock) -> None:
@@ -159,6 +163,8 @@ async def test_a_user_is_not_told_of_what_the_user_did(acting: Acting, hub_serve
     await acting.actions.release(one, ANN, why="lunch")
     await acting.actions.stop(one, ANN, "done")
     assert acting.agent.sessions["ann"].messages == ()
+    assert not acting.actions._servers._notes._under_way
+    assert not hub_server.notes
 
 
 async def test_a_stop_that_the_hub_refuses_is_not_said_to_the_user(acting: Acting, hub_server: FakeHub) -> None:
