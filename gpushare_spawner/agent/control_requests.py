@@ -197,7 +197,8 @@ class ControlRequests:
         self._registry.tiers.announce(self._known(request.id), request)
 
     async def _set_controls(self, request: ControlsRequest) -> None:
-        """Set a session's controls. Its user hears the answer when they are on the disk, and so survive a crash."""
+        """Set a session's controls. Its user hears the answer when they are on the disk, and so survive a crash. Where
+        the disk refuses them, the report says so."""
         session = self._known(request.id)
         self._registry.controls.replace(session, request.controls)
         if request.answer is not None:
