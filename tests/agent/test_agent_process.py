@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from gpushare_spawner.model.protocol.control import ControlRefused, OpenRequest, TierRequest
+from gpushare_spawner.model.cordon import Cordon
+from gpushare_spawner.model.protocol.control import ControlRefused, CordonRequest, OpenRequest, TierRequest
 from gpushare_spawner.model.protocol.frames import Kind
 from gpushare_spawner.model.report import SessionReport
 from gpushare_spawner.model.tier import Tier
@@ -282,6 +283,28 @@ def test_options_that_lead_nowhere(short_folder: Path, options: list[str], words
     assert done.returncode != 0
     assert words in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("mask", [0o000, 0o077])
+async def test_the_rights_of_its_files_do_not_depend_on_the_umask(short_folder: Path, mask: int) -> None:
+    """An init script can start it with the umask 0, and users can pass its folder."""
+    agent, before = AgentProcess(short_folder), os.umask(mask)
+    try:
+        await agent.start()
+    finally:
+        os.umask(before)
+    try:
+        opened = await agent.client.open(await request_on_first(agent, "ada"))
+        await agent.client.cordon(CordonRequest(cordon=Cordon(by="boss", reason="The fan is replaced.", since=1.0)))
+    finally:
+        agent.end()
+    state = short_folder / "state"
+    modes = {path.relative_to(state).parts[0]: path.stat().st_mode & 0o777 for path in state.glob("*")}
+    files = [path for path in state.rglob("*") if path.is_file()]
+    assert {path.name for path in files} >= {"gpus.json", "cordons.json"}
+    assert [path for path in files if path.stat().st_mode & 0o077] == []
+    assert state.stat().st_mode & 0o777 == modes["s"] == 0o711
+    assert opened.environment["GPUSHARE_SOCKET"].startswith(f"{state}/s/")
 
 
 @pytest.mark.skipif(shutil.which("nvidia-smi") is not None, reason="this machine has an NVIDIA driver")

@@ -19,6 +19,7 @@ from tornado.httpclient import AsyncHTTPClient, HTTPClientError, HTTPRequest, HT
 
 from gpushare_spawner.model.kubernetes import PodSession, pod_session
 from tests.e2e.hub_api import Hub
+from tests.ports import free_port
 
 from .agent_account import agent_token
 from .cluster_agent import ClusterAgent
@@ -48,12 +49,14 @@ class ClusterStack:
         self._nodes = nodes
         self._addresses = PodAddresses()
         here = self._addresses.next()
-        # the config files lead the service to localhost; the block of addresses is this run's alone, and so is the port
-        hub_port = 20_000 + int(here.split(".")[1])
+        # no usual ports: a hub of this machine that listens on all addresses has them
+        ports = [free_port() for _ in range(5)]
         self._urls = {
-            "public": f"http://{here}:8000", "proxy": f"http://{here}:8001", "hub": f"http://127.0.0.1:{hub_port}",
+            "public": f"http://{here}:{ports[0]}", "proxy": f"http://{here}:{ports[1]}",
+            # the config files lead the service to localhost
+            "hub": f"http://127.0.0.1:{ports[2]}", "port of servers": str(ports[3]),
         }  # fmt: skip
-        self._service_url = f"http://{here}:10190"
+        self._service_url = f"http://{here}:{ports[4]}"
         self._token, self._proxy_token = secrets.token_hex(16), secrets.token_hex(16)
         self.hub = Hub(self._urls["public"], self._token)
         self._processes: dict[str, asyncio.subprocess.Process] = {}

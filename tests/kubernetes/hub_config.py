@@ -28,6 +28,7 @@ c.JupyterHub.authenticator_class = "dummy"
 c.Authenticator.allow_all = True
 
 c.KubeSpawner.namespace = os.environ["POD_NAMESPACE"]
+c.KubeSpawner.port = int(_addresses["port of servers"])
 c.KubeSpawner.image = "standin/notebook:1"
 c.KubeSpawner.cmd = [sys.executable, "-m", "jupyterhub.singleuser"]
 c.KubeSpawner.start_timeout = 100

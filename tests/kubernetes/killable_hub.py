@@ -23,7 +23,6 @@ from tests.spawner.running_hub import TOKEN
 
 from .sharing_hub import SharingHub
 
-PORT = 8081
 HUB_LOG = "hub.log"
 """In the folder of the database; all hubs of a test write into it."""
 # a process that has imported everything, of which each hub is a copy: that is most of what a hub's start takes
@@ -43,13 +42,14 @@ class HubSettings:
     kubeconfig: str
     address: str
     """Of the hub's own, on the loopback interface: pods say by it which hub made them."""
+    port: int
 
 
 class KillableHub:
     """One process."""
 
     def __init__(self, settings: HubSettings) -> None:
-        self.api = Hub(f"http://{settings.address}:{PORT}", TOKEN)
+        self.api = Hub(f"http://{settings.address}:{settings.port}", TOKEN)
         self.log = Path(settings.folder) / HUB_LOG
         self._process = _PROCESSES.Process(target=_run, args=(asdict(settings), str(self.log)), daemon=True)
 
@@ -93,7 +93,7 @@ def _run(said: dict[str, Any], log: str) -> None:
 async def _serve(settings: HubSettings) -> None:
     def configure(config: Any) -> None:
         config.JupyterHub.hub_ip = settings.address
-        config.JupyterHub.hub_port = PORT
+        config.JupyterHub.hub_port = settings.port
         config.JupyterHub.log_level = "INFO"
         # answers come when servers are ready, or gone
         config.JupyterHub.tornado_settings = {"slow_spawn_timeout": 90, "slow_stop_timeout": 90}

@@ -29,6 +29,7 @@ from gpushare_spawner.model.kubernetes import (
 from gpushare_spawner.model.report import GpuReport, Report
 from gpushare_spawner.spawner.kubernetes.cluster.pods import holds_share
 from gpushare_spawner.spawner.kubernetes.spawner import GPUShareSpawner
+from tests.ports import free_port
 from tests.spawner.running_hub import RunningHub
 
 from .standin.client import ApiStatus, path
@@ -187,6 +188,7 @@ class SharingHub(RunningHub):
             config.GPUShareSpawner.reports_namespace = cluster.namespace
             config.GPUShareSpawner.queue_poll_interval = 0.2
             config.KubeSpawner.namespace = cluster.namespace
+            config.KubeSpawner.port = free_port()
             config.KubeSpawner.cmd = ["jupyterhub-singleuser"]
             config.KubeSpawner.image = "standin/notebook:1"
             config.KubeSpawner.environment = {}

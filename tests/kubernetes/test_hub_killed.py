@@ -19,6 +19,7 @@ from tornado.httpclient import HTTPClientError
 
 from gpushare_spawner.model.kubernetes import SESSION_SELECTOR, pod_session
 from gpushare_spawner.spawner.kubernetes.cluster.pods import holds_share
+from tests.ports import free_port
 
 from .killable_hub import HUB_LOG, HubSettings, KillableHub
 from .logs_of_failures import logs_of_failures
@@ -247,7 +248,7 @@ async def scenario(
     addresses = PodAddresses()
     token = await cluster.service_account("hub", SHARING_RULES)
     settings = HubSettings(
-        str(tmp_path), str(templates), cluster.namespace, str(cluster.kubeconfig(token)), addresses.next()
+        str(tmp_path), str(templates), cluster.namespace, str(cluster.kubeconfig(token)), addresses.next(), free_port()
     )
     scenario = Scenario(cluster, settings)
     beside = [asyncio.create_task(scenario.watch()), asyncio.create_task(stay_fresh(nodes))]

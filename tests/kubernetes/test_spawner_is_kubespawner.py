@@ -18,6 +18,7 @@ from traitlets.config import Config
 
 from gpushare_spawner.model.kubernetes import SESSION_LABEL
 from gpushare_spawner.spawner.kubernetes.spawner import GPUShareSpawner
+from tests.ports import free_port
 
 from .sharing_hub import everywhere, kube_access
 from .standin.client import path
@@ -80,6 +81,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 def config(cluster: Cluster, kind: str) -> Config:
     config = Config()
     config.KubeSpawner.namespace = cluster.namespace
+    config.KubeSpawner.port = free_port()
     config.KubeSpawner.cmd = ["jupyterhub-singleuser"]
     config.KubeSpawner.start_timeout = 20
     config.KubeSpawner.delete_grace_period = 0
@@ -207,7 +209,7 @@ async def test_start_poll_stop(make: Make, node: Any, cluster: Cluster) -> None:
     assert pod["status"]["phase"] == "Running"
     assert SESSION_LABEL not in pod["metadata"]["labels"]
     assert not any(name.startswith("gpushare") for name in pod["metadata"].get("annotations") or {})
-    assert url == f"http://{pod['status']['podIP']}:8888"
+    assert url == f"http://{pod['status']['podIP']}:{spawner.port}"
     assert await spawner.poll() is None
     await spawner.stop()
     assert await cluster.pod(spawner.pod_name) is None

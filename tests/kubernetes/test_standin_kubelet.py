@@ -170,12 +170,12 @@ def is_running(pid: int) -> bool:
 
 
 async def test_hundreds_of_pods_need_no_processes(cluster: Cluster) -> None:
-    node = await cluster.make_node(programs=Listeners(port=8123))
+    node = await cluster.make_node(programs=(listeners := Listeners()))
     for number in range(30):
         await cluster.create_pod(f"many-{number}")
     for number in range(30):
         pod = await cluster.wait_for_phase(f"many-{number}", "Running")
-    reader, writer = await asyncio.open_connection(pod["status"]["podIP"], 8123)
+    reader, writer = await asyncio.open_connection(pod["status"]["podIP"], listeners.port)
     writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
     assert (await reader.readline()).startswith(b"HTTP/1.1 200")
     writer.close()

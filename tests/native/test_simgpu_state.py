@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from gpushare_spawner.native import build
 from tests.libraries import SIMGPU, simulated_driver
 
@@ -24,6 +26,34 @@ def test_killed_with_a_lock_held_and_the_lists_in_ruins(tmp_path: Path) -> None:
     environment = os.environ | {"SIMGPU_STATE": str(tmp_path / "state"), "SIMGPU_MEMORY": "256MiB"}
     done = subprocess.run([program], env=environment, capture_output=True, text=True, timeout=30)
     assert (done.returncode, done.stdout) == (0, "whole\n")
+
+
+SIZE = """
+import ctypes, locale
+locale.setlocale(locale.LC_ALL, "")
+assert locale.localeconv()["decimal_point"] == ","
+nvml, device, memory, name = ctypes.CDLL("libnvidia-ml.so.1"), ctypes.c_void_p(), (ctypes.c_uint64 * 3)(), bytes(96)
+assert nvml.nvmlInit_v2() == 0
+assert nvml.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(device)) == 0
+assert nvml.nvmlDeviceGetMemoryInfo(device, memory) == 0
+assert nvml.nvmlDeviceGetName(device, name, 96) == 0
+print(memory[0] >> 20, name.rstrip(b"\\0").decode())
+"""
+
+
+def test_a_program_with_a_locale_of_decimal_commas_has_the_same_gpu(tmp_path: Path) -> None:
+    made = subprocess.run(["localedef", "-i", "de_DE", "-f", "UTF-8", tmp_path / "de_DE"], capture_output=True)
+    if not (tmp_path / "de_DE").is_dir():
+        pytest.skip(f"no German locale can be made here: {made.stderr.decode()}")
+    environment = os.environ | {
+        "SIMGPU_STATE": str(tmp_path / "state"),
+        "SIMGPU_MEMORY": "0.25GiB",
+        "LD_LIBRARY_PATH": str(simulated_driver()),
+        "LOCPATH": str(tmp_path),
+        "LANG": "de_DE",
+    }
+    said = subprocess.check_output([sys.executable, "-c", SIZE], env=environment, text=True)
+    assert said == "256 Simulated GPU 0.25 GiB\n"
 
 
 UUIDS = """

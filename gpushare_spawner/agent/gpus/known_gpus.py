@@ -6,7 +6,6 @@ Without this record an agent whose only GPU is lost could not start, and its ses
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
@@ -15,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from gpushare_spawner.agent import processes
 from gpushare_spawner.agent.gpus.nvml import Gpu, NoGpu
-from gpushare_spawner.agent.state.state_file import regular_content
+from gpushare_spawner.agent.state.state_file import regular_content, replace_file
 
 log = logging.getLogger(__name__)
 
@@ -73,12 +72,8 @@ class KnownGpus:
     def save(self, gpus: Iterable[Gpu]) -> None:
         """Remember these. A disk that refuses is told in the log."""
         record = _Record(boot=processes.boot_id(), gpus=[asdict(gpu) for gpu in gpus])
-        fresh = self._path.with_suffix(".new")
         try:
-            fresh.unlink(missing_ok=True)
-            with open(fresh, "x") as file:
-                file.write(record.model_dump_json())
-            os.replace(fresh, self._path)
+            replace_file(self._path, record.model_dump_json().encode())
         except OSError as error:
             log.warning("cannot write the record of this machine's GPUs to %s: %s", self._path, error.strerror)
 

@@ -24,11 +24,14 @@ def regular_content(path: Path) -> bytes:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Replace a file; a crash leaves the old one or the new one. Raises OSError; the old file is whole then."""
+    """Replace a file; a crash leaves the old one or the new one. Raises OSError; the old file is whole then.
+
+    It is this user's alone, whatever the umask: others can pass the state folder, and nobody else reads its records.
+    """
     fresh = path.with_suffix(".new")
     try:
         fresh.unlink(missing_ok=True)
-        with open(fresh, "xb") as file:
+        with open(fresh, "xb", opener=_private) as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
@@ -38,6 +41,10 @@ def replace_file(path: Path, content: bytes) -> None:
             fresh.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def sync_folder(folder: Path) -> None:

@@ -6,8 +6,6 @@ import itertools
 import os
 import socket
 
-_CLAIM_PORT = 49151
-
 
 class PodAddresses:
     """A block of loopback addresses that no other test run on this machine has."""
@@ -16,9 +14,10 @@ class PodAddresses:
         first = os.getpid()
         for attempt in range(1, 250):
             block = 1 + (first + attempt) % 250
-            self._claim = socket.socket()
+            # an abstract name: it belongs to the network namespace, as the addresses do, and ends with the process
+            self._claim = socket.socket(socket.AF_UNIX)
             try:
-                self._claim.bind((f"127.{block}.255.254", _CLAIM_PORT))
+                self._claim.bind(f"\0gpushare-tests-127.{block}")
             except OSError:
                 self._claim.close()
             else:

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from tests.ports import free_port
+
 POD_MARK = "STANDIN_POD"
 """In the environment of every process of a pod, so that those that left its process group are found and ended too."""
 
@@ -99,7 +101,7 @@ class Listeners:
     runs, `start_seconds` what the server in it then takes until it listens.
     """
 
-    port: int = 8888
+    port: int = field(default_factory=free_port)
     start_seconds: float = 0.0
     container_seconds: float = 0.0
 

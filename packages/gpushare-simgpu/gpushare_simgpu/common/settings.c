@@ -1,5 +1,6 @@
 #include "common/settings.h"
 
+#include <locale.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -102,7 +103,7 @@ static int read_checkpoint(struct settings *s) {
     return 0;
 }
 
-int settings_read(struct settings *s) {
+static int read_all(struct settings *s) {
     const double gib = 1024.0 * 1024 * 1024;
     uint64_t slice_us;
     memset(s, 0, sizeof *s);
@@ -137,4 +138,16 @@ int settings_read(struct settings *s) {
     else
         snprintf(s->model, sizeof s->model, "Simulated GPU %.3g GiB", (double)s->memory / gib);
     return 0;
+}
+
+int settings_read(struct settings *s) {
+    /* a program can have set its locale to German, where "0.5GiB" is 0 and then ".5GiB" */
+    locale_t plain = newlocale(LC_ALL_MASK, "C", (locale_t)0);
+    locale_t before = plain ? uselocale(plain) : (locale_t)0;
+    int result = read_all(s);
+    if (plain) {
+        uselocale(before);
+        freelocale(plain);
+    }
+    return result;
 }
