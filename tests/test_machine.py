@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from gpushare_spawner.native import build
 from tests.conftest import ROOT
 from tests.machine import REMOVED, RENAMED, TOLD, removed
 
@@ -78,6 +79,17 @@ def test_nothing_of_the_machine_is_left_when_a_test_begins(tmp_path: Path) -> No
     assert (environment["TMPDIR"], environment["LANG"]) == ("/tmp", "C.UTF-8")
     assert Path(environment["HOME"]).parent == Path("/tmp")
     assert not without_poison.keys() & environment.keys()
+
+
+def test_a_library_that_is_built_with_a_closed_umask_can_be_loaded_by_all_users(tmp_path: Path) -> None:
+    (tmp_path / "libraries.toml").write_text('["lib.so"]\nsources = ["*.c"]\nflags = []\n')
+    (tmp_path / "one.c").write_text("int one(void) { return 1; }\n")
+    before = os.umask(0o077)
+    try:
+        (library,) = build.build(tmp_path)
+    finally:
+        os.umask(before)
+    assert [path.stat().st_mode & 0o777 for path in (library, library.parent)] == [0o755, 0o755]
 
 
 @pytest.mark.parametrize("name", sorted(TOLD))

@@ -59,7 +59,9 @@ def build(
             f"the native libraries are built for Linux on {' or '.join(MACHINES)}, "
             f"not for {platform.system()} on {machine}"
         )
-    into.mkdir(parents=True, exist_ok=True)
+    if not into.is_dir():
+        into.mkdir(parents=True)
+        into.chmod(0o755)
     # the map: no path of the building machine in the libraries
     command = [*compiler(), "-target", f"{machine}-linux-gnu.{GLIBC}", *FLAGS, f"-ffile-prefix-map={folder}=."]
     if stripped:
@@ -77,6 +79,8 @@ def build(
         if done.returncode:
             fresh.unlink(missing_ok=True)
             raise BuildError(f"{name} does not compile:\n{done.stderr}")
+        # processes of all users load it, whatever the umask of whoever builds
+        fresh.chmod(0o755)
         os.replace(fresh, target)
         built.append(target)
     return built
