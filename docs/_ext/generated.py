@@ -14,6 +14,8 @@
 | gpushare-metrics | agent-without-token, agent-with-token or service | its metric families |
 | gpushare-addresses | service, agent or notebook | what answers there |
 | gpushare-rest-api | | the operations of the service's REST API |
+| gpushare-chart-values | | the values of the agents' chart |
+| gpushare-frames | notebook, agent or features | the frames of the session socket, or its feature bits |
 | gpushare-fields | module:Class | the fields of a class |
 """
 
@@ -25,10 +27,12 @@ import io
 import json
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import reference_text
+import yaml
 from docutils import nodes
 from docutils.statemachine import StringList
 from prometheus_client.core import Metric
@@ -72,6 +76,12 @@ def notifier_schema() -> dict[str, Any]:
     from gpushare_spawner.templates.schema import file_schema
 
     return file_schema(NotifierConfig, "Notifiers")
+
+
+def chart() -> tuple[dict[str, Any], dict[str, Any]]:
+    """The schema of the agents' chart, and its values."""
+    folder = Path(__file__).resolve().parents[2] / "helm-values" / "gpushare-agent"
+    return json.loads((folder / "values.schema.json").read_text()), yaml.safe_load((folder / "values.yaml").read_text())
 
 
 def metric_families(part: str) -> list[Metric]:
@@ -216,6 +226,16 @@ class RestApi(Generated):
         return reference_text.rest_api(openapi_document("/services/gpushare/"))
 
 
+class ChartValues(Generated):
+    def text(self, argument: str) -> str:
+        return reference_text.chart_values(*chart())
+
+
+class Frames(Generated):
+    def text(self, argument: str) -> str:
+        return reference_text.frames(argument)
+
+
 class Fields(Generated):
     def text(self, argument: str) -> str:
         return reference_text.fields(argument)
@@ -236,6 +256,8 @@ def setup(app: Sphinx) -> dict[str, bool]:
         ("metrics", Metrics),
         ("addresses", Addresses),
         ("rest-api", RestApi),
+        ("chart-values", ChartValues),
+        ("frames", Frames),
         ("fields", Fields),
     ):
         app.add_directive(f"gpushare-{name}", directive)

@@ -8,13 +8,15 @@ from __future__ import annotations
 import argparse
 import ast
 import inspect
+import itertools
 import json
 import re
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from enum import Enum
 from importlib import import_module
 from importlib.metadata import entry_points
-from typing import Any
+from typing import Any, TypeVar
 
 from prometheus_client.core import Metric
 from tornado.routing import PathMatches
@@ -22,9 +24,13 @@ from tornado.web import Application, RequestHandler
 from traitlets import HasTraits
 
 from gpushare_spawner.model.layers import IdleReach, Layer, Source, Where
+from gpushare_spawner.model.protocol.frames import Feature, Kind
 from gpushare_spawner.model.share import UNITS_PER_GPU
 
 OURS = "gpushare_spawner."
+FIRST_OF_AGENT = 64
+"""Frames of this type and above are the agent's."""
+E = TypeVar("E", bound=Enum)
 METHODS = ("get", "head", "post", "put", "patch", "delete")
 
 
@@ -159,6 +165,21 @@ def _fields(
         yield f"`{prefix}{name}`", value, default, markup(field["description"])
         if inner is not None:
             yield from _fields(inner, schema, f"{prefix}{name}.{'NAME.' if named else ''}", mappings)
+
+
+def chart_values(schema: dict[str, Any], defaults: dict[str, Any]) -> str:
+    """A table of the values of a chart, from its schema and its values.yaml. An object stands as its own values."""
+    return table(("value", "default", "meaning"), _chart_values(schema, defaults, ""))
+
+
+def _chart_values(part: dict[str, Any], defaults: dict[str, Any], prefix: str) -> Iterator[tuple[str, ...]]:
+    for name, field in part["properties"].items():
+        default = defaults.get(name)
+        if "properties" in field and isinstance(default, dict) and default:
+            yield from _chart_values(field, default, f"{prefix}{name}.")
+        else:
+            shown = f"`{json.dumps(default)}`" if name in defaults else ""
+            yield f"`{prefix}{name}`", shown, markup(field["description"])
 
 
 def _value(kind: dict[str, Any]) -> str:
@@ -307,6 +328,30 @@ def fields(path: str) -> str:
     ours = [base for base in reversed(cls.__mro__) if base.__module__.startswith(OURS)]
     rows = [row for base in ours for row in _declared(base)]
     return markup(cls.__doc__ or "") + "\n\n" + table(("field", "type", "not given", "meaning"), rows) + "\n"
+
+
+def frames(part: str) -> str:
+    """The frames of the session socket, or its feature bits. ``part``: notebook, agent or features. Raises KeyError."""
+    if part == "features":
+        return table(
+            ("bit", "name", "meaning"),
+            ((str(flag.value.bit_length() - 1), flag.name or "", text) for flag, text in members(Feature)),
+        )
+    agent = {"notebook": False, "agent": True}[part]
+    rows = ((str(kind.value), kind.name, text) for kind, text in members(Kind) if (kind >= FIRST_OF_AGENT) is agent)
+    return table(("type", "name", "fields"), rows)
+
+
+def members(cls: type[E]) -> Iterator[tuple[E, str]]:
+    """Each member of an enum with the text below it, empty if there is none."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
+    assert isinstance(tree, ast.ClassDef)
+    for line, after in itertools.pairwise([*tree.body, None]):
+        if isinstance(line, ast.Assign) and isinstance(line.targets[0], ast.Name):
+            text = ""
+            if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
+                text = markup(str(after.value.value))
+            yield cls[line.targets[0].id], text
 
 
 def _declared(cls: type) -> Iterator[tuple[str, ...]]:

@@ -103,6 +103,16 @@ def test_every_field_of_a_quota_has_a_row_with_value_and_meaning() -> None:
     assert [cells for part in tables.values() for cells in part if not cells[1] or not cells[3]] == []
 
 
+def test_every_value_of_the_chart_has_a_row_with_its_default_and_a_meaning() -> None:
+    schema, defaults = generated.chart()
+    shown = {cells[0].strip("`"): cells for cells in rows(reference_text.chart_values(schema, defaults))[2:]}
+    assert {name.partition(".")[0] for name in shown} == schema["properties"].keys()
+    assert shown["gpus.from"][1] == '`"claim"`'
+    assert shown["hub.readCapacity"][1] == "`true`"
+    assert [name for name, cells in shown.items() if not cells[2]] == []
+    assert "{gpushare-chart-values}" in page("chart.md")
+
+
 # -- commands ---------------------------------------------------------------------------------------------------------
 
 
@@ -220,13 +230,19 @@ def test_fields_of_a_class_come_with_type_default_and_text_also_those_of_its_bas
     assert shown["`uid`"][3] == "The user id that can connect to the session's socket."
 
 
-def test_the_frames_of_the_protocol_are_those_of_the_code() -> None:
-    bits = page("protocol.md").partition("## Feature bits")[2].partition("\n## ")[0]
-    features = {int(cells[0]): cells[1] for cells in rows(bits) if cells[0].isdecimal()}
-    table = page("protocol.md").replace(bits, "")
-    frames = {int(cells[0]): cells[1] for cells in rows(table) if cells[0].isdecimal() and cells[1].isupper()}
-    assert frames == {kind.value: kind.name for kind in Kind}
-    assert features == {feature.value.bit_length() - 1: feature.name for feature in Feature}
+@pytest.mark.parametrize(
+    ("part", "wanted"),
+    [
+        ("notebook", {kind.value: kind.name for kind in Kind if kind < 64}),
+        ("agent", {kind.value: kind.name for kind in Kind if kind >= 64}),
+        ("features", {feature.value.bit_length() - 1: feature.name for feature in Feature}),
+    ],
+)
+def test_every_frame_and_feature_of_the_protocol_has_a_row_with_a_meaning(part: str, wanted: dict[int, str]) -> None:
+    shown = list(rows(reference_text.frames(part)))[2:]
+    assert {int(cells[0]): cells[1] for cells in shown} == wanted
+    assert [cells[1] for cells in shown if len(cells) != 3 or not cells[2]] == []
+    assert f"{{gpushare-frames}} {part}" in page("protocol.md")
 
 
 def test_the_librarys_frames_are_those_of_the_code() -> None:

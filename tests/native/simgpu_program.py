@@ -78,7 +78,7 @@ def host(address: Any, count: int, kind: Any = np.uint32) -> Any:
 
 
 class Stats(ctypes.Structure):
-    """simgpu_stats, as docs/reference/simgpu.md has it."""
+    """simgpu_stats, as the README of gpushare-simgpu has it."""
 
     _fields_ = [
         (name, ctypes.c_uint64)

@@ -143,7 +143,10 @@ LAYERS: dict[LayerName, Layer] = {
             compute=Enforcement.NONE,
             places=PlacedBy.SCHEDULER,
             largest_units=50,
-            note="A GPU has as many sessions as it has replicas. Sessions that work take turns of equal length.",
+            note="A share is one replica: with 4 replicas of each GPU a template of 0.25 GPU or less gets one, and "
+            "0.50 GPU needs nodes with 2. A GPU has as many sessions as it has replicas. Sessions that work take "
+            "turns of equal length. Whole GPUs (`count: 1`) are those that the plugin does not share. Write a "
+            "renamed resource as `options: {time-slicing: {resource: example.com/slice}}`.",
             source=Source(
                 "NVIDIA/k8s-device-plugin", "0.20.0", ("api/config/v1/sharing.go", "internal/lm/resource.go")
             ),
@@ -173,8 +176,11 @@ LAYERS: dict[LayerName, Layer] = {
             compute=Enforcement.HARDWARE,
             places=PlacedBy.SCHEDULER,
             where=frozenset(Where),
-            note="A share is rounded up to the smallest profile of the GPU model that holds it. On one machine a "
-            "session has one of the instances that the admin has made.",
+            note="A share is rounded up to the smallest profile of the GPU model that has at least that part of the "
+            "compute slices and of the memory slices, and the memory of `gpu.memory.guarantee`: 0.25 GPU gets "
+            "`2g.20gb` on an A100 with 80 GB, and `3g.40gb` where only that is there. Profiles that share an "
+            "instance's memory (`1c.3g.20gb`) are not used. Create the MIG devices as before: the hub creates "
+            "none. On one machine a session has one of the instances that the admin has made.",
             source=Source(
                 "NVIDIA/k8s-device-plugin", "0.20.0", ("internal/lm/mig-strategy.go", "internal/rm/devices.go")
             ),
@@ -187,7 +193,9 @@ LAYERS: dict[LayerName, Layer] = {
             compute=Enforcement.SOFTWARE,
             places=PlacedBy.SCHEDULER,
             observed_by=ObservedBy.NVML,
-            note="A GPU has at most as many sessions as its split count, 10 by default, whatever their shares.",
+            note="The hub names HAMi's scheduler in the pod, because HAMi's webhook skips pods that name another one. "
+            "HAMi denies privileged containers. A GPU has at most as many sessions as its `deviceSplitCount`, 10 "
+            "by default, whatever their shares.",
             source=Source("Project-HAMi/HAMi", "2.10.0", ("pkg/device/nvidia/device.go", "pkg/scheduler/webhook.go")),
         ),
         Layer(
@@ -198,7 +206,12 @@ LAYERS: dict[LayerName, Layer] = {
             compute=Enforcement.ACCOUNTED,
             places=PlacedBy.SCHEDULER,
             observed_by=ObservedBy.NVML,
-            note="GPU sharing must be switched on in KAI Scheduler; its admission webhook rejects fractions otherwise.",
+            note="GPU sharing must be switched on in KAI Scheduler (`global.gpuSharing=true` in its chart); its "
+            "admission webhook rejects fractions otherwise. Create a leaf queue with a limit: without a limit the "
+            "queue allows nothing, and -1 means no limit. Pods get the priority class `build`, which KAI "
+            "Scheduler does not preempt, and must fit in the queue's quota. With `options: {kai: {priority_class: "
+            "train}}` servers can use more than the quota, and KAI Scheduler can end them. `queues: {physics: "
+            "physics-notebooks}` names the queue of a quota.",
             source=Source(
                 "kai-scheduler/KAI-Scheduler",
                 "0.17.0",
@@ -215,8 +228,11 @@ LAYERS: dict[LayerName, Layer] = {
             memory=Enforcement.ACCOUNTED,
             compute=Enforcement.ACCOUNTED,
             places=PlacedBy.SCHEDULER,
-            note="A session has a whole GPU or a MIG device. With consumable capacity it has a part of a GPU, which "
-            "nothing enforces. Needs Kubernetes 1.34 or later.",
+            note="A session has a whole GPU or a MIG device. With `options: {dra: {consumable: true}}` it has a part "
+            "of a GPU, which nothing enforces: start NVIDIA's driver with its feature gate ConsumableShares and "
+            "`--consumable-shares=100`. Needs Kubernetes 1.34 or later. The hub creates a ResourceClaimTemplate "
+            "for each template, named by its content. If one of that name differs, the hub does not start the "
+            "server: in a namespace of their own, users can create one that asks for more.",
             source=Source(
                 "kubernetes-sigs/dra-driver-nvidia-gpu",
                 "9593204 (August 2026)",
