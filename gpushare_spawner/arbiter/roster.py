@@ -64,11 +64,12 @@ class Roster:
         ]
 
     def stuck(self, session: Session) -> bool:
-        """Whether a session is away and cannot be resumed now: what cannot leave the GPU leaves too little memory, or
-        the last try failed a moment ago."""
+        """Whether a session is away and cannot be resumed now: what cannot leave the GPU leaves too little memory for
+        what it had there, or the last try failed a moment ago. What its processes are still to have does not count:
+        they may never have it."""
         if session.presence is not Presence.AWAY:
             return False
-        return self.now < session.retry_at or session.own_memory > self.vram_budget().for_managed
+        return self.now < session.retry_at or min(self.vram, session.present) > self.vram_budget().for_managed
 
     @property
     def staying(self) -> list[Client]:

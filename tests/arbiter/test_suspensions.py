@@ -349,3 +349,17 @@ def test_session_that_was_suspended_before_the_agent_began_comes_back() -> None:
     assert gpu.arbiter.session_view("a").resident_bytes == 0
     gpu.ask("a")
     assert gpu.leases.keys() == {"a"}
+
+
+def test_suspended_session_comes_back_though_its_new_processes_have_no_place_beside_it() -> None:
+    """They connect while it is away, and each can need a CUDA context."""
+    gpu = Gpu(context_bytes=GIB)
+    gpu.join("large", 15)
+    gpu.use("large")
+    gpu.tell(gpu.arbiter.set_weight("large", 0, gpu.now))
+    assert gpu.suspensions == ["large"]
+    gpu.tell(gpu.arbiter.suspended("large", 16 * GIB, 1.0, gpu.now))
+    for name in ("second", "third"):
+        gpu.join(name, 0, session="large")
+    gpu.ask("large")
+    assert gpu.leases.keys() == {"large"}

@@ -40,7 +40,13 @@ class Mixed(RuleBasedStateMachine):
         self.arbiter = GpuArbiter(
             CAPACITY,
             settings := ArbiterSettings(
-                bandwidth_guess=1e4, measured_from=1, exclusive=exclusive, context_bytes=context, max_debt=5.0
+                bandwidth_guess=1e4,
+                measured_from=1,
+                exclusive=exclusive,
+                context_bytes=context,
+                max_debt=5.0,
+                period=5.0,
+                shortest_hold=0.5,
             ),
         )
         self.settings = settings
@@ -62,11 +68,16 @@ class Mixed(RuleBasedStateMachine):
         )
 
     def beside(self, session: str) -> int:
-        """What a session takes of the GPU beside others: what the driver shows, where it does not work."""
+        """What a session takes of the GPU beside others: what the driver shows, where it does not work.
+
+        Where the driver shows nothing, what it says counts, unless it is pinned: then a false claim would keep others
+        out for good, and the agent asks the driver before it resumes another.
+        """
         peers = [p for p in self.peers.values() if p.session == session and p.size and p.told]
         if any(p.lease for p in peers):
             return self.total(session)
-        return sum(min(CAPACITY, p.size + self.context, CAPACITY if p.shown is None else p.shown) for p in peers)
+        unseen = 0 if session in self.pinned and self.sessions[session] == "on" else CAPACITY
+        return sum(min(CAPACITY, p.size + self.context, unseen if p.shown is None else p.shown) for p in peers)
 
     def obey(self, decisions: Iterable[Decision]) -> None:
         for decision in decisions:
