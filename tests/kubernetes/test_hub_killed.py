@@ -205,12 +205,19 @@ async def stop(hub: KillableHub, user: str) -> None:
 
 
 async def running(hub: KillableHub) -> list[str]:
-    """Users whose server the hub has."""
+    """Users whose server the hub has, once it knows of each whether it runs.
+
+    JupyterHub begins to serve after 10 s, whether or not it has checked all servers (`init_spawners_timeout`). Until
+    then it answers a request to stop such a server with 500.
+    """
     found = []
-    for user in USERS:
-        with contextlib.suppress(HTTPClientError):  # nobody has made the user yet
-            if await hub.api.server(user) is not None:
-                found.append(user)
+    async with asyncio.timeout(60):
+        for user in USERS:
+            with contextlib.suppress(HTTPClientError):  # nobody has made the user yet
+                while (server := await hub.api.server(user)) is not None and server["pending"] == "check":
+                    await asyncio.sleep(0.05)
+                if server is not None:
+                    found.append(user)
     return found
 
 
