@@ -104,6 +104,8 @@ def isolate(environment: MutableMapping[str, str] = os.environ) -> tempfile.Temp
         environment["TMPDIR"] = tempfile.tempdir = "/tmp"
     home = tempfile.TemporaryDirectory(prefix="gpushare-tests-", ignore_cleanup_errors=True)
     environment.update({"LANG": "C.UTF-8", "TZ": "UTC", "HOME": home.name})
+    # pytest names its folder after the user: spaces and quotes of a name would get into command lines of tests
+    environment["LOGNAME"] = f"tests-{os.getuid()}"
     if os.access(caches, os.W_OK):
         environment["XDG_CACHE_HOME"] = str(caches)
     if os.access(pip, os.R_OK):

@@ -67,7 +67,7 @@ def test_nothing_of_the_machine_is_left_when_a_test_begins(tmp_path: Path) -> No
         **dict.fromkeys((*names, *proxies, "KUBERNETES_SERVICE_HOST", "JUPYTERHUB_API_TOKEN", "KUBECONFIG"), POISON),
         **{name: POISON for name in read_by_the_product() if name not in STAYS},
         **without_poison,
-        "TZ": "Pacific/Apia", "TMPDIR": str(deep), "HOME": POISON, "PATH": os.environ["PATH"],
+        "LOGNAME": "ann o'hara", "TZ": "Pacific/Apia", "TMPDIR": str(deep), "HOME": POISON, "PATH": os.environ["PATH"],
     }  # fmt: skip
     command = [sys.executable, "-c", SAY]
     done = subprocess.run(command, env=machine, cwd=ROOT, umask=0o077, capture_output=True, text=True)
@@ -76,7 +76,7 @@ def test_nothing_of_the_machine_is_left_when_a_test_begins(tmp_path: Path) -> No
     environment = said.pop("environment")
     assert said == {"mask": 0o022, "zone": "UTC", "encoding": "UTF-8"}
     assert {name for name, value in environment.items() if POISON in value} == set(RENAMED.values())
-    assert (environment["TMPDIR"], environment["LANG"]) == ("/tmp", "C.UTF-8")
+    assert [environment[name] for name in ("TMPDIR", "LANG", "LOGNAME")] == ["/tmp", "C.UTF-8", f"tests-{os.getuid()}"]
     assert Path(environment["HOME"]).parent == Path("/tmp")
     assert not without_poison.keys() & environment.keys()
 

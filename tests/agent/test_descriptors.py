@@ -106,7 +106,7 @@ def test_trouble_that_comes_and_goes_is_logged_once(caplog: pytest.LogCaptureFix
 def test_soft_limit_of_files_becomes_the_hard_one() -> None:
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (1024, before[1]))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (before[1] // 2, before[1]))
         allow_many()
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         assert soft == min(hard, 1024 * 1024)
