@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from gpushare_spawner.agent.cluster import Unusable
+from gpushare_spawner.agent.kubernetes import options as cluster_options
 from gpushare_spawner.agent.kubernetes.options import read
 from gpushare_spawner.cli import subcommand_parser
 from gpushare_spawner.model.kubernetes import HOSTNAME_LABEL, OBSERVER, LayerSession, PodSession, gpu_names
@@ -101,6 +102,20 @@ async def test_gpu_work_of_a_program_is_reported_before_and_after_the_agent_was_
 def test_an_agent_that_observes_is_a_device_plugin(options: list[str], why: str) -> None:
     with pytest.raises(Unusable, match=f"^--observe {re.escape(why)}"):
         read(subcommand_parser("agent").parse_args(["--observe", *options]))
+
+
+def test_a_mounted_service_account_gives_the_namespace_only_in_a_pod(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "namespace").write_text("users\n")
+    monkeypatch.setattr(cluster_options, "_SERVICE_ACCOUNT", tmp_path / "namespace")
+    for name in ("SIMGPU_STATE", "SIMGPU_NODE"):
+        monkeypatch.setenv(name, "set")
+    options = subcommand_parser("agent").parse_args(["--kubernetes", f"--host-dir={tmp_path}"])
+    with pytest.raises(Unusable, match="outside a pod needs --namespace"):
+        read(options)
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.96.0.1")
+    assert present(read(options)).namespace == "users"
 
 
 def test_simulated_gpus_get_the_nodes_name_unless_the_environment_says_another(

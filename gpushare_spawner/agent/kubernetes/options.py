@@ -252,6 +252,8 @@ def _unit_size(text: str) -> int:
 
 
 def _namespace_of_this_pod() -> str | None:
+    if not os.environ.get("KUBERNETES_SERVICE_HOST"):
+        return None  # as for clients/service_account.py: the mounted files alone do not make an agent one of a pod
     try:
         return _SERVICE_ACCOUNT.read_text().strip() or None
     except OSError:
