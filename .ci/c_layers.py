@@ -2,9 +2,10 @@
 
 A layer is a subfolder; sources in the folder itself are the top layer. Compiles each source with zig and reads the
 symbols of the object files with nm. Reports for the preload library every symbol that a source takes from a higher
-layer, every include of a higher layer's header, every circle between sources, and every global symbol whose name does
-not begin with the name of its file. It also reports each function of libc that the sources
-behind `dlsym` call. The simulated driver has listed exceptions: see SIMGPU. Exit status 0: none of these.
+layer, every include of a higher layer's header, every circle between sources, every global symbol whose name does
+not begin with the name of its file, and every source with variables that registers no function to reset them in a
+forked child. It also reports each function of libc that the sources behind `dlsym` call. The simulated driver has
+listed exceptions: see SIMGPU. Exit status 0: none of these.
 """
 
 from __future__ import annotations
@@ -75,13 +76,17 @@ COMPILE = ["-std=gnu11", "-O0", "-fPIC", "-fvisibility=hidden", "-fno-sanitize=a
 
 @dataclass
 class Source:
-    """A source, and what its object file defines and wants."""
+    """A source, and the symbols of its object file."""
 
     path: Path
     name: str
     layer: int
     defines: set[str] = field(default_factory=set)
     wants: set[str] = field(default_factory=set)
+    variables: set[str] = field(default_factory=set)
+    """Variables that are not constant, local ones among them."""
+    registered: bool = False
+    """Whether it registers a function that resets its variables in a forked child."""
 
 
 def compiler() -> list[str]:
@@ -95,10 +100,16 @@ def read_symbols(folder: Path, source: Source, compiled: Path) -> None:
     """Compile the source, and fill in its symbols. Raises CalledProcessError."""
     command = [*compiler(), *COMPILE, "-I", str(folder), "-c", str(source.path), "-o", str(compiled)]
     subprocess.run(command, check=True)
-    listing = subprocess.run(["nm", "-g", compiled], check=True, capture_output=True, text=True).stdout
+    listing = subprocess.run(["nm", compiled], check=True, capture_output=True, text=True).stdout
     for line in listing.splitlines():
         *_, kind, symbol = line.split()
-        (source.wants if kind in "Uw" else source.defines).add(symbol)
+        if kind in "Uw":
+            source.wants.add(symbol)
+        elif kind.isupper():
+            source.defines.add(symbol)
+        if kind in "bBdDC":
+            source.variables.add(symbol)
+        source.registered |= symbol.startswith(REGISTRATION)
 
 
 def layer_of(name: str, layers: tuple[str, ...]) -> int:
@@ -215,14 +226,19 @@ def new_problems(
     return found
 
 
-UNPREFIXED = ("wrapped_", "cu", "nvmlDevice", "real", "late", "__asan_default_options")
-"""Wrappers, the driver's names that they are exported under, the two tables that read as `real.cuInit` and
-`late.create`, and the name by which AddressSanitizer asks a program for options."""
-BEFORE_SANITIZERS = ("asan_options.c", "dlsym.c", "platform/libc_dlsym.c")
+UNPREFIXED = (
+    "wrapped_", "suspendable_", "cu", "nvmlDevice", "dlsym@", "real", "late", "__asan_default_options",
+)  # fmt: skip
+"""Wrappers, the names of the driver and of the C library that they are exported under, the two tables that read as
+`real.cuInit` and `late.create`, and the function by which AddressSanitizer asks a program for options."""
+BEFORE_SANITIZERS = ("resolve.c", "platform/libc.c")
 """Sources of the preload library that run before a sanitizer's runtime is ready: its functions stand in for libc's
 then, and end the program."""
 NOT_CALLED = {
     "__stack_chk_fail",
+    "__dso_handle",
+    "__start_gpushare_fork",
+    "__stop_gpushare_fork",
     "_r_debug",
     "_dl_debug_addr",
     "_DYNAMIC",
@@ -230,8 +246,37 @@ NOT_CALLED = {
     "_end",
     "_GLOBAL_OFFSET_TABLE_",
 }
-"""What they may take from outside the library: data of the dynamic linker, marks of the linker, and what a process ends
-with whose stack was overwritten."""
+"""Symbols that they may take from outside the library: data of the dynamic linker, marks of the linker, and the
+function that ends a process whose stack was overwritten."""
+
+
+REGISTRATION = "reset_in_child_"
+"""The beginning of the symbol of an entry that RESET_IN_CHILD (platform/libc.h) adds."""
+KEPT_IN_CHILD = {
+    "nvml/nvml.c": "NVML's functions and the numbers of the GPUs stay the same in a child",
+    "platform/libc.c": "the C library's functions and the fork handler stay the same in a child",
+    "platform/settings.c": "a child has its parent's settings, as read from the environment at first",
+}
+"""Sources of the preload library whose variables a forked child keeps, each with the reason. All others with variables
+that are not constant register a function that resets them."""
+
+
+def unregistered_state(folder: Path, layers: tuple[str, ...], kept: Collection[str]) -> list[str]:
+    """One sentence for each source with variables and without a registration, and for each listed one that is wrong.
+
+    `kept`: sources whose variables a forked child keeps.
+    """
+    sources = {source.name: source for source in read_sources(folder, layers)}
+    missing = {name for name, source in sources.items() if source.variables and not source.registered}
+    found = [
+        f"{name} has variables ({', '.join(sorted(sources[name].variables)[:3])}) that a forked child would keep: "
+        "register a function that resets them by RESET_IN_CHILD, or list the source in KEPT_IN_CHILD"
+        for name in sorted(missing - set(kept))
+    ]
+    return found + [
+        f"{name} is listed in KEPT_IN_CHILD, and has no variables or a registration: remove it from the list"
+        for name in sorted(set(kept) - missing)
+    ]
 
 
 def foreign_symbols(
@@ -256,6 +301,7 @@ def main() -> int:
     """Command line; 0 where the layers hold."""
     try:
         found = problems(PRELOAD, LAYERS, UNPREFIXED)
+        found += unregistered_state(PRELOAD, LAYERS, KEPT_IN_CHILD)
         found += foreign_symbols(PRELOAD, LAYERS, BEFORE_SANITIZERS, NOT_CALLED)
         found += new_problems(SIMGPU, SIMGPU_LAYERS, SIMGPU_UPWARD, SIMGPU_CIRCLES)
     except FileNotFoundError as error:

@@ -139,15 +139,15 @@ def libraries(cc: str, flags: list[str], folder: Path) -> None:
         *flags,
     ]
     shared = [*common, "-shared"]
-    preload = [p for p in sources(NATIVE, "libgpushare.so") if p.name not in ("dlsym.c", "libc_dlsym.c")]
+    preload = sources(NATIVE, "libgpushare.so")
     driver, nvml = sources(SIMGPU, "libcuda.so.1"), sources(SIMGPU, "libnvidia-ml.so.1")
 
     def run(*command: object) -> None:
         subprocess.run([str(part) for part in command], check=True, cwd=NATIVE)
 
     run(
-        *shared, "-I", NATIVE / "preload", "-Wl,-soname,libgpushare.so", "-o", folder / "libgpushare.so",
-        *preload, HERE / "preload_plain_dlsym.c", "-ldl",
+        *shared, "-DWITHOUT_DLSYM", "-I", NATIVE / "preload", "-Wl,-soname,libgpushare.so",
+        "-o", folder / "libgpushare.so", *preload, "-ldl",
     )  # fmt: skip
     symbolic = ["-Wl,-soname,libcuda.so.1", "-Wl,-Bsymbolic"]
     # The simulated driver's locks are its own futexes, of which ThreadSanitizer knows nothing. What UBSan finds there

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -67,3 +68,11 @@ def test_simulated_driver_checks_sizes_and_the_library_keeps_to_what_musl_has(bu
     assert checked["libcuda.so.1"]
     assert checked["libnvidia-ml.so.1"]
     assert not checked["libgpushare.so"]
+
+
+def test_every_reset_of_a_forked_child_is_in_the_section_that_the_child_walks(built: Path) -> None:
+    """Neither the compiler's nor the linker's removal of unused code takes one out."""
+    sources = (NATIVE / "preload").rglob("*.c")
+    registered = sum("\nRESET_IN_CHILD(" in source.read_text() for source in sources)
+    (size,) = re.findall(r" gpushare_fork +PROGBITS +\w+ +\w+ +(\w+)", said(built / "libgpushare.so", "-S"))
+    assert int(size, 16) == 4 * registered > 0

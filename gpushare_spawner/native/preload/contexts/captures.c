@@ -1,49 +1,39 @@
 #include "contexts/captures.h"
 
 #include <pthread.h>
-#include <stdatomic.h>
 #include <stdlib.h>
 
-#include "driver/driver.h"
 #include "driver/gpus.h"
 
 #define CUDA_ERROR_STREAM_CAPTURE_IMPLICIT 906
 
 _Atomic int captures;
-_Atomic uint32_t captures_news = 1;
-static pthread_mutex_t turn = PTHREAD_MUTEX_INITIALIZER; /* of beginning a capture, and of calls that one forbids */
+_Atomic uint32_t captures_version = 1;
+static pthread_mutex_t beginning = PTHREAD_MUTEX_INITIALIZER; /* captures_lock */
 
-/* A capture that was begun and not ended: by its stream, so that it is not counted for ever when the stream or its
-   context goes instead. */
+/* A capture in progress: by its stream, so that it does not count for ever when the stream or its context is destroyed
+   instead. */
 struct capture {
     CUstream stream;
     CUcontext context;
     struct capture *next;
 };
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of the list; the last that is taken */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of the list; taken after all other locks */
 static struct capture *list;
 
-void captures_hold_off(void) {
-    pthread_mutex_lock(&turn);
+void captures_lock(void) {
+    pthread_mutex_lock(&beginning);
 }
 
-void captures_let_on(void) {
-    pthread_mutex_unlock(&turn);
-}
-
-void captures_forget(void) {
-    atomic_store(&captures, 0);
-    list = NULL;
-    pthread_mutex_init(&lock, NULL);
-    pthread_mutex_init(&turn, NULL); /* whoever held it is not in the child */
+void captures_unlock(void) {
+    pthread_mutex_unlock(&beginning);
 }
 
 bool capture_records(CUstream stream) {
     int status = CU_STREAM_CAPTURE_STATUS_NONE;
     CUresult result = real.cuStreamIsCapturing(stream, &status);
-    /* the legacy stream while another stream is captured: the driver refuses work there, so nothing is to be held up
-     * either */
+    /* the legacy stream while another stream is captured: the driver refuses work there, and no call need wait */
     if (result == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT) return true;
     return result == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
@@ -56,7 +46,7 @@ void captures_on_change(void (*call)(struct gpu *gpu)) {
 
 static void changed_by(int step) {
     if (atomic_fetch_add(&captures, step) + step < 0) atomic_store(&captures, 0);
-    atomic_fetch_add(&captures_news, 1);
+    atomic_fetch_add(&captures_version, 1);
     for (int i = 0; i < gpu_count; i++) on_change(&gpus[i]);
 }
 
@@ -70,7 +60,7 @@ static void list_add(CUstream stream, CUcontext context) {
     pthread_mutex_unlock(&lock);
 }
 
-/* Take out the captures in this stream, or where that is NULL those of the context. Returns how many there were. */
+/* Remove the captures in this stream, or where that is NULL those of the context. Returns their number. */
 static int list_remove(CUstream stream, CUcontext context, bool all) {
     int removed = 0;
     pthread_mutex_lock(&lock);
@@ -95,24 +85,24 @@ static CUcontext context_of(CUstream stream) {
     return real.cuCtxGetCurrent(&context) == CUDA_SUCCESS ? context : NULL;
 }
 
-bool capture_forget(CUstream stream) {
+bool capture_remove(CUstream stream) {
     if (!captures_in_progress() || !stream || !list_remove(stream, NULL, true)) return false;
     changed_by(-1);
     return true;
 }
 
-void capture_remember(CUstream stream) {
+void capture_restore(CUstream stream) {
     list_add(stream, context_of(stream));
     changed_by(+1);
 }
 
-void captures_of_context_gone(CUcontext context) {
-    int gone = captures_in_progress() ? list_remove(NULL, context, true) : 0;
-    if (gone) changed_by(-gone);
+void captures_remove_context(CUcontext context) {
+    int removed = captures_in_progress() ? list_remove(NULL, context, true) : 0;
+    if (removed) changed_by(-removed);
 }
 
 CUcontext capture_begin(CUstream stream) {
-    captures_hold_off();
+    captures_lock();
     CUcontext context = context_of(stream);
     changed_by(+1);
     return context;
@@ -120,8 +110,8 @@ CUcontext capture_begin(CUstream stream) {
 
 void capture_begun(CUstream stream, CUcontext context, bool begun) {
     if (begun) list_add(stream, context);
-    changed_by(begun ? 0 : -1); /* a thread may have asked about the stream in between */
-    captures_let_on();
+    changed_by(begun ? 0 : -1); /* another thread may have asked the driver about the stream meanwhile */
+    captures_unlock();
 }
 
 void capture_end(CUstream stream) {
@@ -130,5 +120,13 @@ void capture_end(CUstream stream) {
 }
 
 void captures_spread(void) {
-    if (captures_in_progress()) atomic_fetch_add(&captures_news, 1);
+    if (captures_in_progress()) atomic_fetch_add(&captures_version, 1);
+}
+
+RESET_IN_CHILD(captures_reset);
+void captures_reset(void) {
+    atomic_store(&captures, 0);
+    list = NULL;
+    pthread_mutex_init(&lock, NULL);
+    pthread_mutex_init(&beginning, NULL);
 }

@@ -1,28 +1,29 @@
 #include "contexts/contexts.h"
 
 #include <stdlib.h>
+#include <time.h>
 
 pthread_mutex_t contexts_lock = PTHREAD_MUTEX_INITIALIZER;
 struct context *contexts;
-_Atomic int contexts_known;
+_Atomic int contexts_count;
 _Atomic uint32_t contexts_epoch = 1;
 
-static struct leaving *leaving;
+static struct destruction *destructions;
 
-void context_leaving_begins(struct leaving *entry, CUcontext handle) {
+void context_destruction_begins(struct destruction *entry, CUcontext handle) {
     entry->handle = handle;
-    entry->next = leaving;
-    leaving = entry;
+    entry->next = destructions;
+    destructions = entry;
 }
 
-void context_leaving_ends(struct leaving *entry) {
-    struct leaving **link = &leaving;
+void context_destruction_ends(struct destruction *entry) {
+    struct destruction **link = &destructions;
     while (*link && *link != entry) link = &(*link)->next;
-    if (*link) *link = entry->next; /* else: a child that was forked meanwhile */
+    if (*link) *link = entry->next; /* not in the list: in a child that was forked meanwhile */
 }
 
-bool context_leaves(CUcontext handle) {
-    for (const struct leaving *entry = leaving; entry; entry = entry->next)
+bool context_in_destruction(CUcontext handle) {
+    for (const struct destruction *entry = destructions; entry; entry = entry->next)
         if (entry->handle == handle) return true;
     return false;
 }
@@ -36,21 +37,21 @@ struct context *context_entry(CUcontext handle) {
     real.cuCtxGetCurrent(&current);
     bool switched = current != handle;
     if (switched && real.cuCtxPushCurrent_v2(handle) != CUDA_SUCCESS) return NULL;
-    bool found = real.cuCtxGetDevice(&device) == CUDA_SUCCESS;
+    bool has_device = real.cuCtxGetDevice(&device) == CUDA_SUCCESS;
     if (switched) real.cuCtxPopCurrent_v2(&current);
-    struct gpu *gpu = found ? gpu_of_device(device) : NULL;
+    struct gpu *gpu = has_device ? gpu_of_device(device) : NULL;
     struct context *context = gpu ? calloc(1, sizeof *context) : NULL;
     if (!context) return NULL;
     context->handle = handle;
     context->gpu = gpu;
     context->next = contexts;
     contexts = context;
-    atomic_fetch_add(&contexts_known, 1);
-    atomic_fetch_add(&contexts_epoch, 1); /* default streams are no longer certain */
+    atomic_fetch_add(&contexts_count, 1);
+    atomic_fetch_add(&contexts_epoch, 1); /* a default stream may now mean another context */
     return context;
 }
 
-void context_gone(CUcontext handle) {
+void context_remove(CUcontext handle) {
     for (struct context **link = &contexts; *link; link = &(*link)->next) {
         struct context *context = *link;
         if (context->handle != handle) continue;
@@ -61,17 +62,50 @@ void context_gone(CUcontext handle) {
         }
         *link = context->next;
         free(context);
-        atomic_fetch_sub(&contexts_known, 1);
+        atomic_fetch_sub(&contexts_count, 1);
         break;
     }
     atomic_fetch_add(&contexts_epoch, 1);
 }
 
-void contexts_forget(void) {
-    /* the driver's objects are the parent's; the few records are left behind */
+static _Atomic bool stopped;
+
+bool contexts_turn_begin(void) {
+    if (atomic_load(&stopped) || driver_background_suspended()) return false;
+    pthread_mutex_lock(&contexts_lock);
+    if (!atomic_load(&stopped)) return true;
+    pthread_mutex_unlock(&contexts_lock);
+    return false;
+}
+
+void contexts_turn_end(void) {
+    real.cuCtxSetCurrent(NULL);
+    pthread_mutex_unlock(&contexts_lock);
+}
+
+void contexts_turns_stop(void) {
+    atomic_store(&stopped, true);
+    /* a driver that hangs must not delay the exit by more than half a second */
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_nsec += 500000000;
+    if (until.tv_nsec >= 1000000000) {
+        until.tv_sec++;
+        until.tv_nsec -= 1000000000;
+    }
+    if (pthread_mutex_timedlock(&contexts_lock, &until) == 0) pthread_mutex_unlock(&contexts_lock);
+}
+
+void contexts_turns_allow(void) {
+    atomic_store(&stopped, false);
+}
+
+RESET_IN_CHILD(contexts_reset);
+void contexts_reset(void) {
     contexts = NULL;
-    leaving = NULL;
-    atomic_store(&contexts_known, 0);
+    destructions = NULL;
+    atomic_store(&contexts_count, 0);
     atomic_fetch_add(&contexts_epoch, 1);
     pthread_mutex_init(&contexts_lock, NULL);
+    atomic_store(&stopped, false);
 }

@@ -1,9 +1,9 @@
-/* The program's contexts, and which of them are being destroyed. Their streams: lanes.h. */
+/* The program's contexts, those of them that are being destroyed, and the background thread's turns with the driver.
+   Their streams: lanes.h. */
 #pragma once
 
 #include <pthread.h>
 
-#include "driver/driver.h"
 #include "driver/gpus.h"
 
 struct lane;
@@ -23,29 +23,37 @@ struct context {
     struct context *next;
 };
 
-/* Held by the background thread for every driver call it makes, and by whoever destroys a context or a stream: neither
-   is pulled from under the other's feet. Taken before the locks of account.h and pace.c. */
+/* Held by the background thread during each of its driver calls, and by a thread that destroys a context or a stream,
+   so that neither uses an object that the other destroys. Taken before the locks of account.h and pace.c. */
 HIDDEN pthread_mutex_t contexts_lock;
 HIDDEN struct context *contexts;
-HIDDEN _Atomic int contexts_known;      /* while it is one, a thread with a context has that one */
-HIDDEN _Atomic uint32_t contexts_epoch; /* changes when a context or a stream goes */
+HIDDEN _Atomic int contexts_count;      /* while it is 1, the current context of any thread is that context */
+HIDDEN _Atomic uint32_t contexts_epoch; /* changes when a context or a stream is destroyed */
 
-/* With contexts_lock held: the entry of a context, made current to the calling thread while it is being looked up.
-   Allocates the first time; NULL: no GPU of ours, or no memory. */
+/* With contexts_lock held: the entry of a context. A new entry is allocated, and the context made current to the
+   calling thread meanwhile. NULL: its GPU is none of `gpus`, or there is no memory. */
 struct context *context_entry(CUcontext handle);
 
-/* A call that may destroy a context, and that waits for its work if it does, without the lock; on the stack of the
-   thread that makes it. Meanwhile nothing of the context may be touched; its work may go on. All with contexts_lock
-   held. */
-struct leaving {
+/* A call that may destroy a context, and then waits for its work without the lock; on the stack of the calling thread.
+   No object of the context may be used meanwhile; its work may still run. All with contexts_lock held. */
+struct destruction {
     CUcontext handle;
-    struct leaving *next;
+    struct destruction *next;
 };
-void context_leaving_begins(struct leaving *entry, CUcontext handle);
-void context_leaving_ends(struct leaving *entry);
-bool context_leaves(CUcontext handle);
+void context_destruction_begins(struct destruction *entry, CUcontext handle);
+void context_destruction_ends(struct destruction *entry);
+bool context_in_destruction(CUcontext handle);
 
-/* With contexts_lock held: the context is gone; its lanes are forgotten already. */
-void context_gone(CUcontext handle);
+/* With contexts_lock held: remove a destroyed context, whose lanes have been removed before. */
+void context_remove(CUcontext handle);
 
-void contexts_forget(void); /* in a forked child */
+/* The background thread's turns with the driver. A turn holds contexts_lock. None begins while the process is suspended
+   or exits, when the driver may be shutting down. No driver call within a turn may wait for the device. */
+
+/* Wait for contexts_lock. False: the program is exiting or the process suspended, and there is no turn. */
+bool contexts_turn_begin(void);
+void contexts_turn_end(void); /* leaves no context current */
+
+/* Begin no further turns; returns at the end of the last turn, or after half a second. */
+void contexts_turns_stop(void);
+void contexts_turns_allow(void);

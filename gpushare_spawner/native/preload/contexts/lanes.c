@@ -10,7 +10,7 @@ __thread struct passage *lanes_passage __attribute__((tls_model("initial-exec"))
 static struct lane *free_lanes;
 
 bool lane_is_active(const struct lane *lane) {
-    /* the burst before counts too: a thread may have read its number just before it was over */
+    /* the previous burst counts too: a thread may have read its number just before its end */
     return atomic_load(&lane->burst) + 1 >= atomic_load(&lane->gpu->burst);
 }
 
@@ -36,7 +36,7 @@ static struct lane *lane_entry(struct context *context, CUstream stream, const s
     return lane;
 }
 
-static struct lane *lane_found(struct passage *passage, CUstream stream, CUcontext context) {
+static struct lane *lane_create(struct passage *passage, CUstream stream, CUcontext context) {
     int kept = errno;
     CUcontext owner = context;
     if (!owner && real.cuStreamGetCtx(stream, &owner) != CUDA_SUCCESS) owner = NULL;
@@ -49,32 +49,33 @@ static struct lane *lane_found(struct passage *passage, CUstream stream, CUconte
     return lane;
 }
 
-static void remember(struct passage *passage, CUstream stream, struct lane *lane) {
+static void remember_lane(struct passage *passage, CUstream stream, struct lane *lane) {
     struct near_lane *set = near_set(passage, stream);
     set[1] = set[0];
     set[0] = (struct near_lane){stream, lane};
 }
 
-/* A default stream belongs to the current context. While there is one context that is known, the handle says which lane
- * it is; with more the driver is asked at each launch. */
+/* The lane of a default stream, which belongs to the current context. In a process with a single context the handle
+   determines the lane; with several the driver is asked at each launch. */
 static struct lane *default_lane(struct passage *passage, CUstream stream) {
-    bool one = atomic_load_explicit(&contexts_known, memory_order_relaxed) <= 1;
+    bool single = atomic_load_explicit(&contexts_count, memory_order_relaxed) <= 1;
     struct near_lane *place = &passage->near[(uintptr_t)stream];
-    if (one && place->stream == stream) return place->lane;
+    if (single && place->stream == stream) return place->lane;
     CUstream meant = stream == CU_STREAM_LEGACY ? NULL : stream;
-    if ((!one || !passage->context) && real.cuCtxGetCurrent(&passage->context) != CUDA_SUCCESS) passage->context = NULL;
+    if ((!single || !passage->context) && real.cuCtxGetCurrent(&passage->context) != CUDA_SUCCESS)
+        passage->context = NULL;
     CUcontext context = passage->context;
     if (!context) return NULL;
-    if (one) {
-        struct lane *lane = lane_found(passage, meant, context);
-        /* it may have been the second context that was just found */
-        if (lane && atomic_load(&contexts_known) <= 1) *place = (struct near_lane){stream, lane};
+    if (single) {
+        struct lane *lane = lane_create(passage, meant, context);
+        /* lane_create may have added the second context */
+        if (lane && atomic_load(&contexts_count) <= 1) *place = (struct near_lane){stream, lane};
         return lane;
     }
-    /* remembered under a number that is odd, as no handle of a stream is */
+    /* remembered under an odd number, which is no handle of a stream */
     CUstream name = (CUstream)(((uintptr_t)context | 1) + (uintptr_t)meant);
     struct lane *lane = near_lane(passage, name);
-    if (!lane && (lane = lane_found(passage, meant, context))) remember(passage, name, lane);
+    if (!lane && (lane = lane_create(passage, meant, context))) remember_lane(passage, name, lane);
     passage->defaults[(uintptr_t)stream] = (struct default_lane){lane ? context : NO_CONTEXT, lane};
     return lane;
 }
@@ -90,11 +91,11 @@ struct lane *lane_of(struct passage *passage, CUstream stream) {
     }
     if (IS_DEFAULT(stream)) return default_lane(passage, stream);
     struct lane *lane = near_lane(passage, stream);
-    if (!lane && (lane = lane_found(passage, stream, NULL))) remember(passage, stream, lane);
+    if (!lane && (lane = lane_create(passage, stream, NULL))) remember_lane(passage, stream, lane);
     return lane;
 }
 
-void lanes_of_stream_end(CUstream stream) {
+void lanes_remove_stream(CUstream stream) {
     for (struct context *context = contexts; context; context = context->next) {
         for (struct lane **link = &context->lanes; *link; link = &(*link)->next) {
             struct lane *lane = *link;
@@ -124,7 +125,7 @@ void lanes_of_stream_end(CUstream stream) {
     }
 }
 
-void lanes_of_context_gone(CUcontext handle) {
+void lanes_remove_context(CUcontext handle) {
     for (struct context *context = contexts; context; context = context->next) {
         if (context->handle != handle) continue;
         while (context->lanes) {
@@ -136,7 +137,8 @@ void lanes_of_context_gone(CUcontext handle) {
     }
 }
 
-void lanes_forget(void) {
-    free_lanes = NULL; /* the parent's few records are left behind */
-    lanes_passage = NULL;
+RESET_IN_CHILD(lanes_reset);
+void lanes_reset(void) {
+    free_lanes = NULL;
+    lanes_passage = NULL; /* of the thread that forked, the only thread of the child */
 }

@@ -1,7 +1,7 @@
-/* Lanes: the streams of contexts, as far as work is concerned. Passages: what each thread knows of them.
+/* Lanes: the streams of contexts that work is put into. Passages: the records of threads that launch work.
 
-   lane: one stream of one context; a default stream has one in each context, and the thread's own default stream one
-   for each thread. passage: the record of one thread that launches work, on its way through the gate. */
+   A default stream has a lane in each context, the thread's own default stream a lane for each thread and context. A
+   passage remembers the lanes of its thread. */
 #pragma once
 
 #include "contexts/contexts.h"
@@ -10,13 +10,13 @@ struct pace;
 
 #define PACE_MARKS 8
 
-/* What pace.c knows of a lane; here, so that a launch finds it without looking it up. */
+/* The state of a lane in pace.c; here, so that a launch reaches it from the lane. */
 struct lane_pace {
-    _Atomic uint32_t generation; /* of the pace; another one's figures do not count */
+    _Atomic uint32_t generation; /* of the pace; figures of another generation do not count */
     _Atomic uint32_t pending;    /* marks that have not passed */
     _Atomic uint64_t submitted;  /* launches that the driver has taken */
-    _Atomic uint64_t marked;     /* of them, those with a mark behind them */
-    uint64_t done;               /* of them, those behind which a mark has passed */
+    _Atomic uint64_t marked;     /* of those, launches with a mark behind them */
+    uint64_t done;               /* of those, launches behind which a mark has passed */
     uint32_t first;              /* the oldest mark */
     struct {
         CUevent event;
@@ -25,23 +25,22 @@ struct lane_pace {
     struct lane *next;
 };
 
-/* A stream of a context, as far as work is concerned. Lanes are recycled, never freed: a thread may look at one that is
- * gone. */
+/* A stream of a context that work is put into. Lanes are recycled, never freed: a thread may read a removed lane. */
 struct lane {
     struct gpu *_Atomic gpu;
     struct context *context;
     CUstream stream;
-    const struct passage *thread; /* of the thread's own default stream: whose; else NULL */
+    const struct passage *thread; /* the thread, of a thread's own default stream; else NULL */
     _Atomic uint32_t burst;       /* the last burst of the GPU in which work was put here */
     CUevent mark;                 /* recorded by the background thread to learn when the work is done */
-    bool pending;
-    _Atomic uint32_t uncaptured; /* captures_news at which the stream was seen not to be captured */
+    bool pending;                 /* the mark is recorded and has not passed */
+    _Atomic uint32_t uncaptured;  /* captures_version at which the driver said that the stream is not captured */
     struct lane_pace pace;
     struct lane *next;
 };
 
 /* Each thread remembers the lanes of the streams it launches into, by the stream's handle: in sets of two, so that 32
- * streams find their places. The three default streams (NULL, 1, 2) have places of their own. */
+   streams fit in. The three default streams (NULL, 1, 2) have places of their own. */
 #define NEAR_BITS     8
 #define DEFAULTS      3
 #define NO_STREAM     ((CUstream) - 1)
@@ -49,36 +48,37 @@ struct lane {
 #define IS_DEFAULT(s) ((uintptr_t)(s) < DEFAULTS)
 
 struct near_lane {
-    CUstream stream; /* NO_STREAM: nothing */
+    CUstream stream; /* NO_STREAM: the place is empty */
     struct lane *lane;
 };
 
-/* The lane of a default stream in the context that the driver named last, in a process with several contexts. */
+/* The lane of a default stream in the context that the driver last said to be current, in a process with several
+   contexts. */
 struct default_lane {
-    CUcontext context; /* NO_CONTEXT: the lane is not known */
+    CUcontext context; /* NO_CONTEXT: the place is empty */
     struct lane *lane;
 };
 
-/* No handle of a context, and not what the driver says where a thread has none (NULL). */
+/* No handle of a context; the driver's answer for a thread without a context is NULL. */
 #define NO_CONTEXT ((CUcontext) - 1)
 
-/* More than the session may have: not for lack of memory. */
+/* The request was beyond the session's limit: device memory is not short. */
 #define LANES_REFUSED UINT64_MAX
 
-/* One thread's record. Recycled, never freed: the background thread walks the list of them. */
+/* The record of a thread. Recycled, never freed: the background thread walks the list of all passages. */
 struct passage {
     _Atomic uint32_t depth;    /* wrappers that this thread is inside of */
-    uint32_t epoch;            /* of `near`: older ones are forgotten */
-    struct lane *_Atomic lane; /* of the present launch, or the last */
-    struct lane *paced;        /* of a launch that the pace has admitted and that is being made; else NULL */
+    uint32_t epoch;            /* contexts_epoch of `near`: entries of another epoch are invalid */
+    struct lane *_Atomic lane; /* of the present launch, or of the last */
+    struct lane *paced;        /* of the present launch, if the pace has counted it; else NULL */
     struct pace *pace;
     uint32_t pace_generation;
-    uint32_t let_through; /* launches that go without a lease, since a signal interrupted a wait; */
-    uint64_t let_until;   /* until then */
-    CUcontext context;    /* current, if known */
-    struct gpu *short_of; /* the present call waited for memory of this GPU (shortage.c); */
-    uint64_t short_bytes; /* for so much */
-    uint64_t wanted; /* with engine `suspend`: device memory that the present call has set aside, or LANES_REFUSED */
+    uint32_t let_through; /* launches that may pass without a lease, after a signal interrupted a wait, */
+    uint64_t let_until;   /* up to this instant */
+    CUcontext context;    /* the current context; NULL: ask the driver */
+    struct gpu *short_of; /* the present call waited for memory of this GPU (shortage.c), */
+    uint64_t short_bytes; /* for so many bytes */
+    uint64_t wanted;      /* with engine `suspend`: bytes that the present call has set aside, or LANES_REFUSED */
     struct passage *next;
     _Atomic bool used;
     _Atomic uint64_t launches[MAX_GPUS]; /* calls that put work on a GPU */
@@ -99,8 +99,8 @@ static inline struct lane *near_lane(struct passage *passage, CUstream stream) {
     return NULL;
 }
 
-/* The lane that a launch into `stream` by this thread goes to; NULL where there is none that is arbitrated. Takes
-   contexts_lock, and allocates, where the thread does not remember it. */
+/* The lane of a launch into `stream` by this thread; NULL: its GPU is not arbitrated. Takes contexts_lock, and
+   allocates, where the thread does not remember the lane. */
 struct lane *lane_of(struct passage *passage, CUstream stream);
 
 /* In a process with several contexts: the lane of a default stream, where the driver says that the thread's context is
@@ -108,26 +108,25 @@ struct lane *lane_of(struct passage *passage, CUstream stream);
 static inline struct lane *lane_of_default_again(const struct passage *passage, CUstream stream) {
     if (unlikely(passage->epoch != atomic_load_explicit(&contexts_epoch, memory_order_relaxed))) return NULL;
     const struct default_lane *last = &passage->defaults[(uintptr_t)stream];
-    CUcontext context = NULL; /* stays so where the driver fails */
+    CUcontext context = NULL; /* stays NULL where the driver fails */
     real.cuCtxGetCurrent(&context);
     return likely(context == last->context) ? last->lane : NULL;
 }
 
-/* With contexts_lock held. Whether the lane has had work since the device was last seen quiet. */
+/* Whether the lane has had work since the device was last quiet. With contexts_lock held. */
 bool lane_is_active(const struct lane *lane);
 
-/* With contexts_lock held. A stream is about to be destroyed: its work, if any, is remembered by an event. */
-void lanes_of_stream_end(CUstream stream);
+/* Remove the lanes of a stream that is about to be destroyed; an event is kept behind its work. With contexts_lock
+   held. */
+void lanes_remove_stream(CUstream stream);
 
-/* With contexts_lock held. The context is gone, and its streams and events with it. */
-void lanes_of_context_gone(CUcontext handle);
+/* Remove the lanes of a destroyed context, whose streams and events do not exist any more. With contexts_lock held. */
+void lanes_remove_context(CUcontext handle);
 
-/* The calling thread has, or may have, another current context. */
+/* Forget the current context of the calling thread, which may have changed. */
 static inline void lanes_context_changed(void) {
     struct passage *passage = lanes_passage;
     if (!passage) return;
     for (int i = 0; i < DEFAULTS; i++) passage->near[i].stream = NO_STREAM;
     passage->context = NULL;
 }
-
-void lanes_forget(void); /* in a forked child */

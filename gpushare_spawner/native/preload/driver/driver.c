@@ -1,26 +1,23 @@
 #define _GNU_SOURCE
 #include "driver/driver.h"
 
-#include <dlfcn.h>
 #include <errno.h>
-#include <pthread.h>
-#include <stdatomic.h>
-#include <stdlib.h>
 #include <string.h>
 
-#include "platform/libc_dlsym.h"
+_Atomic uint32_t driver_suspension;
+_Atomic bool driver_suspension_of_background;
 
 CUresult driver_lacks(void) {
     return CUDA_ERROR_NOT_FOUND;
 }
 #define ABSENT (void *)driver_lacks
 
-/* Until the driver's functions have been looked up, each slot holds a stub that looks them up and goes on to the
-   function with the arguments as they are. So a wrapper works in any program however that came to its driver: one that
-   is linked against libcuda calls this library's exports without ever asking for them. */
+/* Until the driver's functions have been looked up, each slot holds a stub that looks them up and jumps to the function
+   with its arguments unchanged. So a wrapper works in every program: a program that is linked against libcuda calls
+   this library's exports without dlsym or cuGetProcAddress. */
 #define STUB_BYTES 16
 #if defined __x86_64__
-/* r11 tells which stub it was; a call may change it */
+/* r11 carries the address of the stub; a call may change that register */
 #define STUB(name) ".balign 16\nlazy_" #name ":\nleaq lazy_" #name "(%rip), %r11\njmp lazy_common\n"
 #define COMMON                                                                                                         \
     "pushq %rdi\npushq %rsi\npushq %rdx\npushq %rcx\npushq %r8\npushq %r9\nsubq $8, %rsp\n"                            \
@@ -41,9 +38,7 @@ __asm__(".text\n.balign 16\nlazy_common:\n" COMMON
 #define IMPLICIT(name, asked, version, twin, parameters, arguments)         STUB(name) STUB(name##_ptds)
 #define WRAPPED(name, asked, version, per_thread, parameters)               STUB(name)
 #define CALLED(name, parameters)                                            STUB(name)
-#include "driver/held_calls.h"
 #include "driver/driver_calls.h"
-#include "driver/gated_calls.h"
         );
 /* clang-format on */
 extern const char driver_lazy_stubs[] __attribute__((visibility("hidden")));
@@ -57,9 +52,7 @@ struct real_driver real = {
 #define IMPLICIT(name, asked, version, twin, parameters, arguments)         LAZY(name), LAZY(name##_ptds),
 #define WRAPPED(name, asked, version, per_thread, parameters)               LAZY(name),
 #define CALLED(name, parameters)                                            LAZY(name),
-#include "driver/held_calls.h"
 #include "driver/driver_calls.h"
-#include "driver/gated_calls.h"
 };
 
 /* The tables hold offsets, not pointers: the dynamic linker would have to relocate each pointer in every process. */
@@ -72,9 +65,7 @@ static const struct names {
 #define IMPLICIT(name, asked, version, twin, parameters, arguments)         NAMED(name, asked) NAMED(name##_ptds, asked)
 #define WRAPPED(name, asked, version, per_thread, parameters)               NAMED(name, asked)
 #define CALLED(name, parameters)                                            NAMED(name, "")
-#include "driver/held_calls.h"
 #include "driver/driver_calls.h"
-#include "driver/gated_calls.h"
 #undef NAMED
 } names = {
 #define NAMED(name, asked)                                          .exported_##name = #name, .asked_##name = asked,
@@ -83,17 +74,15 @@ static const struct names {
 #define IMPLICIT(name, asked, version, twin, parameters, arguments)         NAMED(name, asked) NAMED(name##_ptds, asked)
 #define WRAPPED(name, asked, version, per_thread, parameters)               NAMED(name, asked)
 #define CALLED(name, parameters)                                            NAMED(name, "")
-#include "driver/held_calls.h"
 #include "driver/driver_calls.h"
-#include "driver/gated_calls.h"
 };
 
 struct entry {
     uint16_t exported; /* in `names`: the real library's symbol */
-    uint16_t asked;    /* in `names`: what cuGetProcAddress is asked for */
+    uint16_t asked;    /* in `names`: the name for cuGetProcAddress */
     uint16_t version;  /* the first CUDA version ((major*1000 + minor*10) / 10) with this ABI */
     bool per_thread;   /* the form for the per-thread default stream */
-    bool wrapped;      /* otherwise only called */
+    bool wrapped;      /* false: only called */
 };
 
 /* In the order of struct real_driver: an entry's number is that of its slot, stub and wrapper. */
@@ -108,9 +97,7 @@ static const struct entry entries[] = {
     ENTRY(name, version, 0, true) ENTRY(name##_ptds, twin, 1, true)
 #define WRAPPED(name, asked, version, per_thread, parameters) ENTRY(name, version, per_thread, true)
 #define CALLED(name, parameters)                              ENTRY(name, 0, 0, false)
-#include "driver/held_calls.h"
 #include "driver/driver_calls.h"
-#include "driver/gated_calls.h"
 };
 #define ENTRIES (sizeof entries / sizeof *entries)
 _Static_assert(sizeof real == ENTRIES * sizeof(void *), "one entry for each slot");
@@ -140,16 +127,16 @@ static size_t place_of(const void *pointer) {
     return ((uintptr_t)pointer >> 4) * 0x9E3779B97F4A7C15ull >> 54;
 }
 
-static const struct entry *known(const void *pointer) {
+static const struct entry *entry_at(const void *pointer) {
     for (size_t i = place_of(pointer);; i = (i + 1) % PLACES) {
-        void *there = atomic_load_explicit(&places[i].pointer, memory_order_acquire);
-        if (there == pointer) return places[i].entry;
-        if (!there) return NULL;
+        void *occupant = atomic_load_explicit(&places[i].pointer, memory_order_acquire);
+        if (occupant == pointer) return places[i].entry;
+        if (!occupant) return NULL;
     }
 }
 
-static void learn(void *pointer, const struct entry *entry) {
-    if (!entry->wrapped || known(pointer)) return;
+static void add_place(void *pointer, const struct entry *entry) {
+    if (!entry->wrapped || entry_at(pointer)) return;
     size_t i = place_of(pointer);
     while (atomic_load_explicit(&places[i].pointer, memory_order_relaxed)) i = (i + 1) % PLACES;
     places[i].entry = entry;
@@ -161,11 +148,11 @@ static _Atomic bool loaded;
 
 bool driver_load(void) {
     if (atomic_load_explicit(&loaded, memory_order_acquire)) return true;
-    if (!late_libc_load()) return false;
+    if (!libc_load()) return false;
     /* RTLD_NOLOAD: this library never brings a driver into a program that has none */
     void *library = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
     if (!library) {
-        dlerror(); /* the program's next dlerror() is about its own calls */
+        dlerror(); /* clears the error: the program's next dlerror() is about its own calls */
         return false;
     }
     pthread_mutex_lock(&loading);
@@ -173,28 +160,31 @@ bool driver_load(void) {
         for (size_t i = 0; i < ENTRIES; i++) {
             void *pointer = libc_dlsym(library, name_at(entries[i].exported));
             *slot_of(&entries[i]) = pointer ? pointer : ABSENT;
-            if (pointer) learn(pointer, &entries[i]);
+            if (pointer) add_place(pointer, &entries[i]);
         }
         dlerror();
         atomic_store_explicit(&loaded, true, memory_order_release);
     }
     pthread_mutex_unlock(&loading);
-    /* the handle is kept: the pointers above must stay good */
+    /* the handle stays open: the pointers above must stay valid */
     return true;
 }
 
-void driver_forget(void) {
-    pthread_mutex_init(&loading, NULL);
+RESET_IN_CHILD(driver_reset);
+void driver_reset(void) {
+    pthread_mutex_init(&loading, NULL); /* the driver's functions stay */
+    atomic_store(&driver_suspension, SUSPENSION_NONE);
+    atomic_store(&driver_suspension_of_background, false);
 }
 
 int driver_number_of(const void *pointer) {
-    const struct entry *entry = known(pointer);
+    const struct entry *entry = entry_at(pointer);
     return entry ? (int)number_of(entry) : -1;
 }
 
-bool driver_learn_answer(void *pointer, const char *asked, int version, uint64_t flags) {
-    /* The ABI is the newest one of that name that is not newer than what was asked for. Where the export is there and
-       is another function, the ABI is unknown, and the pointer is left alone. */
+bool driver_add_answer(void *pointer, const char *asked, int version, uint64_t flags) {
+    /* The ABI is the newest of that name up to the requested version. Where the library exports another function for
+       it, the ABI is unknown, and the pointer stays unwrapped. */
     int per_thread = (flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM) != 0;
     const struct entry *best = NULL;
     for (size_t i = 0; i < ENTRIES; i++) {
@@ -209,7 +199,7 @@ bool driver_learn_answer(void *pointer, const char *asked, int version, uint64_t
     pthread_mutex_lock(&loading);
     if (*slot_of(best) == ABSENT) {
         *slot_of(best) = pointer;
-        learn(pointer, best);
+        add_place(pointer, best);
     }
     pthread_mutex_unlock(&loading);
     return true;
@@ -218,7 +208,7 @@ bool driver_learn_answer(void *pointer, const char *asked, int version, uint64_t
 void *driver_lazy_function(const char *stub) {
     void **slot = (void **)&real + (size_t)(stub - driver_lazy_stubs) / STUB_BYTES;
     int kept = errno;
-    bool there = driver_load();
+    bool loaded_now = driver_load();
     errno = kept;
-    return there ? *slot : ABSENT;
+    return loaded_now ? *slot : ABSENT;
 }

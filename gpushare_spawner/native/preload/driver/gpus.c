@@ -2,12 +2,10 @@
 
 #include <string.h>
 
-#include "driver/driver.h"
-
 struct gpu gpus[MAX_GPUS];
 int gpu_count;
 
-void gpus_find(void) {
+void gpus_read(void) {
     int count = 0;
     if (real.cuDeviceGetCount(&count) != CUDA_SUCCESS) count = 0;
     if (count > MAX_GPUS) count = MAX_GPUS; /* further ones are not arbitrated */
@@ -24,7 +22,7 @@ void gpus_find(void) {
         gpu->open = gpu->fast = 1;
         gpu->allowance = UINT64_MAX;
     }
-    __atomic_store_n(&gpu_count, count, __ATOMIC_RELEASE); /* NVML's wrappers may be asking, in another thread */
+    __atomic_store_n(&gpu_count, count, __ATOMIC_RELEASE); /* NVML's wrappers read it in other threads */
 }
 
 struct gpu *gpu_of_device(CUdevice device) {
@@ -43,4 +41,14 @@ struct gpu *gpu_of_uuid(const unsigned char uuid[16]) {
     for (int i = 0; i < gpu_count; i++)
         if (memcmp(gpus[i].uuid.bytes, uuid, 16) == 0) return &gpus[i];
     return NULL;
+}
+
+void gpu_send(const struct gpu *gpu, struct frame frame) {
+    memcpy(frame.gpu, gpu->uuid.bytes, sizeof frame.gpu);
+    frame_socket_send(&frame_socket_agent, &frame);
+}
+
+RESET_IN_CHILD(gpus_reset);
+void gpus_reset(void) {
+    gpu_count = 0; /* the child's cuInit reads them again */
 }

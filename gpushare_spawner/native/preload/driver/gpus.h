@@ -1,81 +1,80 @@
 /* The GPUs that the driver shows to this process.
 
    The words of this library:
-   - device memory: what cuMemAlloc and its kin give out. Managed memory: CUDA's unified memory, which can leave the
-   GPU. Converted memory: managed memory that the program asked for as device memory.
-   - allocation: one piece of memory that the program has. Block: freed memory that is kept for a later allocation.
-   - account: the sum of the allocations of this process on a GPU. Allowance: the sum that the agent lets it have.
-   - launch: any call that puts work on a GPU. Gate: open while launches may go. Passage: the record of one thread that
-     launches. Lane: one stream of one context.
+   - device memory: memory of cuMemAlloc and similar calls. Managed memory: CUDA's unified memory, which can leave the
+     GPU. Converted memory: managed memory that the program asked for as device memory.
+   - allocation: a piece of memory that the program has. Block: freed memory that is kept for a later allocation.
+   - account: the sum of the allocations of this process on a GPU. Allowance: the largest account that the agent grants.
+   - launch: a call that puts work on a GPU. Gate: open while launches may pass. Passage: the record of a thread that
+     launches. Lane: a stream of a context.
    - lease: the agent's permission to open the gate. Burst: work from the first launch until the device is quiet.
-   - mark: an event behind work, that says when the work is done. Pace: a bound on work that is queued and not done.
-   - turn: the right of one thread to make driver calls in the background (driver_turn.h), or to begin a capture
-     (captures.h).
+   - mark: an event behind work; it has passed when the work is done. Pace: a bound on work that is queued and not done.
+   - turn: the right of the background thread to make driver calls (contexts.h).
    - frame: a message of the session socket. */
 #pragma once
 
-#include <stdatomic.h>
-
-#include "driver/cuda_abi.h"
-#include "platform/common.h"
+#include "driver/driver.h"
+#include "platform/frames.h"
 
 #define MAX_GPUS 64
 
-/* Memory nodes of graphs were seen; pools were. */
+/* Kinds of memory that the driver holds by itself: of memory nodes of graphs, and in pools. */
 enum driver_memory_of { DRIVER_MEMORY_OF_GRAPHS = 1, DRIVER_MEMORY_OF_POOLS = 2 };
 
 struct gpu {
     int index;
     CUdevice device;
     CUuuid uuid;
-    bool can_manage; /* managed memory may be accessed by both sides at once: without that nothing can be oversubscribed
-                      */
+    bool can_manage; /* host and GPU may access managed memory at the same time; otherwise it is not used */
 
-    /* The gate. `open` is the truth (enum gate_state) and the futex that launching threads wait on; `fast` is 1 only
-       while a launch may skip every further question: the gate is open, the lease has no pace and nothing in the
-       process is being captured into a graph. */
+    /* The gate. `open` is its state (enum gate_state) and the futex that launching threads wait on; `fast` is 1 only
+       while a launch needs no further check: the gate is open, the lease has no pace and no stream of the process is
+       being captured into a graph. */
     _Atomic uint32_t open;
     _Atomic uint32_t fast;
     _Atomic bool paced;        /* the lease has a pace (pace.c) */
     _Atomic uint32_t burst;    /* number of the burst: lanes with work carry it */
     _Atomic uint32_t waiters;  /* threads at the shut gate */
-    _Atomic uint32_t progress; /* changes while an answer is being worked for */
+    _Atomic uint32_t progress; /* changes while the agent's answer is being prepared */
 
     /* Calls that the driver refused for lack of device memory, and that wait for a lease (shortage.c). */
     _Atomic uint64_t short_of;    /* bytes that they need, */
-    _Atomic uint64_t short_above; /* beyond those that the process had then */
-    _Atomic uint32_t shortages;   /* how many there were */
-    _Atomic uint32_t grants;      /* futex: changes when a lease begins, when the agent says that the memory does not
-                                     come, or when there is no agent */
-    _Atomic uint32_t refusals;    /* how often the agent said so */
-    _Atomic bool restate;         /* the agent was told of more memory than there is: tell it again (worker.c) */
+    _Atomic uint64_t short_above; /* beyond the process's memory at the first of them */
+    _Atomic uint32_t shortages;   /* the number of such calls so far */
+    _Atomic uint32_t grants;      /* futex: changes when a lease begins, when the agent refuses the memory, or when the
+                                     connection ends */
+    _Atomic uint32_t refusals;    /* the number of the agent's refusals */
+    _Atomic bool restate;         /* the last MEMORY included missing memory: send it again (worker.c) */
 
     /* Accounting, bytes (account.c). */
     _Atomic uint64_t managed;
     _Atomic uint64_t plain;
     _Atomic uint64_t cached; /* of `managed`: freed by the program, kept for its next allocations (block_cache.c) */
-    _Atomic bool changed;    /* since the agent was told (worker.c) */
-    _Atomic uint64_t pooled; /* plain stream-ordered memory, not in `plain` (pool_memory.c) */
-    _Atomic unsigned char driver_memory; /* for what the driver may hold memory: enum driver_memory_of */
+    _Atomic bool changed;    /* since the last MEMORY (worker.c) */
+    _Atomic uint64_t pooled; /* plain stream-ordered memory, not in `plain` (account.c) */
+    _Atomic unsigned char driver_memory; /* enum driver_memory_of: the driver may hold memory of these kinds */
 
-    /* What the agent said (worker.c). */
+    /* From the agent (worker.c). */
     _Atomic bool shared;    /* one of the session's GPUs */
     _Atomic uint64_t total; /* shown as its memory; 0: the real figure */
 
     /* Memory that the session may have (allowance.c), bytes. */
-    _Atomic uint64_t allowance; /* this process may allocate so much in all */
+    _Atomic uint64_t allowance; /* the most that this process may have allocated */
     _Atomic uint64_t others;    /* allocated by the session's other processes */
-    _Atomic bool reserving;     /* the agent grants the allowance, and can be asked for more */
+    _Atomic bool reserving;     /* the agent grants the allowance, and takes requests for more */
 };
 
 HIDDEN struct gpu gpus[MAX_GPUS];
 HIDDEN int gpu_count;
 
-/* Ask the driver which there are. Once, at cuInit. */
-void gpus_find(void);
+/* Read the GPUs from the driver. Once, at cuInit. */
+void gpus_read(void);
 
-/* The GPU of the calling thread's context; NULL without one. Asks the driver. No lock; the same for the next two, which
-   ask nobody. */
+/* The GPU of the calling thread's context; NULL without a context. Asks the driver. No lock. */
 struct gpu *gpu_current(void);
+/* The GPU with this number of the driver, or this UUID; NULL: none of `gpus`. No lock. */
 struct gpu *gpu_of_device(CUdevice device);
 struct gpu *gpu_of_uuid(const unsigned char uuid[16]);
+
+/* Send the agent a frame about a GPU. Background thread; an error closes the connection. */
+void gpu_send(const struct gpu *gpu, struct frame frame);

@@ -1,12 +1,11 @@
 #define _GNU_SOURCE
 #include "gate/gate.h"
 
+#include <errno.h>
 #include <pthread.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #include "contexts/captures.h"
-#include "platform/futex.h"
+#include "contexts/lanes.h"
 #include "platform/wake.h"
 
 /* numbers of membarrier(2), Linux 4.14; glibc 2.17 has no name for them */
@@ -16,6 +15,7 @@
 bool gate_fences;
 
 static pthread_mutex_t turning = PTHREAD_MUTEX_INITIALIZER; /* of `open` and `fast` together */
+
 void gate_prepare(void) {
 #ifdef GATE_ALWAYS_FENCES
     gate_fences = true;
@@ -44,7 +44,7 @@ void gate_open(struct gpu *gpu) {
     futex_wake(&gpu->open);
 }
 
-/* Every launch from now on sees `state`, or is seen inside. */
+/* Change the state: every later launch sees it, or is seen inside. */
 static void leave_open_state(struct gpu *gpu, enum gate_state state) {
     pthread_mutex_lock(&turning);
     atomic_store(&gpu->open, state);
@@ -70,6 +70,89 @@ void gate_stir(struct gpu *gpu) {
     wake_up();
 }
 
-void gate_forget(void) {
+/* ---- threads that wait ---- */
+
+/* The background thread opens the gate after 30 s without an answer. If that thread hangs itself, launches wait 5 s
+   longer. */
+#define PATIENCE (35 * SECOND)
+
+/* A signal ends a wait, so that the program's handler takes effect: Python's handler in C only sets a flag, and Python
+   raises KeyboardInterrupt when the call returns. The thread's launches on its way out of that call pass as well, but
+   no others: a program with a timer must not pass the gate at each tick. So successive interruptions of a process are
+   granted after 1 s, then 2 s, and so on. */
+#define WAY_OUT_LAUNCHES 16
+#define WAY_OUT_TIME     (200 * MILLISECOND)
+#define FIRST_INTERVAL   (1 * SECOND)
+#define LAST_INTERVAL    (60 * SECOND)
+
+static struct {
+    pthread_mutex_t lock;
+    uint64_t next_at, interval;
+} interruptions = {PTHREAD_MUTEX_INITIALIZER, 0, FIRST_INTERVAL};
+
+bool gate_interrupted(struct passage *passage) {
+    /* the driver would block a call of a suspended process, and no signal ends that; a call that waits for memory
+       returns its error, and makes no further call */
+    bool suspended = driver_threads_suspended();
+    if (suspended && !passage->short_of) return false;
+    uint64_t now = clock_now();
+    pthread_mutex_lock(&interruptions.lock);
+    bool granted = now >= interruptions.next_at;
+    if (granted) {
+        if (now > interruptions.next_at + LAST_INTERVAL) interruptions.interval = FIRST_INTERVAL;
+        interruptions.next_at = now + interruptions.interval;
+        interruptions.interval *= 2;
+        if (interruptions.interval > LAST_INTERVAL) interruptions.interval = LAST_INTERVAL;
+    }
+    pthread_mutex_unlock(&interruptions.lock);
+    if (!granted) return false;
+    if (suspended) return true;
+    log_line(LOG_INFO, "a signal interrupted a wait for the GPU; up to %d launches go without a lease",
+             WAY_OUT_LAUNCHES);
+    passage->let_through = WAY_OUT_LAUNCHES;
+    passage->let_until = now + WAY_OUT_TIME;
+    return true;
+}
+
+bool gate_lets_through(struct passage *passage) {
+    if (!passage->let_through) return false;
+    passage->let_through = clock_now() < passage->let_until ? passage->let_through - 1 : 0;
+    return passage->let_through != 0;
+}
+
+enum gate_wait_end gate_wait(_Atomic uint32_t *word, uint32_t shut, struct gpu *gpu, struct passage *passage) {
+    int kept = errno;
+    uint32_t progress = atomic_load(&gpu->progress);
+    uint64_t deadline = clock_now() + PATIENCE;
+    enum gate_wait_end end = GATE_WAIT_OVER;
+    bool signalled = false;
+    atomic_fetch_add(&gpu->waiters, 1);
+    wake_up();
+    while (atomic_load(word) == shut) {
+        struct timespec second = {1, 0};
+        /* a futex wait with a time-out ends with EINTR after any handler, also after a handler that restarts calls */
+        if (futex_wait(word, shut, &second) != 0 && errno == EINTR) signalled = true;
+        if (signalled && gate_interrupted(passage)) {
+            end = GATE_WAIT_INTERRUPTED;
+            break;
+        }
+        uint32_t now_progress = atomic_load(&gpu->progress);
+        if (now_progress != progress) {
+            progress = now_progress;
+            deadline = clock_now() + PATIENCE;
+        } else if (clock_now() > deadline) {
+            log_line(LOG_ERROR, "no lease for %d s; GPU work continues without one", (int)(PATIENCE / SECOND));
+            end = GATE_WAIT_UNANSWERED;
+            break;
+        }
+    }
+    atomic_fetch_sub(&gpu->waiters, 1);
+    errno = kept;
+    return end;
+}
+
+RESET_IN_CHILD(gate_reset);
+void gate_reset(void) {
     pthread_mutex_init(&turning, NULL);
+    pthread_mutex_init(&interruptions.lock, NULL);
 }

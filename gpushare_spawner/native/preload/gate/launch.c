@@ -6,12 +6,10 @@
 #include <stdlib.h>
 
 #include "contexts/captures.h"
-#include "driver/suspension.h"
-#include "gate/waiting.h"
 #include "platform/wake.h"
 
 static struct passage *_Atomic passages;
-static struct gpu nowhere; /* never open: what a thread's record points at before its first launch */
+static struct gpu nowhere; /* never open; the lane of a thread's record before its first launch belongs to it */
 static struct lane no_lane = {.gpu = &nowhere};
 static pthread_key_t thread_end;
 
@@ -24,7 +22,6 @@ static void thread_ended(void *value) {
 
 void launch_prepare(void) {
     static bool keyed;
-    pace_prepare();
     if (!keyed) keyed = pthread_key_create(&thread_end, thread_ended) == 0;
 }
 
@@ -45,7 +42,7 @@ static __attribute__((noinline, cold)) struct passage *passage_of_new_thread(voi
         while (!atomic_compare_exchange_weak(&passages, &passage->next, passage)) {
         }
     }
-    passage->epoch = 0; /* whatever is remembered is of another thread */
+    passage->epoch = 0; /* the lanes in it are another thread's */
     passage->paced = NULL;
     pthread_setspecific(thread_end, passage);
     return lanes_passage = passage;
@@ -61,7 +58,7 @@ static struct passage *own_passage(void) {
     return passage;
 }
 
-/* Whether the driver calls this, inside another call of this thread: that one has passed the gate. */
+/* Whether the driver makes this call, inside another call of this thread that has passed the gate; counts it if so. */
 static bool goes_deeper(struct passage *passage) {
     uint32_t depth = atomic_load_explicit(&passage->depth, memory_order_relaxed);
     if (likely(!depth)) return false;
@@ -75,38 +72,37 @@ struct passage *launch_enter_slowly(CUstream stream) {
     return launch_pass_slowly(passage, NULL, stream);
 }
 
-/* Outside while it waits: nobody must wait for this thread. */
+/* Mark the thread as outside while it waits, so that no thread waits for it. */
 static void stand_aside(struct passage *passage) {
     atomic_store_explicit(&passage->depth, 0, memory_order_release);
 }
 
 struct gpu *launch_gpu_to_ask_for(void) {
-    struct gpu *found = NULL;
+    struct gpu *gpu = NULL;
     CUcontext current = NULL;
     if (gpu_count > 1 && real.cuCtxGetCurrent(&current) == CUDA_SUCCESS && current) {
         pthread_mutex_lock(&contexts_lock);
-        for (const struct context *context = contexts; context && !found; context = context->next)
-            if (context->handle == current && atomic_load(&context->gpu->shared)) found = context->gpu;
+        for (const struct context *context = contexts; context && !gpu; context = context->next)
+            if (context->handle == current && atomic_load(&context->gpu->shared)) gpu = context->gpu;
         pthread_mutex_unlock(&contexts_lock);
     }
-    for (int i = 0; i < gpu_count && !found; i++)
-        if (atomic_load(&gpus[i].shared)) found = &gpus[i];
-    return found ? found : &gpus[0];
+    for (int i = 0; i < gpu_count && !gpu; i++)
+        if (atomic_load(&gpus[i].shared)) gpu = &gpus[i];
+    return gpu ? gpu : &gpus[0];
 }
 
 void launch_step_inside(struct passage *passage) {
-    launch_announce(passage, &no_lane);
-    while (suspension_waits()) {
+    launch_mark_inside(passage, &no_lane);
+    while (driver_threads_suspended()) {
         stand_aside(passage);
-        enum waiting_end end =
-            waiting_in_front(&suspension_of_threads, SUSPENSION_WAITS, launch_gpu_to_ask_for(), passage);
-        launch_announce(passage, &no_lane);
-        if (end == WAITING_UNANSWERED) return;
+        enum gate_wait_end end = gate_wait(&driver_suspension, SUSPENSION_ACTIVE, launch_gpu_to_ask_for(), passage);
+        launch_mark_inside(passage, &no_lane);
+        if (end == GATE_WAIT_UNANSWERED) return;
     }
 }
 
 void launch_step_back(struct passage *passage) {
-    launch_announce(passage, &no_lane);
+    launch_mark_inside(passage, &no_lane);
 }
 
 bool launch_step_outside(struct passage *passage) {
@@ -123,12 +119,12 @@ struct passage *launch_enter_call(void) {
     return passage;
 }
 
-/* Whether the launch is recorded instead of being done. The driver is asked once in a lane for each news. */
+/* Whether the launch is recorded instead of being done. Asks the driver once in a lane for each captures_version. */
 static bool is_recorded(struct lane *lane, CUstream stream) {
-    uint32_t news = atomic_load(&captures_news);
-    if (atomic_load_explicit(&lane->uncaptured, memory_order_relaxed) == news) return false;
+    uint32_t version = atomic_load(&captures_version);
+    if (atomic_load_explicit(&lane->uncaptured, memory_order_relaxed) == version) return false;
     if (capture_records(stream)) return true;
-    atomic_store_explicit(&lane->uncaptured, news, memory_order_relaxed);
+    atomic_store_explicit(&lane->uncaptured, version, memory_order_relaxed);
     return false;
 }
 
@@ -136,29 +132,29 @@ struct passage *launch_pass_slowly(struct passage *passage, struct lane *lane, C
     for (;; lane = NULL) {
         bool capturing = captures_in_progress();
         if (!lane || capturing) {
-            launch_step_inside(passage); /* the driver is asked, and the process must not be suspended meanwhile */
+            launch_step_inside(passage); /* for driver calls, during which the process must not be suspended */
             if (!lane) lane = lane_of(passage, stream);
             /* no current context, a GPU that is not arbitrated, or a call that is only recorded */
             if (!lane || (capturing && is_recorded(lane, stream))) return passage;
         }
-        launch_announce(passage, lane);
+        launch_mark_inside(passage, lane);
         struct gpu *gpu = atomic_load_explicit(&lane->gpu, memory_order_relaxed);
         uint32_t state = atomic_load_explicit(&gpu->open, memory_order_relaxed);
         if (likely(state != GATE_SHUT)) {
             if (unlikely(state == GATE_RESTING)) gate_stir(gpu);
-            bool through = passage->let_through && waiting_goes_through(passage);
+            bool through = passage->let_through && gate_lets_through(passage);
             if (likely(pace_admits(passage, lane, through))) {
                 launch_count(passage, lane);
                 return passage;
             }
-            launch_announce(passage, &no_lane); /* it asks the driver, and must be seen inside */
-            if (pace_wait(gpu, lane)) waiting_interrupted(passage);
+            launch_mark_inside(passage, &no_lane); /* pace_wait calls the driver, and must be seen inside */
+            if (pace_wait(gpu, lane)) gate_interrupted(passage);
             continue;
         }
-        if (!waiting_goes_through(passage)) {
+        if (!gate_lets_through(passage)) {
             stand_aside(passage);
-            if (waiting_in_front(&gpu->open, GATE_SHUT, gpu, passage) != WAITING_UNANSWERED) continue;
-            launch_announce(passage, lane);
+            if (gate_wait(&gpu->open, GATE_SHUT, gpu, passage) != GATE_WAIT_UNANSWERED) continue;
+            launch_mark_inside(passage, lane);
         }
         launch_count(passage, lane);
         return passage;
@@ -182,6 +178,7 @@ uint64_t launches_on(const struct gpu *gpu) {
     return sum;
 }
 
-void launch_forget(void) {
+RESET_IN_CHILD(launch_reset);
+void launch_reset(void) {
     atomic_store(&passages, NULL);
 }

@@ -6,29 +6,29 @@
 #include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 
 #include "contexts/captures.h"
-#include "contexts/contexts.h"
 #include "gate/gate.h"
-#include "driver/driver.h"
 
-/* Two launches keep a GPU busy: one runs, one waits behind it. More than a driver's own queue holds have no effect. */
+/* Two launches keep a GPU busy: one runs, the other waits behind it. Launches beyond the driver's own queue have no
+   effect. */
 #define LEAST_WINDOW 2
-/* A launch of so many paces' length needs none behind it: the gap that is left is far below a hundredth of it, and the
-   one behind it could not be taken back. The first launch is taken for such a one. */
+/* A launch that takes this many paces needs no launch behind it: the gap is far below a hundredth of its time, and a
+   launch behind it could not be withdrawn. The first launch is assumed to be that long. */
 #define LONG_LAUNCH 10
 #define MOST_WINDOW 1024
-/* A mark stands behind this part of a window. */
+/* Marks in a window. */
 #define SEGMENTS    8
 #define SHORT_SLEEP (50 * MILLISECOND / 1000)
 #define LONG_SLEEP  (2 * MILLISECOND)
-/* Work that makes no progress for so long while threads wait may be waiting for their launches: some are let through,
-   again after twice the time, and so on. */
+/* Work without progress for this time, while threads wait, may depend on their launches: some are let through, again
+   after twice the time, and so on. */
 #define DEADLOCK_PATIENCE (5 * SECOND)
-/* Launches may be long, and slow beside other processes': so many times as long as they took is waited. */
+/* Launches may be long, and slow beside other processes' work: the multiple of their time that is waited. */
 #define LAUNCHES_PATIENCE 8
-/* Where none has ended yet. */
+/* While no launch has ended yet. */
 #define FIRST_PATIENCE (30 * SECOND)
 
 /* Launches into a stream that was destroyed before they were done. */
@@ -42,8 +42,8 @@ struct gone {
 
 struct pace {
     _Atomic uint64_t nanoseconds; /* 0: none */
-    /* Upper half: the generation. Lower half: launches that were admitted and are not known to be done. In one word, so
-       that a launch is never taken off another generation's account. */
+    /* Upper half: the generation. Lower half: launches that were admitted and are not done for certain. In one word, so
+       that a launch is never subtracted from another generation's account. */
     _Atomic uint64_t account;
     _Atomic uint32_t window, segment;
     _Atomic uint32_t extra; /* beyond the window: let through by the escape from a deadlock */
@@ -52,13 +52,13 @@ struct pace {
                              captures.h */
     struct lane *lanes;   /* with launches in this generation */
     struct gone *gone;
-    uint64_t launch_time; /* nanoseconds of one launch, estimated; 0: not known */
-    bool backlog;         /* work from before this generation may be ahead of what is counted */
+    uint64_t launch_time; /* nanoseconds of a launch, estimated; 0: no estimate */
+    bool backlog;         /* uncounted work of an earlier generation may run before the counted work */
     uint64_t stuck_since, patience;
-    _Atomic uint64_t seen_time; /* nanoseconds of one launch, as those took that ended; 0: none has */
+    _Atomic uint64_t seen_time; /* nanoseconds of a launch, measured at the last that ended; 0: none has ended */
 };
 
-static struct pace paces[MAX_GPUS];
+static struct pace paces[MAX_GPUS] = {[0 ... MAX_GPUS - 1] = {.lock = PTHREAD_MUTEX_INITIALIZER}};
 static uint32_t generations;
 
 static uint32_t generation_of(uint64_t account) {
@@ -79,8 +79,8 @@ static void take_off(struct pace *pace, uint32_t generation, uint64_t launches) 
 
 static void adapt(struct pace *pace) {
     uint64_t room = pace->launch_time ? atomic_load(&pace->nanoseconds) / pace->launch_time : 0;
-    uint64_t known = pace->launch_time;
-    uint32_t least = !known || known > LONG_LAUNCH * atomic_load(&pace->nanoseconds) ? 1 : LEAST_WINDOW;
+    uint64_t time = pace->launch_time;
+    uint32_t least = !time || time > LONG_LAUNCH * atomic_load(&pace->nanoseconds) ? 1 : LEAST_WINDOW;
     uint32_t window = room < LEAST_WINDOW ? least : room > MOST_WINDOW ? MOST_WINDOW : (uint32_t)room;
     atomic_store(&pace->window, window);
     atomic_store(&pace->segment, window < 2 * SEGMENTS ? 1 : window / SEGMENTS);
@@ -125,26 +125,15 @@ void pace_relax(struct gpu *gpu) {
     atomic_fetch_add(&paces[gpu->index].extra, LEAST_WINDOW + atomic_load(&gpu->waiters));
 }
 
-void pace_prepare(void) {
-    for (int i = 0; i < MAX_GPUS; i++) {
-        struct pace *pace = &paces[i];
-        atomic_store(&pace->nanoseconds, 0);
-        pace->lanes = NULL;
-        pace->gone = NULL;
-        pace->launch_time = 0;
-        pthread_mutex_init(&pace->lock, NULL);
-    }
-}
-
-/* A default stream orders the work of others too, so that an event must not be put into it but beside a launch there.
- */
+/* Whether the lane is a default stream. It orders the work of other streams too, so that an event is only recorded
+   there beside a launch. */
 static bool is_default(const struct lane *lane) {
     return lane->stream == NULL || lane->stream == CU_STREAM_PER_THREAD;
 }
 
 /* ---- with the lock held ---- */
 
-static void lane_begins(struct pace *pace, struct lane *lane, uint32_t generation) {
+static void begin_lane(struct pace *pace, struct lane *lane, uint32_t generation) {
     struct lane_pace *own = &lane->pace;
     if (atomic_load(&own->generation) == generation || generation_of(atomic_load(&pace->account)) != generation) return;
     atomic_store(&own->submitted, 0);
@@ -157,60 +146,61 @@ static void lane_begins(struct pace *pace, struct lane *lane, uint32_t generatio
     atomic_store(&own->generation, generation);
 }
 
-/* Launches of the lane up to this one are done. Returns how many that are. */
-static uint64_t done_upto(struct pace *pace, struct lane *lane, uint64_t upto) {
+/* Subtract the launches of the lane up to this number, which are done. Returns how many were not yet subtracted. */
+static uint64_t complete_up_to(struct pace *pace, struct lane *lane, uint64_t upto) {
     uint64_t launches = upto - lane->pace.done;
     lane->pace.done = upto;
     take_off(pace, atomic_load(&lane->pace.generation), launches);
     return launches;
 }
 
-static uint64_t look_at_marks(struct pace *pace, struct lane *lane) {
+/* Query the lane's marks. Returns the number of launches that are newly done. */
+static uint64_t query_marks(struct pace *pace, struct lane *lane) {
     struct lane_pace *own = &lane->pace;
     uint64_t launches = 0;
     uint32_t pending = atomic_load(&own->pending);
-    /* an error is no reason to wait */
+    /* an error does not delay */
     while (pending && real.cuEventQuery(own->marks[own->first].event) != CUDA_ERROR_NOT_READY) {
-        launches += done_upto(pace, lane, own->marks[own->first].upto);
+        launches += complete_up_to(pace, lane, own->marks[own->first].upto);
         own->first = (own->first + 1) % PACE_MARKS;
         atomic_store(&own->pending, --pending);
     }
     return launches;
 }
 
-/* Put a mark behind the lane's launches. Where that fails they are no longer counted. */
-static void put_mark(struct pace *pace, struct lane *lane) {
+/* Record a mark behind the lane's launches. Where that fails they are no longer counted. */
+static void record_mark(struct pace *pace, struct lane *lane) {
     struct lane_pace *own = &lane->pace;
     uint32_t pending = atomic_load(&own->pending);
     uint64_t submitted = atomic_load(&own->submitted);
     if (pending == PACE_MARKS || submitted == atomic_load(&own->marked)) return;
-    CUcontext current = NULL, meant = lane->context->handle;
+    CUcontext current = NULL, context = lane->context->handle;
     real.cuCtxGetCurrent(&current);
-    bool switched = current != meant && real.cuCtxPushCurrent_v2(meant) == CUDA_SUCCESS;
+    bool switched = current != context && real.cuCtxPushCurrent_v2(context) == CUDA_SUCCESS;
     uint32_t at = (own->first + pending) % PACE_MARKS;
     if (!own->marks[at].event && real.cuEventCreate(&own->marks[at].event, CU_EVENT_DISABLE_TIMING) != CUDA_SUCCESS)
         own->marks[at].event = NULL;
-    bool put = own->marks[at].event && real.cuEventRecord(own->marks[at].event, lane->stream) == CUDA_SUCCESS;
+    bool recorded = own->marks[at].event && real.cuEventRecord(own->marks[at].event, lane->stream) == CUDA_SUCCESS;
     if (switched) real.cuCtxPopCurrent_v2(&current);
     atomic_store(&own->marked, submitted);
-    if (put) {
+    if (recorded) {
         own->marks[at].upto = submitted;
         atomic_store(&own->pending, pending + 1);
     } else if (!pending) {
-        done_upto(pace, lane, submitted);
+        complete_up_to(pace, lane, submitted);
     }
 }
 
-/* Estimate the time of a launch from what was seen to be done. `awaited`: a thread waits for the window. */
-static void learn(struct pace *pace, uint64_t launches, bool awaited) {
-    uint64_t now = clock_now(), since = atomic_load(&pace->busy_since), known = pace->launch_time;
+/* Estimate the time of a launch from the launches that are newly done. `awaited`: a thread waits for the window. */
+static void estimate(struct pace *pace, uint64_t launches, bool awaited) {
+    uint64_t now = clock_now(), since = atomic_load(&pace->busy_since), old = pace->launch_time;
     bool empty = outstanding(pace) == 0;
     if (launches) {
-        uint64_t seen = since && !pace->backlog ? (now - since) / launches + 1 : known;
-        if (!known)
+        uint64_t seen = since && !pace->backlog ? (now - since) / launches + 1 : old;
+        if (!old)
             pace->launch_time = seen;
         else
-            pace->launch_time = seen > known ? (known + seen) / 2 : (3 * known + seen) / 4;
+            pace->launch_time = seen > old ? (old + seen) / 2 : (3 * old + seen) / 4;
         if (since && !pace->backlog) atomic_store(&pace->seen_time, seen);
         pace->backlog = false;
         atomic_store(&pace->busy_since, empty ? 0 : now);
@@ -218,22 +208,23 @@ static void learn(struct pace *pace, uint64_t launches, bool awaited) {
         pace->stuck_since = now;
         pace->patience = DEADLOCK_PATIENCE;
         if (awaited && empty && atomic_load(&pace->window) > 1) {
-            /* the queue ran dry before this thread looked: however late that was, the window was too small */
-            if (known && pace->launch_time > known) pace->launch_time = known;
+            /* the queue ran empty before this query, however late it was: the window was too small */
+            if (old && pace->launch_time > old) pace->launch_time = old;
             if (!pace->launch_time) pace->launch_time = atomic_load(&pace->nanoseconds) / LEAST_WINDOW;
             pace->launch_time = pace->launch_time / 2 + 1;
         }
         adapt(pace);
-    } else if (since && known && !pace->backlog) {
-        /* that nothing was done says something too */
+    } else if (since && old && !pace->backlog) {
+        /* no launch is done: a launch takes longer than estimated */
         uint64_t at_least = (now - since) / (2 * atomic_load(&pace->segment));
-        if (at_least <= known) return;
+        if (at_least <= old) return;
         pace->launch_time = at_least;
         adapt(pace);
     }
 }
 
-static uint64_t look_at_gone(struct pace *pace) {
+/* Query the events of destroyed streams. Returns the number of launches that are newly done. */
+static uint64_t query_gone(struct pace *pace) {
     uint64_t launches = 0;
     for (struct gone **link = &pace->gone; *link;) {
         struct gone *gone = *link;
@@ -250,20 +241,21 @@ static uint64_t look_at_gone(struct pace *pace) {
     return launches;
 }
 
-static void look(struct pace *pace, const struct lane *mine) {
-    uint64_t launches = look_at_gone(pace);
+/* Query all marks, and record new ones. `own`: the lane of the calling thread. */
+static void update_marks(struct pace *pace, const struct lane *own) {
+    uint64_t launches = query_gone(pace);
     for (struct lane *lane = pace->lanes; lane; lane = lane->pace.next) {
-        launches += look_at_marks(pace, lane);
+        launches += query_marks(pace, lane);
         if (atomic_load(&lane->pace.pending)) continue;
-        if (lane == mine || !is_default(lane))
-            put_mark(pace, lane);
-        else /* fewer than a segment; nothing would ever say that they are done */
-            done_upto(pace, lane, atomic_load(&lane->pace.submitted));
+        if (lane == own || !is_default(lane))
+            record_mark(pace, lane);
+        else /* fewer than a segment; no event would ever show that they are done */
+            complete_up_to(pace, lane, atomic_load(&lane->pace.submitted));
     }
-    learn(pace, launches, true);
+    estimate(pace, launches, true);
 }
 
-/* Let more through if nothing has been done for long. */
+/* Let more launches through after a long time without progress. */
 static void escape(struct gpu *gpu, struct pace *pace, uint64_t now, uint64_t waiting_since) {
     uint64_t since = pace->stuck_since > waiting_since ? pace->stuck_since : waiting_since;
     if (!pace->patience) pace->patience = DEADLOCK_PATIENCE;
@@ -287,10 +279,10 @@ bool pace_admits(struct passage *passage, struct lane *lane, bool through) {
         uint32_t generation = generation_of(account);
         if (atomic_load(&lane->pace.generation) != generation) {
             pthread_mutex_lock(&pace->lock);
-            lane_begins(pace, lane, generation);
+            begin_lane(pace, lane, generation);
             pthread_mutex_unlock(&pace->lock);
         }
-        /* while anything is being captured no event may be put anywhere, so that nobody could say when there is room */
+        /* during a capture no event may be recorded, and no event would show when there is room */
         if ((uint32_t)account >= atomic_load(&pace->window) + atomic_load(&pace->extra) && !through &&
             !captures_in_progress())
             return false;
@@ -309,7 +301,7 @@ void pace_left(struct passage *passage) {
     uint32_t generation = passage->pace_generation;
     struct lane_pace *own = &lane->pace;
     passage->paced = NULL;
-    if (atomic_load(&own->generation) != generation) { /* its stream went meanwhile */
+    if (atomic_load(&own->generation) != generation) { /* its stream was destroyed meanwhile */
         take_off(pace, generation, 1);
         return;
     }
@@ -318,19 +310,19 @@ void pace_left(struct passage *passage) {
         outstanding(pace) < atomic_load(&pace->window))
         return;
     int kept = errno;
-    captures_hold_off();
+    captures_lock();
     pthread_mutex_lock(&pace->lock);
     if (!captures_in_progress() && atomic_load(&own->generation) == generation &&
         generation_of(atomic_load(&pace->account)) == generation) {
-        learn(pace, look_at_marks(pace, lane), false);
-        put_mark(pace, lane);
+        estimate(pace, query_marks(pace, lane), false);
+        record_mark(pace, lane);
     }
     pthread_mutex_unlock(&pace->lock);
-    captures_let_on();
+    captures_unlock();
     errno = kept;
 }
 
-/* All signals but those that a fault of the thread itself raises. */
+/* Block all signals but those that a fault of the thread itself raises. */
 static void block_signals(sigset_t *before) {
     sigset_t most;
     sigfillset(&most);
@@ -341,22 +333,22 @@ static void block_signals(sigset_t *before) {
 
 bool pace_wait(struct gpu *gpu, struct lane *lane) {
     struct pace *pace = &paces[gpu->index];
-    uint64_t waiting_since = clock_now(), unknown = SHORT_SLEEP;
+    uint64_t waiting_since = clock_now(), first_sleep = SHORT_SLEEP;
     int kept = errno;
     bool interrupted = false;
     sigset_t before;
-    block_signals(&before); /* one that comes outside of ppoll would not be noticed */
+    block_signals(&before); /* a signal outside of ppoll would not end the wait */
     while (!interrupted && atomic_load(&gpu->open) && atomic_load(&pace->nanoseconds)) {
-        captures_hold_off();
+        captures_lock();
         pthread_mutex_lock(&pace->lock);
         bool capturing = captures_in_progress();
-        if (!capturing) look(pace, lane);
+        if (!capturing) update_marks(pace, lane);
         uint32_t room = atomic_load(&pace->window) + atomic_load(&pace->extra), segment = atomic_load(&pace->segment);
         bool free = outstanding(pace) + segment <= room;
         if (!free) escape(gpu, pace, clock_now(), waiting_since);
-        uint64_t sleep = pace->launch_time ? pace->launch_time * segment / 2 : (unknown *= 2);
+        uint64_t sleep = pace->launch_time ? pace->launch_time * segment / 2 : (first_sleep *= 2);
         pthread_mutex_unlock(&pace->lock);
-        captures_let_on();
+        captures_unlock();
         if (free || capturing) break;
         if (sleep < SHORT_SLEEP) sleep = SHORT_SLEEP;
         if (sleep > LONG_SLEEP) sleep = LONG_SLEEP;
@@ -368,7 +360,7 @@ bool pace_wait(struct gpu *gpu, struct lane *lane) {
     return interrupted;
 }
 
-/* Put an event behind the lane's work, to be asked when the stream is no more. */
+/* Record an event behind the lane's work, to be queried after the stream is destroyed. */
 static void keep_as_gone(struct pace *pace, struct lane *lane, uint64_t launches) {
     struct gone *gone = capture_records(lane->stream) ? NULL : malloc(sizeof *gone);
     if (!gone) return;
@@ -377,22 +369,22 @@ static void keep_as_gone(struct pace *pace, struct lane *lane, uint64_t launches
     real.cuCtxGetCurrent(&current);
     bool switched = current != gone->context && real.cuCtxPushCurrent_v2(gone->context) == CUDA_SUCCESS;
     bool made = real.cuEventCreate(&gone->event, CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS;
-    bool put = made && real.cuEventRecord(gone->event, lane->stream) == CUDA_SUCCESS;
-    if (made && !put) real.cuEventDestroy_v2(gone->event);
+    bool recorded = made && real.cuEventRecord(gone->event, lane->stream) == CUDA_SUCCESS;
+    if (made && !recorded) real.cuEventDestroy_v2(gone->event);
     if (switched) real.cuCtxPopCurrent_v2(&current);
-    if (!put) {
+    if (!recorded) {
         free(gone);
         return;
     }
     gone->launches = launches;
     gone->next = pace->gone;
     pace->gone = gone;
-    lane->pace.done += launches; /* they are on this account now */
+    lane->pace.done += launches; /* this event counts them now */
 }
 
-enum lane_end { LANE_STREAM_ENDS, LANE_CONTEXT_ENDS, LANE_CONTEXT_GONE };
+enum lane_end { LANE_STREAM_ENDS, LANE_CONTEXT_ENDS, LANE_CONTEXT_DESTROYED };
 
-static void lane_ends(struct lane *lane, enum lane_end end) {
+static void end_lane(struct lane *lane, enum lane_end end) {
     struct lane_pace *own = &lane->pace;
     struct pace *pace = &paces[lane->context->gpu->index];
     pthread_mutex_lock(&pace->lock);
@@ -402,13 +394,13 @@ static void lane_ends(struct lane *lane, enum lane_end end) {
         uint64_t submitted = atomic_load(&own->submitted);
         if (end == LANE_STREAM_ENDS && atomic_load(&pace->nanoseconds) && submitted > own->done)
             keep_as_gone(pace, lane, submitted - own->done);
-        done_upto(pace, lane, submitted);
+        complete_up_to(pace, lane, submitted);
         break;
     }
     atomic_store(&own->generation, 0);
     atomic_store(&own->pending, 0);
     for (int i = 0; i < PACE_MARKS; i++) {
-        if (own->marks[i].event && end != LANE_CONTEXT_GONE) real.cuEventDestroy_v2(own->marks[i].event);
+        if (own->marks[i].event && end != LANE_CONTEXT_DESTROYED) real.cuEventDestroy_v2(own->marks[i].event);
         own->marks[i].event = NULL;
     }
     pthread_mutex_unlock(&pace->lock);
@@ -417,22 +409,22 @@ static void lane_ends(struct lane *lane, enum lane_end end) {
 void pace_stream_ends(CUstream stream) {
     for (struct context *context = contexts; context; context = context->next)
         for (struct lane *lane = context->lanes; lane; lane = lane->next)
-            if (lane->stream == stream) lane_ends(lane, LANE_STREAM_ENDS);
+            if (lane->stream == stream) end_lane(lane, LANE_STREAM_ENDS);
 }
 
-static void lanes_of_context_end(CUcontext handle, enum lane_end end) {
+static void end_lanes_of_context(CUcontext handle, enum lane_end end) {
     for (struct context *context = contexts; context; context = context->next) {
         if (context->handle != handle) continue;
-        for (struct lane *lane = context->lanes; lane; lane = lane->next) lane_ends(lane, end);
+        for (struct lane *lane = context->lanes; lane; lane = lane->next) end_lane(lane, end);
     }
 }
 
-void pace_context_gone(CUcontext context) {
-    lanes_of_context_end(context, LANE_CONTEXT_GONE);
+void pace_context_destroyed(CUcontext context) {
+    end_lanes_of_context(context, LANE_CONTEXT_DESTROYED);
 }
 
 void pace_context_ends(CUcontext context) {
-    lanes_of_context_end(context, LANE_CONTEXT_ENDS);
+    end_lanes_of_context(context, LANE_CONTEXT_ENDS);
     for (int i = 0; i < gpu_count; i++) {
         struct pace *pace = &paces[i];
         pthread_mutex_lock(&pace->lock);
@@ -449,4 +441,10 @@ void pace_context_ends(CUcontext context) {
         }
         pthread_mutex_unlock(&pace->lock);
     }
+}
+
+RESET_IN_CHILD(pace_reset);
+void pace_reset(void) {
+    memset(paces, 0, sizeof paces);
+    for (int i = 0; i < MAX_GPUS; i++) pthread_mutex_init(&paces[i].lock, NULL);
 }

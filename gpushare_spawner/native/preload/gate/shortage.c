@@ -2,16 +2,13 @@
 #include "gate/shortage.h"
 
 #include "contexts/captures.h"
-#include "driver/driver.h"
-#include "driver/suspension.h"
 #include "gate/launch.h"
-#include "gate/waiting.h"
 #include "memory/account.h"
-#include "platform/futex.h"
+#include "platform/wake.h"
 
 #define MOST_TRIES 3
-/* What is asked for where the call does not say how much it needs: a context, a module, a graph. A context of a real
-   driver takes 250 to 600 MiB. */
+/* The request for a call whose need is not known: of a context, a module, a graph. A context of a real driver takes 250
+   to 600 MiB. */
 #define UNKNOWN_BYTES (512ull << 20)
 
 _Atomic bool shortage_answered;
@@ -20,9 +17,9 @@ _Atomic bool shortage_answered;
 static uint64_t missing(const struct passage *passage) {
     if (passage->wanted) return passage->wanted != LANES_REFUSED ? passage->wanted : 0;
     size_t available = 0, total = 0;
-    /* without a context it is the context that has no room */
-    bool known = real.cuMemGetInfo_v2(&available, &total) == CUDA_SUCCESS;
-    return known && available >= UNKNOWN_BYTES ? 0 : UNKNOWN_BYTES;
+    /* without a context, the context itself has no room */
+    bool answered = real.cuMemGetInfo_v2(&available, &total) == CUDA_SUCCESS;
+    return answered && available >= UNKNOWN_BYTES ? 0 : UNKNOWN_BYTES;
 }
 
 bool shortage_waited(struct passage *passage, unsigned tries) {
@@ -32,21 +29,21 @@ bool shortage_waited(struct passage *passage, unsigned tries) {
     uint64_t used = account_used(gpu);
     if (!bytes || !atomic_load(&gpu->shared) || !launch_step_outside(passage)) return false;
     uint32_t seen = atomic_load(&gpu->grants), refusals = atomic_load(&gpu->refusals);
-    if (!passage->short_of) { /* at a further try it is known already */
+    if (!passage->short_of) { /* at a further try it is counted already */
         if (atomic_fetch_add(&gpu->short_of, bytes) == 0) atomic_store(&gpu->short_above, used);
         passage->short_of = gpu;
         passage->short_bytes = bytes;
     }
     atomic_fetch_add(&gpu->shortages, 1);
-    account_changed(gpu); /* the agent may have had a REQUEST without the need */
-    enum waiting_end end;
+    account_changed(gpu); /* the last REQUEST may lack this need */
+    enum gate_wait_end end;
     bool refused;
     do {
-        end = waiting_in_front(&gpu->grants, seen, gpu, passage);
+        end = gate_wait(&gpu->grants, seen, gpu, passage);
         seen = atomic_load(&gpu->grants);
         refused = atomic_load(&gpu->refusals) != refusals;
-    } while (end == WAITING_OPENED && !refused && suspension_waits());
-    if (end == WAITING_OPENED && !refused) {
+    } while (end == GATE_WAIT_OVER && !refused && driver_threads_suspended());
+    if (end == GATE_WAIT_OVER && !refused) {
         launch_step_inside(passage);
         return true;
     }
@@ -60,7 +57,7 @@ void shortage_settled(struct passage *passage) {
     passage->short_of = NULL;
     atomic_fetch_sub(&gpu->short_of, passage->short_bytes);
     passage->short_bytes = 0;
-    /* the agent was told of what the call needs, and not of what there is */
+    /* the last MEMORY included this need: send the account without it */
     atomic_store(&gpu->restate, true);
     account_changed(gpu);
 }
@@ -73,4 +70,9 @@ void shortage_refused(struct gpu *gpu) {
 void shortage_over(struct gpu *gpu) {
     atomic_fetch_add(&gpu->grants, 1);
     futex_wake(&gpu->grants);
+}
+
+RESET_IN_CHILD(shortage_reset);
+void shortage_reset(void) {
+    atomic_store(&shortage_answered, false);
 }

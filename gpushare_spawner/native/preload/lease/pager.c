@@ -1,14 +1,13 @@
 #include "lease/pager.h"
 
 #include <stdlib.h>
+#include <string.h>
 
-#include "memory/allocations.h"
 #include "contexts/contexts.h"
-#include "contexts/driver_turn.h"
-#include "driver/driver.h"
+#include "memory/allocations.h"
 
-/* A part is one call of the driver, a window what is under way at a time. Two windows of this size keep a link of 200
-   GB/s busy between two steps a millisecond apart; on PCIe a move can be cut short within some 10 ms. */
+/* A part is the range of one call of the driver, a window the range in progress. Two windows of this size keep a link
+   of 200 GB/s busy between two steps a millisecond apart; on PCIe a move can be cut short within some 10 ms. */
 #define PART    (32ull << 20)
 #define WINDOW  (128ull << 20)
 #define WINDOWS 2
@@ -23,22 +22,23 @@ static struct move {
     uint64_t wanted, begun, walk, since;
     struct window windows[WINDOWS];
     int under_way;
-    uint64_t in_window; /* bytes begun since the last window was closed */
+    uint64_t in_window; /* bytes begun since the last window */
     struct context *context;
     struct gpu *gpu;
 } moves[MAX_GPUS];
 
 static uint64_t walks;
 
-/* Parts that were moved to the host and not back since. A prefetch gives pages to memory that never had any
-   ("populated on the destination", says CUDA's manual), so only these are fetched: memory that a program reserved
-   and never touched stays without pages. Only the background thread looks here. */
+/* Parts that are on the host. A prefetch gives pages to memory that never had any ("populated on the destination", says
+   CUDA's manual), so only these parts are fetched: memory that a program reserved and never used stays without pages.
+   Only for the background thread. */
 static struct paged_out {
-    uint64_t number; /* of the allocation: another one may lie at the same address later; 0: free */
+    uint64_t
+        number; /* of the allocation, since another allocation may lie at the same address later; 0: the slot is free */
     CUdeviceptr at;
     size_t bytes;
 } *paged_out;
-static size_t paged_out_slots, paged_out_count; /* the slots is a power of two */
+static size_t paged_out_slots, paged_out_count; /* paged_out_slots is a power of two */
 
 static size_t paged_out_slot(const struct paged_out *table, size_t slots, CUdeviceptr at) {
     size_t slot = (size_t)((at >> 16) * 0x9E3779B97F4A7C15ull >> 32) & (slots - 1);
@@ -46,14 +46,14 @@ static size_t paged_out_slot(const struct paged_out *table, size_t slots, CUdevi
     return slot;
 }
 
-static void away_add(CUdeviceptr at, size_t bytes, uint64_t number) {
+static void paged_out_add(CUdeviceptr at, size_t bytes, uint64_t number) {
     if (paged_out_count * 2 >= paged_out_slots) {
         size_t slots = paged_out_slots ? paged_out_slots * 2 : 256;
         struct paged_out *larger = calloc(slots, sizeof *larger);
-        if (!larger) return; /* it is fetched by faults then */
+        if (!larger) return; /* the part is fetched by faults then */
         paged_out_count = 0;
         for (size_t i = 0; i < paged_out_slots; i++) {
-            if (!paged_out[i].number || !paged_out[i].bytes) continue; /* it is back */
+            if (!paged_out[i].number || !paged_out[i].bytes) continue; /* the part is on the GPU again */
             larger[paged_out_slot(larger, slots, paged_out[i].at)] = paged_out[i];
             paged_out_count++;
         }
@@ -68,19 +68,13 @@ static void away_add(CUdeviceptr at, size_t bytes, uint64_t number) {
 
 static struct paged_out *paged_out_find(CUdeviceptr at, uint64_t number) {
     if (!paged_out_count) return NULL;
-    struct paged_out *found = &paged_out[paged_out_slot(paged_out, paged_out_slots, at)];
-    return found->number == number && found->bytes ? found : NULL;
+    struct paged_out *part = &paged_out[paged_out_slot(paged_out, paged_out_slots, at)];
+    return part->number == number && part->bytes ? part : NULL;
 }
 
-/* Nothing is paged out any more: what is left belongs to memory that was freed. */
+/* Remove all parts: memory of the program is on the GPU, and the parts belong to freed memory. */
 static void paged_out_clear(void) {
     free(paged_out);
-    paged_out = NULL;
-    paged_out_slots = paged_out_count = 0;
-}
-
-void pager_forget(void) {
-    __builtin_memset(moves, 0, sizeof moves);
     paged_out = NULL;
     paged_out_slots = paged_out_count = 0;
 }
@@ -108,11 +102,11 @@ static CUresult prefetch(const struct move *move, CUdeviceptr at, size_t bytes) 
     return real.cuMemPrefetchAsync_v2(at, bytes, location, 0, move->context->moving);
 }
 
-/* The context of the memory, current to this thread, with its stream for moving. */
-static struct context *entered(CUcontext handle) {
+/* Make the memory's context current to this thread, with a stream for moving. NULL: it is being destroyed. */
+static struct context *enter_context(CUcontext handle) {
     for (struct context *context = contexts; context; context = context->next) {
         if (context->handle != handle) continue;
-        if (context_leaves(handle)) return NULL;
+        if (context_in_destruction(handle)) return NULL;
         if (real.cuCtxSetCurrent(handle) != CUDA_SUCCESS) return NULL;
         if (!context->moving && real.cuStreamCreate(&context->moving, CU_STREAM_NON_BLOCKING) != CUDA_SUCCESS)
             context->moving = NULL;
@@ -121,12 +115,12 @@ static struct context *entered(CUcontext handle) {
     return NULL;
 }
 
-/* An event goes with its context, and must not be touched afterwards. */
+/* Whether a window's moves are done. Its event does not exist any more if its context was destroyed. */
 static bool window_passed(const struct window *window) {
     struct context *context = contexts;
     while (context && context->handle != window->context) context = context->next;
     if (!context) return true;
-    if (context_leaves(context->handle)) return false;
+    if (context_in_destruction(context->handle)) return false;
     if (real.cuEventQuery(window->event) == CUDA_ERROR_NOT_READY) return false;
     real.cuEventDestroy_v2(window->event);
     return true;
@@ -146,24 +140,24 @@ static void close_window(struct move *move) {
 static bool visit(void *closure, CUcontext handle, CUdeviceptr at, size_t bytes, uint64_t number) {
     struct move *move = closure;
     if (move->begun >= move->wanted || move->in_window >= WINDOW) return false;
-    struct paged_out *gone = move->to_device ? paged_out_find(at, number) : NULL;
-    if (move->to_device && !gone) return true; /* never moved out: it is on the GPU, or was never touched */
-    if (gone && bytes > gone->bytes) bytes = gone->bytes;
+    struct paged_out *part = move->to_device ? paged_out_find(at, number) : NULL;
+    if (move->to_device && !part) return true; /* never moved out: it is on the GPU, or was never used */
+    if (part && bytes > part->bytes) bytes = part->bytes;
     if (!move->context || move->context->handle != handle) {
         /* another context's memory: its parts go into another window */
         close_window(move);
         if (move->under_way == WINDOWS) return false;
-        if (!(move->context = entered(handle))) return true; /* the context is going: so is its memory */
+        if (!(move->context = enter_context(handle))) return true; /* the context is being destroyed with its memory */
     }
     uint64_t left = move->wanted - move->begun;
     if (bytes > left) bytes = left;
     if (prefetch(move, at, bytes) == CUDA_SUCCESS) {
         move->begun += bytes;
         move->in_window += bytes;
-        if (gone)
-            gone->bytes = 0;
+        if (part)
+            part->bytes = 0;
         else
-            away_add(at, bytes, number);
+            paged_out_add(at, bytes, number);
     }
     return true;
 }
@@ -174,7 +168,7 @@ bool pager_step(struct gpu *gpu, struct pager_result *result) {
         *result = (struct pager_result){0, 0};
         return true;
     }
-    if (driver_turn_begin()) {
+    if (contexts_turn_begin()) {
         /* windows end in the order in which they began */
         while (move->under_way && window_passed(&move->windows[0])) {
             for (int i = 1; i < move->under_way; i++) move->windows[i - 1] = move->windows[i];
@@ -185,7 +179,7 @@ bool pager_step(struct gpu *gpu, struct pager_result *result) {
             move->ended = allocations_walk(gpu, move->walk, move->to_device, PART, visit, move);
             close_window(move);
         }
-        driver_turn_end();
+        contexts_turn_end();
     } else {
         move->cut = true; /* the program is exiting */
         move->under_way = 0;
@@ -195,4 +189,11 @@ bool pager_step(struct gpu *gpu, struct pager_result *result) {
     if (move->to_device && move->ended && !move->cut && gpu_count == 1) paged_out_clear();
     *result = (struct pager_result){move->begun, clock_now() - move->since};
     return true;
+}
+
+RESET_IN_CHILD(pager_reset);
+void pager_reset(void) {
+    memset(moves, 0, sizeof moves);
+    paged_out = NULL;
+    paged_out_slots = paged_out_count = 0;
 }

@@ -1,7 +1,7 @@
-/* Moves the program's managed memory in bulk: to the host when it gives way, to the GPU before it runs. Only for the
-   background thread, which calls pager_step every millisecond or so while something is being moved. pager_step takes
-   contexts_lock and then the accounts' lock, under which it asks the driver for prefetches; it allocates a table of
-   what was moved to the host. Nothing waits for the device. */
+/* The pager moves the program's managed memory in bulk: to the host after a lease, to the GPU at the begin of one. Only
+   for the background thread, which calls pager_step every millisecond or so during a move. pager_step takes
+   contexts_lock and then the accounts' lock, under which it asks the driver for prefetches; it allocates a table of the
+   parts on the host. No function waits for the device. */
 #pragma once
 
 #include "driver/gpus.h"
@@ -11,14 +11,12 @@ struct pager_result {
     uint64_t nanoseconds;
 };
 
-/* Begin to move up to `bytes`: most recently used first to the GPU, of what was moved to the host before; least
-   recently used first to the host. A move that is still in progress is cut short; what it has begun is waited for. */
+/* Begin to move up to `bytes`: to the GPU, parts that were moved to the host, most recently used first; to the host,
+   least recently used first. A move in progress is cut short, and its begun parts are waited for. */
 void pager_start(struct gpu *gpu, bool to_device, uint64_t bytes);
 
-/* Go on. True: done (or nothing was being moved). */
+/* Continue. True: the move is done, or there was none. */
 bool pager_step(struct gpu *gpu, struct pager_result *result);
 
-/* Begin no further parts; pager_step says when the last one is done. */
+/* Begin no further parts; pager_step returns true when the last part is done. */
 void pager_cut(struct gpu *gpu);
-
-void pager_forget(void); /* in a forked child */

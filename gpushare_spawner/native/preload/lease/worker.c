@@ -13,19 +13,15 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "contexts/driver_turn.h"
-#include "driver/driver.h"
+#include "contexts/contexts.h"
 #include "gate/gate.h"
 #include "gate/shortage.h"
+#include "lease/bursts.h"
 #include "lease/lease.h"
-#include "lease/observing.h"
-#include "lease/suspending.h"
-#include "memory/account.h"
+#include "lease/suspension.h"
+#include "memory/allocations.h"
 #include "memory/allowance.h"
-#include "memory/conversion.h"
-#include "platform/engine.h"
-#include "platform/futex.h"
-#include "platform/session_socket.h"
+#include "platform/settings.h"
 #include "platform/wake.h"
 
 #ifndef SYS_sched_setattr /* newer than glibc 2.17 */
@@ -37,9 +33,9 @@
 #endif
 
 #define GREETING_PATIENCE (1 * SECOND)
-/* Waits between tries to connect. They stay short, whatever happened before: a process must be arbitrated again within
-   a second of the agent's return, and a try where nobody listens costs some microseconds. A process that the agent
-   refuses (ERROR) waits longer. */
+/* Waits between tries to connect. They stay short: a process must be arbitrated again within a second of the agent's
+   return, and a try without a listening agent costs some microseconds. A process that the agent refuses (ERROR) waits
+   longer. */
 #define FIRST_BACKOFF   (100 * MILLISECOND)
 #define LAST_BACKOFF    (250 * MILLISECOND)
 #define REFUSED_BACKOFF (5 * SECOND)
@@ -48,7 +44,7 @@
 
 static _Atomic uint32_t first_try; /* futex: 1 when the first connection has been greeted, or has failed */
 
-/* As it was at cuInit: the program may change its environment, and reading that meanwhile is not safe. */
+/* GPUSHARE_SOCKET as read at cuInit: the program may change its environment later, and reading it then is not safe. */
 static char *socket_path;
 
 static struct {
@@ -61,17 +57,18 @@ static struct {
     uint64_t agent_features; /* of its WELCOME */
 } session;
 
+/* The last MEMORY of each GPU. */
 static struct {
-    uint64_t told_at;
-    struct account_figures told;
-} accounts[MAX_GPUS];
+    uint64_t sent_at;
+    struct account_figures figures;
+} sent_memory[MAX_GPUS];
 
 static void first_try_over(void) {
     if (atomic_exchange(&first_try, 1)) return;
     futex_wake(&first_try);
 }
 
-/* What the code of an ERROR frame means (docs/reference/protocol.md). */
+/* The meaning of an ERROR frame's code (docs/reference/protocol.md). */
 static const char *error_meaning(uint64_t code) {
     switch (code) {
     case ERROR_MALFORMED: return "the agent could not read a message of this process";
@@ -82,35 +79,35 @@ static const char *error_meaning(uint64_t code) {
     }
 }
 
-static void say_lost(enum log_level level, const char *why) {
+static void log_lost(enum log_level level, const char *why) {
     log_line(level, "%s; GPU work continues without the agent", why);
 }
 
 static void connection_lost(const char *why) {
-    if (session.greeted && !session.refused) say_lost(LOG_INFO, why);
-    session_socket_close();
+    if (session.greeted && !session.refused) log_lost(LOG_INFO, why);
+    frame_socket_close(&frame_socket_agent);
     uint64_t now = clock_now(), most = session.refused ? REFUSED_BACKOFF : LAST_BACKOFF;
-    /* one that greets and refuses again and again is tried less and less often, too */
+    /* an agent that greets and refuses again and again is tried less and less often, too */
     if (session.greeted && (!session.refused || now - session.greeted_at > REFUSED_BACKOFF))
         session.backoff = FIRST_BACKOFF;
     uint64_t wait = session.backoff < most ? session.backoff : most;
     session.backoff = 2 * wait;
     session.greeted = session.refused = false;
-    /* processes that lost the same agent come back one after the other: a quarter of the wait is by chance */
+    /* a quarter of the wait is random, so that processes that lost the same agent do not connect all at once */
     uint64_t chance = (now ^ (uint64_t)getpid() << 20) * 0x9E3779B97F4A7C15ull >> 32;
     session.retry_at = now + wait - (wait / 4 * chance >> 32);
     atomic_store(&shortage_answered, false);
-    suspending_without_agent();
+    suspension_disconnected();
     for (int i = 0; i < gpu_count; i++) {
         lease_without_agent(&gpus[i]);
-        observing_end(&gpus[i]);
+        bursts_observe_end(&gpus[i]);
         allowance_end(&gpus[i]);
     }
     first_try_over();
 }
 
 static uint64_t own_features(void) {
-    switch (engine_wanted()) {
+    switch (settings_engine()) {
     case ENGINE_SUSPEND: return LIBRARY_FEATURES | FEATURE_SUSPEND;
     case ENGINE_OBSERVE: return FEATURE_OBSERVE;
     default: return LIBRARY_FEATURES;
@@ -118,7 +115,7 @@ static uint64_t own_features(void) {
 }
 
 static void connect_now(void) {
-    if (!socket_path || !session_socket_connect(socket_path)) {
+    if (!socket_path || !frame_socket_connect(&frame_socket_agent, socket_path)) {
         connection_lost("no agent listens on the session's socket");
         return;
     }
@@ -127,33 +124,32 @@ static void connect_now(void) {
     session.devices_to_come = -1;
     struct frame hello = {.type = FRAME_HELLO,
                           .f = {ROLE_CUDA_PROCESS, (uint64_t)getpid(), LIBRARY_VERSION, own_features()}};
-    if (!session_socket_send(&hello)) connection_lost("the agent does not take frames");
+    if (!frame_socket_send(&frame_socket_agent, &hello)) connection_lost("the agent does not take frames");
 }
 
-/* With engine `observe`: this agent takes such reports. */
-static bool told_of_bursts(void) {
+/* Whether the agent takes reports of bursts, with engine `observe`. */
+static bool agent_takes_bursts(void) {
     return session.agent_features & FEATURE_OBSERVE;
 }
 
-static void tell_memory(struct gpu *gpu, uint64_t now) {
+static void send_memory(struct gpu *gpu, uint64_t now) {
     atomic_store(&gpu->changed, false);
-    if (engine_wanted() == ENGINE_OBSERVE && !(told_of_bursts() && atomic_load(&gpu->shared))) return;
-    account_settle(); /* a thread that has just changed the account either sees that, or its change is seen here */
-    struct account_figures memory = account_told(gpu), *told = &accounts[gpu->index].told;
+    if (settings_engine() == ENGINE_OBSERVE && !(agent_takes_bursts() && atomic_load(&gpu->shared))) return;
+    account_settle(); /* a thread that changes the account now either sees `changed` cleared, or is in the account here
+                       */
+    struct account_figures memory = account_reported(gpu), *last = &sent_memory[gpu->index].figures;
     bool again = atomic_exchange(&gpu->restate, false);
-    bool same = memory.managed == told->managed && memory.plain == told->plain && memory.short_of == told->short_of;
+    bool same = memory.managed == last->managed && memory.plain == last->plain && memory.short_of == last->short_of;
     if (!again && same) return;
-    accounts[gpu->index].told_at = now;
-    *told = memory;
-    struct frame frame = {.type = FRAME_MEMORY, .f = {memory.managed, memory.plain, memory.short_of}};
-    memcpy(frame.gpu, gpu->uuid.bytes, 16);
-    session_socket_send(&frame);
+    sent_memory[gpu->index].sent_at = now;
+    *last = memory;
+    gpu_send(gpu, (struct frame){.type = FRAME_MEMORY, .f = {memory.managed, memory.plain, memory.short_of}});
 }
 
-/* The agent shares this GPU among sessions, or another layer does and the agent is told of bursts. */
+/* Begin on a GPU after WELCOME: with leases, with reports of bursts, or without the agent. */
 static void begin_on(struct gpu *gpu) {
-    bool observes = engine_wanted() == ENGINE_OBSERVE, shared = atomic_load(&gpu->shared);
-    if (shared && observes && told_of_bursts()) observing_begin(gpu);
+    bool observes = settings_engine() == ENGINE_OBSERVE, shared = atomic_load(&gpu->shared);
+    if (shared && observes && agent_takes_bursts()) bursts_observe(gpu);
     if (shared && !observes) {
         lease_begin(gpu);
         allowance_begin(gpu, session.agent_features & FEATURE_RESERVE);
@@ -165,95 +161,103 @@ static void begin_on(struct gpu *gpu) {
 
 static void greeting_complete(void) {
     session.greeted = true;
-    atomic_store(&shortage_answered, engine_suspends() && session.agent_features & FEATURE_SUSPEND);
+    atomic_store(&shortage_answered, settings_engine_suspends() && session.agent_features & FEATURE_SUSPEND);
     session.greeted_at = clock_now();
     session.last_error = 0;
     for (int i = 0; i < gpu_count; i++) {
         struct gpu *gpu = &gpus[i];
-        accounts[i].told = (struct account_figures){0, 0, 0}; /* an agent that was not told of anything */
+        sent_memory[i].figures = (struct account_figures){0, 0, 0};
         atomic_store(&gpu->changed, true);
         begin_on(gpu);
     }
-    suspending_greeted(session.agent_features & FEATURE_SUSPEND);
+    suspension_connected(session.agent_features & FEATURE_SUSPEND);
     first_try_over();
 }
 
-/* False: this is no frame that belongs here. */
-static bool take(const struct frame *frame) {
+static void handle_error(const struct frame *frame) {
+    session.refused = true;
+    /* logged once: a refused process tries again every few seconds; a session that ends is no fault */
+    if (frame->f[0] != session.last_error)
+        log_lost(frame->f[0] == ERROR_SESSION_CLOSED ? LOG_INFO : LOG_ERROR, error_meaning(frame->f[0]));
+    session.last_error = frame->f[0];
+}
+
+static bool handle_welcome(const struct frame *frame) {
+    if (frame->type != FRAME_WELCOME || frame->f[5] > MAX_GPUS) return false;
+    allocations_set_conversion(frame->f[4] & WELCOME_OVERSUBSCRIBED);
+    session.agent_features = frame->f[6];
+    for (int i = 0; i < gpu_count; i++) atomic_store(&gpus[i].shared, false);
+    session.devices_to_come = (int)frame->f[5];
+    if (session.devices_to_come == 0) greeting_complete();
+    return true;
+}
+
+/* `gpu`: NULL for a GPU that the driver does not show to this process. */
+static void handle_device(struct gpu *gpu, const struct frame *frame) {
+    if (gpu) {
+        atomic_store(&gpu->shared, true);
+        /* another layer determines the shown memory */
+        atomic_store(&gpu->total, settings_engine() == ENGINE_OBSERVE ? 0 : frame->f[0]);
+    }
+    if (!session.greeted && --session.devices_to_come <= 0) {
+        session.devices_to_come = 0;
+        greeting_complete();
+    }
+}
+
+/* Frames about a GPU. False: another frame. */
+static bool handle_gpu_frame(struct gpu *gpu, const struct frame *frame) {
+    switch (frame->type) {
+    case FRAME_GRANT:
+        if (frame->f[0]) suspension_lease_granted();
+        lease_granted(gpu, frame);
+        return true;
+    case FRAME_REVOKE: lease_revoked(gpu, frame); return true;
+    case FRAME_PAGE_OUT: lease_page_out(gpu, frame); return true;
+    case FRAME_RESERVED: allowance_reserved(gpu, frame); return true;
+    case FRAME_RECALL: allowance_recalled(gpu, frame); return true;
+    case FRAME_SESSION_MEMORY: allowance_others(gpu, frame); return true;
+    default: return false;
+    }
+}
+
+/* False: the frame is not expected now. */
+static bool handle(const struct frame *frame) {
     struct gpu *gpu = gpu_of_uuid(frame->gpu);
     if (frame->type == FRAME_ERROR) {
-        session.refused = true;
-        /* said once: a process that is refused tries again every few seconds; a session that ends is no fault */
-        if (frame->f[0] != session.last_error)
-            say_lost(frame->f[0] == ERROR_SESSION_CLOSED ? LOG_INFO : LOG_ERROR, error_meaning(frame->f[0]));
-        session.last_error = frame->f[0];
+        handle_error(frame);
         return false;
     }
-    if (session.devices_to_come < 0) {
-        if (frame->type != FRAME_WELCOME || frame->f[5] > MAX_GPUS) return false;
-        conversion_set(frame->f[4] & WELCOME_OVERSUBSCRIBED);
-        session.agent_features = frame->f[6];
-        for (int i = 0; i < gpu_count; i++) atomic_store(&gpus[i].shared, false);
-        session.devices_to_come = (int)frame->f[5];
-        if (session.devices_to_come == 0) greeting_complete();
-        return true;
-    }
+    if (session.devices_to_come < 0) return handle_welcome(frame);
     if (frame->type == FRAME_DEVICE) {
-        if (gpu) {
-            atomic_store(&gpu->shared, true);
-            /* what is shown of the memory is the other layer's to say */
-            atomic_store(&gpu->total, engine_wanted() == ENGINE_OBSERVE ? 0 : frame->f[0]);
-        }
-        if (!session.greeted && --session.devices_to_come <= 0) {
-            session.devices_to_come = 0;
-            greeting_complete();
-        }
+        handle_device(gpu, frame);
         return true;
     }
     if (!session.greeted) return false;
     switch (frame->type) {
     case FRAME_SUSPEND:
-        if (engine_suspends()) suspending_asked(frame);
-        return engine_suspends();
-    case FRAME_RESUMED: suspending_resumed(frame); return true;
-    case FRAME_GRANT:
-        if (gpu && frame->f[0]) suspending_granted();
-        if (gpu) lease_granted(gpu, frame);
-        return gpu != NULL;
-    case FRAME_REVOKE:
-        if (gpu) lease_revoked(gpu, frame);
-        return gpu != NULL;
-    case FRAME_PAGE_OUT:
-        if (gpu) lease_page_out(gpu, frame);
-        return gpu != NULL;
-    case FRAME_RESERVED:
-        if (gpu) allowance_reserved(gpu, frame);
-        return gpu != NULL;
-    case FRAME_RECALL:
-        if (gpu) allowance_recalled(gpu, frame);
-        return gpu != NULL;
-    case FRAME_SESSION_MEMORY:
-        if (gpu) allowance_others(gpu, frame);
-        return gpu != NULL;
-    case FRAME_TIER: /* what follows from it comes as GRANT, REVOKE and PAGE_OUT */
+        if (settings_engine_suspends()) suspension_requested(frame);
+        return settings_engine_suspends();
+    case FRAME_RESUMED: suspension_resumed(frame); return true;
+    case FRAME_TIER: /* its effect comes as GRANT, REVOKE and PAGE_OUT */
     case FRAME_ANNOUNCE:
     case FRAME_STATUS: return true; /* for observers */
-    default: return false;
+    default: return gpu && handle_gpu_frame(gpu, frame);
     }
 }
 
 static void read_socket(void) {
     struct frame frame;
     bool expected = true;
-    int got;
-    while (expected && (got = session_socket_receive(&frame)) > 0) expected = take(&frame);
-    if (session_socket_file() < 0) {
+    int received;
+    while (expected && (received = frame_socket_receive(&frame_socket_agent, &frame)) > 0) expected = handle(&frame);
+    if (frame_socket_agent.file < 0) {
         connection_lost("the agent does not take frames"); /* an answer could not be sent */
     } else if (!expected) {
         char why[64];
         snprintf(why, sizeof why, "the agent sent an unexpected frame (type %u)", frame.type);
         connection_lost(why);
-    } else if (got < 0) {
+    } else if (received < 0) {
         connection_lost("the connection to the agent ended");
     }
 }
@@ -262,43 +266,43 @@ static uint64_t earlier(uint64_t a, uint64_t b) {
     return a < b ? a : b;
 }
 
-/* One look at everything. Returns when to look again. */
-static uint64_t look(void) {
+/* Do what is due. Returns the instant of the next round. */
+static uint64_t do_round(void) {
     uint64_t now = clock_now(), next = UINT64_MAX;
-    if (session_socket_file() < 0) {
+    if (frame_socket_agent.file < 0) {
         if (now >= session.retry_at) connect_now();
-        if (session_socket_file() < 0) return session.retry_at;
+        if (frame_socket_agent.file < 0) return session.retry_at;
     }
     read_socket();
-    if (session_socket_file() < 0) return session.retry_at;
+    if (frame_socket_agent.file < 0) return session.retry_at;
     if (!session.greeted) {
         if (now > session.greeting_until) connection_lost("the agent did not answer HELLO");
-        return session_socket_file() < 0 ? session.retry_at : session.greeting_until;
+        return frame_socket_agent.file < 0 ? session.retry_at : session.greeting_until;
     }
-    next = earlier(next, suspending_step(now));
+    next = earlier(next, suspension_step(now));
     for (int i = 0; i < gpu_count; i++) {
         struct gpu *gpu = &gpus[i];
         if (atomic_load(&gpu->changed)) {
-            uint64_t due = accounts[i].told_at + MEMORY_INTERVAL;
+            uint64_t due = sent_memory[i].sent_at + MEMORY_INTERVAL;
             if (now >= due)
-                tell_memory(gpu, now);
+                send_memory(gpu, now);
             else
                 next = earlier(next, due);
         }
         next = earlier(next, allowance_step(gpu, now, lease_device_quiet(gpu, now)));
         next = earlier(next, lease_step(gpu));
-        next = earlier(next, observing_step(gpu, now));
+        next = earlier(next, bursts_observe_step(gpu, now));
     }
-    if (session_socket_file() < 0) { /* sending failed on the way */
+    if (frame_socket_agent.file < 0) { /* sending failed on the way */
         connection_lost("the agent does not take frames");
         return session.retry_at;
     }
     return next;
 }
 
-/* A thread with a short slice is served sooner after it wakes up, and for less time at once: the answer to the agent
-   does not wait behind notebooks that keep all cores busy. Needs no rights; kernels before 6.12 ignore it, others may
-   refuse. */
+/* Shorten this thread's time slice: the scheduler runs it sooner after it wakes, and for less time at once, so that
+   answers to the agent do not wait behind notebooks that keep all cores busy. Needs no rights; kernels before 6.12
+   ignore it, others may refuse. */
 static void shorten_slice(void) {
     struct {
         uint32_t size, policy;
@@ -316,13 +320,13 @@ static void shorten_slice(void) {
 
 static void *work(void *unused) {
     shorten_slice();
-    /* a query by this thread must not count as a forbidden call during another thread's capture */
+    /* otherwise a query by this thread is a forbidden call during another thread's capture, and ends it */
     int mode = CU_STREAM_CAPTURE_MODE_RELAXED;
     real.cuThreadExchangeStreamCaptureMode(&mode);
     while (true) {
         wake_begin();
-        uint64_t next = look(), now = clock_now();
-        struct pollfd files[2] = {{wake_file(), POLLIN, 0}, {session_socket_file(), POLLIN, 0}};
+        uint64_t next = do_round(), now = clock_now();
+        struct pollfd files[2] = {{wake_file(), POLLIN, 0}, {frame_socket_agent.file, POLLIN, 0}};
         uint64_t wait = next > now ? next - now : 0;
         struct timespec timeout = {(time_t)(wait / SECOND), (long)(wait % SECOND)};
         /* a file of -1 is ignored */
@@ -332,8 +336,8 @@ static void *work(void *unused) {
 }
 
 static void at_exit(void) {
-    driver_turns_stop();
-    suspending_exit();
+    contexts_turns_stop();
+    suspension_exit();
     for (int i = 0; i < gpu_count; i++) gate_open(&gpus[i]);
 }
 
@@ -341,16 +345,16 @@ void worker_start(void) {
     static bool exit_watched;
     const char *path = getenv("GPUSHARE_SOCKET");
     if (!socket_path && path) socket_path = strdup(path);
-    conversion_prepare();
+    allocations_prepare_conversion();
     session.backoff = FIRST_BACKOFF;
     session.retry_at = 0;
-    session.greeted = false;
+    session.greeted = session.refused = false;
     if (!wake_open()) {
         log_line(LOG_ERROR, "cannot make an eventfd (%s); GPU work of this program runs without the agent",
                  strerror(errno));
         return;
     }
-    driver_turns_allow();
+    contexts_turns_allow();
     if (!exit_watched) exit_watched = atexit(at_exit) == 0;
 
     pthread_attr_t attributes;
@@ -358,7 +362,7 @@ void worker_start(void) {
     pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
     sigset_t all, before;
     sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before); /* signals are for the program's own threads */
+    pthread_sigmask(SIG_SETMASK, &all, &before); /* signals go to the program's own threads */
     pthread_t thread;
     int failed = pthread_create(&thread, &attributes, work, NULL);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
@@ -378,11 +382,8 @@ void worker_start(void) {
     }
 }
 
-void worker_forget(void) {
-    wake_forget();
-    session_socket_close();
+RESET_IN_CHILD(worker_reset);
+void worker_reset(void) {
     atomic_store(&first_try, 0);
-    atomic_store(&shortage_answered, false);
-    memset(accounts, 0, sizeof accounts);
-    for (int i = 0; i < gpu_count; i++) atomic_store(&gpus[i].changed, false);
+    memset(sent_memory, 0, sizeof sent_memory);
 }

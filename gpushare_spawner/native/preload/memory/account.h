@@ -1,15 +1,14 @@
-/* How much device memory this process has on each GPU, in bytes: struct gpu's `managed` and `plain`.
+/* The device memory of this process on each GPU, in bytes: the sums of its allocations (struct gpu's `managed` and
+   `plain`), and the memory that the driver holds by itself, for memory nodes of graphs and in pools.
 
-   Accounts are changed with one lock held, so that no change needs an instruction of its own that locks. Anybody may
-   read them. The records of allocations.c have the same lock: an allocation is counted and remembered in one step. */
+   The sums are changed with a lock held, so that no change needs an atomic read-modify-write; they may be read without.
+   The records of allocations.c have the same lock: an allocation is counted and recorded in one step. */
 #pragma once
 
 #include "driver/gpus.h"
-#include "memory/driver_memory.h"
-#include "memory/pool_memory.h"
 
-/* The lock. Letting it go is a plain store, which a mutex cannot have; it is held for tens of nanoseconds, except while
-   the pager walks, so a thread that finds it taken sleeps after a short while. Taken after every other lock. */
+/* The lock. Its release is a plain store, unlike a mutex's. It is held for tens of nanoseconds, except while the pager
+   walks over the allocations; a thread that waits for it sleeps after a short while. Taken after every other lock. */
 HIDDEN _Atomic bool account_taken;
 void account_lock_contended(void) __attribute__((cold, noinline));
 
@@ -23,18 +22,51 @@ static inline void account_unlock(void) {
 
 enum account { ACCOUNT_PLAIN, ACCOUNT_MANAGED, ACCOUNT_POOLED };
 
-/* Memory that is to be allocated. */
+/* A request for memory. */
 struct memory_wanted {
     size_t bytes;
     enum account account;
     CUmempool pool; /* of ACCOUNT_POOLED */
 };
 
+/* ---- memory that the driver holds by itself ----
+
+   A pool keeps memory that was freed in a stream until the stream has passed the free, and longer where the program
+   sets a release threshold. So pools count with the memory that they have reserved, not with the program's allocations
+   from them. Functions of pools take a lock of their own and call the driver. */
+
+/* Bytes of all kinds. Asks the driver if there may be any; while the process is suspended the last answer counts. */
+uint64_t account_query_driver(const struct gpu *gpu);
+static inline uint64_t account_driver_bytes(const struct gpu *gpu) {
+    return unlikely(atomic_load_explicit(&gpu->driver_memory, memory_order_relaxed)) ? account_query_driver(gpu) : 0;
+}
+
+/* Record that a graph gets a memory node: on a GPU that is not known, or on this GPU. */
+void account_graph(void);
+void account_graph_on(struct gpu *gpu);
+
+/* Record a pool on the GPU that the program allocates from. False: no memory, and the pool does not count. */
+bool account_pool_add(struct gpu *gpu, CUmempool pool);
+
+/* Bytes by which the memory of pools grows when `bytes` are allocated from the pool: 0 where the driver has as much for
+   reuse. */
+uint64_t account_pool_growth(const struct gpu *gpu, CUmempool pool, uint64_t bytes);
+
+/* Have the driver release unused memory of pools. `wait`: also memory that was freed in streams of the calling thread's
+   context and whose free they have not passed; this waits for all work of the context, as the driver itself does when a
+   GPU's memory is short. True: the pools hold less than before. Does nothing while the process is suspended. */
+bool account_pools_trim(const struct gpu *gpu, bool wait);
+
+/* Call the driver's cuMemPoolDestroy, and remove the pool. */
+CUresult account_pool_destroy(CUmempool pool);
+
+/* ---- the sums ---- */
+
 static inline _Atomic uint64_t *account_of(struct gpu *gpu, enum account kind) {
     return kind == ACCOUNT_MANAGED ? &gpu->managed : kind == ACCOUNT_PLAIN ? &gpu->plain : &gpu->pooled;
 }
 
-/* With the lock held: count so many bytes more, or fewer. */
+/* Add bytes to a sum, or subtract them. With the lock held. */
 static inline void account_add(struct gpu *gpu, size_t bytes, enum account kind) {
     _Atomic uint64_t *account = account_of(gpu, kind);
     uint64_t before = atomic_load_explicit(account, memory_order_relaxed);
@@ -47,60 +79,59 @@ static inline void account_subtract(struct gpu *gpu, size_t bytes, enum account 
     atomic_store_explicit(account, before > bytes ? before - bytes : 0, memory_order_release);
 }
 
-/* Whether `bytes` more are at most `most`. `held`: driver_memory_bytes(), asked for without the lock. */
+/* Whether the process would have at most `most` with `bytes` more. `held`: account_driver_bytes(), read without the
+   lock. */
 static inline bool account_fits(const struct gpu *gpu, size_t bytes, uint64_t held, uint64_t most) {
     uint64_t all = atomic_load_explicit(&gpu->managed, memory_order_relaxed) +
                    atomic_load_explicit(&gpu->plain, memory_order_relaxed) + held;
     return !__builtin_add_overflow(all, bytes, &all) && all <= most;
 }
 
-/* Bytes by which the process would have more. May ask the driver. */
+/* Bytes by which the process's memory would grow. May ask the driver. */
 static inline size_t account_growth(const struct gpu *gpu, const struct memory_wanted *wanted) {
-    return wanted->account == ACCOUNT_POOLED ? pool_memory_growth(gpu, wanted->pool, wanted->bytes) : wanted->bytes;
+    return wanted->account == ACCOUNT_POOLED ? account_pool_growth(gpu, wanted->pool, wanted->bytes) : wanted->bytes;
 }
 
-/* Count what is wanted if all is then at most `most` (0: the allowance, as it is with the lock held). Takes the lock;
-   may ask the driver for what it holds. */
+/* Count a request if the process then has at most `most` (0: the allowance, read with the lock held). Takes the lock;
+   may ask the driver. */
 bool account_take_within(struct gpu *gpu, const struct memory_wanted *wanted, uint64_t most);
 
-/* Bytes of device memory of every kind that the process has allocated on the GPU. */
+/* Bytes of device memory of every kind that the process has on the GPU. May ask the driver. */
 uint64_t account_used(const struct gpu *gpu);
 
-/* Whether so much more is within the allowance as it is now: if so, the driver may be asked first, and the account
+/* Whether `bytes` more are within the present allowance. If so, the memory may be allocated first and counted
    afterwards (allocations_add_within). Takes no lock. */
 static inline bool account_has_room(struct gpu *gpu, size_t bytes) {
-    return account_fits(gpu, bytes, driver_memory_bytes(gpu),
+    return account_fits(gpu, bytes, account_driver_bytes(gpu),
                         atomic_load_explicit(&gpu->allowance, memory_order_relaxed));
 }
 
-/* What the agent is told. With an engine that moves no memory itself all of it is plain, and what calls wait for
- * counts: `short_of` bytes of it. May ask the driver. */
+/* The figures of a MEMORY frame. With an engine that moves no memory itself all memory is plain, and memory that calls
+   wait for counts: `short_of` bytes of it. May ask the driver. */
 struct account_figures {
     uint64_t managed, plain, short_of;
 };
-struct account_figures account_told(const struct gpu *gpu);
+struct account_figures account_reported(const struct gpu *gpu);
 
-/* Whoever changes the allowance, and then calls this, sees in the account every allocation that was compared with the
-   allowance from before. Takes the lock. */
+/* Wait until every allocation that was compared with an earlier allowance is in the account: for the thread that has
+   changed the allowance. Takes the lock. */
 void account_settle(void);
 
-/* A freed block of so many bytes begins or ends to be cached: it stays accounted for as managed memory, so that nobody
-   takes its bytes on the way. No lock. */
+/* Add a freed block to `cached`, or subtract it. It stays counted as managed memory, so that no other thread takes its
+   bytes meanwhile. No lock. */
 void account_cached(struct gpu *gpu, size_t bytes, bool begins);
 
-/* An account was changed: the background thread tells the agent within 10 ms. Mostly that has been said already: the
+/* Have the background thread send a changed account to the agent, within 10 ms. In most calls it is due already: the
    background thread clears `changed` before it reads the account. */
 void account_wake(struct gpu *gpu) __attribute__((cold, noinline));
 static inline void account_changed(struct gpu *gpu) {
     if (unlikely(!atomic_load_explicit(&gpu->changed, memory_order_relaxed))) account_wake(gpu);
 }
 
-/* Count `bytes` fewer. Takes the lock. */
+/* Subtract bytes from a sum, and report it. Takes the lock. */
 static inline void account_return(struct gpu *gpu, size_t bytes, enum account kind) {
     account_lock();
     account_subtract(gpu, bytes, kind);
     account_unlock();
     account_changed(gpu);
 }
-
-void account_forget(void); /* in a forked child */

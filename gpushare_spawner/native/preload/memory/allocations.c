@@ -2,8 +2,9 @@
 
 #include <stddef.h>
 #include <stdlib.h>
+#include <string.h>
 
-#include "driver/driver.h"
+#include "platform/settings.h"
 
 static struct tree_node *root;
 static uint64_t newest;
@@ -12,13 +13,14 @@ static struct {
     struct allocation *next; /* of the walk in progress */
 } by_use[MAX_GPUS];
 
-/* Records come from blocks of them, and are used again: an allocation need not wait for malloc. With the lock held. */
+/* Records are allocated many at once and used again: an allocation does not wait for malloc. With the lock held. */
 #define RECORDS_AT_ONCE 64
 static struct allocation *spare_records;
 
 static __attribute__((noinline, cold)) void more_records(void) {
     struct allocation *block = malloc(RECORDS_AT_ONCE * sizeof *block);
     for (int i = 0; block && i < RECORDS_AT_ONCE; i++) {
+        block[i].place.order = 0; /* addresses are unique */
         block[i].older = spare_records;
         spare_records = &block[i];
     }
@@ -36,7 +38,7 @@ static void record_spare(struct allocation *record) {
     spare_records = record;
 }
 
-/* What a copy has: the rest belongs to the record. */
+/* Copy the fields that a copy has; the rest belongs to the record. */
 static void copy_fields(struct allocation *to, const struct allocation *from) {
     __builtin_memcpy(to, from, offsetof(struct allocation, walk));
 }
@@ -45,7 +47,7 @@ static struct allocation *record_of(struct tree_node *node) {
     return node ? tree_record(node, struct allocation, place) : NULL;
 }
 
-/* The last one that begins at or below `at`. */
+/* The last allocation that begins at or below `at`. */
 static struct allocation *last_up_to(CUdeviceptr at) {
     return record_of(tree_last_up_to(root, at));
 }
@@ -78,20 +80,20 @@ static void link_newest(struct allocation *node) {
 static void unlink_by_use(struct allocation *node) {
     if (!is_managed(node->kind)) return;
     int g = node->gpu->index;
-    /* a walk that stands here starts over at the next step; what it has visited carries the walk's number */
+    /* a walk that stands here starts again at the next step; visited records carry the walk's number */
     if (by_use[g].next == node) by_use[g].next = NULL;
     *(node->newer ? &node->newer->older : &by_use[g].newest) = node->older;
     *(node->older ? &node->older->newer : &by_use[g].oldest) = node->newer;
 }
 
 static void insert(struct allocation *node) {
-    node->walk = 0; /* of no walk yet */
+    node->walk = 0; /* no walk has visited it */
     node->place.key = node->at;
     tree_insert(&root, &node->place);
     link_newest(node);
 }
 
-static inline void forget(struct tree_node **link) {
+static inline void unlink_record(struct tree_node **link) {
     struct allocation *node = record_of(*link);
     tree_remove(link);
     unlink_by_use(node);
@@ -101,22 +103,22 @@ static inline void forget(struct tree_node **link) {
 static inline void drop(struct tree_node **link) {
     const struct allocation *node = record_of(*link);
     account_subtract(node->gpu, node->capacity, account_for(node->kind));
-    forget(link);
+    unlink_record(link);
 }
 
 /* With the lock held. */
 static __attribute__((noinline, cold)) void drop_stale(struct allocation *stale, CUdeviceptr at, size_t capacity) {
-    do drop(tree_link(&root, stale->at));
+    do drop(tree_link(&root, stale->at, 0));
     while ((stale = last_up_to(at + capacity - 1)) && stale->at + stale->capacity > at);
 }
 
 /* With the lock held. */
-static void remember(struct gpu *gpu, CUdeviceptr at, size_t bytes, size_t capacity, enum allocation_kind kind,
-                     CUcontext context) {
+static void record_add(struct gpu *gpu, CUdeviceptr at, size_t bytes, size_t capacity, enum allocation_kind kind,
+                       CUcontext context) {
     struct allocation *stale = last_up_to(at + capacity - 1);
     if (unlikely(stale && stale->at + stale->capacity > at)) drop_stale(stale, at, capacity);
     struct allocation *node = record_new();
-    if (!node) return; /* it stays accounted for, and is freed as what it is */
+    if (!node) return; /* it stays counted, and the driver frees it */
     node->at = at;
     node->bytes = bytes;
     node->capacity = capacity;
@@ -135,18 +137,18 @@ static CUcontext current_context(void) {
 void allocations_add(struct gpu *gpu, CUdeviceptr at, size_t bytes, size_t capacity, enum allocation_kind kind) {
     CUcontext context = current_context();
     account_lock();
-    remember(gpu, at, bytes, capacity, kind, context);
+    record_add(gpu, at, bytes, capacity, kind, context);
     account_unlock();
 }
 
 bool allocations_add_within(struct gpu *gpu, CUdeviceptr at, size_t bytes, enum allocation_kind kind) {
     CUcontext context = current_context();
-    uint64_t held = driver_memory_bytes(gpu);
+    uint64_t held = account_driver_bytes(gpu);
     account_lock();
     bool fits = account_fits(gpu, bytes, held, atomic_load(&gpu->allowance));
     if (fits) {
         account_add(gpu, bytes, account_for(kind));
-        remember(gpu, at, bytes, bytes, kind, context);
+        record_add(gpu, at, bytes, bytes, kind, context);
     }
     account_unlock();
     if (fits) account_changed(gpu);
@@ -161,16 +163,20 @@ bool allocations_find(CUdeviceptr at, struct allocation *copy) {
     return node != NULL;
 }
 
+bool allocations_find_converted(CUdeviceptr at, struct allocation *copy) {
+    return allocations_find(at, copy) && copy->kind == ALLOCATION_CONVERTED;
+}
+
 bool allocations_remove(CUdeviceptr at, struct allocation *copy) {
     account_lock();
-    struct tree_node **link = tree_link(&root, at);
-    bool known = *link != NULL;
-    if (known) {
+    struct tree_node **link = tree_link(&root, at, 0);
+    bool present = *link != NULL;
+    if (present) {
         copy_fields(copy, record_of(*link));
-        forget(link);
+        unlink_record(link);
     }
     account_unlock();
-    return known;
+    return present;
 }
 
 CUresult allocations_freed(const struct allocation *copy, CUresult result) {
@@ -191,8 +197,8 @@ CUresult allocations_freed(const struct allocation *copy, CUresult result) {
 static struct allocation *any_of(struct tree_node *tree, CUcontext context, uint64_t until) {
     struct allocation *node = record_of(tree);
     if (!node || (node->context == context && node->number <= until)) return node;
-    struct allocation *found = any_of(tree->left, context, until);
-    return found ? found : any_of(tree->right, context, until);
+    struct allocation *match = any_of(tree->left, context, until);
+    return match ? match : any_of(tree->right, context, until);
 }
 
 uint64_t allocations_newest(void) {
@@ -202,12 +208,12 @@ uint64_t allocations_newest(void) {
     return number;
 }
 
-void allocations_of_context_gone(CUcontext context, uint64_t until) {
+void allocations_remove_context(CUcontext context, uint64_t until) {
     account_lock();
     struct allocation *node;
     while ((node = any_of(root, context, until))) {
         struct gpu *gpu = node->gpu;
-        drop(tree_link(&root, node->at));
+        drop(tree_link(&root, node->at, 0));
         account_changed(gpu);
     }
     account_unlock();
@@ -221,7 +227,7 @@ static void move(struct tree_node *tree, CUcontext from, CUcontext to) {
     move(tree->right, from, to);
 }
 
-void allocations_context_moved(CUcontext from, CUcontext to) {
+void allocations_move_context(CUcontext from, CUcontext to) {
     account_lock();
     move(root, from, to);
     account_unlock();
@@ -256,8 +262,23 @@ bool allocations_walk(struct gpu *gpu, uint64_t walk, bool newest_first, size_t 
     return ended;
 }
 
-void allocations_forget(void) {
+/* ---- conversion ---- */
+
+_Atomic bool allocation_conversion;
+static bool switched_off;
+
+void allocations_prepare_conversion(void) {
+    const char *setting = getenv("GPUSHARE_MANAGED");
+    switched_off = settings_engine() != ENGINE_MANAGED || (setting && strcmp(setting, "0") == 0);
+}
+
+void allocations_set_conversion(bool oversubscribed) {
+    atomic_store(&allocation_conversion, oversubscribed && !switched_off);
+}
+
+RESET_IN_CHILD(allocations_reset);
+void allocations_reset(void) {
     root = NULL;
-    __builtin_memset(by_use, 0, sizeof by_use);
+    memset(by_use, 0, sizeof by_use);
     spare_records = NULL;
 }

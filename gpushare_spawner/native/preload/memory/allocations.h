@@ -1,7 +1,9 @@
-/* What the program has allocated on each GPU: found by address, ordered by use. Every function here takes the accounts'
-   lock, for tens of nanoseconds; none waits for the device. */
+/* The program's allocations on each GPU, by address and in the order of use; and device memory that is converted into
+   managed memory, so that it can leave the GPU. Functions of records take the accounts' lock, for tens of nanoseconds;
+   none waits for the device. */
 #pragma once
 
+#include "contexts/captures.h"
 #include "memory/account.h"
 #include "memory/tree.h"
 
@@ -14,51 +16,86 @@ enum allocation_kind {
 
 struct allocation {
     CUdeviceptr at;
-    size_t bytes;    /* asked for */
-    size_t capacity; /* taken from the driver, and accounted for; more than `bytes` where blocks are rounded up */
+    size_t bytes;    /* requested */
+    size_t capacity; /* taken from the driver, and counted; more than `bytes` where blocks are rounded up */
     enum allocation_kind kind;
     struct gpu *gpu;
     CUcontext context;
-    uint64_t number; /* counts what was remembered: a later one is of a later context, even with the same handle */
-    /* of the record alone, in no copy: */
-    uint64_t walk;                    /* the last walk of the pager that came here */
-    size_t walked;                    /* bytes, in that walk */
+    uint64_t number; /* counts the records; a later context with the same handle has later numbers only */
+    /* of the record; not valid in a copy: */
+    uint64_t walk;                    /* the last walk of the pager that visited it */
+    size_t walked;                    /* bytes that this walk has visited */
     struct tree_node place;           /* by address */
-    struct allocation *newer, *older; /* by use, within the GPU; plain ones are in no list */
+    struct allocation *newer, *older; /* by use, within the GPU; managed memory only */
 };
 
-/* Remember a new allocation, already accounted for. What lay there belonged to a context that is being destroyed just
- * now: it is forgotten, and given back to the account. */
+/* Record a new allocation, which is counted already. Older records at its addresses belong to a context that is being
+   destroyed at this moment: they are removed, and subtracted from the account. */
 void allocations_add(struct gpu *gpu, CUdeviceptr at, size_t bytes, size_t capacity, enum allocation_kind kind);
 
-/* Account for a new allocation and remember it, in one step. False: by now it is beyond the allowance. */
+/* Count a new allocation and record it, in one step. False: it is beyond the allowance by now. */
 bool allocations_add_within(struct gpu *gpu, CUdeviceptr at, size_t bytes, enum allocation_kind kind);
 
-/* The allocation that `at` lies in; a copy, up to its number. */
+/* Copy the record of the allocation that `at` lies in, up to its number. False: there is none. */
 bool allocations_find(CUdeviceptr at, struct allocation *copy);
 
-/* Forget the one that begins at `at`; a copy, up to its number. Its bytes stay accounted for: the caller gives them
-   back (account_return) when the driver has them back, which may be after work that takes seconds. False: unknown. */
+/* The same for converted memory only. */
+bool allocations_find_converted(CUdeviceptr at, struct allocation *copy);
+
+/* Remove the record of the allocation that begins at `at`, and copy it, up to its number. Its bytes stay counted: the
+   caller subtracts them (account_return) when the driver has freed them, which may be after work that takes seconds.
+   False: there is none. */
 bool allocations_remove(CUdeviceptr at, struct allocation *copy);
 
-/* After the driver's free of one that was removed: its bytes go back to the account, or, where it could not be freed
-   after all, the record comes back. Returns what the driver said. */
+/* After the driver's free of a removed allocation: subtract its bytes from the account, or restore the record where the
+   free failed. Returns `result`. */
 CUresult allocations_freed(const struct allocation *copy, CUresult result);
 
-/* The number of the newest: taken before a context is destroyed, it tells afterwards what was the context's. */
+/* The newest number: read before a context is destroyed, it separates that context's allocations from those of a later
+   context with the same handle. */
 uint64_t allocations_newest(void);
 
-/* The context is gone: what it had up to that number goes back to the account. */
-void allocations_of_context_gone(CUcontext context, uint64_t until);
+/* Remove the allocations of a destroyed context up to that number, and subtract them from the account. */
+void allocations_remove_context(CUcontext context, uint64_t until);
 
-/* What the context had is another's from now on. */
-void allocations_context_moved(CUcontext from, CUcontext to);
-void allocations_forget(void); /* in a forked child */
+/* Move all allocations of a context to another. */
+void allocations_move_context(CUcontext from, CUcontext to);
 
-/* Walk over the managed allocations of a GPU, newest first or oldest first. `visit` is called with the lock held and
-   gets the part that is next, and the number of its allocation; it returns false to stop (the part is then visited
-   again). A walk goes on where it stopped, whatever was allocated or freed meanwhile. Returns true at the end of the
-   list. */
+/* Walk over the managed allocations of a GPU, newest first or oldest first. `visit` is called with the lock held, for
+   the next part of an allocation with that allocation's number; it returns false to stop, and the part is visited
+   again. A walk continues where it stopped, also if memory was allocated or freed meanwhile. Returns true at the end of
+   the list. */
 typedef bool (*allocation_visit)(void *closure, CUcontext context, CUdeviceptr at, size_t bytes, uint64_t number);
 bool allocations_walk(struct gpu *gpu, uint64_t walk, bool newest_first, size_t part, allocation_visit visit,
                       void *closure);
+
+/* ---- conversion ---- */
+
+HIDDEN _Atomic bool
+    allocation_conversion; /* the session is oversubscribed, and the user has not switched conversion off */
+
+/* Whether allocations on this GPU are converted: the GPU can, and it is one of the session's. */
+static inline bool allocation_converts(const struct gpu *gpu) {
+    return atomic_load_explicit(&allocation_conversion, memory_order_relaxed) && gpu->can_manage &&
+           atomic_load_explicit(&gpu->shared, memory_order_relaxed);
+}
+
+/* Read GPUSHARE_MANAGED and the engine, at cuInit. No lock. */
+void allocations_prepare_conversion(void);
+
+/* Set whether the session is oversubscribed. Background thread, at WELCOME. No lock. */
+void allocations_set_conversion(bool oversubscribed);
+
+/* Allocate managed memory that prefers the GPU. Calls the driver. Inline: each allocation would pay for the call. */
+static inline CUresult allocation_convert(const struct gpu *gpu, CUdeviceptr *out, size_t bytes) {
+    CUresult result = real.cuMemAllocManaged(out, bytes, CU_MEM_ATTACH_GLOBAL);
+    if (result != CUDA_SUCCESS || captures_in_progress()) return result;
+    /* pages that were moved to the host come back when they are used, and stay; a driver without cuMemAdvise keeps its
+       own preference */
+    if (driver_has(cuMemAdvise))
+        real.cuMemAdvise(*out, bytes, CU_MEM_ADVISE_SET_PREFERRED_LOCATION, gpu->device);
+    else if (driver_has(cuMemAdvise_v2))
+        real.cuMemAdvise_v2(*out, bytes, CU_MEM_ADVISE_SET_PREFERRED_LOCATION,
+                            (CUmemLocation){CU_MEM_LOCATION_TYPE_DEVICE, gpu->device});
+    return result;
+}

@@ -12,7 +12,7 @@ struct node {
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct node *_Atomic ties; /* written with the lock held */
-static _Atomic bool lost;         /* one could not be recorded: the process counts as tied from now on */
+static _Atomic bool lost;         /* a tie could not be recorded */
 
 static bool same(const struct tie *a, const struct tie *b) {
     return a->kind == b->kind && a->object == b->object && a->id == b->id && a->owner == b->owner;
@@ -29,9 +29,9 @@ static void add(struct tie tie, bool once) {
         return;
     }
     pthread_mutex_lock(&lock);
-    const struct node *known = once ? atomic_load(&ties) : NULL;
-    while (known && !same(&known->tie, &tie)) known = known->next;
-    if (!known) {
+    const struct node *recorded = once ? atomic_load(&ties) : NULL;
+    while (recorded && !same(&recorded->tie, &tie)) recorded = recorded->next;
+    if (!recorded) {
         *node = (struct node){tie, atomic_load(&ties)};
         atomic_store(&ties, node);
         node = NULL;
@@ -50,7 +50,7 @@ void ties_add_once(struct tie tie) {
 
 typedef bool (*tie_matches)(const struct tie *tie, const struct tie *wanted);
 
-/* Take out those that match; only the newest where not `all`. */
+/* Remove the ties that match; only the newest where not `all`. */
 static void remove_ties(tie_matches matches, struct tie wanted, bool all) {
     if (!atomic_load(&ties)) return;
     pthread_mutex_lock(&lock);
@@ -102,7 +102,7 @@ void ties_remove_variables(uint64_t owner) {
     remove_ties(is_variable_of, (struct tie){.owner = owner}, true);
 }
 
-void ties_of_context_gone(CUcontext context) {
+void ties_remove_context(CUcontext context) {
     if (context) remove_ties(is_in_context, (struct tie){.context = context}, true);
 }
 
@@ -119,7 +119,8 @@ struct tie_count ties_count(enum tie_kind kind) {
     return count;
 }
 
-void ties_forget(void) {
+RESET_IN_CHILD(ties_reset);
+void ties_reset(void) {
     atomic_store(&ties, NULL);
     atomic_store(&lost, false);
     pthread_mutex_init(&lock, NULL);

@@ -1,26 +1,30 @@
-/* Records ordered by a number (an address, a handle), each found in logarithmic time: a treap whose priorities are
-   hashes of the keys, so that it needs no state and no balance is kept by hand. The node is a member of the record;
-   tree_record leads back. Takes no lock, allocates nothing. */
+/* A balanced tree of records, ordered by a key (an address, a handle, a size) and, among equal keys, by a second
+   number. It is a treap whose priorities are hashes of both; each operation takes logarithmic time. The node is a
+   member of the record; tree_record returns the record. Takes no lock, allocates nothing. */
 #pragma once
 
 #include <stddef.h>
 #include <stdint.h>
 
 struct tree_node {
-    uint64_t key;
+    uint64_t key, order; /* no two nodes of a tree have both the same; `order` is 0 where keys are unique */
+    uint64_t priority;   /* set by tree_insert */
     struct tree_node *left, *right;
 };
 
 #define tree_record(node, type, member) ((type *)((char *)(node) - offsetof(type, member)))
 
-/* The key must not be in the tree. */
+/* Add a node, whose key and order are set. */
 void tree_insert(struct tree_node **root, struct tree_node *node);
 
-/* Where the tree holds this key; a link to NULL: nowhere. */
-struct tree_node **tree_link(struct tree_node **root, uint64_t key);
+/* The link that leads to the node with this key and order; a link to NULL: the tree has no such node. */
+struct tree_node **tree_link(struct tree_node **root, uint64_t key, uint64_t order);
 
-/* Take out what the link leads to. */
+/* Remove the node that the link leads to. */
 void tree_remove(struct tree_node **link);
 
-/* The one with the largest key up to this one; NULL: there is none. */
+/* The last node whose key is at most this one; NULL: there is none. */
 struct tree_node *tree_last_up_to(struct tree_node *root, uint64_t key);
+
+/* The first node from this key and order on; NULL: there is none. */
+struct tree_node *tree_first_from(struct tree_node *root, uint64_t key, uint64_t order);

@@ -1,10 +1,10 @@
-/* What NVML is to show of the session: its limit and its processes, as the agent says. A program may use NVML without
-   ever calling cuInit, so these come from a question of their own, over a connection that ends with the answer.
+/* The figures of the session that NVML shows, from the agent: its limit and its processes. A program may use NVML
+   without calling cuInit, so they come from a query of their own, over a connection that ends with the answer.
 
-   Any thread. Every function asks the agent where its last answer is older than a second, and waits for half a second
-   at most; other threads that want figures wait with it. Nothing is asked again within a second, answered or not, and
-   an agent that is there and does not answer is asked less and less often, every 10 s in the end. The last answer
-   stands for 5 s where the next one does not come. */
+   Any thread. Every function queries the agent if its last answer is older than a second, and waits for half a second
+   at most; other threads that need figures wait meanwhile. Queries are at least a second apart, with or without an
+   answer; an agent that accepts the connection and does not answer is queried less and less often, down to every 10 s.
+   An answer is valid for 5 s where the next one does not come. */
 #pragma once
 
 #include "platform/common.h"
@@ -21,19 +21,21 @@ struct gpu_figures {
     unsigned char uuid[16];
     uint64_t total, used; /* bytes: the session's limit, and what its processes have allocated */
     bool movable;         /* memory may leave the GPU: all up to the limit can be had */
-    bool with_use;        /* the agent says `percent` */
+    bool with_use;        /* the agent sends `percent` */
     unsigned percent;     /* the part of the GPU's time that the session had in the last second */
-    uint64_t at;          /* when the agent said so, microseconds since the epoch */
+    uint64_t at;          /* the time of the answer, microseconds since the epoch */
     int processes;
     struct process_figures process[FIGURES_PROCESSES];
 };
 
-/* Whether NVML is to show the share at all: sharing is wanted, and GPUSHARE_NVML is not "driver". Asks nobody. */
+/* Whether NVML shows the share at all: the process is shared, and GPUSHARE_NVML is not "driver". Does not query the
+ * agent.
+ */
 bool figures_wanted(void);
 
-/* The session's GPUs, in the order in which CUDA numbers them, at most `room`. Returns how many there are; -1: not
-   known, NVML is to show what the driver says. */
+/* List the session's GPUs, in CUDA's order, at most `room`. Returns their number; -1: not known, NVML shows the
+ * driver's. */
 int figures_gpus(unsigned char (*uuids)[16], int room);
 
-/* One GPU. False: it is not the session's, or nothing is known now. */
+/* Read the figures of a GPU. False: it is not the session's, or the agent has not answered. */
 bool figures_of(const unsigned char uuid[16], struct gpu_figures *figures);

@@ -1,16 +1,37 @@
-/* What every file here needs: attributes, units of time, the clock, the log, functions that are looked up late. */
+/* Common to all files: attributes, units of time, the clock, the log, and libc.h. */
 #pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <time.h>
 
-#include "platform/clock.h"
-#include "platform/late_libc.h"
-#include "platform/log.h"
+#include "platform/libc.h"
 
 #define likely(x)   __builtin_expect(!!(x), 1)
 #define unlikely(x) __builtin_expect(!!(x), 0)
 
-/* A variable that several files use. Said at its declaration, the compiler reaches it without a look-up in a table. */
+/* A variable that several files use. With this declaration the compiler reaches it without the global offset table. */
 #define HIDDEN extern __attribute__((visibility("hidden")))
+
+/* Exports the wrapper `wrapped_NAME` as NAME, for programs that are linked against the driver's library. */
+#define EXPORTED(name)                                                                                                 \
+    extern __typeof__(wrapped_##name) name __attribute__((alias("wrapped_" #name), visibility("default")))
+
+#define MILLISECOND 1000000ull
+#define SECOND      1000000000ull
+
+/* Nanoseconds of CLOCK_MONOTONIC. Any thread; takes no lock. */
+static inline uint64_t clock_now(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * SECOND + (uint64_t)now.tv_nsec;
+}
+
+enum log_level { LOG_OFF, LOG_ERROR, LOG_INFO, LOG_DEBUG };
+
+/* Read GPUSHARE_LOG, once: its level and the log's file (default: errors, to stderr). Takes a lock, and allocates. */
+void log_prepare(void);
+
+/* Write one line. Any thread, any lock held; keeps errno. Makes a system call if the level is logged. */
+void log_line(enum log_level level, const char *format, ...) __attribute__((format(printf, 2, 3)));

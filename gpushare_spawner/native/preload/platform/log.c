@@ -1,18 +1,18 @@
-#include "platform/log.h"
+#include "platform/common.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdatomic.h>
-#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-/* GPUSHARE_LOG as it was at the first line or cuInit, whichever came first: the program may change its environment. */
+/* GPUSHARE_LOG as read at cuInit or at an earlier line: the program may change its environment later. */
 static _Atomic bool prepared;
+static pthread_mutex_t preparing = PTHREAD_MUTEX_INITIALIZER;
 static enum log_level chosen = LOG_ERROR;
 static char *log_path;
 
@@ -30,8 +30,7 @@ static void prepare(void) {
 }
 
 void log_prepare(void) {
-    /* not pthread_once, which is in libpthread before glibc 2.34: see late_libc.h */
-    static pthread_mutex_t preparing = PTHREAD_MUTEX_INITIALIZER;
+    /* pthread_once is in libpthread before glibc 2.34: see libc.h */
     if (atomic_load_explicit(&prepared, memory_order_acquire)) return;
     pthread_mutex_lock(&preparing);
     if (!prepared) {
@@ -56,10 +55,15 @@ void log_line(enum log_level level, const char *format, ...) {
     if (length > sizeof line - 2) length = sizeof line - 2;
     line[length++] = '\n';
 
-    /* opened for each line: nothing of ours stays open in a program that closes or counts its files */
+    /* opened for each line: a program that closes or counts its files finds no file of this library */
     int file = log_path ? open(log_path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0600) : -1;
     ssize_t written = write(file >= 0 ? file : STDERR_FILENO, line, length);
-    (void)written; /* nowhere to complain to */
+    (void)written; /* an error cannot be reported anywhere */
     if (file >= 0) close(file);
     errno = kept;
+}
+
+RESET_IN_CHILD(log_reset);
+void log_reset(void) {
+    pthread_mutex_init(&preparing, NULL);
 }

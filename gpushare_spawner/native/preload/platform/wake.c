@@ -2,9 +2,9 @@
 #include "platform/wake.h"
 
 #include <stdatomic.h>
-#include <stdint.h>
 #include <sys/eventfd.h>
-#include <unistd.h>
+
+#include "platform/common.h"
 
 static int file = -1;
 static _Atomic bool listens;
@@ -16,9 +16,9 @@ bool wake_listens(void) {
 
 void wake_up(void) {
     if (!wake_listens() || atomic_exchange(&woken, true)) return;
-    uint64_t one = 1;
-    ssize_t written = write(file, &one, sizeof one);
-    (void)written; /* only full when it is awake anyway */
+    uint64_t count = 1;
+    ssize_t written = write(file, &count, sizeof count);
+    (void)written; /* the file is full only while the thread is awake */
 }
 
 bool wake_open(void) {
@@ -44,11 +44,12 @@ void wake_begin(void) {
 
 void wake_clear(void) {
     uint64_t count;
-    ssize_t got = read(file, &count, sizeof count);
-    (void)got;
+    ssize_t length = read(file, &count, sizeof count);
+    (void)length; /* another round is made anyway */
 }
 
-void wake_forget(void) {
+RESET_IN_CHILD(wake_reset);
+void wake_reset(void) {
     wake_close();
     atomic_store(&woken, false);
 }

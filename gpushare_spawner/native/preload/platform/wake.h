@@ -1,18 +1,33 @@
-/* How any thread wakes the background thread, which sleeps until a file becomes readable. */
+/* How threads wait and wake: futexes, and the file that wakes the background thread. */
 #pragma once
 
+#include <linux/futex.h>
 #include <stdbool.h>
+#include <stdint.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+/* Wait while `*word` is `value`, for `timeout` at most. Returns the result of futex(2): -1 with EINTR after any handler
+   of a signal, also after a handler that restarts calls. */
+static inline long futex_wait(_Atomic uint32_t *word, uint32_t value, const struct timespec *timeout) {
+    return syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, value, timeout, NULL, 0);
+}
+
+/* Wake all threads that wait. */
+static inline void futex_wake(_Atomic uint32_t *word) {
+    syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, 1 << 30, NULL, NULL, 0);
+}
 
 /* Any thread, any lock held. */
-bool wake_listens(void); /* there is a background thread */
-void wake_up(void);      /* a system call, unless it is known to be awake; nothing where there is no thread */
+bool wake_listens(void); /* whether there is a background thread */
+void wake_up(void);      /* wake it: one system call, none if it is awake or does not exist */
 
-/* For the thread that starts the background thread. Open the file. False: errno says why. */
+/* For the thread that starts the background thread: open the file. False: errno has the reason. */
 bool wake_open(void);
 void wake_close(void);
 
 /* For the background thread. */
-int wake_file(void);    /* to be polled; -1: none */
-void wake_begin(void);  /* before it looks at anything: what happens from here on wakes it again */
-void wake_clear(void);  /* the file was readable */
-void wake_forget(void); /* in a forked child: there is no such thread any more */
+int wake_file(void);   /* the file to poll; -1: none */
+void wake_begin(void); /* before each round: an event from here on wakes the thread again */
+void wake_clear(void); /* after the file was readable */

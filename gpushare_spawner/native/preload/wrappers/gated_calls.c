@@ -1,7 +1,11 @@
-/* The wrappers of every call that puts work on a GPU: through the gate, the real call, out again. */
-#include "gate/launch.h"
+/* Wrappers of the calls that may wait: of every call that puts work on a GPU, through the gate; and with engine
+   `suspend` of every other call that a suspended process must not make. A call of the latter kind that lacks device
+   memory is made again after the agent has made room. With another engine those calls go to the driver, or to the
+   wrapper that the other engines have too. */
 #include "driver/driver.h"
-#include "wrappers/exported.h"
+#include "gate/launch.h"
+#include "gate/shortage.h"
+#include "platform/settings.h"
 
 #define GATED(name, parameters, arguments, stream)                                                                     \
     CUresult wrapped_##name parameters {                                                                               \
@@ -15,8 +19,32 @@
 #define SINGLE(name, asked, version, parameters, arguments, stream) GATED(name, parameters, arguments, stream)
 #define STREAMED(name, asked, version, twin, parameters, arguments, stream)                                            \
     GATED(name, parameters, arguments, stream)                                                                         \
-    GATED(name##_ptsz, parameters, arguments, own(stream))
+    GATED(name##_ptsz, parameters, arguments, driver_twin_stream(stream))
 #define IMPLICIT(name, asked, version, twin, parameters, arguments)                                                    \
     GATED(name, parameters, arguments, NULL)                                                                           \
     GATED(name##_ptds, parameters, arguments, CU_STREAM_PER_THREAD)
-#include "driver/gated_calls.h"
+
+#define SUSPENDABLE(name, parameters, arguments, with_suspend, without)                                                \
+    __attribute__((used)) CUresult suspendable_##name parameters {                                                     \
+        struct passage *passage = launch_enter_call();                                                                 \
+        CUresult result;                                                                                               \
+        unsigned tries = 0;                                                                                            \
+        do result = with_suspend arguments;                                                                            \
+        while (unlikely(result == CUDA_ERROR_OUT_OF_MEMORY) && shortage_waited(passage, tries++));                     \
+        if (unlikely(tries)) shortage_settled(passage);                                                                \
+        launch_leave(passage);                                                                                         \
+        return result;                                                                                                 \
+    }                                                                                                                  \
+    __attribute__((visibility("default"))) CUresult name parameters {                                                  \
+        return unlikely(settings_engine_suspends()) ? suspendable_##name arguments : without arguments;                \
+    }
+
+#define WATCHED(name, asked, version, per_thread, parameters, arguments)                                               \
+    CUresult wrapped_##name parameters;                                                                                \
+    SUSPENDABLE(name, parameters, arguments, wrapped_##name, wrapped_##name)
+#define COUNTED(name, asked, version, per_thread, parameters, arguments)                                               \
+    CUresult wrapped_##name parameters;                                                                                \
+    SUSPENDABLE(name, parameters, arguments, wrapped_##name, real.name)
+#define HELD(name, asked, version, per_thread, parameters, arguments)                                                  \
+    SUSPENDABLE(name, parameters, arguments, real.name, real.name)
+#include "driver/driver_calls.h"

@@ -1,26 +1,19 @@
-/* What the program is told about memory, so that a share looks like a GPU of its own and converted memory like device
- * memory. */
 #include "wrappers/reported.h"
 
-#include "driver/driver.h"
 #include "memory/allocations.h"
-#include "memory/conversion.h"
-#include "platform/engine.h"
-#include "wrappers/exported.h"
-#include "wrappers/tie_calls.h"
 
 bool reported_memory(struct gpu *gpu, uint64_t really_free, uint64_t *available, uint64_t *total, uint64_t *used) {
     uint64_t shown = atomic_load(&gpu->total);
     if (!shown) return false;
     uint64_t taken = account_used(gpu);
-    uint64_t cached = atomic_load(&gpu->cached); /* given back when the program wants it */
+    uint64_t cached = atomic_load(&gpu->cached); /* available to the program's next allocations */
     taken = taken > cached ? taken - cached : 0;
     *total = shown;
     taken += atomic_load(&gpu->others);
     *used = taken < shown ? taken : shown;
     *available = shown - *used;
-    /* without conversion nothing can leave the GPU, and no more than is free there can be had */
-    if (!conversion_wanted(gpu) && really_free < *available) *available = really_free;
+    /* without conversion no memory can leave the GPU, and only free memory of the GPU is available */
+    if (!allocation_converts(gpu) && really_free < *available) *available = really_free;
     return true;
 }
 
@@ -44,7 +37,7 @@ CUresult wrapped_cuDeviceTotalMem_v2(size_t *bytes, CUdevice device) {
 }
 EXPORTED(cuDeviceTotalMem_v2);
 
-/* Put right what the driver says of converted memory. */
+/* Replace an attribute of converted memory by that of device memory. */
 static void as_device_memory(int attribute, void *data, const struct allocation *allocation) {
     switch (attribute) {
     case CU_POINTER_ATTRIBUTE_MEMORY_TYPE: *(unsigned *)data = CU_MEMORYTYPE_DEVICE; break;
@@ -57,23 +50,19 @@ static void as_device_memory(int attribute, void *data, const struct allocation 
     }
 }
 
-static bool find_converted(CUdeviceptr at, struct allocation *allocation) {
-    return allocations_find(at, allocation) && allocation->kind == ALLOCATION_CONVERTED;
-}
-
 CUresult wrapped_cuPointerGetAttribute(void *data, int attribute, CUdeviceptr at) {
     struct allocation allocation;
     CUresult result = real.cuPointerGetAttribute(data, attribute, at);
-    if (result != CUDA_SUCCESS || !data || !find_converted(at, &allocation)) return result;
+    if (result != CUDA_SUCCESS || !data || !allocations_find_converted(at, &allocation)) return result;
     as_device_memory(attribute, data, &allocation);
-    /* device memory has no host pointer, and asking for it is an error */
+    /* device memory has no host pointer: the query is an error */
     return attribute == CU_POINTER_ATTRIBUTE_HOST_POINTER ? CUDA_ERROR_INVALID_VALUE : result;
 }
 
 CUresult wrapped_cuPointerGetAttributes(unsigned count, int *attributes, void **data, CUdeviceptr at) {
     struct allocation allocation;
     CUresult result = real.cuPointerGetAttributes(count, attributes, data, at);
-    if (result != CUDA_SUCCESS || !find_converted(at, &allocation)) return result;
+    if (result != CUDA_SUCCESS || !allocations_find_converted(at, &allocation)) return result;
     for (unsigned i = 0; i < count; i++)
         if (data[i]) as_device_memory(attributes[i], data[i], &allocation);
     return result;
@@ -82,23 +71,8 @@ CUresult wrapped_cuPointerGetAttributes(unsigned count, int *attributes, void **
 CUresult wrapped_cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *size, CUdeviceptr at) {
     struct allocation allocation;
     CUresult result = real.cuMemGetAddressRange_v2(base, size, at);
-    if (result != CUDA_SUCCESS || !find_converted(at, &allocation)) return result;
+    if (result != CUDA_SUCCESS || !allocations_find_converted(at, &allocation)) return result;
     if (base) *base = allocation.at;
     if (size) *size = allocation.bytes;
     return result;
-}
-
-CUresult wrapped_cuIpcGetMemHandle(CUipcMemHandle *out, CUdeviceptr at) {
-    static _Atomic bool said;
-    struct allocation allocation;
-    if (!find_converted(at, &allocation)) {
-        CUresult result = real.cuIpcGetMemHandle(out, at);
-        if (result == CUDA_SUCCESS && engine_suspends()) tie_calls_exported(at);
-        return result;
-    }
-    if (!atomic_exchange(&said, true))
-        log_line(LOG_ERROR, "GPU memory cannot be shared between processes (cuIpcGetMemHandle) while this GPU is "
-                            "oversubscribed; start the "
-                            "program with GPUSHARE_MANAGED=0 if it needs that: its memory then stays on the GPU");
-    return CUDA_ERROR_INVALID_VALUE; /* the driver's answer for managed memory */
 }

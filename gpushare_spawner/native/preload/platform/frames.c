@@ -1,5 +1,5 @@
 #define _GNU_SOURCE
-#include "platform/frame_socket.h"
+#include "platform/frames.h"
 
 #include <errno.h>
 #include <string.h>
@@ -7,15 +7,17 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+struct frame_socket frame_socket_agent = FRAME_SOCKET_CLOSED;
+
 bool frame_socket_connect(struct frame_socket *connection, const char *path) {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     size_t length = strlen(path);
     if (length >= sizeof address.sun_path) {
-        static _Atomic bool said;
-        if (!said)
+        static _Atomic bool logged;
+        if (!logged)
             log_line(LOG_ERROR, "GPUSHARE_SOCKET has %d bytes; the path of a socket can have at most %d", (int)length,
                      (int)sizeof address.sun_path - 1);
-        said = true;
+        logged = true;
         return false;
     }
     memcpy(address.sun_path, path, length + 1);
@@ -50,12 +52,17 @@ bool frame_socket_send(struct frame_socket *connection, struct frame *frame) {
 
 int frame_socket_receive(struct frame_socket *connection, struct frame *frame) {
     if (connection->file < 0) return -1;
-    ssize_t got;
-    /* MSG_TRUNC: the packet's real length, so that a long one is seen as what it is */
-    do got = recv(connection->file, frame, sizeof *frame, MSG_DONTWAIT | MSG_TRUNC);
-    while (got < 0 && errno == EINTR);
-    if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return 0;
-    if (got == (ssize_t)sizeof *frame && frame->magic == FRAME_MAGIC && frame->version == FRAME_VERSION) return 1;
-    if (got > 0) log_line(LOG_ERROR, "the agent sent a message that is no frame of version %d", FRAME_VERSION);
+    ssize_t received;
+    /* MSG_TRUNC: recv returns the packet's real length, also of a longer one */
+    do received = recv(connection->file, frame, sizeof *frame, MSG_DONTWAIT | MSG_TRUNC);
+    while (received < 0 && errno == EINTR);
+    if (received < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return 0;
+    if (received == (ssize_t)sizeof *frame && frame->magic == FRAME_MAGIC && frame->version == FRAME_VERSION) return 1;
+    if (received > 0) log_line(LOG_ERROR, "the agent sent a message that is no frame of version %d", FRAME_VERSION);
     return -1;
+}
+
+RESET_IN_CHILD(frames_reset);
+void frames_reset(void) {
+    frame_socket_close(&frame_socket_agent); /* the parent's connection stays open in the parent */
 }

@@ -1,0 +1,20 @@
+/* The suspension of this process by the agent (docs/reference/protocol.md): only for the background thread, with no
+   lock held, and with engine `suspend`. No function waits: suspension_step returns the instant of the next step. */
+#pragma once
+
+#include "platform/frames.h"
+
+/* Handle SUSPEND, RESUMED, and a GRANT, which has the meaning of RESUMED. */
+void suspension_requested(const struct frame *frame);
+void suspension_resumed(const struct frame *frame);
+void suspension_lease_granted(void);
+
+/* Handle WELCOME, of an agent that can suspend processes (`capable`) or cannot, and the end of the connection. */
+void suspension_connected(bool capable);
+void suspension_disconnected(void);
+
+/* Do what is due. Returns the instant of the next step (clock_now); UINT64_MAX: none before the next event. */
+uint64_t suspension_step(uint64_t now);
+
+/* Release the threads of a program that exits, and report that they may be blocked. Any thread. */
+void suspension_exit(void);

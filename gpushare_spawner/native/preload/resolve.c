@@ -1,0 +1,147 @@
+/* From the driver's functions to their wrappers, in a program that looks them up: by dlsym, which this library exports,
+   and by cuGetProcAddress. Also the function that AddressSanitizer looks up.
+
+   Calls no function of the C library by name: sanitizers call dlsym before they are ready for calls of functions that
+   they replace. .ci/c_layers.py checks that. */
+#define _GNU_SOURCE
+#include "driver/driver.h"
+#include "nvml/nvml.h"
+#include "platform/settings.h"
+
+#define SINGLE(name, asked, version, parameters, arguments, stream) CUresult wrapped_##name parameters;
+#define STREAMED(name, asked, version, twin, parameters, arguments, stream)                                            \
+    CUresult wrapped_##name parameters;                                                                                \
+    CUresult wrapped_##name##_ptsz parameters;
+#define IMPLICIT(name, asked, version, twin, parameters, arguments)                                                    \
+    CUresult wrapped_##name parameters;                                                                                \
+    CUresult wrapped_##name##_ptds parameters;
+#define WRAPPED(name, asked, version, per_thread, parameters) CUresult wrapped_##name parameters;
+#define WATCHED(name, asked, version, per_thread, parameters, arguments)                                               \
+    CUresult wrapped_##name parameters;                                                                                \
+    CUresult suspendable_##name parameters;
+#define HELD(name, asked, version, per_thread, parameters, arguments) CUresult suspendable_##name parameters;
+#define CALLED(name, parameters)
+#include "driver/driver_calls.h"
+
+/* The distance of each wrapper from its place in this table, by the number that the driver's function has in struct
+   real_driver; 0: not wrapped. Two tables: for the other engines, and for engine `suspend`. */
+#define OFFSET(wrapper, name) ".long " #wrapper "_" #name " - .\n"
+#define NO_OFFSET             ".long 0\n"
+/* clang-format off */
+__asm__(".section .rodata\n.balign 4\n.globl resolve_offsets\n.hidden resolve_offsets\nresolve_offsets:\n"
+#define SINGLE(name, asked, version, parameters, arguments, stream)         OFFSET(wrapped, name)
+#define STREAMED(name, asked, version, twin, parameters, arguments, stream) OFFSET(wrapped, name) OFFSET(wrapped, name##_ptsz)
+#define IMPLICIT(name, asked, version, twin, parameters, arguments)         OFFSET(wrapped, name) OFFSET(wrapped, name##_ptds)
+#define WRAPPED(name, asked, version, per_thread, parameters)               OFFSET(wrapped, name)
+#define HELD(name, asked, version, per_thread, parameters, arguments)       NO_OFFSET
+#define CALLED(name, parameters)                                            NO_OFFSET
+#include "driver/driver_calls.h"
+        ".globl resolve_offsets_suspend\n.hidden resolve_offsets_suspend\nresolve_offsets_suspend:\n"
+#define SINGLE(name, asked, version, parameters, arguments, stream)         OFFSET(wrapped, name)
+#define STREAMED(name, asked, version, twin, parameters, arguments, stream) OFFSET(wrapped, name) OFFSET(wrapped, name##_ptsz)
+#define IMPLICIT(name, asked, version, twin, parameters, arguments)         OFFSET(wrapped, name) OFFSET(wrapped, name##_ptds)
+#define WRAPPED(name, asked, version, per_thread, parameters)               OFFSET(wrapped, name)
+#define WATCHED(name, asked, version, per_thread, parameters, arguments)    OFFSET(suspendable, name)
+#define HELD(name, asked, version, per_thread, parameters, arguments)       OFFSET(suspendable, name)
+#define CALLED(name, parameters)                                            NO_OFFSET
+#include "driver/driver_calls.h"
+        ".text\n");
+/* clang-format on */
+extern const int32_t resolve_offsets[] __attribute__((visibility("hidden")));
+extern const int32_t resolve_offsets_suspend[] __attribute__((visibility("hidden")));
+
+/* The wrapper for an address in the real driver, or the address itself. Loads the driver's functions at the first call,
+   under a lock. Nothing is derived from a name's suffix: the wrapper follows from the function at the address. */
+static void *resolve_wrapper(void *pointer) {
+    if (!pointer || !settings_share() || !driver_load()) return pointer;
+    int number = driver_number_of(pointer);
+    if (number < 0) return pointer;
+    const int32_t *table = settings_engine() == ENGINE_SUSPEND ? resolve_offsets_suspend : resolve_offsets;
+    const int32_t *offset = &table[number];
+    return *offset ? (char *)offset + *offset : pointer;
+}
+
+/* The same for an answer of cuGetProcAddress, with the arguments of its call. */
+static void *resolve_answer(void *pointer, const char *asked, int version, uint64_t flags) {
+    void *wrapper = resolve_wrapper(pointer);
+    if (wrapper != pointer || !asked || !settings_share()) return wrapper;
+    /* cuGetProcAddress may return a function that the library does not export */
+    return driver_add_answer(pointer, asked, version, flags) ? resolve_wrapper(pointer) : pointer;
+}
+
+CUresult wrapped_cuGetProcAddress(const char *symbol, void **function, int version, uint64_t flags) {
+    CUresult result = real.cuGetProcAddress(symbol, function, version, flags);
+    if (result == CUDA_SUCCESS && function && *function) *function = resolve_answer(*function, symbol, version, flags);
+    return result;
+}
+EXPORTED(cuGetProcAddress);
+
+CUresult wrapped_cuGetProcAddress_v2(const char *symbol, void **function, int version, uint64_t flags, int *status) {
+    CUresult result = real.cuGetProcAddress_v2(symbol, function, version, flags, status);
+    if (result == CUDA_SUCCESS && function && *function) *function = resolve_answer(*function, symbol, version, flags);
+    return result;
+}
+EXPORTED(cuGetProcAddress_v2);
+
+/* ---- dlsym, exported at glibc's versions. Other names than the driver's are passed on by a tail jump, so that the
+   real dlsym sees the program's return address: RTLD_NEXT then means the libraries after the caller ---- */
+
+#ifndef WITHOUT_DLSYM /* a build with sanitizers exports no dlsym: it would run before their runtime */
+#if defined __x86_64__
+#define FIRST_VERSION "GLIBC_2.2.5"
+#elif defined __aarch64__
+#define FIRST_VERSION "GLIBC_2.17"
+#else
+#error "libgpushare.so is written for x86-64 and aarch64"
+#endif
+
+#if defined __clang__
+#define TAIL_JUMP __attribute__((musttail)) return
+#else
+#define TAIL_JUMP return /* gcc makes a tail call at -O2; only clang guarantees it */
+#endif
+
+static void *driver_symbol(void *handle, const char *name) {
+    void *pointer = libc_dlsym(handle, name);
+    if (!pointer) return NULL;
+    if (libc_is_own_address(pointer)) {
+        /* the global scope has it because this library exports it: return the answer that the program would get without
+           this library */
+        pointer = libc_dlsym(RTLD_NEXT, name);
+        if (!pointer) return NULL;
+    }
+    return *name == 'n' ? nvml_find(pointer, name) : resolve_wrapper(pointer);
+}
+
+static void *dlsym_34(void *handle, const char *name) __attribute__((used));
+static void *dlsym_first(void *handle, const char *name) __attribute__((used));
+
+static void *dlsym_34(void *handle, const char *name) {
+    dlsym_function next = libc_dlsym_next();
+    if (unlikely(!next)) return NULL; /* before glibc 2.34, in a program without libdl */
+    bool cuda = name && name[0] == 'c' && name[1] == 'u' && name[2] >= 'A' && name[2] <= 'Z';
+    bool nvml = name && name[0] == 'n' && name[1] == 'v' && name[2] == 'm' && name[3] == 'l';
+    if (likely(!cuda && !nvml) || handle == RTLD_NEXT) TAIL_JUMP next(handle, name);
+    return driver_symbol(handle, name);
+}
+
+static void *dlsym_first(void *handle, const char *name) {
+    TAIL_JUMP dlsym_34(handle, name);
+}
+
+extern __typeof__(dlsym_34) gpushare_dlsym_34 __attribute__((alias("dlsym_34"), visibility("default")));
+extern __typeof__(dlsym_34) gpushare_dlsym_first __attribute__((alias("dlsym_first"), visibility("default")));
+__asm__(".symver gpushare_dlsym_34, dlsym@@GLIBC_2.34, remove");
+__asm__(".symver gpushare_dlsym_first, dlsym@" FIRST_VERSION ", remove");
+#endif
+
+/* ---- AddressSanitizer ---- */
+
+/* The runtime as a shared library ends a program in which another library is loaded before it, as each preloaded
+   library is: that library could hide the runtime's functions. This library has none of their names, so it switches the
+   check off. The runtime calls this function before all others, and before its own default, which has no options. A
+   program that defines it itself, and ASAN_OPTIONS, take effect as before. */
+const char *__asan_default_options(void) __attribute__((visibility("default")));
+const char *__asan_default_options(void) {
+    return "verify_asan_link_order=0";
+}
