@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
+from gpushare_spawner.arbiter import ArbiterSettings
 from gpushare_spawner.model.protocol.frames import Feature, Kind
 from tests.agent.peers import FIRST, GIB
 from tests.agent.virtual_node import Process, VirtualNode, Worker, virtual_node
@@ -116,11 +117,19 @@ ATTACKS = st.builds(
     keeps=st.sampled_from([0.0, 0.0, 2.0, None]),
     listed=st.booleans(),
 )
-SECONDS = 120.0
+SECONDS = 600.0
+"""Some rounds of time slices. Where two sessions of 12 GiB and 50 units take turns, moving both takes 2 s, and rounds
+of 80 s keep that at 2.5 % of the time (`overhead_bound`). What a session has over less than a round says when its time
+slice began: beside an attack that says so much a victim has 0.54 of its part over 25 s, 0.23 over 60 s, 0.74 over
+120 s, 0.81 over 300 s and 0.97 over 600 s; beside a session that really works 0.72, 0.30, 0.99, 0.83 and 0.97. Shorter
+rounds would break the bound of overhead for all."""
 CLAIM = Attack(20, 50, "1GiB", Feature(0), (Step(Kind.REQUEST, 2**41, 0, 1.0),), 0.0, False)
+NEARLY_ALL = Attack(1, 95, "100%", Feature(0), (Step(Kind.REQUEST, 0, 12 * GIB, 1.0),), 0.0, True)
+"""A session that has most of the units, says that it needs most of the memory, and runs nothing."""
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @settings(
     max_examples=10,
     deadline=None,
@@ -130,6 +139,7 @@ CLAIM = Attack(20, 50, "1GiB", Feature(0), (Step(Kind.REQUEST, 2**41, 0, 1.0),),
 @given(ATTACKS, st.sampled_from([2 * GIB, 12 * GIB]), st.booleans(), st.booleans())
 @example(CLAIM, 12 * GIB, True, False)
 @example(dataclasses.replace(CLAIM, units=5), 12 * GIB, False, True)
+@example(NEARLY_ALL, 12 * GIB, True, False)
 def test_a_session_that_runs_nothing_takes_no_more_than_its_share_whatever_it_says(
     attack: Attack, memory: int, samples: bool, real: bool
 ) -> None:
@@ -139,3 +149,17 @@ def test_a_session_that_runs_nothing_takes_no_more_than_its_share_whatever_it_sa
             assert time_of_victims(agent, attack, memory, SECONDS) > 0.9
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.mark.parametrize("units", [5, 50, 95])
+@pytest.mark.parametrize("keeps", [0.0, 2.0, None])
+def test_bound_of_debts_forgives_no_time_for_which_others_waited(
+    short_folder: Path, units: int, keeps: float | None
+) -> None:
+    """A lease that is held without a kernel is charged in full: where debts have no bound victims get no more."""
+    attack = dataclasses.replace(NEARLY_ALL, units=units, keeps=keeps)
+    parts = []
+    for bound in (ArbiterSettings().max_debt, 1e9):
+        with virtual_node(short_folder, FIRST, arbiter=ArbiterSettings(max_debt=bound)) as agent:
+            parts.append(time_of_victims(agent, attack, 12 * GIB, 240.0))
+    assert parts[0] == pytest.approx(parts[1], rel=0.01)

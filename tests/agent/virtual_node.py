@@ -24,6 +24,7 @@ from gpushare_spawner.agent.node import Node, NodeSettings
 from gpushare_spawner.agent.processes import ProcessName
 from gpushare_spawner.agent.sockets.peer import Peer
 from gpushare_spawner.agent.state.state_folder import StateFolder
+from gpushare_spawner.arbiter import ArbiterSettings
 from gpushare_spawner.model.protocol.frames import NO_GPU, Feature, Frame, Kind, Role, gpu_bytes
 from tests.agent.conftest import LIBRARIES, request_for
 
@@ -168,7 +169,15 @@ class Worker(Process):
 class VirtualNode:
     """The agent of one machine with one GPU. Also its driver."""
 
-    def __init__(self, loop: VirtualLoop, folder: Path, gpu: Gpu, samples: bool, real_figures: bool = False) -> None:
+    def __init__(
+        self,
+        loop: VirtualLoop,
+        folder: Path,
+        gpu: Gpu,
+        samples: bool,
+        real_figures: bool = False,
+        arbiter: ArbiterSettings = ArbiterSettings(),  # noqa: B008 (frozen)
+    ) -> None:
         """`samples`: whether the driver tells the GPU time of processes. `real_figures`: it shows no managed memory of
         processes, as on hardware; the arbiter goes by what is in use on the whole GPU."""
         self.loop, self.gpu, self._samples, self._real = loop, gpu, samples, real_figures
@@ -176,7 +185,7 @@ class VirtualNode:
         self._settled_at = 0.0
         self._busy: list[tuple[float, dict[int, float]]] = []
         self._folder = StateFolder(folder)
-        settings = NodeSettings(name="here", host_memory=HostMemorySettings(node="off"))
+        settings = NodeSettings(name="here", arbiter=arbiter, host_memory=HostMemorySettings(node="off"))
         self.node = Node(settings, (gpu,), self, self._folder, LIBRARIES, _Endpoints())
         self._look()
 
@@ -198,10 +207,9 @@ class VirtualNode:
         before = next((busy for at, busy in reversed(self._busy) if at <= since), {})
         self._busy = [*self._busy[-50:], (self.loop.time(), {one.number: one.busy for one in self.processes})]
         length = max(1e-9, self.loop.time() - since)
-        return tuple(
-            Utilisation(one.number, round((one.busy - before.get(one.number, 0.0)) / length, 2), self.loop.time())
-            for one in self.processes
-        )
+        parts = {one: round((one.busy - before.get(one.number, 0.0)) / length, 2) for one in self.processes}
+        # as NVML: processes that did not compute are left out
+        return tuple(Utilisation(pid=one.number, at=self.loop.time(), busy=part) for one, part in parts.items() if part)
 
     def settle(self) -> None:
         """Divide the time since the last call evenly between the processes that compute."""
@@ -241,7 +249,13 @@ class VirtualNode:
 
 
 @contextmanager
-def virtual_node(folder: Path, gpu: Gpu, samples: bool = True, real_figures: bool = False) -> Iterator[VirtualNode]:
+def virtual_node(
+    folder: Path,
+    gpu: Gpu,
+    samples: bool = True,
+    real_figures: bool = False,
+    arbiter: ArbiterSettings = ArbiterSettings(),  # noqa: B008 (frozen)
+) -> Iterator[VirtualNode]:
     """An agent that ends with the block."""
     loop = VirtualLoop()
     with pytest.MonkeyPatch.context() as patch:
@@ -253,7 +267,7 @@ def virtual_node(folder: Path, gpu: Gpu, samples: bool = True, real_figures: boo
         asyncio.set_event_loop(loop)
 
         async def made() -> VirtualNode:
-            return VirtualNode(loop, folder, gpu, samples, real_figures)
+            return VirtualNode(loop, folder, gpu, samples, real_figures, arbiter)
 
         agent = loop.run_until_complete(made())
         try:
