@@ -8,18 +8,18 @@
 #include "nvml/nvml.h"
 #include "platform/settings.h"
 
-#define SINGLE(name, asked, version, parameters, arguments, stream) CUresult wrapped_##name parameters;
-#define STREAMED(name, asked, version, twin, parameters, arguments, stream)                                            \
+#define SINGLE(name, symbol, version, parameters, arguments, stream) CUresult wrapped_##name parameters;
+#define STREAMED(name, symbol, version, twin, parameters, arguments, stream)                                           \
     CUresult wrapped_##name parameters;                                                                                \
     CUresult wrapped_##name##_ptsz parameters;
-#define IMPLICIT(name, asked, version, twin, parameters, arguments)                                                    \
+#define IMPLICIT(name, symbol, version, twin, parameters, arguments)                                                   \
     CUresult wrapped_##name parameters;                                                                                \
     CUresult wrapped_##name##_ptds parameters;
-#define WRAPPED(name, asked, version, per_thread, parameters) CUresult wrapped_##name parameters;
-#define WATCHED(name, asked, version, per_thread, parameters, arguments)                                               \
+#define WRAPPED(name, symbol, version, per_thread, parameters) CUresult wrapped_##name parameters;
+#define WATCHED(name, symbol, version, per_thread, parameters, arguments)                                              \
     CUresult wrapped_##name parameters;                                                                                \
     CUresult suspendable_##name parameters;
-#define HELD(name, asked, version, per_thread, parameters, arguments) CUresult suspendable_##name parameters;
+#define HELD(name, symbol, version, per_thread, parameters, arguments) CUresult suspendable_##name parameters;
 #define CALLED(name, parameters)
 #include "driver/driver_calls.h"
 
@@ -29,21 +29,21 @@
 #define NO_OFFSET             ".long 0\n"
 /* clang-format off */
 __asm__(".section .rodata\n.balign 4\n.globl resolve_offsets\n.hidden resolve_offsets\nresolve_offsets:\n"
-#define SINGLE(name, asked, version, parameters, arguments, stream)         OFFSET(wrapped, name)
-#define STREAMED(name, asked, version, twin, parameters, arguments, stream) OFFSET(wrapped, name) OFFSET(wrapped, name##_ptsz)
-#define IMPLICIT(name, asked, version, twin, parameters, arguments)         OFFSET(wrapped, name) OFFSET(wrapped, name##_ptds)
-#define WRAPPED(name, asked, version, per_thread, parameters)               OFFSET(wrapped, name)
-#define HELD(name, asked, version, per_thread, parameters, arguments)       NO_OFFSET
-#define CALLED(name, parameters)                                            NO_OFFSET
+#define SINGLE(name, symbol, version, parameters, arguments, stream)         OFFSET(wrapped, name)
+#define STREAMED(name, symbol, version, twin, parameters, arguments, stream) OFFSET(wrapped, name) OFFSET(wrapped, name##_ptsz)
+#define IMPLICIT(name, symbol, version, twin, parameters, arguments)         OFFSET(wrapped, name) OFFSET(wrapped, name##_ptds)
+#define WRAPPED(name, symbol, version, per_thread, parameters)               OFFSET(wrapped, name)
+#define HELD(name, symbol, version, per_thread, parameters, arguments)       NO_OFFSET
+#define CALLED(name, parameters)                                             NO_OFFSET
 #include "driver/driver_calls.h"
         ".globl resolve_offsets_suspend\n.hidden resolve_offsets_suspend\nresolve_offsets_suspend:\n"
-#define SINGLE(name, asked, version, parameters, arguments, stream)         OFFSET(wrapped, name)
-#define STREAMED(name, asked, version, twin, parameters, arguments, stream) OFFSET(wrapped, name) OFFSET(wrapped, name##_ptsz)
-#define IMPLICIT(name, asked, version, twin, parameters, arguments)         OFFSET(wrapped, name) OFFSET(wrapped, name##_ptds)
-#define WRAPPED(name, asked, version, per_thread, parameters)               OFFSET(wrapped, name)
-#define WATCHED(name, asked, version, per_thread, parameters, arguments)    OFFSET(suspendable, name)
-#define HELD(name, asked, version, per_thread, parameters, arguments)       OFFSET(suspendable, name)
-#define CALLED(name, parameters)                                            NO_OFFSET
+#define SINGLE(name, symbol, version, parameters, arguments, stream)         OFFSET(wrapped, name)
+#define STREAMED(name, symbol, version, twin, parameters, arguments, stream) OFFSET(wrapped, name) OFFSET(wrapped, name##_ptsz)
+#define IMPLICIT(name, symbol, version, twin, parameters, arguments)         OFFSET(wrapped, name) OFFSET(wrapped, name##_ptds)
+#define WRAPPED(name, symbol, version, per_thread, parameters)               OFFSET(wrapped, name)
+#define WATCHED(name, symbol, version, per_thread, parameters, arguments)    OFFSET(suspendable, name)
+#define HELD(name, symbol, version, per_thread, parameters, arguments)       OFFSET(suspendable, name)
+#define CALLED(name, parameters)                                             NO_OFFSET
 #include "driver/driver_calls.h"
         ".text\n");
 /* clang-format on */
@@ -62,11 +62,11 @@ static void *resolve_wrapper(void *pointer) {
 }
 
 /* The same for an answer of cuGetProcAddress, with the arguments of its call. */
-static void *resolve_answer(void *pointer, const char *asked, int version, uint64_t flags) {
+static void *resolve_answer(void *pointer, const char *symbol, int version, uint64_t flags) {
     void *wrapper = resolve_wrapper(pointer);
-    if (wrapper != pointer || !asked || !settings_share()) return wrapper;
+    if (wrapper != pointer || !symbol || !settings_share()) return wrapper;
     /* cuGetProcAddress may return a function that the library does not export */
-    return driver_add_answer(pointer, asked, version, flags) ? resolve_wrapper(pointer) : pointer;
+    return driver_add_answer(pointer, symbol, version, flags) ? resolve_wrapper(pointer) : pointer;
 }
 
 CUresult wrapped_cuGetProcAddress(const char *symbol, void **function, int version, uint64_t flags) {

@@ -31,8 +31,7 @@ void capture_begun(CUstream stream, CUcontext context, bool begun);
 /* Remove a capture that has ended. */
 void capture_end(CUstream stream);
 
-/* Have each lane ask the driver again: a stream that waits for an event of a captured stream is captured from then on.
- */
+/* Have each lane ask the driver again: a stream that waits for an event of a captured stream becomes captured. */
 void captures_spread(void);
 
 /* Remove the capture of a stream that is about to be destroyed: true if it was being captured. Add it again where the

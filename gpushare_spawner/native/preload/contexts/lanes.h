@@ -32,7 +32,7 @@ struct lane {
     CUstream stream;
     const struct passage *thread; /* the thread, of a thread's own default stream; else NULL */
     _Atomic uint32_t burst;       /* the last burst of the GPU in which work was put here */
-    CUevent mark;                 /* recorded by the background thread to learn when the work is done */
+    CUevent mark;                 /* recorded by the background thread, and passed when the work is done */
     bool pending;                 /* the mark is recorded and has not passed */
     _Atomic uint32_t uncaptured;  /* captures_version at which the driver said that the stream is not captured */
     struct lane_pace pace;
@@ -78,7 +78,7 @@ struct passage {
     CUcontext context;    /* the current context; NULL: ask the driver */
     struct gpu *short_of; /* the present call waited for memory of this GPU (shortage.c), */
     uint64_t short_bytes; /* for so many bytes */
-    uint64_t wanted;      /* with engine `suspend`: bytes that the present call has set aside, or LANES_REFUSED */
+    uint64_t counted;     /* with engine `suspend`: bytes that the present call has counted, or LANES_REFUSED */
     struct passage *next;
     _Atomic bool used;
     _Atomic uint64_t launches[MAX_GPUS]; /* calls that put work on a GPU */

@@ -33,11 +33,11 @@ CUresult driver_lacks(void) {
 /* clang-format off */
 __asm__(".text\n.balign 16\nlazy_common:\n" COMMON
         ".balign 16\n.globl driver_lazy_stubs\n.hidden driver_lazy_stubs\ndriver_lazy_stubs:\n"
-#define SINGLE(name, asked, version, parameters, arguments, stream)         STUB(name)
-#define STREAMED(name, asked, version, twin, parameters, arguments, stream) STUB(name) STUB(name##_ptsz)
-#define IMPLICIT(name, asked, version, twin, parameters, arguments)         STUB(name) STUB(name##_ptds)
-#define WRAPPED(name, asked, version, per_thread, parameters)               STUB(name)
-#define CALLED(name, parameters)                                            STUB(name)
+#define SINGLE(name, symbol, version, parameters, arguments, stream)         STUB(name)
+#define STREAMED(name, symbol, version, twin, parameters, arguments, stream) STUB(name) STUB(name##_ptsz)
+#define IMPLICIT(name, symbol, version, twin, parameters, arguments)         STUB(name) STUB(name##_ptds)
+#define WRAPPED(name, symbol, version, per_thread, parameters)               STUB(name)
+#define CALLED(name, parameters)                                             STUB(name)
 #include "driver/driver_calls.h"
         );
 /* clang-format on */
@@ -47,39 +47,41 @@ void *driver_lazy_function(const char *stub) __attribute__((visibility("hidden")
 #define NUMBER(name) (offsetof(struct real_driver, name) / sizeof(void *))
 #define LAZY(name)   .name = (void *)(driver_lazy_stubs + NUMBER(name) * STUB_BYTES)
 struct real_driver real = {
-#define SINGLE(name, asked, version, parameters, arguments, stream)         LAZY(name),
-#define STREAMED(name, asked, version, twin, parameters, arguments, stream) LAZY(name), LAZY(name##_ptsz),
-#define IMPLICIT(name, asked, version, twin, parameters, arguments)         LAZY(name), LAZY(name##_ptds),
-#define WRAPPED(name, asked, version, per_thread, parameters)               LAZY(name),
-#define CALLED(name, parameters)                                            LAZY(name),
+#define SINGLE(name, symbol, version, parameters, arguments, stream)         LAZY(name),
+#define STREAMED(name, symbol, version, twin, parameters, arguments, stream) LAZY(name), LAZY(name##_ptsz),
+#define IMPLICIT(name, symbol, version, twin, parameters, arguments)         LAZY(name), LAZY(name##_ptds),
+#define WRAPPED(name, symbol, version, per_thread, parameters)               LAZY(name),
+#define CALLED(name, parameters)                                             LAZY(name),
 #include "driver/driver_calls.h"
 };
 
 /* The tables hold offsets, not pointers: the dynamic linker would have to relocate each pointer in every process. */
 static const struct names {
-#define NAMED(name, asked)                                                                                             \
+#define NAMED(name, symbol)                                                                                            \
     char exported_##name[sizeof #name];                                                                                \
-    char asked_##name[sizeof asked];
-#define SINGLE(name, asked, version, parameters, arguments, stream)         NAMED(name, asked)
-#define STREAMED(name, asked, version, twin, parameters, arguments, stream) NAMED(name, asked) NAMED(name##_ptsz, asked)
-#define IMPLICIT(name, asked, version, twin, parameters, arguments)         NAMED(name, asked) NAMED(name##_ptds, asked)
-#define WRAPPED(name, asked, version, per_thread, parameters)               NAMED(name, asked)
-#define CALLED(name, parameters)                                            NAMED(name, "")
+    char symbol_##name[sizeof symbol];
+#define SINGLE(name, symbol, version, parameters, arguments, stream) NAMED(name, symbol)
+#define STREAMED(name, symbol, version, twin, parameters, arguments, stream)                                           \
+    NAMED(name, symbol) NAMED(name##_ptsz, symbol)
+#define IMPLICIT(name, symbol, version, twin, parameters, arguments) NAMED(name, symbol) NAMED(name##_ptds, symbol)
+#define WRAPPED(name, symbol, version, per_thread, parameters)       NAMED(name, symbol)
+#define CALLED(name, parameters)                                     NAMED(name, "")
 #include "driver/driver_calls.h"
 #undef NAMED
 } names = {
-#define NAMED(name, asked)                                          .exported_##name = #name, .asked_##name = asked,
-#define SINGLE(name, asked, version, parameters, arguments, stream) NAMED(name, asked)
-#define STREAMED(name, asked, version, twin, parameters, arguments, stream) NAMED(name, asked) NAMED(name##_ptsz, asked)
-#define IMPLICIT(name, asked, version, twin, parameters, arguments)         NAMED(name, asked) NAMED(name##_ptds, asked)
-#define WRAPPED(name, asked, version, per_thread, parameters)               NAMED(name, asked)
-#define CALLED(name, parameters)                                            NAMED(name, "")
+#define NAMED(name, symbol)                                          .exported_##name = #name, .symbol_##name = symbol,
+#define SINGLE(name, symbol, version, parameters, arguments, stream) NAMED(name, symbol)
+#define STREAMED(name, symbol, version, twin, parameters, arguments, stream)                                           \
+    NAMED(name, symbol) NAMED(name##_ptsz, symbol)
+#define IMPLICIT(name, symbol, version, twin, parameters, arguments) NAMED(name, symbol) NAMED(name##_ptds, symbol)
+#define WRAPPED(name, symbol, version, per_thread, parameters)       NAMED(name, symbol)
+#define CALLED(name, parameters)                                     NAMED(name, "")
 #include "driver/driver_calls.h"
 };
 
 struct entry {
-    uint16_t exported; /* in `names`: the real library's symbol */
-    uint16_t asked;    /* in `names`: the name for cuGetProcAddress */
+    uint16_t exported; /* in `names`: the name of the library's export */
+    uint16_t symbol;   /* in `names`: the name for cuGetProcAddress */
     uint16_t version;  /* the first CUDA version ((major*1000 + minor*10) / 10) with this ABI */
     bool per_thread;   /* the form for the per-thread default stream */
     bool wrapped;      /* false: only called */
@@ -87,16 +89,16 @@ struct entry {
 
 /* In the order of struct real_driver: an entry's number is that of its slot, stub and wrapper. */
 #define ENTRY(name, version, per_thread, wrapped)                                                                      \
-    {offsetof(struct names, exported_##name), offsetof(struct names, asked_##name), (version) / 10, per_thread,        \
+    {offsetof(struct names, exported_##name), offsetof(struct names, symbol_##name), (version) / 10, per_thread,       \
      wrapped},
 static const struct entry entries[] = {
-#define SINGLE(name, asked, version, parameters, arguments, stream) ENTRY(name, version, 0, true)
-#define STREAMED(name, asked, version, twin, parameters, arguments, stream)                                            \
+#define SINGLE(name, symbol, version, parameters, arguments, stream) ENTRY(name, version, 0, true)
+#define STREAMED(name, symbol, version, twin, parameters, arguments, stream)                                           \
     ENTRY(name, version, 0, true) ENTRY(name##_ptsz, twin, 1, true)
-#define IMPLICIT(name, asked, version, twin, parameters, arguments)                                                    \
+#define IMPLICIT(name, symbol, version, twin, parameters, arguments)                                                   \
     ENTRY(name, version, 0, true) ENTRY(name##_ptds, twin, 1, true)
-#define WRAPPED(name, asked, version, per_thread, parameters) ENTRY(name, version, per_thread, true)
-#define CALLED(name, parameters)                              ENTRY(name, 0, 0, false)
+#define WRAPPED(name, symbol, version, per_thread, parameters) ENTRY(name, version, per_thread, true)
+#define CALLED(name, parameters)                               ENTRY(name, 0, 0, false)
 #include "driver/driver_calls.h"
 };
 #define ENTRIES (sizeof entries / sizeof *entries)
@@ -182,14 +184,14 @@ int driver_number_of(const void *pointer) {
     return entry ? (int)number_of(entry) : -1;
 }
 
-bool driver_add_answer(void *pointer, const char *asked, int version, uint64_t flags) {
+bool driver_add_answer(void *pointer, const char *symbol, int version, uint64_t flags) {
     /* The ABI is the newest of that name up to the requested version. Where the library exports another function for
        it, the ABI is unknown, and the pointer stays unwrapped. */
     int per_thread = (flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM) != 0;
     const struct entry *best = NULL;
     for (size_t i = 0; i < ENTRIES; i++) {
         const struct entry *entry = &entries[i];
-        if (!entry->wrapped || entry->version > version / 10 || strcmp(name_at(entry->asked), asked) != 0) continue;
+        if (!entry->wrapped || entry->version > version / 10 || strcmp(name_at(entry->symbol), symbol) != 0) continue;
         if (entry->per_thread && !per_thread) continue;
         if (!best || entry->per_thread > best->per_thread ||
             (entry->per_thread == best->per_thread && entry->version > best->version))
@@ -208,7 +210,7 @@ bool driver_add_answer(void *pointer, const char *asked, int version, uint64_t f
 void *driver_lazy_function(const char *stub) {
     void **slot = (void **)&real + (size_t)(stub - driver_lazy_stubs) / STUB_BYTES;
     int kept = errno;
-    bool loaded_now = driver_load();
+    bool available = driver_load();
     errno = kept;
-    return loaded_now ? *slot : ABSENT;
+    return available ? *slot : ABSENT;
 }

@@ -138,15 +138,15 @@ static inline CUstream driver_twin_stream(CUstream stream) {
     return stream ? stream : CU_STREAM_PER_THREAD;
 }
 
-#define SINGLE(name, asked, version, parameters, arguments, stream) CUresult(*name) parameters;
-#define STREAMED(name, asked, version, twin, parameters, arguments, stream)                                            \
+#define SINGLE(name, symbol, version, parameters, arguments, stream) CUresult(*name) parameters;
+#define STREAMED(name, symbol, version, twin, parameters, arguments, stream)                                           \
     CUresult(*name) parameters;                                                                                        \
     CUresult(*name##_ptsz) parameters;
-#define IMPLICIT(name, asked, version, twin, parameters, arguments)                                                    \
+#define IMPLICIT(name, symbol, version, twin, parameters, arguments)                                                   \
     CUresult(*name) parameters;                                                                                        \
     CUresult(*name##_ptds) parameters;
-#define WRAPPED(name, asked, version, per_thread, parameters) CUresult(*name) parameters;
-#define CALLED(name, parameters)                              CUresult(*name) parameters;
+#define WRAPPED(name, symbol, version, per_thread, parameters) CUresult(*name) parameters;
+#define CALLED(name, parameters)                               CUresult(*name) parameters;
 struct real_driver {
 #include "driver/driver_calls.h"
 };
@@ -162,14 +162,14 @@ CUresult driver_lacks(void);
    its own the first time, and looks up names under it. */
 bool driver_load(void);
 
-/* The number of a wrapped function's slot in struct real_driver, by its address in the real driver; -1: no function of
-   ours is at that address. Takes no lock. */
+/* The number of a wrapped function's slot in struct real_driver, by its address in the real driver; -1: no wrapped
+   function is at that address. Takes no lock. */
 int driver_number_of(const void *pointer);
 
 /* Record a function that cuGetProcAddress answered with and that the driver's library does not export, under this name
    at this version. False: no function of that name is wrapped, or the library exports another function. Takes a lock of
    its own. */
-bool driver_add_answer(void *pointer, const char *asked, int version, uint64_t flags);
+bool driver_add_answer(void *pointer, const char *symbol, int version, uint64_t flags);
 
 /* The suspension of this process by the agent: from SUSPEND to RESUMED. The process may be checkpointed then, and the
    driver blocks each call that launches work or manages resources; so no such call is made. lease/suspension.c changes
@@ -177,7 +177,7 @@ bool driver_add_answer(void *pointer, const char *asked, int version, uint64_t f
 enum { SUSPENSION_NONE, SUSPENSION_ACTIVE };
 HIDDEN _Atomic uint32_t driver_suspension; /* of the program's threads, which wait in front of driver calls; a futex */
 HIDDEN _Atomic bool driver_suspension_of_background; /* the background thread makes no driver call, and takes no lock
-                                                        that is held over one */
+                                                        that is held during such calls */
 
 static inline bool driver_threads_suspended(void) {
     return unlikely(atomic_load_explicit(&driver_suspension, memory_order_relaxed) == SUSPENSION_ACTIVE);

@@ -2,52 +2,52 @@
    its stub, its declaration and most wrappers. Calls with engine `suspend` only, calls with a wrapper of their own,
    then calls that put work on a GPU.
 
-   HELD(name, asked-for name, CUDA version of this ABI, 1 for the _ptsz form, parameters, arguments)
+   HELD(name, symbol-for name, CUDA version of this ABI, 1 for the _ptsz form, parameters, arguments)
        wrapped with engine `suspend` only: a suspended process must not make the call, and waits in front of it.
    COUNTED(as HELD)
        the wrapper also records ties of the process to others (ties.h), or its contexts.
-   WRAPPED(name, asked-for name, CUDA version of this ABI, 1 for the _ptsz form, parameters)
+   WRAPPED(name, symbol-for name, CUDA version of this ABI, 1 for the _ptsz form, parameters)
        wrapped by hand.
    WATCHED(as HELD)
        wrapped by hand; with engine `suspend` it also waits while the process is suspended.
    CALLED(name, parameters)
        only called.
-   STREAMED(name, asked-for name, CUDA version of this ABI, version of the _ptsz twin, parameters, arguments, stream)
+   STREAMED(name, symbol-for name, CUDA version of this ABI, version of the _ptsz twin, parameters, arguments, stream)
        puts work into a stream; the twin `name_ptsz` means the thread's own default stream where the stream is 0.
-   IMPLICIT(name, asked-for name, version, version of the _ptds twin, parameters, arguments)
+   IMPLICIT(name, symbol-for name, version, version of the _ptds twin, parameters, arguments)
        puts work into the default stream; the twin `name_ptds` into the thread's own.
-   SINGLE(name, asked-for name, version, parameters, arguments, stream)
+   SINGLE(name, symbol-for name, version, parameters, arguments, stream)
        puts work into a stream; has no twin.
 
    A file defines the words that it needs. COUNTED is HELD, and HELD and WATCHED are WRAPPED, where they are not
    defined; the others are nothing. All are undefined at the end. */
 
 #ifndef WRAPPED
-#define WRAPPED(name, asked, version, per_thread, parameters)
+#define WRAPPED(name, symbol, version, per_thread, parameters)
 #endif
 #ifndef HELD
-#define HELD(name, asked, version, per_thread, parameters, arguments)                                                  \
-    WRAPPED(name, asked, version, per_thread, parameters)
+#define HELD(name, symbol, version, per_thread, parameters, arguments)                                                 \
+    WRAPPED(name, symbol, version, per_thread, parameters)
 #endif
 #ifndef COUNTED
-#define COUNTED(name, asked, version, per_thread, parameters, arguments)                                               \
-    HELD(name, asked, version, per_thread, parameters, arguments)
+#define COUNTED(name, symbol, version, per_thread, parameters, arguments)                                              \
+    HELD(name, symbol, version, per_thread, parameters, arguments)
 #endif
 #ifndef WATCHED
-#define WATCHED(name, asked, version, per_thread, parameters, arguments)                                               \
-    WRAPPED(name, asked, version, per_thread, parameters)
+#define WATCHED(name, symbol, version, per_thread, parameters, arguments)                                              \
+    WRAPPED(name, symbol, version, per_thread, parameters)
 #endif
 #ifndef CALLED
 #define CALLED(name, parameters)
 #endif
 #ifndef STREAMED
-#define STREAMED(name, asked, version, twin, parameters, arguments, stream)
+#define STREAMED(name, symbol, version, twin, parameters, arguments, stream)
 #endif
 #ifndef IMPLICIT
-#define IMPLICIT(name, asked, version, twin, parameters, arguments)
+#define IMPLICIT(name, symbol, version, twin, parameters, arguments)
 #endif
 #ifndef SINGLE
-#define SINGLE(name, asked, version, parameters, arguments, stream)
+#define SINGLE(name, symbol, version, parameters, arguments, stream)
 #endif
 
 /* ---- engine `suspend` only ----
@@ -211,8 +211,8 @@ HELD(cuMemHostUnregister, "cuMemHostUnregister", 4000, 0, (void *at), (at))
 HELD(cuMemHostGetDevicePointer_v2, "cuMemHostGetDevicePointer", 3020, 0, (CUdeviceptr * out, void *at, unsigned flags),
      (out, at, flags))
 HELD(cuMemAddressReserve, "cuMemAddressReserve", 10020, 0,
-     (CUdeviceptr * out, size_t bytes, size_t alignment, CUdeviceptr wanted, unsigned long long flags),
-     (out, bytes, alignment, wanted, flags))
+     (CUdeviceptr * out, size_t bytes, size_t alignment, CUdeviceptr address, unsigned long long flags),
+     (out, bytes, alignment, address, flags))
 HELD(cuMemAddressFree, "cuMemAddressFree", 10020, 0, (CUdeviceptr at, size_t bytes), (at, bytes))
 HELD(cuMemSetAccess, "cuMemSetAccess", 10020, 0, (CUdeviceptr at, size_t bytes, const void *access, size_t count),
      (at, bytes, access, count))

@@ -8,7 +8,7 @@ int gpu_count;
 void gpus_read(void) {
     int count = 0;
     if (real.cuDeviceGetCount(&count) != CUDA_SUCCESS) count = 0;
-    if (count > MAX_GPUS) count = MAX_GPUS; /* further ones are not arbitrated */
+    if (count > MAX_GPUS) count = MAX_GPUS; /* further GPUs are not arbitrated */
     for (int i = 0; i < count; i++) {
         struct gpu *gpu = &gpus[i];
         memset(gpu, 0, sizeof *gpu);

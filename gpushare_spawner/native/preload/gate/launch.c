@@ -48,7 +48,7 @@ static __attribute__((noinline, cold)) struct passage *passage_of_new_thread(voi
     return lanes_passage = passage;
 }
 
-/* The record of the calling thread, made where it has none; NULL: no memory, or no background thread. */
+/* The record of the calling thread, created where it has none; NULL: no memory, or no background thread. */
 static struct passage *own_passage(void) {
     struct passage *passage = lanes_passage;
     if (likely(passage)) return passage;
@@ -115,7 +115,7 @@ struct passage *launch_enter_call(void) {
     struct passage *passage = own_passage();
     if (unlikely(!passage) || goes_deeper(passage)) return passage;
     launch_step_inside(passage);
-    passage->wanted = 0;
+    passage->counted = 0;
     return passage;
 }
 

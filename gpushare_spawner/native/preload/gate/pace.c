@@ -32,12 +32,12 @@
 #define FIRST_PATIENCE (30 * SECOND)
 
 /* Launches into a stream that was destroyed before they were done. */
-struct gone {
+struct ended_stream {
     CUevent event;
     CUcontext context;
     uint32_t generation;
     uint64_t launches;
-    struct gone *next;
+    struct ended_stream *next;
 };
 
 struct pace {
@@ -48,14 +48,13 @@ struct pace {
     _Atomic uint32_t window, segment;
     _Atomic uint32_t extra; /* beyond the window: let through by the escape from a deadlock */
     _Atomic uint64_t busy_since;
-    pthread_mutex_t lock; /* of all that follows, and of the lanes' marks. Taken after contexts_lock and the turn of
-                             captures.h */
+    pthread_mutex_t lock; /* of the following, and of the lanes' marks. Taken after captures_lock, contexts_lock */
     struct lane *lanes;   /* with launches in this generation */
-    struct gone *gone;
+    struct ended_stream *ended;
     uint64_t launch_time; /* nanoseconds of a launch, estimated; 0: no estimate */
     bool backlog;         /* uncounted work of an earlier generation may run before the counted work */
     uint64_t stuck_since, patience;
-    _Atomic uint64_t seen_time; /* nanoseconds of a launch, measured at the last that ended; 0: none has ended */
+    _Atomic uint64_t measured_time; /* nanoseconds of a launch, measured at the last that ended; 0: none has ended */
 };
 
 static struct pace paces[MAX_GPUS] = {[0 ... MAX_GPUS - 1] = {.lock = PTHREAD_MUTEX_INITIALIZER}};
@@ -117,7 +116,7 @@ void pace_set(struct gpu *gpu, uint64_t nanoseconds) {
 uint64_t pace_patience(const struct gpu *gpu) {
     const struct pace *pace = &paces[gpu->index];
     if (!atomic_load(&pace->nanoseconds)) return DEADLOCK_PATIENCE;
-    uint64_t seen = atomic_load(&pace->seen_time), long_enough = seen ? LAUNCHES_PATIENCE * seen : FIRST_PATIENCE;
+    uint64_t seen = atomic_load(&pace->measured_time), long_enough = seen ? LAUNCHES_PATIENCE * seen : FIRST_PATIENCE;
     return long_enough > DEADLOCK_PATIENCE ? long_enough : DEADLOCK_PATIENCE;
 }
 
@@ -201,7 +200,7 @@ static void estimate(struct pace *pace, uint64_t launches, bool awaited) {
             pace->launch_time = seen;
         else
             pace->launch_time = seen > old ? (old + seen) / 2 : (3 * old + seen) / 4;
-        if (since && !pace->backlog) atomic_store(&pace->seen_time, seen);
+        if (since && !pace->backlog) atomic_store(&pace->measured_time, seen);
         pace->backlog = false;
         atomic_store(&pace->busy_since, empty ? 0 : now);
         atomic_store(&pace->extra, 0);
@@ -224,26 +223,26 @@ static void estimate(struct pace *pace, uint64_t launches, bool awaited) {
 }
 
 /* Query the events of destroyed streams. Returns the number of launches that are newly done. */
-static uint64_t query_gone(struct pace *pace) {
+static uint64_t query_ended_streams(struct pace *pace) {
     uint64_t launches = 0;
-    for (struct gone **link = &pace->gone; *link;) {
-        struct gone *gone = *link;
-        if (real.cuEventQuery(gone->event) == CUDA_ERROR_NOT_READY) {
-            link = &gone->next;
+    for (struct ended_stream **link = &pace->ended; *link;) {
+        struct ended_stream *stream = *link;
+        if (real.cuEventQuery(stream->event) == CUDA_ERROR_NOT_READY) {
+            link = &stream->next;
             continue;
         }
-        real.cuEventDestroy_v2(gone->event);
-        take_off(pace, gone->generation, gone->launches);
-        if (gone->generation == generation_of(atomic_load(&pace->account))) launches += gone->launches;
-        *link = gone->next;
-        free(gone);
+        real.cuEventDestroy_v2(stream->event);
+        take_off(pace, stream->generation, stream->launches);
+        if (stream->generation == generation_of(atomic_load(&pace->account))) launches += stream->launches;
+        *link = stream->next;
+        free(stream);
     }
     return launches;
 }
 
 /* Query all marks, and record new ones. `own`: the lane of the calling thread. */
 static void update_marks(struct pace *pace, const struct lane *own) {
-    uint64_t launches = query_gone(pace);
+    uint64_t launches = query_ended_streams(pace);
     for (struct lane *lane = pace->lanes; lane; lane = lane->pace.next) {
         launches += query_marks(pace, lane);
         if (atomic_load(&lane->pace.pending)) continue;
@@ -259,7 +258,7 @@ static void update_marks(struct pace *pace, const struct lane *own) {
 static void escape(struct gpu *gpu, struct pace *pace, uint64_t now, uint64_t waiting_since) {
     uint64_t since = pace->stuck_since > waiting_since ? pace->stuck_since : waiting_since;
     if (!pace->patience) pace->patience = DEADLOCK_PATIENCE;
-    if (now - since < pace->patience || now - since < LAUNCHES_PATIENCE * atomic_load(&pace->seen_time)) return;
+    if (now - since < pace->patience || now - since < LAUNCHES_PATIENCE * atomic_load(&pace->measured_time)) return;
     log_line(LOG_INFO,
              "GPU %d: queued work makes no progress while threads wait to launch more; some launches go ahead",
              gpu->index);
@@ -361,24 +360,25 @@ bool pace_wait(struct gpu *gpu, struct lane *lane) {
 }
 
 /* Record an event behind the lane's work, to be queried after the stream is destroyed. */
-static void keep_as_gone(struct pace *pace, struct lane *lane, uint64_t launches) {
-    struct gone *gone = capture_records(lane->stream) ? NULL : malloc(sizeof *gone);
-    if (!gone) return;
-    *gone = (struct gone){.context = lane->context->handle, .generation = atomic_load(&lane->pace.generation)};
+static void add_ended_stream(struct pace *pace, struct lane *lane, uint64_t launches) {
+    struct ended_stream *stream = capture_records(lane->stream) ? NULL : malloc(sizeof *stream);
+    if (!stream) return;
+    *stream =
+        (struct ended_stream){.context = lane->context->handle, .generation = atomic_load(&lane->pace.generation)};
     CUcontext current = NULL;
     real.cuCtxGetCurrent(&current);
-    bool switched = current != gone->context && real.cuCtxPushCurrent_v2(gone->context) == CUDA_SUCCESS;
-    bool made = real.cuEventCreate(&gone->event, CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS;
-    bool recorded = made && real.cuEventRecord(gone->event, lane->stream) == CUDA_SUCCESS;
-    if (made && !recorded) real.cuEventDestroy_v2(gone->event);
+    bool switched = current != stream->context && real.cuCtxPushCurrent_v2(stream->context) == CUDA_SUCCESS;
+    bool made = real.cuEventCreate(&stream->event, CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS;
+    bool recorded = made && real.cuEventRecord(stream->event, lane->stream) == CUDA_SUCCESS;
+    if (made && !recorded) real.cuEventDestroy_v2(stream->event);
     if (switched) real.cuCtxPopCurrent_v2(&current);
     if (!recorded) {
-        free(gone);
+        free(stream);
         return;
     }
-    gone->launches = launches;
-    gone->next = pace->gone;
-    pace->gone = gone;
+    stream->launches = launches;
+    stream->next = pace->ended;
+    pace->ended = stream;
     lane->pace.done += launches; /* this event counts them now */
 }
 
@@ -393,7 +393,7 @@ static void end_lane(struct lane *lane, enum lane_end end) {
         *link = own->next;
         uint64_t submitted = atomic_load(&own->submitted);
         if (end == LANE_STREAM_ENDS && atomic_load(&pace->nanoseconds) && submitted > own->done)
-            keep_as_gone(pace, lane, submitted - own->done);
+            add_ended_stream(pace, lane, submitted - own->done);
         complete_up_to(pace, lane, submitted);
         break;
     }
@@ -428,16 +428,16 @@ void pace_context_ends(CUcontext context) {
     for (int i = 0; i < gpu_count; i++) {
         struct pace *pace = &paces[i];
         pthread_mutex_lock(&pace->lock);
-        for (struct gone **link = &pace->gone; *link;) {
-            struct gone *gone = *link;
-            if (gone->context != context) {
-                link = &gone->next;
+        for (struct ended_stream **link = &pace->ended; *link;) {
+            struct ended_stream *stream = *link;
+            if (stream->context != context) {
+                link = &stream->next;
                 continue;
             }
-            real.cuEventDestroy_v2(gone->event);
-            take_off(pace, gone->generation, gone->launches);
-            *link = gone->next;
-            free(gone);
+            real.cuEventDestroy_v2(stream->event);
+            take_off(pace, stream->generation, stream->launches);
+            *link = stream->next;
+            free(stream);
         }
         pthread_mutex_unlock(&pace->lock);
     }

@@ -15,7 +15,7 @@ _Atomic bool shortage_answered;
 
 /* Bytes that the call needs; 0: it does not lack device memory. */
 static uint64_t missing(const struct passage *passage) {
-    if (passage->wanted) return passage->wanted != LANES_REFUSED ? passage->wanted : 0;
+    if (passage->counted) return passage->counted != LANES_REFUSED ? passage->counted : 0;
     size_t available = 0, total = 0;
     /* without a context, the context itself has no room */
     bool answered = real.cuMemGetInfo_v2(&available, &total) == CUDA_SUCCESS;

@@ -118,7 +118,7 @@ static struct burst {
     bool reported; /* the end was reported, or there was no burst */
     uint64_t launches;
     uint64_t phase_since;
-    uint64_t work_since; /* begin of the burst */
+    uint64_t work_since; /* start of the burst */
     uint64_t quiet_since;
     uint64_t busy; /* time of finished bursts under this lease */
 } bursts[MAX_GPUS];

@@ -16,7 +16,7 @@ bool bursts_marks_passed(struct gpu *gpu);
 /* Begin the bursts of a lease. */
 void burst_lease_begins(struct gpu *gpu);
 
-/* Report the begin and end of bursts to the agent (BUSY, IDLE), with the number of the lease. `next`: the instant of
+/* Report the start and end of bursts to the agent (BUSY, IDLE), with the number of the lease. `next`: the instant of
    the next step. */
 void burst_step(struct gpu *gpu, uint64_t lease, uint64_t now, uint64_t *next);
 
@@ -41,7 +41,7 @@ bool bursts_earlier_work_runs(struct gpu *gpu, uint64_t now, uint64_t *next);
 
 /* ---- engine `observe`: bursts are reported, and the library does nothing else ---- */
 
-/* Begin on a connection to an agent that takes such reports; end. */
+/* Begin to report, on a connection to an agent that takes such reports, and end. */
 void bursts_observe(struct gpu *gpu);
 void bursts_observe_end(struct gpu *gpu);
 

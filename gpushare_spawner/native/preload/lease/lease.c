@@ -22,7 +22,7 @@
 enum lease_state {
     WITHOUT_AGENT, /* open */
     NONE,          /* shut, no thread waits */
-    ASKED,         /* REQUEST sent */
+    REQUESTED,     /* REQUEST sent */
     PAGING_IN,     /* granted; the gate opens when the memory is on the GPU */
     HELD,          /* open */
     SHUTTING,      /* shut; waiting until the device is quiet */
@@ -31,7 +31,7 @@ enum lease_state {
 static struct lease {
     enum lease_state state;
     uint64_t id, last_id;
-    uint64_t asked_at;
+    uint64_t requested_at;
     uint64_t bursts;
     uint64_t page_in;
     uint64_t pace; /* nanoseconds of queued work, 0: no bound */
@@ -73,8 +73,8 @@ void lease_begin(struct gpu *gpu) {
 
 static void request(struct gpu *gpu) {
     struct lease *lease = lease_of(gpu);
-    lease->state = ASKED;
-    lease->asked_at = clock_now();
+    lease->state = REQUESTED;
+    lease->requested_at = clock_now();
     struct account_figures memory = account_reported(gpu);
     lease->shortages = atomic_load(&gpu->shortages);
     lease->bursts++;
@@ -105,7 +105,7 @@ static bool page_out_done(struct gpu *gpu) {
     if (!lease->page_out_next) return true;
     uint64_t bytes = lease->page_out_next;
     lease->page_out_next = 0;
-    if (lease->state != NONE && lease->state != ASKED) { /* it holds a lease by now */
+    if (lease->state != NONE && lease->state != REQUESTED) { /* it holds a lease by now */
         send_paged_out(gpu, NOTHING_MOVED, 0);
         return true;
     }
@@ -127,7 +127,7 @@ void lease_granted(struct gpu *gpu, const struct frame *frame) {
     struct lease *lease = lease_of(gpu);
     atomic_fetch_add(&gpu->progress, 1);
     if (frame->f[0] == 0) { /* the request is queued */
-        lease->asked_at = clock_now();
+        lease->requested_at = clock_now();
         if (frame->f[4]) shortage_refused(gpu);
         return;
     }
@@ -168,9 +168,10 @@ static void shut(struct gpu *gpu, uint32_t reason, uint64_t page_out) {
 
 void lease_revoked(struct gpu *gpu, const struct frame *frame) {
     struct lease *lease = lease_of(gpu);
-    if (frame->f[0] != lease->id || lease->state == WITHOUT_AGENT || lease->state == NONE || lease->state == ASKED) {
+    if (frame->f[0] != lease->id || lease->state == WITHOUT_AGENT || lease->state == NONE ||
+        lease->state == REQUESTED) {
         /* crossed with the release; the agent needs the memory nevertheless */
-        if (frame->f[1] && frame->f[0] == lease->last_id && (lease->state == NONE || lease->state == ASKED))
+        if (frame->f[1] && frame->f[0] == lease->last_id && (lease->state == NONE || lease->state == REQUESTED))
             begin_page_out(gpu, frame->f[1], frame->f[0]);
         return;
     }
@@ -187,7 +188,7 @@ void lease_revoked(struct gpu *gpu, const struct frame *frame) {
 
 void lease_page_out(struct gpu *gpu, const struct frame *frame) {
     struct lease *lease = lease_of(gpu);
-    if (lease->state == NONE || lease->state == ASKED)
+    if (lease->state == NONE || lease->state == REQUESTED)
         begin_page_out(gpu, frame->f[0], 0);
     else
         send_paged_out(gpu, NOTHING_MOVED, 0); /* it holds a lease by now */
@@ -253,7 +254,7 @@ bool lease_device_quiet(const struct gpu *gpu, uint64_t now) {
 
 bool lease_is_none(const struct gpu *gpu) {
     enum lease_state state = leases[gpu->index].state;
-    return state == WITHOUT_AGENT || state == NONE || state == ASKED;
+    return state == WITHOUT_AGENT || state == NONE || state == REQUESTED;
 }
 
 void lease_resume(struct gpu *gpu, bool work_possible) {
@@ -263,9 +264,9 @@ void lease_resume(struct gpu *gpu, bool work_possible) {
         bursts_check_earlier_work(gpu);
 }
 
-static uint64_t asked_step(struct gpu *gpu, uint64_t now) {
-    uint64_t until = lease_of(gpu)->asked_at + ANSWER_PATIENCE;
-    if (atomic_load(&gpu->open)) return UINT64_MAX; /* the patience has ended already */
+static uint64_t requested_step(struct gpu *gpu, uint64_t now) {
+    uint64_t until = lease_of(gpu)->requested_at + ANSWER_PATIENCE;
+    if (atomic_load(&gpu->open)) return UINT64_MAX; /* it was opened after the patience */
     if (now < until) return until;
     log_line(LOG_ERROR, "the agent has not answered for %d s; work on GPU %d continues without a lease",
              (int)(ANSWER_PATIENCE / SECOND), gpu->index);
@@ -304,7 +305,7 @@ uint64_t lease_step(struct gpu *gpu) {
             next = now + ANSWER_PATIENCE;
         }
         break;
-    case ASKED: next = asked_step(gpu, now); break;
+    case REQUESTED: next = requested_step(gpu, now); break;
     case PAGING_IN:
         if (!moving) next = paging_in_step(gpu, now);
         break;

@@ -19,7 +19,7 @@ struct window {
 
 static struct move {
     bool active, cut, ended, to_device;
-    uint64_t wanted, begun, walk, since;
+    uint64_t target, begun, walk, since;
     struct window windows[WINDOWS];
     int under_way;
     uint64_t in_window; /* bytes begun since the last window */
@@ -33,8 +33,7 @@ static uint64_t walks;
    CUDA's manual), so only these parts are fetched: memory that a program reserved and never used stays without pages.
    Only for the background thread. */
 static struct paged_out {
-    uint64_t
-        number; /* of the allocation, since another allocation may lie at the same address later; 0: the slot is free */
+    uint64_t number; /* of the allocation: another may lie at the same address later; 0: the slot is free */
     CUdeviceptr at;
     size_t bytes;
 } *paged_out;
@@ -84,7 +83,7 @@ void pager_start(struct gpu *gpu, bool to_device, uint64_t bytes) {
     move->active = true;
     move->cut = move->ended = false;
     move->to_device = to_device;
-    move->wanted = bytes;
+    move->target = bytes;
     move->begun = 0;
     move->walk = ++walks;
     move->since = clock_now();
@@ -139,7 +138,7 @@ static void close_window(struct move *move) {
 
 static bool visit(void *closure, CUcontext handle, CUdeviceptr at, size_t bytes, uint64_t number) {
     struct move *move = closure;
-    if (move->begun >= move->wanted || move->in_window >= WINDOW) return false;
+    if (move->begun >= move->target || move->in_window >= WINDOW) return false;
     struct paged_out *part = move->to_device ? paged_out_find(at, number) : NULL;
     if (move->to_device && !part) return true; /* never moved out: it is on the GPU, or was never used */
     if (part && bytes > part->bytes) bytes = part->bytes;
@@ -149,7 +148,7 @@ static bool visit(void *closure, CUcontext handle, CUdeviceptr at, size_t bytes,
         if (move->under_way == WINDOWS) return false;
         if (!(move->context = enter_context(handle))) return true; /* the context is being destroyed with its memory */
     }
-    uint64_t left = move->wanted - move->begun;
+    uint64_t left = move->target - move->begun;
     if (bytes > left) bytes = left;
     if (prefetch(move, at, bytes) == CUDA_SUCCESS) {
         move->begun += bytes;
@@ -175,7 +174,7 @@ bool pager_step(struct gpu *gpu, struct pager_result *result) {
             move->under_way--;
         }
         move->context = NULL;
-        while (!move->cut && !move->ended && move->begun < move->wanted && move->under_way < WINDOWS) {
+        while (!move->cut && !move->ended && move->begun < move->target && move->under_way < WINDOWS) {
             move->ended = allocations_walk(gpu, move->walk, move->to_device, PART, visit, move);
             close_window(move);
         }
@@ -184,7 +183,7 @@ bool pager_step(struct gpu *gpu, struct pager_result *result) {
         move->cut = true; /* the program is exiting */
         move->under_way = 0;
     }
-    if (move->under_way || !(move->cut || move->ended || move->begun >= move->wanted)) return false;
+    if (move->under_way || !(move->cut || move->ended || move->begun >= move->target)) return false;
     move->active = false;
     if (move->to_device && move->ended && !move->cut && gpu_count == 1) paged_out_clear();
     *result = (struct pager_result){move->begun, clock_now() - move->since};

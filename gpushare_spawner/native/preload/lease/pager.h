@@ -1,4 +1,4 @@
-/* The pager moves the program's managed memory in bulk: to the host after a lease, to the GPU at the begin of one. Only
+/* The pager moves the program's managed memory in bulk: to the host after a lease, to the GPU at its start. Only
    for the background thread, which calls pager_step every millisecond or so during a move. pager_step takes
    contexts_lock and then the accounts' lock, under which it asks the driver for prefetches; it allocates a table of the
    parts on the host. No function waits for the device. */

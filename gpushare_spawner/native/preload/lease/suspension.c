@@ -31,7 +31,7 @@ static struct {
     enum phase phase;
     uint64_t number;
     uint64_t deadline;
-    struct gpu *blocked; /* has a waiter more, for a thread that the driver blocks; NULL: no such thread was seen */
+    struct gpu *blocked; /* the GPU with an additional waiter, for a thread that the driver blocks; NULL: none */
 } suspension;
 
 static struct gpu *first_shared_gpu(void) {

@@ -135,8 +135,7 @@ static bool agent_takes_bursts(void) {
 static void send_memory(struct gpu *gpu, uint64_t now) {
     atomic_store(&gpu->changed, false);
     if (settings_engine() == ENGINE_OBSERVE && !(agent_takes_bursts() && atomic_load(&gpu->shared))) return;
-    account_settle(); /* a thread that changes the account now either sees `changed` cleared, or is in the account here
-                       */
+    account_settle(); /* a thread that changes the account now sees `changed` cleared, or is in the account here */
     struct account_figures memory = account_reported(gpu), *last = &sent_memory[gpu->index].figures;
     bool again = atomic_exchange(&gpu->restate, false);
     bool same = memory.managed == last->managed && memory.plain == last->plain && memory.short_of == last->short_of;

@@ -146,12 +146,12 @@ void account_lock_contended(void) {
     } while (atomic_exchange_explicit(&account_taken, true, memory_order_acquire));
 }
 
-bool account_take_within(struct gpu *gpu, const struct memory_wanted *wanted, uint64_t most) {
+bool account_take_within(struct gpu *gpu, const struct memory_request *request, uint64_t most) {
     uint64_t held = account_driver_bytes(gpu);
-    size_t growth = account_growth(gpu, wanted);
+    size_t growth = account_growth(gpu, request);
     account_lock();
     bool fits = account_fits(gpu, growth, held, most ? most : atomic_load(&gpu->allowance));
-    if (fits) account_add(gpu, wanted->bytes, wanted->account);
+    if (fits) account_add(gpu, request->bytes, request->account);
     account_unlock();
     return fits;
 }

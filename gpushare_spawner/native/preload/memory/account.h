@@ -23,7 +23,7 @@ static inline void account_unlock(void) {
 enum account { ACCOUNT_PLAIN, ACCOUNT_MANAGED, ACCOUNT_POOLED };
 
 /* A request for memory. */
-struct memory_wanted {
+struct memory_request {
     size_t bytes;
     enum account account;
     CUmempool pool; /* of ACCOUNT_POOLED */
@@ -88,13 +88,14 @@ static inline bool account_fits(const struct gpu *gpu, size_t bytes, uint64_t he
 }
 
 /* Bytes by which the process's memory would grow. May ask the driver. */
-static inline size_t account_growth(const struct gpu *gpu, const struct memory_wanted *wanted) {
-    return wanted->account == ACCOUNT_POOLED ? account_pool_growth(gpu, wanted->pool, wanted->bytes) : wanted->bytes;
+static inline size_t account_growth(const struct gpu *gpu, const struct memory_request *request) {
+    return request->account == ACCOUNT_POOLED ? account_pool_growth(gpu, request->pool, request->bytes)
+                                              : request->bytes;
 }
 
 /* Count a request if the process then has at most `most` (0: the allowance, read with the lock held). Takes the lock;
    may ask the driver. */
-bool account_take_within(struct gpu *gpu, const struct memory_wanted *wanted, uint64_t most);
+bool account_take_within(struct gpu *gpu, const struct memory_request *request, uint64_t most);
 
 /* Bytes of device memory of every kind that the process has on the GPU. May ask the driver. */
 uint64_t account_used(const struct gpu *gpu);

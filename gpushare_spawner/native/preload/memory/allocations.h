@@ -71,8 +71,8 @@ bool allocations_walk(struct gpu *gpu, uint64_t walk, bool newest_first, size_t 
 
 /* ---- conversion ---- */
 
-HIDDEN _Atomic bool
-    allocation_conversion; /* the session is oversubscribed, and the user has not switched conversion off */
+/* Whether the session is oversubscribed, and the user has not switched conversion off. */
+HIDDEN _Atomic bool allocation_conversion;
 
 /* Whether allocations on this GPU are converted: the GPU can, and it is one of the session's. */
 static inline bool allocation_converts(const struct gpu *gpu) {

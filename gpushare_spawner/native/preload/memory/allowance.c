@@ -24,7 +24,7 @@ enum allowance_answer {
 #define RECALL_PATIENCE (300 * MILLISECOND)
 
 /* The request for a larger allowance on each GPU. */
-static struct request {
+static struct allowance_request {
     pthread_mutex_t lock; /* held by the thread whose request this is */
     _Atomic uint64_t bytes;
     _Atomic uint32_t kind;
@@ -35,15 +35,16 @@ static struct request {
     _Atomic bool silent; /* the last request had no answer: no thread waits again before the next answer */
     struct {             /* background thread only */
         uint64_t number; /* 0: none */
-        uint64_t wanted, until;
+        uint64_t bytes, until;
     } recall; /* of cached memory, while it is given back to the driver */
 } requests[MAX_GPUS] = {[0 ... MAX_GPUS - 1] = {.lock = PTHREAD_MUTEX_INITIALIZER}};
 
-static struct request *request_of(const struct gpu *gpu) {
+static struct allowance_request *request_of(const struct gpu *gpu) {
     return &requests[gpu->index];
 }
 
-static enum allowance_answer send_request(struct gpu *gpu, struct request *request, uint64_t bytes, uint32_t kind) {
+static enum allowance_answer send_request(struct gpu *gpu, struct allowance_request *request, uint64_t bytes,
+                                          uint32_t kind) {
     bool wait = !atomic_load(&request->silent);
     atomic_store(&request->bytes, bytes);
     atomic_store(&request->kind, kind);
@@ -67,7 +68,7 @@ static enum allowance_answer send_request(struct gpu *gpu, struct request *reque
 }
 
 static enum allowance_answer ask_agent(struct gpu *gpu, uint64_t bytes, bool managed, bool own_managed) {
-    struct request *request = request_of(gpu);
+    struct allowance_request *request = request_of(gpu);
     if (!atomic_load(&gpu->reserving) || !wake_listens()) return ALLOWANCE_REFUSED; /* the process's own limit */
     int kept = errno;
     uint64_t before = atomic_load(&gpu->allowance);
@@ -82,26 +83,26 @@ static enum allowance_answer ask_agent(struct gpu *gpu, uint64_t bytes, bool man
 
 /* Count a request beyond the allowance, with the agent's consent. In a session with several busy processes the larger
    allowance may be recalled before it is used, so several requests may be needed. */
-static bool take_with_consent(struct gpu *gpu, const struct memory_wanted *wanted, bool own) {
+static bool take_with_consent(struct gpu *gpu, const struct memory_request *memory, bool own) {
     uint64_t total = atomic_load(&gpu->total);
     for (int rounds = 0; rounds < 16; rounds++) {
-        if (own && !atomic_load(&gpu->reserving)) return account_take_within(gpu, wanted, UINT64_MAX);
-        switch (ask_agent(gpu, account_growth(gpu, wanted), wanted->account == ACCOUNT_MANAGED, own)) {
+        if (own && !atomic_load(&gpu->reserving)) return account_take_within(gpu, memory, UINT64_MAX);
+        switch (ask_agent(gpu, account_growth(gpu, memory), memory->account == ACCOUNT_MANAGED, own)) {
         case ALLOWANCE_REFUSED:
             /* if the connection ended meanwhile, the process has a limit of its own */
-            return !atomic_load(&gpu->reserving) && account_take_within(gpu, wanted, 0);
-        case ALLOWANCE_UNCHECKED: return account_take_within(gpu, wanted, own || !total ? UINT64_MAX : total);
+            return !atomic_load(&gpu->reserving) && account_take_within(gpu, memory, 0);
+        case ALLOWANCE_UNCHECKED: return account_take_within(gpu, memory, own || !total ? UINT64_MAX : total);
         case ALLOWANCE_GREW: break;
         }
-        if (account_take_within(gpu, wanted, 0)) return true;
+        if (account_take_within(gpu, memory, 0)) return true;
     }
     return false;
 }
 
 /* Whether the session would have more than the total that CUDA shows, with the requested memory. */
-static bool at_the_limit(struct gpu *gpu, const struct memory_wanted *wanted) {
+static bool at_the_limit(struct gpu *gpu, const struct memory_request *memory) {
     uint64_t total = atomic_load(&gpu->total), used = account_used(gpu) + atomic_load(&gpu->others);
-    size_t growth = account_growth(gpu, wanted);
+    size_t growth = account_growth(gpu, memory);
     return total && (growth > total || used > total - growth);
 }
 
@@ -111,31 +112,31 @@ static bool release_freed(struct gpu *gpu, size_t bytes) {
     return account_pools_trim(gpu, true) || cached;
 }
 
-static bool take(struct gpu *gpu, const struct memory_wanted *wanted, bool limited) {
-    bool fits = account_take_within(gpu, wanted, 0);
+static bool take(struct gpu *gpu, const struct memory_request *memory, bool limited) {
+    bool fits = account_take_within(gpu, memory, 0);
     /* at the limit, memory that the program has freed counts against it; below, a request is cheaper than a release */
-    if (!fits && at_the_limit(gpu, wanted) && release_freed(gpu, wanted->bytes))
-        fits = account_take_within(gpu, wanted, 0);
-    if (!fits) fits = take_with_consent(gpu, wanted, !limited);
-    if (!fits && release_freed(gpu, wanted->bytes))
-        fits = account_take_within(gpu, wanted, 0) || take_with_consent(gpu, wanted, !limited);
+    if (!fits && at_the_limit(gpu, memory) && release_freed(gpu, memory->bytes))
+        fits = account_take_within(gpu, memory, 0);
+    if (!fits) fits = take_with_consent(gpu, memory, !limited);
+    if (!fits && release_freed(gpu, memory->bytes))
+        fits = account_take_within(gpu, memory, 0) || take_with_consent(gpu, memory, !limited);
     if (fits) account_changed(gpu);
     if (unlikely(settings_engine_suspends()) && lanes_passage)
-        lanes_passage->wanted = fits ? wanted->bytes : LANES_REFUSED;
+        lanes_passage->counted = fits ? memory->bytes : LANES_REFUSED;
     return fits;
 }
 
 bool allowance_take(struct gpu *gpu, size_t bytes, bool managed, bool limited) {
-    struct memory_wanted wanted = {bytes, managed ? ACCOUNT_MANAGED : ACCOUNT_PLAIN, NULL};
-    return take(gpu, &wanted, limited);
+    struct memory_request memory = {bytes, managed ? ACCOUNT_MANAGED : ACCOUNT_PLAIN, NULL};
+    return take(gpu, &memory, limited);
 }
 
 bool allowance_take_from_pool(struct gpu *gpu, size_t bytes, CUmempool pool) {
-    return take(gpu, &(struct memory_wanted){bytes, ACCOUNT_POOLED, pool}, true);
+    return take(gpu, &(struct memory_request){bytes, ACCOUNT_POOLED, pool}, true);
 }
 
 /* Wake the thread that waits for the answer. */
-static void answer(struct request *request, uint32_t number, uint32_t result) {
+static void answer(struct allowance_request *request, uint32_t number, uint32_t result) {
     atomic_store(&request->silent, false);
     atomic_store(&request->result, result);
     atomic_store(&request->answered, number);
@@ -143,7 +144,7 @@ static void answer(struct request *request, uint32_t number, uint32_t result) {
 }
 
 void allowance_begin(struct gpu *gpu, bool grants) {
-    struct request *request = request_of(gpu);
+    struct allowance_request *request = request_of(gpu);
     request->recall.number = 0;
     atomic_store(&gpu->others, 0);
     if (!grants) {
@@ -159,7 +160,7 @@ void allowance_begin(struct gpu *gpu, bool grants) {
 }
 
 void allowance_end(struct gpu *gpu) {
-    struct request *request = request_of(gpu);
+    struct allowance_request *request = request_of(gpu);
     uint64_t total = atomic_load(&gpu->total);
     request->recall.number = 0;
     atomic_store(&gpu->others, 0);
@@ -182,9 +183,9 @@ static uint64_t unused(const struct gpu *gpu) {
     return allowance > used ? allowance - used : 0;
 }
 
-static void return_unused(struct gpu *gpu, uint64_t wanted, uint64_t number) {
+static void return_unused(struct gpu *gpu, uint64_t bytes, uint64_t number) {
     uint64_t allowance = atomic_load(&gpu->allowance), given = unused(gpu);
-    if (given > wanted) given = wanted;
+    if (given > bytes) given = bytes;
     atomic_store(&gpu->allowance, allowance - given);
     account_settle(); /* a thread that allocates now either sees the smaller allowance, or is in the account here */
     uint64_t used = account_used(gpu);
@@ -198,24 +199,24 @@ static void return_unused(struct gpu *gpu, uint64_t wanted, uint64_t number) {
 }
 
 void allowance_recalled(struct gpu *gpu, const struct frame *frame) {
-    struct request *request = request_of(gpu);
+    struct allowance_request *request = request_of(gpu);
     if (!atomic_load(&gpu->reserving)) return;
-    if (request->recall.number) return_unused(gpu, request->recall.wanted, request->recall.number);
-    request->recall.wanted = frame->f[0];
+    if (request->recall.number) return_unused(gpu, request->recall.bytes, request->recall.number);
+    request->recall.bytes = frame->f[0];
     request->recall.number = frame->f[1];
     request->recall.until = clock_now() + RECALL_PATIENCE;
     if (!frame->f[1]) return_unused(gpu, frame->f[0], 0);
 }
 
-static uint64_t recall_step(struct gpu *gpu, struct request *request, uint64_t now, bool device_quiet) {
+static uint64_t recall_step(struct gpu *gpu, struct allowance_request *request, uint64_t now, bool device_quiet) {
     if (!request->recall.number) return UINT64_MAX;
     account_pools_trim(gpu, false);
-    if (now < request->recall.until && unused(gpu) < request->recall.wanted && atomic_load(&gpu->cached)) {
+    if (now < request->recall.until && unused(gpu) < request->recall.bytes && atomic_load(&gpu->cached)) {
         /* cached blocks can be freed at once while there is no work to wait for */
         if (device_quiet) block_cache_give_back(gpu);
         return request->recall.until;
     }
-    return_unused(gpu, request->recall.wanted, request->recall.number);
+    return_unused(gpu, request->recall.bytes, request->recall.number);
     request->recall.number = 0;
     return UINT64_MAX;
 }
@@ -225,14 +226,14 @@ void allowance_others(struct gpu *gpu, const struct frame *frame) {
 }
 
 uint64_t allowance_step(struct gpu *gpu, uint64_t now, bool device_quiet) {
-    struct request *request = request_of(gpu);
+    struct allowance_request *request = request_of(gpu);
     if (!atomic_load(&gpu->reserving)) return UINT64_MAX;
     uint32_t number = atomic_load(&request->number);
     if (number != request->sent) {
         request->sent = number;
         uint64_t used = account_used(gpu), bytes = atomic_load(&request->bytes);
-        uint64_t wanted = bytes <= UINT64_MAX - used ? used + bytes : UINT64_MAX;
-        struct frame frame = {.type = FRAME_RESERVE, .f = {wanted, used, bytes, number, atomic_load(&request->kind)}};
+        uint64_t sum = bytes <= UINT64_MAX - used ? used + bytes : UINT64_MAX;
+        struct frame frame = {.type = FRAME_RESERVE, .f = {sum, used, bytes, number, atomic_load(&request->kind)}};
         gpu_send(gpu, frame);
     }
     return recall_step(gpu, request, now, device_quiet);

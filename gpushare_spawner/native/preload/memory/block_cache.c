@@ -33,8 +33,8 @@ struct block {
 enum pool_state {
     POOL_UNUSED,
     POOL_OF_STREAM,
-    POOL_OF_GONE_STREAM, /* the stream is destroyed; the mark is behind its last work */
-    POOL_UNMARKED,       /* the stream is destroyed, without a mark: it has passed when the GPU is idle */
+    POOL_OF_DESTROYED_STREAM, /* the stream is destroyed; the mark is behind its last work */
+    POOL_UNMARKED,            /* the stream is destroyed, without a mark: it has passed when the GPU is idle */
 };
 
 struct pool {
@@ -244,10 +244,10 @@ bool block_cache_put(struct gpu *gpu, CUcontext context, const struct cache_stre
     cache->newest = block;
     /* A single stream can use the block at once. Another stream would wait for a mark, so it is recorded now; the mark
        of a thread's own default stream can only be recorded by that thread. */
-    bool wanted = !pool->pending && (cache->pools->next || pool->of.thread);
+    bool mark_now = !pool->pending && (cache->pools->next || pool->of.thread);
     account_cached(gpu, memory.capacity, true); /* with the lock held: the block is not taken before it is counted */
     pthread_mutex_unlock(&lock);
-    if (wanted) {
+    if (mark_now) {
         captures_lock();
         pthread_mutex_lock(&lock);
         if ((cache = cache_of(gpu, context)) && (pool = pool_of(cache, by))) update_mark(pool, by->context, by->thread);
@@ -434,7 +434,8 @@ void block_cache_remove_stream(CUstream stream) {
     for (struct cache *cache = caches; cache; cache = cache->next) {
         for (struct pool *pool = cache->pools; pool; pool = pool->next) {
             if (pool->state != POOL_OF_STREAM || pool->of.stream != stream) continue;
-            pool->state = pool->tree ? POOL_OF_GONE_STREAM : POOL_UNUSED; /* its handle may become another stream's */
+            pool->state =
+                pool->tree ? POOL_OF_DESTROYED_STREAM : POOL_UNUSED; /* its handle may become another stream's */
             if (!pool->tree) continue;
             query_mark(pool);
             if (pool->passed < pool->newest) {
@@ -451,16 +452,14 @@ void block_cache_remove_stream(CUstream stream) {
     captures_unlock();
 }
 
-/* Update the pools of a destroyed context, whose work is done and whose events do not exist any more. With the lock
- * held.
- */
+/* Update the pools of a destroyed context: its work is done, its events do not exist any more. With the lock held. */
 static void end_pools_of_context(struct cache *cache, CUcontext context) {
     for (struct pool *pool = cache->pools; pool; pool = pool->next) {
         if (pool->of.context != context) continue;
         pool->mark = NULL;
         pool->pending = false;
         pool->passed = pool->newest;
-        pool->state = pool->tree ? POOL_OF_GONE_STREAM : POOL_UNUSED;
+        pool->state = pool->tree ? POOL_OF_DESTROYED_STREAM : POOL_UNUSED;
     }
 }
 

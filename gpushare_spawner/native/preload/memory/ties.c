@@ -48,16 +48,16 @@ void ties_add_once(struct tie tie) {
     add(tie, true);
 }
 
-typedef bool (*tie_matches)(const struct tie *tie, const struct tie *wanted);
+typedef bool (*tie_matches)(const struct tie *tie, const struct tie *pattern);
 
 /* Remove the ties that match; only the newest where not `all`. */
-static void remove_ties(tie_matches matches, struct tie wanted, bool all) {
+static void remove_ties(tie_matches matches, struct tie pattern, bool all) {
     if (!atomic_load(&ties)) return;
     pthread_mutex_lock(&lock);
     struct node *kept = NULL, **end = &kept;
     for (struct node *node = atomic_load(&ties), *next; node; node = next) {
         next = node->next;
-        if (matches(&node->tie, &wanted)) {
+        if (matches(&node->tie, &pattern)) {
             free(node);
             if (all) continue;
             *end = next;
@@ -72,16 +72,16 @@ done:
     pthread_mutex_unlock(&lock);
 }
 
-static bool is_object(const struct tie *tie, const struct tie *wanted) {
-    return tie->object == wanted->object && tie->id == wanted->id;
+static bool is_object(const struct tie *tie, const struct tie *pattern) {
+    return tie->object == pattern->object && tie->id == pattern->id;
 }
 
-static bool is_variable_of(const struct tie *tie, const struct tie *wanted) {
-    return tie->object == TIE_VARIABLE && tie->owner == wanted->owner;
+static bool is_variable_of(const struct tie *tie, const struct tie *pattern) {
+    return tie->object == TIE_VARIABLE && tie->owner == pattern->owner;
 }
 
-static bool is_in_context(const struct tie *tie, const struct tie *wanted) {
-    return tie->context == wanted->context;
+static bool is_in_context(const struct tie *tie, const struct tie *pattern) {
+    return tie->context == pattern->context;
 }
 
 static bool is_freed(const struct tie *tie, const struct tie *unused) {

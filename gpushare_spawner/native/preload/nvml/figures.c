@@ -31,16 +31,16 @@ static uint64_t queried_at, answered_at; /* 0: not yet */
 static uint64_t interval = FRESH;        /* from the end of a query to the next */
 static struct figures last, incoming;    /* `incoming`: of the answer that is being read */
 
-bool figures_wanted(void) {
+bool figures_enabled(void) {
     static _Atomic int read; /* 0: not read yet, 1: yes, 2: no */
-    int wanted = atomic_load_explicit(&read, memory_order_relaxed);
-    if (!wanted) {
+    int enabled = atomic_load_explicit(&read, memory_order_relaxed);
+    if (!enabled) {
         const char *setting = getenv("GPUSHARE_NVML");
         bool driver = settings_engine() == ENGINE_OBSERVE || (setting && strcmp(setting, "driver") == 0);
-        wanted = settings_share() && !driver ? 1 : 2;
-        atomic_store_explicit(&read, wanted, memory_order_relaxed);
+        enabled = settings_share() && !driver ? 1 : 2;
+        atomic_store_explicit(&read, enabled, memory_order_relaxed);
     }
-    return wanted == 1;
+    return enabled == 1;
 }
 
 static struct gpu_figures *gpu_of(struct figures *figures, const unsigned char uuid[16]) {
@@ -156,9 +156,9 @@ static void query(void) {
     interval = !silent ? FRESH : interval < LONGEST_INTERVAL / 2 ? 2 * interval : LONGEST_INTERVAL;
 }
 
-/* Take the lock, and query the agent where that is due. False, without the lock: no figures are wanted. */
+/* Take the lock, and query the agent where that is due. False, without the lock: NVML shows the driver's figures. */
 static bool enter(void) {
-    if (!figures_wanted() || !libc_load()) return false;
+    if (!figures_enabled() || !libc_load()) return false;
     libc_watch_forks(); /* before the lock is taken: it is not locked in a child */
     pthread_mutex_lock(&lock);
     if (!path) {

@@ -31,7 +31,7 @@ struct gpu_figures {
 /* Whether NVML shows the share at all: the process is shared, and GPUSHARE_NVML is not "driver". Does not query the
  * agent.
  */
-bool figures_wanted(void);
+bool figures_enabled(void);
 
 /* List the session's GPUs, in CUDA's order, at most `room`. Returns their number; -1: not known, NVML shows the
  * driver's. */

@@ -105,13 +105,13 @@ static nvmlReturn read_handle(const unsigned char uuid[16], nvmlDevice *device) 
 /* The figures to show of a GPU. False: show the driver's, and its errors. */
 static bool shown_figures(nvmlDevice device, struct gpu_figures *figures) {
     unsigned char uuid[16];
-    return figures_wanted() && read_uuid(device, uuid) && figures_of(uuid, figures);
+    return figures_enabled() && read_uuid(device, uuid) && figures_of(uuid, figures);
 }
 
 /* The same for lists of processes. The lists of a GPU that is not the session's, and of all GPUs while the agent does
    not answer, are empty: they show no neighbour's process. */
 static bool shown_processes(nvmlDevice device, struct gpu_figures *figures) {
-    if (!figures_wanted() || !is_device(device)) return false;
+    if (!figures_enabled() || !is_device(device)) return false;
     if (!shown_figures(device, figures)) *figures = (struct gpu_figures){0};
     return true;
 }
@@ -152,7 +152,7 @@ static int shown_index(const unsigned char uuid[16]) {
 }
 
 static nvmlReturn show_count(nvmlReturn result, unsigned *count) {
-    int shown = result == NVML_SUCCESS && figures_wanted() ? shown_count() : -1;
+    int shown = result == NVML_SUCCESS && figures_enabled() ? shown_count() : -1;
     if (shown >= 0) *count = (unsigned)shown;
     return result;
 }
@@ -170,7 +170,7 @@ nvmlReturn wrapped_nvmlDeviceGetCount_v2(unsigned *count) {
 EXPORTED(nvmlDeviceGetCount_v2);
 
 static nvmlReturn by_index(nvmlReturn (*call)(unsigned, nvmlDevice *), unsigned index, nvmlDevice *device) {
-    int shown = device && figures_wanted() ? shown_count() : -1;
+    int shown = device && figures_enabled() ? shown_count() : -1;
     if (shown < 0) return call(index, device);
     /* the driver's answer to an index that no GPU has */
     return index < (unsigned)shown ? read_handle(shown_uuid((int)index), device) : call(~0u, device);
@@ -192,7 +192,7 @@ nvmlReturn wrapped_nvmlDeviceGetIndex(nvmlDevice device, unsigned *index) {
     unsigned char uuid[16];
     if (!NVML_HAS(nvmlDeviceGetIndex)) return NVML_ERROR_FUNCTION_NOT_FOUND;
     nvmlReturn result = functions()->nvmlDeviceGetIndex(device, index);
-    bool whole = result == NVML_SUCCESS && figures_wanted() && read_uuid(device, uuid);
+    bool whole = result == NVML_SUCCESS && figures_enabled() && read_uuid(device, uuid);
     int shown = whole ? shown_index(uuid) : -1;
     if (shown >= 0) *index = (unsigned)shown;
     return result;
@@ -209,7 +209,7 @@ struct shown_memory {
 static bool compute_memory(nvmlDevice device, uint64_t really_free, struct shown_memory *shown) {
     unsigned char uuid[16];
     struct gpu_figures figures;
-    if (!figures_wanted() || !read_uuid(device, uuid)) return false;
+    if (!figures_enabled() || !read_uuid(device, uuid)) return false;
     struct gpu *gpu = __atomic_load_n(&gpu_count, __ATOMIC_ACQUIRE) ? gpu_of_uuid(uuid) : NULL;
     if (gpu && reported_memory(gpu, really_free, &shown->available, &shown->total, &shown->used)) return true;
     if (!figures_of(uuid, &figures)) return false;
@@ -322,7 +322,7 @@ static nvmlReturn empty(nvmlReturn (*list)(nvmlDevice, unsigned *, void *), nvml
 #define EMPTY(name)                                                                                                    \
     nvmlReturn wrapped_##name(nvmlDevice device, unsigned *count, void *out) {                                         \
         if (!NVML_HAS(name)) return NVML_ERROR_FUNCTION_NOT_FOUND;                                                     \
-        if (!count || !figures_wanted()) return functions()->name(device, count, out);                                 \
+        if (!count || !figures_enabled()) return functions()->name(device, count, out);                                \
         nvmlReturn result = empty(functions()->name, device);                                                          \
         if (result == NVML_SUCCESS) *count = 0;                                                                        \
         return result;                                                                                                 \
@@ -343,14 +343,14 @@ static nvmlReturn not_accounted(nvmlDevice device) {
 
 nvmlReturn wrapped_nvmlDeviceGetAccountingStats(nvmlDevice device, unsigned pid, void *out) {
     if (!NVML_HAS(nvmlDeviceGetAccountingStats)) return NVML_ERROR_FUNCTION_NOT_FOUND;
-    if (!out || !figures_wanted()) return functions()->nvmlDeviceGetAccountingStats(device, pid, out);
+    if (!out || !figures_enabled()) return functions()->nvmlDeviceGetAccountingStats(device, pid, out);
     return not_accounted(device);
 }
 EXPORTED(nvmlDeviceGetAccountingStats);
 
 nvmlReturn wrapped_nvmlDeviceGetAccountingStats_v2(nvmlDevice device, void *out) {
     if (!NVML_HAS(nvmlDeviceGetAccountingStats_v2)) return NVML_ERROR_FUNCTION_NOT_FOUND;
-    if (!out || !figures_wanted()) return functions()->nvmlDeviceGetAccountingStats_v2(device, out);
+    if (!out || !figures_enabled()) return functions()->nvmlDeviceGetAccountingStats_v2(device, out);
     return not_accounted(device);
 }
 EXPORTED(nvmlDeviceGetAccountingStats_v2);
@@ -421,7 +421,7 @@ EXPORTED(nvmlDeviceGetProcessesUtilizationInfo);
 /* ---- from NVML's functions to their wrappers ---- */
 
 void *nvml_find(void *pointer, const char *name) {
-    if (!figures_wanted() || !load()) return pointer;
+    if (!figures_enabled() || !load()) return pointer;
 #define COMPARE(function, parameters)                                                                                  \
     if (strcmp(name, #function) == 0)                                                                                  \
         return pointer == (void *)functions()->function ? (void *)wrapped_##function : pointer;

@@ -1,7 +1,7 @@
-/* Functions of the C library that this library does not name as needed: dlsym, which it exports itself, and functions
-   of libpthread and libdl. A library that names the latter makes the dynamic linker map both into every process, which
-   is half of the cost of its start; and musl's programs have some of these functions under other names. Also the state
-   that a forked child resets.
+/* Functions of the C library that this library is not linked against: dlsym, which it exports itself, and functions of
+   libpthread and libdl. Linked against those two, it would make the dynamic linker map both into every process, which
+   is half of the cost of its start; and musl's programs have some of these functions under other names. Also the
+   registration of functions for forked children.
 
    Included by common.h: the functions are called by their usual names. */
 #pragma once

@@ -45,8 +45,7 @@ SWITCHING(cuCtxPushCurrent_v2, (CUcontext context), (context))
 SWITCHING(cuCtxPopCurrent, (CUcontext * out), (out))
 SWITCHING(cuCtxPopCurrent_v2, (CUcontext * out), (out))
 
-/* Before a call that may destroy a context, and then waits for its work. Returns the number of the newest allocation.
- */
+/* Before a call that may destroy a context. Returns the number of the newest allocation. */
 static uint64_t begin_destruction(struct destruction *entry, CUcontext handle) {
     pthread_mutex_lock(&contexts_lock);
     uint64_t newest = allocations_newest();

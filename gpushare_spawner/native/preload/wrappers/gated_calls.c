@@ -16,11 +16,11 @@
     }                                                                                                                  \
     EXPORTED(name);
 
-#define SINGLE(name, asked, version, parameters, arguments, stream) GATED(name, parameters, arguments, stream)
-#define STREAMED(name, asked, version, twin, parameters, arguments, stream)                                            \
+#define SINGLE(name, symbol, version, parameters, arguments, stream) GATED(name, parameters, arguments, stream)
+#define STREAMED(name, symbol, version, twin, parameters, arguments, stream)                                           \
     GATED(name, parameters, arguments, stream)                                                                         \
     GATED(name##_ptsz, parameters, arguments, driver_twin_stream(stream))
-#define IMPLICIT(name, asked, version, twin, parameters, arguments)                                                    \
+#define IMPLICIT(name, symbol, version, twin, parameters, arguments)                                                   \
     GATED(name, parameters, arguments, NULL)                                                                           \
     GATED(name##_ptds, parameters, arguments, CU_STREAM_PER_THREAD)
 
@@ -39,12 +39,12 @@
         return unlikely(settings_engine_suspends()) ? suspendable_##name arguments : without arguments;                \
     }
 
-#define WATCHED(name, asked, version, per_thread, parameters, arguments)                                               \
+#define WATCHED(name, symbol, version, per_thread, parameters, arguments)                                              \
     CUresult wrapped_##name parameters;                                                                                \
     SUSPENDABLE(name, parameters, arguments, wrapped_##name, wrapped_##name)
-#define COUNTED(name, asked, version, per_thread, parameters, arguments)                                               \
+#define COUNTED(name, symbol, version, per_thread, parameters, arguments)                                              \
     CUresult wrapped_##name parameters;                                                                                \
     SUSPENDABLE(name, parameters, arguments, wrapped_##name, real.name)
-#define HELD(name, asked, version, per_thread, parameters, arguments)                                                  \
+#define HELD(name, symbol, version, per_thread, parameters, arguments)                                                 \
     SUSPENDABLE(name, parameters, arguments, real.name, real.name)
 #include "driver/driver_calls.h"

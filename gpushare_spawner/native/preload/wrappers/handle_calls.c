@@ -10,8 +10,7 @@
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
-/* ---- VMM: physical memory exists until its handles are released and its last mapping is removed, in either order ----
- */
+/* ---- VMM: physical memory exists until its handles are released and its last mapping is removed ---- */
 
 struct physical {
     size_t bytes;
