@@ -208,13 +208,14 @@ async def running(hub: KillableHub) -> list[str]:
     """Users whose server the hub has, once it knows of each whether it runs.
 
     JupyterHub begins to serve after 10 s, whether or not it has checked all servers (`init_spawners_timeout`). Until
-    then it answers a request to stop such a server with 500.
+    then it answers a request to stop such a server with 500. A server of which it knows no address yet, since the hub
+    before was killed first, it stops after 60 s (`http_timeout`).
     """
     found = []
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(100):
         for user in USERS:
             with contextlib.suppress(HTTPClientError):  # nobody has made the user yet
-                while (server := await hub.api.server(user)) is not None and server["pending"] == "check":
+                while (server := await hub.api.server(user)) is not None and server["pending"] is not None:
                     await asyncio.sleep(0.05)
                 if server is not None:
                     found.append(user)
