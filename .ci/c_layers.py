@@ -3,9 +3,9 @@
 A layer is a subfolder; sources in the folder itself are the top layer. Compiles each source with zig and reads the
 symbols of the object files with nm. Reports for the preload library every symbol that a source takes from a higher
 layer, every include of a higher layer's header, every circle between sources, every global symbol whose name does
-not begin with the name of its file, and every source with variables that registers no function to reset them in a
-forked child. It also reports each function of libc that the sources behind `dlsym` call. The simulated driver has
-listed exceptions: see SIMGPU. Exit status 0: none of these.
+not begin with the name of its file, every variable that a forked child neither resets nor may keep, and each function
+of libc that the sources behind `dlsym` call. The simulated driver has listed exceptions: see SIMGPU. Exit status 0:
+none of these.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache
@@ -253,30 +253,68 @@ function that ends a process whose stack was overwritten."""
 REGISTRATION = "reset_in_child_"
 """The beginning of the symbol of an entry that RESET_IN_CHILD (platform/libc.h) adds."""
 KEPT_IN_CHILD = {
-    "nvml/nvml.c": "NVML's functions and the numbers of the GPUs stay the same in a child",
-    "platform/libc.c": "the C library's functions and the fork handler stay the same in a child",
-    "platform/settings.c": "a child has its parent's settings, as read from the environment at first",
-}
-"""Sources of the preload library whose variables a forked child keeps, each with the reason. All others with variables
-that are not constant register a function that resets them."""
+    "contexts/captures.c": {"captures_version": "only its changes matter", "on_change": "set once for all processes"},
+    "driver/driver.c": {"loaded": "the driver's functions stay", "places": "the driver's functions stay"},
+    "driver/gpus.c": {"gpus": "valid up to gpu_count, which is reset"},
+    "gate/gate.c": {"gate_fences": "a property of the kernel"},
+    "gate/launch.c": {
+        "keyed": "the key stays", "thread_end": "the key stays", "no_lane": "constant", "nowhere": "constant",
+    },
+    "gate/pace.c": {"generations": "a counter"},
+    "lease/pager.c": {"walks": "a counter"},
+    "lease/worker.c": {
+        "exit_watched": "a child inherits what runs at its exit", "session": "set by worker_start",
+        "socket_path": "read once",
+    },
+    "memory/allocations.c": {
+        "allocation_conversion": "holds until the next WELCOME", "newest": "a counter", "switched_off": "read once",
+    },
+    "memory/block_cache.c": {"logged": "logged once", "number": "of the thread", "threads": "a counter"},
+    "nvml/figures.c": {
+        "incoming": "valid after answered_at, which is reset", "last": "valid after answered_at, which is reset",
+        "path": "read once", "read": "read once",
+    },
+    "nvml/nvml.c": {"loaded": "NVML's functions stay", "numbering": "the numbers of the GPUs stay"},
+    "platform/frames.c": {"logged": "logged once"},
+    "platform/libc.c": {
+        "late": "the C library's functions stay", "loaded": "the C library's functions stay",
+        "next_dlsym": "the C library's functions stay", "watched": "a child inherits the fork handler",
+    },
+    "platform/log.c": {"chosen": "read once", "log_path": "read once", "prepared": "read once", "words": "constant"},
+    "platform/settings.c": {"read": "read once", "settings_engine_read": "read once"},
+    "wrappers/handle_calls.c": {"logged": "logged once"},
+}  # fmt: skip
+"""Variables of the preload library's sources that a forked child keeps, each with the reason. All other variables that
+are not constant are reset: the function that the source registers by RESET_IN_CHILD names them."""
 
 
-def unregistered_state(folder: Path, layers: tuple[str, ...], kept: Collection[str]) -> list[str]:
-    """One sentence for each source with variables and without a registration, and for each listed one that is wrong.
+def variable_names(source: Source) -> set[str]:
+    """The variables of a source by their names in C: compilers write `function.name`, `name.1` or `name` as symbol."""
+    return {[part for part in symbol.split(".") if not part.isdigit()][-1] for symbol in source.variables}
 
-    `kept`: sources whose variables a forked child keeps.
+
+def state_problems(folder: Path, layers: tuple[str, ...], kept: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """One sentence for each variable that a forked child does not reset, and for each listed one that is not kept.
+
+    `kept`: the variables that a child keeps, for each source that has some.
     """
-    sources = {source.name: source for source in read_sources(folder, layers)}
-    missing = {name for name, source in sources.items() if source.variables and not source.registered}
-    found = [
-        f"{name} has variables ({', '.join(sorted(sources[name].variables)[:3])}) that a forked child would keep: "
-        "register a function that resets them by RESET_IN_CHILD, or list the source in KEPT_IN_CHILD"
-        for name in sorted(missing - set(kept))
-    ]
-    return found + [
-        f"{name} is listed in KEPT_IN_CHILD, and has no variables or a registration: remove it from the list"
-        for name in sorted(set(kept) - missing)
-    ]
+    found = []
+    for source in read_sources(folder, layers):
+        _, _, reset = source.path.read_text().partition("\nRESET_IN_CHILD(")
+        names = variable_names(source)
+        not_reset = {name for name in names if not source.registered or not re.search(rf"\b{name}\b", reset)}
+        listed = set(kept.get(source.name, ()))
+        found += [
+            f"{source.name}: a forked child keeps {name}: name it in the function that RESET_IN_CHILD registers, "
+            "or list it in KEPT_IN_CHILD"
+            for name in sorted(not_reset - listed)
+        ]
+        found += [
+            f"{source.name}: {name} is listed in KEPT_IN_CHILD, and is reset or no variable: remove it from the list"
+            for name in sorted(listed - not_reset)
+        ]
+    present = {source.name for source in read_sources(folder, layers)}
+    return found + [f"{name} is listed in KEPT_IN_CHILD, and is no source" for name in sorted(set(kept) - present)]
 
 
 def foreign_symbols(
@@ -301,7 +339,7 @@ def main() -> int:
     """Command line; 0 where the layers hold."""
     try:
         found = problems(PRELOAD, LAYERS, UNPREFIXED)
-        found += unregistered_state(PRELOAD, LAYERS, KEPT_IN_CHILD)
+        found += state_problems(PRELOAD, LAYERS, KEPT_IN_CHILD)
         found += foreign_symbols(PRELOAD, LAYERS, BEFORE_SANITIZERS, NOT_CALLED)
         found += new_problems(SIMGPU, SIMGPU_LAYERS, SIMGPU_UPWARD, SIMGPU_CIRCLES)
     except FileNotFoundError as error:

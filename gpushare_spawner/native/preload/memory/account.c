@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 
 #include "contexts/captures.h"
@@ -189,4 +190,5 @@ void account_reset(void) {
     atomic_store(&account_taken, false);
     pools = NULL;
     pthread_mutex_init(&pools_lock, NULL);
+    memset(last_answers, 0, sizeof last_answers);
 }

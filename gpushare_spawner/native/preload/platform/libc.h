@@ -58,9 +58,9 @@ bool libc_load(void);
    closes descriptors and forgets lists, without freeing them (a fork copies memory on write, and most children exec at
    once). It takes no lock, allocates nothing and calls no driver. The functions run in no particular order.
 
-   The macro stands before the function. Registration is an entry of the section `gpushare_fork`; .ci/c_layers.py
-   reports a file with variables that registers none. The entry is an offset, not a pointer: the dynamic linker would
-   have to relocate each pointer in every process. */
+   The macro stands before the function. Registration is an entry of the section `gpushare_fork`. .ci/c_layers.py
+   reports each variable that is neither named in such a function nor listed there as kept. The entry is an offset, not
+   a pointer: the dynamic linker would have to relocate each pointer in every process. */
 #define RESET_IN_CHILD(function)                                                                                       \
     void function(void) __attribute__((visibility("hidden"), used));                                                   \
     __asm__(".pushsection gpushare_fork, \"aR\"\n.balign 4\nreset_in_child_" #function ":\n.long " #function           \

@@ -50,6 +50,8 @@ void wake_clear(void) {
 
 RESET_IN_CHILD(wake_reset);
 void wake_reset(void) {
-    wake_close();
+    if (file >= 0) close(file);
+    file = -1;
+    atomic_store(&listens, false);
     atomic_store(&woken, false);
 }
