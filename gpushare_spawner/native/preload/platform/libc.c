@@ -142,8 +142,8 @@ bool libc_load(void) {
         /* several threads may do this at once: each writes the same addresses */
         void *function = libc_dlsym(RTLD_DEFAULT, functions[i]);
         /* before glibc 2.34, in a program that is not linked against libpthread itself: the driver has loaded it */
-        if (!function && late.open_library) {
-            void *library = late.open_library("libpthread.so.0", RTLD_LAZY | RTLD_NOLOAD);
+        if (!function && LATE(open_library)) {
+            void *library = LATE(open_library)("libpthread.so.0", RTLD_LAZY | RTLD_NOLOAD);
             if (library) function = libc_dlsym(library, functions[i]);
         }
         all &= function != NULL;
@@ -151,8 +151,8 @@ bool libc_load(void) {
     }
     if (all)
         atomic_store_explicit(&loaded, true, memory_order_release);
-    else if (late.library_error)
-        late.library_error(); /* the program's next dlerror() is about its own calls */
+    else if (LATE(library_error))
+        LATE(library_error)(); /* the program's next dlerror() is about its own calls */
     return all;
 }
 
@@ -171,6 +171,7 @@ void libc_watch_forks(void) {
     /* pthread_atfork of glibc does the same; its own name is not in the shared library of every version */
     extern void *__dso_handle __attribute__((visibility("hidden")));
     static _Atomic bool watched;
-    if (!atomic_load_explicit(&watched, memory_order_relaxed) && late.at_fork(NULL, NULL, in_child, &__dso_handle) == 0)
+    if (!atomic_load_explicit(&watched, memory_order_relaxed) &&
+        LATE(at_fork)(NULL, NULL, in_child, &__dso_handle) == 0)
         atomic_store_explicit(&watched, true, memory_order_relaxed);
 }

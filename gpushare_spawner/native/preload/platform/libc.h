@@ -42,15 +42,17 @@ extern struct late_libc late __attribute__((visibility("hidden")));
    first time; takes no lock of this library, but the dynamic linker's. */
 bool libc_load(void);
 
-#define dlopen                  late.open_library
-#define dlerror                 late.library_error
-#define pthread_create          late.create
-#define pthread_setname_np      late.name
-#define pthread_sigmask         late.signal_mask
-#define pthread_key_create      late.key_create
-#define pthread_setspecific     late.set_specific
-#define pthread_setcancelstate  late.cancel_state
-#define pthread_mutex_timedlock late.lock_until
+/* Loaded atomically: another thread may be looking the functions up, and store the same addresses. */
+#define LATE(function)          __atomic_load_n(&late.function, __ATOMIC_RELAXED)
+#define dlopen                  LATE(open_library)
+#define dlerror                 LATE(library_error)
+#define pthread_create          LATE(create)
+#define pthread_setname_np      LATE(name)
+#define pthread_sigmask         LATE(signal_mask)
+#define pthread_key_create      LATE(key_create)
+#define pthread_setspecific     LATE(set_specific)
+#define pthread_setcancelstate  LATE(cancel_state)
+#define pthread_mutex_timedlock LATE(lock_until)
 
 /* Register a file's function that each forked child calls before fork() returns. A child is another process to the
    agent, and has no other thread: locks may have been held by threads of the parent, and contexts, memory and
