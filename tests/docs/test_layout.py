@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -42,3 +43,37 @@ def test_the_map_of_the_code_has_each_package_and_nothing_else() -> None:
         base = PACKAGE / name if line.startswith(" ") else ROOT / name
         named = [word.strip("(,:;") for word in words if re.fullmatch(r"[(]?[a-z_]+/[,:;]?", word)]
         assert [folder for folder in named if not (base / folder).is_dir()] == [], name
+
+
+WALK = re.compile(r"`([\w/.]+\.(?:py|[ch]))::(\w+)`")
+
+
+def defined_in(path: Path) -> set[str]:
+    """Names of functions that a source defines, in Python with those of its classes, in C with its macros."""
+    text = path.read_text()
+    if path.suffix == ".py":
+        tree = ast.walk(ast.parse(text))
+        return {node.name for node in tree if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+    heads = [line for line in text.splitlines() if re.match("[a-z]|#define ", line) and not line.endswith(";")]
+    return {name for head in heads for name in re.findall(r"(\w+)\(", head)}
+
+
+def test_the_walks_name_functions_that_are_there_and_say_what_is_wrong() -> None:
+    text = (ROOT / "docs/explanation/architecture.md").read_text()
+    walks = text.partition("## Three walks")[2].partition("\n## ")[0].split("\n### ")[1:]
+    assert [len(WALK.findall(walk)) >= 8 for walk in walks] == [True] * 3
+    wrong = []
+    for file, name in WALK.findall("\n".join(walks)):
+        path = PACKAGE / file
+        if not path.is_file():
+            wrong.append(f"{file}::{name}: there is no such file; correct the walk in docs/explanation/architecture.md")
+        elif name not in defined_in(path):
+            wrong.append(f"{file} defines no {name}; correct the walk in docs/explanation/architecture.md")
+    assert wrong == [], "\n".join(wrong)
+
+
+def test_a_walk_to_a_missing_function_is_noticed() -> None:
+    assert "decide" in defined_in(PACKAGE / "idle/policy.py")
+    assert "decides" not in defined_in(PACKAGE / "idle/policy.py")
+    assert "gate_wait" in defined_in(PACKAGE / "native/preload/gate/gate.c")
+    assert "membarrier_of_nobody" not in defined_in(PACKAGE / "native/preload/gate/gate.c")
