@@ -236,7 +236,7 @@ def tiers() -> Diagram:
         d.text(x, 280, "notice", "dim")
     d.arrow((580, 160), (580, 30), (160, 30), (160, 54))
     d.line((360, 30), (360, 116), look="arrow")
-    d.text(370, 22, "GPU work restores the full share at once", "", "middle")
+    d.text(370, 22, "GPU work runs at once and restores the full share", "", "middle")
     return d
 
 

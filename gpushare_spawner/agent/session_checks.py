@@ -1,4 +1,4 @@
-"""What is checked of each session every second or so: confirmation, socket, memory budget, record."""
+"""What is checked of each session every second or so: confirmation, socket, memory budget, use, record."""
 
 from __future__ import annotations
 
@@ -62,7 +62,8 @@ class SessionChecks:
         if session.cuda and not session.budget_checked:
             session.budget_checked = True
             self._check_budget(session)
-        if session.moved or session.record.gpu_busy:
+        if session.moved or session.record.gpu_busy or session.lent_units:
+            self._registry.tiers.check_use(session)
             doing = self._registry.activity(session)
             if now >= session.saved_at + self._save_every and record_is_behind(session, doing):
                 self._registry.save(session)

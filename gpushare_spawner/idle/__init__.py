@@ -23,7 +23,7 @@ from gpushare_spawner.idle.overdue import Overdue, overdue
 from gpushare_spawner.idle.policy import Decision, IdleAction, decide
 from gpushare_spawner.idle.reclaim import Claim
 from gpushare_spawner.idle.schedule import NoAction, QuietUntil, first_work_delay, never_quiet
-from gpushare_spawner.idle.short_work import ShortWork, UseRule
+from gpushare_spawner.idle.short_work import ShortWork, UseCount
 from gpushare_spawner.idle.use import RecentUse
 
 __all__ = [
@@ -40,7 +40,7 @@ __all__ = [
     "QuietUntil",
     "RecentUse",
     "ShortWork",
-    "UseRule",
+    "UseCount",
     "WhyNoKeep",
     "decide",
     "effective_idle",

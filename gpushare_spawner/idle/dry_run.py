@@ -23,7 +23,7 @@ class _Supposed:
 class DryRun:
     """The tiers and notices that sessions would have, by the session's id.
 
-    A session that works is active, as if the agent had restored it: what it would be is forgotten.
+    A session whose GPU work counts as use is active, as if the agent had restored it: what it would be is forgotten.
     """
 
     def __init__(self) -> None:
@@ -34,7 +34,8 @@ class DryRun:
         supposed = self._supposed.get(session)
         if supposed is None:
             return seen
-        worked = seen.gpu_busy or seen.gpu_idle_since > supposed.since
+        busy = seen.gpu_busy and seen.use_rule is None
+        worked = busy or seen.gpu_idle_since > supposed.since
         if worked or supposed.opened_at != seen.opened_at or supposed.tier.depth < seen.tier.depth:
             del self._supposed[session]
             return seen

@@ -44,7 +44,7 @@ def group_of(policy: IdlePolicy, groups: Collection[str]) -> str | None:
 def _given(times: Idle | IdleTimes) -> dict[str, Any]:
     """Return the fields that were written; a keep as its own written fields."""
     found = {name: getattr(times, name) for name in FIELDS if name in times.model_fields_set}
-    for name in ("warn_before", "when", "min_use", "use_window", "keep"):
+    for name in ("warn_before", "when", "min_use", "keep"):
         if name in found and found[name] is None:
             del found[name]  # only of times does it mean something: never
     return found

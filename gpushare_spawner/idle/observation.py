@@ -8,7 +8,7 @@ from gpushare_spawner.idle.short_work import ShortWork
 from gpushare_spawner.model.controls import Exemption, Keep
 from gpushare_spawner.model.report import Notice, SessionReport
 from gpushare_spawner.model.share import Share
-from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.model.tier import Tier, UseRule
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,10 @@ class Observation:
     """End of the last GPU work that counted as use. None: that is `last_gpu_activity`."""
     short_work: ShortWork | None = None
     """GPU work since then, which did not count. None: there was none."""
-    settled: Tier = Tier.ACTIVE
-    """The deepest tier since the last use: such work restored the share."""
+    use_rule: UseRule | None = None
+    """How much GPU work counts as use. None: all does."""
+    use_from_gpu_seconds: float | None = None
+    """GPU seconds from which the session's work counts as use again. None: all work counts."""
     kernels_busy: int = 0
     """Kernels that run a cell; 0 also if the notebook server has not reported them."""
     last_kernel_activity: float | None = None

@@ -1,8 +1,8 @@
 """Which tier a session should be in now, and which notice its user should have.
 
-The service downgrades, releases and stops, one announced action at a time. The agent restores a share at once and by
-itself. Decisions depend only on the agent's report (tier and notice), so a decision can be lost, or made twice. Words
-for actions and causes: `wording.idle_decisions`.
+The service downgrades, releases and stops, one announced action at a time. The agent restores a share by itself, as
+soon as GPU work counts as use of it. Decisions depend only on the agent's report (tier and notice), so a decision can
+be lost, or made twice. Words for actions and causes: `wording.idle_decisions`.
 """
 
 from __future__ import annotations
@@ -19,13 +19,11 @@ from gpushare_spawner.idle.schedule import (
     max_age_action,
     never_quiet,
     next_idle_action,
-    repeated_action,
 )
-from gpushare_spawner.idle.short_work import UseRule
 from gpushare_spawner.model.idle_cause import IdleCause
 from gpushare_spawner.model.report import Notice
 from gpushare_spawner.model.template import Idle
-from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.model.tier import Tier, UseRule
 
 _SLACK = 1.0
 """Seconds by which a notice's time can differ from the exact time before users get a new notice."""
@@ -97,13 +95,15 @@ def decide(
         return _stay(session, NoAction.EXEMPT, decide_again_at=session.exemption.until)
     made_way = claim is not None and session.yields and session.effective_units <= claim.units
     due: Due | NoAction = NoAction.TEMPLATE_GONE
-    again_from: float | None = None
-    if idle is not None:
-        due, again_from = _of_template(idle, session, now, held, quiet_until, leaves)
+    kept_until: float | None = None
+    if session.keep is not None and holds(session.keep, now) and idle is not None:
+        due, kept_until = NoAction.KEPT, session.keep.until
+    elif idle is not None:
+        due = next_idle_action(idle, session, held, quiet_until, leaves)
     stops = isinstance(due, Due) and due.tier is Tier.STOPPED and now >= due.tell_at
     if made_way and not stops:
         # its units are what the spawns need, so no tier between is of use; its template can still stop it
-        due, again_from = NoAction.YIELDS, None
+        due, kept_until = NoAction.YIELDS, None
     if claim is not None:
         due = _sooner(due, reclaim_action(claim, session), session, now)
     if idle is None:
@@ -112,31 +112,18 @@ def decide(
     if end is not None and (isinstance(due, NoAction) or now >= end.tell_at):
         due, end = end, None
     if isinstance(due, NoAction):
-        return _stay(session, due, decide_again_at=again_from)
+        return _stay(session, due, notice=_standing(session, due), decide_again_at=kept_until)
     decision = _approach(due, session, now)
-    for instant in (end.tell_at if end is not None else None, again_from):
-        if instant is not None and decision.decide_again_at is not None:
-            decision = _at_latest(decision, instant)
-    return decision
+    return decision if end is None else _at_latest(decision, end.tell_at)
 
 
-def _of_template(
-    idle: Idle, session: Observation, now: float, held: bool, quiet_until: QuietUntil, leaves: int | None
-) -> tuple[Due | NoAction, float | None]:
-    """Return the next action of the template, and when another one takes its place.
-
-    Until the notice of the next one is due, that is the action that short GPU work has undone.
-    """
-    if session.keep is not None and holds(session.keep, now):
-        return NoAction.KEPT, session.keep.until
-    following = next_idle_action(idle, session, held, quiet_until, leaves)
-    undone = repeated_action(idle, session)
-    if undone is None or held:
-        return following, None
-    undone = undone.outside(quiet_until)
-    if isinstance(following, NoAction):
-        return undone, None
-    return (undone, following.tell_at) if now < following.tell_at else (following, None)
+def _standing(session: Observation, why: NoAction) -> IdleAction | None:
+    """Return the action of the user's notice where work runs that is too short yet to withdraw it; None: no notice."""
+    told = session.notice
+    if why is not NoAction.GPU_BUSY or told is None or told.use is None or session.short_work is None:
+        return None
+    cause = told.cause or IdleCause.IDLE
+    return IdleAction(told.tier, told.effective_units, told.at, told.after_seconds, cause, session.short_work.rule)
 
 
 def _sooner(due: Due | NoAction, reclaim: Due | None, session: Observation, now: float) -> Due | NoAction:

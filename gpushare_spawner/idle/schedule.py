@@ -96,14 +96,13 @@ def next_idle_action(
 
     Downgrade and release count from the last use of the GPU alone. A session that has never worked has a longer first
     notice, see `FIRST_WORK`. A stop counts from the last activity of any kind, and never comes while a kernel is busy.
-    A share that short GPU work restored: see `repeated_action`. ``held``: neither a downgrade nor a release comes now.
+    ``held``: neither a downgrade nor a release comes now.
     ``leaves``: the units that a spawn which waits leaves the session; None: no spawn needs them. Then the action comes
     that takes as much, without one between, and not one that takes less than the user has a notice of: another notice
     would put the spawn off.
     """
     if session.gpu_busy:
         return NoAction.GPU_BUSY
-    reached = _reached(idle, session)
     told = session.notice
     if leaves is not None and told is not None and told.cause is IdleCause.IDLE and told.tier is not Tier.STOPPED:
         leaves = min(leaves, told.effective_units)
@@ -118,7 +117,7 @@ def next_idle_action(
         # the template has changed since the session was opened: a downgrade would take no units
         pointless = tier is Tier.DOWNGRADED and units >= session.effective_units
         too_little = leaves is not None and tier is not Tier.STOPPED and units > leaves
-        further = tier.depth > reached.depth and not pointless and not too_little
+        further = tier.depth > session.tier.depth and not pointless and not too_little
         if further and held and tier is not Tier.STOPPED:
             none = NoAction.NOT_NEEDED
         elif further:
@@ -143,22 +142,6 @@ def first_work_delay(idle: Idle, session: Observation) -> float:
     if session.has_worked or first is None:
         return 0.0
     return max(0.0, min(FIRST_WORK, FIRST_WORK_TIMES * first) - first)
-
-
-def repeated_action(idle: Idle, session: Observation) -> Due | None:
-    """Return the idle action that short GPU work has undone; None: there is none."""
-    reached = _reached(idle, session)
-    after = idle.after(reached)
-    if session.gpu_busy or after is None or reached.depth <= session.tier.depth:
-        return None
-    units = idle.units(reached, session.share)
-    return Due(reached, units, session.gpu_idle_since + after, fair_notice(idle.warn_before, after), after)
-
-
-def _reached(idle: Idle, session: Observation) -> Tier:
-    """Return the deepest tier since the last use, if the template still has it."""
-    deeper = session.settled.depth > session.tier.depth and idle.after(session.settled) is not None
-    return session.settled if deeper else session.tier
 
 
 def max_age_action(idle: Idle, session: Observation, max_age: float) -> Due:

@@ -57,9 +57,7 @@ class IdleTimes(_Part):
     when: Literal["always", "pressure"] | None = None
     """Whether idle shares are taken always, or only while a spawn waits that can use the units."""
     min_use: Seconds | None = None
-    """GPU time within `use_window` that counts as use of the share."""
-    use_window: Seconds | None = None
-    """The time over which `min_use` is added up."""
+    """GPU time that counts as use of the share."""
     keep: KeepLimits | None = None
     """How users may keep their share. Fields that are not given come from what this overrides."""
 

@@ -19,7 +19,7 @@ from gpushare_spawner.model.memory_engine import MemoryEngine
 from gpushare_spawner.model.memory_limits.hits import NO_HITS, MemoryLimitHits
 from gpushare_spawner.model.session_id import MAX_LENGTH
 from gpushare_spawner.model.share import UNITS_PER_GPU, Share, borrowed_in_use
-from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.model.tier import Tier, UseRule
 
 REPORT_VERSION: Literal[1] = 1
 
@@ -94,6 +94,8 @@ class Notice(_Part):
     """None: an older agent or service, which sends no cause."""
     after_seconds: Seconds = 0.0
     """The idle time, or the server's age, at which the action comes; 0: not given."""
+    use: UseRule | None = None
+    """How much GPU work withdraws the notice. None: all work does, if any."""
 
     @property
     def averted_by_work(self) -> bool:

@@ -242,13 +242,13 @@ class Idle(_Part):
     downgrade_to: Fraction | None = None
     """The smaller share, a fraction of one GPU, less than the share itself. Needs `downgrade_after`."""
     release_after: Seconds | None = None
-    """The share is released after this long without GPU work. Kernels keep running and keep their GPU memory, and the
-    next GPU work restores the share. Not given: never."""
+    """The share is released after this long without GPU work. Kernels keep running and keep their GPU memory. GPU
+    work runs at once, and restores the share as soon as it counts as use, see `min_use`. Not given: never."""
     release_resources: ReleaseResources | None = None
     """The CPU and host memory that a released session's server still requests on Kubernetes, so that other servers can
-    start on the node. Limits stay, and the server never requests less than it uses. The next GPU work restores the
-    requests; where the node is full by then, the server has less guaranteed CPU and memory until capacity is free.
-    Needs `release_after` and guarantees in `resources`. Not given: requests stay."""
+    start on the node. Limits stay, and the server never requests less than it uses. The requests come back with the
+    share; where the node is full by then, the server has less guaranteed CPU and memory until capacity is free. Needs
+    `release_after` and guarantees in `resources`. Not given: requests stay."""
     stop_after: Seconds | None = None
     """The server is stopped after this long without GPU work, busy kernels or other activity. Not given: never."""
     warn_before: Seconds = 300.0
@@ -258,10 +258,9 @@ class Idle(_Part):
     can use the units, the longest idle first, after a notice of at most 1 minute. Servers are stopped in any case. Not
     given: the service's `--idle-when`."""
     min_use: Seconds | None = None
-    """GPU time within `use_window` that counts as use of the share, like `200ms`; with less the share is idle, however
-    often the work comes. 0: all GPU work counts. Not given: the service's `--min-use`."""
-    use_window: Seconds | None = None
-    """The time over which `min_use` is added up. Not given, or 0: the service's `--use-window`."""
+    """GPU time that counts as use of the share, like `2s`: in one piece, or in shorter pieces within the first of the
+    idle times. Less neither keeps nor restores the share, however often it comes, but runs at once all the same. 0: all
+    GPU work counts. Not given: the service's `--min-use`."""
     keep: KeepLimits | None = None
     """How users may keep their share, so that no idle action of the template comes. Not given: as the service's
     options say."""

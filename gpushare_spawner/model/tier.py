@@ -1,14 +1,20 @@
-"""Tiers: how much of its share a session holds now."""
+"""Tiers: how much of its share a session holds now, and how much GPU work restores the full share."""
 
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from gpushare_spawner.model.instant import LATEST
 
 
 class Tier(StrEnum):
     """From the full share down to none.
 
-    The service decides on deeper tiers, one at a time. The agent restores ACTIVE by itself, with the next burst.
+    The service decides on deeper tiers, one at a time. The agent restores ACTIVE by itself, as soon as GPU work counts
+    as use of the share, see `UseRule`.
     """
 
     ACTIVE = "active"
@@ -36,3 +42,36 @@ class Tier(StrEnum):
 
 # the culler asks for it several times for each session
 _DEPTH = {tier: depth for depth, tier in enumerate(Tier)}
+
+
+class UseRule(BaseModel):
+    """How much GPU work counts as use of a share.
+
+    GPU time adds up, at most to `min_use`, and is forgotten evenly over `window`. Work counts as use when the sum
+    reaches `min_use`: one piece of work of that length, or shorter work that takes more than `min_use` in each window.
+    """
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    min_use: Annotated[float, Field(ge=0, le=LATEST, allow_inf_nan=False)] = 0.0
+    """GPU seconds; 0: all GPU work counts."""
+    window: Annotated[float, Field(gt=0, le=LATEST, allow_inf_nan=False)] = 300.0
+    """Seconds."""
+
+
+def voids_idle_action(
+    busy: bool,
+    last_gpu_activity: float | None,
+    gpu_seconds: float,
+    if_idle_since: float | None,
+    if_gpu_seconds: float | None,
+) -> bool:
+    """Return whether a session has worked since the service decided on an idle action.
+
+    The first three are the session's now: whether a burst runs or waits, the end of the last one (seconds since the
+    epoch) and its GPU seconds. `if_gpu_seconds`: GPU seconds from which its work counts as use; None: all work after
+    `if_idle_since` does, and nothing where that is None too.
+    """
+    if if_gpu_seconds is not None:
+        return gpu_seconds > if_gpu_seconds
+    return if_idle_since is not None and (busy or (last_gpu_activity or 0.0) > if_idle_since)

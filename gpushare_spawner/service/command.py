@@ -115,6 +115,7 @@ async def _serve(options: argparse.Namespace, token: str, hub_name: str, cluster
             pending=pending.now,
             journal=history,
             nodes_are_added=options.nodes_are_added,
+            use_rule=settings.use_rule,
         )
         outbox = Outbox(notifier_file(Path(options.notifiers)), time.time) if options.notifiers else None
         culler = Culler(

@@ -12,7 +12,7 @@ from gpushare_spawner.clients.agent import default_control_socket
 from gpushare_spawner.idle import KeepRule
 from gpushare_spawner.model.quantity import parse_seconds
 from gpushare_spawner.service import hub_process
-from gpushare_spawner.service.culler.settings import MIN_USE, USE_WINDOW, CullerSettings
+from gpushare_spawner.service.culler.settings import CullerSettings
 from gpushare_spawner.service.history.recorder import Retention
 from gpushare_spawner.templates.folder import DEFAULT_FOLDER, default_folder
 
@@ -107,14 +107,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="when idle shares are downgraded and released, where the template does not say; pressure: only while a "
         "spawn waits that can use the units; default always",
     )
-    _time(
-        idle,
+    idle.add_argument(
         "--min-use",
-        MIN_USE,
-        "a share is in use if its session had this much GPU time within --use-window, where the template does not say; "
-        "0: all GPU work counts",
+        type=_seconds,
+        metavar="TIME",
+        help="GPU time that keeps or restores a share, where the template does not say; 0: all GPU work counts; "
+        "default: a sixtieth of the template's first idle time, at most 15s",
     )
-    _time(idle, "--use-window", USE_WINDOW, "the time over which GPU time is added up for --min-use")
     _switch(
         idle,
         "--dry-run",
@@ -222,7 +221,6 @@ def culler_settings(options: argparse.Namespace) -> CullerSettings:
         dry_run=options.dry_run,
         idle_when=options.idle_when,
         min_use=options.min_use,
-        use_window=options.use_window,
         keep_longest=options.keep_longest,
         keep_per_day=options.keep_per_day,
         keep_at_once=options.keep_at_once,

@@ -5,10 +5,10 @@ A notice to the session's own user is in `wording.notices`. Each sentence about 
 
 from __future__ import annotations
 
-from gpushare_spawner.idle import Decision, IdleAction, NoAction, Overdue, UseRule
+from gpushare_spawner.idle import Decision, IdleAction, NoAction, Overdue
 from gpushare_spawner.model.idle_cause import IdleCause
 from gpushare_spawner.model.share import Share
-from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.model.tier import Tier, UseRule
 from gpushare_spawner.wording.amounts import duration, elapsed, gpu_share
 
 _NO_ACTION = {
@@ -25,7 +25,7 @@ _NO_ACTION = {
     NoAction.YIELDS: "its units are kept for somebody within their quota",
 }
 _KERNELS_RUN = "Kernels keep running and keep their data."
-_DATA_STAYS = f"{_KERNELS_RUN} The next GPU work restores the share."
+_DATA_STAYS = f"{_KERNELS_RUN} GPU work runs at once; some seconds of it restore the share."
 _VARIABLES_LOST = "Files stay. Variables in kernels are lost."
 
 
@@ -56,8 +56,8 @@ def explained(action: IdleAction, share: Share) -> str:
 
 
 def least_use(rule: UseRule) -> str:
-    """Return how much GPU work counts as use, as a part of a sentence: "at least 0.2 s within 5 min"."""
-    return f"at least {rule.min_use:g} s within {duration(rule.window)}"
+    """Return how much GPU work counts as use, in a part of a sentence: "at least 5 s at a time or within 5 min"."""
+    return f"at least {rule.min_use:g} s at a time or within {duration(rule.window)}"
 
 
 def kept_by_short_work(rule: UseRule) -> str:

@@ -145,7 +145,7 @@ def tier_now(status: ShareStatus) -> str:
     share = gpu_share(status.share_units, gpus)
     if layer is not None:
         return f"You have {share} by {layer.title}. {kept_within(layer)} {when_idle(layer)}"
-    kept = "Variables and GPU memory are kept. The next GPU cell restores the share."
+    kept = "Variables and GPU memory are kept. GPU cells run at once; some seconds of GPU time restore the share."
     if status.yields:
         if status.effective_units:
             now = gpu_share(status.effective_units, gpus)
@@ -277,9 +277,8 @@ def _decided(controls: ControlsStatus) -> list[Term]:
 def _tier(status: ShareStatus) -> str:
     if status.tier is Tier.ACTIVE:
         return "active"
-    until = (
-        "somebody within their quota gets the rest" if status.yields else "the next GPU work restores the full share"
-    )
+    restored = "some seconds of GPU time restore the full share"
+    until = "somebody within their quota gets the rest" if status.yields else restored
     return f"{_tier_in_short(status)}; {until}"
 
 

@@ -23,7 +23,7 @@ def why_slow(status: ShareStatus) -> list[str]:
     layer = other_layer(status.layer)
     if layer is not None:
         return _beside_layer(status, layer)
-    # GPU work restores a share that was idle before it waits, so only units that others keep are a reason
+    # GPU work weighs what its share does before it waits, so only units that others keep are a reason
     lost = status.yields or (status.tier is Tier.ACTIVE and status.borrowed_now < status.borrowed_units)
     said = [tier_now(status)] if lost else []
     for number, gpu in enumerate(status.gpus):

@@ -19,7 +19,7 @@ from gpushare_spawner.model.protocol.control import ControlRefused, CordonReques
 from gpushare_spawner.model.protocol.frames import Kind
 from gpushare_spawner.model.report import SessionReport
 from gpushare_spawner.model.tier import Tier
-from gpushare_spawner.service.culler.settings import MIN_USE, USE_WINDOW
+from gpushare_spawner.service.culler.settings import LEAST_USE
 from gpushare_spawner.sharing.native_process import merged
 from tests.agent.agent_process import AgentProcess
 from tests.agent.conftest import request_for
@@ -343,4 +343,4 @@ async def test_a_byte_set_every_20_s_is_less_than_what_counts_as_use(agent: Agen
     lengths = sorted(later - earlier for earlier, later in itertools.pairwise(counts))
     assert lengths[-1] > 0
     # the median: a busy machine makes one or the other long
-    assert lengths[3] * (USE_WINDOW / 20 + 1) < MIN_USE
+    assert lengths[3] / 20 < LEAST_USE / 10

@@ -9,17 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpushare_spawner.agent.gpus.arbitration import GpuArbitration
+from gpushare_spawner.agent.sessions.activity import Activity
 from gpushare_spawner.agent.sessions.guaranteed_units import Shares
 from gpushare_spawner.agent.sessions.session import Session
 from gpushare_spawner.agent.sessions.share_changes import ShareChanges
 from gpushare_spawner.agent.sessions.tiers import Tiers
 from gpushare_spawner.agent.state.session_record import SessionRecord
 from gpushare_spawner.arbiter import ArbiterSettings
+from gpushare_spawner.model.delivered import NOTHING
 from gpushare_spawner.model.protocol.control import AnnounceRequest, ControlRefused, ResizeRequest, TierRequest
 from gpushare_spawner.model.protocol.frames import Feature, Frame, Kind, Role
 from gpushare_spawner.model.report import SessionReport
 from gpushare_spawner.model.share_status import ShareStatus
-from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.model.tier import Tier, UseRule
 from tests.agent.conftest import Agent, request_for
 from tests.agent.peers import FIRST, GIB, SECOND, Peer
 
@@ -172,7 +174,7 @@ class Machine:
         arbitration = GpuArbitration(FIRST, ArbiterSettings(), clock=lambda: 0.0, call_at=lambda at, call: _Never())
         self.sessions: dict[str, Session] = {}
         self.shares = Shares([FIRST], 100, {FIRST.uuid: arbitration})
-        tiers = Tiers(self.shares, lambda one: _quiet(), lambda one: None, lambda: 0.0)
+        tiers = Tiers(self.shares, lambda one: QUIET, lambda one: None, lambda: 0.0)
         self.tiers, self.changes = tiers, ShareChanges(self.shares, tiers, lambda: 0.0)
 
     def open(self, name: str, share: int) -> None:
@@ -189,10 +191,16 @@ class Machine:
             self.changes.resize(known, ResizeRequest(id=name, share_units=amount))
         elif known is not None and what == "close":
             self.shares.leave(self.sessions.pop(name))
-        elif known is not None and what == "lend":
-            self.tiers.move(known, Tier.RELEASED, 0, "")
+        elif known is not None and what in ("lend", "lend until use"):
+            use = UseRule(min_use=5.0) if what == "lend until use" else None
+            self.tiers.move(known, Tier.RELEASED, 0, "", use=use)
         elif known is not None and what == "work":
             self.tiers.work_begins(known)
+        elif known is not None and what == "rest":
+            self.shares.work_on_lent_units(known, works=False)
+
+
+QUIET = Activity(False, False, None, 0.0, 0, 0, NOTHING)
 
 
 class _Never:
@@ -200,12 +208,8 @@ class _Never:
         pass
 
 
-def _quiet() -> Any:
-    raise AssertionError("no decision of the service is made here")
-
-
 ACTS = st.tuples(
-    st.sampled_from(["open", "resize", "resize", "close", "lend", "work"]),
+    st.sampled_from(["open", "resize", "resize", "close", "lend", "lend until use", "work", "rest"]),
     st.sampled_from(["ada", "bob", "eve", "joe"]),
     st.integers(1, 100),
 )
@@ -226,6 +230,12 @@ def test_changes_and_spawns_in_any_order_never_give_away_more_than_there_is(acts
         guaranteed = sum(one.guaranteed_units for one in machine.sessions.values())
         assert owned <= 100, act
         assert guaranteed <= 100, act
+        weights = [one.weight for one in machine.sessions.values()]
+        assert sum(weight for weight in weights if weight > 1) <= 100, act
+        for one in machine.sessions.values():
+            works = one.lent_units or one.record.tier is Tier.ACTIVE
+            owned = one.record.request.share_units - one.record.borrowed_units
+            assert one.weight >= max(1, owned) if works else one.weight == 0, act
         assert all(0 <= one.effective_units <= one.request.share_units for one in records)
         assert all(0 <= one.borrowed_units <= one.request.share_units for one in records)
         machine.shares._ledger.check()

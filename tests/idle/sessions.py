@@ -8,7 +8,7 @@ from gpushare_spawner.idle import Decision, Observation
 from gpushare_spawner.model.report import Notice
 from gpushare_spawner.model.share import Share
 from gpushare_spawner.model.template import Idle
-from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.model.tier import Tier, UseRule
 
 MINUTE = 60.0
 HOUR = 3600.0
@@ -31,7 +31,7 @@ def observed(**changes: Any) -> Observation:
     return Observation(**(values | changes))
 
 
-def told(decision: Decision) -> Notice | None:
+def told(decision: Decision, use: UseRule | None = None) -> Notice | None:
     """The notice as the agent would report it once it has been told of the decision."""
     action = decision.notice
     if action is None:
@@ -43,4 +43,5 @@ def told(decision: Decision) -> Notice | None:
         effective_units=action.units,
         cause=action.cause,
         after_seconds=action.after,
+        use=use,
     )

@@ -132,7 +132,7 @@ def test_the_explanation_tells_what_happens_to_the_work() -> None:
     assert "will be released at {time}" in lent
     assert "Memory: 3.1 of 16 GiB allocated, 1 GiB of it on the GPU." in lent
     released = share_status.explanation(of(tier=Tier.RELEASED, effective=0, sessions=1))
-    assert "The next GPU cell restores the share" in released
+    assert "GPU cells run at once; some seconds of GPU time restore the share" in released
     assert "No other session shares the GPU" in released
 
 

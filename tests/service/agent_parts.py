@@ -47,6 +47,9 @@ class _Shares:
     def change(self, session: Session) -> list[Session]:
         return []
 
+    def work_on_lent_units(self, session: Session, works: bool) -> None:
+        session.lent_units = works
+
 
 class AgentParts:
     """The agent of one machine with the session "ann", whose work is told by hand."""
@@ -94,6 +97,7 @@ class AgentParts:
 
     def look(self) -> None:
         """What the agent does now and then."""
+        self.tiers.check_use(self.session)
 
     def own_report(self) -> Report:
         session = session_report(self.session, self.activity(self.session))
@@ -161,6 +165,7 @@ class PodAgent(AgentParts):
         self.annotations = {name: text for name, text in merged_ones.items() if text is not None}
 
     def look(self) -> None:
+        super().look()
         said = pod_session(self.annotations)
         part = TierAnnotations(self.tiers, self.activity, self.save)
         part.follow(self.session, said, self.annotations)
@@ -205,14 +210,16 @@ class PodAgent(AgentParts):
         await self._service.message(request)
 
 
-class _ServiceSide(NodeAgent):
-    """The service's view of the pod."""
+class _KnownCluster:
+    """What the service knows of the cluster: one node with the pod of the session "ann"."""
+
+    namespace = "jupyter"
 
     def __init__(self, here: PodAgent) -> None:
         self._here = here
-        super().__init__(NODE, self, None, here.clock)  # type: ignore[arg-type]
 
-    namespace = "jupyter"
+    def report(self, node: str) -> tuple[KnownReport, float]:
+        return known_report(self._here.own_report(), self.pods(node).values()), 0.0
 
     def pods(self, node: str) -> Mapping[str, SessionPod]:
         return {"ann": SessionPod.of(self._here.pod())}
@@ -223,13 +230,17 @@ class _ServiceSide(NodeAgent):
     def reported(self, node: str, session: str) -> SessionReport | None:
         return self._here.own_report().session(session)
 
+
+class _ServiceSide(NodeAgent):
+    """The service's view of the pod."""
+
+    def __init__(self, here: PodAgent) -> None:
+        self._here = here
+        super().__init__(NODE, _KnownCluster(here), None, here.clock)  # type: ignore[arg-type]
+
     async def _patch(self, session: str, pod: SessionPod, annotations: Mapping[str, str | None]) -> None:
         self._here.patch(annotations)
         self._here.look()
-
-    async def report(self) -> KnownReport:
-        self._decided_on = self.pods(NODE)
-        return known_report(self._here.own_report(), self._decided_on.values())
 
 
 __all__ = ["GPU", "AgentParts", "ControlRefused", "PodAgent"]

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+from gpushare_spawner.idle import UseCount
 from gpushare_spawner.model.controls import AskAnswer
 from gpushare_spawner.model.cordon import Cordon
 from gpushare_spawner.model.protocol.control import (
@@ -28,7 +29,7 @@ from gpushare_spawner.model.protocol.control import (
 from gpushare_spawner.model.quantity import resolve_bytes
 from gpushare_spawner.model.report import GpuReport, Notice, Report, SessionReport
 from gpushare_spawner.model.session_id import session_id
-from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.model.tier import Tier, UseRule, voids_idle_action
 
 GIB = 2**30
 
@@ -44,6 +45,8 @@ class FakeAgent:
         self.asked: list[Any] = []
         self.cordons: tuple[Cordon, ...] = ()
         self.answers: list[AskAnswer] = []
+        self._rules: dict[str, UseRule | None] = {}
+        self._counts: dict[str, UseCount] = {}
         self.older = False
         """Whether it does not know session controls yet."""
         self.kept: Callable[[AnnounceRequest], Notice | None] = lambda request: request.notice
@@ -67,13 +70,15 @@ class FakeAgent:
     def change(self, name: str, **changes: Any) -> None:
         self.sessions[name] = self.sessions[name].model_copy(update=changes)
 
-    def work(self, name: str, seconds: float = 1.0) -> None:
-        """A burst that ends now: up at once, and notices are taken back; but see `SessionReport.yields`.
+    def work(self, name: str, seconds: float = 20.0) -> None:
+        """A burst that ends now: up if it counts as use, and notices are taken back; but see `SessionReport.yields`.
 
         ``seconds``: how long it took the GPU.
         """
         session = self.sessions[name]
-        self.change(name, gpu_seconds=session.gpu_seconds + seconds)
+        self.change(name, gpu_seconds=session.gpu_seconds + seconds, last_gpu_activity=self.clock())
+        if not self._used(self.sessions[name]):
+            return
         notice = session.notice if session.notice is not None and not session.notice.averted_by_work else None
         if session.yields:
             self.change(name, last_gpu_activity=self.clock(), notice=notice)
@@ -83,6 +88,16 @@ class FakeAgent:
             name, tier=Tier.ACTIVE, tier_since=since, effective_units=session.share_units,
             guaranteed_units=session.share_units, last_gpu_activity=self.clock(), notice=notice,
         )  # fmt: skip
+
+    def _used(self, session: SessionReport) -> bool:
+        notice = session.notice
+        rule = notice.use if session.tier is Tier.ACTIVE and notice is not None else self._rules.get(session.id)
+        if rule is None:
+            return True
+        return self._counts[session.id].add(self.clock(), session.gpu_seconds, False, session.last_gpu_activity, rule)
+
+    def _count(self, session: SessionReport) -> None:
+        self._counts[session.id] = UseCount(self.clock(), session.gpu_seconds, session.last_gpu_activity)
 
     def report(self) -> Report:
         report = Report(
@@ -115,6 +130,8 @@ class FakeAgent:
         if session is None:
             return _refusal("unknown-session", f"there is no session {request.id}")
         if isinstance(request, AnnounceRequest):
+            if session.notice is None and session.tier is Tier.ACTIVE:
+                self._count(session)
             self.change(request.id, notice=self.kept(request))
         elif isinstance(request, ControlsRequest | MessageRequest | AnswerRequest):
             if self.older:
@@ -123,9 +140,11 @@ class FakeAgent:
         elif isinstance(request, ResizeRequest):
             return self._resize(session, request)
         elif isinstance(request, TierRequest):
-            worked = max(session.last_gpu_activity or 0.0, self.clock() if session.gpu_busy else 0.0)
-            if request.if_idle_since is not None and worked > request.if_idle_since:
+            guards = request.if_idle_since, request.if_gpu_seconds
+            if voids_idle_action(session.gpu_busy, session.last_gpu_activity, session.gpu_seconds, *guards):
                 return _refusal("busy", f"session {request.id} has worked meanwhile")
+            self._rules[session.id] = request.use
+            self._count(session)
             self.change(
                 request.id, tier=request.tier, tier_since=self.clock(), effective_units=request.effective_units,
                 guaranteed_units=request.effective_units, notice=None, yields=request.yields_until is not None,

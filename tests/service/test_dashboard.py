@@ -8,13 +8,13 @@ from html import unescape
 
 import pytest
 
-from gpushare_spawner.idle import Observation, RecentUse, UseRule
+from gpushare_spawner.idle import Observation, RecentUse
 from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.protocol.queue_progress import QueueProgress
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.report import GpuReport, HostMemoryReport
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.model.tier import Tier, UseRule
 from gpushare_spawner.service.api.snapshots import ServiceSnapshot
 from gpushare_spawner.service.hub.client import HubServer
 from gpushare_spawner.service.reports import KnownReport, NodeSnapshot
@@ -354,7 +354,7 @@ def test_admins_see_whose_share_short_work_would_have_kept() -> None:
     report = afternoon().model_copy(update={"sessions": (seen, session("bob"))})
     sentence = "Short GPU work comes again and again, and would keep the share if it counted as use."
     ann, bob = shown(report, use=use)["sessions"]
-    assert ann["short_work"] == f"{sentence} Use is GPU work of at least 0.2 s within 5 min."
+    assert ann["short_work"] == f"{sentence} Use is GPU work of at least 0.2 s at a time or within 5 min."
     assert bob["short_work"] == ""
     assert plain(page(report, use=use)).count(sentence) == 1
     assert shown(report, Viewer("ann", sees_all=False), use=use)["sessions"][0]["short_work"] == ""

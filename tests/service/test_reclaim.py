@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from gpushare_spawner.idle import Observation, RecentUse, UseRule
+from gpushare_spawner.idle import Observation, RecentUse
 from gpushare_spawner.model.controls import Exemption, Keep
 from gpushare_spawner.model.idle_cause import IdleCause
 from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.protocol.control import TierRequest
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.model.tier import Tier, UseRule
 from gpushare_spawner.placement import Ledger
 from gpushare_spawner.service.agents import MachineAgent
 from gpushare_spawner.service.culler.culler import Culler

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from gpushare_spawner.idle import IdleAction, NoAction, Overdue, UseRule
+from gpushare_spawner.idle import IdleAction, NoAction, Overdue
 from gpushare_spawner.model.idle_cause import IdleCause
 from gpushare_spawner.model.share import Share
-from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.model.tier import Tier, UseRule
 from gpushare_spawner.wording import idle_decisions
 
 QUARTER = Share(units=25)
@@ -19,17 +19,18 @@ QUARTER = Share(units=25)
         (
             IdleAction(Tier.DOWNGRADED, 10, 0, 900),
             "After 15 min without GPU work, this share is downgraded from 0.25 GPU to 0.10 GPU. "
-            "Kernels keep running and keep their data. The next GPU work restores the share.",
+            "Kernels keep running and keep their data. GPU work runs at once; some seconds of it restore the share.",
         ),
         (
             IdleAction(Tier.RELEASED, 0, 0, 2700),
             "After 45 min without GPU work, this share (0.25 GPU) is released and lent. "
-            "Kernels keep running and keep their data. The next GPU work restores the share.",
+            "Kernels keep running and keep their data. GPU work runs at once; some seconds of it restore the share.",
         ),
         (
-            IdleAction(Tier.RELEASED, 0, 0, 2700, short_of=UseRule(0.2, 300)),
-            "After 45 min without GPU work of at least 0.2 s within 5 min, this share (0.25 GPU) is released and lent. "
-            "Kernels keep running and keep their data. The next GPU work restores the share.",
+            IdleAction(Tier.RELEASED, 0, 0, 2700, short_of=UseRule(min_use=0.2, window=300)),
+            "After 45 min without GPU work of at least 0.2 s at a time or within 5 min, this share (0.25 GPU) is "
+            "released and lent. "
+            "Kernels keep running and keep their data. GPU work runs at once; some seconds of it restore the share.",
         ),
         (
             IdleAction(Tier.STOPPED, 0, 0, 8 * 3600),

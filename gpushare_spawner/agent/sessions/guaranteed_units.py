@@ -1,15 +1,15 @@
-"""What everybody on this machine's GPUs is guaranteed, and so weighs in the arbiters."""
+"""Guaranteed units of each session on this machine's GPUs, and its weight in the arbiters."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from gpushare_spawner.agent.gpus.arbitration import GpuArbitration
 from gpushare_spawner.agent.gpus.nvml import Gpu
 from gpushare_spawner.agent.sessions.session import Session
 from gpushare_spawner.model.protocol.control import ControlRefused, Failure
 from gpushare_spawner.model.report import GpuReport
-from gpushare_spawner.placement import Allocation, Ledger
+from gpushare_spawner.placement import Allocation, Ledger, guaranteed_units
 
 
 class Shares:
@@ -104,7 +104,8 @@ class Shares:
         """A session comes, in the ledger and in the arbiters. Returns the sessions that hold something else now."""
         self._sessions[session.id] = session
         self._ledger.add(_allocation(session))
-        session.guaranteed_units = self._guaranteed(session)
+        session.guaranteed_units = self._guaranteed(session, self._ledger.guaranteed)
+        session.weight = self._weight(session, session.guaranteed_units)
         for gpu in session.gpus:
             if session.observed:
                 self._arbitrations[gpu.uuid].observe(session.id)
@@ -117,6 +118,14 @@ class Shares:
         """Its tier changed. Returns the sessions whose borrowed or guaranteed units changed with it."""
         self._ledger.replace(_allocation(session))
         return self._recount(session)
+
+    def work_on_lent_units(self, session: Session, works: bool) -> None:
+        """Have a session that is downgraded or released weigh what it would weigh if it were active, or no longer.
+
+        Only weights change: its units stay lent, so that another session can be placed on them meanwhile.
+        """
+        session.lent_units = works
+        self._set_weights(self._beside(session))
 
     def leave(self, session: Session) -> list[Session]:
         """A session goes; whoever borrowed of it may come to own that. Returns the sessions that changed."""
@@ -140,57 +149,85 @@ class Shares:
         for name, borrowed in self._ledger.settle().items():
             self._sessions[name].record.borrowed_units = borrowed
             changed[name] = self._sessions[name]
-        uuids = {gpu.uuid for gpu in cause.gpus}
-        for session in self._sessions.values():
-            if (
-                session is not cause
-                and session.id not in changed
-                and uuids.isdisjoint(gpu.uuid for gpu in session.gpus)
-            ):
-                continue
-            guaranteed = self._guaranteed(session)
+        concerned = {session.id: session for session in self._beside(cause)} | changed
+        for session in concerned.values():
+            guaranteed = self._guaranteed(session, self._ledger.guaranteed)
             if guaranteed != session.guaranteed_units:
                 session.guaranteed_units = guaranteed
                 changed[session.id] = session
-        weighed = {*changed.values()}
-        if cause.id in self._sessions:
-            weighed.add(cause)
-        # who got less first: then what it loses is there for the others
-        for session in sorted(weighed, key=lambda one: one.weight):
-            for gpu in session.gpus:
-                self._arbitrations[gpu.uuid].set_weight(session.id, session.weight)
+        self._set_weights(concerned.values())
         return list(changed.values())
 
-    def _guaranteed(self, session: Session) -> int:
+    def _beside(self, cause: Session) -> list[Session]:
+        """Return the sessions on the GPUs of a session, itself among them unless it has ended."""
+        uuids = {gpu.uuid for gpu in cause.gpus}
+        return [
+            session
+            for session in self._sessions.values()
+            if session is cause or not uuids.isdisjoint(gpu.uuid for gpu in session.gpus)
+        ]
+
+    def _set_weights(self, sessions: Iterable[Session]) -> None:
+        """Tell the arbiters the weights of sessions that changed; sessions that work on lent units count as active."""
+        weights = [(session, session.guaranteed_units) for session in sessions]
+        if any(session.lent_units for session in self._sessions.values()):
+            on_gpu: dict[str, Mapping[str, int]] = {}
+
+            def if_active(name: str) -> int:
+                gpus = [gpu for gpu in self._sessions[name].gpus if gpu.uuid in self._ledger.capacity.gpus]
+                for gpu in gpus:
+                    if gpu.uuid not in on_gpu:
+                        on_gpu[gpu.uuid] = self._guaranteed_if_active(gpu)
+                return min((on_gpu[gpu.uuid][name] for gpu in gpus), default=0)
+
+            weights = [(session, self._guaranteed(session, if_active)) for session, _ in weights]
+        # who gets less first: then what it loses is there for the others
+        for session, units in sorted(weights, key=lambda weighed: weighed[1]):
+            weight = self._weight(session, units)
+            if weight != session.weight:
+                session.weight = weight
+                for gpu in session.gpus:
+                    self._arbitrations[gpu.uuid].set_weight(session.id, weight)
+
+    def _weight(self, session: Session, units: int) -> int:
+        return max(units, 1) if session.record.effective_units or session.lent_units else 0
+
+    def _guaranteed_if_active(self, gpu: Gpu) -> Mapping[str, int]:
+        """Return what each session on a GPU is guaranteed while those that work on lent units count as active."""
+        held = [_allocation(session, session.lent_units) for session in self._sessions.values() if gpu in session.gpus]
+        return guaranteed_units(self._ledger.capacity.gpus[gpu.uuid].capacity, held)
+
+    def _guaranteed(self, session: Session, units_of: Callable[[str], int]) -> int:
         """What the session has while all others work, within what its user may have on one GPU."""
         if session.record.gpus_unknown:
             return session.record.effective_units  # its layer's matter
-        units = self._ledger.guaranteed(session.id)
+        units = units_of(session.id)
         bound = session.record.request.user_units
         if bound is None:
             return units
         # the same on each of its GPUs, so the fullest one counts
-        together = max((self._of_user(session, gpu) for gpu in session.gpus), default=0)
+        together = max((self._of_user(session, gpu, units_of) for gpu in session.gpus), default=0)
         return units if together <= bound else units * bound // together
 
-    def _of_user(self, session: Session, gpu: Gpu) -> int:
+    def _of_user(self, session: Session, gpu: Gpu, units_of: Callable[[str], int]) -> int:
         """Add up the units of a session's user and quota on a GPU."""
         whose = (session.record.request.user, session.record.request.quota)
         return sum(
-            self._ledger.guaranteed(other.id)
+            units_of(other.id)
             for other in self._sessions.values()
             if gpu in other.gpus and (other.record.request.user, other.record.request.quota) == whose
         )
 
 
-def _allocation(session: Session) -> Allocation:
+def _allocation(session: Session, active: bool = False) -> Allocation:
+    """Return what a session holds; `active`: what it would hold if it were active."""
     record = session.record
     return Allocation(
         session=session.id,
         gpus=record.request.gpus,
         share_units=record.request.share_units,
         borrowed_units=record.borrowed_units,
-        effective_units=record.effective_units,
+        effective_units=record.request.share_units if active else record.effective_units,
         opened_at=record.begun,
         yields=record.yields_until is not None,
         layer=record.request.layer,

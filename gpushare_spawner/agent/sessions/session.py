@@ -12,6 +12,7 @@ from gpushare_spawner.agent.sessions.asks import Asks
 from gpushare_spawner.agent.sockets.connection import Connection, Listener
 from gpushare_spawner.agent.sockets.session_endpoint import SessionEndpoint
 from gpushare_spawner.agent.state.session_record import SessionRecord
+from gpushare_spawner.idle import UseCount
 from gpushare_spawner.model.controls import AskAnswer
 from gpushare_spawner.model.delivered import NOTHING, Delivered
 from gpushare_spawner.model.layers import LayerName
@@ -83,6 +84,12 @@ class Session:
     record: SessionRecord
     gpus: tuple[Gpu, ...]
     guaranteed_units: int = 0
+    weight: int = 0
+    """Its weight in the arbiters: what it is guaranteed, and at least one unit unless it is released and idle."""
+    lent_units: bool = False
+    """It works on units that its tier has lent, and weighs what an active session of its share would."""
+    use_count: UseCount | None = None
+    """Adds up its GPU work until its share is restored, or its notice withdrawn; None: there is neither."""
     kernels_said: dict[Connection, Kernels] = field(default_factory=dict)
     """What each observer that is connected last said about the session's kernels."""
     claims: dict[Connection, dict[str, int]] = field(default_factory=dict)
@@ -154,11 +161,6 @@ class Session:
     def memory_hits(self) -> MemoryLimitHits:
         """Allocations that were refused since the session was opened."""
         return self.memory.hits if self.memory is not None else self.record.memory_hits
-
-    @property
-    def weight(self) -> int:
-        """Its weight in the arbiter: what it is guaranteed, and at least one unit unless it is released."""
-        return max(self.guaranteed_units, 1) if self.record.effective_units else 0
 
     @property
     def observed(self) -> bool:

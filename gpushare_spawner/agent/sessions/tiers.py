@@ -1,4 +1,6 @@
-"""Changes the tier of a session: down on the service's request, up as soon as the session has GPU work."""
+"""Changes the tier of a session: down on the service's request, up as soon as its GPU work counts as use of the share.
+
+Work that is too short for that runs at once all the same, on the units that the tier has lent."""
 
 from __future__ import annotations
 
@@ -8,11 +10,16 @@ from collections.abc import Callable, Iterable
 from gpushare_spawner.agent.sessions.activity import Activity
 from gpushare_spawner.agent.sessions.guaranteed_units import Shares
 from gpushare_spawner.agent.sessions.session import Session
+from gpushare_spawner.idle import UseCount
 from gpushare_spawner.model.protocol.control import AnnounceRequest, ControlRefused, Failure, TierRequest
 from gpushare_spawner.model.report import Notice
-from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.model.tier import Tier, UseRule, voids_idle_action
 
 log = logging.getLogger(__name__)
+
+LENT_FOR = 10.0
+"""Seconds without GPU work after which a session no longer works on lent units. Ours: cells come in rows, and each
+change of weights costs a decision of the arbiters."""
 
 
 class Tiers:
@@ -47,20 +54,40 @@ class Tiers:
                     f"of a share of {share} units",
                 )
             )
-        if request.if_idle_since is not None:
-            now = self._activity(session)
-            if now.busy or (now.last is not None and now.last > request.if_idle_since):
-                raise ControlRefused(
-                    Failure(code="busy", message=f"session {session.id} has worked on the GPU in the meantime")
-                )
-        self.move(session, request.tier, request.effective_units, request.reason, request.yields_until)
+        now = self._activity(session)
+        if voids_idle_action(now.busy, now.last, now.gpu_seconds, request.if_idle_since, request.if_gpu_seconds):
+            raise ControlRefused(
+                Failure(code="busy", message=f"session {session.id} has worked on the GPU in the meantime")
+            )
+        self.move(session, request.tier, request.effective_units, request.reason, request.yields_until, request.use)
 
     def work_begins(self, session: Session) -> None:
-        """Restore the full share before the lease request reaches the arbiter, and withdraw the notice.
+        """Give a downgraded or released session the weight of its share before the lease request reaches the arbiter.
 
-        A share whose units are kept for spawns in quota is not restored, and a notice that work does not avert stays.
-        So does one of a pod that the agent only observes: the service sees the work, and withdraws the notice.
+        Where all work counts as use, restore the share and withdraw the notice. A share whose units are kept for spawns
+        in quota is not restored, and a notice that work does not avert stays. So does one of a pod that the agent only
+        observes: the service sees the work, and withdraws the notice.
         """
+        if _use_rule(session) is None:
+            self._used(session)
+        elif session.record.tier is not Tier.ACTIVE and not session.lent_units and session.record.yields_until is None:
+            self._shares.work_on_lent_units(session, works=True)
+
+    def check_use(self, session: Session) -> None:
+        """Restore the share, or withdraw the notice, of a session whose GPU work counts as use by now."""
+        rule = _use_rule(session)
+        if rule is None:
+            session.use_count = None
+            return
+        now, doing = self._clock(), self._activity(session)
+        if session.use_count is None:
+            session.use_count = UseCount(now, doing.gpu_seconds, doing.last)
+        if session.use_count.add(now, doing.gpu_seconds, doing.busy, doing.last, rule):
+            self._used(session)
+        elif session.lent_units and not doing.busy and now - (doing.last or 0.0) >= LENT_FOR:
+            self._shares.work_on_lent_units(session, works=False)
+
+    def _used(self, session: Session) -> None:
         record = session.record
         if record.tier is not Tier.ACTIVE and record.yields_until is None:
             self.move(session, Tier.ACTIVE, record.request.share_units, "it has GPU work again")
@@ -87,15 +114,27 @@ class Tiers:
             record = session.record
             active = record.tier is Tier.ACTIVE or self._activity(session).busy
             tier, units = (Tier.ACTIVE, record.request.share_units) if active else (record.tier, record.effective_units)
-            self.move(session, tier, units, reason)
+            self.move(session, tier, units, reason, use=record.use)
 
-    def move(self, session: Session, tier: Tier, units: int, reason: str, yields_until: float | None = None) -> None:
+    def move(
+        self,
+        session: Session,
+        tier: Tier,
+        units: int,
+        reason: str,
+        yields_until: float | None = None,
+        use: UseRule | None = None,
+    ) -> None:
         """Set a session's tier, and update the borrowed and guaranteed units of all sessions on its GPUs.
 
-        `yields_until`: see `TierRequest`.
+        `yields_until`, `use`: see `TierRequest`.
         """
-        record = session.record
+        record, doing = session.record, self._activity(session)
         record.yields_until = yields_until
+        record.use = None if tier is Tier.ACTIVE else use
+        session.lent_units = record.use is not None and doing.busy and yields_until is None
+        if tier is not record.tier:
+            session.use_count = UseCount(self._clock(), doing.gpu_seconds, doing.last)
         if yields_until is not None:
             record.borrowed_units = max(record.borrowed_units, record.request.share_units - units)
         if (record.tier, record.effective_units) != (tier, units):
@@ -115,6 +154,17 @@ class Tiers:
             self._save(session)
 
     def _announce(self, session: Session, notice: Notice | None) -> None:
+        if notice is not None and session.record.notice is None and session.record.tier is Tier.ACTIVE:
+            doing = self._activity(session)
+            session.use_count = UseCount(self._clock(), doing.gpu_seconds, doing.last)
         session.record.notice = notice
         if session.conversation is not None:
             session.conversation.tell_notice()
+
+
+def _use_rule(session: Session) -> UseRule | None:
+    """Return how much GPU work restores the share, or withdraws the notice of an active session; None: all does."""
+    record = session.record
+    if record.tier is not Tier.ACTIVE:
+        return record.use
+    return record.notice.use if record.notice is not None else None

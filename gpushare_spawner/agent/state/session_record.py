@@ -15,7 +15,7 @@ from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.memory_limits.hits import NO_HITS, MemoryLimitHits
 from gpushare_spawner.model.protocol.control import OpenRequest
 from gpushare_spawner.model.report import Notice, Units
-from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.model.tier import Tier, UseRule
 
 
 class PodOwner(BaseModel):
@@ -105,6 +105,8 @@ class SessionRecord(BaseModel):
     """The notebook server; None until it is confirmed."""
     pod: PodOwner | None = None
     """Where it is a pod, there is no process."""
+    use: UseRule | None = None
+    """How much GPU work restores the share. None: all work does, or the session is active."""
     notice: Notice | None = None
     yields_until: Instant | None = None
     """Until when the units that its tier took are kept for spawns in quota; None: they are not."""

@@ -38,7 +38,7 @@ from gpushare_spawner.model.memory_engine import MemoryEngine
 from gpushare_spawner.model.quantity import parse_percent_or_bytes
 from gpushare_spawner.model.report import Notice
 from gpushare_spawner.model.share import UNITS_PER_GPU
-from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.model.tier import Tier, UseRule
 
 SESSION = PREFIX + "session"
 """Annotation: the session's id (`model.session_id`). Label of the same name: "true" on every pod with a share."""
@@ -67,6 +67,11 @@ IDLE_SINCE = PREFIX + "idle-since"
 """Annotation: seconds since the epoch; absent when active. The service decided on the tier in the belief that
 the session did no GPU work after this instant. Where the session did, the agent restores the share: it patches the
 annotations back."""
+IF_GPU_SECONDS = PREFIX + "if-gpu-seconds"
+"""Annotation: GPU seconds; absent when active. With more the session has worked since the service decided on the tier;
+where it stands, it counts instead of `IDLE_SINCE`."""
+USE = PREFIX + "use"
+"""Annotation: JSON of `model.tier.UseRule`, how much GPU work restores the share; absent: all work does, at once."""
 YIELDS_UNTIL = PREFIX + "yields-until"
 """Annotation: seconds since the epoch; absent: never. Until then the units that the tier took are kept for spawns in
 quota, and GPU work does not restore them."""
@@ -122,6 +127,10 @@ class PodSession:
     notice: Notice | None = None
     idle_since: float | None = None
     """GPU work after this instant (seconds since the epoch) makes the idle action to `tier` void; None: no guard."""
+    if_gpu_seconds: float | None = None
+    """See `IF_GPU_SECONDS`."""
+    use: UseRule | None = None
+    """How much GPU work restores the share; None: all work does."""
     yields_until: float | None = None
     """Until when the units that the tier took are kept for spawns in quota; None: they are not."""
     memory_limit: str = WHOLE_MEMORY
@@ -158,6 +167,10 @@ class PodSession:
         }
         if self.idle_since is not None:
             written[IDLE_SINCE] = _written_guard(self.idle_since)
+        if self.if_gpu_seconds is not None:
+            written[IF_GPU_SECONDS] = _written_guard(self.if_gpu_seconds)
+        if self.use is not None:
+            written[USE] = self.use.model_dump_json()
         if self.yields_until is not None:
             written[YIELDS_UNTIL] = _written_instant(self.yields_until)
         if self.memory_limit != WHOLE_MEMORY:
@@ -229,6 +242,8 @@ def pod_session(annotations: Mapping[str, str] | None) -> PodSession:
     effective = read(EFFECTIVE_SHARE, _units_from(0), 0, default=share)
     notice = read(NOTICE, _notice, None) if NOTICE in given else None
     idle_since = read(IDLE_SINCE, _instant, 0.0) if IDLE_SINCE in given else None
+    if_gpu_seconds = read(IF_GPU_SECONDS, _instant, 0.0) if IF_GPU_SECONDS in given else None
+    use = read(USE, UseRule.model_validate_json, None) if USE in given else None
     yields_until = read(YIELDS_UNTIL, _instant, 0.0) if YIELDS_UNTIL in given else None
     user_units = read(USER_UNITS, _units_from(1), 0) if USER_UNITS in given else None
     memory_limit = read(MEMORY_LIMIT, _amount, WHOLE_MEMORY, default=WHOLE_MEMORY)
@@ -265,6 +280,8 @@ def pod_session(annotations: Mapping[str, str] | None) -> PodSession:
         effective_units=effective,
         notice=notice,
         idle_since=idle_since,
+        if_gpu_seconds=if_gpu_seconds,
+        use=use,
         yields_until=yields_until,
         memory_limit=memory_limit,
         oversubscribe=oversubscribe,
@@ -286,14 +303,21 @@ def tier_patch(
     effective_units: int,
     idle_since: float | None = None,
     yields_until: float | None = None,
+    if_gpu_seconds: float | None = None,
+    use: UseRule | None = None,
 ) -> dict[str, str | None]:
     """Return the annotations of a merge patch that moves a session to a tier; it withdraws the notice.
 
-    `idle_since` guards the idle action, see `IDLE_SINCE`; `yields_until`: see `YIELDS_UNTIL`.
+    The others are those of `IDLE_SINCE`, `YIELDS_UNTIL`, `IF_GPU_SECONDS` and `USE`.
     """
-    guard = None if idle_since is None else _written_guard(idle_since)
-    kept = None if yields_until is None else _written_instant(yields_until)
-    return {**_written_tier(tier, since, effective_units), IDLE_SINCE: guard, YIELDS_UNTIL: kept, NOTICE: None}
+    return {
+        **_written_tier(tier, since, effective_units),
+        IDLE_SINCE: None if idle_since is None else _written_guard(idle_since),
+        IF_GPU_SECONDS: None if if_gpu_seconds is None else _written_guard(if_gpu_seconds),
+        USE: None if use is None else use.model_dump_json(),
+        YIELDS_UNTIL: None if yields_until is None else _written_instant(yields_until),
+        NOTICE: None,
+    }
 
 
 def notice_patch(notice: Notice | None) -> dict[str, str | None]:
@@ -325,9 +349,9 @@ def _written_instant(instant: float) -> str:
     return f"{instant:.3f}"
 
 
-def _written_guard(idle_since: float) -> str:
+def _written_guard(seconds: float) -> str:
     # rounded up: rounded down, the very work that the service knows of would void the action
-    return f"{math.ceil(idle_since * 1000) / 1000:.3f}"
+    return f"{math.ceil(seconds * 1000) / 1000:.3f}"
 
 
 def _some_text(text: str) -> str:

@@ -28,7 +28,7 @@ from gpushare_spawner.model.quantity import PercentOrBytes
 from gpushare_spawner.model.report import Notice
 from gpushare_spawner.model.session_id import MAX_LENGTH
 from gpushare_spawner.model.share import UNITS_PER_GPU
-from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.model.tier import Tier, UseRule
 
 CONTROL_VERSION: Literal[1] = 1
 MAX_LINE_BYTES = 16 * 1024 * 1024
@@ -42,11 +42,9 @@ class _Request(BaseModel):
     version: Literal[1] = CONTROL_VERSION
 
 
-def _without(field: str, written: dict[str, Any]) -> dict[str, Any]:
-    """Leave out a field that says nothing: an agent that does not know the field refuses the request."""
-    if written.get(field) is None:
-        written.pop(field, None)
-    return written
+def _without(written: dict[str, Any], *fields: str) -> dict[str, Any]:
+    """Leave out these fields where they are None: an agent that does not know a field refuses the request."""
+    return {name: value for name, value in written.items() if value is not None or name not in fields}
 
 
 class ReportRequest(_Request):
@@ -88,7 +86,7 @@ class OpenRequest(_Request):
 
     @model_serializer(mode="wrap")
     def _for_older_agents(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        written = _without("user_units", handler(self))
+        written = _without(handler(self), "user_units")
         if self.engine is MemoryEngine.MANAGED:
             del written["engine"]
         if self.layer is LayerName.NATIVE:
@@ -120,7 +118,7 @@ class CloseRequest(_Request):
 class TierRequest(_Request):
     """Change a session's tier, by the service's decision. Answered with whether it was applied.
 
-    The agent refuses (`busy`) if there was a burst after `if_idle_since`: the decision did not know of it.
+    The agent refuses (`busy`) if the session has worked since the decision, see `voids_idle_action`.
     """
 
     op: Literal["tier"] = "tier"
@@ -129,13 +127,16 @@ class TierRequest(_Request):
     effective_units: Annotated[int, Field(ge=0, le=UNITS_PER_GPU)]
     reason: str
     if_idle_since: Instant | None = None
+    if_gpu_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    use: UseRule | None = None
+    """How much GPU work restores the share after a downgrade or release. None: all work does, at once."""
     yields_until: Instant | None = None
     """The session gives up the units that the tier takes: another session can come to own them, and until then, at most
     until this instant, GPU work does not restore them. None: the session keeps owning its units."""
 
     @model_serializer(mode="wrap")
     def _for_older_agents(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return _without("yields_until", handler(self))
+        return _without(handler(self), "if_gpu_seconds", "use", "yields_until")
 
 
 class ResizeRequest(_Request):
@@ -165,6 +166,11 @@ class AnnounceRequest(_Request):
     reason: str = ""
     cause: IdleCause | None = None
     after_seconds: Annotated[float, Field(ge=0)] = 0.0
+    use: UseRule | None = None
+
+    @model_serializer(mode="wrap")
+    def _for_older_agents(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return _without(handler(self), "use")
 
     @classmethod
     def of(cls, session: str, notice: Notice | None) -> AnnounceRequest:
@@ -223,7 +229,7 @@ class MessageRequest(_Request):
 
     @model_serializer(mode="wrap")
     def _for_older_agents(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return _without("cause", handler(self))
+        return _without(handler(self), "cause")
 
 
 class AnswerRequest(_Request):

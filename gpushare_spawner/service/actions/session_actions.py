@@ -16,7 +16,7 @@ from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.report import SessionReport
 from gpushare_spawner.model.share import units_from_fraction
 from gpushare_spawner.model.template import Idle, Template
-from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.model.tier import Tier, UseRule
 from gpushare_spawner.service.actions.action_log import ActionLog
 from gpushare_spawner.service.actions.admin import AdminActions
 from gpushare_spawner.service.actions.controls import ControlsOfSessions
@@ -83,17 +83,19 @@ class SessionActions:
         pending: Callable[[], Awaitable[Sequence[HubServer] | None]] = _unknown,
         journal: RestartJournal | None = None,
         nodes_are_added: bool = False,
+        use_rule: Callable[[Idle], UseRule] = lambda idle: UseRule(),
     ) -> None:
         """``agents`` is iterated over anew each time; ``keep_rule`` returns a template's limits of keeps, None: it is
-        gone; ``record`` enters an action in the history; ``clock`` gives seconds since the epoch; ``quotas`` returns
-        those in force; ``pending`` the servers that the hub is starting, None: unknown; ``journal`` stores the restarts
-        that are under way; ``nodes_are_added``: nodes that come later may take what no node of now can."""
+        gone; ``use_rule`` how much GPU work counts as use of its shares; ``record`` enters an action in the history;
+        ``clock`` gives seconds since the epoch; ``quotas`` returns those in force; ``pending`` the servers that the hub
+        is starting, None: unknown; ``journal`` stores the restarts that are under way; ``nodes_are_added``: nodes that
+        come later may take what no node of now can."""
         log = ActionLog(record, clock)
         controls = ControlsOfSessions(agents, clock)
         self._keeps = KeepActions(controls, templates, keep_rule, log)
         self._admin = AdminActions(controls, log)
         self._templates = templates
-        self._tiers = TierActions(templates, log, clock)
+        self._tiers = TierActions(templates, use_rule, log, clock)
         self._servers = ServerActions(hub, log)
         self._restarts = RestartActions(
             agents, hub, templates, quotas, log, journal or NoJournal(), clock, nodes_are_added
@@ -134,7 +136,7 @@ class SessionActions:
         return await self._keeps.settle(one)
 
     async def release(self, one: Target, actor: Actor, asked: Asked | None = None, why: str | None = None) -> Outcome:
-        """Release the share of an idle session; the next GPU work restores it.
+        """Release the share of an idle session; GPU work that lasts restores it.
 
         ``why``, here and below: what an admin says of the action, which the session's user reads with it; empty:
         nothing. None: the user hears of the action otherwise.

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from gpushare_spawner.idle import Observation
 from gpushare_spawner.model.protocol.control import TierRequest
 from gpushare_spawner.model.report import SessionReport
-from gpushare_spawner.model.template import Template
-from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.model.template import Idle, Template
+from gpushare_spawner.model.tier import Tier, UseRule
 from gpushare_spawner.service.actions.action_log import ActionLog
 from gpushare_spawner.service.actions.outcome import (
     ActionRefused,
@@ -35,9 +35,14 @@ class TierActions:
     """Each method raises ActionRefused."""
 
     def __init__(
-        self, templates: Callable[[], Mapping[str, Template]], log: ActionLog, clock: Callable[[], float]
+        self,
+        templates: Callable[[], Mapping[str, Template]],
+        use_rule: Callable[[Idle], UseRule],
+        log: ActionLog,
+        clock: Callable[[], float],
     ) -> None:
         self._templates = templates
+        self._use_rule = use_rule
         self._log = log
         self._clock = clock
 
@@ -58,7 +63,7 @@ class TierActions:
     async def tier(self, one: Target, tier: Tier, actor: Actor, why: str = "") -> Outcome:
         """Change the tier of a session to active, downgraded or released, by an admin's decision.
 
-        The next GPU work restores the share, and a session that is made active counts as idle from now on.
+        GPU work that lasts restores the share, and a session that is made active counts as idle from now on.
         """
         check_admin(actor)
         session = await current(one)
@@ -75,11 +80,14 @@ class TierActions:
             raise ActionRefused(words.STOP_IS_NO_TIER, RefusalCode.BAD_REQUEST)
         if tier is not Tier.DOWNGRADED:
             return session.share_units if tier is Tier.ACTIVE else 0
-        template = SessionTemplates.of(self._templates()).of_user(session.template, session.user)
+        template = self._template(session)
         units = template.idle.units(tier, session.share) if template is not None else 0
         if not 0 < units < session.share_units:
             raise ActionRefused(words.no_downgrade(session.template), RefusalCode.BAD_REQUEST)
         return units
+
+    def _template(self, session: SessionReport) -> Template | None:
+        return SessionTemplates.of(self._templates()).of_user(session.template, session.user)
 
     async def _move(self, one: Target, session: SessionReport, tier: Tier, units: int, reason: str) -> bool:
         """Have the agent change the tier, and return whether it has done so; False: it has not said so in time.
@@ -90,12 +98,15 @@ class TierActions:
         if taken and (session.gpu_busy or session.waiting):
             raise ActionRefused(words.GPU_BUSY, RefusalCode.BUSY)
         yields = session.yields and tier is not Tier.ACTIVE
+        template = self._template(session)
+        rule = self._use_rule(template.idle) if template is not None and tier is not Tier.ACTIVE else UseRule()
         request = TierRequest(
             id=session.id,
             tier=tier,
             effective_units=units,
             reason=reason,
             if_idle_since=max(0.0, Observation.of(session).gpu_quiet_since) if taken else None,
+            use=rule if rule.min_use > 0 else None,
             yields_until=self._clock() + YIELD_SECONDS if yields else None,
         )
         with refusals():

@@ -106,7 +106,7 @@ async def end_keep(call: Call[Nothing, Nothing]) -> Done:
 
 
 async def release(call: Call[Nothing, ReasonBody]) -> Done:
-    """Release the share of a session that does no GPU work now. Kernels keep running; the next GPU work restores the
+    """Release the share of a session that does no GPU work now. Kernels keep running; GPU work that lasts restores the
     share. On a cluster the answer waits up to 10 s for the node's agent. The user reads in JupyterLab if somebody else
     did it, with the reason."""
     why = call.body.reason
@@ -137,7 +137,7 @@ async def restart(call: Call[Nothing, RestartBody]) -> Done:
 
 
 async def tier(call: Call[Nothing, TierBody]) -> Done:
-    """Change the tier of a session. The next GPU work restores the share."""
+    """Change the tier of a session. GPU work that lasts restores the share."""
     body = call.body
     return await on_session(
         call, lambda one, actor: call.services.actions.tier(one, Tier(body.tier), actor, body.reason)

@@ -258,11 +258,11 @@ class Culler:
             return partial(stop_yielding, one)
         if one.decision.tier is not one.session.tier:
             self._kept_since[one.session.id] = one.decided_at
-            return partial(take_gpu_action, one, self.counters, self._actions, self.use)
+            return partial(take_gpu_action, one, self.counters, self._actions)
         if self._has_to_go_on_yielding(one):
             self._kept_since[one.session.id] = one.decided_at
             return partial(go_on_yielding, one)
-        return partial(update_notice, one, self.counters, self.use)
+        return partial(update_notice, one, self.counters)
 
     def _end_of_controls(self, one: SessionDecision) -> Action | None:
         """Return how a keep or an exemption that is over is removed; None: there is none."""

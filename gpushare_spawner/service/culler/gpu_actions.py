@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import time
 
-from gpushare_spawner.idle import DryRun, IdleAction, NoAction, RecentUse
+from gpushare_spawner.idle import DryRun, IdleAction
 from gpushare_spawner.model.idle_cause import IdleCause
 from gpushare_spawner.model.protocol.control import AnnounceRequest, TierRequest
 from gpushare_spawner.model.report import Notice
 from gpushare_spawner.model.share import Share
-from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.model.tier import Tier, UseRule
 from gpushare_spawner.service.actions.tiers import YIELD_SECONDS
 from gpushare_spawner.service.counters import Counters
 from gpushare_spawner.service.culler.decisions import SessionDecision
@@ -20,13 +20,13 @@ from gpushare_spawner.wording.idle_decisions import decided, explained
 log = logging.getLogger("gpushare.service")
 
 
-async def take_gpu_action(one: SessionDecision, counters: Counters, actions: IdleActionLog, use: RecentUse) -> bool:
-    """Ask the agent for the tier that was decided; ``use`` takes note of it. Returns True.
+async def take_gpu_action(one: SessionDecision, counters: Counters, actions: IdleActionLog) -> bool:
+    """Ask the agent for the tier that was decided. Returns True.
 
     The agent refuses (ControlRefused) if the session has worked on the GPU since, unless it makes way for a spawn in
     quota.
     """
-    session, decision, share = one.session, one.decision, one.session.share
+    session, decision, seen, share = one.session, one.decision, one.observation, one.session.share
     reclaims = decision.upcoming is not None and decision.upcoming.cause is IdleCause.RECLAIM
     await one.agent.tier(
         TierRequest(
@@ -35,10 +35,11 @@ async def take_gpu_action(one: SessionDecision, counters: Counters, actions: Idl
             effective_units=decision.units,
             reason=decided(decision, share),
             if_idle_since=None if reclaims else max(0.0, decision.worked_at),
+            if_gpu_seconds=None if reclaims else seen.use_from_gpu_seconds,
+            use=seen.use_rule,
             yields_until=one.decided_at + YIELD_SECONDS if one.claim is not None else None,
         )
     )
-    use.acted(session.id, decision.tier)
     actions.gpu_action(one)
     counters.acted(decision.tier)
     return True
@@ -54,7 +55,7 @@ async def suppose(one: SessionDecision, dry_run: DryRun, actions: IdleActionLog)
         if seen.notice is not None:
             dry_run.notify(session.id, seen, None, one.decided_at)
     elif seen.notice is None or not _same(seen.notice, decision.notice):
-        dry_run.notify(session.id, seen, notice_of(decision.notice, session.share), one.decided_at)
+        dry_run.notify(session.id, seen, notice_of(decision.notice, session.share, seen.use_rule), one.decided_at)
     return False
 
 
@@ -68,6 +69,7 @@ async def go_on_yielding(one: SessionDecision) -> bool:
             tier=session.tier,
             effective_units=session.effective_units,
             reason="a spawn in quota still waits for its units, or has them and starts",
+            use=one.observation.use_rule,
             yields_until=one.decided_at + YIELD_SECONDS,
         )
     )
@@ -80,37 +82,33 @@ async def stop_yielding(one: SessionDecision) -> bool:
     works = session.gpu_busy or session.waiting
     tier, units = (Tier.ACTIVE, session.share_units) if works else (session.tier, session.effective_units)
     if tier is not Tier.STOPPED:
-        await one.agent.tier(TierRequest(id=session.id, tier=tier, effective_units=units, reason=reason))
+        use = one.observation.use_rule if tier is not Tier.ACTIVE else None
+        await one.agent.tier(TierRequest(id=session.id, tier=tier, effective_units=units, reason=reason, use=use))
         log.info("%s: %s", one.name, reason)
     return True
 
 
-async def update_notice(one: SessionDecision, counters: Counters, use: RecentUse | None = None) -> bool:
-    """Send the notice that should stand, or withdraw one that should not. Returns False: the tier stays.
-
-    ``use`` takes note of it.
-    """
+async def update_notice(one: SessionDecision, counters: Counters) -> bool:
+    """Send the notice that should stand, or withdraw one that should not. Returns False: the tier stays."""
     told, coming = one.session.notice, one.decision.notice
     share = one.session.share
     if coming is None:
         if told is not None:
             await one.agent.announce(AnnounceRequest(id=one.session.id, tier=None, reason=decided(one.decision, share)))
-            if use is not None and one.decision.no_action is not NoAction.GPU_BUSY:
-                use.notified(one.session.id, None)
             why = decided(one.decision, share)
             log.info("%s: notice withdrawn (%s at %s): %s", one.name, told.tier, _time(told.at), why)
             counters.withdrew(told.tier)
     elif told is None or not _same(told, coming):
-        await one.agent.announce(AnnounceRequest.of(one.session.id, notice_of(coming, share)))
-        if use is not None:
-            use.notified(one.session.id, notice_of(coming, share))
+        notice = notice_of(coming, share, one.observation.use_rule)
+        await one.agent.announce(AnnounceRequest.of(one.session.id, notice))
         log.info("%s: user notified: %s at %s", one.name, coming.tier, _time(coming.at))
         counters.notified(coming.tier)
     return False
 
 
-def notice_of(action: IdleAction, share: Share) -> Notice:
-    """Return the notice of a coming action, as the session's agent gets it."""
+def notice_of(action: IdleAction, share: Share, use: UseRule | None = None) -> Notice:
+    """Return the notice of a coming action, as the session's agent gets it. ``use``: how much GPU work counts as use
+    of the share; a stop is averted by work of any length."""
     return Notice(
         tier=action.tier,
         at=action.at,
@@ -118,6 +116,7 @@ def notice_of(action: IdleAction, share: Share) -> Notice:
         effective_units=action.units,
         cause=action.cause,
         after_seconds=action.after,
+        use=use if action.cause is IdleCause.IDLE and action.tier is not Tier.STOPPED else None,
     )
 
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from gpushare_spawner.idle import KeepRule, UseRule
+from gpushare_spawner.idle import KeepRule
 from gpushare_spawner.model.template import Idle, KeepLimits
+from gpushare_spawner.model.tier import UseRule
 
-MIN_USE = 0.2
-"""GPU seconds in the window. Ours: a step of training takes this long. The library looks at a burst every millisecond,
-so that an empty one counts 2 to 4 ms: one every 20 s is 0.06 s in the window."""
-USE_WINDOW = 300.0
-"""Seconds. Ours: the usual notice period."""
+LEAST_USE = 1 / 60
+"""The part of its first idle time for which a session has to use the GPU to keep its share. Ours: 5 s of 5 minutes.
+Then a session that uses the GPU for less than 0.1 % of 4 hours keeps its full share for less than 10 % of them: it can
+pay for the time at the beginning and for two times more."""
+MOST_MIN_USE = 15.0
+"""GPU seconds. Ours: a user who comes back to a template of long idle times does not wait longer for the full share,
+and 0.1 % of 4 hours are 14.4 s."""
 
 
 @dataclass(frozen=True)
@@ -31,9 +34,9 @@ class CullerSettings:
     remove_named_servers: bool = False
     dry_run: bool = False
     """Decide, log and show idle actions, and carry out none."""
-    min_use: float = MIN_USE
-    """GPU seconds within the window that count as use of a share; 0: all GPU work counts."""
-    use_window: float = USE_WINDOW
+    min_use: float | None = None
+    """GPU seconds that count as use of a share; 0: all GPU work counts; None: `LEAST_USE` of the template's first idle
+    time."""
     idle_when: Literal["always", "pressure"] = "always"
     """Whether idle shares are taken always, or only while a spawn waits that can use the units."""
     keep_longest: float = KeepRule.longest
@@ -45,8 +48,10 @@ class CullerSettings:
 
     def use_rule(self, idle: Idle) -> UseRule:
         """Return how much GPU work counts as use for a template."""
-        least = idle.min_use if idle.min_use is not None else self.min_use
-        return UseRule(least, idle.use_window or self.use_window or USE_WINDOW)
+        first = idle.first_after or UseRule().window
+        given = idle.min_use if idle.min_use is not None else self.min_use
+        least = given if given is not None else min(MOST_MIN_USE, first * LEAST_USE)
+        return UseRule(min_use=least, window=first)
 
     def keep_rule(self, idle: Idle | None) -> KeepRule:
         """Return what users may keep of a template's shares; None: the template is gone."""

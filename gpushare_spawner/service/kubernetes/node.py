@@ -28,7 +28,7 @@ from gpushare_spawner.model.protocol.control import (
     TierRequest,
 )
 from gpushare_spawner.model.report import SessionReport
-from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.model.tier import Tier, voids_idle_action
 from gpushare_spawner.service.kubernetes.pod_sessions import SessionPod
 from gpushare_spawner.service.reports import KnownReport
 from gpushare_spawner.wording.controls.session_controls import out_of_reach
@@ -98,15 +98,23 @@ class NodeAgent:
         pod = self._unchanged(request.id)
         needed = IdleReach.RELEASE if request.tier is Tier.RELEASED else IdleReach.DOWNGRADE
         _check_reach(pod, needed)
-        if request.if_idle_since is not None:
-            current = self._known.report(self.node)[0].session(request.id)
-            worked = current is not None and (
-                current.gpu_busy or current.waiting or (current.last_gpu_activity or 0.0) > request.if_idle_since
-            )
-            if worked:
-                raise _refusal("busy", f"session {request.id} has worked on the GPU in the meantime")
+        current = self._known.report(self.node)[0].session(request.id)
+        if current is not None and voids_idle_action(
+            current.gpu_busy or current.waiting,
+            current.last_gpu_activity,
+            current.gpu_seconds,
+            request.if_idle_since,
+            request.if_gpu_seconds,
+        ):
+            raise _refusal("busy", f"session {request.id} has worked on the GPU in the meantime")
         patch = kubernetes.tier_patch(
-            request.tier, self._clock(), request.effective_units, request.if_idle_since, request.yields_until
+            request.tier,
+            self._clock(),
+            request.effective_units,
+            request.if_idle_since,
+            request.yields_until,
+            request.if_gpu_seconds,
+            request.use,
         )
         if request.yields_until is not None:
             # with the tier: else a spawn that is placed before the agent patches would borrow the units

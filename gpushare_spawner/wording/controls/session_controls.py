@@ -38,9 +38,9 @@ MESSAGE_WITHDRAWN = "The message is withdrawn."
 NO_MESSAGE = "The user has no message of an admin."
 NO_TEXT = "The message is empty. Write a text."
 
-RELEASED = "The GPU share is released. The next GPU work restores it."
+RELEASED = "The GPU share is released. GPU work runs at once; some seconds of it restore the share."
 NOT_TOLD = "The user could not be told."
-RELEASED_ALREADY = "The GPU share is already released. The next GPU work restores it."
+RELEASED_ALREADY = "The GPU share is already released. GPU work runs at once; some seconds of it restore the share."
 TIER_UNDER_WAY = (
     "The change of the tier is under way: the GPU agent of this node has not confirmed it yet. GPU work that begins "
     "before that prevents it."
@@ -74,7 +74,7 @@ REQUEUED = "The spawn is at the end of the queue."
 def kept(seconds: float, tier: Tier) -> str:
     """Return that a share is kept from now on for so long. ``tier``: the session's."""
     said = f"The GPU share is kept for {duration(seconds)}."
-    return said if tier is Tier.ACTIVE else f"{said} It is {tier} now: the next GPU work restores it."
+    return said if tier is Tier.ACTIVE else f"{said} It is {tier} now: some seconds of GPU time restore it."
 
 
 def kept_already(seconds: float) -> str:

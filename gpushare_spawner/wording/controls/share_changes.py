@@ -31,7 +31,7 @@ def changed(before: int, units: int, borrowed: int, tier: Tier, memory_limit: in
         said += f" Guaranteed: {guarantee(owned, gpu_share(units))}."
     if memory_limit is not None:
         said += f" The server's programs can allocate {memory(memory_limit)} of GPU memory."
-    return said if tier is Tier.ACTIVE else f"{said} It is {tier}: the next GPU work restores it."
+    return said if tier is Tier.ACTIVE else f"{said} It is {tier}: some seconds of GPU time restore it."
 
 
 def not_allowed(choices: Iterable[int]) -> str:

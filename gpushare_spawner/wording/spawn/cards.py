@@ -82,7 +82,7 @@ def idle_actions(template: Template, reach: Collection[IdleReach] = _WHOLE_REACH
 
 
 def takes_idle_share(template: Template, reach: Collection[IdleReach] = _WHOLE_REACH) -> bool:
-    """Return whether an idle session loses units, and gets them back with its next GPU work. ``reach``: see
+    """Return whether an idle session loses units, and gets them back when it uses the GPU. ``reach``: see
     `idle_actions`."""
     idle = template.idle
     downgraded = idle.downgrade_after is not None and IdleReach.DOWNGRADE in reach

@@ -20,15 +20,17 @@ from gpushare_spawner.model.delivered import NOTHING
 from gpushare_spawner.model.kubernetes import (
     EFFECTIVE_SHARE,
     IDLE_SINCE,
+    IF_GPU_SECONDS,
     NOTICE,
     TIER,
     TIER_SINCE,
+    USE,
     YIELDS_UNTIL,
     PodSession,
 )
 from gpushare_spawner.model.protocol.control import AnnounceRequest
 from gpushare_spawner.model.report import Notice
-from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.model.tier import Tier, UseRule
 from tests.agent.conftest import request_for
 from tests.agent.peers import FIRST
 
@@ -55,7 +57,15 @@ class World:
         self.saved = 0
         self.part = TierAnnotations(self, lambda session: self.doing, self.save)
 
-    def move(self, session: Session, tier: Tier, units: int, reason: str, yields_until: float | None = None) -> None:
+    def move(
+        self,
+        session: Session,
+        tier: Tier,
+        units: int,
+        reason: str,
+        yields_until: float | None = None,
+        use: UseRule | None = None,
+    ) -> None:
         self.moves.append((tier, units))
         session.record.tier, session.record.effective_units = tier, units
 
@@ -148,8 +158,8 @@ def test_no_patch_is_wanted_while_both_say_the_same(world: World) -> None:
 def test_restored_session_wants_its_pod_patched(world: World) -> None:
     world.session.record.tier_since = 1650.0
     assert patch_wanted(down(), world.session.record, 1700.0) == {
-        TIER: "active", TIER_SINCE: "1650.000", EFFECTIVE_SHARE: "25", IDLE_SINCE: None, NOTICE: None,
-        YIELDS_UNTIL: None,
+        TIER: "active", TIER_SINCE: "1650.000", EFFECTIVE_SHARE: "25", IDLE_SINCE: None, IF_GPU_SECONDS: None,
+        USE: None, NOTICE: None, YIELDS_UNTIL: None,
     }  # fmt: skip
 
 

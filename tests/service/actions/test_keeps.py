@@ -163,7 +163,7 @@ async def test_durations_that_no_calendar_has_are_refused(acting: Acting, actor:
 async def test_a_released_share_is_kept_from_its_next_gpu_work(acting: Acting, agent: FakeAgent) -> None:
     agent.add("ann", tier=Tier.RELEASED, effective_units=0)
     outcome = await acting.actions.keep(acting.seen(), ANN, seconds=HOUR)
-    assert outcome.text == "The GPU share is kept for 1 h. It is released now: the next GPU work restores it."
+    assert outcome.text == "The GPU share is kept for 1 h. It is released now: some seconds of GPU time restore it."
     assert agent.sessions["ann"].tier is Tier.RELEASED
 
 

@@ -67,7 +67,8 @@ async def test_smaller_share_of_a_released_session_says_that_work_restores_it(ac
     acting.agent.add("ann", tier=Tier.RELEASED, effective_units=0, guaranteed_units=0)
     outcome = await acting.actions.share(acting.seen(), ANN, 0.1)
     assert (
-        outcome.text == "The share is 0.10 GPU now (before: 0.25 GPU). It is released: the next GPU work restores it."
+        outcome.text
+        == "The share is 0.10 GPU now (before: 0.25 GPU). It is released: some seconds of GPU time restore it."
     )
 
 

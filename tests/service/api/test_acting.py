@@ -21,8 +21,8 @@ HOUR = 3600.0
 
 async def test_a_share_is_kept_and_shown_as_kept_at_once(api: Client, machine: Machine) -> None:
     got = await api.ask("POST", "sessions/bob/keep", BOB, {"hours": 4})
-    assert got.body == {"changed": True, "message": "The GPU share is kept for 4 h. It is downgraded now: the next GPU "
-                        "work restores it."}  # fmt: skip
+    assert got.body == {"changed": True, "message": "The GPU share is kept for 4 h. It is downgraded now: some "
+                        "seconds of GPU time restore it."}  # fmt: skip
     shown = await api.get("sessions/bob", BOB)
     assert shown["keep"] == {"until": NOW + 4 * HOUR, "since": NOW, "by": "bob"}
     limits = {"longest_seconds": 8 * HOUR, "per_day": 3, "at_once": 2}

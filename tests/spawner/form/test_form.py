@@ -107,7 +107,7 @@ async def test_a_card_says_what_its_template_promises(reservations: AgentReserva
         "Server 1 to 4 CPU cores · 4 GiB to 16 GiB memory",
         "If idle after 15 min, downgraded to 0.10 GPU; after 45 min, released and lent; "
         "after 8 h, the server is stopped",
-        "Your kernel keeps running. Your next GPU cell restores the full share.",
+        "Your kernel keeps running. GPU cells run at once, and some seconds of GPU time restore the full share.",
     ):
         assert sentence in page.text
     assert page.checked == ["quarter"]

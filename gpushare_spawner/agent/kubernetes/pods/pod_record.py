@@ -47,6 +47,7 @@ def pod_record(pod: Pod, said: PodSession, devices: Mapping[str, Given], seen: t
         effective_units=said.effective_units,
         tier=said.tier,
         tier_since=said.tier_since,
+        use=said.use,
         notice=said.notice,
         yields_until=said.yields_until,
         controls=said.controls,

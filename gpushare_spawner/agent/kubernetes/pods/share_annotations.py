@@ -75,7 +75,7 @@ def share_patch_wanted(said: PodSession, record: SessionRecord) -> dict[str, str
         patch |= kubernetes.share_patch(request.share_units, placed, str(request.memory_limit))
         # all of them at once: units beyond the share would make the annotations invalid
         patch |= kubernetes.tier_patch(
-            record.tier, record.tier_since, record.effective_units, yields_until=record.yields_until
+            record.tier, record.tier_since, record.effective_units, yields_until=record.yields_until, use=record.use
         )
         patch |= kubernetes.borrowed_patch(record.borrowed_units)
     if said.resized != hold.resized:

@@ -1,8 +1,9 @@
 """A session's tier and notice against those in its pod's annotations: which of the two follows the other.
 
 The service patches a tier down, and the agent follows, unless the session worked in the meantime; the agent restores a
-tier when work begins, and the pod's annotations follow. Which of two that differ is the newer is told by what has been
-seen: annotations that were dealt with already are no new decision. The instant in them makes each decision unique.
+tier when work counts as use, and the pod's annotations follow. Which of two that differ is the newer is told by what
+has been seen: annotations that were dealt with already are no new decision. The instant in them makes each decision
+unique.
 
 A notice goes one way: the annotations say which one stands, and the agent shows it or none. The agent never writes one.
 It removes the one that it has withdrawn itself, see `PodOwner.averted`. Does not patch: annotation_writer.py.
@@ -11,6 +12,7 @@ It removes the one that it has withdrawn itself, see `PodOwner.averted`. Does no
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
@@ -22,7 +24,7 @@ from gpushare_spawner.model import kubernetes
 from gpushare_spawner.model.kubernetes import PodSession
 from gpushare_spawner.model.protocol.control import AnnounceRequest
 from gpushare_spawner.model.report import Notice
-from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.model.tier import Tier, UseRule, voids_idle_action
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +35,15 @@ MAX_SEEN = 16
 class Moves(Protocol):
     """What changes tiers: sessions.tiers.Tiers."""
 
-    def move(self, session: Session, tier: Tier, units: int, reason: str, yields_until: float | None = None) -> None:
+    def move(
+        self,
+        session: Session,
+        tier: Tier,
+        units: int,
+        reason: str,
+        yields_until: float | None = None,
+        use: UseRule | None = None,
+    ) -> None:
         """Set a session's tier."""
 
     def announce(self, session: Session, request: AnnounceRequest) -> None:
@@ -67,21 +77,24 @@ class TierAnnotations:
             return
         doing = self._activity(session)
         down = said.effective_units < record.effective_units or said.tier.depth > record.tier.depth
-        worked = said.idle_since is not None and doing.last is not None and doing.last > said.idle_since
+        # without a guard work that runs now counts
+        since = said.idle_since if said.idle_since is not None else math.inf
+        worked = voids_idle_action(doing.busy, doing.last, doing.gpu_seconds, since, said.if_gpu_seconds)
         # work does not avert what a session gives up for spawns in quota
-        if down and said.yields_until is None and (doing.busy or worked):
+        if down and said.yields_until is None and worked:
             log.info(
                 "session %s does not change to tier %s: it has worked on the GPU in the meantime", session.id, said.tier
             )
             return
         units = min(said.effective_units, record.request.share_units)
-        self._tiers.move(session, said.tier, units, "set in the annotations of its pod", said.yields_until)
+        self._tiers.move(session, said.tier, units, "set in the annotations of its pod", said.yields_until, said.use)
 
     def _follow_notice(self, session: Session, hold: PodOwner, notice: Notice | None) -> None:
         """Show the notice that the annotations have, unless it is the one that was averted."""
         if notice is not None and notice == hold.averted:
             return
-        averted = notice is not None and notice.averted_by_work and self._activity(session).busy
+        all_work_counts = notice is not None and notice.averted_by_work and notice.use is None
+        averted = all_work_counts and self._activity(session).busy
         shown, withdrawn = (None, notice) if averted else (notice, None)
         if (shown, withdrawn) == (session.record.notice, hold.averted):
             return
@@ -101,7 +114,7 @@ def patch_wanted(said: PodSession, record: SessionRecord, now: float) -> dict[st
     averted = said.notice is not None and record.pod is not None and said.notice == record.pod.averted
     if _tier_of(said) != _tier_of(record):
         since, units = record.tier_since, record.effective_units
-        patch |= kubernetes.tier_patch(record.tier, since, units, yields_until=record.yields_until)
+        patch |= kubernetes.tier_patch(record.tier, since, units, yields_until=record.yields_until, use=record.use)
     elif averted and record.tier is Tier.ACTIVE:
         # work began, and the hub hears of it before the report says so: idleness counts from now on
         patch |= kubernetes.tier_patch(Tier.ACTIVE, now, record.effective_units)
