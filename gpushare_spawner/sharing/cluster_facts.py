@@ -14,7 +14,7 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Any
 
-from gpushare_spawner.model.kubernetes import millicores, quantity
+from gpushare_spawner.model.kubernetes import PREFIX, is_mirror, millicores, quantity
 
 PRODUCT_LABEL = "nvidia.com/gpu.product"
 """The GPU model of a node, with dashes for spaces. (NVIDIA's GPU feature discovery.)"""
@@ -115,8 +115,8 @@ class ClusterPod:
             name=metadata["name"],
             namespace=metadata["namespace"],
             node=spec.get("nodeName") or "",
-            labels=metadata.get("labels") or {},
-            annotations=metadata.get("annotations") or {},
+            labels=_vouched(metadata, "labels"),
+            annotations=_vouched(metadata, "annotations"),
             requests=amounts(requests),
             phase=status.get("phase") or "Pending",
         )
@@ -287,6 +287,14 @@ class ClusterFacts:
     def free(self, node: ClusterNode, resource: str) -> int:
         """Return what a node has left of a resource, at least 0."""
         return max(0, node.allocatable.get(resource, 0) - self.requested(node.name, resource))
+
+
+def _vouched(metadata: Mapping[str, Any], part: str) -> Mapping[str, str]:
+    """Return the labels or annotations of a pod, without ours where its node has made it."""
+    given: Mapping[str, str] = metadata.get(part) or {}
+    if is_mirror(metadata):
+        return {name: text for name, text in given.items() if not name.startswith(PREFIX)}
+    return given
 
 
 def _bound(value: float) -> float | None:

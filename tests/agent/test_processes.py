@@ -9,11 +9,13 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from gpushare_spawner.agent import processes
-from gpushare_spawner.agent.sessions.bypassing import Owner, attributed
+from gpushare_spawner.agent.sessions.bypassing import Owner, attributed, of_other_users
 
 
 @pytest.fixture
@@ -209,3 +211,19 @@ def test_a_process_in_a_pods_cgroup_of_version_1_is_the_pods(tmp_path: Path, mon
 
 def test_a_foreign_process_is_nobodys(child: subprocess.Popen[bytes]) -> None:
     assert attributed([child.pid], [Owner("bob", server=2**22 + 1, uid=60002)]) == {}
+
+
+@pytest.mark.parametrize(
+    ("uids", "other"),
+    [("1000 1000 1000 1000", False), ("1000 0 0 0", True), ("1000 1000 0 1000", True), ("0 0 0 0", True)],
+)
+def test_a_setuid_program_is_of_another_user_though_it_was_started_as_its_own(
+    uids: str, other: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "PROC", tmp_path)
+    (tmp_path / "77").mkdir()
+    (tmp_path / "77" / "status").write_text(f"Name:\tx\nUid:\t{uids}\n")
+    session: Any = SimpleNamespace(record=SimpleNamespace(pod=None, request=SimpleNamespace(uid=1000)))
+    assert of_other_users([77, 78], session) == ({77} if other else set())
+    session.record.pod = SimpleNamespace(uid="u")
+    assert of_other_users([77], session) == set(), "a pod has users of its own"

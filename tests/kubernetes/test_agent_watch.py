@@ -15,6 +15,7 @@ from gpushare_spawner.agent.kubernetes.cluster_api import ApiFailure, ClusterApi
 from gpushare_spawner.agent.kubernetes.pods.pod_watch import TRIES_OF_A_WATCH, Pods
 from gpushare_spawner.clients.cluster import KubeconfigConnection
 from gpushare_spawner.clients.service_account import ServiceAccountConnection
+from gpushare_spawner.model import kubernetes
 from tests.present import present
 
 from .standin.cluster import Cluster
@@ -40,6 +41,21 @@ class Script:
         if isinstance(next, int):
             raise ApiFailure(next, "trouble")
         yield {"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": next}}}
+
+
+@pytest.mark.parametrize(
+    "mark",
+    [{"annotations": {kubernetes.MIRROR: "x"}}, {"ownerReferences": [{"kind": "Node", "name": "node"}]}],
+    ids=["mirror", "owned"],
+)
+async def test_pods_that_the_node_has_made_are_no_sessions(mark: Json) -> None:
+    pods = Pods(Script(), "hub", "node", lambda: None)  # type: ignore[arg-type]
+    known = {"namespace": "hub", "creationTimestamp": "2026-01-01T00:00:00Z", "labels": kubernetes.labels()}
+    for name, more in (("victim", mark), ("ada", {})):
+        item = {"metadata": {**known, "name": name, "uid": name, **more}, "spec": {"containers": []}}
+        pods._heard("ADDED", item)
+    assert [pod.name for pod in pods.all()] == ["ada"]
+    assert pods.named("hub", "victim") is None
 
 
 async def followed(script: Script, seconds: float = 10.0) -> None:

@@ -177,14 +177,91 @@ async def test_no_agent_may_change_a_pod_that_is_not_scheduled_yet(agents: Agent
         assert "an agent may only change pods of its own node" in said
 
 
-@pytest.mark.parametrize("resource", ["pods", "configmaps", "resourceslices"])
+async def test_a_nodes_credential_makes_no_session_and_changes_no_annotation_of_one(agents: Agents) -> None:
+    cluster, node = agents.cluster, agents.own_node
+    uid = (await cluster.node(node))["metadata"]["uid"]
+    credentials = await cluster.node_credentials(node, EVERYTHING)
+    owner = {"apiVersion": "v1", "kind": "Node", "name": node, "uid": uid, "controller": True}
+
+    def mirror(name: str, **metadata: Any) -> dict[str, Any]:
+        pod = a_pod(name, annotations={kubernetes.MIRROR: "1"} | metadata.pop("annotations", {}))
+        pod["metadata"] |= {"ownerReferences": [owner]} | metadata
+        pod["spec"]["nodeName"] = node
+        return pod
+
+    async with KubeClient(credentials) as kubelet:
+        pods, mine = path("pods", cluster.namespace), agents.pod("mine")
+        for forged in (
+            mirror("forged", labels=kubernetes.labels(), annotations={kubernetes.SESSION: "victim"}),
+            mirror("forged", labels=kubernetes.labels()),
+            mirror("forged", labels={kubernetes.LAYER: "mig"}),
+            mirror("forged", annotations={kubernetes.SESSION: "victim"}),
+        ):
+            assert "a node may not create pods" in await denied(kubelet.create(pods, forged))
+        assert await cluster.pod("forged") is None
+        for where in (mine, f"{mine}/status"):
+            for name, text in (
+                (kubernetes.SESSION, "victim"),
+                (kubernetes.SESSION, None),
+                (kubernetes.TIER, "released"),
+                (kubernetes.KEEP, "{}"),
+            ):
+                patch = {"metadata": {"annotations": {name: text}}}
+                assert "a node may not change annotations" in await denied(kubelet.patch(where, patch, "strategic"))
+        # what a kubelet does: its static pods, and the status of all its pods
+        await kubelet.create(pods, mirror("static-pod", annotations={FOREIGN: "a"}, labels={"tier": "control-plane"}))
+        conditions = {"status": {"conditions": [{"type": "Ready", "status": "True"}], "message": "told"}}
+        for name in ("mine", "static-pod"):
+            await kubelet.patch(f"{agents.pod(name)}/status", conditions, "strategic")
+            assert (await cluster.pod(name) or {})["status"]["message"] == "told"
+        await kubelet.patch(f"{mine}/status", annotated(**{FOREIGN: "10.0.0.2"}), "strategic")
+        # the agent has an account of its own
+        await agents.own.patch(mine, {"metadata": {"annotations": kubernetes.borrowed_patch(5)}})
+        assert (await cluster.pod("mine") or {})["metadata"]["annotations"][kubernetes.SESSION] == "ada"
+
+
+@pytest.mark.parametrize("operation", ["CREATE", "UPDATE"])
+@pytest.mark.parametrize("part", ["annotations", "labels"])
+@pytest.mark.parametrize("before", [None, {}, {"a": "b"}])
+def test_what_a_node_is_denied_has_its_sentence_where_a_pod_lacks_labels_or_annotations(
+    operation: str, part: str, before: dict[str, str] | None
+) -> None:
+    values = {"rbac": {"admissionPolicy": "always"}}
+    policy = one(render(values), "ValidatingAdmissionPolicy", "jhub-gpushare-nodes")["spec"]
+    expressions = {item["name"]: item["expression"] for item in policy["variables"]}
+
+    def pod(given: dict[str, str] | None) -> dict[str, Any]:
+        return {"metadata": {"name": "n"} | ({} if given is None else {part: given})}
+
+    def sentences(now: dict[str, str] | None) -> list[str]:
+        old = pod(before) if operation == "UPDATE" else None
+        data = {"request": {"operation": operation, "userInfo": {}}, "object": pod(now), "oldObject": old}
+        checks = policy["validations"]
+        return [check["message"] for check in checks if value_of(check["expression"], data, expressions) is not True]
+
+    word = "create pods with" if operation == "CREATE" else f"change {part}"
+    (said,) = sentences({**(before or {}), kubernetes.SESSION: "victim"})
+    assert said.startswith(f"a node may not {word}")
+    assert sentences(before) == sentences({**(before or {}), "x": "y"}) == []
+
+
+@pytest.mark.parametrize("user", [{}, {"groups": []}, {"groups": ["system:serviceaccounts", "system:authenticated"]}])
+def test_the_policy_of_nodes_is_about_nobody_else(user: dict[str, Any]) -> None:
+    values = {"rbac": {"admissionPolicy": "always"}}
+    policy = one(render(values), "ValidatingAdmissionPolicy", "jhub-gpushare-nodes")["spec"]
+    (condition,) = policy["matchConditions"]
+    for groups, matched in ((user, False), ({"groups": ["system:nodes", "system:authenticated"]}, True)):
+        assert value_of(condition["expression"], {"request": {"userInfo": groups}}) is matched
+
+
+@pytest.mark.parametrize("resource", ["pods", "nodes", "configmaps", "resourceslices"])
 @pytest.mark.parametrize("operation", ["CREATE", "UPDATE", "DELETE"])
 @pytest.mark.parametrize("bare", [True, False])
 def test_whatever_a_request_lacks_each_condition_says_its_sentence(resource: str, operation: str, bare: bool) -> None:
     """An object has what the API server requires of it, and nothing else; or more."""
     values = {"rbac": {"admissionPolicy": "always"}, "kubelet": "dra"}
-    policies = [item["spec"] for item in render(values) if item["kind"] == "ValidatingAdmissionPolicy"]
-    (policy,) = [policy for policy in policies if _about(policy) == resource]
+    policies = [item for item in render(values) if item["kind"] == "ValidatingAdmissionPolicy"]
+    (policy,) = [policy["spec"] for policy in policies if _about(policy) == resource]
     spec: dict[str, Any] = (
         {"driver": "x", "pool": {"name": "p"}} if resource == "resourceslices" else {"containers": []}
     )
@@ -204,9 +281,9 @@ def test_whatever_a_request_lacks_each_condition_says_its_sentence(resource: str
 
 
 def _about(policy: dict[str, Any]) -> str:
-    """The resource that a policy is about."""
-    (rule,) = policy["matchConstraints"]["resourceRules"]
-    return str(rule["resources"][0])
+    """The resource that a policy is about; "nodes": the pods that nodes write."""
+    (rule,) = policy["spec"]["matchConstraints"]["resourceRules"]
+    return "nodes" if policy["metadata"]["name"].endswith("-nodes") else str(rule["resources"][0])
 
 
 async def test_only_the_own_nodes_report_is_written(agents: Agents) -> None:
@@ -254,8 +331,8 @@ async def test_an_agent_publishes_its_report_with_its_pod_as_the_owner(agents: A
 
 def test_an_agent_may_change_what_its_patches_name_and_no_other_annotation() -> None:
     items = render({"rbac": {"admissionPolicy": "always"}})
-    specs = [item["spec"] for item in items if item["kind"] == "ValidatingAdmissionPolicy"]
-    (policy,) = [spec for spec in specs if _about(spec) == "pods"]
+    policies = [item for item in items if item["kind"] == "ValidatingAdmissionPolicy"]
+    (policy,) = [policy["spec"] for policy in policies if _about(policy) == "pods"]
     (own,) = [part["expression"] for part in policy["variables"] if part["name"] == "own"]
     patches = (
         kubernetes.tier_patch(Tier.ACTIVE, 1.0, 25),
@@ -321,3 +398,5 @@ def test_each_policy_is_in_force_for_the_agents_account_wherever_it_is_installed
         (condition,) = policy["spec"]["matchConditions"]
         assert condition["expression"] == 'request.userInfo.username == "system:serviceaccount:hub-2:mine"'
         assert {check["reason"] for check in policy["spec"]["validations"]} == {"Forbidden"}
+    nodes = one(items, "ValidatingAdmissionPolicyBinding", "hub-2-agents-nodes")
+    assert nodes["spec"] == {"policyName": "hub-2-agents-nodes", "validationActions": ["Deny"]}

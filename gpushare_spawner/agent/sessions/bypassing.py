@@ -91,6 +91,17 @@ def attributed(
     return found
 
 
+def of_other_users(pids: Iterable[int], session: Session) -> set[int]:
+    """Return the processes that run, in any form, as another user than the session's server. Reads /proc.
+
+    A setuid program that the server started descends from it, and is another user's. A pod has users of its own.
+    """
+    record = session.record
+    if record.pod is not None:
+        return set()
+    return {pid for pid in pids if set(processes.uids(pid)) - {record.request.uid}}
+
+
 def _sessions_by(pairs: Iterable[tuple[_Key, str]]) -> dict[_Key, list[str]]:
     """Return the sessions of each key, in the order of the pairs."""
     found: dict[_Key, list[str]] = {}

@@ -13,7 +13,7 @@ from itertools import count
 
 from gpushare_spawner.agent import processes
 from gpushare_spawner.agent.processes import ProcessName
-from gpushare_spawner.agent.sessions.bypassing import attributed, owners
+from gpushare_spawner.agent.sessions.bypassing import attributed, of_other_users, owners
 from gpushare_spawner.agent.sessions.session import Session
 from gpushare_spawner.agent.sockets.connection import Connection
 from gpushare_spawner.agent.state.session_record import Suspension
@@ -136,7 +136,8 @@ class SuspendSteps:
             attributed, asked | (shown.keys() - connected.keys()), owners(self._sessions.values()), connected
         )
         own = found.get(session.id, set())
-        if foreign := min(asked - own, default=None):
+        others = await asyncio.to_thread(of_other_users, asked, session)
+        if foreign := min((asked - own) | others, default=None):
             raise CannotSuspend(f"Process {foreign} uses this session's socket and is not one of its server's.")
         if stranger := min(own - asked, default=None):
             raise CannotSuspend(f"Process {stranger} uses the GPU without the library, and can have managed memory.")

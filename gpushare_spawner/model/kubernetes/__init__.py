@@ -82,6 +82,7 @@ from gpushare_spawner.model.kubernetes.layer_session import (
     is_layer_session,
     layer_session,
 )
+from gpushare_spawner.model.kubernetes.mirror_pod import MIRROR, is_mirror
 from gpushare_spawner.model.kubernetes.node_eligibility import NodeFacts, PodConstraints
 from gpushare_spawner.model.kubernetes.node_pin import HOSTNAME_LABEL, kept_off, node_of, pinned, required_of_node
 from gpushare_spawner.model.kubernetes.prefix import (
@@ -150,6 +151,7 @@ __all__ = [
     "MEMORY_LIMIT",
     "MESSAGE",
     "MESSAGES",
+    "MIRROR",
     "NOTICE",
     "OBSERVER",
     "OVERSUBSCRIBE",
@@ -209,6 +211,7 @@ __all__ = [
     "gpu_names",
     "has_claim",
     "is_layer_session",
+    "is_mirror",
     "is_session",
     "kept_off",
     "labels",

@@ -20,6 +20,7 @@ from gpushare_spawner.model.controls import ASK_SECONDS
 from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.protocol.control import AgentUnreachable
 from gpushare_spawner.model.report import Report, SessionReport, with_known_since
+from gpushare_spawner.service.kubernetes.first_identities import FirstIdentities
 from gpushare_spawner.service.kubernetes.node import NodeAgent
 from gpushare_spawner.service.kubernetes.pod_sessions import SessionPod, known_report, made_by, session_pods, trimmed
 from gpushare_spawner.service.reports import KnownReport, UnconfirmedSession
@@ -43,9 +44,9 @@ class _NodePods:
     """The pods with shares on one node."""
 
     sessions: dict[str, SessionPod] = field(default_factory=dict)
-    """By session id. Of two pods of one session the younger one counts, on whatever nodes they are."""
+    """By session id. Of two pods of one session that of `_precedence` counts, on whatever nodes they are."""
     others: list[SessionPod] = field(default_factory=list)
-    """Pods whose units alone count: of other hubs, and the older ones."""
+    """Pods whose units alone count: of other hubs, and those that do not count for their session."""
 
 
 @dataclass(frozen=True)
@@ -100,9 +101,10 @@ class Cluster:
         if all_namespaces:
             pods, where = self._api.list_pod_for_all_namespaces, "all namespaces"
         maps = partial(self._api.list_namespaced_config_map, namespace)
-        self._pods = Watched("pods", pods, where, kubernetes.SESSION_SELECTOR, self._changed, trimmed)
+        self._identities = FirstIdentities()
+        self._pods = Watched("pods", pods, where, kubernetes.SESSION_SELECTOR, self._changed, self._kept)
         self._layer_pods = Watched(
-            "pods of other layers", pods, where, kubernetes.LAYER_SELECTOR, self._changed, trimmed
+            "pods of other layers", pods, where, kubernetes.LAYER_SELECTOR, self._changed, self._kept
         )
         self._maps = Watched(
             "reports", maps, here, kubernetes.REPORT_SELECTOR, self._changed, missing_right=_UNTIL_CHART
@@ -209,7 +211,7 @@ class Cluster:
         return report.model_copy(update={"unconfirmed": lasting})
 
     def pods(self, node: str) -> Mapping[str, SessionPod]:
-        """Return the node's sessions by their ids; of two pods of one session the younger one, on whatever nodes."""
+        """Return the node's sessions by their ids; of two pods of one session that of `_precedence`."""
         return self._pods_by_node().get(node, _NodePods()).sessions
 
     def patched(self, pod: SessionPod, item: dict[str, Any]) -> None:
@@ -237,6 +239,10 @@ class Cluster:
         """Return the sessions' pods on all nodes."""
         return (pod for here in self._pods_by_node().values() for pod in here.sessions.values())
 
+    def _kept(self, pod: dict[str, Any]) -> dict[str, Any]:
+        """Return what is kept of a pod that a watch brings, with the identity of first sight."""
+        return self._identities.keep(trimmed(pod))
+
     def _changed(self) -> None:
         self._by_node = self._by_report = None
         self._news.set()
@@ -246,16 +252,17 @@ class Cluster:
         if self._by_node is not None:
             return self._by_node
         objects = [*self._pods.objects.values(), *self._layer_pods.objects.values()]
+        self._identities.forget({pod["metadata"].get("uid", "") for pod in objects})
         ours = [pod for pod in objects if not self._hub or made_by(pod, self._hub)]
         good, bad = session_pods(ours)
         self._say_once({f"Pod {name}": f"ignored: {problem}" for name, problem in bad.items()})
         self._by_node = {}
         # another layer's scheduler has not placed those without a node
-        placed = sorted((pod for pod in good if pod.node), key=lambda pod: (pod.created, pod.runs))
-        youngest = {pod.session.session: pod for pod in placed}
+        placed = sorted((pod for pod in good if pod.node), key=_precedence)
+        first: dict[str, SessionPod] = {}
         for pod in placed:
             here = self._by_node.setdefault(pod.node, _NodePods())
-            if youngest[pod.session.session] is pod:
+            if first.setdefault(pod.session.session, pod) is pod:
                 here.sessions[pod.session.session] = pod
             else:
                 here.others.append(pod)
@@ -304,3 +311,13 @@ class Cluster:
             if self._said.get(about) != text:
                 log.warning("%s: %s", about, text)
         self._said = problems
+
+
+def _precedence(pod: SessionPod) -> tuple[object, ...]:
+    """Return by what pods of one session are sorted: the first one is the session's.
+
+    A server that was restarted has a new pod while the old one ends: the one that is not ending counts. Of two that
+    run, the older one was the session's before the other claimed it. Of two that end, the younger was the last server.
+    """
+    created = -pod.created if pod.ending else pod.created
+    return pod.ending, not pod.runs, created, pod.namespace, pod.name

@@ -32,6 +32,8 @@ class SessionPod:
     runs: bool
     """Neither starting, nor ended, nor being deleted."""
     session: PodSession
+    ending: bool = False
+    """It is being deleted."""
     requests: ContainerRequests | None = None
     """None: its container with the share does not request both CPU and memory."""
     not_requested: tuple[str, ...] = ()
@@ -57,6 +59,7 @@ class SessionPod:
             created=datetime.fromisoformat(metadata["creationTimestamp"]).timestamp(),
             runs=status.get("phase") == "Running" and not metadata.get("deletionTimestamp"),
             session=session,
+            ending=bool(metadata.get("deletionTimestamp")),
             requests=kubernetes.container_requests(pod),
             not_requested=kubernetes.missing_requests(pod),
             layer=layer,
@@ -70,15 +73,23 @@ class SessionPod:
 
 def trimmed(pod: dict[str, Any]) -> dict[str, Any]:
     """Return the parts of a pod that are used here: whole pods of a large hub would take much more memory."""
-    kept = ("namespace", "name", "resourceVersion", "creationTimestamp", "deletionTimestamp")
+    kept = ("namespace", "name", "uid", "resourceVersion", "creationTimestamp", "deletionTimestamp")
     metadata, spec, status = pod["metadata"], pod.get("spec") or {}, pod.get("status") or {}
     annotations, labels = metadata.get("annotations") or {}, metadata.get("labels") or {}
     share_name = (kubernetes.share_container(pod) or {}).get("name", "")
     return {
         "metadata": {
             **{name: metadata[name] for name in kept if name in metadata},
-            "annotations": {name: text for name, text in annotations.items() if name.startswith(kubernetes.PREFIX)},
+            "annotations": {
+                name: text
+                for name, text in annotations.items()
+                if name.startswith(kubernetes.PREFIX) or name == kubernetes.MIRROR
+            },
             "labels": {name: text for name, text in labels.items() if name.startswith(kubernetes.PREFIX)},
+            # by them `kubernetes.is_mirror` knows a pod that its node has made
+            "ownerReferences": [
+                {"kind": "Node"} for owner in metadata.get("ownerReferences") or () if owner.get("kind") == "Node"
+            ],
         },
         "spec": {
             **{name: spec[name] for name in ("nodeName", "nodeSelector", "affinity", "resourceClaims") if name in spec},
@@ -112,11 +123,17 @@ def made_by(pod: dict[str, Any], hub: str) -> bool:
 
 
 def session_pods(pods: Iterable[dict[str, Any]]) -> tuple[list[SessionPod], dict[str, str]]:
-    """Return the pods whose annotations are valid, and the problems of the others by name. Ended pods are left out."""
+    """Return the pods whose annotations are valid, and the problems of the others by name.
+
+    Ended pods are left out. A pod that its node has made is one of the others, whatever it says.
+    """
     good: list[SessionPod] = []
     bad: dict[str, str] = {}
     for pod in pods:
         if pod.get("status", {}).get("phase") in _ENDED:
+            continue
+        if kubernetes.is_mirror(pod["metadata"]):
+            bad[pod["metadata"]["name"]] = "its node has made it, so it is the server of no user"
             continue
         try:
             good.append(SessionPod.of(pod))
@@ -133,8 +150,8 @@ def known_report(
     The pod says whose a session is and what it was promised; the report adds figures. A session whose pod does not run
     counts as not confirmed: it is starting or stopping, and nothing is done to it; so does one that the agent has not
     reported. Of a session of another layer the pod alone is enough: no agent need observe it. ``others`` are pods whose
-    units alone count: of other hubs, or of sessions that have a younger pod. What no pod vouches for is unconfirmed,
-    since ``now`` (seconds since the epoch).
+    units alone count: of other hubs, or of sessions for which another pod counts. What no pod vouches for is
+    unconfirmed, since ``now`` (seconds since the epoch).
     """
     reported: dict[str, SessionReport] = {}
     for session in report.sessions:

@@ -8,11 +8,11 @@ from typing import Any
 
 from kubernetes_asyncio.client.rest import ApiException
 
-from gpushare_spawner.model.kubernetes import TEMPLATE, is_layer_session, is_session
+from gpushare_spawner.model.kubernetes import TEMPLATE
 from gpushare_spawner.spawner.attempt import SpawnAttempt, SpawnPhase
 from gpushare_spawner.spawner.kubernetes.admission import Admission
 from gpushare_spawner.spawner.kubernetes.api_errors import asked_again
-from gpushare_spawner.spawner.kubernetes.cluster.pods import Ended, annotation, ended_by_node
+from gpushare_spawner.spawner.kubernetes.cluster.pods import Ended, annotation, ended_by_node, of_session
 from gpushare_spawner.spawner.kubernetes.reservations import PodShare
 from gpushare_spawner.spawner.options.overrides import Overrides
 from gpushare_spawner.spawner.progress import SpawnProgress, interleaved
@@ -83,8 +83,7 @@ class PodAttempt(SpawnAttempt[PodShare]):
 
         A hub that was killed before it saved the server's state learns the template from the pod here.
         """
-        labels = pod["metadata"].get("labels") if pod is not None else None
-        if pod is None or not (is_session(labels) or is_layer_session(labels)):
+        if pod is None or not of_session(pod):
             return None
         self.template_name = self.template_name or annotation(pod, TEMPLATE)
         return ended_by_node(pod) if self.phase is not SpawnPhase.STARTING else None

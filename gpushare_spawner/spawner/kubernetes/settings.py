@@ -11,6 +11,7 @@ from typing import Any
 
 from traitlets import Bool, Float, Integer, TraitError, Unicode
 
+from gpushare_spawner.model.report import MOST_OVERCOMMIT
 from gpushare_spawner.model.share import UNITS_PER_GPU
 
 NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
@@ -36,6 +37,21 @@ def share_unit_size() -> Any:
         max=100,
         help="""
         How many units of 1 % of a GPU one device of the agents' device plugin stands for; the agents' ``--unit-size``.
+        """,
+    ).tag(config=True)
+
+
+def claims_overcommit() -> Any:
+    """Make ``claims_overcommit``."""
+    return Float(
+        1.0,
+        min=1,
+        max=MOST_OVERCOMMIT,
+        help="""
+        How many times the units of a GPU may be promised at most on nodes where pods get GPUs by claims: the agents'
+        ``--overcommit`` (the chart's ``gpus.overcommit``).
+
+        The status of such a node does not say how many units its GPUs have. A report with more units is refused.
         """,
     ).tag(config=True)
 
@@ -91,6 +107,11 @@ def namespace_of_hub() -> str:
     if os.environ.get("POD_NAMESPACE"):
         return os.environ["POD_NAMESPACE"]
     return NAMESPACE_FILE.read_text().strip() if NAMESPACE_FILE.exists() else ""
+
+
+def claimed_capacity(overcommit: float) -> int:
+    """Return the units that a GPU has at most on a node with claims. ``overcommit``: see `claims_overcommit`."""
+    return round(overcommit * UNITS_PER_GPU)
 
 
 def valid_share_unit_size(size: int) -> int:

@@ -141,6 +141,14 @@ def report_beyond_node(node: str, gpu: int, reported: int, offered: int) -> str:
     )
 
 
+def report_beyond_claims(node: str, gpu: int, reported: int, most: int) -> str:
+    """Return that a node's report is refused where pods get GPUs by claims. The others as `report_beyond_node`."""
+    return (
+        f"The agent of node {node} reports {reported} units of GPU {gpu}, and by the hub's setting claims_overcommit "
+        f"a GPU has at most {most}, so no server is placed there."
+    )
+
+
 def nodes_without_reports(nodes: Sequence[str], age: float) -> str:
     """Return which nodes send no reports. ``age``: seconds since the latest report of one of them."""
     who = f"{len(nodes)} nodes send" if len(nodes) > 1 else f"Node {nodes[0]} sends"

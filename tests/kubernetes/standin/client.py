@@ -42,6 +42,8 @@ class Credentials:
     client_certificate: tuple[str, str] | None = None
     """(certificate file, key file)"""
     verify: bool = True
+    impersonated: tuple[str, str] | None = None
+    """(user, group) as whom an admin asks."""
 
     def ssl_context(self) -> ssl.SSLContext | None:
         if not self.url.startswith("https:"):
@@ -69,6 +71,8 @@ class KubeClient:
 
     async def __aenter__(self) -> KubeClient:
         headers = {"Authorization": f"Bearer {self.credentials.token}"} if self.credentials.token else {}
+        if self.credentials.impersonated is not None:
+            headers |= dict(zip(("Impersonate-User", "Impersonate-Group"), self.credentials.impersonated, strict=True))
         connector = aiohttp.TCPConnector(ssl=self.credentials.ssl_context() or True, limit=0)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=10)
         self._session = aiohttp.ClientSession(headers=headers, connector=connector, timeout=timeout)

@@ -191,6 +191,15 @@ class Cluster:
         token: str = (await self.admin.create(where, request))["status"]["token"]
         return token
 
+    async def node_credentials(self, node: str, rules: list[dict[str, Any]]) -> Credentials:
+        """Of a node's kubelet, which may do this in the cluster's namespace beside what nodes may."""
+        user = f"system:node:{node}"
+        subject = {"kind": "User", "name": user, "apiGroup": "rbac.authorization.k8s.io"}
+        await self._bind("Role", {"name": f"node-{node}", "namespace": self.namespace}, rules, subject, self.namespace)
+        if self.server is not None:
+            return self.credentials(self.server.access.add_user(user, "system:nodes"))
+        return replace(self.credentials(), impersonated=(user, "system:nodes"))
+
     async def _remove_namespace(self, name: str) -> None:
         with contextlib.suppress(ApiStatus):
             # no kubelet is there any more to let go of them

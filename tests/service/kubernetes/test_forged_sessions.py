@@ -21,6 +21,7 @@ from gpushare_spawner.idle import DryRun, RecentUse
 from gpushare_spawner.model import kubernetes
 from gpushare_spawner.model.controls import Ask, Exemption, Keep, Message
 from gpushare_spawner.model.kubernetes import PodSession
+from gpushare_spawner.model.kubernetes.annotations import QUOTA
 from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.protocol.frames import AskKind
 from gpushare_spawner.model.quota import Quotas
@@ -43,6 +44,8 @@ from gpushare_spawner.service.hub.client import Hub, HubServer, HubUser
 from gpushare_spawner.service.kubernetes import cluster as cluster_module
 from gpushare_spawner.service.kubernetes import node as node_module
 from gpushare_spawner.service.kubernetes.cluster import Cluster
+from gpushare_spawner.service.kubernetes.first_identities import MOST_GONE, FirstIdentities
+from gpushare_spawner.service.kubernetes.pod_sessions import trimmed
 from gpushare_spawner.service.reports import NodeSnapshot, RecentReports, ask_all
 from gpushare_spawner.service.sources import DashboardSources
 from gpushare_spawner.service.web.dashboard_data import dashboard_data, node_data, problems_data
@@ -114,7 +117,7 @@ class World:
         ]
         watches: Any = ((self.cluster._pods, pods), (self.cluster._maps, maps), (self.cluster._layer_pods, []))
         for watched, objects in watches:
-            watched.objects = {f"jhub/{one['metadata']['name']}": one for one in objects}
+            watched.objects = {f"jhub/{one['metadata']['name']}": watched._keep(one) for one in objects}
             watched._heard = float("inf")
         self.patched: list[tuple[str, dict[str, Any]]] = []
         self.hub_asked: list[tuple[str, ...]] = []
@@ -276,6 +279,112 @@ def test_of_a_pod_that_ends_nothing_is_asked_and_its_users_new_server_counts() -
     only = World(report(HOSTILE, told), [pods[0]])
     run(only)
     assert only.hub_asked == [], "the last server of the user is ending too"
+
+
+MIRROR: dict[str, dict[str, Any]] = {
+    "mirror": {"annotations": {kubernetes.MIRROR: "x"}},
+    "owned": {"ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": HOSTILE, "uid": "1"}]},
+}
+
+
+@pytest.mark.parametrize("mark", MIRROR.values(), ids=MIRROR)
+@pytest.mark.parametrize("created", [OPENED - 60, OPENED, NOW - 60], ids=["older", "as-old", "younger"])
+@pytest.mark.parametrize("user", ["victim", "victim+second", "nobody"])
+@pytest.mark.parametrize("hub", ["", "http://theirs"])
+def test_a_pod_that_its_node_has_made_changes_no_answer_about_the_sessions_of_others(
+    mark: dict[str, Any], created: float, user: str, hub: str
+) -> None:
+    """A kubelet can create a static pod's mirror, with any labels and annotations, in the hub's namespace."""
+    pods = [pod("own", HOSTILE), pod("victim", HONEST)]
+    mirror = pod(user, HOSTILE, created=created, hub=hub or None)
+    for part, value in mark.items():
+        mirror["metadata"][part] = {**mirror["metadata"][part], **value} if part == "annotations" else value
+    forged = report(HOSTILE, session("own", HOSTILE), session(user, HOSTILE, asks=(STOP,), opened_at=created, **BUSY))
+    honest = answers(report(HOSTILE, session("own", HOSTILE)), pods, hub="http://ours")
+    assert answers(forged, [*pods, mirror], hub="http://ours") == honest
+    world = World(forged, [*pods, mirror], hub="http://ours")
+    assert [pod.session.session for pod in world.cluster.all_pods()] == ["own", "victim"]
+    assert [world.cluster.report(node)[0].others for node in (HOSTILE, HONEST)] == [(), ()]
+
+
+@pytest.mark.parametrize("created", [OPENED, NOW - 60], ids=["as-old", "younger"])
+def test_a_pod_that_claims_the_session_of_an_older_one_that_runs_takes_units_and_nothing_else(created: float) -> None:
+    """Without admission policies a node can claim a session by the pods that it runs."""
+    pods = [pod("own", HOSTILE), pod("victim", HONEST)]
+    claimant = pod("victim", HOSTILE, created=created)
+    claimant["metadata"]["name"] = "other-pod"
+    told = report(HOSTILE, session("own", HOSTILE), session("victim", HOSTILE, asks=(STOP,), **BUSY))
+    honest = answers(report(HOSTILE, session("own", HOSTILE)), pods)
+    found = answers(told, [claimant, *pods])
+    # its units are said to be somebody else's
+    for name in ("others", "dashboard"):
+        found.pop(name), honest.pop(name)
+    assert found == honest
+
+
+@pytest.mark.parametrize(
+    ("older", "younger", "counts"),
+    [
+        ({}, {}, "older"),
+        ({}, {"phase": "Pending"}, "older"),
+        ({"phase": "Pending"}, {}, "younger"),
+        ({"phase": "Pending"}, {"phase": "Pending"}, "older"),
+        ({"deleted": True}, {}, "younger"),
+        ({"deleted": True}, {"phase": "Pending"}, "younger"),
+        ({}, {"deleted": True}, "older"),
+        ({"deleted": True}, {"deleted": True}, "younger"),
+    ],
+    ids=str,
+)
+def test_of_two_pods_of_one_session_the_older_one_counts_unless_it_ends(
+    older: dict[str, Any], younger: dict[str, Any], counts: str
+) -> None:
+    pods = [pod("victim", HOSTILE, created=NOW - 90, **older), pod("victim", HONEST, created=NOW - 60, **younger)]
+    for order in (pods, pods[::-1]):
+        (found,) = World(report(HOSTILE), order).cluster.all_pods()
+        assert found.node == (HOSTILE if counts == "older" else HONEST)
+
+
+def test_a_pod_keeps_the_identity_with_which_it_was_seen_first(caplog: pytest.LogCaptureFixture) -> None:
+    pods = [pod("own", HOSTILE, created=OPENED - 60), pod("victim", HONEST)]
+    told = report(HOSTILE, session("own", HOSTILE), session("victim", HOSTILE, asks=(STOP,), **BUSY))
+    world = World(told, pods)
+    before = run(World(told, pods))
+    for number, changes in enumerate(
+        (
+            {kubernetes.SESSION: "victim"},
+            {kubernetes.SESSION: "victim", QUOTA: "user/victim", kubernetes.TEMPLATE: "gone"},
+            {kubernetes.HUB: "http://theirs"},
+            {},
+        )
+    ):
+        taken = pod("own", HOSTILE, created=OPENED - 60)
+        taken["metadata"]["annotations"] |= changes
+        taken["metadata"]["resourceVersion"] = str(8 + number)
+        event: dict[str, Any] = {"type": "MODIFIED", "object": taken}
+        if number == 1:
+            # who takes the label off a pod and sets it again makes no new one
+            world.cluster._pods._take({"type": "DELETED", "object": taken})
+            assert [pod.session.session for pod in world.cluster.all_pods()] == ["victim"]
+        world.cluster._pods._take(event)
+        found = {pod.session.session: pod for pod in world.cluster.all_pods()}
+        assert (found["own"].node, found["victim"].node) == (HOSTILE, HONEST)
+        assert (found["own"].session.quota, found["own"].session.template) == ("", "quarter")
+    assert run(world) == before
+    (said,) = [record.getMessage() for record in caplog.records if "refused" in record.getMessage()]
+    assert "jhub/jupyter-own-node-a was the server of session own when it was seen first" in said
+    assert kubernetes.SESSION in said
+
+
+def test_identities_are_kept_of_pods_that_are_there_and_of_some_that_have_left() -> None:
+    identities = FirstIdentities()
+    for number in range(3 * MOST_GONE):
+        identities.keep(trimmed(pod(f"user-{number}", HONEST)))
+    there = {f"user-{number}-{HONEST}" for number in range(10)}
+    identities.forget(there)
+    assert len(identities._known) == MOST_GONE + 10
+    assert there < identities._known.keys()
+    assert f"user-{3 * MOST_GONE - 1}-{HONEST}" in identities._known
 
 
 def test_the_units_of_another_hubs_pods_are_taken_and_nothing_else_of_them_counts() -> None:

@@ -14,8 +14,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpushare_spawner.model.kubernetes import (
+    MIRROR,
     REPORT_KEY,
     REPORT_STALE_SECONDS,
+    SESSION,
     LayerSession,
     NodeFacts,
     PodConstraints,
@@ -27,15 +29,17 @@ from gpushare_spawner.model.kubernetes import (
     written_report,
 )
 from gpushare_spawner.model.layers import LayerName, MigOptions
+from gpushare_spawner.model.layers.mig import MigInstance, MigProfile
 from gpushare_spawner.model.placement import Placement
 from gpushare_spawner.model.quota import Quotas
-from gpushare_spawner.model.report import GpuReport, Notice, Report
+from gpushare_spawner.model.report import ClaimsReport, GpuReport, Notice, Report
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.placement import Allocation, Ledger, NodeResources, Requested
 from gpushare_spawner.sharing.base import LayerRequest, Tenant
+from gpushare_spawner.sharing.cluster_facts import ClusterPod
 from gpushare_spawner.spawner.kubernetes.cluster import snapshot
-from gpushare_spawner.spawner.kubernetes.cluster.capacity import ClusterCapacity
+from gpushare_spawner.spawner.kubernetes.cluster.capacity import ClusterCapacity, kept_pod
 from gpushare_spawner.spawner.kubernetes.cluster.layer_sessions import Pending
 from gpushare_spawner.spawner.kubernetes.cluster.pods import RESERVATION
 from gpushare_spawner.spawner.kubernetes.cluster.snapshot import PODS, REPORTS, ClusterSnapshots
@@ -76,12 +80,18 @@ class Cluster:
         watch = loop.create_future()
         return SimpleNamespace(kind=kind, namespace="hub", resources={}, watch_task=watch, first_load_future=first)
 
-    def report(self, node: str, gpus: int = 2, age: float = 0.0, like: str = "", units: int = 100) -> None:
-        """``like``: the node whose GPUs it reports as its own; ``units``: of each."""
+    def report(
+        self, node: str, gpus: int = 2, age: float = 0.0, like: str = "", units: int = 100, parts: Any = ({}, {})
+    ) -> None:
+        """``like``: the node whose GPUs it reports as its own; ``units``: of each; ``parts``: as in `OPTIONAL`."""
+        known = {"model": "A100", "memory_bytes": 2**30, "capacity_units": units, **parts[1]}
+        cards = tuple(GpuReport(index=i, uuid=f"GPU-{like or node}-{i}", **known) for i in range(gpus))
+        published_at = time.time() - age + (self.version + 1) * 1e-6
+        self.put_report(Report(node=node, published_at=published_at, gpus=cards, **parts[0]))
+
+    def put_report(self, report: Report) -> None:
         self.version += 1
-        known = {"model": "A100", "memory_bytes": 2**30, "capacity_units": units}
-        cards = (GpuReport(index=i, uuid=f"GPU-{like or node}-{i}", **known) for i in range(gpus))
-        report = Report(node=node, published_at=time.time() - age + self.version * 1e-6, gpus=tuple(cards))
+        node = report.node
         metadata = {"name": report_name(node), "namespace": "hub", "resourceVersion": str(self.version)}
         self.reports.resources[node] = {"metadata": metadata, "data": {REPORT_KEY: written_report(report)}}
 
@@ -370,17 +380,120 @@ async def test_a_report_that_offers_more_than_its_node_is_refused_with_the_reaso
     assert sorted((await cluster.ledger()).capacity.nodes) == ["m", "n"]
 
 
+CLAIMS = ClaimsReport(folder="/x", socket="/x/s")
+INSTANCE = MigInstance(gpu="GPU-n", gpu_model="A100", profile=MigProfile("1g.10gb", 1, 7, 1, 10 * 2**30))
+OPTIONAL: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "nothing": ({}, {}),
+    "claims": ({"claims": CLAIMS}, {}),
+    "mig": ({}, {"mig": INSTANCE}),
+    "both": ({"claims": CLAIMS}, {"mig": INSTANCE}),
+}
+"""Parts that a report can have, and those of its GPUs."""
+
+
 @pytest.mark.parametrize(
-    ("devices", "placed"), [({0: 100}, False), ({}, False), ({0: 100, 1: 99}, False), (None, True)]
+    ("devices", "units", "placed"),
+    [
+        ({0: 100, 1: 100}, 100, True),
+        ({0: 100, 1: 100}, 101, False),
+        ({0: 100, 1: 100}, 1000, False),
+        ({0: 100}, 100, False),
+        ({0: 100, 1: 99}, 100, False),
+        ({}, 101, False),
+        ({0: 0, 1: 0}, 1000, False),
+        (None, 100, True),
+    ],
+    ids=str,
 )
-async def test_each_gpu_of_a_report_is_held_against_the_nodes_status(devices: Any, placed: bool) -> None:
+@pytest.mark.parametrize("optional", OPTIONAL)
+async def test_each_gpu_of_a_report_is_held_against_the_nodes_status(
+    devices: Any, units: int, placed: bool, optional: str
+) -> None:
     """None: the hub may not read nodes, and only the bounds of a report count."""
     cluster = Cluster()
     if devices is None:
         cluster.snapshots._capacity = None
     else:
         cluster.free["n"]["gpus"] = devices
+    cluster.report("n", units=units, parts=OPTIONAL[optional])
     assert ("n" in (await cluster.ledger()).capacity.nodes) is placed
+
+
+@pytest.mark.parametrize("devices", [{}, {0: 0, 1: 0}], ids=str)
+async def test_gpus_that_pods_get_by_claims_have_the_units_of_the_hubs_settings(devices: dict[int, int]) -> None:
+    """The kubelet of a node that had the device plugin before goes on to say 0."""
+    cluster = Cluster()
+    cluster.free["n"]["gpus"] = devices
+    cluster.report("n", parts=OPTIONAL["claims"])
+    assert "n" in (await cluster.ledger()).capacity.nodes
+    cluster.report("n")
+    assert "n" not in (await cluster.ledger()).capacity.nodes, "without claims the status counts"
+    cluster.report("n", units=150, parts=OPTIONAL["claims"])
+    assert "n" not in (await cluster.ledger()).capacity.nodes
+    said = (await cluster.reservations.snapshot()).awaited
+    assert "reports 150 units of GPU 0, and by the hub's setting claims_overcommit a GPU has at most 100" in said
+    cluster.snapshots.claimed_capacity = 150
+    cluster.report("n", units=150, parts=OPTIONAL["claims"])
+    assert "n" in (await cluster.ledger()).capacity.nodes
+
+
+async def test_the_instances_of_a_gpu_have_no_more_units_together_than_the_gpu() -> None:
+    cluster = Cluster()
+    cluster.free["n"]["gpus"] = {0: 100}
+    for instances, placed in ((2, True), (3, False)):
+        cards = [
+            GpuReport(index=0, uuid=f"MIG-{i}", model="A100", memory_bytes=2**30, capacity_units=50, mig=INSTANCE)
+            for i in range(instances)
+        ]
+        cluster.put_report(Report(node="n", published_at=time.time() + instances * 1e-3, gpus=tuple(cards)))
+        assert ("n" in (await cluster.ledger()).capacity.nodes) is placed
+
+
+@pytest.mark.parametrize(
+    "mark",
+    [{"annotations": {MIRROR: "x"}}, {"ownerReferences": [{"kind": "Node", "name": "n"}]}],
+    ids=["mirror", "owned"],
+)
+@pytest.mark.parametrize("odd", [True, False])
+async def test_a_pod_that_its_node_has_made_takes_nothing_and_is_no_reservations(
+    mark: dict[str, Any], odd: bool
+) -> None:
+    cluster = Cluster()
+    share = cluster.reserve("t1", "GPU-n-0", units=30)
+    before = (await cluster.ledger()).allocations
+    made = cluster.pod(
+        "victim", "GPU-n-1", token="t1", announced=Notice(tier=Tier.RELEASED, at=1.0, reason="x"), odd=odd
+    )
+    for part, value in mark.items():
+        made["metadata"][part] = {**made["metadata"][part], **value} if part == "annotations" else value
+    assert (await cluster.ledger()).allocations == before
+    assert not cluster.snapshots.shows("t1")
+    assert not cluster.reservations.arrived(share, made)
+    assert list(cluster.snapshots.pods()) == []
+    assert (await cluster.reservations.snapshot()).announced == ()
+    assert not cluster.snapshots._promised
+    assert kept_pod(made)["token"] == ""
+    facts = ClusterPod.of(made, {})
+    assert not facts.labels
+    assert not any(name.startswith("gpushare-spawner.io/") for name in facts.annotations)
+
+
+async def test_a_pod_stays_its_users_whatever_its_annotations_say_later(caplog: pytest.LogCaptureFixture) -> None:
+    cluster = Cluster()
+    cluster.pod("own", "GPU-n-0", units=30)
+    (before,) = (await cluster.ledger()).allocations.values()
+    for _ in range(2):
+        taken = cluster.pod("own", "GPU-n-0", units=40)
+        taken["metadata"]["annotations"] |= {SESSION: "victim", "gpushare-spawner.io/quota": "user/victim"}
+        (now,) = (await cluster.ledger()).allocations.values()
+        assert (now.user, now.quota, now.share_units) == (before.user, before.quota, 40)
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert "a change of its user or quota is refused" in said
+    again = cluster.pod("own", "GPU-n-0")
+    again["metadata"] |= {"uid": "another"}
+    again["metadata"]["annotations"] |= {SESSION: "bob"}
+    (now,) = (await cluster.ledger()).allocations.values()
+    assert now.user == "bob", "another pod of that name"
 
 
 async def test_a_share_that_has_grown_takes_devices_from_the_nodes_status_and_nothing_is_refused() -> None:

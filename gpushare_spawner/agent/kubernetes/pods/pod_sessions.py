@@ -151,7 +151,7 @@ class PodSessions:
             self._warnings.about(
                 f"pod {key[0]}/{key[1]} holds devices of this agent "
                 + (
-                    f"but lacks the label {kubernetes.SESSION_SELECTOR}"
+                    f"but lacks the label {kubernetes.SESSION_SELECTOR}, or is a static pod of the node"
                     if seen
                     else "and the API server has not shown it yet: it counts by its devices until then"
                 )

@@ -84,7 +84,10 @@ class Pod:
 
 
 class Pods:
-    """Lists and watches. It keeps what it knows while the API server is unavailable."""
+    """Lists and watches. It keeps what it knows while the API server is unavailable.
+
+    Pods that the node has made itself are left out: they are no servers of users, whatever they say.
+    """
 
     def __init__(
         self,
@@ -212,6 +215,8 @@ class Pods:
 
     def _enter(self, item: Json) -> None:
         with contextlib.suppress(KeyError, ValueError):
+            if kubernetes.is_mirror(item["metadata"]):
+                return
             pod = Pod.of(item)
             self._pods[pod.uid] = pod
 

@@ -19,7 +19,14 @@ from kubernetes_asyncio.client.rest import ApiException
 
 from gpushare_spawner.clients.bad_objects import BadObjects
 from gpushare_spawner.clients.object_watch import Object, Watched
-from gpushare_spawner.model.kubernetes import NodeFacts, PodConstraints, gpu_index_of, memory_bytes, millicores
+from gpushare_spawner.model.kubernetes import (
+    NodeFacts,
+    PodConstraints,
+    gpu_index_of,
+    is_mirror,
+    memory_bytes,
+    millicores,
+)
 from gpushare_spawner.model.kubernetes.quantities import quantity
 from gpushare_spawner.placement import NodeResources, Requested
 from gpushare_spawner.placement.node_resources import NOTHING, UNKNOWN
@@ -283,7 +290,7 @@ def kept_pod(pod: Object, with_facts: bool = False) -> Object:
         "metadata": _identity(pod),
         "node": "" if phase(pod) in FINISHED else (pod.get("spec") or {}).get("nodeName") or "",
         "requested": Requested(millicores(requested), memory_bytes(requested), 1),
-        "token": annotation(pod, RESERVATION),
+        "token": "" if is_mirror(pod["metadata"]) else annotation(pod, RESERVATION),
         **({"facts": ClusterPod.of(pod, requested)} if with_facts else {}),
     }
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from gpushare_spawner.model.kubernetes import HUB, PREFIX, SESSION, is_layer_session, is_session
+from gpushare_spawner.model.kubernetes import HUB, PREFIX, SESSION, is_layer_session, is_mirror, is_session
 from gpushare_spawner.model.session_id import split_session_id
 from gpushare_spawner.sharing.pod_changes import NOTEBOOK
 from gpushare_spawner.wording.spawn import failures as words
@@ -24,8 +24,13 @@ FINISHED = ("Failed", "Succeeded")
 
 def holds_share(pod: Mapping[str, Any]) -> bool:
     """Whether a pod (as the API server writes it) holds a share: one that is being deleted does until it is gone."""
+    return of_session(pod) and phase(pod) not in FINISHED
+
+
+def of_session(pod: Mapping[str, Any]) -> bool:
+    """Return whether a pod is labelled as a server with a share, by somebody other than its node."""
     labels = pod["metadata"].get("labels")
-    return (is_session(labels) or is_layer_session(labels)) and phase(pod) not in FINISHED
+    return (is_session(labels) or is_layer_session(labels)) and not is_mirror(pod["metadata"])
 
 
 def phase(pod: Mapping[str, Any]) -> str:

@@ -8,7 +8,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pydantic import ValidationError
@@ -22,6 +22,7 @@ from gpushare_spawner.model.kubernetes import (
     gpu_index_of,
     has_claim,
     is_layer_session,
+    is_mirror,
     layer_session,
     misplaced_report,
     node_of,
@@ -96,10 +97,13 @@ class ClusterSnapshots:
         clock: Callable[[], float] | None = None,
         capacity: ClusterCapacity | None = None,
         layers: LayerReader | None = None,
+        claimed_capacity: int = UNITS_PER_GPU,
     ) -> None:
+        """``claimed_capacity``: units that a GPU has at most where pods get GPUs by claims."""
         self.reflectors = reflectors
         self.reports_key = reports_key
         self.unit_size = unit_size
+        self.claimed_capacity = claimed_capacity
         self.log = log
         self.feed = LedgerFeed()
         """Knows what pods hold, and the reservations that `snapshot` was told of."""
@@ -274,10 +278,10 @@ class ClusterSnapshots:
         self._distrusted[node] = time.monotonic() + DISTRUST_SECONDS
 
     def pods(self) -> Iterable[Mapping[str, Any]]:
-        """All pods of the hub that are watched."""
+        """Return all pods of the hub that are watched, without those that a node has made."""
         for key, reflector in list(self.reflectors.items()):
             if key[0] == PODS:
-                yield from list(reflector.resources.values())
+                yield from (pod for pod in list(reflector.resources.values()) if not is_mirror(pod["metadata"]))
 
     # -- reports --
 
@@ -347,18 +351,27 @@ class ClusterSnapshots:
 
         A node's status has the devices of its plugin: those that pods hold, and as many free ones as the GPU's units
         leave. Sessions whose share has grown use more than their devices, at most what their pods were promised.
+        Where pods get GPUs by claims the status has none (after a plugin it says 0), so that each GPU has the units
+        that the hub's settings give it. What sessions lend raises the ResourceSlice of such a node, and no report.
         """
         devices = self._capacity.gpu_devices(report.node) if self._capacity is not None else None
-        if devices is None or report.claims is not None:
+        if devices is None:
             return ""
+        by_claims = report.claims is not None and not any(devices.values())
+        # all instances of a GPU have its index
+        reported: Counter[int] = Counter()
+        promised: Counter[int] = Counter()
         for gpu in report.gpus:
-            units = (devices.get(gpu.index, 0) + 1) * self.unit_size - 1
-            if gpu.mig is None and gpu.capacity_units > units:
-                units += self._promised[gpu.uuid]
-                if gpu.capacity_units > units:
-                    return refusals.report_beyond_node(
-                        report.node, gpu.index, gpu.capacity_units, devices.get(gpu.index, 0) * self.unit_size
-                    )
+            reported[gpu.index] += gpu.capacity_units
+            promised[gpu.index] += self._promised[gpu.uuid] if gpu.mig is None else 0
+        for index, units in reported.items():
+            if by_claims:
+                if units > self.claimed_capacity:
+                    return refusals.report_beyond_claims(report.node, index, units, self.claimed_capacity)
+                continue
+            offered = devices.get(index, 0)
+            if units > (offered + 1) * self.unit_size - 1 + promised[index]:
+                return refusals.report_beyond_node(report.node, index, units, offered * self.unit_size)
         return ""
 
     def _tell_beyond(self, beyond: Mapping[str, str], now: float) -> None:
@@ -452,7 +465,26 @@ class ClusterSnapshots:
             # read again each time: its GPUs may be known only later
             self._odd_pods[name] = pod
             return _SeenPod(uid, version, token, self._by_limits(pod, problem), None, odd=True)
+        if before is not None and before.uid == uid and not before.odd:
+            allocation = self._of_first_sight(allocation, before.allocation)
         return _SeenPod(uid, version, token, allocation, announced)
+
+    def _of_first_sight(self, now: Allocation, before: Allocation) -> Allocation:
+        """Return the allocation with the user and the quota that its pod had when it was seen first.
+
+        The hub writes them once. The kubelet of the pod's node can write them too.
+        """
+        if (now.user, now.quota) == (before.user, before.quota):
+            return now
+        if now.session not in self._told:
+            self._told.add(now.session)
+            self.log.error(
+                "Pod %s: a change of its user or quota is refused; they stay %r and %r. Look who may change pods",
+                now.session,
+                before.user,
+                before.quota,
+            )
+        return replace(now, user=before.user, quota=before.quota)
 
     def _parsed(self, pod: Mapping[str, Any]) -> tuple[Allocation, Notice | None]:
         metadata = pod["metadata"]

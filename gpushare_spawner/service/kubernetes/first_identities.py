@@ -1,0 +1,67 @@
+"""Whose session each pod was when the service saw it first: a node's kubelet can write to its pods' annotations later.
+
+Holds nothing of a pod but its identity. What a pod says beside that may change: see `pod_sessions`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+from typing import Any
+
+from gpushare_spawner.model import kubernetes
+from gpushare_spawner.model.kubernetes.annotations import QUOTA
+
+log = logging.getLogger("gpushare.service.cluster")
+
+IDENTITY = (kubernetes.SESSION, kubernetes.TEMPLATE, QUOTA, kubernetes.HUB)
+"""Annotations that the hub writes when it makes a pod, and that nobody has a reason to change."""
+MOST_GONE = 1000
+"""Pods that are remembered after they left the watch: one whose label is removed and set again is no new pod."""
+
+
+class FirstIdentities:
+    """Remembers the identity of each pod by its uid, for as long as the pod is there."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[str | None, ...]] = {}
+        """By uid, those that came last at the end."""
+        self._refused: set[str] = set()
+        """Uids of pods of which a change was logged."""
+
+    def keep(self, pod: dict[str, Any]) -> dict[str, Any]:
+        """Write the identity of first sight into a pod of our own, and return it; log a change once for each pod."""
+        metadata = pod["metadata"]
+        annotations, uid = metadata["annotations"], metadata.get("uid")
+        if not uid or kubernetes.is_mirror(metadata):
+            return pod
+        said = tuple(annotations.get(name) for name in IDENTITY)
+        known = self._known.setdefault(uid, said)
+        if known == said:
+            return pod
+        for name, text in zip(IDENTITY, known, strict=True):
+            annotations.pop(name, None)
+            if text is not None:
+                annotations[name] = text
+        if uid not in self._refused:
+            self._refused.add(uid)
+            changed = [name for name, before, now in zip(IDENTITY, known, said, strict=True) if before != now]
+            log.error(
+                "Pod %s/%s was the server of session %s when it was seen first; a change of %s is refused. Nobody but "
+                "the hub writes these annotations: look who may change pods, and at node %s",
+                metadata.get("namespace"),
+                metadata["name"],
+                known[0],
+                ", ".join(changed),
+                pod["spec"].get("nodeName", ""),
+            )
+        return pod
+
+    def forget(self, there: Collection[str]) -> None:
+        """Forget the pods that have left first, beyond `MOST_GONE`. ``there``: the uids of pods that are watched."""
+        if len(self._known) <= len(there) + MOST_GONE:
+            return
+        gone = [uid for uid in self._known if uid not in there]
+        for uid in gone[: max(0, len(gone) - MOST_GONE)]:
+            del self._known[uid]
+            self._refused.discard(uid)
