@@ -95,6 +95,7 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
 
     reports_namespace = settings.reports_namespace()
     share_unit_size = settings.share_unit_size()
+    claims_overcommit = settings.claims_overcommit()
     view_patience = settings.view_patience()
     start_attempts = settings.start_attempts()
     nodes_are_added = settings.nodes_are_added()
@@ -132,7 +133,13 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
             self.log,
         )
         cluster = ClusterSnapshots(
-            self.reflectors, self._reports_key, self.share_unit_size, self.log, capacity=capacity, layers=layers
+            self.reflectors,
+            self._reports_key,
+            self.share_unit_size,
+            self.log,
+            capacity=capacity,
+            layers=layers,
+            claimed_capacity=settings.claimed_capacity(self.claims_overcommit),
         )
         return PodReservations(
             cluster,
