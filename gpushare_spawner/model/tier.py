@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated
-
-from pydantic import BaseModel, ConfigDict, Field
-
-from gpushare_spawner.model.instant import LATEST
 
 
 class Tier(StrEnum):
@@ -44,19 +41,25 @@ class Tier(StrEnum):
 _DEPTH = {tier: depth for depth, tier in enumerate(Tier)}
 
 
-class UseRule(BaseModel):
+@dataclass(frozen=True)
+class UseRule:
     """How much GPU work counts as use of a share.
 
     GPU time adds up, at most to `min_use`, and is forgotten evenly over `window`. Work counts as use when the sum
     reaches `min_use`: one piece of work of that length, or shorter work that takes more than `min_use` in each window.
+    A dataclass, since a notebook's cell imports this module without pydantic. Raises ValueError.
     """
 
-    model_config = ConfigDict(extra="ignore", frozen=True)
+    min_use: float = 0.0
+    """GPU seconds, 0 or more; 0: all GPU work counts."""
+    window: float = 300.0
+    """Seconds, more than 0."""
 
-    min_use: Annotated[float, Field(ge=0, le=LATEST, allow_inf_nan=False)] = 0.0
-    """GPU seconds; 0: all GPU work counts."""
-    window: Annotated[float, Field(gt=0, le=LATEST, allow_inf_nan=False)] = 300.0
-    """Seconds."""
+    def __post_init__(self) -> None:
+        if not 0 <= self.min_use < math.inf:
+            raise ValueError(f"min_use is {self.min_use}; it is a finite number of seconds, 0 or more")
+        if not 0 < self.window < math.inf:
+            raise ValueError(f"window is {self.window}; it is a finite number of seconds, more than 0")
 
 
 def voids_idle_action(

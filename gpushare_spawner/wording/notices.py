@@ -85,7 +85,7 @@ _RELEASED_FOR_OTHERS = "Data is kept; cells use what others leave."
 def changed(status: ShareStatus) -> str:
     """Return what to say when the tier has just become what it is; at most TOAST_LETTERS long."""
     gpus = status.gpu_count
-    kept = "Your data is kept. GPU cells run at once; some seconds of GPU time restore the share."
+    kept = "Your data is kept. GPU cells run at once and soon restore the share."
     if status.yields:
         if not status.effective_units:
             return f"Your GPU share was released: {WAITS}. {_RELEASED_FOR_OTHERS}"

@@ -44,7 +44,7 @@ def test_the_fields_of_version_1_keep_their_names() -> None:
     """An agent sends this, and the hub of another release reads it: a new name needs a new version of the report."""
     notice = {
         "tier": "released", "at": 1300.0, "reason": "idle", "effective_units": 0, "cause": "idle",
-        "after_seconds": 900.0,
+        "after_seconds": 900.0, "use": {"min_use": 5.0, "window": 300.0},
     }  # fmt: skip
     hit = {"limit": "session", "at": 991.0, "requested_bytes": 4, "allocated_bytes": 46, "pid": 8}
     delivered = {

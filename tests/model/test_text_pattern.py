@@ -16,7 +16,7 @@ import gpushare_spawner
 from gpushare_spawner.model.text_pattern import check_pattern, matches_start, matches_whole
 
 PACKAGE = Path(gpushare_spawner.__file__).parent
-SECONDS = 0.5
+SECONDS = 5.0
 """CPU time that a match may take, on a slow machine. Python's `re` needs more than the age of the universe."""
 EXPONENTIAL = [
     "(a+)+",

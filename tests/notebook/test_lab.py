@@ -146,7 +146,7 @@ def test_the_share_stands_in_the_status_bar_and_changes_are_told(page: Page, age
     script.step, script.tier, script.effective = None, Tier.DOWNGRADED, 10
     page.wait_for(ITEM, "downgraded to 0.10 GPU")
     page.wait_for(TOAST, "Your GPU share was downgraded to 0.10 GPU while it was idle.")
-    page.wait_for(TOAST, "GPU cells run at once; some seconds of GPU time restore the share.")  # not cut off
+    page.wait_for(TOAST, "GPU cells run at once and soon restore the share.")  # not cut off
     page.wait_for(TOAST, "will be downgraded", there=False)  # what was announced has come
     assert len(page.texts(TOAST)) == 1, "the notification was updated"
     assert not page.texts(f"{TOAST} .jp-toast-button"), "nothing is left to ask for"

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from gpushare_spawner.model.controls import NO_CONTROLS, AskAnswer, Controls, Message
 from gpushare_spawner.model.kubernetes.control_annotations import (
@@ -97,6 +97,9 @@ WHOLE_MEMORY = "100%"
 _Value = TypeVar("_Value")
 
 
+_USE_RULE = TypeAdapter(UseRule)
+
+
 class AnnotationProblem(ValueError):
     """A pod's annotations are not those of a session; `problems` has a sentence for each wrong one."""
 
@@ -170,7 +173,7 @@ class PodSession:
         if self.if_gpu_seconds is not None:
             written[IF_GPU_SECONDS] = _written_guard(self.if_gpu_seconds)
         if self.use is not None:
-            written[USE] = self.use.model_dump_json()
+            written[USE] = _USE_RULE.dump_json(self.use).decode()
         if self.yields_until is not None:
             written[YIELDS_UNTIL] = _written_instant(self.yields_until)
         if self.memory_limit != WHOLE_MEMORY:
@@ -243,7 +246,7 @@ def pod_session(annotations: Mapping[str, str] | None) -> PodSession:
     notice = read(NOTICE, _notice, None) if NOTICE in given else None
     idle_since = read(IDLE_SINCE, _instant, 0.0) if IDLE_SINCE in given else None
     if_gpu_seconds = read(IF_GPU_SECONDS, _instant, 0.0) if IF_GPU_SECONDS in given else None
-    use = read(USE, UseRule.model_validate_json, None) if USE in given else None
+    use = read(USE, _USE_RULE.validate_json, None) if USE in given else None
     yields_until = read(YIELDS_UNTIL, _instant, 0.0) if YIELDS_UNTIL in given else None
     user_units = read(USER_UNITS, _units_from(1), 0) if USER_UNITS in given else None
     memory_limit = read(MEMORY_LIMIT, _amount, WHOLE_MEMORY, default=WHOLE_MEMORY)
@@ -314,7 +317,7 @@ def tier_patch(
         **_written_tier(tier, since, effective_units),
         IDLE_SINCE: None if idle_since is None else _written_guard(idle_since),
         IF_GPU_SECONDS: None if if_gpu_seconds is None else _written_guard(if_gpu_seconds),
-        USE: None if use is None else use.model_dump_json(),
+        USE: None if use is None else _USE_RULE.dump_json(use).decode(),
         YIELDS_UNTIL: None if yields_until is None else _written_instant(yields_until),
         NOTICE: None,
     }
