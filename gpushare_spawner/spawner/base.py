@@ -51,8 +51,9 @@ TEMPLATES_MAX_AGE = 10.0
 QUOTAS_MAX_AGE = 1.0
 """Seconds for which the quotas are not read again for a form or a choice; one form asks for each card."""
 
-CHECKED_WITHIN = 1.0
-"""Seconds that a request for a server waits until its options are checked: an admin's hook can take longer."""
+DECIDED_WITHIN = 1.0
+"""Seconds that a request for a server waits until the first decision on it is known: an admin's hook, or a cluster that
+does not answer, can take longer."""
 
 _submitted: ContextVar[dict[str, Any] | None] = ContextVar("_submitted", default=None)
 """What the request at hand submitted. After an error the hub renders the form again with the default server's spawner,
@@ -183,7 +184,9 @@ class GPUShareBase(_Part):  # type: ignore[misc]
         super().__init__(*args, **kwargs)
         self._attempt = self._new_attempt()
         self._responding = False
-        self._options_checked = asyncio.Event()
+        self._decided = asyncio.Event()
+        """Set once the first decision on the spawn at hand is known: its options are right, and it has a place or waits
+        for one. A spawn that is refused ends instead."""
         self._stop_note = ""
         """Why the server was stopped, if its user did not do it; empty since the next start."""
 
@@ -212,7 +215,10 @@ class GPUShareBase(_Part):  # type: ignore[misc]
 
     @abstractmethod
     async def _get_ready(self, choice: Choice) -> None:
-        """Set the traits that the choice asks for, and get its share. Raises SpawnRefused."""
+        """Set the traits that the choice asks for, and get its share. Raises SpawnRefused.
+
+        Sets `_decided` once the first pass over the queue has decided on the share.
+        """
 
     # -- what the spawners of a hub share --
 
@@ -380,7 +386,8 @@ class GPUShareBase(_Part):  # type: ignore[misc]
             choice = await self._accepted_choice()
             attempt.chose(choice)
             attempt.progress.tell_template(choice.profile.slug, choice.profile.title)
-            self._options_checked.set()
+            if choice.profile.template is None or choice.profile.template.gpu is None:
+                self._decided.set()
             await self._get_ready(choice)
         self._stop_note = ""
 
@@ -471,9 +478,9 @@ class GPUShareBase(_Part):  # type: ignore[misc]
 
         A request for a server waits `slow_spawn_timeout` seconds, which zero-to-jupyterhub sets to 0, and is then
         answered 202 unless this is true (jupyterhub/handlers/base.py, spawn_single_user). So it is true until the
-        options are checked, and wrong ones are answered with their sentence.
+        first decision is known, and a spawn that is refused at once is answered with its sentence.
         """
-        return self._responding or self._options_unchecked
+        return self._responding or self._is_undecided
 
     @_waiting_for_response.setter
     def _waiting_for_response(self, value: bool) -> None:
@@ -491,18 +498,18 @@ class GPUShareBase(_Part):  # type: ignore[misc]
         return found and not self._attempt.cancelled
 
     @property
-    def _options_unchecked(self) -> bool:
+    def _is_undecided(self) -> bool:
         spawning: bool = self._spawn_pending and self._spawn_future is not None
-        return spawning and not self._options_checked.is_set()
+        return spawning and not self._decided.is_set()
 
     async def _refused_at_once(self) -> bool:
-        """Wait until the options of the spawn at hand are checked; return whether the spawn has failed."""
+        """Wait for the first decision on the spawn at hand; return whether the spawn has failed."""
         spawn = self._spawn_future
         if spawn is None:
             return False
-        checked = asyncio.ensure_future(self._options_checked.wait())
-        await asyncio.wait({spawn, checked}, timeout=CHECKED_WITHIN, return_when=asyncio.FIRST_COMPLETED)
-        checked.cancel()
+        decided = asyncio.ensure_future(self._decided.wait())
+        await asyncio.wait({spawn, decided}, timeout=DECIDED_WITHIN, return_when=asyncio.FIRST_COMPLETED)
+        decided.cancel()
         return spawn.done() and not spawn.cancelled() and spawn.exception() is not None
 
     def _alternatives(self) -> tuple[Alternative, ...]:
@@ -523,7 +530,7 @@ class GPUShareBase(_Part):  # type: ignore[misc]
         """
         cancelled = self._stop_pending and self._attempt.cancelled
         self._forget_attempt()
-        self._options_checked.clear()
+        self._decided.clear()
         super().clear_state()
         if cancelled and self._spawn_future is None:
             failed: asyncio.Future[Any] = asyncio.get_running_loop().create_future()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from typing import TypeVar
 
 from gpushare_spawner.model.layers import LAYERS
@@ -26,10 +27,12 @@ async def reserve_share(
     patience: float,
     progress: SpawnProgress,
     alternatives: tuple[Alternative, ...],
+    decided: Callable[[], None] = lambda: None,
 ) -> Reserved:
     """Return a reservation, after a wait of at most ``patience`` seconds; ``progress`` hears of the position.
 
     ``alternatives``: the other templates that the user may start; ``progress`` hears which of them would start now.
+    ``decided`` is called once the spawn has a place, or must wait for one by the first pass over the queue.
     Raises SpawnRefused; then, and when the wait is cancelled, nothing stays reserved.
     """
     telling: list[asyncio.Task[None]] = []
@@ -38,12 +41,23 @@ async def reserve_share(
     def joined(ticket: Ticket) -> None:
         ticket.alternatives = alternatives
         telling.append(asyncio.ensure_future(progress.follow(ticket, ends_at)))
+        telling.append(asyncio.ensure_future(_tell_that_it_waits(ticket, decided)))
 
     try:
-        return await reservations.reserve(request, patience, joined)
+        reserved = await reservations.reserve(request, patience, joined)
     finally:
         for task in telling:
             task.cancel()
+    decided()
+    return reserved
+
+
+async def _tell_that_it_waits(ticket: Ticket, decided: Callable[[], None]) -> None:
+    """Call ``decided`` once a pass over the queue has left the spawn waiting."""
+    await ticket.considered.wait()
+    # a pass also sets the event for a spawn that it refuses or places: that wait ends by itself
+    if not ticket.result.done():
+        decided()
 
 
 def report_placement(

@@ -12,6 +12,7 @@ import pytest
 from kubespawner import KubeSpawner
 
 from gpushare_spawner.model.kubernetes import SESSION_LABEL, pod_session
+from gpushare_spawner.spawner.base import DECIDED_WITHIN
 from gpushare_spawner.spawner.kubernetes.spawner import GPUShareSpawner
 from tests.spawner.form.test_form import EVIL, Page
 from tests.spawner.running_hub import Browser, until
@@ -202,6 +203,52 @@ async def test_wrong_choices_of_own_profiles_are_answered(make_hub: MakeHub, nod
     response = await hub.start_server("bob", {"profile": "bare", "more": "of a hook"})
     assert response.code == (201 if waits else 202)
     await hub.started("bob")
+
+
+@pytest.mark.parametrize(
+    ("profile", "status", "said"),
+    [
+        ("nonsense", 400, "There is no template 'nonsense'"),
+        ("a100", 409, "A100 cannot be started on this cluster"),
+        ("three-gpus", 409, "3 GPUs cannot be started on this cluster"),
+        ("half-gpu", 409, "0.1"),
+        ("whole-gpu", 503, "queue"),
+    ],
+)
+async def test_what_is_refused_at_once_is_answered_by_a_hub_that_does_not_wait_for_the_server(
+    make_hub: MakeHub, nodes: GpuNodes, templates: Path, profile: str, status: int, said: str
+) -> None:
+    await nodes.add(gpus=2)
+
+    def configure(config: Any) -> None:
+        config.JupyterHub.tornado_settings.update(slow_spawn_timeout=0)
+        if profile == "whole-gpu":
+            config.GPUShareSpawner.queue_length = 1
+
+    hub = await make_hub(configure)
+    if profile == "half-gpu":
+        (templates / "quotas.yaml").write_text("default: {maximum: 0.1}\n")
+    if profile == "whole-gpu":
+        for name in ("eve", "mia", "bob"):
+            assert (await hub.start_server(name, {"profile": "whole-gpu"})).code == 202
+    for server in (None, "second"):
+        response = await hub.start_server("ada", {"profile": profile}, server)
+        assert response.code == status, response.body
+        assert said in json.loads(response.body)["message"]
+
+
+async def test_a_spawn_that_waits_for_capacity_is_answered_after_the_first_pass(
+    make_hub: MakeHub, nodes: GpuNodes
+) -> None:
+    await nodes.add(gpus=1)
+    hub = await make_hub(lambda config: config.JupyterHub.tornado_settings.update(slow_spawn_timeout=0))
+    assert (await hub.start_server("ada", {"profile": "whole-gpu"})).code == 202
+    await hub.started("ada")
+    await hub.add_user("bob")
+    async with asyncio.timeout(DECIDED_WITHIN + 1):
+        assert (await hub.start_server("bob", {"profile": "half-gpu"})).code == 202
+    (ticket,) = hub.reservations.queue
+    assert ticket.ahead == 0
 
 
 async def test_a_clash_of_names_keeps_the_profile(

@@ -281,7 +281,7 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
         """
         if not self._templates():
             self._refuse_while_templates_are_awaited()
-            self._options_checked.set()
+            self._decided.set()
             return super().run_pre_spawn_hook()
         self._kube.forget_last_start()
         return self._prepare(super().run_pre_spawn_hook)
@@ -314,7 +314,7 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
         await self._watch()
         await self._clear_way()
         request, alternatives = self._request(template), self._alternatives()
-        share = await reserve_share(self.reservations, request, patience, progress, alternatives)
+        share = await reserve_share(self.reservations, request, patience, progress, alternatives, self._decided.set)
         report_placement(share, share.placement.node, progress, self.log, self._log_name)
         return share
 
@@ -487,7 +487,7 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
 
         So does a pod that an earlier hub left half made when it ended.
         """
-        if self._options_unchecked:
+        if self._is_undecided:
             return 1 if await self._refused_at_once() else None
         attempt = self._attempt
         if attempt.phase is SpawnPhase.PLACING:

@@ -205,7 +205,12 @@ class GPUShareMixin(GPUShareBase):
         tenant = Tenant(self.user.name, self.name, self._uid(), attempt.quota, attempt.user_units)
         request = SpawnRequest(tenant, template)
         reservation = await reserve_share(
-            self.reservations, request, self.queue_timeout, attempt.progress, self._alternatives()
+            self.reservations,
+            request,
+            self.queue_timeout,
+            attempt.progress,
+            self._alternatives(),
+            self._decided.set,
         )
         attempt.reserved(reservation)
         report_placement(reservation, "", attempt.progress, self.log, self._log_name)
@@ -247,7 +252,7 @@ class GPUShareMixin(GPUShareBase):
 
     async def poll(self) -> int | None:
         """As the spawner says. While a server is being placed it counts as running; a running one keeps its session."""
-        if self._options_unchecked:
+        if self._is_undecided:
             return 1 if await self._refused_at_once() else None
         attempt = self._attempt
         if attempt.phase is SpawnPhase.PLACING:

@@ -73,17 +73,63 @@ def at_once(config: Any) -> None:
         ({"profile": "quarter-gpu", "gpus": 4}, 400, "gpus"),
         ({"profile": "course"}, 403, "course"),
         ({"quota": "theory"}, 400, "quota"),
+        ({"profile": "a100"}, 409, "A100 cannot be started"),
+        ({"profile": "three-gpus"}, 409, "3 GPUs cannot be started"),
+        ({"profile": "half-gpu"}, 409, "0.1"),
     ],
 )
-async def test_wrong_options_are_answered_by_a_hub_that_does_not_wait_for_the_server(
-    make_hub: Any, options: Any, status: int, said: str
+async def test_what_is_refused_at_once_is_answered_by_a_hub_that_does_not_wait_for_the_server(
+    make_hub: Any, templates: Path, options: Any, status: int, said: str
 ) -> None:
+    if options.get("profile") == "half-gpu":
+        (templates / "quotas.yaml").write_text("default: {maximum: 0.1}\n")
     hub = await make_hub(at_once)
     for server in (None, "second"):
         for _ in range(2):
             response = await hub.start_server("ada", options, server)
             assert response.code == status, response.body
             assert said in json.loads(response.body)["message"]
+
+
+@pytest.mark.parametrize("waiting", [0, 1])
+async def test_a_full_queue_is_answered_by_a_hub_that_does_not_wait_for_the_server(
+    make_hub: Any, agent: FakeAgent, waiting: int
+) -> None:
+    def configure(config: Any) -> None:
+        at_once(config)
+        config.GPUShareMixin.queue_length = waiting
+
+    for gpu in (0, 1):
+        agent.occupy(f"other-{gpu}", 100, gpu=gpu)
+    hub = await make_hub(configure)
+    for number in range(waiting):
+        assert (await hub.start_server(f"first-{number}", {"profile": "half-gpu"})).code == 202
+    refused = await hub.start_server("ada", {"profile": "half-gpu"})
+    assert refused.code == 503, refused.body
+    assert "queue" in json.loads(refused.body)["message"]
+    assert refused.headers["Retry-After"] == "120"
+
+
+async def test_a_spawn_that_waits_for_capacity_is_answered_after_the_first_pass(
+    make_hub: Any, agent: FakeAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for gpu in (0, 1):
+        agent.occupy(f"other-{gpu}", 100, gpu=gpu)
+    hub = await make_hub(at_once)
+    await hub.add_user("ada")
+    # so that no time-out is what ends the wait of the request
+    monkeypatch.setattr(base, "DECIDED_WITHIN", 60.0)
+    async with asyncio.timeout(15):
+        assert (await hub.start_server("ada", {"profile": "half-gpu"})).code == 202
+    (ticket,) = hub.reservations.queue
+    assert ticket.ahead == 0
+
+
+async def test_an_agent_that_does_not_answer_does_not_hold_the_request(make_hub: Any, agent: FakeAgent) -> None:
+    hub = await make_hub(at_once)
+    await agent.stop()
+    async with asyncio.timeout(base.DECIDED_WITHIN + 2):
+        assert (await hub.start_server("ada", {"profile": "half-gpu"})).code == 202
 
 
 async def test_right_options_are_still_answered_before_the_server_runs(
@@ -110,7 +156,7 @@ async def test_a_hook_that_takes_long_does_not_hold_the_request(make_hub: Any) -
         config.Spawner.pre_spawn_hook = hook
 
     hub = await make_hub(configure)
-    async with asyncio.timeout(base.CHECKED_WITHIN + 2):
+    async with asyncio.timeout(base.DECIDED_WITHIN + 2):
         assert (await hub.start_server("ada", {"profile": "nonsense"})).code == 202
     going_on.set()
 
