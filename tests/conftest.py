@@ -6,6 +6,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.machine import isolate
 
@@ -18,6 +19,12 @@ HOME = isolate()
 # server by SIGINT first, so it would run on for the 10 s of SimpleLocalProcessSpawner.interrupt_timeout.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# How long an example takes says something of the machine, not of the code.
+settings.register_profile(
+    "any machine", parent=settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("any machine")
 
 # The files that take longest, slowest first. `make test` gives whole files to two workers in this order, because a long
 # file that starts last leaves one worker idle. The order comes from the times in a report by --junitxml, made on 2
