@@ -33,6 +33,8 @@ class WallClock:
         """Called with the seconds of a step, before the first reading after it is returned."""
         self.offset = wall() - steady()
         """Between the two clocks, at the last reading."""
+        self.moved = 0.0
+        """Seconds by which the clock was set since this object was made, by the last reading."""
         self._steps: deque[tuple[float, float]] = deque(maxlen=MOST_STEPS)
 
     @classmethod
@@ -47,6 +49,7 @@ class WallClock:
         if abs(by) >= STEP:
             # what the clock would say without the step is later than all that was written before it
             self._steps.append((now - by, by))
+            self.moved += by
             self.was_set(by)
         return now
 

@@ -186,6 +186,8 @@ class SessionReport(_Part):
     """Whether `opened_at` is of the node's clock. False: the API server says when the pod was created."""
     clock_moved: Annotated[float, Field(ge=-LATEST, le=LATEST, allow_inf_nan=False)] = 0.0
     """Seconds by which the machine's clock was set since then. All other instants of the past are moved already."""
+    reader_moved: Annotated[float, Field(exclude=True)] = 0.0
+    """Seconds by which the clock of the report's reader was set since the API server said when the pod was created."""
     confirmed: bool = True
     """False between a reservation and the start of its process."""
     pid: int | None = None
@@ -248,8 +250,8 @@ class SessionReport(_Part):
 
     @property
     def begun(self) -> float:
-        """When it was opened, by the machine's clock of now: what durations and the order of sessions count from."""
-        return self.opened_at + (self.clock_moved if self.opened_by_node else 0.0)
+        """When it was opened, by the clock of now: what durations and the order of sessions count from."""
+        return self.opened_at + (self.clock_moved if self.opened_by_node else self.reader_moved)
 
     @property
     def controls(self) -> Controls:

@@ -20,12 +20,13 @@ from gpushare_spawner.model.controls import ASK_SECONDS
 from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.protocol.control import AgentUnreachable
 from gpushare_spawner.model.report import Report, SessionReport, with_known_since
+from gpushare_spawner.service.kubernetes.clock_steps import PodInstants, moved_report
 from gpushare_spawner.service.kubernetes.first_identities import FirstIdentities
 from gpushare_spawner.service.kubernetes.node import NodeAgent
 from gpushare_spawner.service.kubernetes.pod_sessions import SessionPod, known_report, made_by, session_pods, trimmed
 from gpushare_spawner.service.reports import KnownReport, UnconfirmedSession
 from gpushare_spawner.wall_clock import WallClock
-from gpushare_spawner.wording.amounts import clock as clock_time
+from gpushare_spawner.wording.amounts import utc
 from gpushare_spawner.wording.dashboard import unconfirmed_sessions
 
 log = logging.getLogger("gpushare.service.cluster")
@@ -111,6 +112,7 @@ class Cluster:
         )
         self._read: dict[str, _Read] = {}
         self._by_node: dict[str, _NodePods] | None = None
+        self._instants = PodInstants()
         self._unconfirmed: dict[str, dict[str, float]] = {}
         """By node and session: when it was first seen without a pod (seconds since the epoch)."""
         self._by_report: dict[str, tuple[str, _Read]] | None = None
@@ -153,11 +155,10 @@ class Cluster:
             await asyncio.sleep(LOOK_EVERY)
 
     def _asks(self, node: str, read: _Read) -> bool:
-        # of an agent that has ended, asks stay in the report
-        published = read.report.published_at if read.report is not None else 0.0
-        if time.monotonic() >= read.asks_until or self._clock() - published >= kubernetes.REPORT_STALE_SECONDS:
+        if time.monotonic() >= read.asks_until:
             return False
         try:
+            # refused where it is old: of an agent that has ended, asks stay in the report
             return any(session.asks for session in self.report(node)[0].sessions)
         except AgentUnreachable:
             return False
@@ -173,23 +174,23 @@ class Cluster:
                 raise AgentUnreachable(watched.problem or f"no news of the {watched.what} from the API server")
         name, read = self._reports().get(node, ("", None))
         here = self._pods_by_node().get(node, _NodePods())
-        pods = here.sessions.values()
+        now = self._clock()
+        # after the reading, which finds out whether the clock was set
+        pods = [self._instants.of_now(pod, self._clock.moved) for pod in here.sessions.values()]
         if read is None and pods and all(pod.layer is not LayerName.NATIVE for pod in pods):
             # no agent belongs there: what is known of its sessions is in their pods
-            return known_report(Report(node=node, published_at=self._clock(), gpus=()), pods), 0.0
+            return known_report(Report(node=node, published_at=now, gpus=()), pods), 0.0
         if read is None or read.report is None:
             why = "its agent has published no report" if read is None else f"its report is refused: {read.problem}"
             raise AgentUnreachable(f"node {node}: {why}")
-        report = read.report
+        report = moved_report(read.report, self._clock)
         # by both clocks: a report of an agent that has ended must not stay valid because the machines' clocks differ
-        published = self._clock.since_set(report.published_at)
-        age = max(self._clock() - published, time.monotonic() - read.at)
+        age = max(now - report.published_at, time.monotonic() - read.at)
         if age > kubernetes.REPORT_STALE_SECONDS:
-            last = clock_time(published, self._clock())
-            raise AgentUnreachable(f"node {node}: its agent has published nothing since {last}")
+            raise AgentUnreachable(f"node {node}: its agent has published nothing since {utc(report.published_at)}")
         arrived = self._maps.arrived.get(name)
         age = time.monotonic() - arrived if arrived is not None else float("inf")
-        return self._with_lasting(known_report(report, pods, here.others, self._clock())), age
+        return self._with_lasting(known_report(report, pods, here.others, now)), age
 
     def _with_lasting(self, report: KnownReport) -> KnownReport:
         """Return the report with those unconfirmed sessions that have been so for `UNCONFIRMED_AFTER`, and log them."""
@@ -255,6 +256,9 @@ class Cluster:
         self._identities.forget({pod["metadata"].get("uid", "") for pod in objects})
         ours = [pod for pod in objects if not self._hub or made_by(pod, self._hub)]
         good, bad = session_pods(ours)
+        # read first: what has come since a step was written after it
+        self._clock()
+        self._instants.take_note(good, self._clock.moved)
         self._say_once({f"Pod {name}": f"ignored: {problem}" for name, problem in bad.items()})
         self._by_node = {}
         # another layer's scheduler has not placed those without a node

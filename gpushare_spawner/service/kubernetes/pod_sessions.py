@@ -40,6 +40,8 @@ class SessionPod:
     """Which of cpu and memory that container does not request."""
     layer: LayerName = LayerName.NATIVE
     """The sharing layer that gives it the GPU."""
+    clock_moved: float = 0.0
+    """Seconds by which the service's clock was set since it saw the pod first."""
 
     @classmethod
     def of(cls, pod: dict[str, Any]) -> SessionPod:
@@ -229,6 +231,7 @@ def _identity(pod: SessionPod) -> dict[str, Any]:
         "yields": said.yields_until is not None,
         "opened_at": pod.created,
         "opened_by_node": False,
+        "reader_moved": pod.clock_moved,
         "notice": said.notice,
         **dict(said.controls),
         "message": said.messages[-1] if said.messages else None,

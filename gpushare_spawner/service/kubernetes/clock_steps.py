@@ -1,0 +1,113 @@
+"""Moves the instants of a node by the steps of the service's clock, so that a step changes no duration.
+
+An agent moves the instants of its report itself, but its next report can be a minute away. Nobody moves those in the
+annotations of pods and the API server's creation times: the service remembers which of them it had seen before a step.
+A service that starts after the step has seen none. It then takes a notice of before for one of an earlier time, and
+sends another one: see `idle.policy`. What a report means: cluster.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+
+from gpushare_spawner.model.instant import LATEST
+from gpushare_spawner.model.kubernetes import PodSession
+from gpushare_spawner.model.report import Report, SessionReport
+from gpushare_spawner.service.kubernetes.pod_sessions import SessionPod
+from gpushare_spawner.wall_clock import WallClock
+
+_Instant = tuple[str, float]
+"""What it is of, and the instant as it was written."""
+
+
+def moved_report(report: Report, clock: WallClock) -> Report:
+    """Return a report that was published before a step of the clock as its agent would have written it after it."""
+    by = _step_since(report.published_at, clock)
+    if not by:
+        return report
+    sessions = tuple(_moved_session(session, by) for session in report.sessions)
+    return report.model_copy(update={"published_at": _moved(report.published_at, by), "sessions": sessions})
+
+
+def _step_since(published_at: float, clock: WallClock) -> float:
+    """Return by how much the clock was set since a report was published; 0: it was not."""
+    by = clock.since_set(published_at) - published_at
+    now = clock()
+    # the clock of a node that is a little ahead of this one has been set back already
+    return by if abs(published_at + by - now) < abs(published_at - now) else 0.0
+
+
+def _moved_session(session: SessionReport, by: float) -> SessionReport:
+    worked, kernels = session.last_gpu_activity, session.last_kernel_activity
+    return session.model_copy(
+        update={
+            "clock_moved": session.clock_moved + by,
+            "tier_since": _moved(session.tier_since, by),
+            "last_gpu_activity": _moved(worked, by) if worked is not None else None,
+            "last_kernel_activity": _moved(kernels, by) if kernels is not None else None,
+            "asks": tuple(ask.model_copy(update={"at": _moved(ask.at, by)}) for ask in session.asks),
+        }
+    )
+
+
+class PodInstants:
+    """The instants in pods, each with what `WallClock.moved` was when the service saw it first."""
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[str, str, float], dict[_Instant, float]] = {}
+
+    def take_note(self, pods: Iterable[SessionPod], moved: float) -> None:
+        """Remember what is new in these pods, which are all there are."""
+        seen = self._seen
+        self._seen = {
+            _key(pod): {instant: seen.get(_key(pod), {}).get(instant, moved) for instant in _instants(pod)}
+            for pod in pods
+        }
+
+    def of_now(self, pod: SessionPod, moved: float) -> SessionPod:
+        """Return the pod with its instants as they would have been written after the steps since.
+
+        A keep and an exemption end when people were told.
+        """
+        steps = {instant: moved - then for instant, then in self._seen.get(_key(pod), {}).items() if moved != then}
+        if not steps:
+            return pod
+        return replace(
+            pod, session=_moved_annotations(pod.session, steps), clock_moved=steps.get(("created", pod.created), 0.0)
+        )
+
+
+def _key(pod: SessionPod) -> tuple[str, str, float]:
+    # another pod can have the same name later
+    return pod.namespace, pod.name, pod.created
+
+
+def _instants(pod: SessionPod) -> Iterator[_Instant]:
+    said = pod.session
+    yield "created", pod.created
+    yield "tier", said.tier_since
+    if said.notice is not None:
+        yield "notice", said.notice.at
+    for begun in said.controls.keeps:
+        yield "keep", begun
+    for message in said.messages:
+        yield "message", message.at
+
+
+def _moved_annotations(said: PodSession, steps: Mapping[_Instant, float]) -> PodSession:
+    def moved(what: str, instant: float) -> float:
+        return _moved(instant, steps.get((what, instant), 0.0))
+
+    notice, messages = said.notice, said.messages
+    return replace(
+        said,
+        tier_since=moved("tier", said.tier_since),
+        notice=notice.model_copy(update={"at": moved("notice", notice.at)}) if notice is not None else None,
+        controls=said.controls.model_copy(update={"keeps": tuple(moved("keep", at) for at in said.controls.keeps)}),
+        messages=tuple(one.model_copy(update={"at": moved("message", one.at)}) for one in messages),
+    )
+
+
+def _moved(instant: float, by: float) -> float:
+    return min(max(0.0, instant + by), LATEST)
