@@ -365,6 +365,10 @@ async def in_view(kind: str, templates: Path) -> tuple[int, int]:
         await spawner._watch()
         await spawner.reservations.availability_now()
     await asyncio.sleep(1)
+    # KubeSpawner lists all pods again every 10 s: a second copy of each would show from then on only
+    await spawner.pod_reflector._list_and_update()
+    if isinstance(spawner, GPUShareSpawner):
+        await spawner.reservations.availability_now()
     seen = len(spawner.pod_reflector.pods)
     gc.collect()
     pages = int(Path("/proc/self/statm").read_text().split()[1])

@@ -12,7 +12,11 @@ import pytest
 
 import benchmarks
 from benchmarks import placement, placement_cluster, placement_loop, placement_trace
-from gpushare_spawner.placement import BestFit
+from gpushare_spawner.model.share import Share
+from gpushare_spawner.placement import BestFit, LedgerError
+from gpushare_spawner.sharing.base import Tenant
+from gpushare_spawner.spawner.queue.loop_breaks import LoopBreaks
+from gpushare_spawner.spawner.queue.queue import SpawnRequest
 
 MODULES = sorted(path.stem for path in Path(benchmarks.__path__[0]).glob("*.py") if path.stem != "__init__")
 
@@ -28,6 +32,37 @@ def test_the_event_loop_of_a_small_cluster_is_measured_and_its_ledger_agrees(mon
     found = asyncio.run(placement_loop.measure(160, 20, seed=1))
     assert found["waiting"] == placement_loop.WAITING
     assert 0 < found["loop_ms"] < 1000
+
+
+async def test_the_ledger_is_checked_after_a_reading_that_is_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pod that has just come counts beside its reservation between two pieces of a reading: here for a whole GPU."""
+    hub = placement_loop.SimulatedHub(placement_cluster.cluster(32, seed=1), 1)
+    whole = placement_loop.template(Share(), "whole")
+    share = await hub.reservations.reserve(SpawnRequest(Tenant("ada"), whole), 10.0)
+    ledger = hub.reservations.feed.ledger
+    ledger.check()
+
+    async def pause(breaks: LoopBreaks) -> None:
+        await asyncio.sleep(0)
+
+    monkeypatch.setattr(LoopBreaks, "pause_if_due", pause)
+    # no pass over the queue comes after the pod
+    monkeypatch.setattr(hub.reservations, "place_soon", lambda: None)
+    hub.run(share)
+    reading = asyncio.create_task(hub.reservations.snapshot())
+
+    async def checked_meanwhile() -> None:
+        while not reading.done():
+            ledger.check()
+            await asyncio.sleep(0)
+
+    with pytest.raises(LedgerError, match="200 units are owned, its capacity is 100"):
+        await checked_meanwhile()
+    assert not reading.done()
+    await placement_loop.check_ledger(hub)
+    await reading
+    for watch in (hub.pods.watch_task, hub.reports.watch_task):
+        watch.cancel()
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,8 @@ import pytest
 
 from gpushare_spawner.model.kubernetes import SESSION_LABEL, node_of, pod_session, resource_name
 from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.spawner.kubernetes.pod import builder, manifest
+from gpushare_spawner.spawner.kubernetes.pod.manifest import fragment
 from tests.spawner.running_hub import until
 
 from .sharing_hub import MODEL, GpuNodes, gpu
@@ -178,3 +180,23 @@ async def test_reports_that_are_stale_or_wrong_give_no_place(
     log = caplog.text
     assert "the last one is 3 min" in log
     assert "not a report that this version can read" in log
+
+
+async def test_a_spawn_reads_its_manifest_once(
+    make_hub: Callable[..., Any], nodes: GpuNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cheap guard of what spawns cost beside KubeSpawner's: `benchmarks.spawn` measures it."""
+    read: list[str] = []
+
+    def counted(pod: Any) -> Any:
+        read.append(pod.metadata.name)
+        return fragment(pod)
+
+    for module in (builder, manifest):
+        monkeypatch.setattr(module, "fragment", counted)
+    await nodes.add(gpus=2)
+    hub = await make_hub()
+    users = ("ada", "bob", "eve")
+    answers = await asyncio.gather(*(hub.start_server(user, {"profile": "quarter-gpu"}) for user in users))
+    assert [answer.code for answer in answers] == [201] * len(users)
+    assert sorted(read) == [f"jupyter-{user}" for user in users]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,11 @@ import pytest
 from tornado.httpclient import AsyncHTTPClient
 
 from gpushare_spawner.model.layers import LayerName
+from gpushare_spawner.model.template import Template
+from gpushare_spawner.placement import PlacementRequest, Requested
 from gpushare_spawner.spawner import base
+from gpushare_spawner.spawner.queue import snapshot
+from gpushare_spawner.spawner.queue.placement_check import PlacementCheck, Verdict
 from tests.placement.instances import instance
 from tests.spawner.fake_agent import FakeAgent
 from tests.spawner.running_hub import RunningHub, until
@@ -159,6 +164,39 @@ async def test_a_hook_that_takes_long_does_not_hold_the_request(make_hub: Any) -
     async with asyncio.timeout(base.DECIDED_WITHIN + 2):
         assert (await hub.start_server("ada", {"profile": "nonsense"})).code == 202
     going_on.set()
+
+
+async def test_the_form_of_many_templates_asks_placement_once_for_each_share(
+    hub: RunningHub, templates: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cheap guard of what the form costs: `benchmarks.spawn` measures it."""
+    for file in templates.iterdir():
+        file.unlink()
+    shares = (0.1, 0.2, 0.3, 0.4, 0.5)
+    count = 8 * len(shares)
+    for number in range(count):
+        share = shares[number % len(shares)]
+        text = f"{{name: t-{number}, display_name: T {number}, gpu: {{fraction: {share}}}}}"
+        (templates / f"t-{number}.yaml").write_text(text)
+    await hub.add_user("ada")
+    asked: Counter[str] = Counter()
+    verdict, guaranteed = PlacementCheck.verdict, snapshot.guaranteed_resources
+
+    def counted_verdict(check: PlacementCheck, request: PlacementRequest) -> Verdict:
+        asked["verdict"] += 1
+        return verdict(check, request)
+
+    def counted_request(template: Template) -> Requested:
+        asked[template.name] += 1
+        return guaranteed(template)
+
+    monkeypatch.setattr(PlacementCheck, "verdict", counted_verdict)
+    # the request of a template begins with this
+    monkeypatch.setattr(snapshot, "guaranteed_resources", counted_request)
+    form = await hub.spawner("ada").show_form()
+    assert form.count("Starts now") == count
+    assert asked.pop("verdict") == len(shares)
+    assert asked == {f"t-{number}": 1 for number in range(count)}
 
 
 async def test_a_start_without_options_does_not_repeat_options_that_were_refused(hub: RunningHub) -> None:
