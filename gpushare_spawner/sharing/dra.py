@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from gpushare_spawner.model.kubernetes import quantity
+from gpushare_spawner.model.kubernetes import REPORT_COMPONENT_LABEL, quantity
 from gpushare_spawner.model.layers import DraOptions, matches
 from gpushare_spawner.model.layers.mig import MigProfile, guaranteed_memory, smallest
 from gpushare_spawner.model.share import UNITS_PER_GPU
@@ -27,6 +27,8 @@ from gpushare_spawner.sharing.pod_changes import PodChange
 API_VERSION = "resource.k8s.io/v1"
 CLAIM = "gpu"
 """The claim's name in the pod, and the request's in the claim."""
+CLAIM_TEMPLATE_LABELS = {REPORT_COMPONENT_LABEL: "gpushare-claim-template"}
+"""Labels of each ResourceClaimTemplate. Nothing deletes the templates: an admin finds them by these."""
 MEMORY = "memory"
 _MEBIBYTE = 2**20
 _DEFAULTS = {"allocationMode": "ExactCount", "count": 1}
@@ -81,7 +83,8 @@ def objects(request: LayerRequest) -> tuple[dict[str, Any], ...]:
     spec = {"spec": {"devices": {"requests": [{"name": CLAIM, "exactly": exactly}]}}}
     digest = hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()[:8]
     name = f"gpushare-{request.template.name}-{digest}"
-    return ({"apiVersion": API_VERSION, "kind": "ResourceClaimTemplate", "metadata": {"name": name}, "spec": spec},)
+    metadata = {"name": name, "labels": dict(CLAIM_TEMPLATE_LABELS)}
+    return ({"apiVersion": API_VERSION, "kind": "ResourceClaimTemplate", "metadata": metadata, "spec": spec},)
 
 
 def same(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> bool:

@@ -10,9 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from traitlets.config.loader import PyFileConfigLoader
 
 from gpushare_spawner.cli import COMMANDS
+from gpushare_spawner.model.kubernetes import REPORT_SELECTOR, resource_name
+from gpushare_spawner.model.kubernetes.claims import DRIVER
+from gpushare_spawner.sharing.dra import CLAIM_TEMPLATE_LABELS
 from gpushare_spawner.shipped import shipped
 
 GUIDES = Path(__file__).parents[2] / "docs" / "guides"
@@ -102,6 +106,24 @@ def test_uninstalling_removes_what_installing_made() -> None:
         assert any(place == path or place.startswith(f"{path}/") for path in removed), place
     disabled = next(line for line in commands(SINGLE, "Uninstall") if "disable" in line)
     assert {"jupyterhub", "gpushare-agent"} <= set(disabled.split())
+
+
+def test_what_stays_after_uninstalling_on_kubernetes_has_the_names_that_the_program_uses() -> None:
+    text = (GUIDES / "kubernetes-upgrades.md").read_text()
+    section = next(part for part in re.split(r"(?m)^## ", text) if part.startswith("Uninstall\n"))
+    rows = [line for line in section.splitlines() if line.strip().startswith("|")]
+    claim_templates = ",".join(f"{name}={value}" for name, value in CLAIM_TEMPLATE_LABELS.items())
+    assert re.findall(r"kubectl -n jhub delete (\w+) -l (\S+?)`", "\n".join(rows)) == [
+        ("configmaps", REPORT_SELECTOR),
+        ("resourceclaimtemplates", claim_templates),
+    ]
+    node = yaml.safe_load((shipped("helm-values") / "gpushare-agent" / "values.yaml").read_text())["node"]
+    removed = [path for row in rows for path in re.findall(r"`rm -r (\S+)`", row)]
+    assert removed == [node["hostDir"], f"{node['kubeletDir']}/plugins/{DRIVER}"]
+    assert f"`{node['hostDir']}` on each node" in section
+    assert f"`{resource_name(0).replace('0', 'N')}: 0`" in section
+    # "/" in a JSON pointer (RFC 6901)
+    assert f"/status/capacity/{resource_name(0).replace('/', '~1')}" in section
 
 
 def test_the_hubs_config_with_the_two_files_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
