@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterable
@@ -16,11 +17,11 @@ from kubernetes_asyncio.client import CoreV1Api
 from tornado.httpclient import AsyncHTTPClient, HTTPRequest
 
 from gpushare_spawner.agent.memory.host_use import HostUse
-from gpushare_spawner.model.cordon import Cordon
-from gpushare_spawner.model.protocol.control import CordonRequest, TierRequest
-from gpushare_spawner.model.protocol.frames import Kind
+from gpushare_spawner.model.controls import Cordon
+from gpushare_spawner.model.control import CordonRequest, TierRequest
+from gpushare_spawner.model.frames import Kind
 from gpushare_spawner.model.report import HostUseReport
-from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.model.share import Tier
 from gpushare_spawner.service.kubernetes.cluster import Cluster as ServiceCluster
 from gpushare_spawner.service.kubernetes.node import NodeAgent as SeenNode
 from gpushare_spawner.service.kubernetes.released_requests import ReleasedRequests
@@ -165,6 +166,9 @@ async def test_each_has_what_it_needs_and_needs_what_it_has(
     of_the_chart = rights(roles.hub)
     assert asked.here == {"agent": rights(roles.agent), "hub": asked.here["hub"]}
     assert of_the_chart <= asked.here["hub"] <= of_the_chart | rights(HUB_RULES)
+    # KubeSpawner's own reader of events is no part of the table
+    of_the_hub = {right for right in asked.here["hub"] if right[1] != "events"} - of_the_chart
+    assert of_the_hub <= documented_rights()["the hub's"].of_zero_to_jupyterhub
     # which every account may
     asked.everywhere["hub"] -= {("create", "selfsubjectaccessreviews")}
     assert asked.everywhere == {"hub": rights(roles.hub_everywhere)}
@@ -213,6 +217,67 @@ async def test_an_agents_token_reads_no_token_of_a_server_where_the_hub_may_make
         assert not [scope for scope in seen["scopes"] if scope.startswith(("admin", "users!", "servers", "delete"))]
     page = (Path(__file__).parents[2] / "docs" / "explanation" / "trust.md").read_text()
     assert "JUPYTERHUB_API_TOKEN" in page
+
+
+@dataclass
+class DocumentedRights:
+    """The rights that the table of docs/guides/kubernetes-rights.md gives to an account."""
+
+    here: set[Right] = field(default_factory=set)
+    """Of a Role that the chart makes."""
+    everywhere: set[Right] = field(default_factory=set)
+    """Of a ClusterRole that the chart makes."""
+    with_layers: set[Right] = field(default_factory=set)
+    """Those of both that need a layer in `hub.layers`."""
+    of_zero_to_jupyterhub: set[Right] = field(default_factory=set)
+
+    def add(self, resource: str, verb: str, condition: str) -> None:
+        """Add a right. ``condition``: the words in parentheses behind its verb."""
+        right = (verb, resource)
+        if "own Role" in condition or "that Role" in condition:
+            self.of_zero_to_jupyterhub.add(right)
+            return
+        (self.everywhere if "ClusterRole" in condition else self.here).add(right)
+        if "`hub.layers`" in condition:
+            self.with_layers.add(right)
+
+
+def documented_rights() -> dict[str, DocumentedRights]:
+    """Read the table; the keys are the account of the hub, of the agent, and of the agent that only observes."""
+    page = (Path(__file__).parents[2] / "docs" / "guides" / "kubernetes-rights.md").read_text()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if line[:1] == "|"]
+    header = rows.index(["part", "service account", "resource", "verbs", "for"])
+    found: dict[str, DocumentedRights] = defaultdict(DocumentedRights)
+    part = account = ""
+    for row in rows[header + 2 :]:
+        if len(row) != len(rows[header]):
+            break
+        part, account = row[0] or part, row[1] or account
+        name = account if account == "the hub's" else part.partition(" (")[0]
+        names = re.sub(r"\([^)]*\)| of all namespaces", "", row[2])
+        for verbs, condition in re.findall(r"([^()]+)(?:\(([^)]*)\))?", row[3]):
+            for verb in re.findall(r"\w+", verbs):
+                for resource in re.split(r"[;,]|\band\b", names):
+                    if resource.strip():
+                        found[name].add(resource.replace(" ", ""), verb, condition)
+    return found
+
+
+def test_the_table_of_rights_says_what_the_roles_say() -> None:
+    table = documented_rights()
+    assert table.keys() == {"the hub's", "agent", "agent that only observes"}
+    hub = table["the hub's"]
+    for layers, more in (([], set[Right]()), (["dra", "kai"], hub.with_layers)):
+        items = render({"hub": {"layers": layers}})
+        capacity = one(items, "ClusterRole", "jhub-gpushare-hub-capacity")
+        assert rights(one(items, "Role", "gpushare-hub")["rules"]) == hub.here - (hub.with_layers - more)
+        assert rights(capacity["rules"]) == hub.everywhere - (hub.with_layers - more)
+        assert rights(one(items, "Role", "gpushare")["rules"]) == table["agent"].here
+    observing = one(render({"observe": True}), "Role", "gpushare")
+    assert rights(observing["rules"]) == table["agent that only observes"].here
+    assert hub.of_zero_to_jupyterhub <= rights(HUB_RULES)
+    for agent in ("agent", "agent that only observes"):
+        assert not table[agent].everywhere | table[agent].of_zero_to_jupyterhub
 
 
 async def _requested_cpu(cluster: Cluster) -> str:
