@@ -246,9 +246,10 @@ class Idle(_Part):
     work runs at once, and restores the share as soon as it counts as use, see `min_use`. Not given: never."""
     release_resources: ReleaseResources | None = None
     """The CPU and host memory that a released session's server still requests on Kubernetes, so that other servers can
-    start on the node. Limits stay, and the server never requests less than it uses. The requests come back with the
-    share; where the node is full by then, the server has less guaranteed CPU and memory until capacity is free. Needs
-    `release_after` and guarantees in `resources`. Not given: requests stay."""
+    start on the node. Limits stay, and the server never requests less than it uses, which is measured first: requests
+    go down up to 15 s after the release. They come back with the share; where the node is full by then, the server has
+    less guaranteed CPU and memory until capacity is free. Needs `release_after` and guarantees in `resources`. Not
+    given: requests stay."""
     stop_after: Seconds | None = None
     """The server is stopped after this long without GPU work, busy kernels or other activity. Not given: never."""
     warn_before: Seconds = 300.0

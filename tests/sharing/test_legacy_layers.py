@@ -32,6 +32,13 @@ def test_metagpu_share_is_so_many_parts_also_over_several_gpus() -> None:
     assert notebook(metagpu.render(POD, coarse))["resources"]["limits"]["cnvrg.io/metagpu"] == "3"
 
 
+def test_mortalgpu_works_with_the_options_of_metagpu() -> None:
+    there = ClusterFacts((ClusterNode("a", allocatable={"mortalgpu/v100": 40}),))
+    asked = request({"fraction": 0.25}, MetaGpuOptions(resource="mortalgpu/v100", per_gpu=20), there)
+    assert notebook(metagpu.render(POD, asked))["resources"]["limits"]["mortalgpu/v100"] == "5"
+    assert metagpu.free(asked) == LayerCapacity(8, 8)
+
+
 def test_metagpu_memory_that_is_more_than_the_share_takes_more_parts() -> None:
     def parts(guarantee: str, memory: str | None = "81920") -> str:
         labels = {"nvidia.com/gpu.memory": memory} if memory is not None else {}
