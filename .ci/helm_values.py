@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from gpushare_spawner.templates.schema import idle_schema, layers_schema, quota_schema, template_schema
+from gpushare_spawner.templates.command import idle_schema, layers_schema, quota_schema, template_schema
 
 ROOT = Path(__file__).resolve().parent.parent
 HUB_VALUES = ROOT / "helm-values" / "jupyterhub.yaml"

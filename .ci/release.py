@@ -34,7 +34,7 @@ PLACES = {
 NUMBERS = {
     # the version as major*10000 + minor*100 + patch, in HELLO
     "gpushare_spawner/native/preload/platform/frames.h": r"LIBRARY_VERSION\s+(\d+)",
-    "gpushare_spawner/notebook/agent_connection.py": r"^LIBRARY_VERSION = (\d+)",
+    "gpushare_spawner/notebook/client.py": r"^LIBRARY_VERSION = (\d+)",
 }
 VERSION = re.compile(r"v(\d+)\.(\d+)\.(\d+)")
 

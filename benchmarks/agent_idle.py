@@ -24,7 +24,7 @@ import time
 from pathlib import Path
 
 from gpushare_spawner.model import kubernetes
-from gpushare_spawner.model.protocol.frames import Kind
+from gpushare_spawner.model.frames import Kind
 from tests.agent.peers import Peer, session_processes
 from tests.kubernetes.agent_account import AGENT_RULES
 from tests.kubernetes.cluster_agent import ClusterAgent

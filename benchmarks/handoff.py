@@ -38,8 +38,8 @@ from pathlib import Path
 import gpushare_simgpu
 
 from gpushare_spawner.clients.agent import AgentClient
-from gpushare_spawner.model.protocol.control import AgentUnreachable, OpenRequest
-from gpushare_spawner.sharing.native_process import merged
+from gpushare_spawner.model.control import AgentUnreachable, OpenRequest
+from gpushare_spawner.sharing.native import merged
 
 BAR_MS = 50.0
 LOADED_BAR_MS = 20.0

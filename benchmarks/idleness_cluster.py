@@ -16,13 +16,12 @@ from benchmarks.interactive_gpu import Clock, InteractiveGpu, Kernel
 from gpushare_spawner.arbiter import ArbiterSettings
 from gpushare_spawner.idle import Observation, RecentUse, decide
 from gpushare_spawner.model.report import GpuReport, Report, SessionReport
-from gpushare_spawner.model.share import UNITS_PER_GPU
+from gpushare_spawner.model.share import UNITS_PER_GPU, Tier
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.placement import Allocation, Ledger, PlacementRequest, StrandingAwareFgd, workload_of
-from gpushare_spawner.service.culler.gpu_actions import notice_of
-from gpushare_spawner.service.culler.idle_pressure import candidates, needed
-from gpushare_spawner.service.culler.settings import CullerSettings
+from gpushare_spawner.service.culler.actions import notice_of
+from gpushare_spawner.service.culler.decisions import CullerSettings
+from gpushare_spawner.service.culler.reclaim import candidates, needed
 from gpushare_spawner.service.hub.client import HubServer
 
 SETTINGS = CullerSettings()

@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from gpushare_spawner.arbiter import ArbiterSettings, Decision, GpuArbiter, Grant, PageOut, Revoke
+from gpushare_spawner.arbiter import ArbiterSettings, Decision, GpuArbiter, LeaseGrant, PageOut, Revoke
 
 NOTICE = 0.003
 """Seconds after which the library notices that the device is quiet."""
@@ -104,7 +104,7 @@ class InteractiveGpu:
         self.arbiter = GpuArbiter(memory, settings)
         self._checkpoints = checkpoints
         self._suspended: set[str] = set()
-        self._coming: dict[str, Grant] = {}
+        self._coming: dict[str, LeaseGrant] = {}
         """Grants to kernels of sessions that are being resumed, by kernel."""
         self.kernels: dict[str, Kernel] = {}
         self._clock = clock
@@ -255,7 +255,7 @@ class InteractiveGpu:
 
         self._clock.at(self._room_free_at, away)
 
-    def _resume(self, kernel: Kernel, grant: Grant) -> None:
+    def _resume(self, kernel: Kernel, grant: LeaseGrant) -> None:
         known, self._coming[kernel.name] = kernel.name in self._coming, grant
         if known:
             return
@@ -285,11 +285,11 @@ class InteractiveGpu:
 
     def _apply(self, decisions: Iterable[Decision]) -> None:
         # What is to be paged out makes the room for those that are granted by the same decisions.
-        for decision in sorted(decisions, key=lambda one: isinstance(one, Grant)):
+        for decision in sorted(decisions, key=lambda one: isinstance(one, LeaseGrant)):
             kernel = self.kernels.get(str(decision.client))
             if kernel is None:
                 continue
-            if isinstance(decision, Grant):
+            if isinstance(decision, LeaseGrant):
                 self._granted(kernel, decision)
             elif isinstance(decision, Revoke):
                 kernel.revoked = decision
@@ -313,7 +313,7 @@ class InteractiveGpu:
             self._wakeup = None
             self._apply(self.arbiter.tick(self._clock.now))
 
-    def _granted(self, kernel: Kernel, grant: Grant) -> None:
+    def _granted(self, kernel: Kernel, grant: LeaseGrant) -> None:
         if kernel.lease == grant.lease:
             return
         kernel.lease = grant.lease
@@ -327,7 +327,7 @@ class InteractiveGpu:
         done = max(now, self._room_free_at, now + grant.prefetch / self._bandwidth)
         self._clock.at(done, lambda: self._opened(kernel, grant, now))
 
-    def _opened(self, kernel: Kernel, grant: Grant, asked: float) -> None:
+    def _opened(self, kernel: Kernel, grant: LeaseGrant, asked: float) -> None:
         if kernel.lease != grant.lease or kernel.name not in self.kernels:
             return
         if grant.prefetch:

@@ -37,8 +37,8 @@ from gpushare_spawner.placement import (
     StrandingAwareFgd,
     workload_of,
 )
-from gpushare_spawner.placement.obstacle import fits
-from gpushare_spawner.spawner.queue.placement_check import NODES_AT_ONCE
+from gpushare_spawner.placement.capacity import fits
+from gpushare_spawner.spawner.queue.placer import NODES_AT_ONCE
 
 LOOKS = 200
 SCANNED = 200

@@ -32,13 +32,11 @@ from typing import Any
 from benchmarks.placement_cluster import GPUS_PER_NODE, MODELS, SHARES, cluster, resources
 from gpushare_spawner.model.kubernetes import REPORT_KEY, NodeFacts, PodSession, labels, report_name, written_report
 from gpushare_spawner.model.report import Notice, Report, SessionReport
-from gpushare_spawner.model.share import Share
+from gpushare_spawner.model.share import Share, Tier
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.placement import Requested, StrandingAwareFgd
 from gpushare_spawner.sharing.base import Tenant
-from gpushare_spawner.spawner.kubernetes.cluster.capacity import ClusterCapacity
-from gpushare_spawner.spawner.kubernetes.cluster.pods import RESERVATION
+from gpushare_spawner.spawner.kubernetes.cluster.capacity import RESERVATION, ClusterCapacity
 from gpushare_spawner.spawner.kubernetes.cluster.snapshot import PODS, REPORTS, ClusterSnapshots
 from gpushare_spawner.spawner.kubernetes.reservations import PodReservations, PodShare
 from gpushare_spawner.spawner.queue.queue import Alternative, SpawnRequest, Ticket

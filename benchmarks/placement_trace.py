@@ -36,7 +36,7 @@ from gpushare_spawner.placement import (
     Workload,
     workload_of,
 )
-from gpushare_spawner.placement.capacity_index import Best
+from gpushare_spawner.placement.capacity import Best
 
 TRACES = ("default", "gpushare40", "gpushare100")
 SEEDS = range(42, 52)

@@ -11,23 +11,20 @@ import logging
 from dataclasses import dataclass, field
 
 from gpushare_spawner.idle import Observation, decide
-from gpushare_spawner.model.idle_cause import IdleCause
+from gpushare_spawner.model.controls import IdleCause
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.report import GpuReport, Notice, Report, SessionReport
-from gpushare_spawner.model.share import UNITS_PER_GPU
+from gpushare_spawner.model.share import UNITS_PER_GPU, Tier
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.model.tier import Tier
-from gpushare_spawner.placement import Allocation, LedgerFeed, Source, StrandingAwareFgd, workload_of
+from gpushare_spawner.placement import Allocation, EntrySource, LedgerFeed, StrandingAwareFgd, workload_of
+from gpushare_spawner.service.culler.decisions import CullerSettings
 from gpushare_spawner.service.culler.reclaim import pressure
-from gpushare_spawner.service.culler.settings import CullerSettings
 from gpushare_spawner.service.hub.client import HubServer
 from gpushare_spawner.sharing.base import Tenant
-from gpushare_spawner.spawner.queue.inventory import GpuInventory
-from gpushare_spawner.spawner.queue.placement_check import PlacementCheck
-from gpushare_spawner.spawner.queue.placer import Placer
+from gpushare_spawner.spawner.queue.placer import PlacementCheck, Placer
 from gpushare_spawner.spawner.queue.queue import SpawnQueue, SpawnRequest
-from gpushare_spawner.spawner.queue.queue_quotas import QueueQuotas
-from gpushare_spawner.spawner.queue.snapshot import GpuSnapshot
+from gpushare_spawner.spawner.queue.quotas import QueueQuotas
+from gpushare_spawner.spawner.queue.snapshot import GpuInventory, GpuSnapshot
 
 QUARTER = Template.model_validate({"name": "quarter", "display_name": "Q", "gpu": {"fraction": 0.25}})
 UNITS = 25
@@ -123,7 +120,7 @@ class Cluster:
         self.sessions[session.id] = session
         allocation = Allocation.of(session)
         assert allocation is not None
-        self.feed.put(Source.SEEN, allocation)
+        self.feed.put(EntrySource.SEEN, allocation)
 
     def _pass(self) -> None:
         """One pass over the queue, as `spawner.queue.reservations` makes it."""

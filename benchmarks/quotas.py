@@ -42,16 +42,14 @@ from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.report import GpuReport, Report
 from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.placement import Allocation, LedgerFeed, Source, StrandingAwareFgd, workload_of
-from gpushare_spawner.quota import Refused
+from gpushare_spawner.placement import Allocation, EntrySource, LedgerFeed, StrandingAwareFgd, workload_of
+from gpushare_spawner.quota import LimitExceeded
 from gpushare_spawner.sharing.base import Tenant
-from gpushare_spawner.spawner.queue.inventory import GpuInventory
 from gpushare_spawner.spawner.queue.loop_breaks import LoopBreaks
-from gpushare_spawner.spawner.queue.placement_check import PlacementCheck
-from gpushare_spawner.spawner.queue.placer import Placer
+from gpushare_spawner.spawner.queue.placer import PlacementCheck, Placer
 from gpushare_spawner.spawner.queue.queue import SpawnQueue, SpawnRequest, Ticket
-from gpushare_spawner.spawner.queue.queue_quotas import QueueQuotas
-from gpushare_spawner.spawner.queue.snapshot import GpuSnapshot
+from gpushare_spawner.spawner.queue.quotas import QueueQuotas
+from gpushare_spawner.spawner.queue.snapshot import GpuInventory, GpuSnapshot
 
 GUARANTEES = {"a": 0.5, "b": 0.3, "c": 0.2}
 """Parts of all GPUs."""
@@ -211,7 +209,7 @@ class Simulation:
 
     def _ends(self, who: str) -> None:
         session, (group, units) = who, self._servers.pop(who)
-        self._feed.drop(Source.SEEN, session)
+        self._feed.drop(EntrySource.SEEN, session)
         self._asked[group] -= units
         self._running[group] -= units
         self._later(self._chance.expovariate(1 / PAUSE_SECONDS), "comes", session)
@@ -225,7 +223,7 @@ class Simulation:
         for ticket in self._queue:
             admission = self._quotas.admission(ticket.request.tenant, ticket.request.share)
             assert admission is not None
-            assert not isinstance(admission.refused, Refused)
+            assert not isinstance(admission.refused, LimitExceeded)
             placement = placer.place(ticket)
             if placement is not None:
                 self._start(ticket, placement)
@@ -241,7 +239,7 @@ class Simulation:
         request = ticket.request
         who, units = request.tenant.user, request.share.units
         self._feed.put(
-            Source.SEEN,
+            EntrySource.SEEN,
             Allocation(who, placement.gpus, units, 0, units, self.now, user=who, quota=request.tenant.quota),
         )
         self._queue.leave(ticket)

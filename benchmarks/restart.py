@@ -33,8 +33,8 @@ import gpushare_simgpu
 
 from benchmarks.shares import Driver, Job, gpus_of
 from gpushare_spawner.clients.agent import AgentClient
-from gpushare_spawner.model.protocol.control import AgentUnreachable, OpenRequest
-from gpushare_spawner.sharing.native_process import merged
+from gpushare_spawner.model.control import AgentUnreachable, OpenRequest
+from gpushare_spawner.sharing.native import merged
 
 BIGGEST = (40, 12)
 """Units of the first two sessions."""

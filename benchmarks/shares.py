@@ -34,9 +34,9 @@ from pathlib import Path
 import gpushare_simgpu
 
 from gpushare_spawner.clients.agent import AgentClient
-from gpushare_spawner.model.protocol.control import AgentUnreachable, OpenRequest, TierRequest
-from gpushare_spawner.model.tier import Tier
-from gpushare_spawner.sharing.native_process import merged
+from gpushare_spawner.model.control import AgentUnreachable, OpenRequest, TierRequest
+from gpushare_spawner.model.share import Tier
+from gpushare_spawner.sharing.native import merged
 
 GPUS = 3
 """Cases at a time."""

@@ -8,7 +8,7 @@ import sys
 import threading
 from pathlib import Path
 
-from gpushare_spawner.model.protocol.frames import FRAME_BYTES, Frame, FrameError, Kind, gpu_bytes
+from gpushare_spawner.model.frames import FRAME_BYTES, Frame, FrameError, Kind, gpu_bytes
 
 
 class GrantingAgent:

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from gpushare_spawner import __version__
-from gpushare_spawner.wording.errors import belongs_to_extra, missing_package
+from gpushare_spawner.wording.amounts import belongs_to_extra, missing_package
 
 
 class Part(NamedTuple):
@@ -38,10 +38,10 @@ def _service() -> Part:
 
     # before the imports, which take seconds
     end_with_hub(sys.argv[1:])
-    from gpushare_spawner.service import command, options
-    from gpushare_spawner.service.kubernetes.agents import agents_of_cluster
+    from gpushare_spawner.service import command
+    from gpushare_spawner.service.kubernetes.cluster import agents_of_cluster
 
-    return Part(options.configure, partial(command.run, cluster_agents=agents_of_cluster))
+    return Part(command.configure, partial(command.run, cluster_agents=agents_of_cluster))
 
 
 def _templates() -> Part:
@@ -51,27 +51,27 @@ def _templates() -> Part:
 
 
 def _status() -> Part:
-    from gpushare_spawner.notebook import status_command
+    from gpushare_spawner.notebook import commands
 
-    return Part(status_command.configure, status_command.run)
+    return Part(commands.configure, commands.run)
 
 
 def _keep() -> Part:
-    from gpushare_spawner.notebook import keep_commands
+    from gpushare_spawner.notebook import commands
 
-    return Part(keep_commands.configure_keep, keep_commands.keep)
+    return Part(commands.configure_keep, commands.keep)
 
 
 def _release() -> Part:
-    from gpushare_spawner.notebook import keep_commands
+    from gpushare_spawner.notebook import commands
 
-    return Part(keep_commands.configure_release, keep_commands.release)
+    return Part(commands.configure_release, commands.release)
 
 
 def _smi() -> Part:
-    from gpushare_spawner.notebook import smi_command
+    from gpushare_spawner.notebook import smi
 
-    return Part(smi_command.configure, smi_command.run)
+    return Part(smi.configure, smi.run)
 
 
 def _doctor() -> Part:

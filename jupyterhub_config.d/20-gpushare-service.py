@@ -17,10 +17,16 @@ from urllib.parse import urlparse
 
 from jupyterhub.app import JupyterHub
 
-from gpushare_spawner.service.hub.login_warnings import drop_login_warnings
-from gpushare_spawner.service.hub.scopes import CUSTOM, OF_USERS, start_scope
-from gpushare_spawner.service.hub.tljh import culler_options, replace_culler
-from gpushare_spawner.service.hub.user_role import grant_to_admins, grant_to_everybody
+from gpushare_spawner.service.hub.roles import (
+    CUSTOM,
+    OF_USERS,
+    culler_options,
+    drop_login_warnings,
+    grant_to_admins,
+    grant_to_everybody,
+    replace_culler,
+    start_scope,
+)
 
 
 def _gpushare_defined(trait):

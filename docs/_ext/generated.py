@@ -73,7 +73,7 @@ def template_schema(of: str = "template") -> dict[str, Any]:
 def notifier_schema() -> dict[str, Any]:
     """The JSON Schema of the file of notifiers."""
     from gpushare_spawner.service.notifiers.config import NotifierConfig
-    from gpushare_spawner.templates.schema import file_schema
+    from gpushare_spawner.templates.command import file_schema
 
     return file_schema(NotifierConfig, "Notifiers")
 
@@ -116,7 +116,7 @@ def application(part: str) -> Application:
 
 def _service() -> Application:
     from gpushare_spawner.service.counters import Counters
-    from gpushare_spawner.service.dashboard.page import DashboardPage
+    from gpushare_spawner.service.dashboard import DashboardPage
     from gpushare_spawner.service.reports import RecentReports
     from gpushare_spawner.service.sources import DashboardSources
     from gpushare_spawner.service.web.dashboard import dashboard_application

@@ -23,8 +23,8 @@ from tornado.routing import PathMatches
 from tornado.web import Application, RequestHandler
 from traitlets import HasTraits
 
-from gpushare_spawner.model.layers import IdleReach, Layer, Source, Where
-from gpushare_spawner.model.protocol.frames import Feature, Kind
+from gpushare_spawner.model.frames import Feature, Kind
+from gpushare_spawner.model.layers import IdleReach, Layer, LayerSource, Where
 from gpushare_spawner.model.share import UNITS_PER_GPU
 
 OURS = "gpushare_spawner."
@@ -93,7 +93,7 @@ def layer_notes(declared: Iterable[Layer]) -> str:
     return "\n".join(f"- **{one.title}**: {one.note}{_source(one.source)}" for one in declared)
 
 
-def _source(source: Source | None) -> str:
+def _source(source: LayerSource | None) -> str:
     if source is None:
         return ""
     files = ", ".join(f"`{file}`" for file in source.files)

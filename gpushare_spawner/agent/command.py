@@ -1,46 +1,143 @@
-"""``gpushare agent``: the agent of a GPU machine; ``gpushare agent resume``: what it has left suspended."""
+"""``gpushare agent``: the agent of a GPU machine; ``gpushare agent resume``: what it has left suspended.
+
+What `gpushare agent` asks of a cluster: interfaces, so that the command knows none.
+
+`agent.kubernetes.options` implements them. cli.py puts the two together.
+
+CPU priority of the agent: a lease must not wait behind notebooks that keep all cores busy.
+
+``python -m gpushare_spawner.agent.command SOCKET``: whether the agent answers, for the probes of its pod.
+
+It asks on the control socket, which users cannot reach. The port of the metrics is no probe: clients that may connect
+to it could take all of its connections, and the kubelet would kill the agent.
+"""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
 import contextlib
+import ctypes
 import logging
 import math
 import os
+import platform
 import signal
 import socket
+import struct
 import sys
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
+from typing import Any, Protocol
 
 from gpushare_spawner import native
-from gpushare_spawner.agent.cluster import Answer, ClusterOptions, Unusable
-from gpushare_spawner.agent.gpus.known_gpus import KnownGpus, all_gpus
-from gpushare_spawner.agent.gpus.nvml import NoGpu, Nvml
-from gpushare_spawner.agent.memory.node_memory import HostMemorySettings
+from gpushare_spawner.agent.gpus.nvml import Gpu, KnownGpus, NoGpu, Nvml, all_gpus
+from gpushare_spawner.agent.memory.host_memory import HostMemorySettings
 from gpushare_spawner.agent.node import Node, NodeSettings
-from gpushare_spawner.agent.priority import prefer_this_thread
+from gpushare_spawner.agent.periodic import GpuSource
 from gpushare_spawner.agent.sessions.environment import Libraries
 from gpushare_spawner.agent.sockets.control_socket import CannotListen, ControlSocket
-from gpushare_spawner.agent.state.lock import AlreadyRunning
-from gpushare_spawner.agent.state.session_folder import PathTooLong
-from gpushare_spawner.agent.state.state_folder import StateFolder
-from gpushare_spawner.agent.suspend.driver_checkpoint import DriverCheckpoints
+from gpushare_spawner.agent.sockets.session_socket import SessionEndpoints
+from gpushare_spawner.agent.state.folder import AlreadyRunning, PathTooLong, StateFolder
+from gpushare_spawner.agent.suspend.driver import DriverCheckpoints
 from gpushare_spawner.agent.suspend.resume_command import resume_all
 from gpushare_spawner.arbiter import ArbiterSettings
 from gpushare_spawner.descriptors import allow_many
+from gpushare_spawner.model.control import Request
 from gpushare_spawner.model.quantity import parse_bytes, resolve_bytes
 from gpushare_spawner.model.report import MOST_OVERCOMMIT
 from gpushare_spawner.model.share import UNITS_PER_GPU
 
 log = logging.getLogger(__name__)
 
+
+Answer = Callable[[Request], Awaitable[dict[str, Any]]]
+"""Answers the control socket's requests. Raises ControlRefused."""
+
+
+class Unusable(RuntimeError):
+    """An option of the command cannot be used; the text says which and why."""
+
+
+class AgentCluster(Protocol):
+    """A cluster that this machine is a node of, as the options describe it."""
+
+    @property
+    def host_dir(self) -> Path:
+        """The folder of the node that the agent keeps its state in."""
+
+    @property
+    def observes(self) -> bool:
+        """Whether the agent gives out no GPU, and only observes the sessions of another layer."""
+
+    def claimed(self, gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
+        """Return the GPUs that this agent may give out. Raises NoGpu."""
+
+    def whole_devices(self, units: int) -> int:
+        """Return the units of a GPU that devices can be made of."""
+
+    def source(self, nvml: GpuSource, gpus: tuple[Gpu, ...]) -> GpuSource:
+        """Return NVML as far as it can be matched with the processes that connect."""
+
+    def endpoints(self, folder: StateFolder) -> SessionEndpoints:
+        """Return what makes the sockets of sessions."""
+
+    def joined(self, node: Node, libraries: Libraries, source: GpuSource) -> AbstractAsyncContextManager[Answer]:
+        """Make the started node part of the cluster while the context is open. `source`: the node's NVML.
+
+        Raises Unusable or OSError.
+        """
+
+
+class ClusterArguments(Protocol):
+    """The options of `gpushare agent` that concern a cluster."""
+
+    def configure(self, parser: argparse.ArgumentParser) -> None:
+        """Declare the options."""
+
+    def read(self, options: argparse.Namespace) -> AgentCluster | None:
+        """Return the cluster that the options describe; None for a single machine. Raises Unusable."""
+
+
+NICE = -10
+SLICE_NS = 200_000
+"""The kernel runs a process with a short slice sooner after it wakes up, and for less time at once."""
+_SET_ATTRIBUTES = {"x86_64": 314, "aarch64": 274}
+_ATTRIBUTES = struct.Struct("=IIQiIQQQ")
+"""struct sched_attr of sched_setattr(2): size, policy, flags, nice, priority, runtime, deadline, period."""
+
+
+def prefer_this_thread() -> None:
+    """Raise the priority of this thread, and of those that it starts later, as far as the rights and the kernel go.
+
+    Nice needs root or CAP_SYS_NICE. A slice needs no rights; kernels before 6.12 ignore it.
+    """
+    try:
+        if os.getpriority(os.PRIO_PROCESS, 0) > NICE:
+            os.setpriority(os.PRIO_PROCESS, 0, NICE)
+    except OSError as error:
+        log.debug("cannot raise the agent's priority: %s", error.strerror)
+    _shorten_slice()
+
+
+def _shorten_slice() -> None:
+    number = _SET_ATTRIBUTES.get(platform.machine())
+    if number is None:
+        return
+    nice = os.getpriority(os.PRIO_PROCESS, 0)
+    wanted = _ATTRIBUTES.pack(_ATTRIBUTES.size, os.SCHED_OTHER, 0, nice, 0, SLICE_NS, 0, 0)
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.syscall(ctypes.c_long(number), ctypes.c_int(0), wanted, ctypes.c_uint(0)) != 0:
+        log.debug("cannot shorten the agent's scheduler slice: %s", os.strerror(ctypes.get_errno()))
+
+
 DEFAULT_CONTEXT_MEMORY = 512 * 2**20
 """Bytes; contexts of CUDA 12 take some 250 to 600 MiB, by GPU and by what the program loads. Too much wastes little,
 too little makes neighbours fault."""
 
 
-def configure(parser: argparse.ArgumentParser, cluster: ClusterOptions) -> None:
+def configure(parser: argparse.ArgumentParser, cluster: ClusterArguments) -> None:
     """Declare the options of ``gpushare agent``; those of a cluster are declared by `cluster`."""
     parser.add_argument(
         "--state-dir",
@@ -152,7 +249,7 @@ def configure(parser: argparse.ArgumentParser, cluster: ClusterOptions) -> None:
     )
 
 
-def run(options: argparse.Namespace, cluster: ClusterOptions) -> int:
+def run(options: argparse.Namespace, cluster: ClusterArguments) -> int:
     """Run until SIGTERM or SIGINT, or resume what is suspended. Returns 1 if it cannot start, with a sentence on
     standard error, or if something stays suspended."""
     logging.basicConfig(
@@ -176,7 +273,7 @@ def run(options: argparse.Namespace, cluster: ClusterOptions) -> int:
     return 0
 
 
-async def _serve(options: argparse.Namespace, cluster_options: ClusterOptions) -> None:
+async def _serve(options: argparse.Namespace, cluster_options: ClusterArguments) -> None:
     cluster = cluster_options.read(options)
     state_dir = Path(os.path.abspath(options.state_dir or (cluster.host_dir if cluster else _default_state_dir())))
     control_path = options.control_socket or Path(os.environ.get("GPUSHARE_CONTROL") or state_dir / "control.sock")
@@ -320,3 +417,32 @@ def _port(text: str) -> int:
     if not text.isdecimal() or not 1 <= int(text) <= 65535:
         raise argparse.ArgumentTypeError(f"{text!r} is not a port from 1 to 65535")
     return int(text)
+
+
+ANSWER_WITHIN = 8.0
+"""Seconds."""
+
+
+def main(arguments: list[str]) -> int:
+    """Return the exit status: 0 where the agent answers, else 1 with a sentence on standard error."""
+    if len(arguments) != 1:
+        print("usage: python -m gpushare_spawner.agent.command CONTROL_SOCKET", file=sys.stderr)
+        return 2
+    (path,) = arguments
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as control:
+            control.settimeout(ANSWER_WITHIN)
+            control.connect(path)
+            control.sendall(b'{"op": "report"}\n')
+            answered = control.recv(1) == b"{"
+    except OSError as error:
+        print(f"the agent does not answer on {path}: {error.strerror or error}", file=sys.stderr)
+        return 1
+    if not answered:
+        print(f"the agent ended the connection on {path} without an answer", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -9,25 +9,22 @@ from pathlib import Path
 from typing import Any
 
 from gpushare_spawner.agent import processes
-from gpushare_spawner.agent.gpu_health import GpuHealth
 from gpushare_spawner.agent.gpus.nvml import Gpu
-from gpushare_spawner.agent.mps.control_program import MpsFailed
-from gpushare_spawner.agent.mps.daemons import MpsDaemons
+from gpushare_spawner.agent.mps import MpsDaemons, MpsFailed
+from gpushare_spawner.agent.report import GpuHealth
 from gpushare_spawner.agent.sessions.environment import (
     Libraries,
     mig_environment,
     mps_environment,
     session_environment,
 )
-from gpushare_spawner.agent.sessions.guaranteed_units import Shares
 from gpushare_spawner.agent.sessions.registry import SessionRegistry
 from gpushare_spawner.agent.sessions.session import Session
+from gpushare_spawner.agent.sessions.tiers import Shares
 from gpushare_spawner.agent.state.cordons import Cordons
-from gpushare_spawner.agent.state.session_record import SessionRecord
-from gpushare_spawner.agent.state.state_folder import StateFolder
-from gpushare_spawner.model.layers import LAYERS, LayerName, Where
-from gpushare_spawner.model.memory_engine import engine_environment
-from gpushare_spawner.model.protocol.control import (
+from gpushare_spawner.agent.state.folder import StateFolder
+from gpushare_spawner.agent.state.records import SessionRecord
+from gpushare_spawner.model.control import (
     AnnounceRequest,
     AnswerRequest,
     AskedAnswer,
@@ -47,6 +44,8 @@ from gpushare_spawner.model.protocol.control import (
     ResizeRequest,
     TierRequest,
 )
+from gpushare_spawner.model.layers import LAYERS, LayerName, Where
+from gpushare_spawner.model.placement import engine_environment
 from gpushare_spawner.model.quantity import resolve_bytes
 from gpushare_spawner.model.report import Report
 from gpushare_spawner.model.share import Share

@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from gpushare_spawner.agent.gpus.daemon_thread import in_daemon_thread
 from gpushare_spawner.agent.gpus.nvml import Gpu, GpuState, Utilisation
-from gpushare_spawner.agent.sessions.bypassing import BypassWatch
+from gpushare_spawner.agent.gpus.samples import in_daemon_thread
+from gpushare_spawner.agent.sessions.processes import BypassWatch
 from gpushare_spawner.agent.sessions.session import Session
 
 log = logging.getLogger(__name__)

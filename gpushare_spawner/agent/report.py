@@ -1,18 +1,18 @@
-"""Makes the report of a node from what the parts of the agent know."""
+"""Makes the report of a node from what the parts of the agent know.
+
+Whether a GPU may be given out, and why not.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
-from gpushare_spawner.agent.gpu_health import GpuHealth
 from gpushare_spawner.agent.gpus.arbitration import GpuArbitration
 from gpushare_spawner.agent.gpus.nvml import Gpu, GpuState
-from gpushare_spawner.agent.memory.host_memory_budget import GpuMemory
-from gpushare_spawner.agent.memory.node_memory import NodeMemory
-from gpushare_spawner.agent.sessions.activity import Activity
+from gpushare_spawner.agent.memory.host_memory import GpuMemoryBudget, NodeMemory
 from gpushare_spawner.agent.sessions.registry import SessionRegistry
-from gpushare_spawner.agent.sessions.session import Session
+from gpushare_spawner.agent.sessions.session import Activity, Session
 from gpushare_spawner.agent.state.cordons import Cordons
 from gpushare_spawner.model.report import (
     MAX_TROUBLE,
@@ -23,6 +23,28 @@ from gpushare_spawner.model.report import (
     Report,
     SessionReport,
 )
+
+
+class GpuHealth:
+    """Combines what the driver says with what other users of the GPUs hold."""
+
+    def __init__(self, gpus: Mapping[str, Gpu], states: Callable[[], Mapping[str, GpuState]]) -> None:
+        """`states`: the driver's last answer for each GPU. Both by the GPU's UUID."""
+        self._gpus = gpus
+        self._states = states
+        self.withheld: Mapping[str, str] = {}
+        """GPUs (UUIDs) that must not be given out, each with the reason."""
+
+    def trouble(self, gpu: str) -> str | None:
+        """Return why the GPU of that UUID may not be given out, as a sentence; None where it may."""
+        if gpu in self.withheld:
+            return self.withheld[gpu]
+        state = self._states()[gpu]
+        return None if state.healthy else f"{self._gpus[gpu].label} ({gpu}) {state.trouble}"
+
+    def healthy(self, gpu: str) -> bool:
+        """Return whether the GPU of that UUID may be given out."""
+        return self.trouble(gpu) is None
 
 
 def gpu_report(gpu: Gpu, state: GpuState, capacity_units: int, waiting: int) -> GpuReport:
@@ -177,7 +199,7 @@ class NodeReports:
         """Return the report of one session, as it is now."""
         return self._session(session, self._memory.on_gpus())
 
-    def _session(self, session: Session, on_gpus: Mapping[str, GpuMemory]) -> SessionReport:
+    def _session(self, session: Session, on_gpus: Mapping[str, GpuMemoryBudget]) -> SessionReport:
         memory = self._memory
         return session_report(
             session,

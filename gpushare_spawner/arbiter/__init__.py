@@ -2,10 +2,19 @@
 docs/explanation/arbiter.md.
 explains it."""
 
-from gpushare_spawner.arbiter.decisions import ClientId, Decision, Grant, Pace, PageOut, Refuse, Revoke, RevokeReason
 from gpushare_spawner.arbiter.gpu_arbiter import GpuArbiter
-from gpushare_spawner.arbiter.recent_use import WINDOW, RecentUse, Use
-from gpushare_spawner.arbiter.session import SessionView
+from gpushare_spawner.arbiter.recent_use import WINDOW, RecentGpuUse, Use
+from gpushare_spawner.arbiter.session import (
+    ClientId,
+    Decision,
+    LeaseGrant,
+    Pace,
+    PageOut,
+    Refuse,
+    Revoke,
+    RevokeReason,
+    SessionView,
+)
 from gpushare_spawner.arbiter.settings import ArbiterSettings
 
 __all__ = [
@@ -14,10 +23,10 @@ __all__ = [
     "ClientId",
     "Decision",
     "GpuArbiter",
-    "Grant",
+    "LeaseGrant",
     "Pace",
     "PageOut",
-    "RecentUse",
+    "RecentGpuUse",
     "Refuse",
     "Revoke",
     "RevokeReason",

@@ -12,20 +12,32 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import chain, count
 
-from gpushare_spawner.arbiter import interactive
-from gpushare_spawner.arbiter.accounting import TOLERANCE
-from gpushare_spawner.arbiter.charging import Charging
-from gpushare_spawner.arbiter.decisions import ClientId, Decision, Grant, Pace, PageOut, Refuse, Revoke, RevokeReason
-from gpushare_spawner.arbiter.memory.page_out_order import page_out_order
+from gpushare_spawner.arbiter import time_slices
+from gpushare_spawner.arbiter.accounting import TOLERANCE, Charging
+from gpushare_spawner.arbiter.memory import page_out_order
 from gpushare_spawner.arbiter.nested_sets import NestedSets
 from gpushare_spawner.arbiter.recent_use import Use
-from gpushare_spawner.arbiter.revoke_timeout import RevokeTimeouts
 from gpushare_spawner.arbiter.roster import Roster
-from gpushare_spawner.arbiter.schedule import INSTANT, Choice, Schedule
-from gpushare_spawner.arbiter.session import Client, Need, Pin, Presence, Session, SessionView
+from gpushare_spawner.arbiter.schedule import INSTANT, Schedule, Selection
+from gpushare_spawner.arbiter.session import (
+    ArbitratedSession,
+    Client,
+    ClientId,
+    Decision,
+    LeaseGrant,
+    Need,
+    Pace,
+    PageOut,
+    Pin,
+    Presence,
+    Refuse,
+    Revoke,
+    RevokeReason,
+    SessionView,
+)
 from gpushare_spawner.arbiter.settings import ArbiterSettings
 from gpushare_spawner.arbiter.suspensions import Suspensions
-from gpushare_spawner.arbiter.time_slice import HandOffCost
+from gpushare_spawner.arbiter.time_slices import HandOffCost, RevokeTimeouts
 
 NEVER_YET = float("-inf")
 EXPECTED = 0.05
@@ -70,7 +82,7 @@ class GpuArbiter:
             raise ValueError(f"session {session!r} is on this GPU already")
         self._check_weight(weight)
         self._advance(now)
-        added = Session(session, weight, whole=whole, presence=Presence.AWAY if away else Presence.ON_GPU)
+        added = ArbitratedSession(session, weight, whole=whole, presence=Presence.AWAY if away else Presence.ON_GPU)
         self._roster.sessions[session] = added
         self._accounts.add(session, added.weight)
         return self._decide()
@@ -192,7 +204,7 @@ class GpuArbiter:
             known.again = True
         elif known.lease:
             self._roster.work_again(known)
-            decisions.append(Grant(known.id, known.lease, 0.0, 0, known.pace))
+            decisions.append(LeaseGrant(known.id, known.lease, 0.0, 0, known.pace))
         elif not known.waiting:
             self._roster.work_again(known)
             self._wait(known)
@@ -412,9 +424,9 @@ class GpuArbiter:
         """Sessions that hold a lease, revoked ones that have not been returned included; the oldest lease first."""
         return self._roster.holding_sessions()
 
-    def session_view(self, session: str) -> SessionView:
-        """The session as it is now."""
-        view = self._roster.view(session)
+    def session_view(self, session: str, now: float | None = None) -> SessionView:
+        """Return the session as it is at that instant; None: at the last event."""
+        view = self._roster.view(session, now)
         entitled, delivered = self._accounts.entitled(session), self._accounts.delivered(session)
         return replace(
             view,
@@ -540,7 +552,7 @@ class GpuArbiter:
         takers = {c.session.id for waiter in waiters.values() for c in budget.blockers(waiter, group)}
         return self._nested.held_back(self._roster.now, processes, frozenset(takers))
 
-    def _carry_out(self, choice: Choice) -> list[Decision]:
+    def _carry_out(self, choice: Selection) -> list[Decision]:
         """Carry out what was chosen: revoke, order page-outs, grant."""
         roster, budget = self._roster, self._roster.vram_budget()
         held_back = self._held_back(choice.group)
@@ -651,7 +663,7 @@ class GpuArbiter:
                 self._suspensions.order(client.session)
         return [PageOut(client.id, amount) for client, amount in orders if not client.session.moves_whole]
 
-    def _grant(self, client: Client, crowded: bool) -> Grant:
+    def _grant(self, client: Client, crowded: bool) -> LeaseGrant:
         beside_others = bool(self._roster.staying)
         session, capacity = client.session, self._roster.vram_budget().for_managed
         whole = session.moves_whole
@@ -660,7 +672,7 @@ class GpuArbiter:
         if client.forced_in or client.displaced:
             missing = self._residency.missing(client, capacity)
             hand_off = self._cost.of_whole(session.id, coming) if whole else self._cost.both_ways_at_once(missing)
-            part = interactive.part_of_gpu([client], self._roster.staying)
+            part = time_slices.part_of_gpu([client], self._roster.staying)
             self._schedule.credit(client.early).spend(part * hand_off)
         client.paging_until = self._roster.now + (2 * self._cost.one_after_the_other(prefetch) if prefetch else 0.0)
         if coming:
@@ -674,7 +686,7 @@ class GpuArbiter:
             self._schedule.lengths.by_session[time_slice.head.id] if crowded and time_slice is not None else 0.0
         )
         client.pace = self._pace()
-        return Grant(client.id, client.lease, time_slice_seconds, prefetch, client.pace)
+        return LeaseGrant(client.id, client.lease, time_slice_seconds, prefetch, client.pace)
 
     def _revoke(self, client: Client, reason: RevokeReason, page_out: int) -> Revoke:
         client.revoked = reason

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from gpushare_spawner.arbiter.decisions import ClientId
+from gpushare_spawner.arbiter.session import ClientId
 
 WINDOW = 1.0
 """Seconds over which use is added up."""
@@ -46,7 +46,7 @@ class _Span:
         return max(0.0, overlap) / (self.until - self.since)
 
 
-class RecentUse:
+class RecentGpuUse:
     """The use of one GPU. Times are in seconds."""
 
     def __init__(self) -> None:

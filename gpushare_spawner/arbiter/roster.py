@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import count
 
-from gpushare_spawner.arbiter.decisions import ClientId
-from gpushare_spawner.arbiter.memory.residency import Residency
-from gpushare_spawner.arbiter.memory.vram_budget import VramBudget, together
-from gpushare_spawner.arbiter.session import Client, Need, Pin, Presence, Session, SessionView
+from gpushare_spawner.arbiter.memory import Residency, VramBudget, together
+from gpushare_spawner.arbiter.session import ArbitratedSession, Client, ClientId, Need, Pin, Presence, SessionView
 from gpushare_spawner.arbiter.settings import ArbiterSettings
-from gpushare_spawner.model.delivered import Delivered
+from gpushare_spawner.model.report import Delivered
 
 LOOK_AT_PROVEN = 5
 """How many times less often clients are looked at of which it was proven what they use: they may use more one day."""
@@ -22,7 +20,7 @@ class Roster:
     def __init__(self, vram_bytes: int, settings: ArbiterSettings) -> None:
         self.vram = vram_bytes
         self._settings = settings
-        self.sessions: dict[str, Session] = {}
+        self.sessions: dict[str, ArbitratedSession] = {}
         self._clients: dict[ClientId, Client] = {}
         self.residency = Residency()
         self.now = float("-inf")
@@ -35,7 +33,7 @@ class Roster:
         """Valid until a client connects, leaves or allocates; None: to be computed again."""
         self.short: dict[Client, None] = {}
         """Clients that are short of memory, the longest first."""
-        self._weighed: set[Session] = set()
+        self._weighed: set[ArbitratedSession] = set()
         """Sessions of which it was found whether they can have what they are short of."""
 
     # -- the clients ------------------------------------------------------------------------------------------------
@@ -63,7 +61,7 @@ class Roster:
             and not (client.session.whole and (self.stuck(client.session) or client.waits_for_a_pin))
         ]
 
-    def stuck(self, session: Session) -> bool:
+    def stuck(self, session: ArbitratedSession) -> bool:
         """Whether a session is away and cannot be resumed now: what cannot leave the GPU leaves too little memory for
         what it had there, or the last try failed a moment ago. What its processes are still to have does not count:
         they may never have it."""
@@ -109,12 +107,12 @@ class Roster:
             )
         return self._vram_budget
 
-    def excess(self) -> dict[Session, int]:
+    def excess(self) -> dict[ArbitratedSession, int]:
         """Bytes by which all sessions with work exceed the memory together, by session: no more has to move for it.
 
         A session counts for the others with at most the GPU's memory, however many clients it has.
         """
-        sums: dict[Session, int] = {}
+        sums: dict[ArbitratedSession, int] = {}
         excess = -self.vram_budget().for_managed
         for session in self.sessions.values():
             own = together(client for client in session.clients.values() if client.wants_memory)
@@ -263,7 +261,7 @@ class Roster:
             if client.waits_for_a_pin and not client.lease:
                 client.parked = False  # it keeps no other from the memory meanwhile
 
-    def _need(self, session: Session) -> Need:
+    def _need(self, session: ArbitratedSession) -> Need:
         if not session.short_of_memory:
             return Need.POSSIBLE
         if any(map(self.waited_too_long, session.clients.values())):
@@ -318,13 +316,13 @@ class Roster:
         client.turn_since = None
         self._reckon(client)
 
-    def move(self, session: Session, presence: Presence) -> None:
+    def move(self, session: ArbitratedSession, presence: Presence) -> None:
         """The memory of a session that moves as a whole is elsewhere from now on."""
         session.presence = presence
         for client in session.clients.values():
             self._reckon(client)
 
-    def set_pin(self, session: Session, pin: Pin) -> None:
+    def set_pin(self, session: ArbitratedSession, pin: Pin) -> None:
         """Whether the memory of a `whole` session cannot leave the GPU from now on."""
         if session.pin is not pin:
             session.pin = pin
@@ -418,7 +416,7 @@ class Roster:
             client.came_at = self.now
         client.forced_in = client.displaced = client.early = client.parked = False
 
-    def _no_longer_active(self, session: Session, since: float) -> None:
+    def _no_longer_active(self, session: ArbitratedSession, since: float) -> None:
         session.last_activity = max(since, session.last_activity or since)
         if not any(client.waiting or client.bursting for client in session.clients.values()):
             session.quiet_from = since
@@ -431,11 +429,16 @@ class Roster:
     def holding_sessions(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(c.session.id for c in sorted(self.holding, key=lambda c: c.lease)))
 
-    def view(self, session: str) -> SessionView:
+    def view(self, session: str, now: float | None = None) -> SessionView:
+        """Return the session as it is at that instant; None: at the last event. A burst alone on the GPU has no events
+        while it runs."""
+        now = self.now if now is None else max(self.now, now)
         known = self.sessions[session]
         clients = known.clients.values()
         running = [client for client in clients if client.bursting]
-        unreported = max((self.now - client.burst_since for client in running), default=0.0)
+        # a burst begins when its pages are in: to page in is no use of the GPU, though the lease is charged
+        since = (max(client.burst_since, client.paging_until) for client in running)
+        unreported = max((max(0.0, now - instant) for instant in since), default=0.0)
         return SessionView(
             waiting=any(client.waiting for client in clients),
             running=bool(running),
@@ -443,7 +446,7 @@ class Roster:
             memory_bytes=sum(client.claimed_managed + client.claimed_plain for client in clients),
             resident_bytes=sum(map(self._resident, clients)),
             gpu_seconds=known.gpu_seconds + unreported,
-            last_activity=self.now if running else known.last_activity,
+            last_activity=now if running else known.last_activity,
             delivered=Delivered(waits=known.waits.counts),
             paged_out_bytes=sum(self.residency.away(client) for client in clients),
         )

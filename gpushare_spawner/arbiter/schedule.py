@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gpushare_spawner.arbiter import interactive
+from gpushare_spawner.arbiter import time_slices
 from gpushare_spawner.arbiter.accounting import Accounts
-from gpushare_spawner.arbiter.decisions import RevokeReason
-from gpushare_spawner.arbiter.memory.vram_budget import VramBudget, together
+from gpushare_spawner.arbiter.memory import VramBudget, together
 from gpushare_spawner.arbiter.roster import Roster
-from gpushare_spawner.arbiter.session import Client, Presence, Session
+from gpushare_spawner.arbiter.session import ArbitratedSession, Client, Presence, RevokeReason
 from gpushare_spawner.arbiter.settings import ArbiterSettings
-from gpushare_spawner.arbiter.time_slice import HandOffCost, HandOffCredit, TimeSliceLengths
+from gpushare_spawner.arbiter.time_slices import HandOffCost, HandOffCredit, TimeSliceLengths
 
 INSTANT = 1e-6
 """Seconds; what is due within a microsecond is due now."""
@@ -23,14 +22,14 @@ NEVER = float("inf")
 class TimeSlice:
     """The time for which the present holders are left alone. A client that joins them does not make it longer."""
 
-    head: Session
+    head: ArbitratedSession
     """The session that the time slice belongs to; the others run beside it."""
     start: float | None
     """None: the head still waits for others to give way."""
 
 
 @dataclass(frozen=True)
-class Choice:
+class Selection:
     """The clients that should be on the GPU now."""
 
     group: list[Client]
@@ -69,7 +68,7 @@ class Schedule:
         """Part of the time that hand-offs may cost at present."""
         self.lengths = TimeSliceLengths(0.0, {})
         self.time_slice: TimeSlice | None = None
-        self._excess: dict[Session, int] = {}
+        self._excess: dict[ArbitratedSession, int] = {}
         self._short_at = -NEVER
         """When those that compete last did not all fit into the memory."""
         self._in_order: list[Client] = []
@@ -108,7 +107,7 @@ class Schedule:
                 if amount not in known:
                     known[amount] = self._cost.of_session(moving, vram)
                 costs[session.id] = known[amount]
-        self.bound = interactive.bound(self._roster.asking, self._settings)
+        self.bound = time_slices.bound(self._roster.asking, self._settings)
         self.lengths = TimeSliceLengths.plan(weights, costs, self._settings, self.bound)
 
     @property
@@ -134,7 +133,7 @@ class Schedule:
 
     # -- the decision ------------------------------------------------------------------------------------------------
 
-    def choose(self) -> Choice:
+    def choose(self) -> Selection:
         """Choose the clients that should be on the GPU now. Begins a new time slice where the old one is over."""
         budget, now = self._roster.vram_budget(), self._roster.now
         staying, asking = self._roster.staying, self._roster.asking
@@ -179,14 +178,14 @@ class Schedule:
             newcomer = self._newcomer([client for client in self._in_order if client not in inside], firm)
             if newcomer is not None and self._early_at(newcomer, firm) <= now + INSTANT:
                 reason = RevokeReason.GUARANTEE
-                group = budget.fill(waiting, interactive.group_with(newcomer, firm, budget))
+                group = budget.fill(waiting, time_slices.group_with(newcomer, firm, budget))
                 if not any(client.session is self.time_slice.head for client in group):
                     self.time_slice = TimeSlice(newcomer.session, None)
         # Quiet holders stay where no client needs the memory.
         group = budget.fill(yielding, group)
         inside = set(group)
         self.left_out = [c for c in self._roster.clients if (c.waiting or c.bursting) and c not in inside]
-        return Choice(group, reason)
+        return Selection(group, reason)
 
     def granted(self, client: Client, beside_others: bool) -> None:
         """The client has got a lease; its time slice begins, unless it joins that of another session."""
@@ -287,7 +286,7 @@ class Schedule:
         return next(
             (
                 client
-                for client in interactive.newcomers(blocked, self._settings)
+                for client in time_slices.newcomers(blocked, self._settings)
                 if client.session not in holders
                 and self._accounts.lag(client.session.id) >= -self._settings.short_burst
             ),
@@ -305,7 +304,7 @@ class Schedule:
         )
         if time_slice is None or time_slice.start is None:
             return NEVER
-        staying = interactive.group_with(newcomer, firm, budget)
+        staying = time_slices.group_with(newcomer, firm, budget)
         leaving = [client for client in firm if client not in staying]
         excess = max(0, together([newcomer, *firm]) - budget.for_managed)
         costs = {client: self.hand_off_seconds(client, excess) for client in leaving}
@@ -314,10 +313,10 @@ class Schedule:
         least = 2 * newcomer.session.attained
         settled = max([settled, *(now + least - client.session.attained for client in leaving)])
         both_ways = self.hand_off_seconds(newcomer, excess) + max(costs.values(), default=0.0)
-        both_ways *= interactive.part_of_gpu([newcomer], staying)
+        both_ways *= time_slices.part_of_gpu([newcomer], staying)
         return max(settled, now + self.interactive_credit.wait_for(both_ways))
 
-    def _promises(self, asking: list[Client]) -> dict[Session, _Promise]:
+    def _promises(self, asking: list[Client]) -> dict[ArbitratedSession, _Promise]:
         """What was promised to the clients that wait, by session: a session can have many."""
         longest = {client.session: 0.0 for client in asking}
         for client in asking:
@@ -335,7 +334,7 @@ class Schedule:
             promises[session] = promise
         return promises
 
-    def _kept_waiting(self, client: Client, promises: Mapping[Session, _Promise]) -> float:
+    def _kept_waiting(self, client: Client, promises: Mapping[ArbitratedSession, _Promise]) -> float:
         """Since when a client has waited, if that is longer than it was promised; infinite for all others.
 
         Each session is served within its time slice's part of a round, two at most where time slices overlap. But a

@@ -1,13 +1,136 @@
-"""What the arbiter knows of its clients and sessions."""
+"""What the arbiter knows of its clients and sessions.
+
+How long a client is typically quiet between two bursts, and whether it is worth waiting for it.
+
+What the arbiter decides: orders to clients, which the agent sends.
+"""
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Hashable
 from dataclasses import dataclass, field
-from enum import Enum, auto
+from enum import Enum, IntEnum, auto
+from statistics import median
+from typing import TypeAlias
 
-from gpushare_spawner.arbiter.decisions import ClientId, RevokeReason
-from gpushare_spawner.arbiter.think_time import RecentSpans
-from gpushare_spawner.model.delivered import NOTHING, Delivered, Waits
+from gpushare_spawner.model.report import NOTHING, Delivered, WaitCounts
+
+WINDOW = 7
+"""Spans remembered. Odd, so that the median is one of them; few, so that a new phase of a program is soon learned."""
+
+CLEARLY_LONGER = 4
+"""A pause that is so many times as long as the typical short one is of another kind: the phase, or the cell, is
+over."""
+
+
+class RecentSpans:
+    """The last few spans of a kind, in seconds."""
+
+    def __init__(self) -> None:
+        self._spans: deque[float] = deque(maxlen=WINDOW)
+
+    def learn(self, seconds: float) -> None:
+        """One more span, in seconds; negative ones are noise of the clock and count as 0."""
+        self._spans.append(max(0.0, seconds))
+
+    @property
+    def typical(self) -> float | None:
+        """Their median: one minute among milliseconds does not spoil it. None: nothing learned yet."""
+        return median(self._spans) if self._spans else None
+
+    def patience(self, hand_off_seconds: float) -> float:
+        """If these are a holder's pauses: seconds of quiet for which it keeps the GPU although another client waits.
+
+        Pauses are of two kinds, those between a program's kernels and those between its phases, or its user's cells; it
+        is the short ones, shorter than a hand-off, that are worth waiting for. So: until this pause is clearly none of
+        them, if the hand-offs that are saved by it make up for the waiting, by the part of the pauses that were short.
+        0 where there were none, or none is known. Never longer than the hand-off costs, so at most two hand-offs'
+        worth is lost, whatever the pause turns out to be. (The ski-rental argument, sharpened by what is known of the
+        pauses; disk schedulers idle for the same reason: BFQ, Valente & Checconi 2010.)
+        """
+        short = [span for span in self._spans if span < hand_off_seconds]
+        if not short:
+            return 0.0
+        waited = min(hand_off_seconds, CLEARLY_LONGER * median(short))
+        saved = hand_off_seconds * len(short) / len(self._spans)
+        return waited if waited <= saved else 0.0
+
+
+ClientId: TypeAlias = Hashable
+"""One connected CUDA process on one GPU; several clients may belong to one session."""
+
+
+class RevokeReason(IntEnum):
+    """Why a lease is taken back; the numbers of the wire protocol."""
+
+    IDLE = 0
+    """The holder is quiet and another client waits."""
+    TIME_SLICE = 1
+    """The holder's time slice is over, or the leases held together no longer fit into the GPU's memory."""
+    GUARANTEE = 2
+    """Another session is entitled to the GPU now, before the holder's time slice is over."""
+    RELEASED = 3
+    """The session's share was released."""
+
+
+@dataclass(frozen=True)
+class LeaseGrant:
+    """The client may run bursts."""
+
+    client: ClientId
+    lease: int
+    """Never 0, never used twice by one arbiter."""
+    time_slice: float
+    """Seconds that the time slice is planned to last, for the log; 0: until revoked. The arbiter ends it by
+    `Revoke`."""
+    prefetch: int
+    """Bytes to page in before the first launch; 0: none."""
+    pace: float = 0.0
+    """Seconds of work that the client may queue on the GPU; 0: no bound."""
+
+
+@dataclass(frozen=True)
+class Revoke:
+    """The client is to stop launching, to wait until the device is quiet, and to release the lease."""
+
+    client: ClientId
+    lease: int
+    page_out: int
+    """Bytes to page out, after the release; 0: none."""
+    reason: RevokeReason
+
+
+@dataclass(frozen=True)
+class PageOut:
+    """A client without a lease is to page out."""
+
+    client: ClientId
+    amount: int
+    """Bytes."""
+
+
+@dataclass(frozen=True)
+class Refuse:
+    """The memory that calls of the client wait for does not come: they return the driver's error.
+
+    The client still waits for a lease.
+    """
+
+    client: ClientId
+
+
+@dataclass(frozen=True)
+class Pace:
+    """A holder is to queue no more than so much work on the GPU from now on. Helps others, and decides nothing."""
+
+    client: ClientId
+    lease: int
+    seconds: float
+    """0: no bound."""
+
+
+Decision: TypeAlias = LeaseGrant | Revoke | PageOut | Refuse
 
 
 class Presence(Enum):
@@ -47,7 +170,7 @@ class Client:
     """One connected CUDA process on one GPU. Bytes; instants and spans in seconds."""
 
     id: ClientId
-    session: Session
+    session: ArbitratedSession
     claimed_managed: int = 0
     """Managed memory, as the client says."""
     allocated: int = 0
@@ -154,7 +277,7 @@ class Client:
         return self.session.total if self.session.moves_whole else self.working_set + self.unconfirmed
 
     @property
-    def unit(self) -> Client | Session:
+    def unit(self) -> Client | ArbitratedSession:
         """What its footprint is of: the footprint of several clients of one unit counts once."""
         return self.session if self.session.moves_whole else self
 
@@ -195,7 +318,7 @@ class Client:
 
 
 @dataclass(eq=False)
-class Session:
+class ArbitratedSession:
     """One notebook server: the weight is its, however many clients it has."""
 
     id: str
@@ -217,7 +340,7 @@ class Session:
     """Clients that left with a lease while their processes live, and until when they are taken to compute."""
     doubted_at: float = float("-inf")
     """When one of its clients was doubted last."""
-    waits: Waits = field(default_factory=Waits)
+    waits: WaitCounts = field(default_factory=WaitCounts)
     """Of its clients, from the request to the lease."""
     whole: bool = False
     """Its memory leaves the GPU only as a whole, with its CUDA contexts, while all its processes are suspended."""
@@ -295,10 +418,10 @@ class SessionView:
     resident_bytes: int
     """The part of it that is thought to be on the GPU."""
     gpu_seconds: float
-    """With a burst on the GPU, as far as reported, and the burst in progress up to the arbiter's last news."""
+    """With a burst on the GPU, as far as reported, and the burst in progress since its pages are in."""
     last_activity: float | None
-    """End of the last burst, on the clock that the arbiter is driven with; the last news while one is in progress;
-    None: no burst yet."""
+    """End of the last burst, on the clock that the arbiter is driven with; the instant of the view while one is in
+    progress; None: no burst yet."""
     delivered: Delivered = NOTHING
     """What it was entitled to and received, and how long it waited, since it was added to this arbiter."""
     paged_out_bytes: int = 0

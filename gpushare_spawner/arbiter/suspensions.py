@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from gpushare_spawner.arbiter.memory.vram_budget import together
+from gpushare_spawner.arbiter.memory import together
 from gpushare_spawner.arbiter.roster import Roster
-from gpushare_spawner.arbiter.session import Client, Need, Presence, Session
+from gpushare_spawner.arbiter.session import ArbitratedSession, Client, Need, Presence
 from gpushare_spawner.arbiter.settings import ArbiterSettings
 
 
@@ -27,12 +27,12 @@ class Suspensions:
         ordered, self._ordered = self._ordered, []
         return ordered
 
-    def order(self, session: Session) -> None:
+    def order(self, session: ArbitratedSession) -> None:
         """The session is to be suspended."""
         self._roster.move(session, Presence.LEAVING)
         self._ordered.append(session.id)
 
-    def candidates(self, group: Collection[Client]) -> list[Session]:
+    def candidates(self, group: Collection[Client]) -> list[ArbitratedSession]:
         """Return the sessions outside a group that can be suspended now: with memory, without a lease, and not short of
         memory themselves."""
         inside = {client.session for client in group}
@@ -70,7 +70,7 @@ class Suspensions:
             return
         capacity = self._roster.vram_budget().for_managed
         excess = min(capacity, wanted) + sum(one.present for one in outside) - capacity
-        chosen: list[Session] = []
+        chosen: list[ArbitratedSession] = []
         for session in sorted(outside, key=_right_to_stay):
             if excess <= 0:
                 break
@@ -113,7 +113,7 @@ class Suspensions:
             client.pausing_until = until
             client.parked = client.parked or self._roster.now < until
 
-    def _in_the_way(self, session: Session, client: Client) -> bool:
+    def _in_the_way(self, session: ArbitratedSession, client: Client) -> bool:
         if session.presence is Presence.AWAY:
             return False
         # others no longer wait for one that ignores a revoked lease, unless they need memory that only it can free
@@ -121,7 +121,7 @@ class Suspensions:
         needs = client.session.moves_whole or (client.short and client.session.need is Need.POSSIBLE)
         return bool(needs) or session.presence is not Presence.ON_GPU or not overdue
 
-    def _contexts_to_come(self, inside: Collection[Session]) -> int:
+    def _contexts_to_come(self, inside: Collection[ArbitratedSession]) -> int:
         """What connected processes will need for their CUDA contexts, which the driver does not show yet."""
         waiting = sum(
             one.device_memory is None and one.session not in inside and not one.session.moves_whole
@@ -130,7 +130,7 @@ class Suspensions:
         return waiting * self._settings.context_bytes
 
 
-def _right_to_stay(session: Session) -> tuple[bool, bool, bool, bool, float]:
+def _right_to_stay(session: ArbitratedSession) -> tuple[bool, bool, bool, bool, float]:
     """Sessions that hold a lease go last, then those that are short of memory, then those that wait, then those used of
     late. First goes one that only claims to have memory: a claim pushes no other session out."""
     waiting = any(client.waiting for client in session.clients.values())

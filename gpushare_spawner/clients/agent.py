@@ -1,4 +1,4 @@
-"""A client of a machine's agent, over its control socket. The requests are in model/protocol/control.py."""
+"""A client of a machine's agent, over its control socket. The requests are in model/control.py."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ValidationError
 
-from gpushare_spawner.model.protocol.control import (
+from gpushare_spawner.model.control import (
     MAX_LINE_BYTES,
     AgentUnreachable,
     AnnounceRequest,
@@ -29,7 +29,7 @@ from gpushare_spawner.model.protocol.control import (
     TierRequest,
 )
 from gpushare_spawner.model.report import Report
-from gpushare_spawner.wording.errors import reason
+from gpushare_spawner.wording.amounts import reason
 
 
 def default_control_socket() -> Path:

@@ -1,28 +1,98 @@
-"""``gpushare demo``: the command."""
+"""``gpushare demo``: the command.
+
+The files in the home of a user of the demo.
+
+The shipped templates with idle times so short that the demo shows all idle actions in five minutes.
+"""
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import json
 import os
 import secrets
+import shutil
 import sys
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from gpushare_spawner.demo.folder import DemoFolder
-from gpushare_spawner.demo.gpus import own_gpus, simulated_state
-from gpushare_spawner.demo.ports import free_ports, is_loopback, next_free, why_not
-from gpushare_spawner.demo.processes import Processes
-from gpushare_spawner.demo.short_idle_times import SHORT, write_demo_templates
-from gpushare_spawner.demo.stack import Stack
+import yaml
+
+from gpushare_spawner.demo.machine import (
+    DemoFolder,
+    Processes,
+    Stack,
+    free_ports,
+    is_loopback,
+    next_free,
+    own_gpus,
+    simulated_state,
+    why_not,
+)
 from gpushare_spawner.model.quantity import parse_seconds
 from gpushare_spawner.native import simulated_driver
-from gpushare_spawner.wording.amounts import duration
-from gpushare_spawner.wording.errors import missing_package
+from gpushare_spawner.wording.amounts import duration, missing_package
+
+NOTEBOOK = Path(__file__).with_name("gpu-sharing.ipynb")
+
+
+def prepare_home(spawner: Any) -> None:
+    """Write the files that the demo needs and the home lacks. A hook for `Spawner.pre_spawn_hook`."""
+    home = Path(spawner.home_dir_template.format(username=spawner.user.name))
+    home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    notebook = home / NOTEBOOK.name
+    if not notebook.exists():
+        shutil.copyfile(NOTEBOOK, notebook)
+    lab = home / ".jupyter" / "labconfig" / "page_config.json"
+    if not lab.exists():
+        # JupyterLab asks each new user whether it may fetch news; in the demo each user is new
+        lab.parent.mkdir(parents=True, exist_ok=True)
+        lab.write_text(json.dumps({"disabledExtensions": {"@jupyterlab/apputils-extension:announcements": True}}))
+    profile = home / ".profile"
+    if not profile.exists():
+        # JupyterLab's terminals are login shells, which set PATH anew; `gpushare` must be on it
+        profile.write_text(f'export PATH="{Path(sys.executable).parent}:$PATH"\n')
+
+
+ALL_WORK = {"min_use": 0}
+"""All GPU work counts as use: the demo's cells are small."""
+SHORT = {"downgrade_after": "1m", "release_after": "2m", "stop_after": "30m", "warn_before": "20s"}
+
+
+def write_demo_templates(shipped: Path, into: Path) -> None:
+    """Write each template of the one folder into the other, with short idle times. Raises OSError.
+
+    Other templates in the folder are removed. An invalid template is copied unchanged, so that the hub reports it.
+    """
+    into.mkdir(parents=True, exist_ok=True)
+    for stale in into.glob("*.y*ml"):
+        stale.unlink()
+    for path in sorted(shipped.glob("*.y*ml")):
+        text = path.read_text()
+        try:
+            template = yaml.safe_load(text)
+        except yaml.YAMLError:
+            template = None
+        if isinstance(template, dict):
+            text = yaml.safe_dump(shortened(template), sort_keys=False, allow_unicode=True)
+        (into / path.name).write_text(text)
+
+
+def shortened(template: dict[str, Any]) -> dict[str, Any]:
+    """Return the template with short times for the idle actions that it has. All GPU work counts as use."""
+    idle = template.get("idle")
+    if not isinstance(idle, dict):
+        return template
+    return {
+        **template,
+        "idle": {**idle, **ALL_WORK, **{step: SHORT[step] for step in SHORT if step in idle or step == "warn_before"}},
+    }
+
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 """The checkout."""

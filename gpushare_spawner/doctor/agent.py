@@ -11,10 +11,10 @@ from pathlib import Path
 from gpushare_spawner.agent.gpus.nvml import Gpu
 from gpushare_spawner.clients.agent import AgentClient
 from gpushare_spawner.doctor.finding import Finding, note, ok, problem, skipped
+from gpushare_spawner.model.control import AgentUnreachable, ControlRefused
 from gpushare_spawner.model.layers import LayerName
-from gpushare_spawner.model.protocol.control import AgentUnreachable, ControlRefused
 from gpushare_spawner.model.report import Report
-from gpushare_spawner.wording.dashboard import not_durable
+from gpushare_spawner.wording.service import not_durable
 
 _LAYER_REMEDIES = {
     LayerName.MPS: "See the log of the MPS daemon in the agent's state folder (`mps/*/log`), and the agent's own log.",

@@ -26,9 +26,8 @@ from gpushare_spawner.doctor import (
     system,
     template_files,
 )
-from gpushare_spawner.doctor.finding import Finding, Level, exit_status
+from gpushare_spawner.doctor.finding import Finding, Level, Machine, exit_status
 from gpushare_spawner.doctor.gpu_programs import PROGRAMS
-from gpushare_spawner.doctor.machine import Machine
 from gpushare_spawner.model.quantity import parse_bytes
 from gpushare_spawner.templates.folder import DEFAULT_FOLDER, default_folder
 from gpushare_spawner.wording.amounts import plural

@@ -16,12 +16,11 @@ from pathlib import Path
 import pynvml
 
 from gpushare_spawner.agent.gpus.nvml import Gpu, NoGpu, Nvml
-from gpushare_spawner.agent.suspend.capability import Rights, why_not
-from gpushare_spawner.agent.suspend.driver_checkpoint import DriverCheckpoints
-from gpushare_spawner.doctor.finding import Finding, note, ok, problem, skipped
-from gpushare_spawner.doctor.machine import Machine
+from gpushare_spawner.agent.suspend.driver import DriverCheckpoints
+from gpushare_spawner.agent.suspend.progress import CheckpointRights, why_not
+from gpushare_spawner.doctor.finding import Finding, Machine, note, ok, problem, skipped
 from gpushare_spawner.wording.amounts import memory
-from gpushare_spawner.wording.spawn.layers import instance_time
+from gpushare_spawner.wording.spawn_form import instance_time
 
 _CUDA = """
 import ctypes, json, sys
@@ -110,7 +109,7 @@ def probe(dev: Path) -> DriverFacts:
 async def _no_suspend() -> str | None:
     checkpoints = DriverCheckpoints()
     try:
-        return await why_not(checkpoints, Rights.read())
+        return await why_not(checkpoints, CheckpointRights.read())
     finally:
         await checkpoints.close()
 

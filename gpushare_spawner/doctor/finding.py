@@ -1,10 +1,16 @@
-"""A finding: the result of one check. Pure."""
+"""A finding: the result of one check. Pure.
+
+The machine that the doctor checks: its file system and its environment. No check reads either of them elsewhere.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+import os
+import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 
 
 class Level(StrEnum):
@@ -53,3 +59,38 @@ def problem(where: str, what: str, remedy: str) -> Finding:
 def exit_status(findings: Iterable[Finding]) -> int:
     """Return 1 if any finding is a problem, else 0."""
     return int(any(finding.level is Level.PROBLEM for finding in findings))
+
+
+_KUBELET = Path("/var/lib/kubelet")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A root folder and environment variables. By default they are those of this process."""
+
+    root: Path = Path("/")
+    environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+
+    def path(self, path: Path) -> Path:
+        """Return where a path of the machine is, as this process sees it. A relative path stays as it is."""
+        return self.root / path.relative_to("/") if path.is_absolute() else path
+
+    def program(self, name: str) -> str:
+        """Return the path of a program in the folders of $PATH; empty if there is none."""
+        folders = self.environment.get("PATH", os.defpath).split(os.pathsep)
+        return shutil.which(name, path=os.pathsep.join(str(self.path(Path(folder))) for folder in folders)) or ""
+
+    @property
+    def kubelet(self) -> Path:
+        """The kubelet's root folder."""
+        return self.path(_KUBELET)
+
+    @property
+    def in_pod(self) -> bool:
+        """Whether this process is in a container of a cluster, like the agent's. It cannot see the node's programs."""
+        return bool(self.environment.get("KUBERNETES_SERVICE_HOST"))
+
+    @property
+    def on_node(self) -> bool:
+        """Whether the machine is a node of a cluster, or this process is in a container of a cluster."""
+        return self.in_pod or self.kubelet.is_dir()

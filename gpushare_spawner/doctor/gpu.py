@@ -22,12 +22,9 @@ from gpushare_spawner import native
 from gpushare_spawner.agent.gpus.nvml import Gpu
 from gpushare_spawner.doctor import suspend_trial
 from gpushare_spawner.doctor.finding import Finding, note, ok, problem, skipped
-from gpushare_spawner.doctor.gpu_process import Program, free_memory
-from gpushare_spawner.doctor.gpu_programs import PROGRAMS, installed
-from gpushare_spawner.doctor.scripted_agent import Peer, ScriptedAgent
-from gpushare_spawner.model.protocol.frames import Frame, Kind, gpu_bytes
-from gpushare_spawner.wording.amounts import memory
-from gpushare_spawner.wording.errors import reason
+from gpushare_spawner.doctor.gpu_programs import PROGRAMS, Program, ScriptedAgent, ScriptedPeer, free_memory, installed
+from gpushare_spawner.model.frames import Frame, Kind, gpu_bytes
+from gpushare_spawner.wording.amounts import memory, reason
 
 DEFAULT_SIZE = 1 << 30
 """Bytes that each program fills."""
@@ -38,7 +35,7 @@ _HEAR_WITHIN = 120.0
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ProgramResult:
     """The result of one program. Bandwidths in bytes per second, launches in nanoseconds, `release` in seconds."""
 
     intact: bool
@@ -76,7 +73,7 @@ def too_much(size: int, free: int) -> Finding | None:
     return note("GPU checks", what, "Free memory on the GPU, or use a smaller --gpu-memory.")
 
 
-def finding(name: str, outcome: Outcome, simulated: bool = False) -> Finding:
+def finding(name: str, outcome: ProgramResult, simulated: bool = False) -> Finding:
     """Return the finding that follows from the result of a program."""
     figures = (
         f"page out {outcome.page_out / 1e9:.1f} GB/s, page in {outcome.page_in / 1e9:.1f} GB/s, "
@@ -97,7 +94,7 @@ def failed(name: str, error: Exception) -> Finding:
     return problem(name, f"the program fails with the library: {reason(error)}", remedy)
 
 
-def run(code: str, size: int, gpu: Gpu, bare: Mapping[str, str]) -> Outcome:
+def run(code: str, size: int, gpu: Gpu, bare: Mapping[str, str]) -> ProgramResult:
     """Run one program with the library and without it. Raises RuntimeError or AssertionError with the reason."""
     raw = gpu_bytes(gpu.uuid)
     with tempfile.TemporaryDirectory() as folder:
@@ -120,13 +117,13 @@ def run(code: str, size: int, gpu: Gpu, bare: Mapping[str, str]) -> Outcome:
         plain.go_on()
         plain.hear()
         bare_ns = float(plain.hear())
-    return Outcome(intact, _rate(*out.fields[:2]), _rate(*leases.paged_in), released, launch, bare_ns)
+    return ProgramResult(intact, _rate(*out.fields[:2]), _rate(*leases.paged_in), released, launch, bare_ns)
 
 
 class _Leases:
     """Grants each lease request of one process, and pages all its memory in."""
 
-    def __init__(self, peer: Peer) -> None:
+    def __init__(self, peer: ScriptedPeer) -> None:
         self.peer, self.lease = peer, 0
         self.paged_in = (0, 0)
         """Bytes and nanoseconds."""

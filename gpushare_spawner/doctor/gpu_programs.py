@@ -1,12 +1,33 @@
-"""Programs that compute on a real GPU, for `gpu.py`: one through the driver alone, and one for each framework.
+"""A program of gpu_programs.py that runs, and the free memory of its GPU.
+
+Programs that compute on a real GPU, for `gpu.py`: one through the driver alone, and one for each framework.
 
 Each fills GPU memory, says "ready", waits for a line, says whether every byte is as it was, and says how many
 nanoseconds a launch takes.
+
+The other side of the session socket, played by a script: for checks of the library without the real agent.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import json
+import queue
+import select
+import socket
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pynvml
+
+from gpushare_spawner.agent.gpus.nvml import Gpu
+from gpushare_spawner.model.frames import FRAME_BYTES, NO_GPU, Frame, Kind, Role
 
 PREAMBLE = """
 import json, sys, time
@@ -180,3 +201,163 @@ def installed() -> list[str]:
         for name, (module, _) in PROGRAMS.items()
         if module is None or importlib.util.find_spec(module.partition(".")[0]) is not None
     ]
+
+
+class Program:
+    """A program, with the library or without it. It ends with the context."""
+
+    def __init__(self, code: str, size: int, environment: Mapping[str, str]) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", PREAMBLE + textwrap.dedent(code), str(size)],
+            env=dict(environment),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert self.process.stdout is not None
+        self.output = self.process.stdout
+
+    def __enter__(self) -> Program:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+    def hear(self) -> Any:
+        """Return the program's next message. Raises RuntimeError if the program ends instead."""
+        line = self.output.readline()
+        if not line:
+            _, errors = self.process.communicate()
+            last = (errors.strip().splitlines() or ["no message"])[-1]
+            raise RuntimeError(f"it ended with status {self.process.returncode}: {last}")
+        return json.loads(line)
+
+    def said_something(self) -> bool:
+        return bool(select.select([self.output], [], [], 0)[0])
+
+    def go_on(self) -> None:
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.write("\n")
+            self.process.stdin.flush()
+
+
+def free_memory(gpu: Gpu) -> int:
+    """Return the GPU's free memory in bytes, by NVML."""
+    pynvml.nvmlInit()
+    try:
+        return int(pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid)).free)
+    finally:
+        pynvml.nvmlShutdown()
+
+
+GIB = 1 << 30
+HELLO_WITHIN = 10.0
+"""Seconds that a process has for its HELLO."""
+
+
+class ScriptedPeer:
+    """One connection of a process."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self.hello: Frame | None = None
+
+    def send(self, kind: Kind, *fields: int, gpu: bytes = NO_GPU) -> None:
+        """Send a frame."""
+        self.connection.send(Frame(kind, fields, gpu).pack())
+
+    def hear(self, timeout: float = HELLO_WITHIN) -> Frame | None:
+        """The next frame; None when the process has closed the connection. Raises TimeoutError."""
+        ready, _, _ = select.select([self.connection], [], [], timeout)
+        if not ready:
+            raise TimeoutError(f"no frame in {timeout} s")
+        try:
+            data = self.connection.recv(2 * FRAME_BYTES)
+        except ConnectionResetError:
+            return None
+        return Frame.unpack(data) if data else None
+
+    def grant(self, gpu: bytes, lease: int, prefetch: int = 0, pace: float = 0) -> None:
+        """`prefetch` in bytes, `pace` in seconds of queued work."""
+        self.send(Kind.GRANT, lease, 0, prefetch, round(pace * 1e9), gpu=gpu)
+
+    def revoke(self, gpu: bytes, lease: int, page_out: int = 0, reason: int = 1) -> None:
+        """`page_out` in bytes."""
+        self.send(Kind.REVOKE, lease, page_out, reason, gpu=gpu)
+
+    def close(self) -> None:
+        """End the connection."""
+        self.connection.close()
+
+
+class ScriptedAgent:
+    """Listens on a session socket, says WELCOME to each process, and leaves the rest to the script."""
+
+    peer_class: type[ScriptedPeer] = ScriptedPeer
+
+    def __init__(
+        self,
+        path: Path,
+        gpus: Sequence[bytes],
+        total: int = 8 * GIB,
+        oversubscribed: bool = True,
+        greet: bool = True,
+        features: int = 0,
+    ) -> None:
+        """`total`: bytes of memory of each GPU. `greet`: answer HELLO. `features`: the bits of WELCOME."""
+        self.welcome_features = features
+        self.path, self.gpus, self.total, self.oversubscribed, self.greet = path, gpus, total, oversubscribed, greet
+        self._peers: queue.Queue[ScriptedPeer] = queue.Queue()
+        self._all: list[ScriptedPeer] = []
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._listener.bind(str(path))
+        self._listener.listen(16)
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            peer = self.peer_class(connection)
+            self._all.append(peer)
+            if self.greet:
+                self.welcome(peer)
+            if peer.hello is None or peer.hello.fields[0] == Role.CUDA:
+                self._peers.put(peer)
+
+    def welcome(self, peer: ScriptedPeer) -> None:
+        """Hear HELLO, answer WELCOME and the DEVICE frames."""
+        hello = peer.hear()
+        if hello is None:
+            return
+        assert hello.kind is Kind.HELLO
+        peer.hello = hello
+        if hello.fields[0] != Role.CUDA:
+            self.observed(peer)
+            return
+        peer.send(Kind.WELCOME, 25, 0, 25, 0, int(self.oversubscribed), len(self.gpus), self.welcome_features)
+        for gpu in self.gpus:
+            peer.send(Kind.DEVICE, self.total, self.total // 4, gpu=gpu)
+
+    def observed(self, peer: ScriptedPeer) -> None:
+        """An observer has said HELLO: end its connection, so that NVML under the library shows what the driver says."""
+        peer.close()
+
+    def peer(self, timeout: float = 10.0) -> ScriptedPeer:
+        """The next process that connects. Raises queue.Empty."""
+        return self._peers.get(timeout=timeout)
+
+    def stop(self) -> None:
+        """As if the agent were killed: the listener and all connections are gone."""
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for peer in self._all:
+            peer.close()
+        self.path.unlink(missing_ok=True)

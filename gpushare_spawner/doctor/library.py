@@ -13,7 +13,7 @@ from pathlib import Path
 
 from gpushare_spawner import __version__, native
 from gpushare_spawner.doctor.finding import Finding, note, ok, problem, skipped
-from gpushare_spawner.doctor.scripted_agent import ScriptedAgent
+from gpushare_spawner.doctor.gpu_programs import ScriptedAgent
 
 _PROGRAM = "import ctypes; raise SystemExit(ctypes.CDLL('libcuda.so.1').cuInit(0))"
 _TIMEOUT = 30.0

@@ -11,12 +11,11 @@ from dataclasses import dataclass
 
 from gpushare_spawner.agent import processes
 from gpushare_spawner.agent.gpus.nvml import Gpu
-from gpushare_spawner.agent.suspend.capability import Rights, reason_of, why_not
-from gpushare_spawner.agent.suspend.driver_checkpoint import Answer, DriverCheckpoints
+from gpushare_spawner.agent.suspend.driver import CheckpointResult, DriverCheckpoints
+from gpushare_spawner.agent.suspend.progress import CheckpointRights, reason_of, why_not
 from gpushare_spawner.doctor.finding import Finding, note, ok, problem, skipped
-from gpushare_spawner.doctor.gpu_process import Program, free_memory
-from gpushare_spawner.wording.amounts import memory
-from gpushare_spawner.wording.errors import reason
+from gpushare_spawner.doctor.gpu_programs import Program, free_memory
+from gpushare_spawner.wording.amounts import memory, reason
 
 _LOCK_WITHIN = 10.0
 """Seconds for the program's GPU work."""
@@ -32,11 +31,11 @@ class Trial:
     resumed_in: float
 
 
-class CannotSuspend(Exception):
+class SuspendUnavailable(Exception):
     """The driver, or the right to use it, is not there; the text says why."""
 
 
-class Refused(Exception):
+class StepRefused(Exception):
     """The driver has refused a step; the text says which, and why."""
 
 
@@ -45,9 +44,9 @@ def check(name: str, code: str, size: int, gpu: Gpu, environment: Mapping[str, s
     where = f"{name}, suspended"
     try:
         return finding(where, asyncio.run(try_out(code, size, gpu, environment)), gpu.simulated)
-    except CannotSuspend as error:
+    except SuspendUnavailable as error:
         return skipped(where, str(error))
-    except (Refused, RuntimeError, AssertionError, OSError) as error:
+    except (StepRefused, RuntimeError, AssertionError, OSError) as error:
         remedy = "Use the engine managed on this machine. Report the error with the versions of driver and framework."
         return note(where, f"the program could not be suspended and resumed: {reason(error)}", remedy)
 
@@ -70,8 +69,8 @@ async def try_out(code: str, size: int, gpu: Gpu, environment: Mapping[str, str]
     """Raises CannotSuspend, Refused, and RuntimeError where the program ends."""
     checkpoints = DriverCheckpoints()
     try:
-        if (cannot := await why_not(checkpoints, Rights.read())) is not None:
-            raise CannotSuspend(cannot)
+        if (cannot := await why_not(checkpoints, CheckpointRights.read())) is not None:
+            raise SuspendUnavailable(cannot)
         with Program(code, size, environment) as program:
             assert program.hear() == "ready"
             process = processes.named(program.process.pid)
@@ -96,7 +95,7 @@ async def try_out(code: str, size: int, gpu: Gpu, environment: Mapping[str, str]
         await checkpoints.close()
 
 
-async def _step(call: Awaitable[Answer], done: str) -> None:
+async def _step(call: Awaitable[CheckpointResult], done: str) -> None:
     answer = await call
     if not answer.ok:
-        raise Refused(reason_of(answer, f"it cannot be {done}").rstrip("."))
+        raise StepRefused(reason_of(answer, f"it cannot be {done}").rstrip("."))

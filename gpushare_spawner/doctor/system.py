@@ -8,8 +8,7 @@ import platform
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpushare_spawner.doctor.finding import Finding, note, ok, problem
-from gpushare_spawner.doctor.machine import Machine
+from gpushare_spawner.doctor.finding import Finding, Machine, note, ok, problem
 
 _SYS_MEMBARRIER = {"x86_64": 324, "aarch64": 283}
 _MEMBARRIER_QUERY = 0

@@ -6,22 +6,27 @@ import logging
 from pathlib import Path
 
 from gpushare_spawner.agent.gpus.nvml import Gpu
-from gpushare_spawner.agent.mps.control_program import PROGRAM as MPS_PROGRAM
-from gpushare_spawner.doctor.finding import Finding, note, ok, problem, skipped
-from gpushare_spawner.doctor.machine import Machine
+from gpushare_spawner.agent.mps import PROGRAM as MPS_PROGRAM
+from gpushare_spawner.doctor.finding import Finding, Machine, note, ok, problem, skipped
 from gpushare_spawner.model.idle_policy import IdlePolicy
-from gpushare_spawner.model.layers import LayerName, LayersFile
-from gpushare_spawner.model.layers.mig import guaranteed_memory, smallest
+from gpushare_spawner.model.layer_rules import LayersFile
+from gpushare_spawner.model.layers import LayerName, guaranteed_memory, smallest
 from gpushare_spawner.model.share import UNITS_PER_GPU
+from gpushare_spawner.templates.command import layer_notes, layer_problems, legacy_notes
+from gpushare_spawner.templates.files import (
+    IDLE_FILE,
+    LAYERS_FILE,
+    QUOTA_FILE,
+    FileInForce,
+    QuotaFile,
+    QuotasInForce,
+    idle_file,
+    layers_file,
+)
 from gpushare_spawner.templates.folder import TemplateFolder, Templates
-from gpushare_spawner.templates.idle_file import IDLE_FILE, idle_file
-from gpushare_spawner.templates.layer_check import layer_notes, layer_problems, legacy_notes
-from gpushare_spawner.templates.layers_file import LAYERS_FILE, layers_file
-from gpushare_spawner.templates.optional_file import FileInForce
 from gpushare_spawner.templates.problems import Problem
-from gpushare_spawner.templates.quota_file import QUOTA_FILE, QuotaFile, QuotasInForce
-from gpushare_spawner.wording.quotas import exceeds_cluster
-from gpushare_spawner.wording.spawn.layers import not_on_one_machine
+from gpushare_spawner.wording.service import exceeds_cluster
+from gpushare_spawner.wording.spawn_form import not_on_one_machine
 
 _COPY = "Copy the templates that come with the package: `gpushare config-path templates` prints their folder."
 

@@ -5,7 +5,6 @@ says what applies to a session of a template under the admin's policy.
 """
 
 from gpushare_spawner.idle.dry_run import DryRun
-from gpushare_spawner.idle.effective import effective_idle, group_of
 from gpushare_spawner.idle.keep import (
     KeepRefusal,
     KeepRule,
@@ -18,16 +17,11 @@ from gpushare_spawner.idle.keep import (
     keeps_left,
     recent,
 )
-from gpushare_spawner.idle.observation import Observation
-from gpushare_spawner.idle.overdue import Overdue, overdue
-from gpushare_spawner.idle.policy import Decision, IdleAction, decide
-from gpushare_spawner.idle.reclaim import Claim
-from gpushare_spawner.idle.schedule import NoAction, QuietUntil, first_work_delay, never_quiet
-from gpushare_spawner.idle.short_work import ShortWork, UseCount
-from gpushare_spawner.idle.use import RecentUse
+from gpushare_spawner.idle.policy import Decision, IdleAction, Overdue, UnitsNeeded, decide, overdue
+from gpushare_spawner.idle.schedule import NoAction, QuietUntil, effective_idle, first_work_delay, group_of, never_quiet
+from gpushare_spawner.idle.use import Observation, RecentUse, ShortWork, UseCount
 
 __all__ = [
-    "Claim",
     "Decision",
     "DryRun",
     "IdleAction",
@@ -40,6 +34,7 @@ __all__ = [
     "QuietUntil",
     "RecentUse",
     "ShortWork",
+    "UnitsNeeded",
     "UseCount",
     "WhyNoKeep",
     "decide",

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from gpushare_spawner.idle.observation import Observation
+from gpushare_spawner.idle.use import Observation
 from gpushare_spawner.model.report import Notice
-from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.model.share import Tier
 
 
 @dataclass(frozen=True)

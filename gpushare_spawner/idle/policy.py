@@ -3,15 +3,18 @@
 The service downgrades, releases and stops, one announced action at a time. The agent restores a share by itself, as
 soon as GPU work counts as use of it. Decisions depend only on the agent's report (tier and notice), so a decision can
 be lost, or made twice. Words for actions and causes: `wording.idle_decisions`.
+
+The action by which a session over quota makes way for a spawn in quota. Which session it is: quota/reclaim.py.
+
+When servers without a GPU share, and users, are idle for too long, by the hub's list.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TypeGuard
 
 from gpushare_spawner.idle.keep import exempts, holds
-from gpushare_spawner.idle.observation import Observation
-from gpushare_spawner.idle.reclaim import Claim, reclaim_action, tells_of_reclaim
 from gpushare_spawner.idle.schedule import (
     Due,
     NoAction,
@@ -20,10 +23,57 @@ from gpushare_spawner.idle.schedule import (
     never_quiet,
     next_idle_action,
 )
-from gpushare_spawner.model.idle_cause import IdleCause
+from gpushare_spawner.idle.use import Observation
+from gpushare_spawner.model.controls import IdleCause
+from gpushare_spawner.model.quota import Reclaim
 from gpushare_spawner.model.report import Notice
+from gpushare_spawner.model.share import Tier, UseRule
 from gpushare_spawner.model.template import Idle
-from gpushare_spawner.model.tier import Tier, UseRule
+
+
+@dataclass(frozen=True)
+class UnitsNeeded:
+    """What spawns in quota that wait need of a session over quota."""
+
+    units: int
+    """What the session keeps, on each of its GPUs."""
+    rules: Reclaim
+    """Of the quotas in force."""
+
+
+def reclaim_action(claim: UnitsNeeded, session: Observation) -> Due | None:
+    """Return how the session makes way; None where it has, and nothing more may be taken.
+
+    It makes way busy or not, as nothing is lost. A stop comes only after that, and never while a kernel is busy.
+    """
+    rules = claim.rules
+    if session.effective_units > claim.units:
+        units = _kept(claim, session)
+        tier = Tier.DOWNGRADED if units else Tier.RELEASED
+        return Due(tier, units, session.opened_at, rules.notice, 0.0, IdleCause.RECLAIM)
+    quiet = session.quiet_since
+    may_stop = session.yields and not session.gpu_busy and not session.kernels_busy
+    if rules.stop_after is None or quiet is None or not may_stop:
+        return None
+    return Due(Tier.STOPPED, 0, quiet + rules.stop_after, rules.stop_notice, rules.stop_after, IdleCause.RECLAIM)
+
+
+def _kept(claim: UnitsNeeded, session: Observation) -> int:
+    """Return what the session keeps of its units, at least what its notice of this says.
+
+    What the spawn needs changes with what neighbours hold. If more needed a new notice at once, neighbours that come
+    and go would put it off without end; so the session makes way as announced, and then gets a notice of the rest.
+    """
+    told = session.notice
+    if not tells_of_reclaim(told) or told.effective_units >= session.effective_units:
+        return claim.units
+    return max(claim.units, told.effective_units)
+
+
+def tells_of_reclaim(told: Notice | None) -> TypeGuard[Notice]:
+    """Return whether a notice says that the session makes way."""
+    return told is not None and told.cause is IdleCause.RECLAIM and told.tier is not Tier.STOPPED
+
 
 _SLACK = 1.0
 """Seconds by which a notice's time can differ from the exact time before users get a new notice."""
@@ -70,7 +120,7 @@ def decide(
     session: Observation,
     now: float,
     max_age: float = 0.0,
-    claim: Claim | None = None,
+    claim: UnitsNeeded | None = None,
     held: bool = False,
     quiet_until: QuietUntil = never_quiet,
     leaves: int | None = None,
@@ -197,3 +247,28 @@ def _at_latest(decision: Decision, instant: float) -> Decision:
     if decision.decide_again_at is None or decision.decide_again_at <= instant:
         return decision
     return replace(decision, decide_again_at=instant)
+
+
+@dataclass(frozen=True)
+class Overdue:
+    """Why a server is stopped, or a user is deleted."""
+
+    cause: IdleCause
+    seconds: float
+    """Time without activity, or age."""
+
+
+def overdue(
+    last_activity: float | None, started: float | None, now: float, timeout: float, max_age: float
+) -> Overdue | None:
+    """Return why a server is stopped (or a user is deleted); None: no reason.
+
+    The limits are ``timeout`` seconds without activity, and an age of ``max_age`` seconds; 0: no limit. Without a
+    known activity the start counts; without either, the result is None. Instants are seconds since the epoch.
+    """
+    seen = last_activity if last_activity is not None else started
+    if timeout > 0 and seen is not None and now - seen >= timeout:
+        return Overdue(IdleCause.IDLE, now - seen)
+    if max_age > 0 and started is not None and now - started >= max_age:
+        return Overdue(IdleCause.MAX_AGE, now - started)
+    return None

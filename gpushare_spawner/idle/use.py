@@ -1,6 +1,10 @@
 """Which GPU work counts as use of a share, by the agents' reports. Pure.
 
 A session's GPU work that is too short runs all the same, and neither keeps nor restores a share.
+
+GPU work that adds up to use of a share, and work that is too short. Pure: time comes in as an argument.
+
+What is known about a session when the policy decides on its tier.
 """
 
 from __future__ import annotations
@@ -8,12 +12,176 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from gpushare_spawner.idle.observation import Observation
-from gpushare_spawner.idle.short_work import ShortWork, UseCount
-from gpushare_spawner.model.tier import UseRule
+from gpushare_spawner.model.controls import Exemption, Keep
+from gpushare_spawner.model.report import Notice, SessionReport
+from gpushare_spawner.model.share import Share, Tier, UseRule
 
-LOST_COUNT = 1.0
-"""GPU seconds. A count of GPU time that falls by more began anew; by less it was corrected after a burst."""
+REGULAR = 3
+"""Short GPU work so often is a pattern, less is chance."""
+WAIT_FORGETS = 0.25
+"""GPU time is forgotten at this part of the usual rate while GPU work waits: others make it wait. It is forgotten all
+the same, or a session that always waits could keep its share with a touch of the GPU now and then."""
+ROUNDING = 1e-6
+"""Seconds."""
+
+
+class UseCount:
+    """Adds up a session's GPU work until it counts as use of its share, see `UseRule`."""
+
+    def __init__(self, at: float, gpu_seconds: float) -> None:
+        """Begin at the instant ``at``, seconds since the epoch, when the session had ``gpu_seconds``."""
+        self.at = at
+        self.gpu_seconds = gpu_seconds
+        self.busy = False
+        self._settled = 0.0
+        """GPU seconds without work in progress, whose part is an estimate until the work ends. They never fall, unless
+        the agent loses them."""
+        self._sum = 0.0
+
+    def add(self, at: float, gpu_seconds: float, busy: bool, rule: UseRule) -> bool:
+        """Add the GPU work until ``at``, and return whether it counts as use.
+
+        ``busy``: work runs or waits. Work since the last call is taken to have come at ``at``, so that no part of it is
+        forgotten yet. A wait counts for nothing.
+        """
+        lost = gpu_seconds < self._settled - ROUNDING
+        grown = 0.0 if lost else gpu_seconds - self.gpu_seconds
+        forgotten = max(0.0, at - self.at) * rule.min_use / rule.window
+        if busy and self.busy and grown <= 0:
+            forgotten *= WAIT_FORGETS
+        self._sum = max(0.0, max(0.0, self._sum - forgotten) + grown)
+        enough = self._sum >= min(rule.min_use, rule.window) - ROUNDING
+        self._sum = min(self._sum, rule.min_use)
+        if lost or not busy:
+            self._settled = gpu_seconds
+        self.at, self.gpu_seconds, self.busy = at, gpu_seconds, busy
+        return enough
+
+    def counts_from(self, rule: UseRule) -> float:
+        """Return from how many GPU seconds of the session on its work counts as use."""
+        return self.gpu_seconds + max(0.0, min(rule.min_use, rule.window) - self._sum)
+
+
+@dataclass(frozen=True)
+class ShortWork:
+    """GPU work since the last use of a share, too short to count as use."""
+
+    times: int
+    rule: UseRule
+    longest_gap: float
+    """Seconds, at most, between two of these, or between the use and the first of them."""
+
+    def kept(self, after: float, idle: float) -> bool:
+        """Return whether it would have kept a share that is taken after so many seconds without any GPU work.
+
+        ``idle``: seconds since the last use.
+        """
+        return self.times >= REGULAR and idle >= after > self.longest_gap
+
+
+@dataclass(frozen=True)
+class Observation:
+    """One session, by the reports of its agent and the hub. Instants are seconds since the epoch."""
+
+    share: Share
+    """What the session is entitled to."""
+    tier: Tier
+    tier_since: float
+    effective_units: int
+    """Units that the tier leaves the session now, on each of its GPUs."""
+    opened_at: float
+    gpu_busy: bool = False
+    """A burst runs, or waits for a lease."""
+    waits_in_vain: bool = False
+    """GPU work has run or waited for so long without use that it no longer delays a downgrade or a release."""
+    last_gpu_activity: float | None = None
+    """End of the last burst; None: none yet."""
+    gpu_seconds: float = 0.0
+    """Time with a burst on the GPU since the opening."""
+    used_at: float | None = None
+    """End of the last GPU work that counted as use. None: that is `last_gpu_activity`."""
+    short_work: ShortWork | None = None
+    """GPU work since then, which did not count. None: there was none."""
+    use_rule: UseRule | None = None
+    """How much GPU work counts as use. None: all does."""
+    use_from_gpu_seconds: float | None = None
+    """GPU seconds from which the session's work counts as use again. None: all work counts."""
+    kernels_busy: int = 0
+    """Kernels that run a cell; 0 also if the notebook server has not reported them."""
+    last_kernel_activity: float | None = None
+    hub_last_activity: float | None = None
+    """The server's last activity by the hub. None: unknown; then the server is not stopped."""
+    yields: bool = False
+    """What its tier took is kept for spawns in quota."""
+    notice: Notice | None = None
+    """The notice that the session's user has."""
+    keep: Keep | None = None
+    """What its user gave last; it can be over."""
+    exemption: Exemption | None = None
+    """What an admin gave last; it can be over."""
+
+    @classmethod
+    def of(cls, session: SessionReport, hub_last_activity: float | None = None) -> Observation:
+        """Return what the agent's report says, with the hub's last activity of the server if it is known."""
+        return cls(
+            share=session.share,
+            tier=session.tier,
+            tier_since=session.tier_since,
+            effective_units=session.effective_units,
+            opened_at=session.begun,
+            gpu_busy=session.gpu_busy or session.waiting,
+            last_gpu_activity=session.last_gpu_activity,
+            gpu_seconds=session.gpu_seconds,
+            kernels_busy=session.kernels_busy or 0,
+            last_kernel_activity=session.last_kernel_activity,
+            hub_last_activity=hub_last_activity,
+            yields=session.yields,
+            notice=session.notice,
+            keep=session.keep,
+            exemption=session.exemption,
+        )
+
+    @property
+    def has_worked(self) -> bool:
+        """Return whether the session has done GPU work. A share that was restored has: a restarted agent forgets it."""
+        restored = self.tier is Tier.ACTIVE and self.tier_since > self.opened_at
+        return restored or self.last_gpu_activity is not None or self.gpu_seconds > 0
+
+    @property
+    def gpu_in_use(self) -> bool:
+        """Return whether GPU work runs or waits that can still count as use: until then the session is not idle."""
+        return self.gpu_busy and not self.waits_in_vain
+
+    @property
+    def gpu_idle_since(self) -> float:
+        """Return when the session's last GPU work that counts as use ended (the GPU can be busy now, see `gpu_busy`).
+
+        A session without GPU work counts from its opening.
+        """
+        return self.gpu_quiet_since if self.used_at is None else max(self.opened_at, self.used_at)
+
+    @property
+    def gpu_quiet_since(self) -> float:
+        """Return when the session's last GPU work of any length ended.
+
+        An active session counts at least from when it became active: GPU work restored it, even if a restarted agent
+        no longer knows that work.
+        """
+        since = self.opened_at if self.last_gpu_activity is None else max(self.opened_at, self.last_gpu_activity)
+        return max(since, self.tier_since) if self.tier is Tier.ACTIVE else since
+
+    @property
+    def quiet_since(self) -> float | None:
+        """Return the last activity of GPU, kernels and notebook. None: the hub has not reported the notebook's."""
+        if self.hub_last_activity is None:
+            return None
+        return max(self.gpu_quiet_since, self.hub_last_activity, self.last_kernel_activity or 0.0)
+
+
+LONGEST_WAIT = 120.0
+"""Seconds. GPU work that is too short, or waits, delays downgrade and release for so long, all such work since the last
+use together. Ours: one wait for a lease is shorter, and work of a session that loses its share meanwhile has the weight
+of the share all the same."""
 CLOCKS_DIFFER = 10.0
 """Seconds. A report that is older than the last one by more comes from a clock that was set back."""
 
@@ -32,27 +200,30 @@ class _Reported:
     times: int = 0
     """How often GPU work since the last use was too short."""
     longest_gap: float = 0.0
+    busy_for: float = 0.0
+    """Seconds for which GPU work has run or waited since the last use."""
 
     @classmethod
     def begin(cls, seen: Observation, at: float, rule: UseRule) -> _Reported:
         """All GPU work before the first report counts as use: nothing is known of its length."""
-        count = UseCount(at, seen.gpu_seconds, seen.last_gpu_activity)
+        count = UseCount(at, seen.gpu_seconds)
         return cls(seen.opened_at, count, seen.gpu_idle_since, seen.last_gpu_activity, rule)
 
     def continues(self, seen: Observation, at: float) -> bool:
-        """Return whether a report is of the same session and count, by a clock that was not set back."""
-        counted = seen.gpu_seconds >= self.count.gpu_seconds - LOST_COUNT
-        return seen.opened_at == self.opened_at and counted and at >= self.count.at - CLOCKS_DIFFER
+        """Return whether a report is of the same session, by a clock that was not set back."""
+        return seen.opened_at == self.opened_at and at >= self.count.at - CLOCKS_DIFFER
 
     def advance(self, seen: Observation, at: float, rule: UseRule) -> None:
         """Add a later report."""
         end = seen.last_gpu_activity
         ended = end is not None and (self.ended is None or end > self.ended)
-        used = self.count.add(at, seen.gpu_seconds, seen.gpu_busy, end, rule)
+        if seen.gpu_busy and self.count.busy:
+            self.busy_for += at - self.count.at
+        used = self.count.add(at, seen.gpu_seconds, seen.gpu_busy, rule)
         work = at if end is None or seen.gpu_busy else end
         if used and (seen.gpu_busy or ended):
             self.used_at = max(self.used_at, work)
-            self.times, self.longest_gap = 0, 0.0
+            self.times, self.longest_gap, self.busy_for = 0, 0.0, 0.0
         elif seen.gpu_busy or ended:
             before = self.used_at if not self.times or self.ended is None else self.ended
             self.longest_gap = max(self.longest_gap, work - before)
@@ -88,7 +259,8 @@ class RecentUse:
         if not reported.times:
             return seen
         work = ShortWork(reported.times, reported.rule, reported.longest_gap)
-        return replace(seen, used_at=reported.used_at, short_work=work)
+        in_vain = reported.busy_for >= min(reported.rule.window, LONGEST_WAIT)
+        return replace(seen, used_at=reported.used_at, short_work=work, waits_in_vain=in_vain)
 
     def keep(self, sessions: Collection[str]) -> None:
         """Forget all other sessions: they have ended."""

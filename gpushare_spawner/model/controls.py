@@ -1,6 +1,12 @@
 """What users and admins decide about one session: a keep, an exemption, messages; and what its notebook server asks.
 
 The service decides, with its own clock; the agent keeps what was decided. Limits of keeps: `idle.keep`.
+
+A cordon keeps new sessions away from a GPU or a node; a drain also has the sessions there leave. Pure data.
+
+Why an idle action comes. A notice carries the cause, so that its text can say what keeps the share.
+
+Imports no pydantic: the notebook server imports this module.
 """
 
 from __future__ import annotations
@@ -11,8 +17,8 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from gpushare_spawner.model.instant import Instant
-from gpushare_spawner.model.protocol.frames import MAX_TEXT_LETTERS, AskKind
+from gpushare_spawner.model.frames import MAX_TEXT_LETTERS, AskKind
+from gpushare_spawner.model.quantity import Instant
 
 MOST_KEEPS = 16
 """Beginnings of keeps that are remembered for "how often"."""
@@ -115,3 +121,58 @@ class Controls(_Control):
 
 NO_CONTROLS = Controls()
 """Nobody has decided anything."""
+
+
+MAX_REASON = 200
+"""Letters. The reason goes into a message to each session's user, see `model.controls.Message`."""
+
+
+class Cordon(BaseModel):
+    """By an admin's decision no new sessions come. Sessions that run keep their shares."""
+
+    # Unknown fields are ignored: a newer service can write more than this agent understands.
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    gpu: str = ""
+    """The GPU's UUID; empty: all GPUs of the node."""
+    by: str
+    reason: Annotated[str, Field(max_length=MAX_REASON)] = ""
+    since: Instant
+    drain: bool = False
+    """The sessions there are told to leave."""
+    stop_at: Instant | None = None
+    """Of a drain: when the servers that are still there are stopped, but not before their template's notice period
+    after their users were told is over; None: never."""
+
+
+class IdleCause(StrEnum):
+    """The rule that leads to an idle action."""
+
+    IDLE = "idle"
+    """The session was idle for the time in its template. GPU work, or for a stop any activity, prevents the action."""
+    MAX_AGE = "max-age"
+    """The server has run for the longest time allowed. Nothing prevents the action."""
+    OTHER = "other"
+    """A cause that only a newer version knows."""
+    RECLAIM = "reclaim"
+    """A spawn in quota waits for units of this session, which is over quota. GPU work does not prevent the action."""
+
+    @classmethod
+    def _missing_(cls, value: Any) -> IdleCause:
+        return cls.OTHER
+
+    @property
+    def averted_by_work(self) -> bool:
+        """Whether GPU work prevents the action, so that a notice of it is withdrawn when work begins."""
+        return self not in (IdleCause.MAX_AGE, IdleCause.RECLAIM)
+
+    @property
+    def code(self) -> int:
+        """The number that stands for the cause in the wire protocol."""
+        return list(IdleCause).index(self)
+
+    @classmethod
+    def from_code(cls, code: int) -> IdleCause:
+        """Return the cause of this code; OTHER for a number that this version does not know."""
+        causes = list(cls)
+        return causes[code] if 0 <= code < len(causes) else cls.OTHER

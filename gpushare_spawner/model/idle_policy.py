@@ -1,6 +1,6 @@
 """Idle actions for all templates: defaults, limits, what groups have instead, and quiet hours.
 
-Pure data. What comes of it for a session: idle/effective.py. Reference for admins: docs/reference/idle-policy.md
+Pure data. What comes of it for a session: idle/schedule.py. Reference for admins: docs/reference/idle-policy.md
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from gpushare_spawner.model.quantity import Seconds
 from gpushare_spawner.model.quota import Name
+from gpushare_spawner.model.share import Tier
 from gpushare_spawner.model.template import Fraction, KeepLimits, check_idle_order
-from gpushare_spawner.model.tier import Tier
 
 _TIME_WRITTEN = r"([01]?\d|2[0-3]):[0-5]\d"
 _EIGHT_DAYS = 8 * 86400.0

@@ -1,4 +1,7 @@
-"""Amounts as admins write them: ``4Gi``, ``500m``, ``15m``, ``25%``. For amounts in texts see `wording.amounts`."""
+"""Amounts as admins write them: ``4Gi``, ``500m``, ``15m``, ``25%``. For amounts in texts see `wording.amounts`.
+
+Instants in messages between processes.
+"""
 
 from __future__ import annotations
 
@@ -119,3 +122,10 @@ PercentOrBytes = Annotated[
     PlainSerializer(str),
 ]
 """A part of a GPU's memory, as "80%" or as "12Gi"; `resolve_bytes` makes it bytes."""
+
+
+LATEST = 253_402_300_799.0
+"""The last second of the year 9999: Python's calendar ends there, so no text could be made of a later instant."""
+
+Instant = Annotated[float, Field(ge=0, le=LATEST, allow_inf_nan=False)]
+"""Seconds since the epoch (UTC), a number that a calendar can show."""

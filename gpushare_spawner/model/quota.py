@@ -14,7 +14,7 @@ from pydantic_core import PydanticCustomError
 
 from gpushare_spawner.model.quantity import Seconds
 from gpushare_spawner.model.share import UNITS_PER_GPU
-from gpushare_spawner.model.shown_text import SHOWN_LINE
+from gpushare_spawner.model.texts import SHOWN_LINE
 
 HALF_LIFE_SECONDS = 86400.0
 """The default of `Quotas.half_life`, one day. Notebooks are used by the day: what a group used beyond its quota in a

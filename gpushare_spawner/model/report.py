@@ -1,25 +1,177 @@
-"""An agent's report about its node. One schema for the control socket and for Kubernetes; JSON, versioned."""
+"""An agent's report about its node. One schema for the control socket and for Kubernetes; JSON, versioned.
+
+GPU time that a session was entitled to while others competed for its GPUs, and that it received. Pure data.
+
+The arbiter counts (`arbiter/`), the agent keeps the sums over restarts, and report, notebook and metrics show them.
+
+Limits of device memory that a session can meet. Light: notebooks import it.
+
+Allocations of device memory that a limit refused. Pure data.
+"""
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
 from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from gpushare_spawner.model.controls import MOST_KEEPS, Ask, Controls, Exemption, Keep, Message, MessageCause
-from gpushare_spawner.model.cordon import Cordon
-from gpushare_spawner.model.delivered import Delivered
-from gpushare_spawner.model.idle_cause import IdleCause
-from gpushare_spawner.model.instant import LATEST, Instant
-from gpushare_spawner.model.layers import LayerName
-from gpushare_spawner.model.layers.mig import MigInstance, gpu_label
-from gpushare_spawner.model.memory_engine import MemoryEngine
-from gpushare_spawner.model.memory_limits.hits import NO_HITS, MemoryLimitHits
-from gpushare_spawner.model.session_id import MAX_LENGTH
-from gpushare_spawner.model.share import UNITS_PER_GPU, Share, borrowed_in_use
-from gpushare_spawner.model.tier import Tier, UseRule
+from gpushare_spawner.model.controls import (
+    MOST_KEEPS,
+    Ask,
+    Controls,
+    Cordon,
+    Exemption,
+    IdleCause,
+    Keep,
+    Message,
+    MessageCause,
+)
+from gpushare_spawner.model.layers import LayerName, MigInstance, gpu_label
+from gpushare_spawner.model.placement import MemoryEngine
+from gpushare_spawner.model.quantity import LATEST, Instant
+from gpushare_spawner.model.share import MAX_LENGTH, UNITS_PER_GPU, Share, Tier, UseRule, borrowed_in_use
+
+FIRST_BOUND = 0.001
+"""Seconds; every shorter wait is counted as this long: a lease costs about a millisecond anyway."""
+STEP = 1.5
+"""Ratio of two neighbouring bounds: a quantile is at most 50 % above the true value, and never below it."""
+BOUNDS = tuple(FIRST_BOUND * STEP**place for place in range(40))
+"""Upper bounds of the counted ranges in seconds: 1 ms to two hours. Longer waits count as the last."""
+
+
+class WaitCounts:
+    """Counts waits for a lease by length, in a fixed amount of memory."""
+
+    def __init__(self) -> None:
+        self._counts = [0] * len(BOUNDS)
+
+    def add(self, seconds: float) -> None:
+        """Count one wait. A request that was granted at once (0 s) is no wait, and is not counted."""
+        if seconds > 0 and not math.isnan(seconds):
+            self._counts[min(bisect_left(BOUNDS, seconds), len(BOUNDS) - 1)] += 1
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """The number of waits in each range of `BOUNDS`, without the empty ranges at the end."""
+        last = next((place for place in range(len(BOUNDS) - 1, -1, -1) if self._counts[place]), -1)
+        return tuple(self._counts[: last + 1])
+
+
+@dataclass(frozen=True)
+class Delivered:
+    """Sums over the time in which others competed for the session's GPUs; several GPUs add up."""
+
+    entitled_seconds: float = 0.0
+    """GPU seconds that its guaranteed units gave it a right to."""
+    delivered_seconds: float = 0.0
+    """GPU seconds that it received in that time."""
+    waits: tuple[int, ...] = ()
+    """Waits for a lease, by the ranges of `BOUNDS`."""
+
+    def plus(self, other: Delivered) -> Delivered:
+        """Return the sums of both."""
+        return Delivered(
+            self.entitled_seconds + other.entitled_seconds,
+            self.delivered_seconds + other.delivered_seconds,
+            _added(self.waits, other.waits, 1),
+        )
+
+    def minus(self, other: Delivered) -> Delivered:
+        """Return what has been added since `other`; no sum is below 0."""
+        return Delivered(
+            max(0.0, self.entitled_seconds - other.entitled_seconds),
+            max(0.0, self.delivered_seconds - other.delivered_seconds),
+            _added(self.waits, other.waits, -1),
+        )
+
+    @property
+    def wait_count(self) -> int:
+        """The number of waits."""
+        return sum(self.waits)
+
+    def wait_quantile(self, part: float) -> float:
+        """Return the wait in seconds that `part` (0 to 1) of all waits did not exceed; 0 where there was no wait.
+
+        The value is the upper bound of a range: up to 50 % more than the true one (see `STEP`).
+        """
+        wanted, seen = part * self.wait_count, 0
+        for bound, count in zip(BOUNDS, self.waits, strict=False):
+            seen += count
+            if count and seen >= wanted:
+                return bound
+        return 0.0
+
+
+NOTHING = Delivered()
+"""No competition so far."""
+
+
+def _added(ours: tuple[int, ...], theirs: tuple[int, ...], sign: int) -> tuple[int, ...]:
+    length = min(max(len(ours), len(theirs)), len(BOUNDS))
+    padded = [(*counts, *[0] * (length - len(counts)))[:length] for counts in (ours, theirs)]
+    return tuple(max(0, one + sign * other) for one, other in zip(*padded, strict=True))
+
+
+class MemoryLimit(IntEnum):
+    """The limit that refuses an allocation, as RESERVED has it. 0 stands for a granted allocation."""
+
+    SESSION = 1
+    """`gpu.memory.limit` of the template, over all processes of the session."""
+    SESSION_HOST_MEMORY = 2
+    """The host memory of the session's server: memory that could not be paged out is not allocated."""
+    NODE_HOST_MEMORY = 3
+    """The host memory that the node has for paged-out memory."""
+
+    @property
+    def label(self) -> MemoryLimitName:
+        """Its name in reports and metrics."""
+        return _NAMES[self]
+
+
+MemoryLimitName = Literal["session", "session_host_memory", "node_host_memory"]
+_NAMES: dict[MemoryLimit, MemoryLimitName] = {
+    MemoryLimit.SESSION: "session",
+    MemoryLimit.SESSION_HOST_MEMORY: "session_host_memory",
+    MemoryLimit.NODE_HOST_MEMORY: "node_host_memory",
+}
+
+
+class MemoryLimitHit(BaseModel):
+    """One allocation that was refused."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    limit: MemoryLimitName
+    at: Annotated[float, Field(ge=0)]
+    """Seconds since the epoch (UTC)."""
+    requested_bytes: Annotated[int, Field(ge=0)]
+    allocated_bytes: Annotated[int, Field(ge=0)] = 0
+    """What the session's processes had allocated on that GPU at that time."""
+    pid: int = 0
+    """The process that asked, as it numbers itself."""
+
+
+class MemoryLimitHits(BaseModel):
+    """How often a session's allocations were refused since it was opened, and the last time."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    count: Annotated[int, Field(ge=0)] = 0
+    last: MemoryLimitHit | None = None
+
+    def with_hit(self, hit: MemoryLimitHit) -> MemoryLimitHits:
+        """One more."""
+        return MemoryLimitHits(count=self.count + 1, last=hit)
+
+
+NO_HITS = MemoryLimitHits()
+
 
 REPORT_VERSION: Literal[1] = 1
 

@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
 
-from gpushare_spawner.model.idle_cause import IdleCause
-from gpushare_spawner.model.memory_limits import MemoryLimit, MemoryLimitName
-from gpushare_spawner.model.protocol.frames import (
+from gpushare_spawner.model.controls import IdleCause
+from gpushare_spawner.model.frames import (
     LACKS_REQUESTS,
     NO_END,
     NO_GPU,
@@ -17,13 +16,14 @@ from gpushare_spawner.model.protocol.frames import (
     Frame,
     Kind,
     LeaseState,
+    ReceivedText,
     SessionMemoryTopic,
+    TextReader,
     TextTopic,
     gpu_name,
 )
-from gpushare_spawner.model.protocol.texts import ReceivedText, TextReader
-from gpushare_spawner.model.share import borrowed_in_use
-from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.model.report import MemoryLimit, MemoryLimitName
+from gpushare_spawner.model.share import Tier, borrowed_in_use
 
 ANNOTATIONS_VARIABLE = "GPUSHARE_ANNOTATIONS"
 """Environment of a server in a pod whose GPU another sharing layer gives: the folder with the pod's annotations."""

@@ -12,12 +12,10 @@ from pydantic_core import PydanticCustomError
 
 from gpushare_spawner.model.controls import MOST_KEEPS
 from gpushare_spawner.model.layers import LAYERS, BrokenPromise, LayerName, Promises, broken_promises
-from gpushare_spawner.model.memory_engine import MemoryEngine
+from gpushare_spawner.model.placement import MemoryEngine
 from gpushare_spawner.model.quantity import Bytes, Cores, PercentOrBytes, Seconds, resolve_bytes
-from gpushare_spawner.model.share import UNITS_PER_GPU, Share, units_from_fraction
-from gpushare_spawner.model.shown_text import SHOWN_LINE, SHOWN_TEXT
-from gpushare_spawner.model.text_pattern import TextPattern
-from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.model.share import UNITS_PER_GPU, Share, Tier, units_from_fraction
+from gpushare_spawner.model.texts import SHOWN_LINE, SHOWN_TEXT, TextPattern
 
 IDLE_ORDER = "idle_order"
 """Type of the error of idle actions in the wrong order; its context has the names and seconds of two of them."""
@@ -84,7 +82,7 @@ class GpuMemory(_Part):
         return self.oversubscribe, self.engine
 
 
-class Gpu(_Part):
+class TemplateGpu(_Part):
     """A fraction of one GPU, or a number of whole GPUs."""
 
     fraction: Fraction | None = None
@@ -102,7 +100,7 @@ class Gpu(_Part):
     given: any GPU."""
 
     @model_validator(mode="after")
-    def _one_of(self) -> Gpu:
+    def _one_of(self) -> TemplateGpu:
         if (self.fraction is None) == (self.count is None):
             raise ValueError("give either fraction (a part of one GPU) or count (whole GPUs)")
         if self.memory.engine is MemoryEngine.SUSPEND and (self.count or 1) > 1:
@@ -330,7 +328,7 @@ class Template(_Part):
     """A sentence or two on the card."""
     default: bool = False
     """Selected when the form opens; in one template only."""
-    gpu: Gpu | None = None
+    gpu: TemplateGpu | None = None
     """The share of a GPU. Not given: no GPU."""
     resources: Resources = Resources()
     """CPU and host memory."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from gpushare_spawner.notebook.readable_status import ReadableStatus
+    from gpushare_spawner.notebook.client import ReadableStatus
 
 __all__ = ["status"]
 
@@ -24,6 +24,6 @@ def status(timeout: float = 2.0) -> ReadableStatus:
     The call blocks for some milliseconds, at most ``timeout`` seconds. It works in a cell, beside a running event loop.
     """
     # not at the top: the server extension is in this package and must import quickly
-    from gpushare_spawner.notebook.ask import ask
+    from gpushare_spawner.notebook.client import ask
 
     return ask(timeout=timeout)

@@ -3,6 +3,13 @@ POST <base_url>gpushare/ask.
 
 Installing the package enables the extension, see jupyter_server_config.json beside this file. Without a share it only
 answers that there is none.
+
+What JupyterLab offers to ask of the service, and why not more. The service decides on what is asked.
+
+Counts a kernel that runs a cell as activity of the server, where no agent sees the session's work.
+
+A cell that prints nothing for hours is no activity by itself: the hub would list the server as idle, and the idle
+culler would stop a training run. Where there is an agent it reports the kernels: see `session_client`.
 """
 
 from __future__ import annotations
@@ -11,8 +18,9 @@ import asyncio
 import contextlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from dataclasses import asdict
+from datetime import UTC, datetime
 from typing import Any
 
 from jupyter_server.auth.decorator import authorized
@@ -20,19 +28,86 @@ from jupyter_server.base.handlers import APIHandler
 from jupyter_server.utils import url_path_join
 from tornado import web
 
-from gpushare_spawner.model.frameworks import choose_frameworks_defaults
-from gpushare_spawner.model.layers import LAYER_VARIABLE
+from gpushare_spawner.model.controls import IdleCause
+from gpushare_spawner.model.layers import LAYER_VARIABLE, LAYERS, IdleReach, LayerName
+from gpushare_spawner.model.placement import choose_frameworks_defaults
+from gpushare_spawner.model.share import Tier
 from gpushare_spawner.model.share_status import ControlsStatus, ShareStatus
-from gpushare_spawner.notebook.agent_connection import AgentUnavailable
-from gpushare_spawner.notebook.hub_activity import keep_active_while_busy
-from gpushare_spawner.notebook.kernels import KernelActivity, kernel_activity
-from gpushare_spawner.notebook.offered_asks import missing_asks, notice_asks, offered_asks
+from gpushare_spawner.notebook.client import (
+    AgentUnavailable,
+    KernelActivity,
+    NoAnswer,
+    ServiceAsk,
+    SessionClient,
+    WrongAsk,
+    kernel_activity,
+)
 from gpushare_spawner.notebook.pod_annotations import PodAnnotations
-from gpushare_spawner.notebook.service_ask import NoAnswer, ServiceAsk, WrongAsk
-from gpushare_spawner.notebook.session_client import SessionClient
-from gpushare_spawner.wording import device_memory, notices, share_status
+from gpushare_spawner.wording import notices, share_status
+from gpushare_spawner.wording.actions import out_of_reach
 from gpushare_spawner.wording.amounts import unbroken
-from gpushare_spawner.wording.slowness import why_slow
+from gpushare_spawner.wording.share_status import why_slow
+from gpushare_spawner.wording.spawn_form import NO_AGENT, other_layer
+
+
+def offered_asks(status: ShareStatus) -> list[str]:
+    """Return what the user can ask of the service, by the names in POST gpushare/ask."""
+    layer = other_layer(status.layer)
+    reach = (layer or LAYERS[LayerName.NATIVE]).reach
+    decided = status.controls or ControlsStatus()
+    if not status.takes_asks:
+        return []
+    return [
+        "keep",
+        "end-keep",
+        *["release"] * (IdleReach.RELEASE in reach),
+        *["share"] * (IdleReach.RESIZE in reach and decided.largest_share_units > 0),
+        "stop",
+    ]
+
+
+def missing_asks(status: ShareStatus) -> str:
+    """Return why the user cannot ask for everything; empty: the user can, or nothing more is known of it."""
+    layer = other_layer(status.layer)
+    if layer is None:
+        return ""
+    if not status.takes_asks:
+        return NO_AGENT
+    return out_of_reach(layer) if not layer.reach.issuperset(IdleReach) else ""
+
+
+def notice_asks(status: ShareStatus) -> list[str]:
+    """Return what the user may ask for instead of the announced idle action: a keep, a release at once.
+
+    A keep holds neither against the greatest age nor against spawns in quota.
+    """
+    action = status.announced
+    if action is None or action.cause is not IdleCause.IDLE:
+        return []
+    useful = {"keep"} if action.tier is Tier.STOPPED else {"keep", "release"}
+    return [name for name in offered_asks(status) if name in useful]
+
+
+LOOK_SECONDS = 30.0
+"""Seconds between two looks at the kernels. The hub is told of activity every 5 minutes (JupyterHub's
+`SingleUserNotebookApp.hub_activity_interval`)."""
+ACTIVITY = "gpushare_kernels"
+"""The key in jupyter_server's setting `last_activity_times`, whose latest counts as the server's activity."""
+
+
+async def keep_active_while_busy(
+    read: Callable[[], KernelActivity],
+    times: MutableMapping[str, Any],
+    clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+    every: float = LOOK_SECONDS,
+) -> None:
+    """Write into ``times`` when a kernel was busy last, until cancelled."""
+    while True:
+        with contextlib.suppress(Exception):  # an unknown kernel manager must not end this loop
+            if read().busy:
+                times[ACTIVITY] = clock()
+        await asyncio.sleep(every)
+
 
 READ_SECONDS = 1.0
 """Seconds between two readings of the kernels' activity; the agent gets each change."""
@@ -98,7 +173,7 @@ def answer(status: ShareStatus) -> dict[str, Any]:
         "changed_text": notices.changed(status) if status.known else "",
         "notice_text": notices.notice(status, action) if action is not None else "",
         "reclaimed_text": notices.reclaimed(status),
-        "limit_text": device_memory.refused(status, hit) if hit is not None else "",
+        "limit_text": share_status.refused(status, hit) if hit is not None else "",
     }
     decided = status.controls or ControlsStatus()
     return {

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Self
 
-from gpushare_spawner.model.idle_cause import IdleCause
+from gpushare_spawner.model.controls import IdleCause
 from gpushare_spawner.model.kubernetes import (
     LAYER,
     MESSAGES,
@@ -29,8 +29,8 @@ from gpushare_spawner.model.share_status import (
     PendingAction,
     ShareStatus,
 )
-from gpushare_spawner.wording.errors import reason
-from gpushare_spawner.wording.layers import annotations_unreadable
+from gpushare_spawner.wording.amounts import reason
+from gpushare_spawner.wording.spawn_form import annotations_unreadable
 
 _CURRENT = "..data"
 """A link to a folder whose name tells when the kubelet wrote the files. The kubelet replaces the link when it has

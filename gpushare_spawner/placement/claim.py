@@ -6,10 +6,8 @@ from collections.abc import Iterator, Set
 from dataclasses import dataclass
 
 from gpushare_spawner.model.layers import LayerName
-from gpushare_spawner.placement.capacity_index import Rated
-from gpushare_spawner.placement.free_capacity import FreeCapacity
-from gpushare_spawner.placement.node_capacity import GpuCapacity, NodeCapacity
-from gpushare_spawner.placement.node_resources import Requested
+from gpushare_spawner.placement.capacity import FreeCapacity, Rated
+from gpushare_spawner.placement.node import GpuCapacity, NodeCapacity, Requested
 from gpushare_spawner.placement.request import ByLayer, Demand, PlacementRequest, layer_on
 
 RATED_AT_ONCE = 100
@@ -17,7 +15,7 @@ RATED_AT_ONCE = 100
 
 
 @dataclass(frozen=True)
-class Claim:
+class NodeHold:
     """GPUs of a node that are kept for a request: nobody else gets what comes free there."""
 
     node: str
@@ -33,7 +31,7 @@ class Claim:
     """See `Demand.by_layer`."""
 
     @classmethod
-    def of(cls, request: PlacementRequest, node: str, gpus: tuple[str, ...]) -> Claim:
+    def of(cls, request: PlacementRequest, node: str, gpus: tuple[str, ...]) -> NodeHold:
         """The claim of a request for these GPUs."""
         requested = Requested(request.cpu, request.memory, 1)
         return cls(node, gpus, request.share.units, requested, request.layer, request.by_layer)
@@ -66,10 +64,10 @@ class LeastLacking:
 LEAST_LACKING = LeastLacking()
 
 
-def cheapest_claim(capacity: FreeCapacity, request: PlacementRequest) -> Claim | None:
+def cheapest_claim(capacity: FreeCapacity, request: PlacementRequest) -> NodeHold | None:
     """Return the GPUs of which least has to become free for a request to fit; None: it can fit nowhere."""
     best = capacity.best(request.demand, LEAST_LACKING, request.left_out, request.node)
-    return Claim.of(request, best.node, best.gpus) if best is not None else None
+    return NodeHold.of(request, best.node, best.gpus) if best is not None else None
 
 
 def able_nodes(capacity: FreeCapacity, request: PlacementRequest) -> Set[str]:

@@ -10,13 +10,19 @@ from types import MappingProxyType
 from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.placement import Placement
 from gpushare_spawner.model.report import GpuReport, Report
-from gpushare_spawner.placement.allocation import Allocation
-from gpushare_spawner.placement.claim import Claim
-from gpushare_spawner.placement.free_capacity import FreeCapacity
-from gpushare_spawner.placement.guaranteed import guaranteed_units, settle
-from gpushare_spawner.placement.node_capacity import GpuCapacity, NodeCapacity
-from gpushare_spawner.placement.node_resources import NOTHING, UNKNOWN, NodeResources, Requested
-from gpushare_spawner.placement.obstacle import fits, obstacle_of
+from gpushare_spawner.placement.capacity import FreeCapacity, fits, obstacle_of
+from gpushare_spawner.placement.claim import NodeHold
+from gpushare_spawner.placement.node import (
+    NOTHING,
+    UNKNOWN,
+    Allocation,
+    GpuCapacity,
+    NodeCapacity,
+    NodeResources,
+    Requested,
+    guaranteed_units,
+    settle,
+)
 from gpushare_spawner.placement.request import PlacementRequest
 from gpushare_spawner.placement.strategy import BestFit, SmallestInstance, Strategy
 from gpushare_spawner.placement.unplaceable import Unplaceable, explain
@@ -48,7 +54,7 @@ class Ledger:
         self._on_gpu: dict[str, dict[str, Allocation]] = {}
         self._guaranteed: dict[str, dict[str, int]] = {}
         self._resources: dict[str, NodeResources] = {}
-        self._claims: dict[str, Claim] = {}
+        self._claims: dict[str, NodeHold] = {}
         self._explained: dict[PlacementRequest, Unplaceable] = {}
         self._explained_at = 0
 
@@ -115,11 +121,11 @@ class Ledger:
         return found
 
     @property
-    def claims(self) -> Mapping[str, Claim]:
+    def claims(self) -> Mapping[str, NodeHold]:
         """What is kept free, by the name of the claim."""
         return MappingProxyType(self._claims)
 
-    def claim(self, name: str, claim: Claim | None) -> None:
+    def claim(self, name: str, claim: NodeHold | None) -> None:
         """Keep GPUs of a node for a request that waits, instead of what this name claimed before; None: nothing.
 
         A claim counts as if it were allocated, and can be more than is free: then nobody gets what comes free there.
@@ -364,7 +370,7 @@ class Ledger:
     def _claimed(self, uuid: str) -> int:
         return sum(self._kept(claim, uuid) for claim in self._claims.values() if uuid in claim.gpus)
 
-    def _kept(self, claim: Claim, uuid: str) -> int:
+    def _kept(self, claim: NodeHold, uuid: str) -> int:
         """Return the units that a claim keeps on one of its GPUs."""
         held, gpu = self._on_gpu.get(uuid), self.capacity.gpus[uuid]
         layer = next(iter(held.values())).layer if held else LayerName.NATIVE

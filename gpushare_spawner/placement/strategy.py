@@ -1,17 +1,27 @@
-"""How the GPUs for a placement request are chosen."""
+"""How the GPUs for a placement request are chosen.
+
+The default strategy: fragmentation gradient descent that also sees GPUs that are left without CPU.
+
+How much of what a node has left the expected workload could not use: fragmentation and stranding.
+
+Fragmentation is the measure of FGD: Weng, Yang, Yu, Wang, Tang, Yang, Zhang: Beware of Fragmentation: Scheduling
+GPU-Sharing Workloads with Fragmentation Gradient Descent, USENIX ATC 2023, section 4. Stranding is ours. See
+docs/explanation/placement.md.
+"""
 
 from __future__ import annotations
 
 import inspect
+import math
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from gpushare_spawner.model.share import UNITS_PER_GPU
-from gpushare_spawner.placement.capacity_index import Best, Rated
-from gpushare_spawner.placement.free_capacity import FreeCapacity
-from gpushare_spawner.placement.node_capacity import NodeCapacity
-from gpushare_spawner.placement.request import Demand, PlacementRequest
-from gpushare_spawner.placement.workload import Workload
+from gpushare_spawner.placement.capacity import Best, FreeCapacity, Rated
+from gpushare_spawner.placement.node import NodeCapacity
+from gpushare_spawner.placement.request import NO_WORKLOAD, Demand, PlacementRequest, Workload
 
 
 class Strategy(Protocol):
@@ -179,3 +189,244 @@ def places(demand: Demand, node: NodeCapacity) -> list[Place]:
                 lent = max(0, demand.count - unowned)
                 found.append(Place(lent, unowned, len(whole), model, tuple(whole[: demand.count])))
     return found
+
+
+CPU_RATIOS = (0.6, 0.8, 1.0)
+"""Stranding is the mean over these multiples of the CPU that the workload asks for with each GPU: spawns to come ask
+for less or for more. Measured: see docs/explanation/placement.md."""
+MOST_GPUS = 64
+"""Of one model on one node, as `Share.count` allows."""
+
+
+Left = Sequence[tuple[str, Sequence[int]]]
+"""Units that are left on each healthy GPU of a node (0 to 100), by model. Each model comes once."""
+
+
+@dataclass(frozen=True)
+class _Bracket:
+    """What the kinds of requests that a node's free CPU allows make of its free units. Units times popularity."""
+
+    of_units: tuple[float, ...]
+    """By the units that are left on one GPU, 0 to 100."""
+    of_whole: tuple[float, ...]
+    """By the number of GPUs that are whole: they are no use to who wants more of them."""
+
+
+class Fragmentation:
+    """Tables for one workload, so that a node is valued by a few look-ups."""
+
+    def __init__(self, workload: Workload, stranding: float) -> None:
+        """``stranding``: the weight of stranding beside fragmentation; 0: none."""
+        self._workload = workload
+        self._total = sum(kind.popularity for kind in workload.kinds) or 1.0
+        self._steps = sorted({kind.demand.cpu for kind in workload.kinds if kind.demand.count})
+        self._brackets: dict[str, Sequence[_Bracket]] = {}
+        self._per_gpu = [ratio * workload.cpu_per_gpu for ratio in CPU_RATIOS]
+        self._stranding = stranding if self._per_gpu[0] > 0 else 0.0
+
+    def value(self, left: Left, cpu: int | None) -> float:
+        """Return what is expected to be wasted of a node, in units of 1 % of a GPU.
+
+        ``cpu``: free millicores, None if not known.
+        """
+        bracket = self._bracket(cpu)
+        wasted, units = 0.0, 0
+        for model, gpus in left:
+            table = self._table(model)[bracket]
+            wasted += sum([table.of_units[one] for one in gpus]) + table.of_whole[gpus.count(UNITS_PER_GPU)]
+            units += sum(gpus)
+        return wasted + self._stranded(units, cpu)
+
+    def values_after(self, left: Left, cpu: int | None, model: str, takes: Mapping[int, int]) -> dict[int, float]:
+        """Return the `value` of a node after a GPU of a model has lost units, for several such GPUs at once.
+
+        ``takes``: the units that are left on a GPU now, and how many of them it would lose.
+        """
+        bracket = self._bracket(cpu)
+        wasted, units, whole = 0.0, 0, 0
+        for other, gpus in left:
+            table = self._table(other)[bracket]
+            wasted += sum([table.of_units[one] for one in gpus])
+            units += sum(gpus)
+            if other == model:
+                whole = gpus.count(UNITS_PER_GPU)
+            else:
+                wasted += table.of_whole[gpus.count(UNITS_PER_GPU)]
+        table = self._table(model)[bracket]
+        of_units, of_whole = table.of_units, table.of_whole
+        stranded = {taken: self._stranded(units - taken, cpu) for taken in set(takes.values())}
+        return {
+            now: wasted
+            - of_units[now]
+            + of_units[now - taken]
+            + of_whole[whole - (now == UNITS_PER_GPU and taken > 0)]
+            + stranded[taken]
+            for now, taken in takes.items()
+        }
+
+    def _bracket(self, cpu: int | None) -> int:
+        return len(self._steps) if cpu is None else bisect_right(self._steps, cpu)
+
+    def _stranded(self, units: int, cpu: int | None) -> float:
+        if cpu is None or not self._stranding:
+            return 0.0
+        cpu_units = max(cpu, 0) * UNITS_PER_GPU
+        stranded = 0.0
+        for per_gpu in self._per_gpu:
+            served = cpu_units / per_gpu
+            if served < units:
+                stranded += units - served
+        return self._stranding * stranded / len(CPU_RATIOS)
+
+    def _table(self, model: str) -> Sequence[_Bracket]:
+        table = self._brackets.get(model)
+        if table is None:
+            kinds = [
+                (kind.demand, kind.popularity / self._total)
+                for kind in self._workload.kinds
+                if kind.demand.count and kind.demand.accepts(model)
+            ]
+            steps = [-1, *self._steps]
+            table = self._brackets[model] = [_bracket([kind for kind in kinds if kind[0].cpu <= cpu]) for cpu in steps]
+        return table
+
+
+def _bracket(able: Sequence[tuple[Demand, float]]) -> _Bracket:
+    """Of the kinds that a node's model and CPU allow; to all others everything that is left is wasted."""
+    others = 1.0 - sum(popularity for _, popularity in able)
+    # between two amounts that are asked for the same requests ask for more
+    units_asked = sorted({demand.units for demand, _ in able})
+    more_units = [
+        others + sum(popularity for demand, popularity in able if demand.units > units) for units in [-1, *units_asked]
+    ]
+    of_units = [units * more_units[bisect_right(units_asked, units)] for units in range(UNITS_PER_GPU + 1)]
+    counts_asked = sorted({demand.count for demand, _ in able})
+    more_gpus = [
+        sum(popularity for demand, popularity in able if demand.count > count) for count in [-1, *counts_asked]
+    ]
+    of_whole = [whole * UNITS_PER_GPU * more_gpus[bisect_right(counts_asked, whole)] for whole in range(MOST_GPUS + 1)]
+    return _Bracket(tuple(of_units), tuple(of_whole))
+
+
+STRANDING_WEIGHT = 1.0
+"""A GPU without CPU is as useless as a fragment that nobody wants."""
+STEP_UNITS = 4
+"""Differences below 0.04 GPU count as none; then the best fit decides. Measured: see docs/explanation/placement.md."""
+
+MOST_KNOWN = 2000
+"""Best places that are kept; then they are forgotten and computed anew. They serve clusters of nodes in few states; in
+others hardly any state comes twice, and many would be work for the garbage collector."""
+
+_Best = tuple[tuple[int, int, int, int], str, tuple[int, ...]]
+"""The key without the rank, the GPUs' model, and their positions among the node's healthy GPUs of that model."""
+
+
+_State = tuple[tuple[object, ...], Left, float]
+"""What nodes have in common that have the same units and the same CPU left: a signature, the units, and what is wasted.
+
+Tuples of numbers and strings: Python's garbage collector does not walk these, and there are as many as nodes."""
+
+
+class StrandingAwareFgd:
+    """Takes the place that wastes least of what is left, by what the expected workload could use of it.
+
+    Units that nobody owns come first; lent ones are taken only where no GPU has enough of the others, and then as
+    few as possible. Of places that are about as good (`STEP_UNITS`) the fullest GPU wins, then the first by name of
+    node and index. The workload is fixed; `for_workload` makes a strategy for another one.
+    """
+
+    def __init__(self, workload: Workload = NO_WORKLOAD, stranding: float = STRANDING_WEIGHT) -> None:
+        """``stranding``: how much a GPU without CPU counts beside a fragment of a GPU; 0: FGD's measure alone."""
+        self.workload = workload
+        self.stranding = stranding
+        self._fragmentation = Fragmentation(workload, stranding)
+        self._known: dict[Demand, dict[tuple[object, ...], _Best]] = {}
+        self._known_count = 0
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({len(self.workload.kinds)} kinds of requests)"
+
+    def for_workload(self, workload: Workload) -> StrandingAwareFgd:
+        """Return the strategy for this workload: this one where it is the same."""
+        return self if workload == self.workload else type(self)(workload, self.stranding)
+
+    def choose(self, request: PlacementRequest, capacity: FreeCapacity) -> Best | None:
+        """See `Strategy`."""
+        return capacity.best(request.demand, self, request.left_out, request.node)
+
+    def prepare(self, request: PlacementRequest, capacity: FreeCapacity, limit: int) -> int:
+        """See `PreparedStrategy`."""
+        return capacity.prepare(request.demand, self, limit)
+
+    def rate(self, demand: Demand, node: NodeCapacity) -> Rated:
+        """Lent units or GPUs, then how much more would be wasted, in steps, then the fullest GPU: the least first."""
+        state: _State | None = node.derived.get(self)
+        if state is None:
+            state = node.derived[self] = self._state(node)
+        of_demand = self._known.get(demand)
+        known = of_demand.get(state[0]) if of_demand is not None else None
+        if known is None:
+            known = self._best(demand, node, state)
+            self._keep(demand, state, known)
+        key, model, positions = known
+        if not positions:
+            return Rated(key, ())
+        gpus = node.healthy[model]
+        return Rated((*key, gpus[positions[0]].rank), tuple([gpus[position].uuid for position in positions]))
+
+    def _state(self, node: NodeCapacity) -> _State:
+        cpu = node.resources.cpu
+        signature: list[object] = [cpu]
+        for model, gpus in node.healthy.items():
+            signature.append(model)
+            for gpu in gpus:
+                signature += (gpu.unowned, gpu.free)
+        left = tuple([(model, tuple([gpu.ownable for gpu in gpus])) for model, gpus in node.healthy.items()])
+        return (tuple(signature), left, self._fragmentation.value(left, cpu))
+
+    def _keep(self, demand: Demand, state: _State, best: _Best) -> None:
+        """Equal nodes have the same best place: it is computed once."""
+        if self._known_count >= MOST_KNOWN:
+            self._known.clear()
+            self._known_count = 0
+        self._known.setdefault(demand, {})[state[0]] = best
+        self._known_count += 1
+
+    def _best(self, demand: Demand, node: NodeCapacity, state: _State) -> _Best:
+        cpu = node.resources.cpu
+        _, left, before = state
+        after = None if cpu is None else cpu - demand.cpu
+        found = places(demand, node)
+        if demand.count == 1:
+            values = self._values_of_one(demand.units, found, left, after)
+        else:
+            values = [self._fragmentation.value(_without(place, left), after) for place in found]
+        return min(
+            [
+                ((place.lent, self.steps(value - before), place.unowned, place.free), place.model, place.positions)
+                for place, value in zip(found, values, strict=True)
+            ]
+        )
+
+    def steps(self, more: float) -> int:
+        """What it costs that so much more is wasted, in units of 1 % of a GPU; the more the higher."""
+        # less the last bits of a sum: what is equal but for these must not be a step apart
+        return math.ceil(more / STEP_UNITS - 1e-9)
+
+    def _values_of_one(self, units: int, found: Sequence[Place], left: Left, after: int | None) -> Sequence[float]:
+        of_model = dict(left)
+        takes: dict[str, dict[int, int]] = {}
+        now = [of_model[place.model][place.positions[0]] for place in found]
+        for place, ownable in zip(found, now, strict=True):
+            takes.setdefault(place.model, {})[ownable] = min(ownable, units)
+        values = {model: self._fragmentation.values_after(left, after, model, taken) for model, taken in takes.items()}
+        return [values[place.model][ownable] for place, ownable in zip(found, now, strict=True)]
+
+
+def _without(place: Place, left: Left) -> Left:
+    return tuple(
+        (model, [0 if position in place.positions else units for position, units in enumerate(gpus)])
+        if model == place.model
+        else (model, gpus)
+        for model, gpus in left
+    )

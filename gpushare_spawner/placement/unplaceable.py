@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from gpushare_spawner.model.share import Share
-from gpushare_spawner.placement.free_capacity import FreeCapacity
-from gpushare_spawner.placement.obstacle import Lacking, Obstacle
+from gpushare_spawner.placement.capacity import FreeCapacity, Lacking, Obstacle
 from gpushare_spawner.placement.request import PlacementRequest
 
 

@@ -5,26 +5,33 @@ used over quota recently, `ordered` sorts the spawns that wait, and `reclaimed` 
 them.
 """
 
-from gpushare_spawner.quota.account import Account, AccountKind, Accounts
-from gpushare_spawner.quota.admission import Admission, Limit, Refused, admit, exceeded_units
-from gpushare_spawner.quota.fair_share import FairShare
-from gpushare_spawner.quota.order import Asking, divided, ordered
+from gpushare_spawner.quota.accounts import Account, AccountKind, Charge, QuotaAccounts, QuotaUsage
+from gpushare_spawner.quota.order import (
+    Admission,
+    Asking,
+    FairShare,
+    Limit,
+    LimitExceeded,
+    admit,
+    divided,
+    exceeded_units,
+    ordered,
+)
 from gpushare_spawner.quota.reclaim import Gpus, OverQuota, reclaimed
-from gpushare_spawner.quota.usage import Charge, QuotaUsage
 
 __all__ = [
     "Account",
     "AccountKind",
-    "Accounts",
     "Admission",
     "Asking",
     "Charge",
     "FairShare",
     "Gpus",
     "Limit",
+    "LimitExceeded",
     "OverQuota",
+    "QuotaAccounts",
     "QuotaUsage",
-    "Refused",
     "admit",
     "divided",
     "exceeded_units",

@@ -1,6 +1,6 @@
 """Which sessions over quota make way for the spawns in quota that wait, and by how much.
 
-Where a spawn would fit is not known here: the caller says so (`Gpus`). When a session makes way: idle/reclaim.py.
+Where a spawn would fit is not known here: the caller says so (`Gpus`). When a session makes way: idle/policy.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,11 @@
-"""``gpushare service``: the idle culler and the dashboard. The options: `options`."""
+"""``gpushare service``: the idle culler and the dashboard. The options: `options`.
+
+The options of ``gpushare service``. Options of jupyterhub-idle-culler keep their names.
+
+TLS with the certificates that the hub makes for itself and for its services.
+
+Everything that the service serves: the pages and the REST API.
+"""
 
 from __future__ import annotations
 
@@ -7,40 +14,385 @@ import asyncio
 import contextlib
 import logging
 import os
+import re
 import signal
+import ssl
 import time
 from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlparse
 
+from jupyterhub.utils import make_ssl_context
+from tornado.web import Application
+
+from gpushare_spawner.clients.agent import default_control_socket
 from gpushare_spawner.descriptors import allow_many
 from gpushare_spawner.http_server import BoundedHTTPServer
+from gpushare_spawner.idle import KeepRule
+from gpushare_spawner.log_once import LogOnce
+from gpushare_spawner.model.quantity import parse_seconds
+from gpushare_spawner.service import hub_process
 from gpushare_spawner.service.actions.session_actions import SessionActions
-from gpushare_spawner.service.agents import ClusterAgents, NoAgents, agents_of_machine
-from gpushare_spawner.service.application import service_application, service_server
-from gpushare_spawner.service.culler.asks import Asks
+from gpushare_spawner.service.api.answers import Refusal
+from gpushare_spawner.service.api.api import api_routes
+from gpushare_spawner.service.api.router import Services
+from gpushare_spawner.service.api.snapshots import MAX_AGE, Events, ServiceSnapshots
+from gpushare_spawner.service.culler.asks import AskResponder
 from gpushare_spawner.service.culler.culler import Culler
-from gpushare_spawner.service.culler.settings import CullerSettings
-from gpushare_spawner.service.history.events import Action
+from gpushare_spawner.service.culler.decisions import CullerSettings
+from gpushare_spawner.service.dashboard import DashboardPage
 from gpushare_spawner.service.history.recorder import History, HistorySources, Retention
-from gpushare_spawner.service.history.store import HistoryFailed, HistoryStore
+from gpushare_spawner.service.history.store import Action, HistoryFailed, HistoryStore
 from gpushare_spawner.service.hub.client import Hub, HubFailed
-from gpushare_spawner.service.hub.pending_spawns import PendingSpawns
-from gpushare_spawner.service.hub.queue_progress import QueueOfHub
-from gpushare_spawner.service.hub.scopes import missing
+from gpushare_spawner.service.hub.roles import missing
+from gpushare_spawner.service.hub.watch import PendingSpawns, QueueOfHub
 from gpushare_spawner.service.hub_process import wait_for_end
 from gpushare_spawner.service.notifiers.config import notifier_file
 from gpushare_spawner.service.notifiers.outbox import Outbox
-from gpushare_spawner.service.options import culler_settings, lacking_setting
-from gpushare_spawner.service.reports import Agents, RecentReports
-from gpushare_spawner.service.session_templates import UserGroups
+from gpushare_spawner.service.reports import Agents, ClusterAgents, NoAgents, RecentReports, agents_of_machine
 from gpushare_spawner.service.sources import DashboardSources
-from gpushare_spawner.service.template_source import TemplateSource
-from gpushare_spawner.service.tls import hub_tls, own_tls
-from gpushare_spawner.service.web.hub_theme import HubTheme
+from gpushare_spawner.service.templates import TemplateSource, UserGroups
+from gpushare_spawner.service.web.app import HubTheme
+from gpushare_spawner.service.web.dashboard import dashboard_application
+from gpushare_spawner.templates.folder import DEFAULT_FOLDER, default_folder
 from gpushare_spawner.wall_clock import WallClock
+from gpushare_spawner.wording.service import body_too_large
+
+DEFAULT_CULL_EVERY = 10.0
+DEFAULT_HISTORY = "sqlite:///gpushare-history.sqlite"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    where = parser.add_argument_group("locations")
+    where.add_argument(
+        "--url", default=os.environ.get("JUPYTERHUB_API_URL"), help="the hub's API; default $JUPYTERHUB_API_URL"
+    )
+    where.add_argument(
+        "--templates-dir",
+        type=Path,
+        default=default_folder(),
+        metavar="DIR",
+        help=f"the folder of compute templates; default $GPUSHARE_TEMPLATES, else {DEFAULT_FOLDER}",
+    )
+    kind = where.add_mutually_exclusive_group()
+    kind.add_argument(
+        "--control-socket",
+        type=Path,
+        default=default_control_socket(),
+        metavar="PATH",
+        help="on one machine: the agent's control socket; default $GPUSHARE_CONTROL, else /run/gpushare/control.sock",
+    )
+    kind.add_argument(
+        "--namespace",
+        default="",
+        metavar="NAME",
+        help="in a cluster: the namespace of the users' pods and of the agents' reports",
+    )
+    where.add_argument(
+        "--all-namespaces",
+        action="store_true",
+        help="in a cluster with a namespace for each user: read the pods of all namespaces",
+    )
+    where.add_argument(
+        "--nodes-are-added",
+        action="store_true",
+        help="nodes with other GPUs are added later, as with GPUShareSpawner.nodes_are_added: a server can be "
+        "restarted with a template that no present node can take",
+    )
+    where.add_argument(
+        "--ip",
+        metavar="ADDRESS",
+        help="address that the dashboard listens on, if not the host of its URL; *: all addresses, as in a pod behind "
+        "a Service",
+    )
+    _switch(where, "--ssl-enabled", False, "use TLS with the hub's internal certificates for the hub's API")
+    where.add_argument(
+        "--internal-certs-location",
+        default="internal-ssl",
+        metavar="DIR",
+        help="folder of the hub's internal certificates, with --ssl-enabled; not needed where the hub starts the "
+        "service; default internal-ssl",
+    )
+
+    idle = parser.add_argument_group(
+        "idle servers",
+        "Templates say when an idle share is downgraded and released, and when a server is stopped. These options "
+        "are for servers without a template.",
+    )
+    _time(idle, "--timeout", 0, "stop servers without a template after this long without activity, like 3600 or 1h")
+    _time(
+        idle,
+        "--max-age",
+        0,
+        "stop each server that has run for this long, busy or not, with or without a template; before that the "
+        "user of a session gets a notice",
+    )
+    _time(
+        idle,
+        "--cull-every",
+        DEFAULT_CULL_EVERY,
+        "time between two rounds of the idle culler; it reads the hub's list of servers in every third round, and in "
+        "each round with an idle action",
+    )
+    _switch(
+        idle,
+        "--cull-default-servers",
+        True,
+        "whether default servers may be stopped; idle shares are released in any case",
+    )
+    _switch(idle, "--cull-named-servers", True, "whether named servers may be stopped")
+    idle.add_argument(
+        "--idle-when",
+        choices=["always", "pressure"],
+        default="always",
+        help="when idle shares are downgraded and released, where the template does not say; pressure: only while a "
+        "spawn waits that can use the units; default always",
+    )
+    idle.add_argument(
+        "--min-use",
+        type=_seconds,
+        metavar="TIME",
+        help="GPU time that keeps or restores a share, where the template does not say; 0: all GPU work counts; "
+        "default: a sixtieth of the template's first idle time, at most 15s",
+    )
+    _switch(
+        idle,
+        "--dry-run",
+        False,
+        "decide, log and show idle actions, and carry out none: no share is downgraded or released, no server is "
+        "stopped, no user is deleted, and users get no notices",
+    )
+    keep = KeepRule()
+    _time(
+        idle,
+        "--keep-longest",
+        keep.longest,
+        "how long users may keep their share, without idle actions of the template, where the template does not say; "
+        "0: nobody may",
+    )
+    _count(
+        idle,
+        "--keep-per-day",
+        keep.per_day,
+        "how often one user may keep a share within 24 hours, where the template does not say",
+    )
+    _count(
+        idle,
+        "--keep-at-once",
+        keep.at_once,
+        "sessions that one user may keep at a time, where the template does not say",
+    )
+    _switch(idle, "--remove-named-servers", False, "remove named servers when they are stopped")
+    _switch(
+        idle,
+        "--cull-users",
+        False,
+        "delete users without a running server after --timeout without activity, or when their account is older than "
+        "--max-age",
+    )
+    _switch(idle, "--cull-admin-users", True, "whether --cull-users deletes admins too")
+
+    history = parser.add_argument_group("history")
+    history.add_argument(
+        "--history",
+        default=os.environ.get("GPUSHARE_HISTORY") or DEFAULT_HISTORY,
+        metavar="URL",
+        help="SQLAlchemy URL of the history's database, like postgresql+psycopg://gpushare@db/gpushare; "
+        f"false: keep no history; default $GPUSHARE_HISTORY, else {DEFAULT_HISTORY} in the folder where the hub runs",
+    )
+    kept = Retention()
+    _time(history, "--history-detail", kept.detail, "keep GPU time by the hour for this long, then by the day")
+    _time(history, "--history-names", kept.names, "keep the names of users and of their servers for this long")
+    _time(history, "--history-keep", kept.keep, "delete everything that is older")
+
+    notices = parser.add_argument_group("notices")
+    notices.add_argument(
+        "--notifiers",
+        type=Path,
+        default=os.environ.get("GPUSHARE_NOTIFIERS") or None,
+        metavar="FILE",
+        help="YAML file of e-mail and webhooks for users whose notebook tab is closed; default $GPUSHARE_NOTIFIERS, "
+        "else no messages",
+    )
+
+    load = parser.add_argument_group("load")
+    load.add_argument(
+        "--concurrency",
+        type=int,
+        default=10,
+        metavar="N",
+        help="requests to the hub at a time, 0: any number; default 10",
+    )
+    load.add_argument(
+        "--api-page-size",
+        type=int,
+        default=0,
+        metavar="N",
+        help="users on each page of the hub's list, 0: the hub's own setting; default 0",
+    )
+    hub_process.configure(parser)
+    levels = ["DEBUG", "INFO", "WARNING", "ERROR"]
+    parser.add_argument("--log-level", default="INFO", choices=levels, help="default INFO")
+
+
+def lacking_setting(options: argparse.Namespace, token: str) -> str:
+    """Return what is missing or wrong, in a sentence; empty: nothing."""
+    if not options.url:
+        return "The address of the hub is not set: give --url, or let the hub start the service."
+    if not token:
+        return "$JUPYTERHUB_API_TOKEN is not set. The hub sets it for each service that it starts."
+    if options.all_namespaces and not options.namespace:
+        return "--all-namespaces is for a cluster: give --namespace, where the agents publish their reports."
+    if options.concurrency < 0 or options.api_page_size < 0:
+        return "--concurrency and --api-page-size cannot be negative."
+    return ""
+
+
+def culler_settings(options: argparse.Namespace) -> CullerSettings:
+    """Return the culler's settings."""
+    return CullerSettings(
+        timeout=options.timeout,
+        max_age=options.max_age,
+        cull_every=options.cull_every or DEFAULT_CULL_EVERY,
+        cull_users=options.cull_users,
+        cull_admin_users=options.cull_admin_users,
+        cull_default_servers=options.cull_default_servers,
+        cull_named_servers=options.cull_named_servers,
+        remove_named_servers=options.remove_named_servers,
+        dry_run=options.dry_run,
+        idle_when=options.idle_when,
+        min_use=options.min_use,
+        keep_longest=options.keep_longest,
+        keep_per_day=options.keep_per_day,
+        keep_at_once=options.keep_at_once,
+        concurrency=options.concurrency,
+    )
+
+
+def _time(group: argparse._ArgumentGroup, name: str, default: float, help: str) -> None:
+    unit, size = next((one for one in (("d", 86400), ("h", 3600)) if default % one[1] == 0), ("s", 1))
+    default_said = f"{default / size:g}{unit}" if default else "0: never"
+    group.add_argument(name, type=_seconds, default=default, metavar="TIME", help=f"{help}; default {default_said}")
+
+
+def _count(group: argparse._ArgumentGroup, name: str, default: int, help: str) -> None:
+    group.add_argument(name, type=_number, default=default, metavar="N", help=f"{help}; default {default}")
+
+
+def _number(text: str) -> int:
+    if not re.fullmatch(r"\d{1,9}", text.strip(), re.ASCII):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number: write a whole number from 0, like 3")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        return parse_seconds(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _switch(group: argparse._ArgumentGroup, name: str, default: bool, help: str) -> None:
+    """``--x``, ``--x=true`` and ``--x=false``, as tornado's options take them."""
+    said = f"{help}; default {str(default).lower()}"
+    group.add_argument(name, nargs="?", const=True, default=default, type=_boolean, metavar="true|false", help=said)
+
+
+def _boolean(text: str) -> bool:
+    words = {"true": True, "1": True, "yes": True, "t": True, "false": False, "0": False, "no": False, "f": False}
+    with contextlib.suppress(KeyError):
+        return words[text.strip().lower()]
+    raise argparse.ArgumentTypeError(f"{text!r} is neither true nor false")
+
+
+def own_tls() -> ssl.SSLContext | None:
+    """For the hub's proxy, with the certificates that the hub made for this service."""
+    return _tls(ssl.Purpose.CLIENT_AUTH, *(os.environ.get(f"JUPYTERHUB_SSL_{part}", "") for part in _PARTS))
+
+
+def hub_tls(options: argparse.Namespace) -> ssl.SSLContext | None:
+    own = tuple(os.environ.get(f"JUPYTERHUB_SSL_{part}", "") for part in _PARTS)
+    if all(own):
+        return _tls(ssl.Purpose.SERVER_AUTH, *own)
+    if not options.ssl_enabled:
+        return None
+    folder = Path(options.internal_certs_location)
+    return _tls(
+        ssl.Purpose.SERVER_AUTH,
+        str(folder / "hub-internal/hub-internal.key"),
+        str(folder / "hub-internal/hub-internal.crt"),
+        str(folder / "hub-ca/hub-ca.crt"),
+    )
+
+
+_PARTS = ("KEYFILE", "CERTFILE", "CLIENT_CA")
+
+
+def _tls(purpose: ssl.Purpose, key: str, certificate: str, authority: str) -> ssl.SSLContext:
+    context: ssl.SSLContext = make_ssl_context(key, certificate, cafile=authority, purpose=purpose)
+    return context
+
+
+MOST_CONNECTIONS = 4096
+"""Where descriptors suffice. The hub's proxy has a connection for each request under way and each open dashboard."""
+MOST_BODY_BYTES = 16 * 1024
+"""The longest body of the API has a few hundred. tornado reads a body before the login is checked."""
+REQUEST_WITHIN = 60.0
+"""Seconds that a peer has for the head of a request, and for the next request on its connection."""
+BODY_WITHIN = 10.0
+"""Seconds that a peer has for a request's body."""
+MOST_BYTES_BUFFERED = 256 * 1024
+"""Read of one connection and not yet dealt with."""
 
 log = logging.getLogger("gpushare.service")
+
+
+def service_application(
+    sources: DashboardSources,
+    actions: SessionActions,
+    prefix: str,
+    theme: HubTheme | None = None,
+    history: History | None = None,
+    max_age: float = MAX_AGE,
+) -> Application:
+    """Return what is served under ``prefix`` (JUPYTERHUB_SERVICE_PREFIX). ``history``: None, the service keeps none;
+    ``max_age``: of what the API shows, in seconds."""
+    prefix = prefix.rstrip("/") + "/"
+    snapshots = ServiceSnapshots(sources, max_age)
+    services = Services(prefix, snapshots, Events(snapshots), actions, history, sources.clock)
+    return dashboard_application(
+        sources, prefix, theme, history, [(prefix, DashboardPage, {"services": services}), *api_routes(services)]
+    )
+
+
+def service_server(application: Application, tls: ssl.SSLContext | None = None) -> BoundedHTTPServer:
+    """Return the server of the pages and the API. Everybody who reaches the hub's proxy reaches it without a login."""
+    refusal = Refusal(status=413, message=body_too_large(MOST_BODY_BYTES), code="bad-request")
+    return BoundedHTTPServer(
+        application,
+        most_connections=MOST_CONNECTIONS,
+        crowded=LogOnce(
+            log,
+            "Too many connections to the dashboard: the oldest without a complete request are closed",
+            "There are few connections to the dashboard again",
+            lasts=60.0,
+        ),
+        trouble=LogOnce(
+            log,
+            "No connection to the dashboard can be accepted",
+            "Connections to the dashboard are accepted again",
+            lasts=60.0,
+        ),
+        most_body_bytes=MOST_BODY_BYTES,
+        too_large=refusal.model_dump_json().encode(),
+        ssl_options=tls,
+        xheaders=True,
+        max_buffer_size=MOST_BYTES_BUFFERED,
+        idle_connection_timeout=REQUEST_WITHIN,
+        body_timeout=BODY_WITHIN,
+    )
+
 
 BACKLOG = 4096
 """Connections that the kernel keeps until they are accepted; it may keep fewer (net.core.somaxconn)."""
@@ -132,7 +484,10 @@ async def _serve(options: argparse.Namespace, token: str, hub_name: str, cluster
         )
         clock.was_set = culler.clock_was_set
         listeners.append(culler.reports_changed)
-        beside = [asyncio.create_task(Asks(agents, actions).run()), asyncio.create_task(actions.finish_restarts())]
+        beside = [
+            asyncio.create_task(AskResponder(agents, actions).run()),
+            asyncio.create_task(actions.finish_restarts()),
+        ]
         if outbox is not None:
             beside.append(asyncio.create_task(outbox.run()))
         notes = (lambda: templates.problems) if outbox is None else lambda: [*templates.problems, *outbox.problems]

@@ -6,8 +6,8 @@ from bisect import bisect_left
 from collections import Counter
 from typing import Literal
 
-from gpushare_spawner.model.tier import Tier
-from gpushare_spawner.service.history.events import Outcome, Wait
+from gpushare_spawner.model.share import Tier
+from gpushare_spawner.service.history.store import Wait, WaitOutcome
 
 WAIT_BOUNDS = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)
 """Upper bounds of the buckets of waits in seconds: from a spawn that found a free GPU to an hour in the queue."""
@@ -65,7 +65,7 @@ class Counters:
         self.failures[component] += 1
 
     def waited(self, wait: Wait) -> None:
-        if wait.outcome is Outcome.STARTED:
+        if wait.outcome is WaitOutcome.STARTED:
             self.waits.setdefault(wait.template, SpawnWaits()).add(wait.seconds)
         else:
             self.given_up[wait.template] += 1

@@ -15,8 +15,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from gpushare_spawner.model.tier import Tier
-from gpushare_spawner.service.template_source import TemplateSource
+from gpushare_spawner.model.share import Tier
+from gpushare_spawner.service.templates import TemplateSource
 from gpushare_spawner.templates.folder import default_folder
 
 

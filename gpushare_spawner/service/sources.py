@@ -6,17 +6,16 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gpushare_spawner.idle import Claim, DryRun, RecentUse
-from gpushare_spawner.model.protocol.queue_progress import QueueProgress
+from gpushare_spawner.idle import DryRun, RecentUse, UnitsNeeded
+from gpushare_spawner.model.control import QueueProgress
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.report import Report
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.service.counters import Counters
-from gpushare_spawner.service.culler.decisions import HubSnapshot, SessionDecision, decide_sessions
-from gpushare_spawner.service.culler.settings import CullerSettings
+from gpushare_spawner.service.culler.decisions import CullerSettings, HubSnapshot, SessionDecision, decide_sessions
 from gpushare_spawner.service.hub.client import HubServer
 from gpushare_spawner.service.reports import NodeSnapshot, RecentReports
-from gpushare_spawner.service.waiting_spawns import WaitingSpawn, as_told, waiting_spawns
+from gpushare_spawner.service.waiting import WaitingSpawn, as_told, waiting_spawns
 
 
 async def _unknown() -> None:
@@ -43,7 +42,7 @@ class DashboardSources:
     """Returns what the hub tells the users of these spawns, as far as it is known, by user and server name."""
     quotas: Callable[[], Quotas | None] = lambda: None
     """Returns those in force; None: there are none."""
-    claims: Callable[[], Mapping[str, Claim]] = lambda: {}
+    claims: Callable[[], Mapping[str, UnitsNeeded]] = lambda: {}
     """Returns what spawns in quota need of sessions over quota, by session."""
     needed: Callable[[], Mapping[str, int]] = lambda: {}
     """Returns the units that waiting spawns leave the idle sessions whose units they need."""

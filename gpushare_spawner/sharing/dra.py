@@ -15,14 +15,22 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gpushare_spawner.model.kubernetes import REPORT_COMPONENT_LABEL, quantity
-from gpushare_spawner.model.layers import DraOptions, matches
-from gpushare_spawner.model.layers.mig import MigProfile, guaranteed_memory, smallest
+from gpushare_spawner.model.layer_rules import DraOptions, matches
+from gpushare_spawner.model.layers import MigProfile, guaranteed_memory, smallest
 from gpushare_spawner.model.share import UNITS_PER_GPU
-from gpushare_spawner.sharing.base import LayerCannot, LayerCapacity, LayerRequest, PodSpec
-from gpushare_spawner.sharing.cluster_facts import ClaimedDevice, ClusterDevice, ClusterNode, ClusterSlice
-from gpushare_spawner.sharing.mig_profiles import is_whole, profile, slices_of
+from gpushare_spawner.sharing.base import (
+    ClaimedDevice,
+    ClusterDevice,
+    ClusterNode,
+    ClusterSlice,
+    LayerCannot,
+    LayerCapacity,
+    LayerRequest,
+    PodChange,
+    PodSpec,
+)
+from gpushare_spawner.sharing.mig import is_whole, profile, slices_of
 from gpushare_spawner.sharing.nodes import ENOUGH, counted, memory_asked, rule_labels
-from gpushare_spawner.sharing.pod_changes import PodChange
 
 API_VERSION = "resource.k8s.io/v1"
 CLAIM = "gpu"

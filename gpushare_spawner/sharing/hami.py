@@ -15,13 +15,11 @@ from decimal import Decimal
 from functools import lru_cache
 from typing import Any
 
-from gpushare_spawner.model.layers import HamiOptions, matches
+from gpushare_spawner.model.layer_rules import HamiOptions, matches
 from gpushare_spawner.model.quantity import resolve_bytes
 from gpushare_spawner.model.share import UNITS_PER_GPU
-from gpushare_spawner.sharing.base import LayerCapacity, LayerRequest, PodSpec
-from gpushare_spawner.sharing.cluster_facts import ClusterNode, ClusterPod
+from gpushare_spawner.sharing.base import ClusterNode, ClusterPod, LayerCapacity, LayerRequest, PodChange, PodSpec
 from gpushare_spawner.sharing.nodes import counted, rule_labels
-from gpushare_spawner.sharing.pod_changes import PodChange
 
 REGISTER = "hami.io/node-nvidia-register"
 """A node's GPUs: JSON from 2.8 on, fields between commas before it."""

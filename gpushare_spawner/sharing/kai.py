@@ -11,13 +11,22 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from fractions import Fraction
 
-from gpushare_spawner.model.layers import KaiOptions
+from gpushare_spawner.model.layer_rules import KaiOptions
 from gpushare_spawner.model.quantity import resolve_bytes
 from gpushare_spawner.model.share import UNITS_PER_GPU, Share
-from gpushare_spawner.sharing.base import LayerCannot, LayerCapacity, LayerRequest, PodSpec
-from gpushare_spawner.sharing.cluster_facts import ClusterNode, ClusterPod, ClusterQueue, gpu_part
+from gpushare_spawner.sharing.base import (
+    ClusterNode,
+    ClusterPod,
+    ClusterQueue,
+    LayerCannot,
+    LayerCapacity,
+    LayerRequest,
+    PodChange,
+    PodSpec,
+    gpu_part,
+    notebook_container,
+)
 from gpushare_spawner.sharing.nodes import counted, node_labels, suitable, units_with_memory
-from gpushare_spawner.sharing.pod_changes import PodChange, notebook_container
 
 GPU = "nvidia.com/gpu"
 QUEUE = "kai.scheduler/queue"

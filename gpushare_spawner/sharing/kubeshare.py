@@ -8,12 +8,19 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from gpushare_spawner.model.layers import KubeShareOptions
+from gpushare_spawner.model.layer_rules import KubeShareOptions
 from gpushare_spawner.model.share import UNITS_PER_GPU
-from gpushare_spawner.sharing.base import LayerCannot, LayerCapacity, LayerRequest, PodSpec
-from gpushare_spawner.sharing.cluster_facts import ClusterNode, ClusterPod, gpu_part
+from gpushare_spawner.sharing.base import (
+    ClusterNode,
+    ClusterPod,
+    LayerCannot,
+    LayerCapacity,
+    LayerRequest,
+    PodChange,
+    PodSpec,
+    gpu_part,
+)
 from gpushare_spawner.sharing.nodes import counted, memory_asked, node_labels, suitable
-from gpushare_spawner.sharing.pod_changes import PodChange
 
 DOMAIN = "sharedgpu/"
 REQUEST = DOMAIN + "gpu_request"

@@ -7,12 +7,18 @@ several GPUs where none has enough parts left, so that what is free counts by no
 
 from __future__ import annotations
 
-from gpushare_spawner.model.layers import MetaGpuOptions
+from gpushare_spawner.model.layer_rules import MetaGpuOptions
 from gpushare_spawner.model.share import UNITS_PER_GPU
-from gpushare_spawner.sharing.base import LayerCannot, LayerCapacity, LayerRequest, PodSpec
-from gpushare_spawner.sharing.cluster_facts import MEMORY_LABEL, ClusterNode
+from gpushare_spawner.sharing.base import (
+    MEMORY_LABEL,
+    ClusterNode,
+    LayerCannot,
+    LayerCapacity,
+    LayerRequest,
+    PodChange,
+    PodSpec,
+)
 from gpushare_spawner.sharing.nodes import node_labels, resource_capacity, suitable, units_with_memory
-from gpushare_spawner.sharing.pod_changes import PodChange
 
 
 def render(form: PodSpec, request: LayerRequest) -> PodSpec:

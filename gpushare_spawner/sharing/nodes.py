@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from gpushare_spawner.model.layers import matches
+from gpushare_spawner.model.layer_rules import matches
 from gpushare_spawner.model.quantity import resolve_bytes
 from gpushare_spawner.model.share import UNITS_PER_GPU
-from gpushare_spawner.sharing.base import LayerCannot, LayerCapacity, LayerRequest
-from gpushare_spawner.sharing.cluster_facts import PRODUCT_LABEL, ClusterNode
+from gpushare_spawner.sharing.base import PRODUCT_LABEL, ClusterNode, LayerCannot, LayerCapacity, LayerRequest
 
 ENOUGH = 10**6
 """Servers that fit where nothing limits their number."""

@@ -5,10 +5,9 @@ Facts: grgalex/nvshare 1a8f211 (March 2025), kubernetes/device-plugin/server.go 
 
 from __future__ import annotations
 
-from gpushare_spawner.model.layers import NvshareOptions
-from gpushare_spawner.sharing.base import LayerCannot, LayerCapacity, LayerRequest, PodSpec
+from gpushare_spawner.model.layer_rules import NvshareOptions
+from gpushare_spawner.sharing.base import LayerCannot, LayerCapacity, LayerRequest, PodChange, PodSpec
 from gpushare_spawner.sharing.nodes import node_labels, resource_capacity, suitable
-from gpushare_spawner.sharing.pod_changes import PodChange
 
 
 def render(form: PodSpec, request: LayerRequest) -> PodSpec:

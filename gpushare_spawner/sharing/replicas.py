@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gpushare_spawner.model.layers import LayerName, ReplicaOptions
+from gpushare_spawner.model.layer_rules import ReplicaOptions
+from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.share import UNITS_PER_GPU
-from gpushare_spawner.sharing.base import LayerCannot, LayerCapacity, LayerRequest, PodSpec
-from gpushare_spawner.sharing.cluster_facts import ClusterNode
+from gpushare_spawner.sharing.base import ClusterNode, LayerCannot, LayerCapacity, LayerRequest, PodChange, PodSpec
 from gpushare_spawner.sharing.nodes import memory_asked, node_labels, resource_capacity, suitable
-from gpushare_spawner.sharing.pod_changes import PodChange
 
 GPU = "nvidia.com/gpu"
 SHARED = "nvidia.com/gpu.shared"

@@ -1,23 +1,174 @@
 """The state of one spawn, from the admin's hook to the end of its server. A new spawn has a new one; nothing is reset.
 
 Does not place or start anything: see `placing`, and the spawners in ``local`` and ``kubernetes``.
+
+Gets the share of one spawn: joins the queue, tells the user the position, and says where the server will run.
+
+Does not decide who gets what: see `queue.reservations`.
+
+What a spawn has to say while it waits and is placed: one teller, any number of listeners.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from enum import Enum
+from html import escape
 from typing import Any, Generic, TypeVar
 
+from gpushare_spawner.model.control import LONGEST_TEXT, QueueProgress
+from gpushare_spawner.model.layers import LAYERS
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.spawner.options.overrides import Overrides
-from gpushare_spawner.spawner.options.profiles import Profile
-from gpushare_spawner.spawner.options.validation import Choice
-from gpushare_spawner.spawner.progress import SpawnProgress
-from gpushare_spawner.spawner.queue.queue import Reservation
+from gpushare_spawner.spawner.options import Choice, Overrides, Profile
+from gpushare_spawner.spawner.queue.queue import Alternative, Reservation, SpawnRequest, Startable, Ticket
+from gpushare_spawner.spawner.queue.reservations import Reservations
+from gpushare_spawner.wording import spawn_failures as words
+from gpushare_spawner.wording import spawn_form as layer_words
+from gpushare_spawner.wording.amounts import utc
+
+
+@dataclass(frozen=True)
+class Paragraph:
+    """A part of a message, as plain text and as HTML for the hub's page."""
+
+    plain: str
+    html: str
+
+
+class SpawnProgress:
+    """The events of one spawn, in JupyterHub's form for ``progress()``; a listener who comes late gets them all."""
+
+    def __init__(self) -> None:
+        self._events: list[dict[str, Any]] = []
+        self._more = asyncio.Event()
+        self._ended = False
+
+    def tell(
+        self,
+        *paragraphs: str | Paragraph,
+        progress: int | None = None,
+        queue: QueueProgress | None = None,
+    ) -> None:
+        """Add text, and how far the spawn is (0 to 100). Empty paragraphs are left out.
+
+        ``queue``: the same for programs; None: the spawn does not wait.
+        """
+        parts = [part if isinstance(part, Paragraph) else Paragraph(part, escape(part)) for part in paragraphs]
+        event: dict[str, Any] = {
+            "message": " ".join(part.plain for part in parts if part.plain),
+            "html_message": "<br>".join(part.html for part in parts if part.html),
+        }
+        if progress is not None:
+            event["progress"] = progress
+        if queue is not None:
+            event |= queue.model_dump()
+        self._events.append(event)
+        self._notify()
+
+    def tell_template(self, name: str, title: str) -> None:
+        """Add which template is started. ``title``: its display name."""
+        marked = f'<span class="gpushare-template" data-template="{escape(name)}">{escape(title)}</span>'
+        html = escape(words.template("{title}")).replace("{title}", marked)
+        self.tell(Paragraph(words.template(title), html), progress=0)
+
+    @staticmethod
+    def _with_time(text: str, at: float) -> Paragraph:
+        """Return a text with the instant ``at`` (seconds since the epoch) for ``{time}``."""
+        return Paragraph(text.replace("{time}", utc(at)), escape(text).replace("{time}", _time_element(at)))
+
+    def end(self) -> None:
+        """Nothing more will come; what follows is the spawner's own."""
+        self._ended = True
+        self._notify()
+
+    def _notify(self) -> None:
+        more, self._more = self._more, asyncio.Event()
+        more.set()
+
+    async def events(self) -> AsyncIterator[dict[str, Any]]:
+        """All events, until `end`."""
+        told = 0
+        while True:
+            while told < len(self._events):
+                yield dict(self._events[told])
+                told += 1
+            if self._ended:
+                return
+            await self._more.wait()
+
+    async def follow(self, ticket: Ticket, ends_at: float) -> None:
+        """Tell the position in the queue and what belongs to it, whenever something of it changes.
+
+        ``ends_at``: when the wait ends, in seconds since the epoch. Runs until it is cancelled.
+        """
+        while True:
+            await ticket.changed.wait()
+            ticket.changed.clear()
+            if ticket.result.done():
+                return
+            status = ticket.status
+            if status is not None:
+                text = words.waiting(status.ahead, ticket.request.share, status.hint, status.minutes, status.elsewhere)
+                self.tell(
+                    self._with_time(text, ends_at),
+                    words.suitable(status.gpus),
+                    _alternatives(status.startable),
+                    progress=10,
+                    queue=QueueProgress(
+                        queue_position=status.ahead + 1,
+                        estimated_minutes=status.minutes,
+                        waits_for=status.hint[:LONGEST_TEXT],
+                        cancelled_at=ends_at,
+                    ),
+                )
+
+
+def _alternatives(startable: Sequence[Startable]) -> Paragraph:
+    """The templates that would start now; the hub's page of a pending spawn makes links of their names."""
+    names = [
+        f'<span class="gpushare-startable" data-template="{escape(one.name)}">{escape(one.title)}</span>'
+        for one in startable
+    ]
+    html = f'<span class="gpushare-instead">{words.instead(names)}</span>' if names else ""
+    return Paragraph(words.instead([one.title for one in startable]), html)
+
+
+def _time_element(at: float) -> str:
+    """An instant as HTML: the hub's page of a pending spawn writes it in the reader's time zone."""
+    instant = datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return f'<time class="gpushare-wait-end" datetime="{instant}">{utc(at)}</time>'
+
+
+async def interleaved(first: AsyncIterator[Any], second: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    """The events of both as they come, until the first has no more."""
+    sources = {"first": first, "second": second}
+    coming: dict[str, asyncio.Task[Any]] = {}
+    try:
+        while "first" in sources:
+            for name, source in sources.items():
+                if name not in coming:
+                    coming[name] = asyncio.ensure_future(anext(source))
+            done, _ = await asyncio.wait(coming.values(), return_when=asyncio.FIRST_COMPLETED)
+            for name in [name for name, task in coming.items() if task in done]:
+                task = coming.pop(name)
+                try:
+                    event = task.result()
+                except StopAsyncIteration:
+                    del sources[name]
+                else:
+                    yield event
+    finally:
+        for task in coming.values():
+            task.cancel()
+        await asyncio.gather(*coming.values(), return_exceptions=True)
+
 
 Reserved = TypeVar("Reserved", bound=Reservation)
 
@@ -162,3 +313,56 @@ class SpawnAttempt(ABC, Generic[Reserved]):
         """Take over what `state` of an earlier hub process said of a server that runs."""
         self.template_name = str(state.get("template") or "")
         self.phase = SpawnPhase.STARTED
+
+
+async def reserve_share(
+    reservations: Reservations[Reserved],
+    request: SpawnRequest,
+    patience: float,
+    progress: SpawnProgress,
+    alternatives: tuple[Alternative, ...],
+    decided: Callable[[], None] = lambda: None,
+) -> Reserved:
+    """Return a reservation, after a wait of at most ``patience`` seconds; ``progress`` hears of the position.
+
+    ``alternatives``: the other templates that the user may start; ``progress`` hears which of them would start now.
+    ``decided`` is called once the spawn has a place, or must wait for one by the first pass over the queue.
+    Raises SpawnRefused; then, and when the wait is cancelled, nothing stays reserved.
+    """
+    telling: list[asyncio.Task[None]] = []
+    ends_at = time.time() + patience
+
+    def joined(ticket: Ticket) -> None:
+        ticket.alternatives = alternatives
+        telling.append(asyncio.ensure_future(progress.follow(ticket, ends_at)))
+        telling.append(asyncio.ensure_future(_tell_that_it_waits(ticket, decided)))
+
+    try:
+        reserved = await reservations.reserve(request, patience, joined)
+    finally:
+        for task in telling:
+            task.cancel()
+    decided()
+    return reserved
+
+
+async def _tell_that_it_waits(ticket: Ticket, decided: Callable[[], None]) -> None:
+    """Call ``decided`` once a pass over the queue has left the spawn waiting."""
+    await ticket.considered.wait()
+    # a pass also sets the event for a spawn that it refuses or places: that wait ends by itself
+    if not ticket.result.done():
+        decided()
+
+
+def report_placement(
+    reservation: Reservation, node: str, progress: SpawnProgress, log: logging.Logger, name: str
+) -> None:
+    """Tell user and log which GPUs were found for the server ``name``. ``node``: where the GPUs are, or empty."""
+    if reservation.offer is not None:
+        title = LAYERS[reservation.offer.layer].title
+        progress.tell(layer_words.placed(title), progress=30)
+        log.info("%s: %s by %s", name, reservation.request.share, title)
+        return
+    gpus = words.placed_on([(gpu.index, gpu.model) for gpu in reservation.gpus], node)
+    progress.tell(words.placed(gpus, reservation.request.share, reservation.placement.borrowed), progress=30)
+    log.info("%s: %s on %s", name, reservation.request.share, gpus)

@@ -22,29 +22,25 @@ from traitlets.utils.importstring import import_item
 
 from gpushare_spawner.idle import effective_idle
 from gpushare_spawner.model.idle_policy import IdlePolicy
-from gpushare_spawner.model.layers import LayersFile
+from gpushare_spawner.model.layer_rules import LayersFile
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.share import Share
 from gpushare_spawner.model.spawn_note import STATE_KEY, taken_out
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.placement import Strategy, check_strategy
-from gpushare_spawner.quota import Account, Accounts, Admission
+from gpushare_spawner.quota import Account, Admission, QuotaAccounts
 from gpushare_spawner.sharing.base import Tenant
-from gpushare_spawner.spawner import hub_shared
+from gpushare_spawner.spawner import hub
 from gpushare_spawner.spawner.attempt import SpawnAttempt, SpawnPhase
-from gpushare_spawner.spawner.options.profiles import Profile
-from gpushare_spawner.spawner.options.validation import Choice, choose
+from gpushare_spawner.spawner.hub import SpawnRefused, refusals_reported
+from gpushare_spawner.spawner.options import Choice, Profile, choose
 from gpushare_spawner.spawner.queue.queue import Alternative
-from gpushare_spawner.spawner.queue.queue_quotas import QuotaChoice
+from gpushare_spawner.spawner.queue.quotas import QuotaChoice
 from gpushare_spawner.spawner.queue.reservations import Reservations
-from gpushare_spawner.spawner.spawn_refused import SpawnRefused, refusals_reported
+from gpushare_spawner.templates.files import OptionalFile, QuotaFile, idle_file, layers_file
 from gpushare_spawner.templates.folder import TemplateFolder, default_folder
-from gpushare_spawner.templates.idle_file import idle_file
-from gpushare_spawner.templates.layers_file import layers_file
-from gpushare_spawner.templates.optional_file import OptionalFile
-from gpushare_spawner.templates.quota_file import QuotaFile
+from gpushare_spawner.wording import spawn_failures
 from gpushare_spawner.wording.amounts import LOCAL_TIME_SCRIPT
-from gpushare_spawner.wording.spawn import failures
 
 TEMPLATES_MAX_AGE = 10.0
 """Seconds for which the templates that placement expects, and the quotas for the queue, are not read again."""
@@ -252,11 +248,11 @@ class GPUShareBase(_Part):  # type: ignore[misc]
         return tuple(one.model_copy(update={"idle": effective_idle(one, policy, groups)}) for one in templates)
 
     def _shared(self, key: tuple[str, ...], make: Callable[[], _Shared]) -> _Shared:
-        return hub_shared.shared(self.user, key, make)
+        return hub.shared(self.user, key, make)
 
     def _hub_runs(self, user: str, server: str) -> bool:
         """Whether the hub knows this server to run, or to be starting or stopping."""
-        return hub_shared.hub_runs(self.user, user, server)
+        return hub.hub_runs(self.user, user, server)
 
     def _queue_settings(self) -> dict[str, Any]:
         """Settings of `reservations`."""
@@ -310,7 +306,7 @@ class GPUShareBase(_Part):  # type: ignore[misc]
     def _accounts(self) -> tuple[Account, ...]:
         """The accounts that the user may charge a server to, the default first; empty where there are no quotas."""
         quotas = self.quota_file.load(max_age=QUOTAS_MAX_AGE).quotas
-        return Accounts(quotas).of_user(self.user.name, self.group_names) if quotas is not None else ()
+        return QuotaAccounts(quotas).of_user(self.user.name, self.group_names) if quotas is not None else ()
 
     def _quota_choices(self, share: Share) -> list[QuotaChoice]:
         """What the user can charge a server with this share to, and what it would be there as far as that is known."""
@@ -534,7 +530,7 @@ class GPUShareBase(_Part):  # type: ignore[misc]
         super().clear_state()
         if cancelled and self._spawn_future is None:
             failed: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-            failed.set_exception(SpawnRefused(failures.CANCELLED, reason="cancelled", status=409))
+            failed.set_exception(SpawnRefused(spawn_failures.CANCELLED, reason="cancelled", status=409))
             failed.exception()  # asyncio logs an exception that nobody asked for
             self._spawn_future = failed
 

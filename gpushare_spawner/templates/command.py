@@ -1,6 +1,10 @@
 """``gpushare templates``: check template files and the files beside them before a hub reads them; JSON Schemas.
 
 One command checks all: they are in one folder, and a wrong file of any kind is the same surprise for a hub.
+
+The JSON Schemas of a template file and of the files beside templates, for editors.
+
+Which templates no layer of `layers.yaml` can serve, and which nodes are left out for the others.
 """
 
 from __future__ import annotations
@@ -9,30 +13,135 @@ import argparse
 import json
 import logging
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+from pydantic import BaseModel
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from gpushare_spawner.idle import effective_idle
 from gpushare_spawner.model.idle_policy import IdlePolicy
-from gpushare_spawner.model.layers import LAYERS, LayerName, LayersFile
-from gpushare_spawner.model.memory_engine import MemoryEngine
+from gpushare_spawner.model.layer_rules import LayersFile
+from gpushare_spawner.model.layers import LAYERS, BrokenPromise, LayerName
+from gpushare_spawner.model.placement import MemoryEngine
 from gpushare_spawner.model.quantity import resolve_bytes
+from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.share import UNITS_PER_GPU
-from gpushare_spawner.model.template import Gpu, Template
-from gpushare_spawner.templates.bare_numbers import bare_numbers
+from gpushare_spawner.model.template import Template, TemplateGpu
+from gpushare_spawner.templates.files import (
+    IDLE_FILE,
+    LAYERS_FILE,
+    QUOTA_FILE,
+    QuotaFile,
+    QuotasInForce,
+    idle_file,
+    layers_file,
+)
 from gpushare_spawner.templates.folder import DEFAULT_FOLDER, TemplateFolder, Templates, default_folder
-from gpushare_spawner.templates.idle_file import IDLE_FILE, idle_file
-from gpushare_spawner.templates.layer_check import layer_notes, layer_problems, legacy_notes
-from gpushare_spawner.templates.layers_file import LAYERS_FILE, layers_file
-from gpushare_spawner.templates.quota_file import QUOTA_FILE, QuotaFile, QuotasInForce
-from gpushare_spawner.templates.schema import idle_schema, layers_schema, quota_schema, template_schema
+from gpushare_spawner.templates.problems import Problem, bare_numbers, line_of
 from gpushare_spawner.wording.amounts import memory, plural
-from gpushare_spawner.wording.pod_requests import perhaps_not_requested
-from gpushare_spawner.wording.quotas import exceeds_cluster
-from gpushare_spawner.wording.spawn.cards import idle_actions
+from gpushare_spawner.wording.service import exceeds_cluster, perhaps_not_requested
+from gpushare_spawner.wording.spawn_form import idle_actions
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+
+def template_schema() -> dict[str, Any]:
+    """Return the JSON Schema (draft 2020-12) of a template file, with a description of each field.
+
+    The schema has each field and its type. Rules over several fields, like the order of the idle actions, are only in
+    the check of the file.
+    """
+    return file_schema(Template, "Compute template")
+
+
+def quota_schema() -> dict[str, Any]:
+    """Return the JSON Schema (draft 2020-12) of the quota file; see `template_schema`."""
+    return file_schema(Quotas, "Quotas")
+
+
+def idle_schema() -> dict[str, Any]:
+    """Return the JSON Schema (draft 2020-12) of the file `idle.yaml`; see `template_schema`."""
+    return file_schema(IdlePolicy, "Idle policy")
+
+
+def layers_schema() -> dict[str, Any]:
+    """Return the JSON Schema (draft 2020-12) of the file `layers.yaml`; see `template_schema`."""
+    return file_schema(LayersFile, "Layers")
+
+
+def file_schema(model: type[BaseModel], title: str) -> dict[str, Any]:
+    """Return the JSON Schema (draft 2020-12) of a file; see `template_schema`."""
+    schema = model.model_json_schema(mode="validation")
+    parts = [schema, *schema.get("$defs", {}).values()]
+    for part in parts:
+        for described in part.get("properties", {}).values():
+            described.pop("title", None)  # the field's name again, in capitals
+    return {"$schema": DIALECT, **schema, "title": title, "description": _sentence(model)}
+
+
+def _sentence(model: type[BaseModel]) -> str:
+    return (model.__doc__ or "").partition(". ")[0] + "."
+
+
+Broken = dict[LayerName, tuple[BrokenPromise, ...]]
+
+
+def layer_problems(templates: Templates, layers: LayersFile) -> list[Problem]:
+    """Return what each template promises that none of the layers on its nodes keeps: no server can have it."""
+    return [
+        problem
+        for template in templates
+        if (broken := broken_by_layer(template, layers)) and all(broken.values())
+        for problem in _problems(template, broken, templates)
+    ]
+
+
+def layer_notes(templates: Templates, layers: LayersFile) -> list[str]:
+    """Return why a template is not offered on the nodes of a layer, where it is offered on others."""
+    return [
+        f"{templates.files[template.name]}: not offered on nodes of the layer {layer}: {ones[0].what}"
+        for template in templates
+        if not all((broken := broken_by_layer(template, layers)).values())
+        for layer, ones in broken.items()
+        if ones
+    ]
+
+
+def broken_by_layer(template: Template, layers: LayersFile) -> Broken:
+    """Return what a template without a layer of its own promises in vain, by the layers that can be its layer."""
+    if template.gpu is None or template.gpu.layer is not None:
+        return {}
+    return {layer: template.broken_promises(layer) for layer in layers.layers_for(template.gpu.models)}
+
+
+def _problems(template: Template, broken: Broken, templates: Templates) -> Iterator[Problem]:
+    file, lines = templates.files[template.name], templates.lines.get(template.name, {})
+    seen = set()
+    for layer, ones in broken.items():
+        for one in ones:
+            if one not in seen:
+                seen.add(one)
+                what = f"{one.what} (its nodes have the layer {layer} by {LAYERS_FILE})"
+                yield Problem(file, line_of(tuple(one.field.split(".")), lines), one.field, what, one.advice)
+
+
+def legacy_notes(templates: Templates, layers: LayersFile | None) -> list[str]:
+    """Return a warning for each layer in use whose project is not maintained any more."""
+    named = {
+        template.gpu.layer for template in templates if template.gpu is not None and template.gpu.layer is not None
+    }
+    used = named | ({rule.layer for rule in layers.rules} if layers is not None else set())
+    return [
+        f"layer {layer}: {LAYERS[layer].title} is not maintained any more; it is supported for clusters that still "
+        "run it"
+        for layer in LAYERS
+        if layer in used and LAYERS[layer].legacy
+    ]
+
 
 SCHEMAS = {"template": template_schema, "quotas": quota_schema, "idle": idle_schema, "layers": layers_schema}
 
@@ -225,7 +334,7 @@ def _memory_note(template: Template, layers: LayersFile | None) -> str | None:
     )
 
 
-def _layers(gpu: Gpu, layers: LayersFile | None) -> frozenset[LayerName]:
+def _layers(gpu: TemplateGpu, layers: LayersFile | None) -> frozenset[LayerName]:
     """Return the layers that can give a template its GPU."""
     if gpu.layer is not None:
         return frozenset({gpu.layer})

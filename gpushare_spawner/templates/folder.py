@@ -15,13 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.templates.idle_file import IDLE_FILE
-from gpushare_spawner.templates.layers_file import LAYERS_FILE
+from gpushare_spawner.templates.files import IDLE_FILE, LAYERS_FILE, QUOTA_FILE, Signature, WatchedFile, signature_of
 from gpushare_spawner.templates.parser import TEMPLATE
 from gpushare_spawner.templates.parser import Path as FieldPath
 from gpushare_spawner.templates.problems import Problem, log_problems
-from gpushare_spawner.templates.quota_file import QUOTA_FILE
-from gpushare_spawner.templates.watched_file import Signature, WatchedFile, signature_of
 
 SUFFIXES = (".yaml", ".yml")
 RESERVED = frozenset({QUOTA_FILE, IDLE_FILE, LAYERS_FILE})

@@ -15,11 +15,11 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from gpushare_spawner.model.idle_policy import IdlePolicy
-from gpushare_spawner.model.layers import LayersFile
+from gpushare_spawner.model.layer_rules import LayersFile
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.templates.problems import Problem, problems_of
-from gpushare_spawner.wording.errors import reason
+from gpushare_spawner.wording.amounts import reason
 
 MAX_BYTES = 1024 * 1024
 """A longer file is rejected unread: a template has a few hundred bytes, quotas a few thousand."""
@@ -47,7 +47,7 @@ class Parsed(Generic[Content]):
 
 
 @dataclass(frozen=True)
-class Kind(Generic[Content]):
+class FileKind(Generic[Content]):
     """A kind of file: what it contains, and what its problems advise."""
 
     model: type[Content]
@@ -65,7 +65,7 @@ class Kind(Generic[Content]):
     """How many values and levels such a file has."""
 
 
-TEMPLATE = Kind(
+TEMPLATE = FileKind(
     model=Template,
     begin="name: quarter-gpu",
     required="write at least name and display_name",
@@ -74,7 +74,7 @@ TEMPLATE = Kind(
     most_nodes=MAX_NODES,
     usual="a template has about 30 values, 5 levels deep",
 )
-QUOTAS = Kind(
+QUOTAS = FileKind(
     model=Quotas,
     begin="groups:",
     required="write at least  groups: {}  or delete the file",
@@ -84,7 +84,7 @@ QUOTAS = Kind(
     usual="a quota has about 5 values, at most 6 levels deep",
 )
 
-IDLE_POLICY = Kind(
+IDLE_POLICY = FileKind(
     model=IdlePolicy,
     begin="defaults:",
     required="write at least  defaults: {}  or delete the file",
@@ -94,7 +94,7 @@ IDLE_POLICY = Kind(
     usual="an idle policy has some tens of values, at most 5 levels deep",
 )
 
-LAYERS = Kind(
+LAYERS = FileKind(
     model=LayersFile,
     begin="rules:",
     required="write at least  rules: []  or delete the file",
@@ -116,7 +116,7 @@ class _Refused(Exception):
         return Problem(file, self.line, ".".join(map(str, self.where)), self.what, self.advice)
 
 
-def parse(kind: Kind[Content], source: bytes | str, file: str) -> Parsed[Content]:
+def parse(kind: FileKind[Content], source: bytes | str, file: str) -> Parsed[Content]:
     """Read one file. ``file`` is the name for problems. Raises nothing, whatever the bytes are."""
     text = ""
     try:
@@ -147,12 +147,12 @@ def parse_quotas(source: bytes | str, file: str) -> Parsed[Quotas]:
     return parse(QUOTAS, source, file)
 
 
-def too_long(kind: Kind[Any], file: str, size: int) -> Problem:
+def too_long(kind: FileKind[Any], file: str, size: int) -> Problem:
     """Return the problem of a file of ``size`` bytes, more than MAX_BYTES."""
     return Problem(file, None, "", f"the file has {size:,} bytes, more than the limit of {MAX_BYTES:,}", kind.split)
 
 
-def _decoded(kind: Kind[Any], source: bytes | str) -> str:
+def _decoded(kind: FileKind[Any], source: bytes | str) -> str:
     data = source.encode("utf-8", "surrogatepass") if isinstance(source, str) else source
     if len(data) > MAX_BYTES:
         problem = too_long(kind, "", len(data))
@@ -165,7 +165,7 @@ def _decoded(kind: Kind[Any], source: bytes | str) -> str:
         raise _Refused(line, what, "save the file as UTF-8") from None
 
 
-def _guard(kind: Kind[Any], text: str) -> None:
+def _guard(kind: FileKind[Any], text: str) -> None:
     """Reject input that expands to too many values, and more than one document, from the parser's events."""
     total = depth = documents = 0
     opened: list[tuple[str | None, int]] = []
@@ -205,7 +205,7 @@ def _guard(kind: Kind[Any], text: str) -> None:
 class _Reader:
     """Converts nodes to plain data and keeps the line of each field."""
 
-    def __init__(self, kind: Kind[Any]) -> None:
+    def __init__(self, kind: FileKind[Any]) -> None:
         self._kind = kind
         self.lines: dict[Path, int] = {}
         self.refused: list[_Refused] = []

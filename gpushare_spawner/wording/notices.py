@@ -2,14 +2,23 @@
 
 Where an instant is meant, the text has ``{time}`` in it: only the reader's browser or terminal knows the reader's time
 zone.
+
+Messages to users whose notebook tab is closed, as Jinja templates: an admin can write others.
+
+The names in them are in docs/reference/notifiers.md.
+
+Why a server was stopped, for its user, on the hub's pages.
+
+What the stop by an admin says: `session_controls.stopped_by`.
 """
 
 from __future__ import annotations
 
-from gpushare_spawner.model.idle_cause import IdleCause
+from gpushare_spawner.idle import Decision
+from gpushare_spawner.model.controls import IdleCause
+from gpushare_spawner.model.share import Tier
 from gpushare_spawner.model.share_status import PendingAction, ShareStatus
-from gpushare_spawner.model.tier import Tier
-from gpushare_spawner.wording.amounts import duration, gpu_share
+from gpushare_spawner.wording.amounts import duration, gpu_share, utc
 
 TOAST_LETTERS = 140
 """JupyterLab cuts longer notifications."""
@@ -99,3 +108,53 @@ def changed(status: ShareStatus) -> str:
             return f"Your GPU share was released{_while_idle(status)}. {kept}"
         case _:
             return f"Your GPU share is restored: {gpu_share(status.share_units, gpus)}."
+
+
+DEFAULT_SUBJECT = (
+    "{% if action == 'stop' %}Your notebook server will stop{% else %}Your GPU share will be {{ action }}d{% endif %} "
+    "at {{ time }}"
+)
+DEFAULT_TEXT = """\
+Hello {{ user }},
+
+{% if action == 'stop' %}
+your notebook server{% if server %} {{ server }}{% endif %} will stop at {{ time }}, in {{ minutes }} min.
+{% else %}
+the GPU share of your notebook server{% if server %} {{ server }}{% endif %} will be {{ action }}d at {{ time }}, in \
+{{ minutes }} min.
+{% endif %}
+{{ explanation }}
+
+{% if can_keep %}
+To keep {% if action == 'stop' %}the server, open your notebook and run a cell{% else %}the share, open your notebook \
+and run a cell that uses the GPU{% endif %}{% if dashboard %}, or keep the share on the dashboard{% endif %}.
+{% endif %}
+{% if dashboard %}
+{{ dashboard }}
+{% endif %}
+"""
+
+
+def note(why: str, at: float) -> str:
+    """Return when and why a server was stopped. ``why``: sentences; ``at``: seconds since the epoch."""
+    return f"{utc(at)}: {why}"
+
+
+def by_culler(decision: Decision) -> str:
+    """Return why the idle culler stopped the server of a session."""
+    action = decision.upcoming
+    after = duration(action.after) if action is not None else ""
+    match action.cause if action is not None else None:
+        case IdleCause.MAX_AGE:
+            return overdue(f"servers run for at most {after} here")
+        case IdleCause.RECLAIM:
+            return overdue(f"somebody within their quota waited for its GPU; it was over quota and idle for {after}")
+        case IdleCause.IDLE:
+            return overdue(f"for {after} there was no GPU work, no busy kernel and no other activity")
+        case _:
+            return overdue("it was idle")
+
+
+def overdue(why: str) -> str:
+    """Return why the idle culler stopped a server. ``why``: a part of a sentence, see `idle_decisions.overdue`."""
+    return f"The server was stopped: {why}. Files stay. Variables in kernels are lost."

@@ -2,14 +2,19 @@
 
 Where an instant is meant, the text has ``{time}`` in it: only the reader's browser or terminal knows the reader's time
 zone.
+
+Why GPU work of a session is slow now: who computes on its GPUs, and which of its memory is not on the GPU.
+
+A session's device memory in words: refused allocations, who holds the memory, what helps; suspended sessions.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpushare_spawner.model.share_status import ControlsStatus, GpuStatus, ShareStatus
-from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.model.layers import Layer
+from gpushare_spawner.model.share import Tier
+from gpushare_spawner.model.share_status import ControlsStatus, GpuStatus, LimitHit, ShareStatus
 from gpushare_spawner.wording.amounts import (
     clock,
     elapsed,
@@ -22,10 +27,110 @@ from gpushare_spawner.wording.amounts import (
     near_clock,
     plural,
 )
-from gpushare_spawner.wording.device_memory import SUSPENDED, holders, limit_hit, stays
-from gpushare_spawner.wording.layers import NOT_MEASURED, kept_within, other_layer, when_idle
 from gpushare_spawner.wording.notices import WAITS, notice
-from gpushare_spawner.wording.pod_requests import LACKING
+from gpushare_spawner.wording.service import LACKING
+from gpushare_spawner.wording.spawn_form import NOT_MEASURED, kept_within, other_layer, when_idle
+
+SUSPENDED = (
+    "This session is suspended: its GPU memory is in host memory, because other sessions need the GPU's memory. Its "
+    "next GPU work resumes it."
+)
+"""Of a session of the memory engine `suspend`."""
+
+
+def limit_hit(status: ShareStatus, hit: LimitHit) -> str:
+    """Return which limit refused the last failed allocation, and what helps."""
+    ago = "just now" if hit.seconds_ago < 1 else f"{elapsed(hit.seconds_ago)} ago"
+    failed = f"An allocation of {memory(hit.requested_bytes)} failed {ago} (CUDA out of memory): "
+    most = max((gpu.limit_bytes for gpu in status.gpus), default=0)
+    lacking = hit.requested_bytes + hit.allocated_bytes - most if hit.limit == "session" else hit.requested_bytes
+    restart = [advice for advice in [_restart(status, lacking)] if advice and not hit.requested_bytes > most > 0]
+    match hit.limit:
+        case "session":
+            limit = memory(most)
+            each = " on each GPU" if len(status.gpus) > 1 else ""
+            why = (
+                f"this session may allocate {limit}{each}, all its kernels together, "
+                f"and had allocated {memory(hit.allocated_bytes)}."
+            )
+            larger = f" (at least {memory(hit.requested_bytes)})" if hit.requested_bytes > most else ""
+            helps = _advice(restart, f"choose a template with a larger GPU memory limit{larger}.")
+        case "session_host_memory":
+            why = (
+                "this server's memory limit leaves too little host memory for GPU memory that is paged out while other "
+                "sessions use the GPU."
+            )
+            free = "Free host memory, for example large variables."
+            helps = _advice([free, *restart], "choose a template with more memory.")
+        case _:
+            why = "the machine's host memory for paged-out GPU memory is used, or kept for other sessions."
+            helps = _advice(restart, "try again when other sessions use less.")
+    return f"{failed}{why} {helps}"
+
+
+def _advice(first: list[str], last: str) -> str:
+    """What the user can try, the last of it as the alternative."""
+    return " ".join([*first, f"Or {last}" if first else f"{last[0].upper()}{last[1:]}"])
+
+
+def refused(status: ShareStatus, hit: LimitHit) -> str:
+    """Return the refused allocation and its limit, as short as a notice must be; `limit_hit` says what helps."""
+    more = memory(hit.requested_bytes)
+    match hit.limit:
+        case "session":
+            limit = memory(max((gpu.limit_bytes for gpu in status.gpus), default=0))
+            return f"Out of GPU memory: {more} more would exceed the {limit} that this session may allocate."
+        case "session_host_memory":
+            return f"Out of memory: this server has too little host memory for {more} more GPU memory."
+        case _:
+            return f"Out of memory: this machine has too little host memory for {more} more GPU memory."
+
+
+def _restart(status: ShareStatus, lacking: int) -> str:
+    """Return advice to restart the fewest processes that hold what an allocation lacked, in bytes; empty where all of
+    them hold less: to restart them would not help."""
+    if not status.processes:
+        return "Restart a kernel that you no longer need: that frees its GPU memory."
+    held = sorted(_by_process(status).items(), key=lambda entry: -entry[1])
+    freed, names = 0, []
+    for name, size in held:
+        freed += size
+        names.append(name)
+        if freed and freed >= lacking:
+            return f"Restart {' and '.join(names)} to free {memory(freed)}."
+    return ""
+
+
+def _by_process(status: ShareStatus) -> dict[str, int]:
+    """Return the bytes that each process has allocated on all GPUs, by its name."""
+    names = {process.pid: process.name or f"process {process.pid}" for process in status.processes}
+    sums = dict.fromkeys(names.values(), 0)
+    for process in status.processes:
+        sums[names[process.pid]] += process.memory_bytes
+    return sums
+
+
+def holders(status: ShareStatus) -> str:
+    """Return the processes that allocated the session's GPU memory, the largest first; empty for fewer than two."""
+    by_pid: dict[int, int] = {}
+    for process in status.processes:
+        by_pid[process.pid] = by_pid.get(process.pid, 0) + process.memory_bytes
+    names = {process.pid: process.name or f"process {process.pid}" for process in status.processes}
+    largest = sorted(((held, pid) for pid, held in by_pid.items() if held), reverse=True)
+    if len(largest) < 2:
+        return ""
+    more = f", and {len(largest) - 4} more" if len(largest) > 4 else ""
+    return ", ".join(f"{names[pid]} {memory(held)}" for held, pid in largest[:4]) + more
+
+
+def stays(reason: str, suspended: bool = False) -> str:
+    """Return what it means that a session cannot be suspended, or, if it is suspended, that it cannot be resumed;
+    nothing without a reason."""
+    if not reason:
+        return ""
+    if suspended:
+        return f"This session cannot be resumed for now: {reason}"
+    return f"This session cannot be suspended and keeps its GPU memory: {reason}"
 
 
 def line(status: ShareStatus) -> str:
@@ -288,3 +393,87 @@ def _gpu_work(status: ShareStatus) -> str:
     if status.idle_seconds is None:
         return "none yet"
     return "running now" if status.works_now else f"none for {elapsed(status.idle_seconds)}"
+
+
+_SHORT = 0.95
+"""The user reads of less than this part of the entitled GPU time; the agent's samples are that exact."""
+_LITTLE = 64 * 2**20
+"""Bytes: less memory than this is paged in within milliseconds."""
+
+
+def why_slow(status: ShareStatus) -> list[str]:
+    """Return the reasons that hold now, in sentences, the strongest first; nothing where the share is unknown."""
+    if not status.known:
+        return []
+    layer = other_layer(status.layer)
+    if layer is not None:
+        return _beside_layer(status, layer)
+    # GPU work weighs what its share does before it waits, so only units that others keep are a reason
+    lost = status.yields or (status.tier is Tier.ACTIVE and status.borrowed_now < status.borrowed_units)
+    said = [tier_now(status)] if lost else []
+    for number, gpu in enumerate(status.gpus):
+        where = f"GPU {number}" if len(status.gpus) > 1 else "the GPU"
+        said += _from_others(status, gpu, where) + _from_memory(gpu, where)
+    if status.lacks_requests:
+        said.append(LACKING)
+    return said + _from_delivered(status) or [_from_the_program(status)]
+
+
+def _beside_layer(status: ShareStatus, layer: Layer) -> list[str]:
+    """Where another layer shares the GPU: what is wrong with it, who else computes, and what keeps sessions apart."""
+    said = [status.layer_trouble] if status.layer_trouble else []
+    for number, gpu in enumerate(status.gpus):
+        where = f"GPU {number}" if len(status.gpus) > 1 else "the GPU"
+        # the figure includes this session, which has work while its last work has just ended
+        working = gpu.sessions_with_work - status.works_now
+        if working > 0:
+            said.append(_computing(working, where))
+    if not status.measured:
+        said.append(f"{NOT_MEASURED} It is unknown here whether other sessions compute on the GPU.")
+    return [*said, kept_within(layer)]
+
+
+def _from_others(status: ShareStatus, gpu: GpuStatus, where: str) -> list[str]:
+    """Other sessions that compute. This session counts among those with work while it has a lease or waits for one."""
+    working = gpu.sessions_with_work - (gpu.lease != "none")
+    if working < 1:
+        return []
+    guaranteed = f"You are guaranteed {gpu_share(status.guaranteed_now)} meanwhile."
+    if gpu.lease == "waiting":
+        others = plural(working, "other session computes", "other sessions compute")
+        return [f"Your GPU work waits for {where}: {others} there now. {guaranteed}"]
+    return [f"{_computing(working, where)} {guaranteed}"]
+
+
+def _computing(working: int, where: str) -> str:
+    return f"{plural(working, 'other session computes', 'other sessions compute')} on {where} now."
+
+
+def _from_memory(gpu: GpuStatus, where: str) -> list[str]:
+    """Memory that is not on the GPU. It can also be memory that no kernel has touched yet."""
+    away = gpu.memory_bytes - gpu.resident_bytes
+    if away < _LITTLE:
+        return []
+    return [
+        f"{memory(away)} of your {memory(gpu.memory_bytes)} is not on {where}: it is paged out, or not used yet. "
+        "Work that needs it waits until it is paged in."
+    ]
+
+
+def _from_delivered(status: ShareStatus) -> list[str]:
+    got = status.delivered
+    if got is None or got.entitled_seconds < 1 or got.delivered_seconds >= _SHORT * got.entitled_seconds:
+        return []
+    part = 100 * got.delivered_seconds / got.entitled_seconds
+    return [
+        f"So far you received {part:.0f} % of the GPU time that you were entitled to while others competed. "
+        "Tell the admin if that lasts."
+    ]
+
+
+def _from_the_program(status: ShareStatus) -> str:
+    if status.lease == "none":
+        return (
+            "You have no GPU work now, and no other session has: your program computes on the CPU, or waits for data."
+        )
+    return "No other session computes, and your memory is on the GPU: the speed depends on your program alone."

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from gpushare_spawner.clients.agent import AgentClient
-from gpushare_spawner.model.protocol.control import AgentUnreachable
+from gpushare_spawner.model.control import AgentUnreachable
 from tests.libraries import preload_library, simulated_driver
 
 

@@ -17,9 +17,9 @@ from gpushare_spawner.agent.gpus.nvml import Gpu
 from gpushare_spawner.agent.node import Node, NodeSettings
 from gpushare_spawner.agent.periodic import RoundSettings
 from gpushare_spawner.agent.sessions.environment import Libraries
-from gpushare_spawner.agent.state.state_folder import StateFolder
-from gpushare_spawner.model.protocol.control import OpenRequest
-from gpushare_spawner.model.protocol.frames import Role
+from gpushare_spawner.agent.state.folder import StateFolder
+from gpushare_spawner.model.control import OpenRequest
+from gpushare_spawner.model.frames import Role
 from gpushare_spawner.wall_clock import WallClock
 from tests.agent.peers import FIRST, SECOND, GpusOnPaper, Peer
 

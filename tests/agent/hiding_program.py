@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from gpushare_spawner.model.protocol.frames import Feature, Kind, Role
+from gpushare_spawner.model.frames import Feature, Kind, Role
 from tests.agent.peers import Peer
 from tests.agent.suspend_program import MIB, Machine
 

@@ -9,7 +9,7 @@ import socket
 from pathlib import Path
 
 from gpushare_spawner.agent.gpus.nvml import Gpu, GpuState, Utilisation
-from gpushare_spawner.model.protocol.frames import NO_GPU, Frame, Kind, Role, gpu_bytes
+from gpushare_spawner.model.frames import NO_GPU, Frame, Kind, Role, gpu_bytes
 
 GIB = 2**30
 FIRST = Gpu(0, "GPU-00000000-0000-0000-0000-000000000001", "Simulated GPU 16 GiB", 16 * GIB, simulated=True)

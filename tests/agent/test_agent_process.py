@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from gpushare_spawner.model.cordon import Cordon
-from gpushare_spawner.model.protocol.control import ControlRefused, CordonRequest, OpenRequest, TierRequest
-from gpushare_spawner.model.protocol.frames import Kind
+from gpushare_spawner.model.control import ControlRefused, CordonRequest, OpenRequest, TierRequest
+from gpushare_spawner.model.controls import Cordon
+from gpushare_spawner.model.frames import Kind
 from gpushare_spawner.model.report import SessionReport
-from gpushare_spawner.model.tier import Tier
-from gpushare_spawner.service.culler.settings import LEAST_USE
-from gpushare_spawner.sharing.native_process import merged
+from gpushare_spawner.model.share import Tier
+from gpushare_spawner.service.culler.decisions import LEAST_USE
+from gpushare_spawner.sharing.native import merged
 from tests.agent.agent_process import AgentProcess
 from tests.agent.conftest import request_for
 from tests.agent.peers import GIB, Peer, session_processes

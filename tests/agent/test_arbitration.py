@@ -10,7 +10,7 @@ from typing import Any
 from gpushare_spawner.agent.gpus.arbitration import GpuArbitration
 from gpushare_spawner.agent.gpus.nvml import Gpu
 from gpushare_spawner.arbiter import ArbiterSettings
-from gpushare_spawner.model.protocol.frames import NO_GPU, Frame, Kind, gpu_bytes
+from gpushare_spawner.model.frames import NO_GPU, Frame, Kind, gpu_bytes
 from tests.agent.peers import FIRST, GIB
 
 

@@ -9,12 +9,11 @@ from typing import cast
 
 import pytest
 
-from gpushare_spawner.agent.gpus.arbitration import Client
-from gpushare_spawner.agent.sessions.burst_frames import BurstFrames
-from gpushare_spawner.agent.sockets import connection_reader
-from gpushare_spawner.agent.sockets.connection import COSTS
-from gpushare_spawner.agent.sockets.connection_reader import CPU_SHARE, FRAMES_IN_STORE, FRAMES_PER_SECOND, FairReading
-from gpushare_spawner.model.protocol.frames import NO_GPU, Frame, Kind
+from gpushare_spawner.agent.gpus.arbitration import CudaClient
+from gpushare_spawner.agent.sessions.conversation import BurstFrames
+from gpushare_spawner.agent.sockets import connection
+from gpushare_spawner.agent.sockets.connection import COSTS, CPU_SHARE, FRAMES_IN_STORE, FRAMES_PER_SECOND, FairReading
+from gpushare_spawner.model.frames import NO_GPU, Frame, Kind
 from tests.agent.conftest import Agent, Eventually
 from tests.agent.peers import FIRST
 
@@ -163,13 +162,13 @@ async def test_frames_beyond_the_budget_are_heard_in_order_before_the_next_frame
     heard: list[tuple[Kind, int]] = []
     receive = arbitration.receive
 
-    def hears(client: Client, frame: Frame) -> None:
+    def hears(client: CudaClient, frame: Frame) -> None:
         heard.append((frame.kind, frame.fields[1]))
         receive(client, frame)
 
     monkeypatch.setattr(arbitration, "receive", hears)
     # no spare budget, as after many short bursts
-    monkeypatch.setattr(connection_reader, "KEPT_FOR_READING", 10 * FRAMES_IN_STORE)
+    monkeypatch.setattr(connection, "KEPT_FOR_READING", 10 * FRAMES_IN_STORE)
     for number in range(1, 4):
         peer.send(Kind.IDLE, lease, number, 0, gpu=FIRST.uuid)
         peer.send(Kind.BUSY, lease, 0, 0, gpu=FIRST.uuid)

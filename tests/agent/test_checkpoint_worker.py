@@ -10,8 +10,7 @@ import pytest
 
 from gpushare_spawner.agent import processes
 from gpushare_spawner.agent.processes import ProcessName
-from gpushare_spawner.agent.suspend.checkpoint_worker import ENDED, SUCCESS, answer
-from gpushare_spawner.agent.suspend.driver_checkpoint import Code
+from gpushare_spawner.agent.suspend.driver import ENDED, SUCCESS, Code, answer
 
 
 class Driver:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import pytest
 
+from gpushare_spawner.model.control import AnnounceRequest, ControlsRequest, MessageRequest, TierRequest
 from gpushare_spawner.model.controls import Controls, Keep, Message
-from gpushare_spawner.model.protocol.control import AnnounceRequest, ControlsRequest, MessageRequest, TierRequest
-from gpushare_spawner.model.protocol.frames import AskKind, Kind
-from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.model.frames import AskKind, Kind
+from gpushare_spawner.model.share import Tier
 from tests.agent.conftest import Agent, Eventually
 from tests.agent.peers import FIRST, GIB
 from tests.present import present

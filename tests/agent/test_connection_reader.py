@@ -13,17 +13,17 @@ from typing import cast
 
 import pytest
 
-from gpushare_spawner.agent.sockets import connection_reader
+from gpushare_spawner.agent.sockets import connection
 from gpushare_spawner.agent.sockets.connection import COSTS, Connection, Listener
 from gpushare_spawner.agent.sockets.session_socket import SessionSocket
-from gpushare_spawner.model.protocol.frames import Frame, Kind, Role
+from gpushare_spawner.model.frames import Frame, Kind, Role
 from gpushare_spawner.rate_limit import Budget
 from tests.agent.conftest import Agent, Eventually
 from tests.agent.peers import FIRST, GIB, Peer
 
 FLOOD = """
 import os, select, socket, sys
-from gpushare_spawner.model.protocol.frames import Frame, Kind, gpu_bytes
+from gpushare_spawner.model.frames import Frame, Kind, gpu_bytes
 path, connections, role, kind, gpu = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]), sys.argv[5]
 frame = Frame(Kind(kind), (int(sys.argv[6]), 0), gpu_bytes(gpu) if role == 1 else bytes(16)).pack()
 sockets = []
@@ -100,7 +100,7 @@ async def test_sixteen_connections_are_answered_no_more_often_than_one(agent: Ag
     begun = time.monotonic()
     async with flooded(path, 16, Role.OBSERVER, Kind.QUERY, seconds=1.0) as process:
         answered = await answers(process)
-    allowed = connection_reader.FRAMES_IN_STORE + connection_reader.FRAMES_PER_SECOND * (time.monotonic() - begun)
+    allowed = connection.FRAMES_IN_STORE + connection.FRAMES_PER_SECOND * (time.monotonic() - begun)
     assert 50 <= answered <= allowed / COSTS[Kind.QUERY] + 2
 
 
@@ -113,7 +113,7 @@ async def test_session_that_sent_far_too_much_is_served_again_after_the_stated_t
     begun = time.monotonic()
     peer.send(Kind.HELLO, Role.OBSERVER, 1, 100)
     await peer.expect(Kind.WELCOME)
-    assert time.monotonic() - begun < connection_reader.LONGEST_DEBT + 0.2
+    assert time.monotonic() - begun < connection.LONGEST_DEBT + 0.2
 
 
 def test_debt_of_a_budget_is_bounded() -> None:
@@ -150,7 +150,7 @@ async def test_flood_of_frames_does_not_delay_the_neighbours(agent: Agent, kind:
             victim.send(Kind.RELEASE, lease, 0, 0, gpu=FIRST.uuid)
             await asyncio.sleep(0.002)
     # what a neighbour waits for is a turn or two of the event loop; how long they are is also the machine's doing
-    assert percentile(frames, 95) <= 4 * connection_reader.PER_TURN
+    assert percentile(frames, 95) <= 4 * connection.PER_TURN
     assert percentile(waits, 50) < 0.1
 
 
@@ -199,17 +199,17 @@ class SlowReader:
 def test_frames_that_take_long_take_a_bounded_part_of_a_core() -> None:
     loop = VirtualLoop()
     reader = SlowReader(loop)
-    reading = connection_reader.FairReading(cast("asyncio.AbstractEventLoop", loop), lambda: reader.cpu_seconds)
+    reading = connection.FairReading(cast("asyncio.AbstractEventLoop", loop), lambda: reader.cpu_seconds)
     reading.readable(reader)
     loop.run(until=10)
-    in_store = connection_reader.FRAMES_IN_STORE / connection_reader.FRAMES_PER_SECOND
-    assert reader.cpu_seconds == pytest.approx((10 + in_store) * connection_reader.CPU_SHARE, rel=0.05)
+    in_store = connection.FRAMES_IN_STORE / connection.FRAMES_PER_SECOND
+    assert reader.cpu_seconds == pytest.approx((10 + in_store) * connection.CPU_SHARE, rel=0.05)
 
 
 def test_the_bursts_of_a_program_are_read_in_time_beside_50_sessions() -> None:
     loop = VirtualLoop()
     reader = SlowReader(loop, takes=0.00083)  # the arbiter's answer to BUSY or IDLE, measured with 50 sessions on a GPU
-    reading = connection_reader.FairReading(cast("asyncio.AbstractEventLoop", loop), lambda: reader.cpu_seconds)
+    reading = connection.FairReading(cast("asyncio.AbstractEventLoop", loop), lambda: reader.cpu_seconds)
     reading.readable(reader)
     loop.run(until=10)
     # the library sends BUSY and IDLE for at most about 150 bursts a second: gaps under 3 ms end none
@@ -229,7 +229,7 @@ async def test_burst_that_a_session_saved_up_for_is_read_a_turn_at_a_time(agent:
             peer.send(Kind.MEMORY, GIB, 0, gpu=FIRST.uuid)
     victim.send(Kind.REQUEST, 1000, 0, 1, gpu=FIRST.uuid)
     await victim.until(Kind.GRANT)
-    assert listener.frames <= 4 * connection_reader.PER_TURN
+    assert listener.frames <= 4 * connection.PER_TURN
     async with asyncio.timeout(5):
         while listener.frames < 50 * 20:
             await asyncio.sleep(0.01)

@@ -7,9 +7,8 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from gpushare_spawner.agent.gpus.nvml import GpuProcess, GpuState
-from gpushare_spawner.agent.sessions.context_memory import LARGEST, ContextMemory
+from gpushare_spawner.agent.sessions.processes import LARGEST, ContextMemory, claimed_bytes
 from gpushare_spawner.agent.sessions.session import Session
-from gpushare_spawner.agent.sessions.unclaimed import claimed_bytes
 from tests.agent.peers import FIRST
 
 MIB = 2**20

@@ -12,9 +12,8 @@ import pytest
 
 from gpushare_spawner.agent.control_requests import MAX_UID, ControlRequests
 from gpushare_spawner.agent.sessions.session import Session
-from gpushare_spawner.agent.state.session_record import SessionRecord
-from gpushare_spawner.model.memory_engine import MemoryEngine
-from gpushare_spawner.model.protocol.control import (
+from gpushare_spawner.agent.state.records import SessionRecord
+from gpushare_spawner.model.control import (
     AnnounceRequest,
     CloseRequest,
     ConfirmRequest,
@@ -24,8 +23,9 @@ from gpushare_spawner.model.protocol.control import (
     ReportRequest,
     TierRequest,
 )
+from gpushare_spawner.model.placement import MemoryEngine
 from gpushare_spawner.model.report import Report
-from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.model.share import Tier
 from tests.agent.conftest import LIBRARIES, request_for
 from tests.agent.peers import FIRST, SECOND
 

@@ -17,14 +17,14 @@ import pytest
 from gpushare_spawner.agent.sockets import control_socket
 from gpushare_spawner.agent.sockets.control_socket import CannotListen, ControlSocket
 from gpushare_spawner.clients.agent import AgentClient
-from gpushare_spawner.model.protocol.control import (
+from gpushare_spawner.model.control import (
     MAX_LINE_BYTES,
     AgentUnreachable,
     AnnounceRequest,
     ControlRefused,
     TierRequest,
 )
-from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.model.share import Tier
 from tests.agent.conftest import Agent, request_for
 from tests.agent.test_hostile_peers import stranger
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from gpushare_spawner.agent.state.cordons import Cordons
-from gpushare_spawner.model.cordon import Cordon
-from gpushare_spawner.model.protocol.control import ControlRefused, CordonRequest
+from gpushare_spawner.model.control import ControlRefused, CordonRequest
+from gpushare_spawner.model.controls import Cordon
 from tests.agent.peers import FIRST, SECOND
 
 from .conftest import Agent

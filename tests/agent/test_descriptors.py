@@ -16,7 +16,7 @@ from gpushare_spawner.agent.sockets.control_socket import ControlSocket
 from gpushare_spawner.clients.agent import AgentClient
 from gpushare_spawner.descriptors import RESERVED, allow_many
 from gpushare_spawner.log_once import LogOnce
-from gpushare_spawner.model.protocol.control import AgentUnreachable
+from gpushare_spawner.model.control import AgentUnreachable
 from tests.agent.conftest import Agent, request_for
 from tests.agent.peers import Peer
 

@@ -15,13 +15,13 @@ import pytest
 
 from gpushare_spawner.agent import processes
 from gpushare_spawner.agent.gpus.nvml import GpuProcess, GpuState, Utilisation
-from gpushare_spawner.agent.kubernetes.nvml_without_pids import WithoutProcesses, matched
+from gpushare_spawner.agent.kubernetes.options import WithoutProcesses, matched
 from gpushare_spawner.agent.node import Node, NodeSettings
 from gpushare_spawner.agent.periodic import RoundSettings
 from gpushare_spawner.agent.sessions.environment import Libraries
-from gpushare_spawner.agent.state.state_folder import StateFolder
-from gpushare_spawner.model.protocol.control import OpenRequest
-from gpushare_spawner.model.protocol.frames import Kind
+from gpushare_spawner.agent.state.folder import StateFolder
+from gpushare_spawner.model.control import OpenRequest
+from gpushare_spawner.model.frames import Kind
 
 from .peers import FIRST, GIB, GpusOnPaper, Peer
 
@@ -67,12 +67,12 @@ AGENT_ELSEWHERE = """
 import asyncio, sys
 from pathlib import Path
 from gpushare_spawner.agent.sessions.environment import Libraries
-from gpushare_spawner.agent.kubernetes.nvml_without_pids import matched
+from gpushare_spawner.agent.kubernetes.options import matched
 from gpushare_spawner.agent.gpus.nvml import GpuProcess, GpuState
 from gpushare_spawner.agent.node import Node, NodeSettings
 from gpushare_spawner.agent.periodic import RoundSettings
-from gpushare_spawner.agent.state.state_folder import StateFolder
-from gpushare_spawner.model.protocol.control import OpenRequest
+from gpushare_spawner.agent.state.folder import StateFolder
+from gpushare_spawner.model.control import OpenRequest
 from tests.agent.peers import FIRST, GIB, GpusOnPaper
 
 async def serve():

@@ -14,13 +14,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from gpushare_spawner.agent import processes
 from gpushare_spawner.agent.metrics import ReportCollector
-from gpushare_spawner.agent.state.session_record import SessionRecord
-from gpushare_spawner.agent.state.session_records import RecordFolder, Store
-from gpushare_spawner.model.controls import Exemption, Keep, Message
-from gpushare_spawner.model.cordon import Cordon
-from gpushare_spawner.model.idle_cause import IdleCause
-from gpushare_spawner.model.protocol import control
-from gpushare_spawner.model.protocol.control import (
+from gpushare_spawner.agent.state.records import RecordFolder, SessionRecord, Store
+from gpushare_spawner.model import control
+from gpushare_spawner.model.control import (
     AnnounceRequest,
     CloseRequest,
     ConfirmRequest,
@@ -31,7 +27,8 @@ from gpushare_spawner.model.protocol.control import (
     ResizeRequest,
     TierRequest,
 )
-from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.model.controls import Cordon, Exemption, IdleCause, Keep, Message
+from gpushare_spawner.model.share import Tier
 from tests.agent.conftest import Agent, Eventually, request_for
 from tests.agent.peers import FIRST
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gpushare_spawner.agent.gpu_health import GpuHealth
 from gpushare_spawner.agent.gpus.nvml import GpuState
+from gpushare_spawner.agent.report import GpuHealth
 from tests.agent.peers import FIRST, SECOND
 
 GPUS = {FIRST.uuid: FIRST, SECOND.uuid: SECOND}

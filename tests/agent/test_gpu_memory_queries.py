@@ -7,8 +7,8 @@ import threading
 import time
 from collections.abc import Mapping
 
-from gpushare_spawner.agent.gpus.gpu_memory_queries import MemoryQueries
 from gpushare_spawner.agent.gpus.nvml import Gpu, GpuState
+from gpushare_spawner.agent.gpus.samples import MemoryQueries
 from tests.agent.peers import FIRST
 
 

@@ -13,10 +13,10 @@ import pytest
 
 from gpushare_spawner.agent import processes
 from gpushare_spawner.agent.gpus.arbitration import GpuArbitration
-from gpushare_spawner.agent.gpus.gpu_time_samples import Delivery, Pids
 from gpushare_spawner.agent.gpus.nvml import Gpu, Utilisation
+from gpushare_spawner.agent.gpus.samples import Delivery, Pids
 from gpushare_spawner.arbiter import ArbiterSettings
-from gpushare_spawner.model.protocol.frames import Kind
+from gpushare_spawner.model.frames import Kind
 from tests.agent.peers import FIRST, GIB
 from tests.agent.test_arbitration import Recorder, World, frame
 

@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 
 from gpushare_spawner.agent.memory.cgroups import MachineMemory, MemoryCgroups, MemoryGroup, machine_memory
-from gpushare_spawner.agent.memory.host_memory_budget import (
+from gpushare_spawner.agent.memory.host_memory import (
     UNLIMITED,
-    GpuMemory,
+    GpuMemoryBudget,
+    HostMemorySettings,
+    NodeMemory,
     SessionOnGpu,
     node_budget,
     node_left,
@@ -21,12 +23,11 @@ from gpushare_spawner.agent.memory.host_memory_budget import (
     session_left,
     session_needs,
 )
-from gpushare_spawner.agent.memory.node_memory import HostMemorySettings, NodeMemory
 from gpushare_spawner.agent.memory.session_limit import SessionLimit
-from gpushare_spawner.model.memory_limits import MemoryLimit
-from gpushare_spawner.model.protocol.control import ConfirmRequest, TierRequest
-from gpushare_spawner.model.protocol.frames import Kind, ReserveKind
-from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.model.control import ConfirmRequest, TierRequest
+from gpushare_spawner.model.frames import Kind, ReserveKind
+from gpushare_spawner.model.report import MemoryLimit
+from gpushare_spawner.model.share import Tier
 from tests.agent.conftest import Agent
 from tests.agent.peers import FIRST, GIB, Peer
 
@@ -38,45 +39,45 @@ def session(has: int, guarantee: int = QUARTER, plain: int = 0, whole: bool = Fa
 
 
 def test_what_fits_on_the_gpu_needs_no_host_memory() -> None:
-    gpu = GpuMemory(16 * GIB, {"a": session(4 * GIB), "b": session(12 * GIB)})
+    gpu = GpuMemoryBudget(16 * GIB, {"a": session(4 * GIB), "b": session(12 * GIB)})
     assert node_needs([gpu]) == 0
     assert node_needs([replace(gpu, device_bytes=15 * GIB)]) == GIB
 
 
 def test_an_unused_guarantee_counts_against_the_budget() -> None:
-    gpu = GpuMemory(16 * GIB, {"a": session(0), "b": session(14 * GIB)})
+    gpu = GpuMemoryBudget(16 * GIB, {"a": session(0), "b": session(14 * GIB)})
     assert node_needs([gpu]) == 2 * GIB
 
 
 def test_free_memory_is_what_the_gpu_and_the_budget_leave() -> None:
-    gpus = {"g": GpuMemory(16 * GIB, {"a": session(8 * GIB), "b": session(6 * GIB)})}
+    gpus = {"g": GpuMemoryBudget(16 * GIB, {"a": session(8 * GIB), "b": session(6 * GIB)})}
     assert node_left(gpus, "g", "a", 0) == 2 * GIB
     assert node_left(gpus, "g", "a", 3 * GIB) == 5 * GIB
     assert node_left(gpus, "g", "a", None) == UNLIMITED
 
 
 def test_no_neighbour_takes_the_room_within_a_guarantee() -> None:
-    gpus = {"g": GpuMemory(16 * GIB, {"a": session(GIB), "b": session(500 * GIB)})}
+    gpus = {"g": GpuMemoryBudget(16 * GIB, {"a": session(GIB), "b": session(500 * GIB)})}
     assert node_left(gpus, "g", "a", 8 * GIB) == 3 * GIB
     assert node_left(gpus, "g", "b", 8 * GIB) < 0
 
 
 def test_gpus_of_a_node_share_its_budget() -> None:
-    full = GpuMemory(16 * GIB, {"b": session(22 * GIB)})
-    gpus = {"g": GpuMemory(16 * GIB, {"a": session(16 * GIB)}), "h": full}
+    full = GpuMemoryBudget(16 * GIB, {"b": session(22 * GIB)})
+    gpus = {"g": GpuMemoryBudget(16 * GIB, {"a": session(16 * GIB)}), "h": full}
     assert node_left(gpus, "g", "a", 8 * GIB) == 2 * GIB
     assert node_left(gpus, "g", "a", 2 * GIB) == 0, "what is used beyond the budget is not held against another GPU"
 
 
 def test_all_movable_memory_of_a_session_counts_for_its_server() -> None:
-    gpu = GpuMemory(16 * GIB, {"a": session(6 * GIB, plain=GIB), "b": session(GIB)})
+    gpu = GpuMemoryBudget(16 * GIB, {"a": session(6 * GIB, plain=GIB), "b": session(GIB)})
     assert session_needs([(gpu, gpu.sessions["a"])]) == 5 * GIB
     assert session_left({"g": gpu}, "g", "a", 8 * GIB) == 3 * GIB
     assert session_left({"g": gpu}, "g", "a", None) == UNLIMITED
 
 
 def test_a_whole_gpu_is_shared_with_nobody() -> None:
-    gpu = GpuMemory(16 * GIB, {"a": session(10 * GIB, whole=True)})
+    gpu = GpuMemoryBudget(16 * GIB, {"a": session(10 * GIB, whole=True)})
     assert session_needs([(gpu, gpu.sessions["a"])]) == 0
     assert session_left({"g": gpu}, "g", "a", GIB) == 7 * GIB
 
@@ -84,13 +85,13 @@ def test_a_whole_gpu_is_shared_with_nobody() -> None:
 def test_borrowers_of_a_whole_gpu_leave_what_its_owners_server_could_not_take() -> None:
     """12 GiB are on the lender's GPU, and its server's memory limit can take 5 of them."""
     lender = SessionOnGpu(12 * GIB, 12 * GIB, 16 * GIB, whole_gpu=True, must_stay=7 * GIB)
-    gpus = {"g": GpuMemory(16 * GIB, {"lender": lender, "b": session(GIB, 0), "c": session(2 * GIB, 0)})}
+    gpus = {"g": GpuMemoryBudget(16 * GIB, {"lender": lender, "b": session(GIB, 0), "c": session(2 * GIB, 0)})}
     assert node_left(gpus, "g", "b", 100 * GIB) == 6 * GIB
     assert node_left(gpus, "g", "lender", 100 * GIB) == 101 * GIB, "its own allocations are as before"
 
 
 def test_a_sessions_gpus_share_its_servers_memory() -> None:
-    gpus = {name: GpuMemory(16 * GIB, {"a": session(3 * GIB)}) for name in "gh"}
+    gpus = {name: GpuMemoryBudget(16 * GIB, {"a": session(3 * GIB)}) for name in "gh"}
     assert session_left(gpus, "g", "a", 8 * GIB) == 2 * GIB
 
 

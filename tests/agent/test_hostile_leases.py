@@ -10,8 +10,8 @@ import textwrap
 from pathlib import Path
 
 from gpushare_spawner.arbiter import ArbiterSettings
-from gpushare_spawner.model.protocol.frames import Feature, Kind, Role
-from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.model.frames import Feature, Kind, Role
+from gpushare_spawner.model.share import Tier
 from tests.agent.conftest import Agent, Eventually
 from tests.agent.peers import FIRST, GIB, Peer
 
@@ -61,7 +61,7 @@ async def test_a_process_that_is_killed_with_its_reservation_unanswered_leaves_n
     path = agent.open("eve", memory_limit="8GiB")
     program = textwrap.dedent(f"""
         import os, signal, socket
-        from gpushare_spawner.model.protocol.frames import Feature, Frame, Kind, Role, gpu_bytes
+        from gpushare_spawner.model.frames import Feature, Frame, Kind, Role, gpu_bytes
         peer = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         peer.connect({path!r})
         peer.send(Frame(Kind.HELLO, (Role.CUDA, os.getpid(), 100, Feature.RESERVE)).pack())
@@ -103,7 +103,7 @@ async def test_a_storm_of_processes_that_connect_and_vanish_delays_no_neighbour(
     path, bob = agent.open("eve"), await agent.peer(agent.open("bob"))
     storm = textwrap.dedent(f"""
         import os, socket
-        from gpushare_spawner.model.protocol.frames import Frame, Kind, Role, gpu_bytes
+        from gpushare_spawner.model.frames import Frame, Kind, Role, gpu_bytes
         for number in range(2000):
             with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as peer:
                 peer.setblocking(False)

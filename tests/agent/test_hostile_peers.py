@@ -19,9 +19,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpushare_spawner.agent.gpus.nvml import GpuProcess, GpuState
-from gpushare_spawner.agent.sockets import connection, connection_reader, session_socket
+from gpushare_spawner.agent.sockets import connection, session_socket
 from gpushare_spawner.agent.sockets.connection import MALFORMED, NOT_ALLOWED
-from gpushare_spawner.model.protocol.frames import FRAME_BYTES, Frame, Kind, Role, gpu_bytes
+from gpushare_spawner.model.frames import FRAME_BYTES, Frame, Kind, Role, gpu_bytes
 from gpushare_spawner.model.report import Report
 from gpushare_spawner.rate_limit import Budget
 from tests.agent.conftest import Agent, Eventually
@@ -171,7 +171,7 @@ async def test_a_flood_is_slowed_down_and_others_are_served(agent: Agent) -> Non
         serving += 1
     assert serving >= 20
     assert sorted(waits)[len(waits) // 2] < 0.2
-    assert sent < 4 * 1500 + connection_reader.FRAMES_IN_STORE + 2 * connection_reader.FRAMES_PER_SECOND
+    assert sent < 4 * 1500 + connection.FRAMES_IN_STORE + 2 * connection.FRAMES_PER_SECOND
 
 
 async def test_a_connection_whose_process_has_ended_before_it_is_accepted_is_turned_away(agent: Agent) -> None:
@@ -192,7 +192,7 @@ async def test_connections_that_end_while_the_session_has_spent_its_turn_leave_n
 ) -> None:
     """One after the other: one of them ends with the last frame that its session may send in a turn."""
     path = agent.open("eve")
-    for _ in range(connection_reader.PER_TURN + 1):
+    for _ in range(connection.PER_TURN + 1):
         peer = await agent.peer(path)
         peer.send_raw(b"x" * FRAME_BYTES)
         assert await peer.ended() == MALFORMED
@@ -276,7 +276,7 @@ async def test_the_log_is_not_flooded(agent: Agent, caplog: pytest.LogCaptureFix
 
 HOLDER = """
 import os, socket, struct, sys, time
-from gpushare_spawner.model.protocol.frames import Frame, Kind, gpu_bytes
+from gpushare_spawner.model.frames import Frame, Kind, gpu_bytes
 path, gpu, fork = sys.argv[1], gpu_bytes(sys.argv[2]), sys.argv[3] == "fork"
 s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 s.connect(path)

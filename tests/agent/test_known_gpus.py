@@ -12,9 +12,8 @@ import pynvml
 import pytest
 
 from gpushare_spawner.agent.gpus import nvml as gpus_module
-from gpushare_spawner.agent.gpus.known_gpus import KnownGpus, all_gpus
-from gpushare_spawner.agent.gpus.nvml import Gpu, NoGpu, Nvml
-from gpushare_spawner.model.protocol.control import ControlRefused
+from gpushare_spawner.agent.gpus.nvml import Gpu, KnownGpus, NoGpu, Nvml, all_gpus
+from gpushare_spawner.model.control import ControlRefused
 from tests.agent.agent_process import AgentProcess
 from tests.agent.conftest import request_for
 from tests.agent.peers import GIB

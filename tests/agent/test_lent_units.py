@@ -6,19 +6,18 @@ import re
 
 import pytest
 
-from gpushare_spawner.model.protocol.control import TierRequest
-from gpushare_spawner.model.protocol.frames import Kind, Role
+from gpushare_spawner.model.control import TierRequest
+from gpushare_spawner.model.frames import Kind, Role
+from gpushare_spawner.model.share import Tier
 from gpushare_spawner.model.share_status import ShareStatus
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.placement import Allocation, BestFit, LedgerFeed
-from gpushare_spawner.spawner.form.form import Form
-from gpushare_spawner.spawner.options.profiles import profiles
+from gpushare_spawner.spawner.form import Form
+from gpushare_spawner.spawner.options import profiles
 from gpushare_spawner.spawner.queue.availability import AvailabilityNow
-from gpushare_spawner.spawner.queue.inventory import GpuInventory
-from gpushare_spawner.spawner.queue.placement_check import PlacementCheck
+from gpushare_spawner.spawner.queue.placer import PlacementCheck
 from gpushare_spawner.spawner.queue.queue import SpawnQueue
-from gpushare_spawner.spawner.queue.snapshot import GpuSnapshot
+from gpushare_spawner.spawner.queue.snapshot import GpuInventory, GpuSnapshot
 from gpushare_spawner.wording.share_status import explanation, guaranteed, terms
 from tests.agent.conftest import Agent
 from tests.agent.peers import FIRST, SECOND

@@ -14,10 +14,10 @@ import pytest
 
 from gpushare_spawner.agent.gpus.nvml import Gpu, GpuProcess, GpuState
 from gpushare_spawner.agent.periodic import RoundSettings
-from gpushare_spawner.model.protocol.control import AnnounceRequest, ConfirmRequest, ControlRefused, TierRequest
-from gpushare_spawner.model.protocol.frames import Kind, Role
+from gpushare_spawner.model.control import AnnounceRequest, ConfirmRequest, ControlRefused, TierRequest
+from gpushare_spawner.model.frames import Kind, Role
 from gpushare_spawner.model.report import SessionReport
-from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.model.share import Tier
 from tests.agent.conftest import LIBRARIES, Agent, Eventually, request_for
 from tests.agent.peers import FIRST, GIB, SECOND
 

@@ -9,9 +9,8 @@ from typing import Any
 import pynvml
 import pytest
 
-from gpushare_spawner.agent.gpus.known_gpus import KnownGpus, all_gpus
-from gpushare_spawner.agent.gpus.nvml import GONE, Gpu, NoGpu, Nvml
-from gpushare_spawner.model.layers.mig import MigInstance, MigProfile
+from gpushare_spawner.agent.gpus.nvml import GONE, Gpu, KnownGpus, NoGpu, Nvml, all_gpus
+from gpushare_spawner.model.layers import MigInstance, MigProfile
 from tests.agent.peers import FIRST
 from tests.agent.test_nvml import fails, fake_nvml
 

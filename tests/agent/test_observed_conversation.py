@@ -12,20 +12,12 @@ import pytest
 
 from gpushare_spawner.agent.sessions.conversation import OBSERVED_FEATURES
 from gpushare_spawner.agent.sockets.connection import NOT_ALLOWED
-from gpushare_spawner.agent.state.session_record import SessionRecord
+from gpushare_spawner.agent.state.records import SessionRecord
+from gpushare_spawner.model.control import AnnounceRequest
+from gpushare_spawner.model.frames import Feature, Frame, Kind, LeaseState, Role, SessionMemoryTopic, gpu_bytes
 from gpushare_spawner.model.layers import LayerName
-from gpushare_spawner.model.protocol.control import AnnounceRequest
-from gpushare_spawner.model.protocol.frames import (
-    Feature,
-    Frame,
-    Kind,
-    LeaseState,
-    Role,
-    SessionMemoryTopic,
-    gpu_bytes,
-)
 from gpushare_spawner.model.report import Notice, SessionReport
-from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.model.share import Tier
 from tests.agent.conftest import Agent, Eventually, request_for
 from tests.agent.peers import FIRST, GIB, SECOND, Peer
 

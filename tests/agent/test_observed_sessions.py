@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpushare_spawner.agent.gpus.observed_sessions import MOST_MEASURED, ObservedSessions
-from gpushare_spawner.model.delivered import NOTHING
+from gpushare_spawner.agent.gpus.arbitration import MOST_MEASURED, ObservedSessions
+from gpushare_spawner.model.report import NOTHING
 from tests.agent.peers import GIB
 
 ADA, BOB = "ada", "bob"

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from gpushare_spawner.agent.priority import NICE, SLICE_NS
+from gpushare_spawner.agent.command import NICE, SLICE_NS
 
 UNIT = Path(__file__).parents[2] / "systemd" / "gpushare-agent.service"
 
 SAY = """
 import ctypes, os, struct
-from gpushare_spawner.agent.priority import prefer_this_thread
+from gpushare_spawner.agent.command import prefer_this_thread
 if {nobody}:
     os.setgid(65534); os.setuid(65534)
 prefer_this_thread()

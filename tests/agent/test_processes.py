@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from gpushare_spawner.agent import processes
-from gpushare_spawner.agent.sessions.bypassing import Owner, attributed, of_other_users
+from gpushare_spawner.agent.sessions.processes import ProcessOwner, attributed, of_other_users
 
 
 @pytest.fixture
@@ -104,16 +104,16 @@ def test_a_command_with_brackets_and_spaces() -> None:
 
 
 def test_a_descendant_belongs_to_the_server(child: subprocess.Popen[bytes]) -> None:
-    assert attributed([child.pid, 1], [Owner("ada", server=os.getpid())]) == {"ada": {child.pid}}
+    assert attributed([child.pid, 1], [ProcessOwner("ada", server=os.getpid())]) == {"ada": {child.pid}}
 
 
 def test_connection_decides_between_sessions_that_the_kernel_cannot_tell_apart(child: subprocess.Popen[bytes]) -> None:
-    both = [Owner("ada", server=os.getpid()), Owner("bob", server=os.getpid())]
+    both = [ProcessOwner("ada", server=os.getpid()), ProcessOwner("bob", server=os.getpid())]
     assert attributed([child.pid], both, {child.pid: "ada"}) == {"ada": {child.pid}}
     assert attributed([child.pid], both, {child.pid: "bob"}) == {"bob": {child.pid}}
     # and makes no process a session's to which the kernel attributes nothing
     assert attributed([1], both, {1: "ada"}) == {}
-    assert attributed([child.pid], [both[0], Owner("eve", server=2**22 + 1)], {child.pid: "eve"}) == {
+    assert attributed([child.pid], [both[0], ProcessOwner("eve", server=2**22 + 1)], {child.pid: "eve"}) == {
         "ada": {child.pid}
     }
 
@@ -141,14 +141,18 @@ def orphan() -> Iterator[int]:
 
 @as_root
 def test_an_orphan_belongs_to_the_session_of_its_uid_whatever_it_says(orphan: int) -> None:
-    victim, own, second = Owner("victim", uid=60002), Owner("eve", uid=60001), Owner("eve-2", uid=60001)
+    victim, own, second = (
+        ProcessOwner("victim", uid=60002),
+        ProcessOwner("eve", uid=60001),
+        ProcessOwner("eve-2", uid=60001),
+    )
     assert attributed([orphan], [victim, own, second]) == {"eve": {orphan}}
     assert attributed([orphan], [victim]) == {}
 
 
 @as_root
 def test_roots_processes_are_nobodys_by_their_uid(child: subprocess.Popen[bytes]) -> None:
-    assert attributed([child.pid], [Owner("ada", uid=0)]) == {}
+    assert attributed([child.pid], [ProcessOwner("ada", uid=0)]) == {}
 
 
 def test_a_cgroup_of_its_own_names_the_session(child: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,7 +165,7 @@ def test_a_cgroup_of_its_own_names_the_session(child: subprocess.Popen[bytes], m
     monkeypatch.setattr(processes, "cgroup_of_self", lambda: "/agent.service")
     monkeypatch.setattr(processes, "parent", lambda pid: 1)
     monkeypatch.setattr(processes, "uid", lambda pid: 7 if pid == child.pid else 8)
-    owners = [Owner("ada", 101, 7), Owner("bob", 102, 9), Owner("cleo", 103, 9)]
+    owners = [ProcessOwner("ada", 101, 7), ProcessOwner("bob", 102, 9), ProcessOwner("cleo", 103, 9)]
     # an orphan of another user's, in a cgroup where one server is left, is not that server's
     assert attributed([child.pid, stray, other], owners) == {"ada": {child.pid}}
 
@@ -206,11 +210,11 @@ def test_a_process_in_a_pods_cgroup_of_version_1_is_the_pods(tmp_path: Path, mon
     monkeypatch.setattr(processes, "PROC", tmp_path)
     (tmp_path / "77").mkdir()
     (tmp_path / "77" / "cgroup").write_text(f"12:cpuset:/\n8:pids:{POD}/6a\n")
-    assert attributed([77], [Owner("ada", pod=POD[-36:]), Owner("bob", pod="other")]) == {"ada": {77}}
+    assert attributed([77], [ProcessOwner("ada", pod=POD[-36:]), ProcessOwner("bob", pod="other")]) == {"ada": {77}}
 
 
 def test_a_foreign_process_is_nobodys(child: subprocess.Popen[bytes]) -> None:
-    assert attributed([child.pid], [Owner("bob", server=2**22 + 1, uid=60002)]) == {}
+    assert attributed([child.pid], [ProcessOwner("bob", server=2**22 + 1, uid=60002)]) == {}
 
 
 @pytest.mark.parametrize(

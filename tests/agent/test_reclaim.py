@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 
-from gpushare_spawner.agent.state.session_record import SessionRecord
-from gpushare_spawner.model.idle_cause import IdleCause
-from gpushare_spawner.model.protocol.control import AnnounceRequest, TierRequest
-from gpushare_spawner.model.protocol.frames import Kind, Role
+from gpushare_spawner.agent.state.records import SessionRecord
+from gpushare_spawner.model.control import AnnounceRequest, TierRequest
+from gpushare_spawner.model.controls import IdleCause
+from gpushare_spawner.model.frames import Kind, Role
 from gpushare_spawner.model.report import Notice, SessionReport
+from gpushare_spawner.model.share import Tier
 from gpushare_spawner.model.share_status import ShareStatus
-from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.wording.share_status import explanation
 from tests.agent.conftest import Agent, Eventually, request_for
 from tests.agent.peers import FIRST, Peer

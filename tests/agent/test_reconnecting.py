@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpushare_spawner.model.protocol.frames import Kind
+from gpushare_spawner.model.frames import Kind
 from tests.agent.agent_process import AgentProcess
 from tests.agent.conftest import Agent, request_for
 from tests.agent.peers import FIRST, GIB, Peer

@@ -15,16 +15,15 @@ import pytest
 
 from gpushare_spawner.agent import processes
 from gpushare_spawner.agent.gpus.arbitration import GpuArbitration
-from gpushare_spawner.agent.memory.memory_holds import MemoryHolds
-from gpushare_spawner.agent.sessions.guaranteed_units import Shares
+from gpushare_spawner.agent.memory.session_limit import MemoryHolds
 from gpushare_spawner.agent.sessions.registry import SessionRegistry
+from gpushare_spawner.agent.sessions.tiers import Shares
 from gpushare_spawner.agent.sockets.connection import SESSION_CLOSED
-from gpushare_spawner.agent.state.session_record import PodOwner, SessionRecord
-from gpushare_spawner.agent.state.session_records import short_name
-from gpushare_spawner.agent.state.state_folder import StateFolder
+from gpushare_spawner.agent.state.folder import StateFolder
+from gpushare_spawner.agent.state.records import PodOwner, SessionRecord, short_name
 from gpushare_spawner.arbiter import ArbiterSettings
-from gpushare_spawner.model.memory_limits import MemoryLimit
-from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.model.report import MemoryLimit
+from gpushare_spawner.model.share import Tier
 from gpushare_spawner.wall_clock import WallClock
 from tests.agent.conftest import Eventually, request_for
 from tests.agent.peers import FIRST, SECOND

@@ -12,11 +12,10 @@ import pytest
 from gpushare_spawner import cli
 from gpushare_spawner.agent import processes
 from gpushare_spawner.agent.gpus.nvml import GpuState
-from gpushare_spawner.agent.state.lock import FolderLock
-from gpushare_spawner.agent.state.session_record import SessionRecord, Suspension
-from gpushare_spawner.agent.state.session_records import RecordFolder, Store
-from gpushare_spawner.agent.suspend import resume_steps
-from gpushare_spawner.agent.suspend.driver_checkpoint import ProcessState
+from gpushare_spawner.agent.state.folder import FolderLock
+from gpushare_spawner.agent.state.records import RecordFolder, SessionRecord, Store, Suspension
+from gpushare_spawner.agent.suspend import steps
+from gpushare_spawner.agent.suspend.driver import ProcessState
 from gpushare_spawner.agent.suspend.resume_command import resume_all
 from tests.agent.conftest import request_for
 from tests.agent.peers import FIRST, GpusOnPaper
@@ -57,8 +56,8 @@ class Left:
 
 @pytest.fixture
 def left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Left:
-    monkeypatch.setattr(resume_steps, "MEMORY_WITHIN", 0.1)
-    monkeypatch.setattr(resume_steps, "SPARE_WITHIN", 0.05)
+    monkeypatch.setattr(steps, "MEMORY_WITHIN", 0.1)
+    monkeypatch.setattr(steps, "SPARE_WITHIN", 0.05)
     return Left(tmp_path / "records")
 
 

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from gpushare_spawner.agent.sockets.connection import MALFORMED, NOT_ALLOWED
-from gpushare_spawner.model.controls import MOST_ASKS, AskAnswer, Controls, Exemption, Keep, Message
-from gpushare_spawner.model.protocol.control import (
+from gpushare_spawner.model.control import (
     AnswerRequest,
     AskedRequest,
     CloseRequest,
@@ -20,9 +19,10 @@ from gpushare_spawner.model.protocol.control import (
     ControlsRequest,
     MessageRequest,
 )
-from gpushare_spawner.model.protocol.frames import NO_END, AskKind, Feature, Kind, Role, TextPart, TextTopic
+from gpushare_spawner.model.controls import MOST_ASKS, AskAnswer, Controls, Exemption, Keep, Message
+from gpushare_spawner.model.frames import NO_END, AskKind, Feature, Kind, Role, TextPart, TextTopic
 from gpushare_spawner.model.report import SessionReport
-from gpushare_spawner.wording.controls.session_controls import ASKED_TOO_OFTEN
+from gpushare_spawner.wording.actions import ASKED_TOO_OFTEN
 from tests.agent.conftest import Agent, request_for
 from tests.agent.peers import Peer, answer_to_query
 from tests.present import present

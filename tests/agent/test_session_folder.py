@@ -12,11 +12,9 @@ from pathlib import Path
 import pytest
 
 from gpushare_spawner.agent.sessions.registry import SessionRegistry
-from gpushare_spawner.agent.state.removal import Discarded
-from gpushare_spawner.agent.state.session_folder import SessionFolder
-from gpushare_spawner.agent.state.session_record import SessionRecord
-from gpushare_spawner.agent.state.session_records import short_name
-from gpushare_spawner.model.protocol.control import ControlRefused
+from gpushare_spawner.agent.state.folder import Discarded, SessionFolder
+from gpushare_spawner.agent.state.records import SessionRecord, short_name
+from gpushare_spawner.model.control import ControlRefused
 from tests.agent.conftest import Agent, Eventually, request_for
 from tests.agent.peers import Peer
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from gpushare_spawner.model.protocol.control import TierRequest
+from gpushare_spawner.model.control import TierRequest
 from gpushare_spawner.model.report import SessionReport
-from gpushare_spawner.model.tier import Tier
-from gpushare_spawner.notebook.ask import ask
-from gpushare_spawner.sharing.native_process import merged
+from gpushare_spawner.model.share import Tier
+from gpushare_spawner.notebook.client import ask
+from gpushare_spawner.sharing.native import merged
 from tests.agent.agent_process import AgentProcess
 from tests.agent.conftest import request_for
 from tests.native.preload_clients import Client

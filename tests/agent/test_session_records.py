@@ -15,15 +15,12 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from gpushare_spawner.agent.metrics import ReportCollector
-from gpushare_spawner.agent.state.lock import AlreadyRunning
-from gpushare_spawner.agent.state.session_folder import PathTooLong
-from gpushare_spawner.agent.state.session_record import SessionRecord
-from gpushare_spawner.agent.state.session_records import RecordFolder, Store, short_name
-from gpushare_spawner.agent.state.state_folder import StateFolder
+from gpushare_spawner.agent.state.folder import AlreadyRunning, PathTooLong, StateFolder
+from gpushare_spawner.agent.state.records import RecordFolder, SessionRecord, Store, short_name
 from gpushare_spawner.doctor.agent import AgentFacts, findings
 from gpushare_spawner.doctor.finding import Level
-from gpushare_spawner.model.protocol.control import ControlRefused, TierRequest
-from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.model.control import ControlRefused, TierRequest
+from gpushare_spawner.model.share import Tier
 from tests.agent.conftest import Agent, Eventually, request_for
 
 

@@ -9,19 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpushare_spawner.agent.gpus.arbitration import GpuArbitration
-from gpushare_spawner.agent.sessions.activity import Activity
-from gpushare_spawner.agent.sessions.guaranteed_units import Shares
-from gpushare_spawner.agent.sessions.session import Session
-from gpushare_spawner.agent.sessions.share_changes import ShareChanges
-from gpushare_spawner.agent.sessions.tiers import Tiers
-from gpushare_spawner.agent.state.session_record import SessionRecord
+from gpushare_spawner.agent.sessions.session import Activity, Session
+from gpushare_spawner.agent.sessions.tiers import ShareChanges, Shares, Tiers
+from gpushare_spawner.agent.state.records import SessionRecord
 from gpushare_spawner.arbiter import ArbiterSettings
-from gpushare_spawner.model.delivered import NOTHING
-from gpushare_spawner.model.protocol.control import AnnounceRequest, ControlRefused, ResizeRequest, TierRequest
-from gpushare_spawner.model.protocol.frames import Feature, Frame, Kind, Role
-from gpushare_spawner.model.report import SessionReport
+from gpushare_spawner.model.control import AnnounceRequest, ControlRefused, ResizeRequest, TierRequest
+from gpushare_spawner.model.frames import Feature, Frame, Kind, Role
+from gpushare_spawner.model.report import NOTHING, SessionReport
+from gpushare_spawner.model.share import Tier, UseRule
 from gpushare_spawner.model.share_status import ShareStatus
-from gpushare_spawner.model.tier import Tier, UseRule
 from tests.agent.conftest import Agent, request_for
 from tests.agent.peers import FIRST, GIB, SECOND, Peer
 

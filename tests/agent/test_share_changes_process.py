@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from gpushare_spawner.model.protocol.control import ResizeRequest
-from gpushare_spawner.sharing.native_process import merged
+from gpushare_spawner.model.control import ResizeRequest
+from gpushare_spawner.sharing.native import merged
 from tests.agent.agent_process import AgentProcess
 from tests.agent.conftest import request_for
 from tests.native.session_program import Program

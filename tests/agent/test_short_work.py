@@ -10,10 +10,10 @@ import asyncio
 import pytest
 
 from gpushare_spawner.agent.sessions import tiers
-from gpushare_spawner.model.protocol.control import TierRequest
-from gpushare_spawner.model.protocol.frames import Kind
+from gpushare_spawner.model.control import TierRequest
+from gpushare_spawner.model.frames import Kind
 from gpushare_spawner.model.report import SessionReport
-from gpushare_spawner.model.tier import Tier, UseRule
+from gpushare_spawner.model.share import Tier, UseRule
 from tests.agent.conftest import Agent, Eventually
 from tests.agent.peers import FIRST, Peer
 

@@ -16,15 +16,14 @@ from typing import Any
 import pytest
 
 from gpushare_spawner.agent import processes
-from gpushare_spawner.agent.state.session_record import SessionRecord, Suspension
-from gpushare_spawner.agent.state.session_records import short_name
-from gpushare_spawner.agent.suspend.driver_checkpoint import DriverCheckpoints
-from gpushare_spawner.model.memory_engine import MemoryEngine
-from gpushare_spawner.model.protocol.control import TierRequest
-from gpushare_spawner.model.protocol.frames import Kind
+from gpushare_spawner.agent.state.records import SessionRecord, Suspension, short_name
+from gpushare_spawner.agent.suspend.driver import DriverCheckpoints
+from gpushare_spawner.model.control import TierRequest
+from gpushare_spawner.model.frames import Kind
+from gpushare_spawner.model.placement import MemoryEngine
 from gpushare_spawner.model.report import SessionReport
-from gpushare_spawner.model.tier import Tier
-from gpushare_spawner.sharing.native_process import merged
+from gpushare_spawner.model.share import Tier
+from gpushare_spawner.sharing.native import merged
 from tests.agent.agent_process import AgentProcess
 from tests.agent.conftest import request_for
 from tests.agent.peers import Peer

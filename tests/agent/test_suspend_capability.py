@@ -7,37 +7,37 @@ from pathlib import Path
 import pytest
 
 from gpushare_spawner.agent.processes import ProcessName
-from gpushare_spawner.agent.suspend.capability import Rights, why_not
-from gpushare_spawner.agent.suspend.driver_checkpoint import Answer, Code, ProcessState
+from gpushare_spawner.agent.suspend.driver import CheckpointResult, Code, ProcessState
+from gpushare_spawner.agent.suspend.progress import CheckpointRights, why_not
 
-ROOT, USER = Rights(traces_all=True, traces_own=True), Rights(traces_all=False, traces_own=True)
+ROOT, USER = CheckpointRights(traces_all=True, traces_own=True), CheckpointRights(traces_all=False, traces_own=True)
 
 
 class Driver:
     """Answers each call in the same way."""
 
     def __init__(self, code: Code) -> None:
-        self.answer = Answer(code, code, ProcessState.RUNNING)
+        self.answer = CheckpointResult(code, code, ProcessState.RUNNING)
 
-    async def lock(self, process: ProcessName, timeout: float) -> Answer:
+    async def lock(self, process: ProcessName, timeout: float) -> CheckpointResult:
         return self.answer
 
-    async def checkpoint(self, process: ProcessName, size: int) -> Answer:
+    async def checkpoint(self, process: ProcessName, size: int) -> CheckpointResult:
         return self.answer
 
-    async def restore(self, process: ProcessName, size: int) -> Answer:
+    async def restore(self, process: ProcessName, size: int) -> CheckpointResult:
         return self.answer
 
-    async def unlock(self, process: ProcessName) -> Answer:
+    async def unlock(self, process: ProcessName) -> CheckpointResult:
         return self.answer
 
-    async def state(self, process: ProcessName | None = None) -> Answer:
+    async def state(self, process: ProcessName | None = None) -> CheckpointResult:
         return self.answer
 
 
 @pytest.mark.parametrize("code", [Code.SUCCESS, Code.INVALID_VALUE, Code.NOT_INITIALIZED])
 @pytest.mark.parametrize("rights", [ROOT, USER])
-async def test_driver_that_knows_the_functions_can_suspend(code: Code, rights: Rights) -> None:
+async def test_driver_that_knows_the_functions_can_suspend(code: Code, rights: CheckpointRights) -> None:
     assert await why_not(Driver(code), rights) is None
 
 
@@ -59,7 +59,7 @@ async def test_other_drivers_cannot_and_the_reason_is_a_sentence(code: Code, sai
 
 
 async def test_agent_without_the_right_to_attach_cannot() -> None:
-    reason = await why_not(Driver(Code.SUCCESS), Rights(traces_all=False, traces_own=False))
+    reason = await why_not(Driver(Code.SUCCESS), CheckpointRights(traces_all=False, traces_own=False))
     assert reason is not None
     assert "CAP_SYS_PTRACE" in reason
 
@@ -67,16 +67,18 @@ async def test_agent_without_the_right_to_attach_cannot() -> None:
 @pytest.mark.parametrize(
     ("effective", "scope", "rights"),
     [
-        ("000001ffffffffff", "1", Rights(True, False)),
-        ("0000000000080000", None, Rights(True, True)),
-        ("0000000000000000", "0", Rights(False, True)),
-        ("00000000a80425fb", "1", Rights(False, False)),
+        ("000001ffffffffff", "1", CheckpointRights(True, False)),
+        ("0000000000080000", None, CheckpointRights(True, True)),
+        ("0000000000000000", "0", CheckpointRights(False, True)),
+        ("00000000a80425fb", "1", CheckpointRights(False, False)),
     ],
 )
-def test_rights_are_those_of_the_kernel(tmp_path: Path, effective: str, scope: str | None, rights: Rights) -> None:
+def test_rights_are_those_of_the_kernel(
+    tmp_path: Path, effective: str, scope: str | None, rights: CheckpointRights
+) -> None:
     (tmp_path / "self").mkdir()
     (tmp_path / "self" / "status").write_text(f"Name:\tagent\nCapEff:\t{effective}\n")
     if scope is not None:
         (tmp_path / "sys/kernel/yama").mkdir(parents=True)
         (tmp_path / "sys/kernel/yama/ptrace_scope").write_text(f"{scope}\n")
-    assert Rights.read(tmp_path) == rights
+    assert CheckpointRights.read(tmp_path) == rights

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from gpushare_spawner.model.memory_engine import MemoryEngine
-from gpushare_spawner.model.protocol.frames import Kind
+from gpushare_spawner.model.frames import Kind
+from gpushare_spawner.model.placement import MemoryEngine
 from tests.agent.test_suspend import LARGE, MIB, Machine, Neighbour, neighbour
 
 __all__ = ["neighbour"]

@@ -15,12 +15,12 @@ from statistics import median
 import pytest
 
 from gpushare_spawner.agent.processes import ProcessName
-from gpushare_spawner.agent.suspend.driver_checkpoint import Answer, Code, ProcessState
-from gpushare_spawner.model.cordon import Cordon
-from gpushare_spawner.model.memory_engine import MemoryEngine
-from gpushare_spawner.model.protocol.control import CordonRequest, ResizeRequest, TierRequest
-from gpushare_spawner.model.protocol.frames import Feature, Kind
-from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.agent.suspend.driver import CheckpointResult, Code, ProcessState
+from gpushare_spawner.model.control import CordonRequest, ResizeRequest, TierRequest
+from gpushare_spawner.model.controls import Cordon
+from gpushare_spawner.model.frames import Feature, Kind
+from gpushare_spawner.model.placement import MemoryEngine
+from gpushare_spawner.model.share import Tier
 from tests.agent.conftest import request_for
 from tests.agent.peers import Peer
 from tests.agent.test_suspend import (  # noqa: F401 (fixtures)
@@ -376,14 +376,14 @@ async def test_session_of_which_all_processes_die_while_they_are_being_suspended
 ) -> None:
     bench.suspender.opened(bench.session)
 
-    async def dies(process: ProcessName, size: int) -> Answer:
+    async def dies(process: ProcessName, size: int) -> CheckpointResult:
         pid = process.pid
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         (gone,) = [one for one in bench.session.cuda if one.peer.pid == pid]
         bench.session.cuda.discard(gone)
         bench.suspender.left(bench.session, gone)
-        return Answer(Code.INVALID_VALUE)
+        return CheckpointResult(Code.INVALID_VALUE)
 
     bench.driver.checkpoint = dies  # type: ignore[method-assign]
     bench.arbitration.suspend("ann")

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from gpushare_spawner.agent.gpus.arbitration import GpuArbitration
-from gpushare_spawner.agent.memory.memory_holds import MemoryHolds
-from gpushare_spawner.agent.suspend.driver_checkpoint import Code
+from gpushare_spawner.agent.memory.session_limit import MemoryHolds
+from gpushare_spawner.agent.suspend.driver import Code
 from gpushare_spawner.agent.suspend.suspender import Suspender
 from gpushare_spawner.arbiter import ArbiterSettings
-from gpushare_spawner.model.protocol.frames import NO_GPU, Frame, Kind
+from gpushare_spawner.model.frames import NO_GPU, Frame, Kind
 from tests.agent.peers import FIRST, GIB
 from tests.agent.test_suspend_capability import Driver
 from tests.agent.test_suspender_failures import Bench

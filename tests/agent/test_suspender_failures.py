@@ -14,20 +14,14 @@ import pytest
 
 from gpushare_spawner.agent import processes
 from gpushare_spawner.agent.gpus.nvml import GpuState
-from gpushare_spawner.agent.memory.memory_holds import MemoryHolds
+from gpushare_spawner.agent.memory.session_limit import MemoryHolds
 from gpushare_spawner.agent.processes import ProcessName
-from gpushare_spawner.agent.state.session_record import SessionRecord, Suspension
-from gpushare_spawner.agent.suspend import (
-    driver_checkpoint,
-    leftover_processes,
-    resume_steps,
-    suspend_progress,
-    suspend_steps,
-    suspender,
-)
-from gpushare_spawner.agent.suspend.driver_checkpoint import Answer, Code, DriverCheckpoints, ProcessState
+from gpushare_spawner.agent.state.records import SessionRecord, Suspension
+from gpushare_spawner.agent.suspend import driver as driver_checkpoint
+from gpushare_spawner.agent.suspend import progress, steps, suspender
+from gpushare_spawner.agent.suspend.driver import CheckpointResult, Code, DriverCheckpoints, ProcessState
 from gpushare_spawner.agent.suspend.suspender import Suspender
-from gpushare_spawner.model.protocol.frames import Feature, Frame, Kind
+from gpushare_spawner.model.frames import Feature, Frame, Kind
 from tests.agent.conftest import request_for
 from tests.agent.peers import FIRST, GpusOnPaper
 
@@ -51,36 +45,36 @@ class ScriptedDriver:
         """What the next such calls answer."""
         self.source = source
 
-    async def _do(self, call: str, process: ProcessName, before: ProcessState, after: ProcessState) -> Answer:
+    async def _do(self, call: str, process: ProcessName, before: ProcessState, after: ProcessState) -> CheckpointResult:
         pid = process.pid
         if codes := self.fails.get((call, pid)):
-            return Answer(code := codes.pop(0), code)
+            return CheckpointResult(code := codes.pop(0), code)
         if self.states.get(pid, ProcessState.RUNNING) is not before:
-            return Answer(Code.ILLEGAL_STATE)
+            return CheckpointResult(Code.ILLEGAL_STATE)
         self.states[pid] = after
-        return Answer(Code.SUCCESS)
+        return CheckpointResult(Code.SUCCESS)
 
-    async def lock(self, process: ProcessName, timeout: float) -> Answer:
+    async def lock(self, process: ProcessName, timeout: float) -> CheckpointResult:
         return await self._do("lock", process, ProcessState.RUNNING, ProcessState.LOCKED)
 
-    async def checkpoint(self, process: ProcessName, size: int) -> Answer:
+    async def checkpoint(self, process: ProcessName, size: int) -> CheckpointResult:
         return await self._do("checkpoint", process, ProcessState.LOCKED, ProcessState.CHECKPOINTED)
 
-    async def restore(self, process: ProcessName, size: int) -> Answer:
+    async def restore(self, process: ProcessName, size: int) -> CheckpointResult:
         free = FIRST.memory_bytes - self.source.state(FIRST).memory_used_bytes
         if free < size:
             self.states[process.pid] = ProcessState.FAILED
-            return Answer(Code.OUT_OF_MEMORY)
+            return CheckpointResult(Code.OUT_OF_MEMORY)
         return await self._do("restore", process, ProcessState.CHECKPOINTED, ProcessState.LOCKED)
 
-    async def unlock(self, process: ProcessName) -> Answer:
+    async def unlock(self, process: ProcessName) -> CheckpointResult:
         return await self._do("unlock", process, ProcessState.LOCKED, ProcessState.RUNNING)
 
-    async def state(self, process: ProcessName | None = None) -> Answer:
+    async def state(self, process: ProcessName | None = None) -> CheckpointResult:
         pid = process.pid if process is not None else 0
         if codes := self.fails.get(("state", pid)):
-            return Answer(codes.pop(0))
-        return Answer(Code.SUCCESS, state=self.states.get(pid, ProcessState.RUNNING))
+            return CheckpointResult(codes.pop(0))
+        return CheckpointResult(Code.SUCCESS, state=self.states.get(pid, ProcessState.RUNNING))
 
 
 class Arbitration:
@@ -186,11 +180,11 @@ def pids() -> Iterator[list[int]]:
 
 @pytest.fixture
 async def bench(pids: list[int], monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Bench]:
-    monkeypatch.setattr(resume_steps, "SPARE_WITHIN", 0.1)
-    monkeypatch.setattr(resume_steps, "RESUME_AGAIN", 0.02)
+    monkeypatch.setattr(steps, "SPARE_WITHIN", 0.1)
+    monkeypatch.setattr(steps, "RESUME_AGAIN", 0.02)
     monkeypatch.setattr(suspender, "RESUME_AGAIN", 0.02)
-    monkeypatch.setattr(resume_steps, "MEMORY_WITHIN", 0.2)
-    monkeypatch.setattr(suspend_steps, "READY_WITHIN", 0.1)
+    monkeypatch.setattr(steps, "MEMORY_WITHIN", 0.2)
+    monkeypatch.setattr(steps, "READY_WITHIN", 0.1)
     bench = Bench(pids)
     yield bench
     await bench.suspender.close()
@@ -210,7 +204,7 @@ async def test_without_a_record_on_the_disk_nothing_is_suspended(bench: Bench) -
 async def test_an_error_of_the_agent_leaves_the_session_running(bench: Bench, pids: list[int]) -> None:
     bench.suspender.opened(bench.session)
 
-    async def breaks(process: ProcessName, size: int) -> Answer:
+    async def breaks(process: ProcessName, size: int) -> CheckpointResult:
         raise ValueError("no JSON")
 
     bench.driver.checkpoint = breaks  # type: ignore[method-assign]
@@ -227,9 +221,9 @@ async def test_one_process_that_cannot_be_suspended_takes_the_other_back_only_in
     chosen: list[int] = []
     checkpoint = bench.driver.checkpoint
 
-    async def second_fails(process: ProcessName, size: int) -> Answer:
+    async def second_fails(process: ProcessName, size: int) -> CheckpointResult:
         if chosen:
-            return Answer(Code.OPERATING_SYSTEM, 304)
+            return CheckpointResult(Code.OPERATING_SYSTEM, 304)
         chosen.append(process.pid)
         bench.uses(FIRST.memory_bytes)  # somebody else was faster
         return await checkpoint(process, size)
@@ -309,7 +303,7 @@ async def test_processes_that_connect_and_leave_all_the_time_are_looked_at_no_mo
     for _ in range(50):
         bench.suspender.left(bench.session, connection)
     looks.clear()
-    await asyncio.sleep(3 * resume_steps.LOOK_EVERY)
+    await asyncio.sleep(3 * steps.LOOK_EVERY)
     assert 1 <= len(looks) <= 4
 
 
@@ -328,10 +322,10 @@ class Unanswered(DriverCheckpoints):
         super().__init__()
         self.asked: list[str] = []
 
-    async def _call(self, within: float, **request: Any) -> Answer:
+    async def _call(self, within: float, **request: Any) -> CheckpointResult:
         self.asked.append(request["call"])
         await asyncio.sleep(60.0)
-        return Answer(Code.HANGS)
+        return CheckpointResult(Code.HANGS)
 
 
 async def test_stopped_process_is_not_restored_when_it_goes_on_and_keeps_nobody_waiting(
@@ -397,7 +391,7 @@ async def test_session_with_a_stopped_process_stays_suspended_and_says_why(bench
 
 
 async def test_reason_goes_when_the_session_is_tried_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(suspend_progress, "SOON", 0.1)
+    monkeypatch.setattr(progress, "SOON", 0.1)
     bench.suspender.opened(bench.session)
     for one in bench.session.cuda:
         one.answers = None
@@ -425,11 +419,11 @@ async def test_missing_capability_is_looked_at_again_and_then_no_longer_reported
 async def test_all_processes_of_a_session_have_one_deadline_for_their_locks(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(suspend_steps, "LOCK_WITHIN", 0.5)
+    monkeypatch.setattr(steps, "LOCK_WITHIN", 0.5)
     bench.suspender.opened(bench.session)
     lock, timeouts = bench.driver.lock, list[float]()
 
-    async def slow(process: ProcessName, timeout: float) -> Answer:
+    async def slow(process: ProcessName, timeout: float) -> CheckpointResult:
         timeouts.append(timeout)
         await asyncio.sleep(0.3)
         return await lock(process, timeout)
@@ -438,13 +432,13 @@ async def test_all_processes_of_a_session_have_one_deadline_for_their_locks(
     bench.arbitration.suspend("ann")
     await bench.until_told("suspended")
     assert 0.4 < timeouts[0] <= 0.5
-    assert suspend_steps.LEAST_TIME <= timeouts[1] <= 0.2
+    assert steps.LEAST_TIME <= timeouts[1] <= 0.2
 
 
 async def test_session_that_is_always_busy_is_asked_less_and_less_often(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(suspend_progress, "SOON", 0.02)
+    monkeypatch.setattr(progress, "SOON", 0.02)
     bench.suspender.opened(bench.session)
     bench.driver.lock = busy = BusyLock()  # type: ignore[method-assign]
     able = bench.arbitration.set_suspendable
@@ -466,28 +460,28 @@ class BusyLock:
     def __init__(self) -> None:
         self.asked = 0
 
-    async def __call__(self, process: ProcessName, timeout: float) -> Answer:
+    async def __call__(self, process: ProcessName, timeout: float) -> CheckpointResult:
         self.asked += 1
-        return Answer(Code.NOT_READY)
+        return CheckpointResult(Code.NOT_READY)
 
 
 def test_pauses_double_up_to_their_bound_and_begin_anew() -> None:
-    pauses, now, seen = suspend_progress.BackOff(2.0), 100.0, list[float]()
+    pauses, now, seen = progress.BackOff(2.0), 100.0, list[float]()
     for _ in range(7):
         seen.append(pauses.next(now))
         now += seen[-1]
     assert seen == [2, 4, 8, 16, 32, 60, 60]
-    assert pauses.next(now + suspend_progress.LATER + 1) == 2
-    pauses.next(now + suspend_progress.LATER + 3)
+    assert pauses.next(now + progress.LATER + 1) == 2
+    pauses.next(now + progress.LATER + 3)
     pauses.succeeded()
-    assert pauses.next(now + suspend_progress.LATER + 3) == 2
+    assert pauses.next(now + progress.LATER + 3) == 2
 
 
 async def test_agent_that_stops_unlocks_what_is_only_locked(bench: Bench, pids: list[int]) -> None:
     bench.suspender.opened(bench.session)
     lock = bench.driver.lock
 
-    async def second_hangs(process: ProcessName, timeout: float) -> Answer:
+    async def second_hangs(process: ProcessName, timeout: float) -> CheckpointResult:
         answer = await lock(process, timeout)
         if ProcessState.LOCKED in (bench.driver.states.get(other) for other in pids if other != process.pid):
             await asyncio.Event().wait()
@@ -507,12 +501,12 @@ async def test_agent_that_stops_does_not_wait_for_one_process_before_it_unlocks_
     checkpoint, unlock = bench.driver.checkpoint, bench.driver.unlock
     leaving: list[int] = []
 
-    async def first_takes_long(process: ProcessName, size: int) -> Answer:
+    async def first_takes_long(process: ProcessName, size: int) -> CheckpointResult:
         leaving.append(process.pid)
         await asyncio.Event().wait()
         return await checkpoint(process, size)
 
-    async def waits_for_its_checkpoint(process: ProcessName) -> Answer:
+    async def waits_for_its_checkpoint(process: ProcessName) -> CheckpointResult:
         if process.pid in leaving:
             await asyncio.Event().wait()
         return await unlock(process)
@@ -530,7 +524,7 @@ async def test_lock_of_an_earlier_agent_that_is_still_under_way_is_undone(bench:
     bench.record(pids[:1])
     unlock = bench.driver.unlock
 
-    async def after_the_lock(process: ProcessName) -> Answer:
+    async def after_the_lock(process: ProcessName) -> CheckpointResult:
         bench.driver.states[process.pid] = ProcessState.LOCKED
         return await unlock(process)
 
@@ -543,7 +537,7 @@ async def test_lock_of_an_earlier_agent_that_is_still_under_way_is_undone(bench:
 async def test_processes_that_outlive_session_and_agent_come_back_under_the_next_agent(
     bench: Bench, pids: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(leftover_processes, "AGAIN_AFTER", 0.02)
+    monkeypatch.setattr(steps, "AGAIN_AFTER", 0.02)
     bench.record(pids)
     bench.driver.states = dict.fromkeys(pids, ProcessState.CHECKPOINTED)
     bench.uses(FIRST.memory_bytes - SIZE // 2)
@@ -568,7 +562,7 @@ async def test_state_is_asked_again_where_a_call_of_an_earlier_agent_was_under_w
     bench.driver.states = {pids[0]: ProcessState.LOCKED}
     unlock = bench.driver.unlock
 
-    async def after_the_checkpoint(process: ProcessName) -> Answer:
+    async def after_the_checkpoint(process: ProcessName) -> CheckpointResult:
         if bench.driver.states[process.pid] is ProcessState.LOCKED and not unlocked:
             bench.driver.states[process.pid] = ProcessState.CHECKPOINTED
         unlocked.append(process.pid)
@@ -599,9 +593,9 @@ async def test_process_that_stays_locked_is_unlocked_as_soon_as_the_driver_does_
 async def test_process_in_the_failed_state_is_named_whatever_the_call_answered(bench: Bench, pids: list[int]) -> None:
     bench.suspender.opened(bench.session)
 
-    async def fails(process: ProcessName, size: int) -> Answer:
+    async def fails(process: ProcessName, size: int) -> CheckpointResult:
         bench.driver.states[process.pid] = ProcessState.FAILED
-        return Answer(Code.NOT_SUPPORTED)
+        return CheckpointResult(Code.NOT_SUPPORTED)
 
     bench.driver.checkpoint = fails  # type: ignore[method-assign]
     bench.arbitration.suspend("ann")
@@ -646,10 +640,10 @@ async def test_free_memory_is_held_while_processes_leave_and_while_they_come_bac
     calls = {name: getattr(bench.driver, name) for name in ("lock", "checkpoint", "restore", "unlock")}
 
     def look(name: str) -> Any:
-        async def call(*arguments: Any) -> Answer:
+        async def call(*arguments: Any) -> CheckpointResult:
             held[name] = bench.holds.against(FIRST.uuid, "ben")
             assert not bench.holds.against(FIRST.uuid, "ann")
-            answer: Answer = await calls[name](*arguments)
+            answer: CheckpointResult = await calls[name](*arguments)
             return answer
 
         return call
@@ -668,7 +662,7 @@ async def test_free_memory_is_held_while_processes_leave_and_while_they_come_bac
 async def test_two_sessions_never_come_back_into_the_same_free_memory(bench: Bench, pids: list[int]) -> None:
     restore = bench.driver.restore
 
-    async def slow(process: ProcessName, size: int) -> Answer:
+    async def slow(process: ProcessName, size: int) -> CheckpointResult:
         await asyncio.sleep(0.1)  # the driver shows the memory as used only then
         answer = await restore(process, size)
         bench.uses(FIRST.memory_bytes)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gpushare_spawner.sharing.native_process import merged
+from gpushare_spawner.sharing.native import merged
 from tests.agent.agent_process import AgentProcess
 from tests.agent.conftest import request_for
 from tests.native.preload_clients import Client

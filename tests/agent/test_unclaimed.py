@@ -6,8 +6,8 @@ from types import SimpleNamespace
 from typing import cast
 
 from gpushare_spawner.agent.gpus.nvml import Gpu, GpuProcess, GpuState
+from gpushare_spawner.agent.sessions.processes import STEP, UnclaimedMemory, claimed_bytes
 from gpushare_spawner.agent.sessions.session import Session
-from gpushare_spawner.agent.sessions.unclaimed import STEP, UnclaimedMemory, claimed_bytes
 from tests.agent.conftest import Agent
 from tests.agent.peers import FIRST, GIB
 

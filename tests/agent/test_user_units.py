@@ -7,8 +7,8 @@ import json
 import pytest
 
 from gpushare_spawner.arbiter import ArbiterSettings, GpuArbiter
-from gpushare_spawner.model.protocol.control import OpenRequest
-from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.model.control import OpenRequest
+from gpushare_spawner.model.share import Tier
 from tests.agent.conftest import Agent, request_for
 from tests.agent.test_node import session, to_tier
 from tests.arbiter.test_weights import shares

@@ -16,16 +16,16 @@ from typing import Any
 
 import pytest
 
-from gpushare_spawner.agent.gpus import gpu_memory_queries, gpu_time_samples
+from gpushare_spawner.agent.gpus import samples as gpu_samples
 from gpushare_spawner.agent.gpus.nvml import Gpu, GpuProcess, GpuState, Utilisation
 from gpushare_spawner.agent.memory import session_limit
-from gpushare_spawner.agent.memory.node_memory import HostMemorySettings
+from gpushare_spawner.agent.memory.host_memory import HostMemorySettings
 from gpushare_spawner.agent.node import Node, NodeSettings
 from gpushare_spawner.agent.processes import ProcessName
-from gpushare_spawner.agent.sockets.peer import Peer
-from gpushare_spawner.agent.state.state_folder import StateFolder
+from gpushare_spawner.agent.sockets.connection import Peer
+from gpushare_spawner.agent.state.folder import StateFolder
 from gpushare_spawner.arbiter import ArbiterSettings
-from gpushare_spawner.model.protocol.frames import NO_GPU, Feature, Frame, Kind, Role, gpu_bytes
+from gpushare_spawner.model.frames import NO_GPU, Feature, Frame, Kind, Role, gpu_bytes
 from tests.agent.conftest import LIBRARIES, request_for
 
 GIB = 2**30
@@ -260,9 +260,8 @@ def virtual_node(
     loop = VirtualLoop()
     with pytest.MonkeyPatch.context() as patch:
         thread = SimpleNamespace(Thread=_AtOnce)
-        patch.setattr(gpu_memory_queries, "threading", thread)
-        patch.setattr(gpu_time_samples, "threading", thread)
-        patch.setattr(gpu_time_samples, "WallClock", lambda: _Clock(loop))
+        patch.setattr(gpu_samples, "threading", thread)
+        patch.setattr(gpu_samples, "WallClock", lambda: _Clock(loop))
         patch.setattr(session_limit, "Connection", Process)
         asyncio.set_event_loop(loop)
 

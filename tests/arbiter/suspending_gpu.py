@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from gpushare_spawner.arbiter import Decision, GpuArbiter, Grant
+from gpushare_spawner.arbiter import Decision, GpuArbiter, LeaseGrant
 from tests.arbiter.virtual_gpu import GIB, Job, VirtualGpu
 
 VRAM = 16 * GIB
@@ -152,7 +152,7 @@ class SuspendingGpu(VirtualGpu):
 
     # -- allocations -------------------------------------------------------------------------------------------------
 
-    def _granted(self, job: Job, grant: Grant) -> None:
+    def _granted(self, job: Job, grant: LeaseGrant) -> None:
         if job.session in self.whole and self._allocated.get(job.name) != job.plain:
             free = self.vram - self.on_gpu - (0 if self._allocated[job.name] else self.context)
             if job.plain - self._allocated[job.name] > free:

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from gpushare_spawner.arbiter import ArbiterSettings, Decision, GpuArbiter, Grant, PageOut, Revoke
+from gpushare_spawner.arbiter import ArbiterSettings, Decision, GpuArbiter, LeaseGrant, PageOut, Revoke
 from tests.arbiter.bounds import longest_wait
 
 VRAM = 1000
@@ -77,7 +77,7 @@ class AnyOrder(RuleBasedStateMachine):
     def obey(self, decisions: list[Decision]) -> None:
         for decision in decisions:
             peer = self.peers[str(decision.client)]
-            if isinstance(decision, Grant):
+            if isinstance(decision, LeaseGrant):
                 assert decision.lease > 0
                 assert 0 <= decision.prefetch <= peer.managed
                 assert decision.time_slice >= 0

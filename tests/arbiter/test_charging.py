@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from gpushare_spawner.arbiter import ArbiterSettings
-from gpushare_spawner.arbiter.charging import Charging
+from gpushare_spawner.arbiter.accounting import Charging
 from gpushare_spawner.arbiter.roster import Roster
-from gpushare_spawner.arbiter.session import Client, Session
+from gpushare_spawner.arbiter.session import ArbitratedSession, Client
 
 SETTINGS = ArbiterSettings(period=0.2)
 
@@ -23,7 +23,7 @@ class Charged:
         self.accounts = self.charging.accounts
         for lease, (client, session) in enumerate(clients.items(), 1):
             if session not in self.roster.sessions:
-                self.roster.sessions[session] = Session(session, 50)
+                self.roster.sessions[session] = ArbitratedSession(session, 50)
                 self.accounts.add(session, 50)
             self.roster.connect(client, session)
             self.roster.granted(self.roster.client(client), lease)

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from gpushare_spawner.arbiter import ArbiterSettings, Decision, GpuArbiter, Grant
-from gpushare_spawner.arbiter.time_slice import TRUST, Bandwidth
+from gpushare_spawner.arbiter import ArbiterSettings, Decision, GpuArbiter, LeaseGrant
+from gpushare_spawner.arbiter.time_slices import TRUST, Bandwidth
 from tests.arbiter.virtual_gpu import GIB, Job, VirtualGpu, alternating, forever
 
 
@@ -78,7 +78,7 @@ def test_a_claimed_time_counts_only_up_to_the_time_since_the_order() -> None:
         arbiter.add_session(name, 50, 0.0)
         arbiter.connect(name, name, 0.0)
     (grant,) = arbiter.request("a", 12 * GIB, 0, 0.0)
-    assert isinstance(grant, Grant)
+    assert isinstance(grant, LeaseGrant)
     arbiter.release("a", grant.lease, 1.0, 1.0)
     arbiter.request("b", 12 * GIB, 0, 2.0)  # a is told to page out 8 GiB
     arbiter.paged_out("a", 8 * GIB, 1e9, 3.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpushare_spawner.arbiter import ArbiterSettings, GpuArbiter, Grant, Revoke, RevokeReason
+from gpushare_spawner.arbiter import ArbiterSettings, GpuArbiter, LeaseGrant, Revoke, RevokeReason
 from tests.arbiter.virtual_gpu import GIB, Job, VirtualGpu, alternating, forever
 
 
@@ -24,7 +24,7 @@ def test_all_that_fit_hold_the_lease_together_without_an_end() -> None:
         arbiter.add_session(str(index), 30, 0.0)
         arbiter.connect(index, str(index), 0.0)
         grants += arbiter.request(index, gib * GIB, 0, float(index))
-    granted = [(grant.client, grant.time_slice) for grant in grants if isinstance(grant, Grant)]
+    granted = [(grant.client, grant.time_slice) for grant in grants if isinstance(grant, LeaseGrant)]
     assert (granted, len(grants)) == ([(0, 0), (1, 0), (2, 0)], 3)
     assert arbiter.holders() == ("0", "1", "2")
     assert arbiter.waiting() == ()
@@ -110,7 +110,7 @@ def test_a_neighbour_joins_at_once_where_it_fits_even_while_another_waits() -> N
     arbiter.request("a", 10 * GIB, 0, 0.0)
     assert arbiter.request("b", 10 * GIB, 0, 1.0) == []
     (grant,) = arbiter.request("c", 2 * GIB, 0, 2.0)
-    assert isinstance(grant, Grant)
+    assert isinstance(grant, LeaseGrant)
     assert grant.client == "c"
 
 
@@ -132,7 +132,7 @@ def test_who_is_quiet_is_parted_first_when_a_holder_grows() -> None:
         arbiter.add_session(name, 30, 0.0)
         arbiter.connect(name, name, 0.0)
         (grant,) = arbiter.request(name, 6 * GIB, 0, 0.0)
-        assert isinstance(grant, Grant)
+        assert isinstance(grant, LeaseGrant)
         leases[name] = grant.lease
     assert arbiter.idle("a", leases["a"], 1.0, 0.0, 1.0) == []
     (revoke,) = [d for d in arbiter.memory("b", 12 * GIB, 0, 1.1) if isinstance(d, Revoke)]

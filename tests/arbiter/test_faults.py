@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from gpushare_spawner.arbiter import ArbiterSettings, GpuArbiter, Grant, Revoke
+from gpushare_spawner.arbiter import ArbiterSettings, GpuArbiter, LeaseGrant, Revoke
 from tests.arbiter.virtual_gpu import GIB, Job, VirtualGpu, alternating, forever
 
 
@@ -18,7 +18,7 @@ def contended() -> tuple[GpuArbiter, int]:
         arbiter.add_session(name, 50, 0.0)
         arbiter.connect(name, name, 0.0)
     (grant,) = arbiter.request("a", 12 * GIB, 0, 0.0)
-    assert isinstance(grant, Grant)
+    assert isinstance(grant, LeaseGrant)
     assert arbiter.request("b", 12 * GIB, 0, 0.0) == []
     return arbiter, grant.lease
 
@@ -26,7 +26,7 @@ def contended() -> tuple[GpuArbiter, int]:
 def test_a_holder_that_crashes_frees_its_lease() -> None:
     arbiter, _ = contended()
     (grant,) = arbiter.disconnect("a", 1.0)
-    assert isinstance(grant, Grant)
+    assert isinstance(grant, LeaseGrant)
     assert (grant.client, grant.prefetch) == ("b", 0)
 
 
@@ -66,7 +66,7 @@ def test_a_revoked_client_that_does_not_answer_holds_nobody_up_for_ever() -> Non
     assert arbiter.next_wakeup() == pytest.approx(5.0)
     assert arbiter.tick(4.9) == []
     (grant,) = arbiter.tick(5.0)
-    assert isinstance(grant, Grant)
+    assert isinstance(grant, LeaseGrant)
     assert grant.client == "b"
     assert arbiter.holders() == ("a", "b")
     assert arbiter.next_wakeup() is None
@@ -106,7 +106,7 @@ def test_a_holder_that_asks_is_told_its_lease_again() -> None:
     arbiter, lease = contended()
     (pace,) = arbiter.paces()
     assert pace.seconds > 0
-    assert arbiter.request("a", 12 * GIB, 0, 0.5) == [Grant("a", lease, 0.0, 0, pace.seconds)]
+    assert arbiter.request("a", 12 * GIB, 0, 0.5) == [LeaseGrant("a", lease, 0.0, 0, pace.seconds)]
     assert arbiter.paces() == []
 
 
@@ -199,7 +199,7 @@ def test_a_neighbour_that_grows_while_room_is_made_does_not_stop_the_clock() -> 
         arbiter.add_session(name, weight, 0.0)
         arbiter.connect(name, name, 0.0)
         for grant in arbiter.request(name, gib * GIB, 0, 0.0):
-            assert isinstance(grant, Grant)
+            assert isinstance(grant, LeaseGrant)
             leases[name] = grant.lease
     (revoke,) = arbiter.tick(5000.0)
     assert revoke.client == "a"

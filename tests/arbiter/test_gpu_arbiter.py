@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gpushare_spawner.arbiter import ArbiterSettings, GpuArbiter, Grant, Revoke, RevokeReason
-from gpushare_spawner.arbiter.decisions import Decision
+from gpushare_spawner.arbiter import ArbiterSettings, GpuArbiter, LeaseGrant, Revoke, RevokeReason
+from gpushare_spawner.arbiter.session import Decision
 from tests.present import present
 
 GIB = 2**30
@@ -37,7 +37,7 @@ def test_a_time_slice_ends_after_its_part_of_the_round_and_not_before() -> None:
     assert gpu.holders() == ("a",)
     gpu.request("a", 16 * GIB, 0, end)  # it has more work, and waits when it has given its lease back
     (grant,) = gpu.release("a", order.lease, end, end + 0.5)
-    assert isinstance(grant, Grant)
+    assert isinstance(grant, LeaseGrant)
     assert (grant.client, grant.prefetch, grant.pace) == ("b", 0, 0.02)
     assert grant.time_slice == pytest.approx(0.7 * 2 * S / 0.025)
     assert gpu.next_wakeup() == pytest.approx(end + 0.5 + grant.time_slice)
@@ -50,7 +50,7 @@ def test_a_revoked_client_has_four_seconds_to_answer() -> None:
     assert gpu.next_wakeup() == pytest.approx(end + 4.0)
     assert gpu.tick(end + 3.999) == []
     (grant,) = gpu.tick(end + 4.0)
-    assert (type(grant), grant.client) == (Grant, "b")
+    assert (type(grant), grant.client) == (LeaseGrant, "b")
     assert gpu.holders() == ("a", "b")
 
 
@@ -232,7 +232,7 @@ def test_where_all_fit_a_lease_has_no_time_slice() -> None:
         gpu.add_session(session, 50, 0.0)
         gpu.connect(session, session, 0.0)
         (grant,) = gpu.request(session, GIB, 0, 0.0)
-        assert isinstance(grant, Grant)
+        assert isinstance(grant, LeaseGrant)
         assert grant.time_slice == 0.0
 
 

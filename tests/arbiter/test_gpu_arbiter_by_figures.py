@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from gpushare_spawner.arbiter import ArbiterSettings, Decision, GpuArbiter, Grant, PageOut, Revoke, RevokeReason
-from gpushare_spawner.arbiter.decisions import Pace
+from gpushare_spawner.arbiter import ArbiterSettings, Decision, GpuArbiter, LeaseGrant, PageOut, Revoke, RevokeReason
+from gpushare_spawner.arbiter.session import Pace
 from tests.present import present
 
 GIB = 2**30
@@ -143,7 +143,7 @@ def test_leases_are_numbered_from_1_and_never_used_twice() -> None:
     assert (lease(gpu, "a"), lease(gpu, "b")) == (1, 2)
     gpu.release("a", 1, 0.5, 1.0)
     (grant,) = gpu.request("a", GIB, 0, 2.0)
-    assert isinstance(grant, Grant)
+    assert isinstance(grant, LeaseGrant)
     assert grant.lease == 3
 
 
@@ -151,7 +151,7 @@ def test_a_holder_that_asks_again_is_told_its_lease_and_works_from_then_on() -> 
     gpu = arbiter(a=50, b=50)
     gpu.idle("a", 1, 1.0, 0.0, 1.0)
     assert gpu.session_view("a").running is False
-    assert gpu.request("a", GIB, 0, 2.0) == [Grant("a", 1, 0.0, 0, 0.1)]
+    assert gpu.request("a", GIB, 0, 2.0) == [LeaseGrant("a", 1, 0.0, 0, 0.1)]
     assert gpu.session_view("a").running is True
     assert gpu.session_view("a").delivered.waits == gpu.session_view("b").delivered.waits
 
@@ -312,7 +312,7 @@ def test_holders_are_told_once_how_much_they_may_queue_while_others_compete_and_
     gpu.add_session("a", 50, 0.0)
     gpu.connect("a", "a", 0.0)
     (grant,) = gpu.request("a", GIB, 0, 0.0)
-    assert isinstance(grant, Grant)
+    assert isinstance(grant, LeaseGrant)
     assert grant.pace == 0.0
     gpu.tick(10.0)
     assert (gpu.paces(), gpu.next_wakeup()) == ([], None)
@@ -321,7 +321,7 @@ def test_holders_are_told_once_how_much_they_may_queue_while_others_compete_and_
     assert gpu.paces() == [Pace("a", 1, 0.1)], "b may have work at any moment"
     assert gpu.paces() == []
     (grant,) = gpu.request("b", GIB, 0, 11.0)
-    assert isinstance(grant, Grant)
+    assert isinstance(grant, LeaseGrant)
     assert grant.pace == 0.02
     assert gpu.paces() == [Pace("a", 1, 0.02)]
     gpu.release("b", 2, 0.5, 12.0)
@@ -367,7 +367,7 @@ def test_the_light_one_is_held_back_when_it_has_had_its_part_and_comes_back_in_t
     assert gpu.waiting() == ("b",)
     assert gpu.next_wakeup() == pytest.approx(0.2)
     (grant,) = gpu.tick(0.2)
-    assert isinstance(grant, Grant)
+    assert isinstance(grant, LeaseGrant)
     assert (grant.client, grant.time_slice, grant.prefetch) == ("b", 0.0, 0)
 
 
@@ -392,7 +392,7 @@ def test_while_the_heavy_one_pauses_for_less_than_the_others_overrun_they_stay_h
     gpu.request("b", GIB, 0, at + 0.04)
     assert gpu.idle("a", 1, at, 0.0, at + 0.05) == []
     assert gpu.next_wakeup() == pytest.approx(at + 0.05 + 0.010 / 4)
-    assert kinds(gpu.tick(at + 0.05 + 0.010 / 4)) == [(Grant, "b")]
+    assert kinds(gpu.tick(at + 0.05 + 0.010 / 4)) == [(LeaseGrant, "b")]
 
 
 # -- memory ------------------------------------------------------------------------------------------------------
@@ -406,7 +406,7 @@ def test_of_those_without_a_lease_the_one_that_has_not_worked_for_longest_makes_
     gpu.connect("d", "d", 4.0)
     decisions = gpu.request("d", 8 * GIB, 0, 4.0)
     assert decisions[:-1] == [PageOut("b", 5 * GIB), PageOut("c", 2 * GIB)]
-    assert kinds(decisions[-1:]) == [(Grant, "d")]
+    assert kinds(decisions[-1:]) == [(LeaseGrant, "d")]
 
 
 def test_who_has_no_lease_makes_room_before_one_that_makes_way() -> None:
@@ -433,7 +433,7 @@ def test_a_client_is_given_twice_the_time_of_its_hand_off_to_fetch_its_pages_bef
     gpu.release("b", lease(gpu, "b"), 1.0, 3.0)
     (out, grant) = gpu.request("a", 8 * GIB, 0, 4.0)
     assert out == PageOut("b", 8 * GIB)
-    assert isinstance(grant, Grant)
+    assert isinstance(grant, LeaseGrant)
     assert grant.prefetch == 8 * GIB
     client = gpu._roster.client("a")
     out_speed = gpu._cost.bandwidth_out.value
@@ -460,7 +460,7 @@ def test_what_was_paged_out_tells_how_fast_memory_moves() -> None:
     gpu.release("a", 1, 1.0, 1.0)
     gpu.add_session("b", 50, 1.0)
     gpu.connect("b", "b", 1.0)
-    assert kinds(gpu.request("b", 10 * GIB, 0, 1.0)) == [(PageOut, "a"), (Grant, "b")]
+    assert kinds(gpu.request("b", 10 * GIB, 0, 1.0)) == [(PageOut, "a"), (LeaseGrant, "b")]
     gpu.paged_out("a", 4 * GIB, 0.25, 2.0)
     assert gpu._cost.bandwidth_out.value == pytest.approx(4 * GIB / 0.25)
     assert gpu._cost.bandwidth_in.value == 8e9

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpushare_spawner.arbiter import ArbiterSettings, Decision, GpuArbiter, Grant, PageOut, Revoke, RevokeReason
+from gpushare_spawner.arbiter import ArbiterSettings, Decision, GpuArbiter, LeaseGrant, PageOut, Revoke, RevokeReason
 
 GIB = 2**30
 
@@ -22,7 +22,7 @@ class Desk:
 
     def note(self, decisions: list[Decision]) -> list[Decision]:
         for decision in decisions:
-            if isinstance(decision, Grant):
+            if isinstance(decision, LeaseGrant):
                 self.lease[str(decision.client)] = decision.lease
         return decisions
 
@@ -45,13 +45,13 @@ class Desk:
 def test_the_next_is_granted_on_release_and_the_page_out_follows() -> None:
     desk = Desk()
     (first,) = desk.ask("a", 12)
-    assert isinstance(first, Grant)
+    assert isinstance(first, LeaseGrant)
     assert (first.client, first.lease, first.prefetch) == ("a", 1, 0)  # nothing of it was ever anywhere else
     desk.ask("b", 10)
     (revoke,) = desk.quiet("a")
     assert revoke == Revoke("a", 1, 6 * GIB, RevokeReason.IDLE)
     (grant,) = desk.give_back("a")
-    assert isinstance(grant, Grant)
+    assert isinstance(grant, LeaseGrant)
     assert (grant.client, grant.prefetch) == ("b", 0)
     assert desk.resident("a") == 6
     assert desk.resident("b") == 10
@@ -69,7 +69,7 @@ def test_coming_back_brings_in_only_what_left() -> None:
     assert isinstance(revoke, Revoke)
     assert revoke.page_out == 6 * GIB
     (grant,) = desk.give_back("b")
-    assert isinstance(grant, Grant)
+    assert isinstance(grant, LeaseGrant)
     assert grant.prefetch == 6 * GIB
 
 
@@ -78,11 +78,11 @@ def test_nothing_moves_where_there_is_room() -> None:
     desk.ask("a", 6)
     desk.give_back("a")
     (grant,) = desk.ask("b", 10)
-    assert isinstance(grant, Grant)
+    assert isinstance(grant, LeaseGrant)
     assert desk.resident("a") == 6
     desk.give_back("b")
     (again,) = desk.ask("a", 6)
-    assert isinstance(again, Grant)
+    assert isinstance(again, LeaseGrant)
     assert again.prefetch == 0
 
 
@@ -109,7 +109,7 @@ def test_a_lone_working_set_larger_than_the_gpu_fills_it() -> None:
     desk.give_back("a")
     decisions = desk.ask("b", 40)
     assert PageOut("a", 4 * GIB) in decisions
-    assert [d.client for d in decisions if isinstance(d, Grant)] == ["b"]
+    assert [d.client for d in decisions if isinstance(d, LeaseGrant)] == ["b"]
     assert desk.resident("b") == 16
     desk.ask("a", 4)
     assert desk.quiet("b") == [Revoke("b", desk.lease["b"], 4 * GIB, RevokeReason.IDLE)]
@@ -118,7 +118,7 @@ def test_a_lone_working_set_larger_than_the_gpu_fills_it() -> None:
     desk.give_back("a")
     order, grant = desk.ask("b", 40)
     assert order == PageOut("a", 4 * GIB)
-    assert isinstance(grant, Grant)
+    assert isinstance(grant, LeaseGrant)
     assert grant.prefetch == 4 * GIB
 
 
@@ -181,7 +181,7 @@ def test_a_page_out_answered_after_the_next_grant_is_fetched_back() -> None:
     desk.ask("b", 12)  # a is told to page out 2 GiB
     assert desk.resident("a") == 4
     desk.give_back("b")
-    grants = [d for d in desk.ask("a", 6) if isinstance(d, Grant)]
+    grants = [d for d in desk.ask("a", 6) if isinstance(d, LeaseGrant)]
     assert [grant.prefetch for grant in grants] == [2 * GIB]
     desk.arbiter.paged_out("a", GIB, 0.1, desk.now)
     assert desk.resident("a") == 6
@@ -206,7 +206,7 @@ def test_a_released_session_keeps_its_pages_until_somebody_needs_the_memory() ->
     desk.ask("c", 8)
     assert (desk.resident("a"), desk.resident("b")) == (5, 3)
     desk.arbiter.set_weight("a", 50, desk.now)
-    (grant,) = [d for d in desk.ask("a", 5) if isinstance(d, Grant)]
+    (grant,) = [d for d in desk.ask("a", 5) if isinstance(d, LeaseGrant)]
     assert grant.prefetch == 0
 
 
@@ -228,7 +228,7 @@ def test_a_lease_revoked_before_its_session_was_released_pages_out_what_was_need
     desk.quiet("a")
     assert desk.arbiter.set_weight("a", 0, desk.now) == []
     decisions = desk.give_back("a")
-    assert [(type(d), d.client) for d in decisions] == [(Grant, "b")]
+    assert [(type(d), d.client) for d in decisions] == [(LeaseGrant, "b")]
     assert desk.resident("a") == 6
 
 
@@ -240,7 +240,7 @@ def test_a_released_session_comes_back_with_its_weight() -> None:
     desk.ask("b", 15)  # pages out 4 of a's 5
     desk.give_back("b")
     desk.arbiter.set_weight("a", 50, desk.now)
-    (grant,) = [d for d in desk.ask("a", 5) if isinstance(d, Grant)]
+    (grant,) = [d for d in desk.ask("a", 5) if isinstance(d, LeaseGrant)]
     assert grant.prefetch == 4 * GIB
 
 
@@ -255,7 +255,7 @@ def test_several_clients_of_one_session_come_and_go_together_where_they_fit() ->
     decisions = desk.quiet("a2")
     assert sorted(str(d.client) for d in decisions if isinstance(d, Revoke)) == ["a", "a2"]
     desk.give_back("a")
-    assert [d.client for d in desk.give_back("a2") if isinstance(d, Grant)] == ["b"]
+    assert [d.client for d in desk.give_back("a2") if isinstance(d, LeaseGrant)] == ["b"]
 
 
 def test_gpu_seconds_are_what_was_reported_and_never_more_than_the_lease_lasted() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gpushare_spawner.arbiter import ArbiterSettings, GpuArbiter, Grant, Revoke, RevokeReason
-from gpushare_spawner.arbiter.think_time import RecentSpans
+from gpushare_spawner.arbiter import ArbiterSettings, GpuArbiter, LeaseGrant, Revoke, RevokeReason
+from gpushare_spawner.arbiter.session import RecentSpans
 from tests.arbiter.virtual_gpu import GIB, Job, VirtualGpu, alternating, forever
 
 
@@ -17,7 +17,7 @@ def two_big_ones(**settings: object) -> tuple[GpuArbiter, int]:
         arbiter.add_session(name, 50, 0.0)
         arbiter.connect(name, name, 0.0)
     (grant,) = arbiter.request("a", 12 * GIB, 0, 0.0)
-    assert isinstance(grant, Grant)
+    assert isinstance(grant, LeaseGrant)
     return arbiter, grant.lease
 
 
@@ -44,7 +44,7 @@ def test_quiet_while_the_other_waits() -> None:
     assert isinstance(revoke, Revoke)
     assert revoke.reason is RevokeReason.IDLE
     (grant,) = arbiter.release("a", lease, 1.0, 1.001)
-    assert isinstance(grant, Grant)
+    assert isinstance(grant, LeaseGrant)
     assert (grant.client, grant.prefetch) == ("b", 0)
 
 
@@ -53,7 +53,7 @@ def test_a_quiet_neighbour_stays_where_it_is_not_in_the_way() -> None:
     arbiter.add_session("c", 50, 0.0)
     arbiter.connect("c", "c", 0.0)
     (grant,) = arbiter.request("c", 2 * GIB, 0, 0.0)
-    assert isinstance(grant, Grant)
+    assert isinstance(grant, LeaseGrant)
     arbiter.request("b", 12 * GIB, 0, 0.01)
     assert arbiter.idle("c", grant.lease, 1.0, 0.002, 1.0) == []
     (revoke,) = arbiter.idle("a", lease, 1.0, 0.002, 1.1)
@@ -130,13 +130,13 @@ def test_without_paging_it_gives_way_at_once(exclusive: bool) -> None:
         arbiter.add_session(name, 50, 0.0)
         arbiter.connect(name, name, 0.0)
     (grant,) = arbiter.request("a", GIB, 0, 0.0)
-    assert isinstance(grant, Grant)
+    assert isinstance(grant, LeaseGrant)
     now = learn_gaps(arbiter, grant.lease, 0.01, times=3)
     arbiter.idle("a", grant.lease, now, 0.002, now)
     now += 0.01
     answer = arbiter.request("b", GIB, 0, now)
     if not exclusive:
-        assert [type(decision) for decision in answer] == [Grant]
+        assert [type(decision) for decision in answer] == [LeaseGrant]
         return
     (revoke,) = answer
     assert isinstance(revoke, Revoke)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpushare_spawner.arbiter import ArbiterSettings, GpuArbiter
-from gpushare_spawner.arbiter.revoke_timeout import RevokeTimeouts
+from gpushare_spawner.arbiter.time_slices import RevokeTimeouts
 from tests.arbiter.virtual_gpu import GIB, Job, VirtualGpu, forever
 
 USUAL, SHORTEST = ArbiterSettings().usual_revoke_timeout, ArbiterSettings().shortest_revoke_timeout

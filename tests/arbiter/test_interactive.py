@@ -8,8 +8,8 @@ from collections.abc import Hashable, Iterator
 import pytest
 
 from gpushare_spawner.arbiter import ArbiterSettings, Decision, GpuArbiter, Revoke
-from gpushare_spawner.arbiter.interactive import bound, group_with, is_interactive, newcomers, part_of_gpu
-from gpushare_spawner.arbiter.session import Client, Session
+from gpushare_spawner.arbiter.session import ArbitratedSession, Client
+from gpushare_spawner.arbiter.time_slices import bound, group_with, is_interactive, newcomers, part_of_gpu
 from tests.arbiter.virtual_gpu import GIB, Job, VirtualGpu, alternating, forever
 
 
@@ -93,7 +93,9 @@ def test_one_that_has_worked_for_long_makes_way_before_one_that_has_just_come() 
 
 
 def sessions(*attained: float) -> list[Client]:
-    return [Client(number, Session(str(number), 25, attained=seconds)) for number, seconds in enumerate(attained)]
+    return [
+        Client(number, ArbitratedSession(str(number), 25, attained=seconds)) for number, seconds in enumerate(attained)
+    ]
 
 
 def test_the_bound_follows_those_who_wait() -> None:
@@ -105,7 +107,7 @@ def test_the_bound_follows_those_who_wait() -> None:
 
 def test_long_bursts_are_interactive_after_a_pause_of_ten_seconds_only() -> None:
     settings = ArbiterSettings()
-    session = Session("a", 25, pause=9.0)
+    session = ArbitratedSession("a", 25, pause=9.0)
     for _ in range(3):
         session.bursts.learn(20.0)
     assert not is_interactive(session, settings)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gpushare_spawner.arbiter import ArbiterSettings
-from gpushare_spawner.arbiter.interactive import bound, is_interactive, newcomers, part_of_gpu
-from gpushare_spawner.arbiter.session import Client, Session
+from gpushare_spawner.arbiter.session import ArbitratedSession, Client
+from gpushare_spawner.arbiter.time_slices import bound, is_interactive, newcomers, part_of_gpu
 
 SETTINGS = ArbiterSettings(short_burst=5.0, long_pause=30.0, returning_pause=10.0, overhead_bound=0.025)
 
@@ -24,7 +24,7 @@ SETTINGS = ArbiterSettings(short_burst=5.0, long_pause=30.0, returning_pause=10.
 def test_a_session_is_interactive_by_its_work_since_its_pause_and_after_ten_seconds_if_its_bursts_are_long(
     attained: float, typical_burst: float | None, pause: float, interactive: bool
 ) -> None:
-    session = Session("a", 10, attained=attained, pause=pause)
+    session = ArbitratedSession("a", 10, attained=attained, pause=pause)
     if typical_burst is not None:
         session.bursts.learn(typical_burst)
     assert is_interactive(session, SETTINGS) is interactive
@@ -34,14 +34,18 @@ def test_a_session_is_interactive_by_its_work_since_its_pause_and_after_ten_seco
 
 
 def test_those_that_paused_may_come_early_the_least_attained_first() -> None:
-    sessions = [Session("a", 1, attained=3.0), Session("b", 1, attained=1.0), Session("c", 1, paused=False)]
+    sessions = [
+        ArbitratedSession("a", 1, attained=3.0),
+        ArbitratedSession("b", 1, attained=1.0),
+        ArbitratedSession("c", 1, paused=False),
+    ]
     clients = [Client(session.id, session) for session in sessions]
     assert [client.id for client in newcomers(clients, SETTINGS)] == ["b", "a"]
 
 
 def test_a_hand_off_stops_the_movers_part_of_the_gpu_by_weight_of_those_at_work_beside_it() -> None:
     mover, worker, quiet, parked = (
-        Client(name, Session(name, weight)) for name, weight in zip("mwqp", (20, 60, 40, 20), strict=True)
+        Client(name, ArbitratedSession(name, weight)) for name, weight in zip("mwqp", (20, 60, 40, 20), strict=True)
     )
     worker.lease = quiet.lease = 1
     quiet.quiet_since = 0.0
@@ -53,4 +57,4 @@ def test_a_hand_off_stops_the_movers_part_of_the_gpu_by_weight_of_those_at_work_
 
 
 def test_a_session_of_which_no_burst_is_known_is_interactive_however_short_bursts_have_to_be() -> None:
-    assert is_interactive(Session("a", 10, pause=1.0), ArbiterSettings(short_burst=0.5))
+    assert is_interactive(ArbitratedSession("a", 10, pause=1.0), ArbiterSettings(short_burst=0.5))

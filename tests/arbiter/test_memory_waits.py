@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpushare_spawner.arbiter import ArbiterSettings, Decision, GpuArbiter, Grant, Refuse, Revoke
+from gpushare_spawner.arbiter import ArbiterSettings, Decision, GpuArbiter, LeaseGrant, Refuse, Revoke
 
 DOCS = Path(__file__).parents[2] / "docs"
 VRAM = 512
@@ -201,7 +201,7 @@ class Gpu:
                     self.coming.add(process.session)
                     self.after(self.kinds[process.session].move, lambda s=process.session: self._came(s))  # type: ignore[misc]
                 self.held_back.setdefault(process.session, []).append(decision)
-            elif isinstance(decision, Grant):
+            elif isinstance(decision, LeaseGrant):
                 process.lease, process.waiting = decision.lease, False
                 if process.lacks:
                     self.after(0.0, lambda name=name: self._granted(name))  # type: ignore[misc]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpushare_spawner.arbiter import ArbiterSettings, Decision, GpuArbiter, Grant, Revoke
+from gpushare_spawner.arbiter import ArbiterSettings, Decision, GpuArbiter, LeaseGrant, Revoke
 from tests.arbiter.virtual_gpu import GIB, Job, VirtualGpu, alternating, forever
 from tests.present import present
 
@@ -119,7 +119,7 @@ def test_one_that_holds_a_lease_and_computes_nothing_keeps_nobody_from_the_gpu()
 
     def carry_out(decisions: list[Decision]) -> None:
         for decision in decisions:
-            if isinstance(decision, Grant):
+            if isinstance(decision, LeaseGrant):
                 leases[str(decision.client)] = decision.lease
             elif isinstance(decision, Revoke) and decision.client == "worker":
                 carry_out(arbiter.release("worker", leases.pop("worker"), 0.0, now))

@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpushare_spawner.arbiter import WINDOW, ArbiterSettings, GpuArbiter, Use
-from gpushare_spawner.arbiter.recent_use import KEPT, RecentUse, User
+from gpushare_spawner.arbiter.recent_use import KEPT, RecentGpuUse, User
 
 ADA: User = ("ada", 1)
 BOB: User = ("bob", 2)
 
 
-def seconds(use: RecentUse, user: User, now: float) -> float:
+def seconds(use: RecentGpuUse, user: User, now: float) -> float:
     return use.of(user[0], now, now, ()).seconds
 
 
@@ -22,7 +22,7 @@ def rounded(use: Use) -> Use:
 
 
 def test_clients_that_work_at_the_same_time_have_equal_parts() -> None:
-    use = RecentUse()
+    use = RecentGpuUse()
     use.advance(0.0, 0.4, [ADA])
     use.advance(0.4, 1.0, [ADA, BOB])
     assert seconds(use, ADA, 1.0) == pytest.approx(0.7)
@@ -30,7 +30,7 @@ def test_clients_that_work_at_the_same_time_have_equal_parts() -> None:
 
 
 def test_time_before_the_window_does_not_count() -> None:
-    use = RecentUse()
+    use = RecentGpuUse()
     for tenth in range(20):
         use.advance(tenth / 10, (tenth + 1) / 10, [ADA] if tenth < 15 else [])
     assert seconds(use, ADA, 2.0) == pytest.approx(0.5)
@@ -38,13 +38,13 @@ def test_time_before_the_window_does_not_count() -> None:
 
 
 def test_work_since_the_last_event_counts() -> None:
-    use = RecentUse()
+    use = RecentGpuUse()
     use.advance(0.0, 0.2, [ADA])
     assert use.of("ada", 0.5, 0.9, [ADA, BOB]).seconds == pytest.approx(0.2 + 0.4 / 2)
 
 
 def test_burst_counts_with_no_more_than_the_client_reports() -> None:
-    use = RecentUse()
+    use = RecentGpuUse()
     use.advance(0.0, 0.3, [ADA])
     use.advance(0.3, 0.5, [ADA, BOB])
     use.burst_ended(ADA, 0.3, 0.02)
@@ -55,7 +55,7 @@ def test_burst_counts_with_no_more_than_the_client_reports() -> None:
 
 
 def test_sample_replaces_the_estimate_of_the_sessions_that_it_shows() -> None:
-    use = RecentUse()
+    use = RecentGpuUse()
     use.advance(0.0, 1.0, [ADA, BOB, ("eve", 3)])
     use.sample(0.0, 0.5, {"ada": 0.4, "bob": 0.0})
     assert seconds(use, ADA, 1.0) == pytest.approx(0.4 + 0.5 / 3)
@@ -64,7 +64,7 @@ def test_sample_replaces_the_estimate_of_the_sessions_that_it_shows() -> None:
 
 
 def test_sampled_time_of_processes_without_a_connection_is_the_sessions_alone() -> None:
-    use = RecentUse()
+    use = RecentGpuUse()
     use.sample(0.2, 0.6, {"ada": 0.3})
     use.advance(0.6, 0.7, [BOB])
     use.sample(0.1, 0.2, {"bob": 0.05})
@@ -79,7 +79,7 @@ def test_sampled_time_of_processes_without_a_connection_is_the_sessions_alone() 
 def test_no_session_has_more_than_the_window_or_less_than_nothing(
     events: list[tuple[float, set[User]]], samples: list[tuple[float, float, float]]
 ) -> None:
-    use = RecentUse()
+    use = RecentGpuUse()
     now = 0.0
     for span, working in events:
         use.advance(now, now + span, sorted(working, key=str))
@@ -94,12 +94,12 @@ def test_no_session_has_more_than_the_window_or_less_than_nothing(
 
 
 def test_what_is_kept_does_not_grow_with_the_number_of_bursts() -> None:
-    use = RecentUse()
+    use = RecentGpuUse()
     for number in range(5000):
         use.advance(number / 500, (number + 1) / 500, [ADA if number % 2 else BOB])
     assert len(use._spans) <= KEPT * 500 + 1
     assert seconds(use, ADA, 10.0) == pytest.approx(0.5)
-    steady = RecentUse()
+    steady = RecentGpuUse()
     for number in range(5000):
         steady.advance(number / 500, (number + 1) / 500, [ADA])
     assert len(steady._spans) <= KEPT * 10 + 2

@@ -6,7 +6,7 @@ import pytest
 
 from gpushare_spawner.arbiter import ArbiterSettings
 from gpushare_spawner.arbiter.roster import Roster
-from gpushare_spawner.arbiter.session import Session
+from gpushare_spawner.arbiter.session import ArbitratedSession
 
 SETTINGS = ArbiterSettings(pause=1.0)
 
@@ -16,7 +16,7 @@ def roster(vram: int = 100, **clients: tuple[str, int]) -> Roster:
     made = Roster(vram, SETTINGS)
     made.now = 0.0
     for client, (session, managed) in clients.items():
-        made.sessions.setdefault(session, Session(session, 1))
+        made.sessions.setdefault(session, ArbitratedSession(session, 1))
         made.connect(client, session)
         made.set_memory(made.client(client), managed, 0)
         made.work_again(made.client(client))
@@ -51,6 +51,18 @@ def test_a_client_was_busy_for_no_longer_than_its_lease_and_never_for_less_than_
     assert client.session.gpu_seconds == 2.0
     made.report_busy(client, 99.0)
     assert client.session.gpu_seconds == 3.0
+
+
+def test_a_view_counts_a_burst_from_when_its_pages_are_in_up_to_the_instant_of_the_view() -> None:
+    made = roster(a=("a", 1))
+    client = made.client("a")
+    made.now = 10.0
+    made.granted(client, 1)
+    client.paging_until = 18.0
+    assert (made.view("a", 15.0).running, made.view("a", 15.0).gpu_seconds) == (True, 0.0)
+    client.paging_until = 16.0
+    assert (made.view("a", 19.0).gpu_seconds, made.view("a", 19.0).last_activity) == (3.0, 19.0)
+    assert made.view("a").last_activity == 10.0, "at the last event"
 
 
 def test_a_session_attains_time_once_however_many_of_its_clients_work() -> None:
@@ -109,7 +121,7 @@ def test_amounts_below_0_are_refused(managed: int, plain: int) -> None:
 
 def test_the_context_counts_beside_the_plain_memory_and_what_the_driver_shows_of_both_cannot_leave() -> None:
     made = Roster(100, ArbiterSettings(context_bytes=10))
-    made.sessions["a"] = Session("a", 1)
+    made.sessions["a"] = ArbitratedSession("a", 1)
     made.connect("a", "a")
     client = made.client("a")
     made.set_memory(client, 0, 30)

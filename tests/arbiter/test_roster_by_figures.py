@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gpushare_spawner.arbiter import ArbiterSettings
-from gpushare_spawner.arbiter.decisions import RevokeReason
 from gpushare_spawner.arbiter.roster import Roster
-from gpushare_spawner.arbiter.session import Client, Session
+from gpushare_spawner.arbiter.session import ArbitratedSession, Client, RevokeReason
 
 SETTINGS = ArbiterSettings(
     pause=1.0, short_burst=5.0, look_after=2.0, look_every=0.125, crowded=0.75, tolerance=0.1, doubt_for=60.0
@@ -27,7 +26,7 @@ class Board(Roster):
         return self.client(client)
 
     def come(self, client: str, managed: int) -> None:
-        self.sessions.setdefault(client[0], Session(client[0], 1))
+        self.sessions.setdefault(client[0], ArbitratedSession(client[0], 1))
         self.connect(client, client[0])
         self.set_memory(self[client], managed, 0)
 
@@ -199,7 +198,7 @@ def test_a_new_client_has_a_context_and_one_that_leaves_frees_all_that_it_had() 
 
 def test_a_context_counts_where_nothing_else_was_told_yet() -> None:
     board = Board(ArbiterSettings(context_bytes=10))
-    board.sessions["a"] = Session("a", 1)
+    board.sessions["a"] = ArbitratedSession("a", 1)
     board.connect("a", "a")
     assert board["a"].unconfirmed == 10
 

@@ -10,9 +10,9 @@ import pytest
 from gpushare_spawner.arbiter import ArbiterSettings, RevokeReason
 from gpushare_spawner.arbiter.accounting import Accounts
 from gpushare_spawner.arbiter.roster import Roster
-from gpushare_spawner.arbiter.schedule import Choice, Schedule, TimeSlice
-from gpushare_spawner.arbiter.session import Client, Session
-from gpushare_spawner.arbiter.time_slice import HandOffCost
+from gpushare_spawner.arbiter.schedule import Schedule, Selection, TimeSlice
+from gpushare_spawner.arbiter.session import ArbitratedSession, Client
+from gpushare_spawner.arbiter.time_slices import HandOffCost
 
 SETTINGS = ArbiterSettings(
     overhead_bound=0.1,
@@ -41,7 +41,7 @@ class Board:
             session = name[0]
             if session not in self.roster.sessions:
                 weight = (weights or {}).get(session, 50)
-                self.roster.sessions[session] = Session(session, weight, attained=100.0, paused=False)
+                self.roster.sessions[session] = ArbitratedSession(session, weight, attained=100.0, paused=False)
                 self.accounts.add(session, weight)
             self.roster.connect(name, session)
             self.roster.set_memory(self.roster.client(name), amount, 0)
@@ -49,7 +49,7 @@ class Board:
     def client(self, name: str) -> Client:
         return self.roster.client(name)
 
-    def session(self, name: str) -> Session:
+    def session(self, name: str) -> ArbitratedSession:
         return self.roster.sessions[name]
 
     def ask(self, *names: str) -> Board:
@@ -85,7 +85,7 @@ class Board:
         self.schedule.settle_time_slice()
         return self
 
-    def choose(self, now: float | None = None) -> Choice:
+    def choose(self, now: float | None = None) -> Selection:
         return self.plan(now).schedule.choose()
 
     def chosen(self, now: float | None = None) -> list[str]:

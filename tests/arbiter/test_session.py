@@ -7,14 +7,22 @@ from typing import Any
 
 import pytest
 
-from gpushare_spawner.arbiter.decisions import Grant, Pace, PageOut, Revoke, RevokeReason
-from gpushare_spawner.arbiter.session import Client, Session, SessionView
+from gpushare_spawner.arbiter.session import (
+    ArbitratedSession,
+    Client,
+    LeaseGrant,
+    Pace,
+    PageOut,
+    Revoke,
+    RevokeReason,
+    SessionView,
+)
 
 LONG_AGO = float("-inf")
 
 
 def client(**state: object) -> Client:
-    return Client("a", Session("a", 50), **state)  # type: ignore[arg-type]
+    return Client("a", ArbitratedSession("a", 50), **state)  # type: ignore[arg-type]
 
 
 def test_a_new_client_has_nothing_and_does_nothing() -> None:
@@ -37,22 +45,22 @@ def test_a_new_client_has_nothing_and_does_nothing() -> None:
 
 
 def test_a_new_session_comes_after_an_endless_pause_and_has_had_nothing() -> None:
-    new = Session("a", 50)
+    new = ArbitratedSession("a", 50)
     assert (new.paused, new.pause, new.attained) == (True, float("inf"), 0.0)
     assert (new.gpu_seconds, new.last_activity, new.quiet_from, new.doubted_at) == (0.0, None, None, LONG_AGO)
     assert (new.clients, new.left_behind, new.bursts.typical, new.waits.counts) == ({}, {}, None, ())
-    assert Session("b", 1).clients is not new.clients
+    assert ArbitratedSession("b", 1).clients is not new.clients
 
 
 @pytest.mark.parametrize(("share", "weight"), [(0, 1), (1, 1), (2, 2), (50, 50)])
 def test_a_released_session_has_a_weight_of_1(share: int, weight: int) -> None:
-    assert Session("a", share).weight == weight
+    assert ArbitratedSession("a", share).weight == weight
 
 
 def test_two_clients_of_the_same_state_are_two() -> None:
-    session = Session("a", 50)
+    session = ArbitratedSession("a", 50)
     assert Client("a", session) != Client("a", session)
-    assert Session("a", 50) != session
+    assert ArbitratedSession("a", 50) != session
     assert len({Client("a", session), Client("a", session), session}) == 3
 
 
@@ -100,10 +108,10 @@ def test_the_reasons_of_a_revocation_have_the_numbers_of_the_wire_protocol() -> 
 def test_decisions_and_views_are_facts_that_nobody_changes() -> None:
     view = SessionView(False, False, False, 0, 0, 0.0, None)
     assert view.paged_out_bytes == 0
-    assert Grant("a", 1, 0.0, 0).pace == 0.0
+    assert LeaseGrant("a", 1, 0.0, 0).pace == 0.0
     facts: list[Any] = [
         view,
-        Grant("a", 1, 0.0, 0),
+        LeaseGrant("a", 1, 0.0, 0),
         Revoke("a", 1, 0, RevokeReason.IDLE),
         PageOut("a", 1),
         Pace("a", 1, 0.0),

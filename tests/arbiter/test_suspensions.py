@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from gpushare_spawner.arbiter import ArbiterSettings, Decision, GpuArbiter, Grant, PageOut, Revoke, RevokeReason
+from gpushare_spawner.arbiter import ArbiterSettings, Decision, GpuArbiter, LeaseGrant, PageOut, Revoke, RevokeReason
 from tests.arbiter.virtual_gpu import GIB
 
 VRAM = 16 * GIB
@@ -29,7 +29,7 @@ class Gpu:
         for decision in decisions:
             name = str(decision.client)
             match decision:
-                case Grant(lease=lease):
+                case LeaseGrant(lease=lease):
                     self.leases[name] = lease
                 case Revoke():
                     self.revoked[name] = decision

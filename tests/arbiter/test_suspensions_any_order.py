@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from gpushare_spawner.arbiter import ArbiterSettings, Decision, GpuArbiter, Grant, PageOut, Revoke
+from gpushare_spawner.arbiter import ArbiterSettings, Decision, GpuArbiter, LeaseGrant, PageOut, Revoke
 from tests.arbiter.bounds import longest_wait
 
 CAPACITY = 1000
@@ -83,7 +83,7 @@ class Mixed(RuleBasedStateMachine):
         for decision in decisions:
             peer = self.peers[str(decision.client)]
             whole = self.sessions[peer.session] != "managed"
-            if isinstance(decision, Grant) and decision.lease != peer.lease:
+            if isinstance(decision, LeaseGrant) and decision.lease != peer.lease:
                 assert peer.waiting
                 peer.waiting, peer.lease, peer.revoked = False, decision.lease, False
                 if whole:
@@ -99,7 +99,7 @@ class Mixed(RuleBasedStateMachine):
             self.sessions[session] = "leaving"
             self.owed.append(session)
 
-    def granted(self, session: str, grant: Grant) -> None:
+    def granted(self, session: str, grant: LeaseGrant) -> None:
         assert grant.prefetch == 0
         assert self.sessions[session] != "leaving"
         if self.sessions[session] != "away":

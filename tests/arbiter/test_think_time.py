@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpushare_spawner.arbiter.think_time import CLEARLY_LONGER, WINDOW, RecentSpans
+from gpushare_spawner.arbiter.session import CLEARLY_LONGER, WINDOW, RecentSpans
 
 
 def spans(*seconds: float) -> RecentSpans:

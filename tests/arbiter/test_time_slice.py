@@ -7,7 +7,7 @@ import math
 import pytest
 
 from gpushare_spawner.arbiter import ArbiterSettings
-from gpushare_spawner.arbiter.time_slice import (
+from gpushare_spawner.arbiter.time_slices import (
     FASTEST,
     SLOWEST,
     TRUST,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gpushare_spawner.arbiter import ArbiterSettings, GpuArbiter, Grant, Revoke, RevokeReason
-from gpushare_spawner.arbiter.time_slice import Bandwidth, HandOffCredit, TimeSliceLengths
+from gpushare_spawner.arbiter import ArbiterSettings, GpuArbiter, LeaseGrant, Revoke, RevokeReason
+from gpushare_spawner.arbiter.time_slices import Bandwidth, HandOffCredit, TimeSliceLengths
 from tests.arbiter.bounds import longest_wait
 from tests.arbiter.virtual_gpu import GIB, Job, VirtualGpu, alternating, forever
 from tests.present import present
@@ -115,7 +115,7 @@ def test_a_newcomer_does_not_disturb_one_that_has_just_begun() -> None:
         arbiter.add_session(name, 50, 0.0)
         arbiter.connect(name, name, 0.0)
     (grant,) = arbiter.request("a", 12 * GIB, 0, 0.0)
-    assert isinstance(grant, Grant)
+    assert isinstance(grant, LeaseGrant)
     assert arbiter.request("b", 12 * GIB, 0, 0.1) == []
     wakeup = present(arbiter.next_wakeup())
     assert wakeup == pytest.approx(2 * 8 * GIB / 8e9 + 0.001 + 0.1)  # as long as the hand-off costs, and a little

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpushare_spawner.arbiter import ArbiterSettings, Decision, GpuArbiter, Grant, PageOut, Revoke
+from gpushare_spawner.arbiter import ArbiterSettings, Decision, GpuArbiter, LeaseGrant, PageOut, Revoke
 from gpushare_spawner.arbiter.session import Client
 from tests.arbiter.virtual_gpu import GIB, Job, VirtualGpu, forever
 
@@ -62,7 +62,7 @@ class Looked:
             self.arbiter.add_session(name, 50, 0.0)
             self.arbiter.connect(name, name, 0.0)
         (grant,) = self.arbiter.request("a", 12 * GIB, 0, 0.0)
-        assert isinstance(grant, Grant)
+        assert isinstance(grant, LeaseGrant)
         self.lease = grant.lease
 
     def look(self, resident: int, now: float) -> list[Decision]:
@@ -111,7 +111,7 @@ class Together:
 
     def look(self, now: float, **shown: int) -> list[Decision]:
         decisions = [d for name, amount in shown.items() for d in self.arbiter.working_set(name, amount, now)]
-        self.leases.update({str(d.client): d.lease for d in decisions if isinstance(d, Grant)})
+        self.leases.update({str(d.client): d.lease for d in decisions if isinstance(d, LeaseGrant)})
         return decisions
 
     @property
@@ -262,7 +262,7 @@ def test_a_holder_seen_to_use_more_makes_the_quiet_page_out() -> None:
     looked.look(GIB, 0.3)
     arbiter.busy("a", looked.lease, 0.4)
     (grant,) = arbiter.request("b", 12 * GIB, 0, 0.5)
-    assert isinstance(grant, Grant)
+    assert isinstance(grant, LeaseGrant)
     arbiter.release("b", grant.lease, 0.1, 0.6)
     decisions = looked.look(8 * GIB, 5.0)
     assert [type(d) for d in decisions] == [PageOut]

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
-from gpushare_spawner.arbiter import Decision, GpuArbiter, Grant, PageOut, Revoke
+from gpushare_spawner.arbiter import Decision, GpuArbiter, LeaseGrant, PageOut, Revoke
 
 GIB = 2**30
 NOTICE = 0.002
@@ -272,7 +272,7 @@ class VirtualGpu:
             job = self.jobs.get(str(decision.client))
             if job is None:
                 continue
-            if isinstance(decision, Grant):
+            if isinstance(decision, LeaseGrant):
                 self._granted(job, decision)
             elif isinstance(decision, Revoke):
                 job.revoked = decision
@@ -286,7 +286,7 @@ class VirtualGpu:
             elif isinstance(decision, PageOut):
                 self._move_out(job, decision.amount)
 
-    def _granted(self, job: Job, grant: Grant) -> None:
+    def _granted(self, job: Job, grant: LeaseGrant) -> None:
         if job.waiting_since is not None:
             wait = self.now - job.waiting_since
             job.waits.append(wait)

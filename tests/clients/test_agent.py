@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gpushare_spawner.clients.agent import AgentClient, default_control_socket
-from gpushare_spawner.model.protocol.control import AgentUnreachable, ControlRefused
+from gpushare_spawner.model.control import AgentUnreachable, ControlRefused
 
 Serve = Callable[[bytes | None], Awaitable[AgentClient]]
 

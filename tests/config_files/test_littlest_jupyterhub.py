@@ -18,8 +18,7 @@ from jupyterhub.app import JupyterHub
 from traitlets.utils.importstring import import_item
 
 from gpushare_spawner.shipped import shipped
-from gpushare_spawner.spawner.hub_pages import FOLDER
-from gpushare_spawner.spawner.spawn_refused import SpawnRefused
+from gpushare_spawner.spawner.hub import FOLDER, SpawnRefused
 
 STAND_IN = str(Path(__file__).with_name("stand_in"))
 

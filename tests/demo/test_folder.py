@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpushare_spawner.demo.folder import LONGEST_SOCKET_FOLDER, DemoFolder
-from gpushare_spawner.demo.stack import Stack
+from gpushare_spawner.demo.machine import LONGEST_SOCKET_FOLDER, DemoFolder, Stack
 
 
 def test_a_second_demo_is_told_where_the_first_one_is(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from gpushare_spawner.demo.ports import free_ports, is_loopback, next_free, why_not
+from gpushare_spawner.demo.machine import free_ports, is_loopback, next_free, why_not
 
 
 def test_a_free_port_is_fine() -> None:
@@ -52,7 +52,7 @@ def test_addresses_that_make_no_sense(ip: str, port: int, said: str) -> None:
 
 
 def test_the_next_port_that_is_free_is_proposed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpushare_spawner.demo.ports.why_not", lambda ip, port: None if port == 8004 else "taken")
+    monkeypatch.setattr("gpushare_spawner.demo.machine.why_not", lambda ip, port: None if port == 8004 else "taken")
     assert next_free("127.0.0.1", 8000) == 8004
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 SUPERVISOR = """
 import sys
 from pathlib import Path
-from gpushare_spawner.demo.processes import Processes
+from gpushare_spawner.demo.machine import Processes
 
 folder = Path(sys.argv[1])
 child = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gpushare_spawner.demo.short_idle_times import write_demo_templates
+from gpushare_spawner.demo.command import write_demo_templates
 from gpushare_spawner.templates.folder import TemplateFolder
 from tests.present import present
 

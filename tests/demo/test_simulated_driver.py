@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpushare_spawner.demo import command
-from gpushare_spawner.demo.ports import free_ports
+from gpushare_spawner.demo.machine import free_ports
 
 
 def without_simgpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *options: str) -> int:

@@ -14,9 +14,9 @@ import pytest
 import reference_text
 
 from gpushare_spawner import cli
+from gpushare_spawner.model import control
+from gpushare_spawner.model.frames import Feature, Kind
 from gpushare_spawner.model.layers import LAYERS, LayerName
-from gpushare_spawner.model.protocol import control
-from gpushare_spawner.model.protocol.frames import Feature, Kind
 
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs" / "reference"
@@ -221,9 +221,7 @@ def test_the_control_sockets_page_has_every_request() -> None:
 
 
 def test_fields_of_a_class_come_with_type_default_and_text_also_those_of_its_base() -> None:
-    shown = {
-        cells[0]: cells for cells in rows(reference_text.fields("gpushare_spawner.model.protocol.control:OpenRequest"))
-    }
+    shown = {cells[0]: cells for cells in rows(reference_text.fields("gpushare_spawner.model.control:OpenRequest"))}
     assert shown["`version`"][1] == "`1`"
     assert shown["`op`"][1] == "`'open'`"
     assert shown["`confirm_within`"][1:3] == ["`float`", "`600.0`"]

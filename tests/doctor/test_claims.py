@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from gpushare_spawner.agent.kubernetes.claims.probe import socket_paths
+from gpushare_spawner.agent.kubernetes.claims.slices import socket_paths
 from gpushare_spawner.doctor.claims import ClaimFacts, check, findings
-from gpushare_spawner.doctor.finding import Level
-from gpushare_spawner.doctor.machine import Machine
+from gpushare_spawner.doctor.finding import Level, Machine
 
 GATE = "--kubelet dra: the API server drops requestPolicy from ResourceSlices"
 GOOD = ClaimFacts(in_use=True, server="v1.36.2", runtime="containerd://1.7.27")

@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 
-from gpushare_spawner.agent.kubernetes.cluster_api import ApiFailure, ClusterApi
-from gpushare_spawner.clients.service_account import NoCluster
+from gpushare_spawner.agent.kubernetes.api import ApiFailure, ClusterApi
+from gpushare_spawner.clients.cluster import NoCluster
 from gpushare_spawner.doctor import cluster_gpus
 from gpushare_spawner.doctor.cluster_gpus import check
-from gpushare_spawner.doctor.finding import Level
-from gpushare_spawner.doctor.machine import Machine
+from gpushare_spawner.doctor.finding import Level, Machine
 from gpushare_spawner.model.kubernetes import REPORT_KEY, REPORT_SELECTOR, report_name, written_report
 from tests.placement.reports import gpu, report
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from gpushare_spawner.agent.gpus.nvml import Gpu
 from gpushare_spawner.doctor.containers import ContainerFacts, findings, probe
-from gpushare_spawner.doctor.finding import Level
-from gpushare_spawner.doctor.machine import Machine
+from gpushare_spawner.doctor.finding import Level, Machine
 
 GPU = Gpu(0, "GPU-5543a1f8-be84-51d9-b6ef-c988bafad2eb", "NVIDIA L4", 24 * 2**30, minor=0)
 

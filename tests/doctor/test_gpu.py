@@ -9,10 +9,10 @@ import pytest
 from gpushare_spawner.agent.gpus.nvml import Gpu
 from gpushare_spawner.doctor import gpu
 from gpushare_spawner.doctor.finding import Level
-from gpushare_spawner.doctor.gpu import Outcome, failed, finding, too_much
+from gpushare_spawner.doctor.gpu import ProgramResult, failed, finding, too_much
 
 GIB = 2**30
-OUTCOME = Outcome(intact=True, page_out=10e9, page_in=20e9, release=0.002, launch_ns=900.0, bare_ns=850.0)
+OUTCOME = ProgramResult(intact=True, page_out=10e9, page_in=20e9, release=0.002, launch_ns=900.0, bare_ns=850.0)
 
 
 def test_programs_hold_less_than_half_of_what_is_free() -> None:

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from gpushare_spawner.doctor import hub_files
-from gpushare_spawner.doctor.finding import Finding, Level
+from gpushare_spawner.doctor.finding import Finding, Level, Machine
 from gpushare_spawner.doctor.hub_files import check, started_by
-from gpushare_spawner.doctor.machine import Machine
 from gpushare_spawner.shipped import shipped
 
 UNIT = "[Service]\nExecStartPre=-+/nowhere/nvidia-modprobe -c 0 -u\nExecStart=/usr/bin/gpushare agent\n"

@@ -10,7 +10,7 @@ import pytest
 from gpushare_spawner.agent.gpus.nvml import Gpu
 from gpushare_spawner.doctor import suspend_trial
 from gpushare_spawner.doctor.finding import Finding, Level
-from gpushare_spawner.doctor.suspend_trial import CannotSuspend, Refused, Trial, finding
+from gpushare_spawner.doctor.suspend_trial import StepRefused, SuspendUnavailable, Trial, finding
 
 TRIAL = Trial(intact=True, freed=3 * 2**29, suspended_in=0.9, resumed_in=0.7)
 CARD = Gpu(0, "GPU-5543a1f8-be84-51d9-b6ef-c988bafad2eb", "NVIDIA L4", 24 * 2**30)
@@ -32,12 +32,12 @@ def found_after(error: Exception, monkeypatch: pytest.MonkeyPatch) -> Finding:
 
 
 def test_a_machine_without_the_functions_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = found_after(CannotSuspend("the driver is too old"), monkeypatch)
+    found = found_after(SuspendUnavailable("the driver is too old"), monkeypatch)
     assert (found.where, found.level, found.what) == ("torch, suspended", Level.SKIPPED, "the driver is too old")
 
 
 def test_a_driver_that_refuses_is_a_note_that_names_the_other_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = found_after(Refused("it cannot be checkpointed: this driver does not support it"), monkeypatch)
+    found = found_after(StepRefused("it cannot be checkpointed: this driver does not support it"), monkeypatch)
     assert found.level is Level.NOTE
     assert "this driver does not support it" in found.what
     assert "engine managed" in found.remedy

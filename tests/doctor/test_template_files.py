@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from gpushare_spawner.agent.gpus.nvml import Gpu
-from gpushare_spawner.doctor.finding import Level
-from gpushare_spawner.doctor.machine import Machine
+from gpushare_spawner.doctor.finding import Level, Machine
 from gpushare_spawner.doctor.template_files import check
-from gpushare_spawner.model.layers.mig import MigInstance
+from gpushare_spawner.model.layers import MigInstance
 from gpushare_spawner.shipped import shipped
 from tests.placement.instances import A100, PROFILES
 

@@ -16,8 +16,7 @@ import threading
 import time
 from pathlib import Path
 
-from gpushare_spawner.demo.gpus import simulated_state
-from gpushare_spawner.demo.ports import free_ports
+from gpushare_spawner.demo.machine import free_ports, simulated_state
 
 
 class RunningDemo:

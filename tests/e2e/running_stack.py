@@ -17,10 +17,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from gpushare_spawner.clients.agent import AgentClient
-from gpushare_spawner.demo.folder import DemoFolder
-from gpushare_spawner.demo.gpus import simulated_state
-from gpushare_spawner.demo.ports import free_ports
-from gpushare_spawner.demo.stack import Stack
+from gpushare_spawner.demo.machine import DemoFolder, Stack, free_ports, simulated_state
 from gpushare_spawner.model.report import SessionReport
 from tests.e2e.hub_api import Hub
 

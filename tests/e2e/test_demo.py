@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from gpushare_spawner.demo.gpus import simulated_state
+from gpushare_spawner.demo.machine import simulated_state
 from tests.e2e.running_demo import RunningDemo
 from tests.e2e.visitor import Visitor
 

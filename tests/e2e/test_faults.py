@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.model.share import Tier
 from tests.e2e import gpu_cells
 from tests.e2e.kernel import CellFailed, Kernel
 from tests.e2e.running_stack import RunningStack, session_when

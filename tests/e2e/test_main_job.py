@@ -19,9 +19,9 @@ import pytest
 import yaml
 from aiosmtpd.controller import Controller
 
-from gpushare_spawner.demo.home import NOTEBOOK
+from gpushare_spawner.demo.command import NOTEBOOK
 from gpushare_spawner.model.report import Report
-from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.model.share import Tier
 from tests.e2e import gpu_cells
 from tests.e2e.kernel import Kernel
 from tests.e2e.running_stack import RunningStack, session_when

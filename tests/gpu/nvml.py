@@ -17,8 +17,8 @@ import tempfile
 from pathlib import Path
 
 from gpushare_spawner.clients.agent import AgentClient
-from gpushare_spawner.model.protocol.control import AgentUnreachable, OpenRequest
-from gpushare_spawner.sharing.native_process import merged
+from gpushare_spawner.model.control import AgentUnreachable, OpenRequest
+from gpushare_spawner.sharing.native import merged
 
 QUERY = [
     "nvidia-smi",

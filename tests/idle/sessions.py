@@ -6,9 +6,8 @@ from typing import Any
 
 from gpushare_spawner.idle import Decision, Observation
 from gpushare_spawner.model.report import Notice
-from gpushare_spawner.model.share import Share
+from gpushare_spawner.model.share import Share, Tier, UseRule
 from gpushare_spawner.model.template import Idle
-from gpushare_spawner.model.tier import Tier, UseRule
 
 MINUTE = 60.0
 HOUR = 3600.0

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpushare_spawner.idle import DryRun, Observation, decide
-from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.model.share import Tier
 from tests.idle.sessions import HOUR, IDLE, MINUTE, observed, told
 
 SESSION = "ann"

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpushare_spawner.idle import (
-    Claim,
     KeepRule,
     NoAction,
     Observation,
+    UnitsNeeded,
     WhyNoKeep,
     decide,
     exempts,
@@ -26,8 +26,8 @@ from gpushare_spawner.idle import (
 from gpushare_spawner.idle.keep import CLOCKS_DIFFER, DAY
 from gpushare_spawner.model.controls import MOST_KEEPS, Controls, Exemption, Keep
 from gpushare_spawner.model.quota import Reclaim
+from gpushare_spawner.model.share import Tier
 from gpushare_spawner.model.template import Idle
-from gpushare_spawner.model.tier import Tier
 from tests.idle.sessions import HOUR, IDLE, MINUTE, observed, told
 from tests.idle.test_policy_properties import instants, sessions, templates
 from tests.present import present
@@ -156,7 +156,7 @@ def test_nothing_at_all_comes_to_an_exempt_session(
     until = None if length is None else now + length
     exempt = replace(session, exemption=Exemption(until=until, by="root"))
     for template in (idle, None):
-        decision = decide(template, exempt, now, max_age=1.0, claim=Claim(0, Reclaim(enabled=True)))
+        decision = decide(template, exempt, now, max_age=1.0, claim=UnitsNeeded(0, Reclaim(enabled=True)))
         assert (decision.tier, decision.notice, decision.no_action) == (session.tier, None, NoAction.EXEMPT)
         assert decision.decide_again_at == until
 
@@ -165,7 +165,7 @@ def test_a_keep_does_not_hold_against_max_age_nor_against_a_claim() -> None:
     session = observed(keep=kept(100 * HOUR))
     aged = decide(IDLE, session, 24 * HOUR, max_age=24 * HOUR)
     assert present(aged.notice).tier is Tier.STOPPED
-    claimed = decide(IDLE, session, HOUR, claim=Claim(0, Reclaim(enabled=True)))
+    claimed = decide(IDLE, session, HOUR, claim=UnitsNeeded(0, Reclaim(enabled=True)))
     assert present(claimed.notice).tier is Tier.RELEASED
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpushare_spawner.idle import Overdue, overdue
-from gpushare_spawner.model.idle_cause import IdleCause
+from gpushare_spawner.model.controls import IdleCause
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from gpushare_spawner.idle import Observation, decide
 from gpushare_spawner.model.report import Notice
-from gpushare_spawner.model.share import Share
+from gpushare_spawner.model.share import Share, Tier
 from gpushare_spawner.model.template import Idle
-from gpushare_spawner.model.tier import Tier
 from tests.idle.sessions import told
 from tests.present import present
 

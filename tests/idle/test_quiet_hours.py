@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpushare_spawner.idle import Claim, NoAction, QuietUntil, decide
-from gpushare_spawner.model.idle_cause import IdleCause
+from gpushare_spawner.idle import NoAction, QuietUntil, UnitsNeeded, decide
+from gpushare_spawner.model.controls import IdleCause
 from gpushare_spawner.model.quota import Reclaim
+from gpushare_spawner.model.share import Tier
 from gpushare_spawner.model.template import Idle
-from gpushare_spawner.model.tier import Tier
 from tests.idle.sessions import HOUR, IDLE, MINUTE, observed, told
 
 ALL = frozenset({Tier.DOWNGRADED, Tier.RELEASED, Tier.STOPPED})
@@ -78,7 +78,7 @@ def test_the_oldest_servers_wait_too_and_a_spawn_in_quota_does_not() -> None:
     old = decide(Idle(), observed(gpu_busy=True), 5 * HOUR, max_age=HOUR, quiet_until=night)
     assert old.upcoming is not None
     assert (old.upcoming.cause, old.upcoming.at) == (IdleCause.MAX_AGE, 10 * HOUR)
-    claimed = decide(IDLE, observed(), HOUR, claim=Claim(0, Reclaim(notice=60)), quiet_until=night)
+    claimed = decide(IDLE, observed(), HOUR, claim=UnitsNeeded(0, Reclaim(notice=60)), quiet_until=night)
     assert claimed.notice is not None
     assert (claimed.notice.cause, claimed.notice.at) == (IdleCause.RECLAIM, HOUR + 60)
 

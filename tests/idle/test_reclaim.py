@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpushare_spawner.idle import Claim, Decision, NoAction, decide
-from gpushare_spawner.model.idle_cause import IdleCause
+from gpushare_spawner.idle import Decision, NoAction, UnitsNeeded, decide
+from gpushare_spawner.model.controls import IdleCause
 from gpushare_spawner.model.quota import Reclaim
+from gpushare_spawner.model.share import Tier
 from gpushare_spawner.model.template import Idle
-from gpushare_spawner.model.tier import Tier
 from tests.idle.sessions import HOUR, IDLE, MINUTE, observed, told
 
 NEVER = Idle()
@@ -17,7 +17,7 @@ STOPS = Reclaim.model_validate({"stop_after": "30m", "stop_notice": "5m"})
 
 
 def with_claim(now: float, units: int = 0, rules: Reclaim = RULES, idle: Idle | None = NEVER, **seen: Any) -> Decision:
-    return decide(idle, observed(**seen), now, claim=Claim(units, rules))
+    return decide(idle, observed(**seen), now, claim=UnitsNeeded(units, rules))
 
 
 def test_an_idle_session_without_idle_actions_is_told_and_then_released() -> None:

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpushare_spawner.idle import Observation, RecentUse, ShortWork, UseCount, decide
+from gpushare_spawner.model.share import Tier, UseRule
 from gpushare_spawner.model.template import Idle
-from gpushare_spawner.model.tier import Tier, UseRule
 from tests.idle.sessions import HOUR, IDLE, MINUTE, observed, told
 from tests.present import present
 
@@ -38,10 +38,42 @@ class Life:
 
     def work(self, seconds: float) -> None:
         """A burst that ends now."""
-        self.session = one = replace(
-            self.session, last_gpu_activity=self.now, gpu_seconds=self.session.gpu_seconds + seconds
+        self.session = replace(
+            self.session,
+            gpu_busy=False,
+            last_gpu_activity=self.now,
+            gpu_seconds=self.session.gpu_seconds + seconds,
         )
-        if self.count is not None and self.count.add(self.now, one.gpu_seconds, False, self.now, self.rule):
+        self._look()
+
+    def wait(self, seconds: float) -> None:
+        """GPU work waits for a lease, or its pages come in."""
+        self.session = replace(self.session, gpu_busy=True)
+        end = self.now + seconds
+        while self.now < end:
+            self._pass(min(EVERY, end - self.now))
+            self._look()
+            self.round()
+
+    def hold(self, seconds: float) -> None:
+        """A process holds a lease without work, and says so at its end: the count rises and falls."""
+        before = self.session.gpu_seconds
+        self.session = replace(self.session, gpu_busy=True, gpu_seconds=before + seconds)
+        self._pass(seconds)
+        self._look()
+        self.round()
+        self.session = replace(self.session, gpu_busy=False, gpu_seconds=before, last_gpu_activity=self.now)
+        self._look()
+        self.round()
+
+    def lose_count(self) -> None:
+        """The agent no longer knows the session's GPU seconds."""
+        self.session = replace(self.session, gpu_seconds=0.0)
+
+    def _look(self) -> None:
+        """What the agent does now and then."""
+        one = self.session
+        if self.count is not None and self.count.add(self.now, one.gpu_seconds, one.gpu_busy, self.rule):
             since = one.tier_since if one.tier is Tier.ACTIVE else self.now
             self.session = replace(one, tier=Tier.ACTIVE, tier_since=since, effective_units=25, notice=None)
             self.count = None
@@ -63,15 +95,18 @@ class Life:
             self.session = replace(self.session, notice=notice)
 
     def _begin_count(self) -> None:
-        self.count = UseCount(self.now, self.session.gpu_seconds, self.session.last_gpu_activity)
+        self.count = UseCount(self.now, self.session.gpu_seconds)
 
     def live(self, until: float, touch_every: float | None = None, length: float = TOUCH) -> None:
         while self.now < until:
-            self.full += EVERY if self.session.effective_units == 25 else 0.0
-            self.now += EVERY
+            self._pass(EVERY)
             if touch_every is not None and self.now % touch_every == 0:
                 self.work(length)
             self.round()
+
+    def _pass(self, seconds: float) -> None:
+        self.full += seconds if self.session.effective_units == 25 else 0.0
+        self.now += seconds
 
 
 @pytest.mark.parametrize("every", [10, 20, 60, 250])
@@ -92,16 +127,23 @@ def test_a_heartbeat_keeps_nothing(every: float) -> None:
 def test_no_use_below_a_thousandth_keeps_the_full_share_for_a_tenth_of_the_time(
     idle: Idle, after: float, data: st.DataObject
 ) -> None:
-    """Whatever its pattern: 0.1 % of 4 h, spent in any pieces at any times."""
+    """Whatever its pattern: 0.1 % of 4 h of work and of leases held without work, in any pieces at any times, after
+    any waits, and although the count is lost."""
     left, rule = 0.001 * 4 * HOUR - 1e-3, UseRule(min_use=min(15.0, after / 60), window=after)
     life = Life(idle, rule)
     pieces = st.tuples(st.sampled_from([10, 20, 100, 280, 300, 590, 3000]), st.sampled_from([0.01, 0.3, 1, 3, 4.9, 6]))
-    for pause, seconds in data.draw(st.lists(pieces, max_size=60)):
-        if life.now + pause > 4 * HOUR or seconds > left:
+    waits = st.tuples(st.sampled_from([0, 0, 5, 15, 60, 400]), st.sampled_from([0.0, 0.0, 0.5, 2.0]), st.booleans())
+    for (pause, seconds), (waited, held, lost) in data.draw(st.lists(st.tuples(pieces, waits), max_size=60)):
+        if life.now + pause + waited + held > 4 * HOUR or seconds + held > left:
             continue
         life.live(life.now + pause)
+        life.wait(waited)
+        if held:
+            life.hold(held)
+        if lost:
+            life.lose_count()
         life.work(seconds)
-        left -= seconds
+        left -= seconds + held
     life.live(4 * HOUR)
     assert life.full <= 0.1 * 4 * HOUR + 2 * EVERY
 
@@ -147,25 +189,71 @@ def test_a_service_that_restarts_counts_all_earlier_work_as_use() -> None:
     assert life.tiers == []
 
 
-def test_a_count_that_began_anew_counts_as_use() -> None:
+def test_a_count_that_began_anew_is_no_use_and_keeps_what_the_session_has_used() -> None:
     use = RecentUse()
     use.update("ann", observed(gpu_seconds=50.0, last_gpu_activity=10.0), 20.0, RULE)
-    touched = observed(gpu_seconds=0.004, last_gpu_activity=400.0)
-    use.update("ann", touched, 410.0, RULE)
-    assert use.observe("ann", touched).gpu_idle_since == 400.0
+    touched = observed(gpu_seconds=50.15, last_gpu_activity=400.0)
+    use.update("ann", touched, 400.0, RULE)
+    touched = observed(gpu_seconds=0.004, last_gpu_activity=401.0)
+    use.update("ann", touched, 401.0, RULE)
+    assert use.observe("ann", touched).gpu_idle_since == 10.0
+    touched = observed(gpu_seconds=0.064, last_gpu_activity=402.0)
+    use.update("ann", touched, 402.0, RULE)
+    assert use.observe("ann", touched).gpu_idle_since == 402.0, "0.15 s before the fall and 0.06 s after it"
 
 
-def test_work_that_waits_for_long_counts_as_use() -> None:
+def test_the_estimate_of_work_in_progress_is_taken_back_when_the_work_was_shorter() -> None:
+    """A process that holds a lease over a report and then says that it did nothing."""
+    rule, use = UseRule(min_use=5.0, window=300.0), RecentUse()
+    use.update("ann", observed(), 0.0, rule)
+    for begin in range(20, 4000, 20):
+        use.update("ann", observed(gpu_busy=True, gpu_seconds=3.0), begin + 3.0, rule)
+        touched = observed(last_gpu_activity=begin + 4.0, gpu_seconds=0.0)
+        use.update("ann", touched, begin + 10.0, rule)
+        assert use.observe("ann", touched).gpu_idle_since == 0.0
+
+
+def test_a_wait_counts_for_nothing_however_long_it_is() -> None:
     use = RecentUse()
     use.update("ann", observed(), 0.0, RULE)
-    waits = observed(gpu_busy=True)
-    use.update("ann", waits, 400.0, RULE)
-    assert use.observe("ann", waits).gpu_idle_since == 0.0
-    use.update("ann", waits, 410.0, RULE)
-    assert use.observe("ann", waits).gpu_idle_since == 0.0, "no short work came after the last use"
-    after = observed(last_gpu_activity=411.0, gpu_seconds=0.001)
-    use.update("ann", after, 415.0, RULE)
-    assert use.observe("ann", after).gpu_idle_since == 410.0
+    for at in range(400, 2000, 10):
+        use.update("ann", observed(gpu_busy=True), float(at), RULE)
+    after = observed(last_gpu_activity=2000.0, gpu_seconds=0.001)
+    use.update("ann", after, 2000.0, RULE)
+    assert use.observe("ann", after).gpu_idle_since == 0.0
+
+
+@pytest.mark.parametrize(("waited", "counts"), [(0.0, True), (200.0, True), (600.0, False)])
+def test_a_wait_lets_gpu_time_be_forgotten_four_times_as_slowly(waited: float, counts: bool) -> None:
+    """4 s before the wait, and 2 s after it, make use of 5 s."""
+    rule, count = UseRule(min_use=5.0, window=300.0), UseCount(0.0, 0.0)
+    assert not count.add(0.0, 4.0, True, rule)
+    assert not count.add(waited, 4.0, True, rule)
+    assert count.add(waited, 6.0, True, rule) is counts
+
+
+def test_a_wait_delays_a_downgrade_by_two_minutes_at_most_and_prevents_a_stop() -> None:
+    life = Life(SHIPPED, UseRule(min_use=5.0, window=5 * MINUTE))
+    life.live(4 * MINUTE + 50)
+    life.wait(2 * HOUR)
+    assert [tier for _, tier in life.tiers] == [Tier.DOWNGRADED, Tier.RELEASED]
+    assert 6 * MINUTE <= life.tiers[0][0] <= 7 * MINUTE
+    life.idle = SHIPPED.model_copy(update={"stop_after": 3 * HOUR})
+    life.wait(4 * HOUR)
+    assert life.session.tier is Tier.RELEASED
+    life.work(6.0)
+    assert life.session.effective_units == 25, "the wait costs nothing once it works"
+
+
+def test_requests_without_work_between_them_delay_no_action_for_long() -> None:
+    """A client that returns each lease at once and asks again is busy at every report."""
+    life = Life(SHIPPED, UseRule(min_use=5.0, window=5 * MINUTE))
+    while life.now < HOUR:
+        life.wait(20.0)
+        life.work(0.0)
+    assert [tier for _, tier in life.tiers] == [Tier.DOWNGRADED, Tier.RELEASED]
+    assert life.full <= 7 * MINUTE
+    assert len(life.told) == 2
 
 
 def test_short_work_keeps_the_server_from_being_stopped() -> None:

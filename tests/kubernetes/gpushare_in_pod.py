@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 from gpushare_spawner import cli
-from gpushare_spawner.clients import service_account
+from gpushare_spawner.clients import cluster
 
 if __name__ == "__main__":
-    service_account.FOLDER = Path(sys.argv[1])
+    cluster.FOLDER = Path(sys.argv[1])
     sys.exit(cli.main(sys.argv[2:]))

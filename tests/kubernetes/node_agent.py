@@ -12,22 +12,21 @@ from types import MappingProxyType
 from typing import Any
 
 from gpushare_spawner.agent.gpus.nvml import Gpu
+from gpushare_spawner.agent.kubernetes.api import ClusterApi
 from gpushare_spawner.agent.kubernetes.cluster_agent import ClaimSettings, ClusterSettings, OnKubernetes
-from gpushare_spawner.agent.kubernetes.cluster_api import ClusterApi
-from gpushare_spawner.agent.kubernetes.devices.cdi import CdiNames
-from gpushare_spawner.agent.kubernetes.devices.container_response import Allocation
-from gpushare_spawner.agent.kubernetes.host_library import HostLibraries
+from gpushare_spawner.agent.kubernetes.devices.container import CdiNames, ContainerResponses
+from gpushare_spawner.agent.kubernetes.options import HostLibraries
 from gpushare_spawner.agent.kubernetes.pods.pod_sockets import PodEndpoints
 from gpushare_spawner.agent.kubernetes.report_publisher import PublishSettings
 from gpushare_spawner.agent.node import Node, NodeSettings
 from gpushare_spawner.agent.periodic import RoundSettings
 from gpushare_spawner.agent.sessions.environment import Libraries
-from gpushare_spawner.agent.state.state_folder import StateFolder
+from gpushare_spawner.agent.state.folder import StateFolder
 from gpushare_spawner.clients.cluster import KubeconfigConnection
 from gpushare_spawner.model import kubernetes
 from gpushare_spawner.model.kubernetes import PodSession, resource_limits
 from gpushare_spawner.model.report import Report, SessionReport
-from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.model.share import Tier
 from tests.agent.peers import FIRST, SECOND, GpusOnPaper, Peer
 
 from .standin.client import path
@@ -72,7 +71,7 @@ class NodeAgent:
         stack.push_async_callback(self.node.close)
         api = ClusterApi(KubeconfigConnection(self.cluster.api_client(self.token)))
         stack.push_async_callback(api.close)
-        allocation = Allocation(libraries, self.preload_file)
+        allocation = ContainerResponses(libraries, self.preload_file)
         self.on_kubernetes = OnKubernetes(
             self.node, api, allocation, CdiNames(self.gpus, folders=self.cdi_folders), self.cluster_settings
         )

@@ -7,18 +7,18 @@ import time
 from pathlib import Path
 
 from gpushare_spawner.agent.gpus.nvml import Gpu, GpuProcess, GpuState, Utilisation
-from gpushare_spawner.agent.kubernetes.cluster_api import ClusterApi
-from gpushare_spawner.agent.kubernetes.devices.container_response import Allocation
-from gpushare_spawner.agent.kubernetes.host_library import HostLibraries
-from gpushare_spawner.agent.kubernetes.observing.observing_node import ObservingNode
+from gpushare_spawner.agent.kubernetes.api import ClusterApi
+from gpushare_spawner.agent.kubernetes.devices.container import ContainerResponses
+from gpushare_spawner.agent.kubernetes.observing.node import ObservingNode
+from gpushare_spawner.agent.kubernetes.options import HostLibraries
 from gpushare_spawner.agent.kubernetes.pods.pod_sockets import PodEndpoints
 from gpushare_spawner.agent.node import Node
 from gpushare_spawner.agent.sessions.environment import Libraries
-from gpushare_spawner.agent.state.state_folder import StateFolder
+from gpushare_spawner.agent.state.folder import StateFolder
 from gpushare_spawner.clients.cluster import KubeconfigConnection
+from gpushare_spawner.model.frames import Feature, Role
 from gpushare_spawner.model.kubernetes import HOSTNAME_LABEL, OBSERVER, LayerSession, PodSession, gpu_names
 from gpushare_spawner.model.layers import LayerName
-from gpushare_spawner.model.protocol.frames import Feature, Role
 from tests.agent.peers import GpusOnPaper, Peer
 
 from .node_agent import LIBRARY, NodeAgent
@@ -73,7 +73,7 @@ class ObservingAgent(NodeAgent):
         stack.push_async_callback(self.node.close)
         api = ClusterApi(KubeconfigConnection(self.cluster.api_client(self.token)))
         stack.push_async_callback(api.close)
-        allocation = Allocation(HostLibraries(LIBRARY, LIBRARY.parent / "ld.so.preload"), self.preload_file)
+        allocation = ContainerResponses(HostLibraries(LIBRARY, LIBRARY.parent / "ld.so.preload"), self.preload_file)
         self.observing = ObservingNode(self.node, api, allocation, self.source, self.cluster_settings)
         await stack.enter_async_context(self.observing.running())
         return self

@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 from gpushare_spawner.model import kubernetes
+from gpushare_spawner.model.control import AgentUnreachable
 from gpushare_spawner.model.kubernetes import PodSession
-from gpushare_spawner.model.protocol.control import AgentUnreachable
 from gpushare_spawner.model.report import GpuReport, Report, SessionReport
 from gpushare_spawner.service.kubernetes.cluster import Cluster
 from gpushare_spawner.service.kubernetes.node import NodeAgent

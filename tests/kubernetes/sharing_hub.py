@@ -14,7 +14,7 @@ import kubernetes_asyncio.config.kube_config
 import pytest
 from kubespawner import KubeSpawner, clients
 
-from gpushare_spawner.model.cordon import Cordon
+from gpushare_spawner.model.controls import Cordon
 from gpushare_spawner.model.kubernetes import (
     PUBLISHED_AT,
     REPORT_COMPONENT,
@@ -27,7 +27,7 @@ from gpushare_spawner.model.kubernetes import (
     resource_name,
 )
 from gpushare_spawner.model.report import GpuReport, Report
-from gpushare_spawner.spawner.kubernetes.cluster.pods import holds_share
+from gpushare_spawner.spawner.kubernetes.cluster.capacity import holds_share
 from gpushare_spawner.spawner.kubernetes.spawner import GPUShareSpawner
 from tests.ports import free_port
 from tests.spawner.running_hub import RunningHub

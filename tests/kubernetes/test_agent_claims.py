@@ -15,19 +15,17 @@ from typing import Any
 import pytest
 
 from gpushare_spawner.agent.gpus.nvml import GpuState
-from gpushare_spawner.agent.kubernetes.claims import probe as probing
-from gpushare_spawner.agent.kubernetes.claims.probe import ClaimsUnavailable, probe
-from gpushare_spawner.agent.kubernetes.claims.resource_slice import OfferedGpu
-from gpushare_spawner.agent.kubernetes.claims.slice_publisher import PublishedSlice
-from gpushare_spawner.agent.kubernetes.cluster_api import ClusterApi
-from gpushare_spawner.agent.kubernetes.devices import device_owners, grant_folders
+from gpushare_spawner.agent.kubernetes.api import ClusterApi
+from gpushare_spawner.agent.kubernetes.claims import slices as probing
+from gpushare_spawner.agent.kubernetes.claims.slices import ClaimsUnavailable, OfferedGpu, PublishedSlice, probe
+from gpushare_spawner.agent.kubernetes.devices import owners
 from gpushare_spawner.clients.cluster import KubeconfigConnection
 from gpushare_spawner.doctor import claims
 from gpushare_spawner.doctor.claims import ClaimFacts
 from gpushare_spawner.model import kubernetes
-from gpushare_spawner.model.cordon import Cordon
+from gpushare_spawner.model.controls import Cordon
 from gpushare_spawner.model.report import Report
-from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.model.share import Tier
 from tests.agent.conftest import short_folder  # noqa: F401
 from tests.agent.peers import FIRST, SECOND
 
@@ -165,7 +163,7 @@ async def test_a_claim_that_the_kubelet_has_forgotten_is_free_once_the_api_has_f
     await running(agent, "ada", share=100)
     await agent.stop()
     monkeypatch.setattr("gpushare_spawner.agent.kubernetes.claims.claim_driver.FORGOTTEN_EVERY", 0.3)
-    monkeypatch.setattr("gpushare_spawner.agent.kubernetes.pods.pod_sessions.STRANGER_AFTER", 0.1)
+    monkeypatch.setattr("gpushare_spawner.agent.kubernetes.pods.sessions.STRANGER_AFTER", 0.1)
     await agent.start()
     await asyncio.sleep(0.7)
     assert "ada" in agent.node.sessions
@@ -230,12 +228,10 @@ async def test_a_claim_of_two_gpus_of_which_one_cannot_be_granted_holds_nothing(
     def make_fresh(folder: Path) -> None:
         if next(made) % 2:
             raise OSError(errno.ENOSPC, "No space left on device")
-        grant_folders.make_fresh(folder)
+        owners.make_fresh(folder)
 
     with monkeypatch.context() as full:
-        full.setattr(
-            device_owners, "grant_folders", SimpleNamespace(make_fresh=make_fresh, remove=grant_folders.remove)
-        )
+        full.setattr(owners, "grant_folders", SimpleNamespace(make_fresh=make_fresh, remove=owners.remove))
         await claiming_pod(agent, "ada", gpus=(FIRST, SECOND))
         said = await said_of(agent, "ada")
         assert "the folder of the session's socket cannot be made: [Errno 28] No space left on device" in said

@@ -9,12 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from gpushare_spawner.agent.gpus.nvml import Gpu
-from gpushare_spawner.agent.kubernetes.devices.cdi import cdi_names
-from gpushare_spawner.agent.kubernetes.devices.device_ids import MAX_DEVICES, DeviceIds, devices_for, offered, preferred
-from gpushare_spawner.agent.kubernetes.devices.gpu_claims import named_by, tells_of, withheld
+from gpushare_spawner.agent.kubernetes.devices.container import cdi_names, named_by, tells_of, withheld
+from gpushare_spawner.agent.kubernetes.devices.owners import MAX_DEVICES, DeviceIds, devices_for, offered, preferred
 from gpushare_spawner.agent.kubernetes.devices.pod_resources import Handed
 from gpushare_spawner.agent.kubernetes.options import ClusterOptions
-from gpushare_spawner.agent.sessions.bypassing import _pod_uid
+from gpushare_spawner.agent.sessions.processes import _pod_uid
 
 GPUS = tuple(Gpu(index, f"GPU-{index}{index}{index}", "A100", 1, minor=index + 4) for index in range(3))
 ZERO, ONE, TWO = GPUS

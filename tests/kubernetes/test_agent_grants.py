@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from gpushare_spawner.agent.kubernetes.cluster_api import Json
+from gpushare_spawner.agent.kubernetes.api import Json
 from gpushare_spawner.agent.kubernetes.devices.pod_resources import Given, Handed, PodKey
-from gpushare_spawner.agent.kubernetes.pods.pod_record import foreign_record
+from gpushare_spawner.agent.kubernetes.pods.sessions import foreign_record
 from gpushare_spawner.model import kubernetes
-from gpushare_spawner.model.protocol.frames import Role
+from gpushare_spawner.model.frames import Role
 from tests.agent.conftest import short_folder  # noqa: F401
 from tests.agent.peers import FIRST, SECOND, Peer
 
@@ -81,7 +81,7 @@ async def test_a_pod_of_which_the_api_server_tells_late_keeps_its_socket(
     agent: NodeAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The kubelet knows the pod, and the agent's watch is broken for a while: it looks like a pod that is nobody's."""
-    monkeypatch.setattr("gpushare_spawner.agent.kubernetes.pods.pod_sessions.STRANGER_AFTER", 0.3)
+    monkeypatch.setattr("gpushare_spawner.agent.kubernetes.pods.sessions.STRANGER_AFTER", 0.3)
     with monkeypatch.context() as broken:
         broken.setattr(agent.on_kubernetes.pods, "named", lambda namespace, name: None)
         await agent.pod("ada")
@@ -101,7 +101,7 @@ async def test_a_pod_that_the_watch_has_not_shown_is_no_stranger(
     agent: NodeAgent, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Before a pod counts as nobody's the pods are listed anew, and the list shows it."""
-    monkeypatch.setattr("gpushare_spawner.agent.kubernetes.pods.pod_sessions.STRANGER_AFTER", 0.3)
+    monkeypatch.setattr("gpushare_spawner.agent.kubernetes.pods.sessions.STRANGER_AFTER", 0.3)
     names: set[str] = set()
     hold = agent.node.registry.hold
     monkeypatch.setattr(agent.node.registry, "hold", lambda record: (names.add(record.request.id), hold(record))[1])  # type: ignore[func-returns-value]
@@ -116,7 +116,7 @@ async def test_a_pod_that_no_list_has_shown_is_not_called_unlabelled(
     agent: NodeAgent, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     for name in ("STRANGER_AFTER", "UNSEEN_AFTER"):
-        monkeypatch.setattr(f"gpushare_spawner.agent.kubernetes.pods.pod_sessions.{name}", 0.3)
+        monkeypatch.setattr(f"gpushare_spawner.agent.kubernetes.pods.sessions.{name}", 0.3)
     monkeypatch.setattr(agent.on_kubernetes.pods, "_heard", lambda kind, item: None)
     with monkeypatch.context() as silent:
         silent.setattr(agent.on_kubernetes.pods, "list_again", lambda: None)
@@ -174,7 +174,7 @@ async def test_a_kubelet_that_has_just_started_frees_nothing(agent: NodeAgent) -
 async def test_patches_that_fail_for_long_are_complained_of_once(
     agent: NodeAgent, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("gpushare_spawner.agent.kubernetes.pods.annotation_writer.LONGEST_PAUSE", 0.05)
+    monkeypatch.setattr("gpushare_spawner.agent.kubernetes.pods.annotations.LONGEST_PAUSE", 0.05)
     caplog.set_level("INFO")
     await agent.running("ada")
     await agent.running("ben")
@@ -196,7 +196,7 @@ async def test_patches_that_fail_for_long_are_complained_of_once(
 async def test_a_patch_that_breaks_in_an_unforeseen_way_is_not_tried_without_end(
     agent: NodeAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpushare_spawner.agent.kubernetes.pods.annotation_writer.LONGEST_PAUSE", 0.5)
+    monkeypatch.setattr("gpushare_spawner.agent.kubernetes.pods.annotations.LONGEST_PAUSE", 0.5)
     await agent.running("ada")
     tries = 0
 

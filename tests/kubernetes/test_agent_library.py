@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpushare_spawner.agent.kubernetes.host_library import CannotBeLoaded, install, replace_file
+from gpushare_spawner.agent.kubernetes.options import CannotBeLoaded, install, replace_file
 from gpushare_spawner.agent.sessions.environment import Libraries
 
 
@@ -76,7 +76,7 @@ def test_an_installation_that_fails_changes_nothing_and_leaves_nothing(
     def full(_descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("gpushare_spawner.agent.kubernetes.host_library.os.fsync", full)
+    monkeypatch.setattr("gpushare_spawner.agent.kubernetes.options.os.fsync", full)
     with pytest.raises(OSError, match="No space"):
         replace_file(b"new", target, 0o755)
     assert target.read_bytes() == b"old"
@@ -97,6 +97,6 @@ def test_a_file_system_that_nothing_can_be_loaded_from_is_refused(
     class Mounted:
         f_flag = os.ST_NOEXEC
 
-    monkeypatch.setattr("gpushare_spawner.agent.kubernetes.host_library.os.statvfs", lambda _path: Mounted())
+    monkeypatch.setattr("gpushare_spawner.agent.kubernetes.options.os.statvfs", lambda _path: Mounted())
     with pytest.raises(CannotBeLoaded, match="noexec"):
         install(shipped, tmp_path / "lib")

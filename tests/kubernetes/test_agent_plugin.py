@@ -17,7 +17,7 @@ from gpushare_spawner.agent.gpus.nvml import GpuState
 from gpushare_spawner.agent.kubernetes.kubelet import deviceplugin_pb2 as messages
 from gpushare_spawner.agent.kubernetes.kubelet import deviceplugin_pb2_grpc as services
 from gpushare_spawner.model import kubernetes
-from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.model.share import Tier
 from tests.agent.conftest import short_folder  # noqa: F401
 from tests.agent.peers import FIRST, SECOND
 
@@ -124,7 +124,7 @@ async def test_a_plugin_that_nobody_listens_to_registers_again(
     agent: NodeAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The kubelet dials back once; a stream that breaks later is not opened again by it."""
-    monkeypatch.setattr("gpushare_spawner.agent.kubernetes.devices.plugin_socket.HEARD_WITHIN", 2.0)
+    monkeypatch.setattr("gpushare_spawner.agent.kubernetes.devices.plugin.HEARD_WITHIN", 2.0)
     await agent.ready()
     ada = await agent.running("ada")
     for following in list(agent.kubelet.plugins._tasks):

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from gpushare_spawner.agent.kubernetes.pods.kubelet_list import GONE_AFTER
+from gpushare_spawner.agent.kubernetes.pods.sessions import GONE_AFTER
 from gpushare_spawner.model import kubernetes
+from gpushare_spawner.model.control import ControlRefused
+from gpushare_spawner.model.frames import Kind, Role
 from gpushare_spawner.model.kubernetes import PodSession, tier_patch
-from gpushare_spawner.model.protocol.control import ControlRefused
-from gpushare_spawner.model.protocol.frames import Kind, Role
-from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.model.share import Tier
 from tests.agent.agent_process import AgentProcess
 from tests.agent.conftest import request_for, short_folder  # noqa: F401
 from tests.agent.peers import GIB, Peer, session_processes

@@ -10,16 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from gpushare_spawner.agent.kubernetes.cluster_api import ApiFailure, ClusterApi, Json
-from gpushare_spawner.agent.kubernetes.report_publisher import Owner, PublishedReport, PublishSettings
+from gpushare_spawner.agent.kubernetes.api import ApiFailure, ClusterApi, Json
+from gpushare_spawner.agent.kubernetes.report_publisher import OwnerPod, PublishedReport, PublishSettings
 from gpushare_spawner.agent.state.cordons import Cordons
 from gpushare_spawner.clients.cluster import KubeconfigConnection
 from gpushare_spawner.model import kubernetes
-from gpushare_spawner.model.controls import Ask
-from gpushare_spawner.model.cordon import Cordon
-from gpushare_spawner.model.protocol.frames import AskKind
+from gpushare_spawner.model.controls import Ask, Cordon
+from gpushare_spawner.model.frames import AskKind
 from gpushare_spawner.model.report import GpuReport, Notice, Report, SessionReport
-from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.model.share import Tier
 
 from .agent_account import AGENT_RULES
 from .standin.client import path
@@ -42,7 +41,7 @@ class Publisher:
         self.published: PublishedReport | None = None
         self.cordons: Cordons | None = None
 
-    def start(self, settings: PublishSettings = SETTINGS, owner: Owner | None = None) -> None:
+    def start(self, settings: PublishSettings = SETTINGS, owner: OwnerPod | None = None) -> None:
         def now() -> Report:
             return self.report.model_copy(update={"published_at": time.time()})
 
@@ -215,7 +214,7 @@ async def test_where_owners_may_not_be_named_it_is_published_without(publisher: 
         return await real(path, patch)
 
     publisher.api.patch = patch  # type: ignore[method-assign]
-    publisher.start(owner=Owner("agent", "some-uid"))
+    publisher.start(owner=OwnerPod("agent", "some-uid"))
     await publisher.written(lambda report: True)
     publisher.session(effective_units=5)
     await publisher.written(lambda report: report.sessions[0].effective_units == 5)
@@ -280,7 +279,7 @@ async def test_cordons_outlive_the_configmap(publisher: Publisher, tmp_path: Pat
 
 async def test_it_goes_with_the_agents_pod(publisher: Publisher) -> None:
     pod = await publisher.cluster.create_pod("agent")
-    publisher.start(owner=Owner("agent", pod["metadata"]["uid"]))
+    publisher.start(owner=OwnerPod("agent", pod["metadata"]["uid"]))
     await publisher.written(lambda report: True)
     (found,) = await publisher.cluster.config_maps(kubernetes.REPORT_SELECTOR)
     (reference,) = found["metadata"]["ownerReferences"]

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from gpushare_spawner.agent.kubernetes.cluster_api import ApiFailure
+from gpushare_spawner.agent.kubernetes.api import ApiFailure
 from gpushare_spawner.model import kubernetes
+from gpushare_spawner.model.control import CloseRequest, ControlRefused
 from gpushare_spawner.model.controls import AskAnswer, Controls, Exemption, Keep, Message
+from gpushare_spawner.model.frames import LACKS_REQUESTS, NO_END, AskKind, Feature, Kind, Role, TextPart
 from gpushare_spawner.model.kubernetes import Requests, notice_patch, requests_patch, tier_patch
-from gpushare_spawner.model.memory_engine import MemoryEngine
-from gpushare_spawner.model.protocol.control import CloseRequest, ControlRefused
-from gpushare_spawner.model.protocol.frames import LACKS_REQUESTS, NO_END, AskKind, Feature, Kind, Role, TextPart
+from gpushare_spawner.model.placement import MemoryEngine
 from gpushare_spawner.model.report import Notice
-from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.model.share import Tier
 from tests.agent.conftest import request_for, short_folder  # noqa: F401
 from tests.agent.peers import FIRST, GIB, SECOND, Peer
 from tests.present import present
@@ -406,9 +406,9 @@ async def test_a_watch_that_is_too_old_lists_anew(agent: NodeAgent) -> None:
 
 
 async def test_a_pod_that_is_nobodys_counts_and_goes(agent: NodeAgent, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpushare_spawner.agent.kubernetes.pods.pod_sessions.STRANGER_AFTER", 0.5)
-    monkeypatch.setattr("gpushare_spawner.agent.kubernetes.pods.kubelet_list.GONE_AFTER", 0.3)
-    monkeypatch.setattr("gpushare_spawner.agent.kubernetes.pods.kubelet_list.TRUST_KUBELET_AFTER", 0.0)
+    monkeypatch.setattr("gpushare_spawner.agent.kubernetes.pods.sessions.STRANGER_AFTER", 0.5)
+    monkeypatch.setattr("gpushare_spawner.agent.kubernetes.pods.sessions.GONE_AFTER", 0.3)
+    monkeypatch.setattr("gpushare_spawner.agent.kubernetes.pods.sessions.TRUST_KUBELET_AFTER", 0.0)
     await agent.cluster.create_pod("stray", limits={GPU_0: 30})
     await agent.cluster.wait_for_phase("stray", "Running")
     name = f"pod:{agent.cluster.namespace}:stray"

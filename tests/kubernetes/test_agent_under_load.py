@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from gpushare_spawner.model.protocol.frames import Kind
+from gpushare_spawner.model.frames import Kind
 from gpushare_spawner.model.quantity import parse_cores
 from tests.agent.agent_process import AgentProcess
 from tests.agent.conftest import request_for, short_folder  # noqa: F401

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from gpushare_spawner.agent.kubernetes.report_publisher import PublishSettings
-from gpushare_spawner.model.protocol.frames import AskKind, Feature, Kind, Role, TextPart
+from gpushare_spawner.model.frames import AskKind, Feature, Kind, Role, TextPart
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.service.actions.session_actions import SessionActions
-from gpushare_spawner.service.culler.asks import Asks
-from gpushare_spawner.service.history.events import Action
+from gpushare_spawner.service.culler.asks import AskHandler
+from gpushare_spawner.service.history.store import Action
 from gpushare_spawner.service.hub.client import Hub
 from gpushare_spawner.service.kubernetes.cluster import Cluster
-from gpushare_spawner.wording.controls import session_controls as words
+from gpushare_spawner.wording import actions as words
 from tests.agent.conftest import short_folder  # noqa: F401
 from tests.agent.peers import Peer
 from tests.kubernetes.agent_account import agent_token
@@ -65,7 +65,7 @@ async def test_an_ask_is_carried_out_and_answered_within_five_seconds(
         nodes = Cluster(client, cluster.namespace)
         await nodes.start(60)
         asks = asyncio.create_task(
-            Asks(nodes, SessionActions(nodes, hub, lambda: templates, record=recorded.append)).run()
+            AskHandler(nodes, SessionActions(nodes, hub, lambda: templates, record=recorded.append)).run()
         )
         try:
             for number, (kind, value, said) in enumerate(

@@ -12,15 +12,14 @@ from typing import Any
 import helm_python
 import pytest
 
-from gpushare_spawner.agent.kubernetes.cluster_api import ClusterApi
-from gpushare_spawner.agent.kubernetes.report_publisher import Owner, PublishedReport
+from gpushare_spawner.agent.kubernetes.api import ClusterApi
+from gpushare_spawner.agent.kubernetes.report_publisher import OwnerPod, PublishedReport
 from gpushare_spawner.clients.cluster import KubeconfigConnection
 from gpushare_spawner.model import kubernetes
 from gpushare_spawner.model.kubernetes import ShareChangeAnswer
-from gpushare_spawner.model.kubernetes.annotations import QUOTA
-from gpushare_spawner.model.kubernetes.share_annotations import resized_patch
+from gpushare_spawner.model.kubernetes.annotations import QUOTA, resized_patch
 from gpushare_spawner.model.report import Report
-from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.model.share import Tier
 
 from .agent_account import ADMISSION, AGENT, POLICY_KINDS, has_policies, make_policies
 from .charts import AGENT_CHART, objects, one, render
@@ -319,7 +318,7 @@ async def test_an_agent_publishes_its_report_with_its_pod_as_the_owner(agents: A
     api = ClusterApi(KubeconfigConnection(agents.cluster.api_client(agents.own.credentials.token)))
     uid = (await agents.cluster.pod("mine") or {})["metadata"]["uid"]
     report = Report(node=agents.own_node, published_at=1.0, gpus=(), sessions=())
-    published = PublishedReport(api, agents.cluster.namespace, lambda: report, owner=Owner("mine", uid))
+    published = PublishedReport(api, agents.cluster.namespace, lambda: report, owner=OwnerPod("mine", uid))
     try:
         await published._write(report)  # created
         await published._write(report)  # patched

@@ -16,16 +16,16 @@ import pytest
 from kubernetes_asyncio.client import CoreV1Api
 from tornado.httpclient import AsyncHTTPClient, HTTPRequest
 
-from gpushare_spawner.agent.memory.host_use import HostUse
-from gpushare_spawner.model.cordon import Cordon
-from gpushare_spawner.model.protocol.control import CordonRequest, TierRequest
-from gpushare_spawner.model.protocol.frames import Kind
+from gpushare_spawner.agent.memory.host_memory import HostUse
+from gpushare_spawner.model.control import CordonRequest, TierRequest
+from gpushare_spawner.model.controls import Cordon
+from gpushare_spawner.model.frames import Kind
 from gpushare_spawner.model.report import HostUseReport
-from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.model.share import Tier
 from gpushare_spawner.service.kubernetes.cluster import Cluster as ServiceCluster
 from gpushare_spawner.service.kubernetes.node import NodeAgent as SeenNode
 from gpushare_spawner.service.kubernetes.released_requests import ReleasedRequests
-from gpushare_spawner.service.template_source import TemplateSource
+from gpushare_spawner.service.templates import TemplateSource
 from tests.agent.conftest import short_folder  # noqa: F401
 from tests.agent.peers import FIRST, GIB
 

@@ -9,7 +9,7 @@ import jsonschema
 import pytest
 import yaml
 
-from gpushare_spawner.service.hub.scopes import ACT, CUSTOM, DRAIN, METRICS, SEE_ALL
+from gpushare_spawner.service.hub.roles import ACT, CUSTOM, DRAIN, METRICS, SEE_ALL
 from gpushare_spawner.spawner.kubernetes.spawner import GPUShareSpawner
 from tests.kubernetes.charts import AGENT_CHART, ROOT, VALUES, load, merged, z2jh_folder
 from tests.present import present

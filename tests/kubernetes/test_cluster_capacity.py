@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gpushare_spawner.placement import NodeResources
-from gpushare_spawner.wording.spawn.queue import EARLIER_FIRST
+from gpushare_spawner.wording.spawn_failures import EARLIER_FIRST
 from tests.spawner.running_hub import until
 
 from .charts import one, render

@@ -20,8 +20,8 @@ import pytest_asyncio
 
 from gpushare_spawner.model import kubernetes
 from gpushare_spawner.model.report import Report
-from gpushare_spawner.model.tier import Tier
-from gpushare_spawner.wording.controls import session_controls as words
+from gpushare_spawner.model.share import Tier
+from gpushare_spawner.wording import actions as words
 from tests.e2e import gpu_cells
 from tests.e2e.kernel import Kernel
 

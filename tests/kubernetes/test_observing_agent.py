@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 from gpushare_spawner.agent import processes
-from gpushare_spawner.agent.gpus import observed_sessions
-from gpushare_spawner.agent.kubernetes.devices.device_owners import Refused
-from gpushare_spawner.agent.kubernetes.observing import driver_use, observer_devices
+from gpushare_spawner.agent.gpus import arbitration
+from gpushare_spawner.agent.kubernetes.devices.owners import DevicesRefused
+from gpushare_spawner.agent.kubernetes.observing import node, pods
 from gpushare_spawner.model.controls import Controls, Keep, Message
+from gpushare_spawner.model.frames import Feature, Kind, Role, TextTopic
 from gpushare_spawner.model.kubernetes import HOSTNAME_LABEL, OBSERVER, controls_patch, messages_patch, notice_patch
 from gpushare_spawner.model.layers import LayerName
-from gpushare_spawner.model.protocol.frames import Feature, Kind, Role, TextTopic
 from gpushare_spawner.model.report import Notice, Report, SessionReport
-from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.model.share import Tier
 from tests.agent.conftest import short_folder  # noqa: F401
 from tests.agent.mig.test_instance_watch import LARGE, PARENT, SMALL
 from tests.agent.peers import FIRST, SECOND, Peer
@@ -47,8 +47,8 @@ async def agent(
     monkeypatch: pytest.MonkeyPatch,
     cgroups: dict[int, str],
 ) -> AsyncIterator[ObservingAgent]:
-    monkeypatch.setattr(driver_use, "EVERY", 0.1)
-    monkeypatch.setattr(observed_sessions, "SAMPLED_LATELY", 0.4)
+    monkeypatch.setattr(pods, "EVERY", 0.1)
+    monkeypatch.setattr(arbitration, "SAMPLED_LATELY", 0.4)
     agent = await observing_agent(cluster, short_folder)
     yield agent
     await agent.stop()
@@ -228,7 +228,7 @@ async def test_a_session_ends_when_the_kubelet_gives_its_devices_to_another_pod(
     ((device,),) = hold.grants
     await agent.observing.devices._grant([device])
     assert "ada" not in agent.node.sessions
-    with pytest.raises(Refused, match="of-another-plugin was asked for, and that is not offered"):
+    with pytest.raises(DevicesRefused, match="of-another-plugin was asked for, and that is not offered"):
         await agent.observing.devices._grant(["of-another-plugin"])
 
 
@@ -250,7 +250,7 @@ async def test_a_pod_that_is_no_session_gets_no_socket_and_its_folder_goes(
     await agent.until(lambda: agent.observing.devices.settled)
     assert not socket.exists()
     assert socket.parent.parent.is_dir(), "its container has it mounted"
-    monkeypatch.setattr(observer_devices, "GONE_AFTER", 0.0)
+    monkeypatch.setattr(node, "GONE_AFTER", 0.0)
     await agent.delete("stranger")
 
     def gone() -> bool:

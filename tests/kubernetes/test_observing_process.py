@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gpushare_spawner.agent.cluster import Unusable
+from gpushare_spawner.agent.command import Unusable
 from gpushare_spawner.agent.kubernetes import options as cluster_options
 from gpushare_spawner.agent.kubernetes.options import read
 from gpushare_spawner.cli import subcommand_parser

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from gpushare_spawner.agent.kubernetes.devices import grant_folders
-from gpushare_spawner.model.protocol.frames import Role
+from gpushare_spawner.agent.kubernetes.devices import owners
+from gpushare_spawner.model.frames import Role
 from tests.agent.conftest import short_folder  # noqa: F401
 from tests.agent.peers import Peer
 
@@ -123,7 +123,7 @@ async def test_a_pods_end_takes_no_longer_for_whatever_lies_in_its_folder(agent:
     assert agent.held("eve") == devices
     for name in ("eve", "bob"):
         socket = Path(agent.environment(name)["GPUSHARE_SOCKET"])
-        assert os.listdir(socket.parent.parent) == [grant_folders.BELOW]
+        assert os.listdir(socket.parent.parent) == [owners.BELOW]
         assert os.listdir(socket.parent) == [socket.name]
         peer = Peer(socket)
         await peer.connect(Role.CUDA)
@@ -133,8 +133,8 @@ async def test_a_pods_end_takes_no_longer_for_whatever_lies_in_its_folder(agent:
 async def test_the_folder_of_a_pod_that_ended_while_no_agent_ran_is_gone_at_once(
     agent: NodeAgent,
 ) -> None:
-    stranger = agent.folder / "pods" / grant_folders.grant_name(["gone"])
-    grant_folders.make(stranger)
+    stranger = agent.folder / "pods" / owners.grant_name(["gone"])
+    owners.make(stranger)
     (stranger / "s").mkdir()
     await asyncio.to_thread(fill, stranger / "s")
     stalls = asyncio.create_task(longest_stall())
@@ -150,9 +150,9 @@ def test_a_link_in_a_folder_is_not_followed(tmp_path: Path) -> None:
     other.mkdir()
     (other / "gpu").touch()
     folder = tmp_path / "pods" / "grant"
-    grant_folders.make(folder)
+    owners.make(folder)
     (folder / "s").symlink_to(other)
-    grant_folders.make_fresh(folder)
+    owners.make_fresh(folder)
     assert (other / "gpu").exists()
     assert os.listdir(folder) == []
 

@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 from kubernetes_asyncio.client import CoreV1Api
 
-from gpushare_spawner.agent.memory import host_use
-from gpushare_spawner.agent.memory.node_memory import HostMemorySettings
+from gpushare_spawner.agent.memory import host_memory
+from gpushare_spawner.agent.memory.host_memory import HostMemorySettings
 from gpushare_spawner.agent.node import NodeSettings
 from gpushare_spawner.model import kubernetes
-from gpushare_spawner.model.protocol.frames import LACKS_REQUESTS, Kind, Role
+from gpushare_spawner.model.frames import LACKS_REQUESTS, Kind, Role
+from gpushare_spawner.model.share import Tier
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.service.kubernetes.cluster import Cluster as SeenCluster
 from gpushare_spawner.service.kubernetes.released_requests import ReleasedRequests
 from tests.agent.conftest import short_folder  # noqa: F401
@@ -113,7 +113,7 @@ async def two_cores(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> AsyncIterator[TwoCores]:
-    monkeypatch.setattr(host_use, "OVER", 0.2)
+    monkeypatch.setattr(host_memory, "OVER", 0.2)
     (tmp_path / "cgroup.controllers").write_text("cpu memory\n")
     await cluster.require_resize()
     kubelet = await cluster.make_node(programs=Listeners(), cpu="2", memory="8Gi")

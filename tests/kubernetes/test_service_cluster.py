@@ -11,11 +11,9 @@ from typing import Any, Literal
 
 import pytest
 
-from gpushare_spawner.clients import object_watch
+from gpushare_spawner.clients import cluster
 from gpushare_spawner.model import kubernetes
-from gpushare_spawner.model.controls import Ask, Controls, Exemption, Keep, Message
-from gpushare_spawner.model.cordon import Cordon
-from gpushare_spawner.model.protocol.control import (
+from gpushare_spawner.model.control import (
     AgentUnreachable,
     AnnounceRequest,
     ControlRefused,
@@ -24,22 +22,23 @@ from gpushare_spawner.model.protocol.control import (
     MessageRequest,
     TierRequest,
 )
-from gpushare_spawner.model.protocol.frames import AskKind
+from gpushare_spawner.model.controls import Ask, Controls, Cordon, Exemption, Keep, Message
+from gpushare_spawner.model.frames import AskKind
 from gpushare_spawner.model.report import GpuReport, Notice, Report, SessionReport
+from gpushare_spawner.model.share import Tier
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.service.actions.outcome import ActionRefused, Actor, RefusalCode
 from gpushare_spawner.service.actions.session_actions import SessionActions
-from gpushare_spawner.service.culler.asks import Asks
+from gpushare_spawner.service.culler.asks import AskHandler
 from gpushare_spawner.service.culler.culler import Culler
-from gpushare_spawner.service.culler.settings import CullerSettings
-from gpushare_spawner.service.history.events import Action
+from gpushare_spawner.service.culler.decisions import CullerSettings
+from gpushare_spawner.service.history.store import Action
 from gpushare_spawner.service.hub.client import Hub
 from gpushare_spawner.service.kubernetes import cluster as cluster_module
 from gpushare_spawner.service.kubernetes import node as node_module
 from gpushare_spawner.service.kubernetes.cluster import Cluster
 from gpushare_spawner.service.kubernetes.node import NodeAgent
-from gpushare_spawner.wording.controls import session_controls as words
+from gpushare_spawner.wording import actions as words
 from tests.kubernetes.service_namespace import (
     HUB_RULES,
     HubNamespace,
@@ -499,7 +498,7 @@ async def test_what_happened_while_nobody_listened_is_as_old_as_that(namespace: 
     nodes._maps._heard = present(nodes._maps._heard) - 60  # as if it had been silent for a minute before
     agent = await seen(nodes, "node-a", has("ann", kernels_busy=1))
     assert agent.report_age() >= 60
-    await asyncio.sleep(object_watch._CATCHING_UP)
+    await asyncio.sleep(cluster._CATCHING_UP)
     await namespace.publish(ann={"kernels_busy": 2})
     agent = await seen(nodes, "node-a", has("ann", kernels_busy=2))
     assert agent.report_age() < 5
@@ -523,7 +522,7 @@ async def test_without_rights_it_says_so_and_goes_on_trying(
     await namespace.open("ann")
     await namespace.publish()
     await namespace.rights([])
-    monkeypatch.setattr(object_watch, "_LONGEST_PAUSE", 0.2)
+    monkeypatch.setattr(cluster, "_LONGEST_PAUSE", 0.2)
     async with as_the_hub(namespace, patience=0.3) as nodes:
         (agent,) = nodes
         with pytest.raises(AgentUnreachable, match=r"pods of the namespace .* cannot be read.*refuses"):
@@ -539,7 +538,7 @@ async def test_a_silent_api_server_is_not_believed_for_ever(
     await namespace.open("ann")
     await namespace.publish()
     agent = await seen(nodes, "node-a", has("ann", confirmed=True))
-    monkeypatch.setattr(object_watch, "LOST_AFTER", -1.0)
+    monkeypatch.setattr(cluster, "LOST_AFTER", -1.0)
     with pytest.raises(AgentUnreachable):
         await agent.report()
     assert len(list(nodes)) == 1
@@ -580,7 +579,7 @@ async def test_what_a_notebook_server_asks_is_carried_out_once_and_answered_on_t
     await seen(nodes, "node-a", has("ann", confirmed=True))
     recorded: list[Action] = []
     actions = SessionActions(nodes, hub, lambda: templates, record=recorded.append, clock=namespace.now)
-    asks = Asks(nodes, actions, namespace.now)
+    asks = AskHandler(nodes, actions, namespace.now)
     looking = asyncio.create_task(asks.look())
     await asyncio.sleep(0.05)
     assert not looking.done()
@@ -596,7 +595,7 @@ async def test_what_a_notebook_server_asks_is_carried_out_once_and_answered_on_t
     assert present(said.controls.keep).by == "ann"
     # another service on the same report
     async with as_the_hub(namespace) as others:
-        again = Asks(others, SessionActions(others, hub, lambda: templates, clock=namespace.now), namespace.now)
+        again = AskHandler(others, SessionActions(others, hub, lambda: templates, clock=namespace.now), namespace.now)
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(again.look(), 0.2)
         await again.answered()
@@ -622,7 +621,7 @@ async def test_a_stop_that_another_node_asks_in_a_users_name_is_not_carried_out(
     namespace.sessions["node-b"]["ann"] = forged.model_copy(update={"asks": (stop,), "opened_at": namespace.now()})
     keep = Ask(number=8, kind=AskKind.KEEP, value=3600, at=namespace.now())
     await namespace.publish("node-b", bob={"asks": (keep, stop), "user": "ann"})
-    asks = Asks(nodes, SessionActions(nodes, hub, lambda: templates, clock=namespace.now), namespace.now)
+    asks = AskHandler(nodes, SessionActions(nodes, hub, lambda: templates, clock=namespace.now), namespace.now)
     await asks.look()
     await asks.answered()
     assert present((await namespace.session("bob")).controls.keep).by == "bob"

@@ -16,8 +16,8 @@ from urllib.request import urlopen
 import pytest
 
 from gpushare_spawner.model.controls import Ask
-from gpushare_spawner.model.protocol.frames import AskKind
-from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.model.frames import AskKind
+from gpushare_spawner.model.share import Tier
 from tests.kubernetes.service_namespace import HUB_RULES, HubNamespace, make_namespace
 from tests.kubernetes.standin.cluster import Cluster
 from tests.ports import free_port

@@ -10,15 +10,15 @@ from kubernetes_asyncio.client import ApiClient
 from kubernetes_asyncio.config import ConfigException
 
 from gpushare_spawner.model import kubernetes
-from gpushare_spawner.model.protocol.control import AgentUnreachable, AnnounceRequest
+from gpushare_spawner.model.control import AgentUnreachable, AnnounceRequest
+from gpushare_spawner.model.share import Tier
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.service.culler.culler import Culler
-from gpushare_spawner.service.culler.settings import CullerSettings
+from gpushare_spawner.service.culler.decisions import CullerSettings
 from gpushare_spawner.service.hub.client import Hub
 from gpushare_spawner.service.kubernetes.cluster import Cluster
 from gpushare_spawner.service.kubernetes.pod_sessions import SessionPod, trimmed
-from gpushare_spawner.service.web.gpu_bar import gpu_bar, units_of
+from gpushare_spawner.service.web.view_data import gpu_bar, units_of
 from tests.kubernetes.service_namespace import HubNamespace, as_the_hub, eventually, has, make_namespace, seen
 from tests.kubernetes.standin.cluster import Cluster as StandInCluster
 from tests.service.conftest import MINUTE, Clock, clock, hub, hub_server, templates  # noqa: F401

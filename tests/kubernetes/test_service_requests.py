@@ -13,8 +13,8 @@ from kubernetes_asyncio.client import CoreV1Api
 from gpushare_spawner.model import kubernetes
 from gpushare_spawner.model.kubernetes import Requests
 from gpushare_spawner.model.report import HostUseReport
+from gpushare_spawner.model.share import Tier
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.service.kubernetes.cluster import Cluster
 from gpushare_spawner.service.kubernetes.pod_sessions import SessionPod
 from gpushare_spawner.service.kubernetes.released_requests import ReleasedRequests

@@ -12,10 +12,10 @@ from traitlets.config import Config
 
 from gpushare_spawner.model.kubernetes import HUB, PodSession, pod_session
 from gpushare_spawner.model.report import Report, SessionReport
+from gpushare_spawner.model.share import Tier
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.service.culler.culler import Culler
-from gpushare_spawner.service.culler.settings import CullerSettings
+from gpushare_spawner.service.culler.decisions import CullerSettings
 from gpushare_spawner.service.hub.client import Hub
 from gpushare_spawner.service.kubernetes.cluster import Cluster as ServiceCluster
 from tests.service.conftest import Clock

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from gpushare_spawner.model import kubernetes
-from gpushare_spawner.model.protocol.control import AgentUnreachable, ControlRefused, ResizeRequest
-from gpushare_spawner.model.protocol.frames import Kind
-from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.model.control import AgentUnreachable, ControlRefused, ResizeRequest
+from gpushare_spawner.model.frames import Kind
+from gpushare_spawner.model.share import Tier
 from gpushare_spawner.service.kubernetes import node as service_node
 from gpushare_spawner.service.kubernetes.cluster import Cluster as ServiceCluster
 from tests.agent.conftest import short_folder  # noqa: F401

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from gpushare_spawner.demo.ports import free_ports
+from gpushare_spawner.demo.machine import free_ports
 from gpushare_spawner.model import kubernetes
 from gpushare_spawner.model.kubernetes import PodSession
 from tests.agent.conftest import short_folder  # noqa: F401

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from gpushare_spawner.agent.kubernetes.devices.device_owners import Refused
+from gpushare_spawner.agent.kubernetes.devices.owners import DevicesRefused
 from gpushare_spawner.model import kubernetes
 from gpushare_spawner.model.kubernetes import pod_session
-from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.model.share import Tier
 from tests.agent.conftest import short_folder  # noqa: F401
 from tests.agent.peers import FIRST
 from tests.spawner.running_hub import until
@@ -117,7 +117,7 @@ async def test_a_claim_that_the_agent_does_not_prepare_fails_the_spawn_with_its_
     agent: NodeAgent, hub: SharingHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> None:
-        raise Refused("the folder of the session's socket cannot be made: no space left on device")
+        raise DevicesRefused("the folder of the session's socket cannot be made: no space left on device")
 
     monkeypatch.setattr(agent.on_kubernetes.held, "grant", full)
     response = await hub.start_server("ada", {"profile": "quarter-gpu"})

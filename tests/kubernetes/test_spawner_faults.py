@@ -13,7 +13,7 @@ import pytest
 from kubespawner import KubeSpawner
 
 from gpushare_spawner.model.kubernetes import SESSION_LABEL, TEMPLATE
-from gpushare_spawner.spawner.kubernetes import cleanup
+from gpushare_spawner.spawner.kubernetes import owned_objects
 from gpushare_spawner.spawner.kubernetes.cluster.reflectors import Dated
 from gpushare_spawner.spawner.kubernetes.cluster.snapshot import PODS
 from tests.spawner.running_hub import until
@@ -333,8 +333,8 @@ async def test_pods_of_servers_that_nobody_knows_are_removed(
     ):
         ghost["metadata"] = {**ghost["metadata"], "name": name, "annotations": {**annotations, **extra}}
         await cluster.admin.create(path("pods", cluster.namespace), ghost)
-    monkeypatch.setattr(cleanup, "ORPHANS_EVERY", 0.0)
-    monkeypatch.setattr(cleanup, "ORPHAN_AGE", -10.0)
+    monkeypatch.setattr(owned_objects, "ORPHANS_EVERY", 0.0)
+    monkeypatch.setattr(owned_objects, "ORPHAN_AGE", -10.0)
     assert (await hub.start_server("cyd", {"profile": "quarter-gpu"})).code == 201
     await cluster.wait_until_gone("jupyter-ghost")
     names = {pod["metadata"]["name"] for pod in await cluster.pods()}

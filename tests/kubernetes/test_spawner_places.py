@@ -19,10 +19,10 @@ from traitlets.config import Config
 from gpushare_spawner.model.kubernetes import HOSTNAME_LABEL, pod_session, resource_name
 from gpushare_spawner.model.report import Report
 from gpushare_spawner.placement import Allocation, Ledger
-from gpushare_spawner.spawner.kubernetes import api_errors, launcher
+from gpushare_spawner.spawner.kubernetes import attempt, launcher
+from gpushare_spawner.spawner.kubernetes.attempt import LASTS, Cause
 from gpushare_spawner.spawner.kubernetes.cluster.snapshot import ClusterSnapshots
 from gpushare_spawner.spawner.kubernetes.spawner import GPUShareSpawner
-from gpushare_spawner.spawner.kubernetes.unschedulable import LASTS, Cause
 
 from .sharing_hub import GpuNodes, gpu
 from .standin.cluster import Cluster
@@ -188,7 +188,7 @@ async def test_the_pod_of_a_failed_start_is_removed_when_it_shows(
     await nodes.add(gpus=1)
     hub = await make_hub()
     # the pod is made and the answer is lost; the hub has not seen the pod, and stops nothing
-    for module in (api_errors, launcher):
+    for module in (attempt, launcher):
         monkeypatch.setattr(module, "may_pass", lambda error: False)
     monkeypatch.setattr(KubeSpawner, "poll", not_seen)
     cluster.faults.fail_next("create", "pods", "lost")

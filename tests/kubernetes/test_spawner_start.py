@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from gpushare_spawner.model.kubernetes import SESSION_LABEL, node_of, pod_session, resource_name
-from gpushare_spawner.model.tier import Tier
-from gpushare_spawner.spawner.kubernetes.pod import builder, manifest
-from gpushare_spawner.spawner.kubernetes.pod.manifest import fragment
+from gpushare_spawner.model.share import Tier
+from gpushare_spawner.spawner.kubernetes import pod
+from gpushare_spawner.spawner.kubernetes.pod import fragment
 from tests.spawner.running_hub import until
 
 from .sharing_hub import MODEL, GpuNodes, gpu
@@ -192,7 +192,7 @@ async def test_a_spawn_reads_its_manifest_once(
         read.append(pod.metadata.name)
         return fragment(pod)
 
-    for module in (builder, manifest):
+    for module in (pod, pod):
         monkeypatch.setattr(module, "fragment", counted)
     await nodes.add(gpus=2)
     hub = await make_hub()

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gpushare_spawner.spawner.kubernetes.unschedulable import LASTS, Cause
+from gpushare_spawner.spawner.kubernetes.attempt import LASTS, Cause
 from tests.present import present
 from tests.spawner.running_hub import until
 

@@ -9,10 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from gpushare_spawner.model.control import REQUEST, AnswerRequest, ControlsRequest, MessageRequest
 from gpushare_spawner.model.controls import Ask, AskAnswer, Controls, Exemption, Keep, Message
-from gpushare_spawner.model.instant import LATEST
-from gpushare_spawner.model.protocol.control import REQUEST, AnswerRequest, ControlsRequest, MessageRequest
-from gpushare_spawner.model.protocol.frames import (
+from gpushare_spawner.model.frames import (
     MAX_TEXT_LETTERS,
     MAX_TEXT_PARTS,
     AskKind,
@@ -23,6 +22,7 @@ from gpushare_spawner.model.protocol.frames import (
     TextTopic,
     text_parts,
 )
+from gpushare_spawner.model.quantity import LATEST
 from tests.model.test_messages import REPORT
 
 CONTROLS = Controls(

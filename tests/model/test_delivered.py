@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpushare_spawner.model.delivered import BOUNDS, Delivered, Waits
+from gpushare_spawner.model.report import BOUNDS, Delivered, WaitCounts
 
 SECONDS = st.floats(min_value=1e-6, max_value=5000)
 
 
 def counted(seconds: list[float]) -> Delivered:
-    waits = Waits()
+    waits = WaitCounts()
     for one in seconds:
         waits.add(one)
     return Delivered(waits=waits.counts)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from gpushare_spawner.model.idle_policy import DAYS, IdlePolicy, QuietHours
-from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.model.share import Tier
 
 BERLIN = "Europe/Berlin"
 NIGHT = {"start": "22:00", "end": "06:00", "time_zone": BERLIN}

@@ -8,11 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from gpushare_spawner.model.protocol.control import REQUEST, Answer, OpenRequest, TierRequest
-from gpushare_spawner.model.protocol.frames import FIELDS, FRAME_BYTES, Frame, FrameError, Kind, gpu_bytes, gpu_name
+from gpushare_spawner.model.control import REQUEST, Answer, OpenRequest, TierRequest
+from gpushare_spawner.model.frames import FIELDS, FRAME_BYTES, Frame, FrameError, Kind, gpu_bytes, gpu_name
 from gpushare_spawner.model.report import GpuReport, Report, SessionReport
-from gpushare_spawner.model.session_id import session_id, split_session_id
-from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.model.share import Tier, session_id, split_session_id
 from tests.present import present
 
 REPORT = Report(

@@ -3,9 +3,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from gpushare_spawner.model.share import Share
+from gpushare_spawner.model.share import Share, Tier
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.model.tier import Tier
 from tests.present import present
 
 QUARTER = {

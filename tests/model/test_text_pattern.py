@@ -1,4 +1,4 @@
-"""model/text_pattern.py, and that no other regular expression of the package meets texts with Python's `re`."""
+"""model/texts.py, and that no other regular expression of the package meets texts with Python's `re`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import gpushare_spawner
-from gpushare_spawner.model.text_pattern import check_pattern, matches_start, matches_whole
+from gpushare_spawner.model.texts import check_pattern, matches_start, matches_whole
 
 PACKAGE = Path(gpushare_spawner.__file__).parent
 SECONDS = 5.0
@@ -115,7 +115,7 @@ def written(node: ast.expr, constants: dict[str, Any]) -> str | None:
 
 
 COMPUTED = {
-    "wording/spawn/scheduler.py": "a table of the module; reasons of Kubernetes' scheduler",
+    "wording/spawn_failures.py": "a table of the module; reasons of Kubernetes' scheduler",
 }
 """Module -> what its computed patterns are made of."""
 

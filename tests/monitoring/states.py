@@ -7,13 +7,11 @@ from collections.abc import Sequence
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.report import DeliveredReport, GpuReport, HostMemoryReport
 from gpushare_spawner.service.counters import Counters
-from gpushare_spawner.service.culler.decisions import HubSnapshot, decide_sessions
-from gpushare_spawner.service.culler.settings import CullerSettings
-from gpushare_spawner.service.history.events import Outcome, Wait
+from gpushare_spawner.service.culler.decisions import CullerSettings, HubSnapshot, decide_sessions
+from gpushare_spawner.service.history.store import Wait, WaitOutcome
 from gpushare_spawner.service.hub.client import HubServer
-from gpushare_spawner.service.quota_use import quota_use
 from gpushare_spawner.service.reports import KnownReport, NodeSnapshot
-from gpushare_spawner.service.waiting_spawns import waiting_spawns
+from gpushare_spawner.service.waiting import quota_use, waiting_spawns
 from gpushare_spawner.service.web.metrics import ServiceState
 from tests.service.dashboards import GIB, NO_AGENT, NOW, TEMPLATES, afternoon, session
 
@@ -59,8 +57,8 @@ def counters(spawns: int = 1) -> Counters:
     """``spawns``: how many got a GPU so far, and how many did not."""
     counted = Counters()
     for index in range(spawns):
-        counted.waited(Wait(NOW, 0.5 + 4 * index, Outcome.STARTED, "ann", template="quarter"))
-        counted.waited(Wait(NOW, 30.0, Outcome.GAVE_UP, "bob", template="half"))
+        counted.waited(Wait(NOW, 0.5 + 4 * index, WaitOutcome.STARTED, "ann", template="quarter"))
+        counted.waited(Wait(NOW, 30.0, WaitOutcome.GAVE_UP, "bob", template="half"))
         counted.failed("hub")
     return counted
 

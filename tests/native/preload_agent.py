@@ -8,14 +8,14 @@ import threading
 import time
 from pathlib import Path
 
-from gpushare_spawner.doctor import scripted_agent
-from gpushare_spawner.doctor.scripted_agent import GIB
-from gpushare_spawner.model.protocol.frames import Frame, Kind, Role
+from gpushare_spawner.doctor import gpu_programs
+from gpushare_spawner.doctor.gpu_programs import GIB
+from gpushare_spawner.model.frames import Frame, Kind, Role
 
 __all__ = ["GIB", "AnsweringAgent", "GenerousAgent", "Peer", "ScriptedAgent"]
 
 
-class Peer(scripted_agent.Peer):
+class Peer(gpu_programs.ScriptedPeer):
     """One connection of a process, with what tests expect of it."""
 
     def send_raw(self, data: bytes) -> None:
@@ -54,7 +54,7 @@ class Peer(scripted_agent.Peer):
         return False
 
 
-class ScriptedAgent(scripted_agent.ScriptedAgent):
+class ScriptedAgent(gpu_programs.ScriptedAgent):
     """Its processes are `Peer`s of this module."""
 
     peer_class = Peer
@@ -81,7 +81,7 @@ class AnsweringAgent(ScriptedAgent):
         """True: it hears questions, and does not answer."""
         super().__init__(path, gpus)
 
-    def welcome(self, peer: scripted_agent.Peer) -> None:
+    def welcome(self, peer: gpu_programs.ScriptedPeer) -> None:
         hello, query = peer.hear(), peer.hear()
         assert hello is not None
         assert query is not None

@@ -27,8 +27,8 @@ from pathlib import Path
 
 import gpushare_simgpu
 
-from gpushare_spawner.doctor import scripted_agent
-from gpushare_spawner.model.protocol.frames import Feature, Kind
+from gpushare_spawner.doctor import gpu_programs
+from gpushare_spawner.model.frames import Feature, Kind
 from tests.libraries import NATIVE, SIMGPU
 from tests.native.preload_agent import Peer, ScriptedAgent
 
@@ -57,7 +57,7 @@ class RestlessAgent(ScriptedAgent):
         while True:
             threading.Thread(target=self._one, args=(self.peer(3600), random.Random(1)), daemon=True).start()
 
-    def observed(self, peer: scripted_agent.Peer) -> None:
+    def observed(self, peer: gpu_programs.ScriptedPeer) -> None:
         """Answer a question for NVML, mostly."""
         peer.send(Kind.WELCOME, 25, 0, 25, 0, 1, len(self.gpus), Feature.USE)
         for gpu in self.gpus:

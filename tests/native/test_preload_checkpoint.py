@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gpushare_spawner.model.protocol.frames import Frame, Kind
+from gpushare_spawner.model.frames import Frame, Kind
 from tests.libraries import NATIVE, SIMGPU
 from tests.native.conftest import Program
 from tests.native.preload_agent import Peer, ScriptedAgent

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gpushare_spawner.model.protocol.frames import Frame, Kind
-from gpushare_spawner.sharing.native_process import merged
+from gpushare_spawner.model.frames import Frame, Kind
+from gpushare_spawner.sharing.native import merged
 from tests.agent.agent_process import AgentProcess
 from tests.agent.conftest import request_for
 from tests.libraries import simulated_driver

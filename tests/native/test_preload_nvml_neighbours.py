@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gpushare_spawner.model.protocol.frames import Feature, Frame, Kind
+from gpushare_spawner.model.frames import Feature, Frame, Kind
 from gpushare_spawner.native.build import compiler
 from tests.native.preload_agent import AnsweringAgent, ScriptedAgent
 

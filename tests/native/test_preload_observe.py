@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gpushare_spawner.model.protocol.frames import Feature, Kind
+from gpushare_spawner.model.frames import Feature, Kind
 from tests.native.preload_agent import ScriptedAgent
 from tests.native.test_preload_suspend import STEPS, said
 from tests.present import present

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gpushare_spawner.model.protocol.frames import Kind
+from gpushare_spawner.model.frames import Kind
 from tests.native.preload_agent import ScriptedAgent
 from tests.present import present
 

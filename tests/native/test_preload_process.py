@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import gpushare_spawner
-from gpushare_spawner.model.protocol.frames import Kind
+from gpushare_spawner.model.frames import Kind
 from tests.native.preload_agent import GenerousAgent, ScriptedAgent
 
 if TYPE_CHECKING:

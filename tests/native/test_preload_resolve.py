@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gpushare_spawner.model.protocol.frames import Kind
+from gpushare_spawner.model.frames import Kind
 from gpushare_spawner.native import build, preload_library
 from tests.libraries import NATIVE
 from tests.native.preload_agent import GenerousAgent, ScriptedAgent

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gpushare_spawner.model.protocol.frames import Feature, Frame, Kind
+from gpushare_spawner.model.frames import Feature, Frame, Kind
 from tests.native.preload_agent import Peer, ScriptedAgent
 from tests.native.preload_clients import Client
 from tests.present import present

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from gpushare_spawner.model.protocol.frames import Kind
+from gpushare_spawner.model.frames import Kind
 from tests.libraries import preload_library
 from tests.native.preload_agent import GenerousAgent
 

@@ -10,8 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpushare_spawner.model.memory_limits import MemoryLimit
-from gpushare_spawner.model.protocol.frames import (
+from gpushare_spawner.model.frames import (
     FRAME_BYTES,
     AskKind,
     Feature,
@@ -23,7 +22,8 @@ from gpushare_spawner.model.protocol.frames import (
     gpu_bytes,
     text_parts,
 )
-from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.model.report import MemoryLimit
+from gpushare_spawner.model.share import Tier
 
 GPU = "GPU-12345678-1234-1234-1234-123456789abc"
 OTHER_GPU = "GPU-12345678-1234-1234-1234-123456789abd"

@@ -13,12 +13,11 @@ from typing import Any
 import pytest
 
 from gpushare_spawner import __version__
-from gpushare_spawner.model.protocol.frames import AskKind, Feature, Kind
+from gpushare_spawner.model.frames import AskKind, Feature, Kind
+from gpushare_spawner.model.share import Tier
 from gpushare_spawner.model.share_status import ShareStatus
-from gpushare_spawner.model.tier import Tier
-from gpushare_spawner.notebook.extension import dashboard
-from gpushare_spawner.notebook.kernels import KernelActivity, kernel_activity
-from gpushare_spawner.notebook.offered_asks import notice_asks
+from gpushare_spawner.notebook.client import KernelActivity, kernel_activity
+from gpushare_spawner.notebook.extension import dashboard, notice_asks
 from tests.notebook.jupyter import ROOT, Jupyter, running
 from tests.notebook.scripted_agent import Script, ScriptedAgent
 

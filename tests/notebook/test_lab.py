@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from selenium.webdriver import Chrome
 
-from gpushare_spawner.model.protocol.frames import AskKind, Kind
-from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.model.frames import AskKind, Kind
+from gpushare_spawner.model.share import Tier
 from gpushare_spawner.wording.amounts import clock, unbroken
 from tests.notebook.jupyter import TOKEN, Jupyter, running
 from tests.notebook.scripted_agent import Script, ScriptedAgent

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from gpushare_spawner.model.memory_limits import MemoryLimit
-from gpushare_spawner.model.protocol.frames import Feature, Frame, Kind, SessionMemoryTopic, gpu_bytes
+from gpushare_spawner.model.frames import Feature, Frame, Kind, SessionMemoryTopic, gpu_bytes
+from gpushare_spawner.model.report import MemoryLimit
 from gpushare_spawner.model.share_status import LimitHit, ProcessMemory, ShareStatus
 from gpushare_spawner.notebook import status
+from gpushare_spawner.notebook.client import named, process_name
 from gpushare_spawner.notebook.extension import answer
-from gpushare_spawner.notebook.process_names import named, process_name
-from gpushare_spawner.wording import device_memory, notices, share_status
+from gpushare_spawner.wording import notices, share_status
 from gpushare_spawner.wording.amounts import unbroken
 from tests.notebook.scripted_agent import GIB, GPU, Script, ScriptedAgent
 
@@ -114,12 +114,12 @@ def test_the_notification_names_the_limit(limit: MemoryLimit, said: str) -> None
 
 def test_a_single_process_is_not_listed() -> None:
     now = ShareStatus(gpus=ShareStatus.of(Script().status()).gpus, processes=(ProcessMemory(41, GPU, GIB),))
-    assert device_memory.holders(now) == ""
+    assert share_status.holders(now) == ""
 
 
 def test_memory_on_two_gpus_is_added_up_for_each_process() -> None:
     processes = tuple(ProcessMemory(pid, gpu, 300 * MIB, f"p{pid}") for pid in range(6) for gpu in ("a", "b"))
-    assert device_memory.holders(ShareStatus(processes=processes)) == (
+    assert share_status.holders(ShareStatus(processes=processes)) == (
         "p5 600 MiB, p4 600 MiB, p3 600 MiB, p2 600 MiB, and 2 more"
     )
 

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from gpushare_spawner.cli import main
-from gpushare_spawner.model.protocol.frames import AskKind, Feature, Frame, Kind, TextPart, TextTopic
-from gpushare_spawner.model.tier import Tier
-from gpushare_spawner.notebook.agent_connection import AgentUnavailable
-from gpushare_spawner.notebook.service_ask import NoAnswer, ServiceAsk, WrongAsk, ask_service
+from gpushare_spawner.model.frames import AskKind, Feature, Frame, Kind, TextPart, TextTopic
+from gpushare_spawner.model.share import Tier
+from gpushare_spawner.notebook.client import AgentUnavailable, NoAnswer, ServiceAsk, WrongAsk, ask_service
 from tests.notebook.scripted_agent import ScriptedAgent
 
 LONG = "The share is kept until tomorrow. " * 10

@@ -8,13 +8,10 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from gpushare_spawner.model.protocol.frames import AskKind, Frame, Kind, TextTopic
-from gpushare_spawner.model.tier import Tier
-from gpushare_spawner.notebook import session_client
-from gpushare_spawner.notebook.agent_connection import AgentUnavailable
-from gpushare_spawner.notebook.kernels import KernelActivity
-from gpushare_spawner.notebook.service_ask import NoAnswer, ServiceAsk
-from gpushare_spawner.notebook.session_client import SessionClient
+from gpushare_spawner.model.frames import AskKind, Frame, Kind, TextTopic
+from gpushare_spawner.model.share import Tier
+from gpushare_spawner.notebook import client as session_client
+from gpushare_spawner.notebook.client import AgentUnavailable, KernelActivity, NoAnswer, ServiceAsk, SessionClient
 from tests.notebook.scripted_agent import ScriptedAgent, text_frames
 
 

@@ -20,12 +20,11 @@ import pytest
 from rich.console import Console
 
 from gpushare_spawner.cli import main
-from gpushare_spawner.model.protocol.frames import Frame, Kind, LeaseState, SessionMemoryTopic, gpu_bytes
+from gpushare_spawner.model.frames import Frame, Kind, LeaseState, SessionMemoryTopic, gpu_bytes
+from gpushare_spawner.model.share import Tier
 from gpushare_spawner.model.share_status import ShareStatus
-from gpushare_spawner.model.tier import Tier
-from gpushare_spawner.notebook.driver_figures import DriverFigures, GpuFigures, driver_figures
-from gpushare_spawner.notebook.smi_command import draw, shown_share
-from gpushare_spawner.sharing.native_process import merged
+from gpushare_spawner.notebook.smi import DriverFigures, GpuFigures, draw, driver_figures, shown_share
+from gpushare_spawner.sharing.native import merged
 from tests.agent.agent_process import AgentProcess
 from tests.agent.conftest import request_for
 from tests.notebook.scripted_agent import GIB, GPU, OTHER_GPU, Script, ScriptedAgent

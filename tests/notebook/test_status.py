@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from gpushare_spawner.cli import main
-from gpushare_spawner.model.protocol.frames import Feature, Frame, Kind, LeaseState
+from gpushare_spawner.model.frames import Feature, Frame, Kind, LeaseState
+from gpushare_spawner.model.share import Tier
 from gpushare_spawner.model.share_status import (
     AdminMessage,
     ControlsStatus,
@@ -23,7 +24,6 @@ from gpushare_spawner.model.share_status import (
     PendingAction,
     ShareStatus,
 )
-from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.notebook import status
 from gpushare_spawner.wording import notices, share_status
 from gpushare_spawner.wording.amounts import clock, near_clock, utc

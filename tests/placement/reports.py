@@ -6,8 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from gpushare_spawner.model.report import GpuReport, Report, SessionReport
-from gpushare_spawner.model.share import Share
-from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.model.share import Share, Tier
 from gpushare_spawner.placement import Allocation, PlacementRequest
 
 

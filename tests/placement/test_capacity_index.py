@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from gpushare_spawner.placement import Best, Demand, FreeCapacity, NodeCapacity, Rated, capacity_index
-from gpushare_spawner.placement.capacity_index import ChangeLog
+from gpushare_spawner.placement import Best, Demand, FreeCapacity, NodeCapacity, Rated
+from gpushare_spawner.placement import capacity as capacity_index
+from gpushare_spawner.placement.capacity import ChangeLog
 from tests.placement.reports import gpu
 
 ONE = Demand(10, 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpushare_spawner.placement import Claim, Ledger, NodeResources, Requested, able_nodes, cheapest_claim
+from gpushare_spawner.placement import Ledger, NodeHold, NodeResources, Requested, able_nodes, cheapest_claim
 from tests.placement.reports import active, gpu, report, request
 
 CORE = 1000
@@ -11,7 +11,7 @@ CORE = 1000
 def test_a_claim_is_for_what_the_request_asks_of_each_gpu_and_of_the_node() -> None:
     ledger = Ledger.of([report("n", [gpu("a"), gpu("b", 1), gpu("c", 2)], [active("ada", "b", 60)])])
     wanted = request(count=2, cpu=3 * CORE, memory=2**30)
-    assert cheapest_claim(ledger.capacity, wanted) == Claim("n", ("a", "c"), 100, Requested(3 * CORE, 2**30, 1))
+    assert cheapest_claim(ledger.capacity, wanted) == NodeHold("n", ("a", "c"), 100, Requested(3 * CORE, 2**30, 1))
 
 
 def test_whole_gpus_can_be_claimed() -> None:
@@ -121,7 +121,7 @@ def test_a_node_where_others_request_more_than_it_has_is_claimed_for_what_reques
 def test_a_request_without_cpu_and_memory_fits_beside_a_claim_on_more_than_is_free() -> None:
     ledger = Ledger.of([report("n", [gpu("a")])])
     ledger.put_resources("n", NodeResources(cpu=CORE, memory=2**30))
-    ledger.claim("first", Claim("n", ("a",), 25, Requested(2 * CORE, 2**31, 1)))
+    ledger.claim("first", NodeHold("n", ("a",), 25, Requested(2 * CORE, 2**31, 1)))
     assert ledger.place(request(50)) is not None
     assert ledger.place(request(50, cpu=1)) is None
     assert ledger.place(request(50, memory=1)) is None
@@ -142,7 +142,7 @@ def test_of_two_models_the_one_that_lacks_less_is_claimed_and_of_equal_ones_the_
 def test_a_request_fits_without_claims_on_a_node_that_it_may_use_and_on_no_other() -> None:
     ledger = Ledger.of([report("n1", [gpu("a")]), report("n2", [gpu("b")], [active("ada", "b", 60)])])
     for name, node, uuid in (("first", "n1", "a"), ("second", "n2", "b")):
-        ledger.claim(name, Claim.of(request(100), node, (uuid,)))
+        ledger.claim(name, NodeHold.of(request(100), node, (uuid,)))
     assert ledger.fits_without(request(50), ["first", "unknown"])
     assert not ledger.fits_without(request(50), ["second"]), "too little is free there"
     assert ledger.fits_without(request(40), ["second"])

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpushare_spawner.placement import Demand, Workload, workload_of
-from gpushare_spawner.placement.fragmentation import Fragmentation
+from gpushare_spawner.placement.strategy import Fragmentation
 
 MODELS = ("A100", "T4")
 CPUS = (0, 1000, 4000)

@@ -13,10 +13,10 @@ from gpushare_spawner.placement import (
     Allocation,
     Best,
     BestFit,
-    Claim,
     FreeCapacity,
     Ledger,
     LedgerError,
+    NodeHold,
     PlacementRequest,
     StrandingAwareFgd,
     able_nodes,
@@ -97,7 +97,7 @@ def test_reported_session_has_its_layer_in_the_ledger() -> None:
 
 def test_claim_on_a_gpu_of_its_own_layer_keeps_its_units() -> None:
     ledger = two_gpus(by_mps(active("ada", "a", 50)))
-    ledger.claim("eve", Claim.of(asks(25), "n", ("a",)))
+    ledger.claim("eve", NodeHold.of(asks(25), "n", ("a",)))
     assert present(ledger.place(asks(25))).gpus == ("a",)
     ledger.add(by_mps(active("bob", "a", 25)))
     assert present(ledger.place(asks(10))).gpus == ("b",)

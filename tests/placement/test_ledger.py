@@ -18,7 +18,7 @@ from gpushare_spawner.placement import (
     Reason,
     Requested,
 )
-from gpushare_spawner.placement.allocation import Allocation
+from gpushare_spawner.placement.node import Allocation
 from tests.placement.reports import active, gpu, report, request
 from tests.present import present
 

@@ -14,12 +14,12 @@ from gpushare_spawner.model.share import Share
 from gpushare_spawner.placement import (
     Allocation,
     BestFit,
+    EntrySource,
     Ledger,
     LedgerFeed,
     NodeResources,
     PlacementRequest,
     Requested,
-    Source,
     Spread,
     StrandingAwareFgd,
     workload_of,
@@ -103,22 +103,22 @@ class Feed(RuleBasedStateMachine):
     @rule(allocation=allocations())
     def a_pod_is_seen(self, allocation: Allocation) -> None:
         self.seen[allocation.session] = allocation
-        self.feed.put(Source.SEEN, allocation)
+        self.feed.put(EntrySource.SEEN, allocation)
 
     @rule(session=NAMES)
     def a_pod_goes(self, session: str) -> None:
         self.seen.pop(session, None)
-        self.feed.drop(Source.SEEN, session)
+        self.feed.drop(EntrySource.SEEN, session)
 
     @rule(allocation=allocations())
     def a_share_is_reserved(self, allocation: Allocation) -> None:
         self.reserved[allocation.session] = allocation
-        self.feed.put(Source.RESERVED, allocation)
+        self.feed.put(EntrySource.RESERVED, allocation)
 
     @rule(session=NAMES)
     def a_reservation_is_cancelled(self, session: str) -> None:
         self.reserved.pop(session, None)
-        self.feed.drop(Source.RESERVED, session)
+        self.feed.drop(EntrySource.RESERVED, session)
 
     @rule(node=NODES, cpu=st.sampled_from([None, 0, 900, 5000]), pods=st.sampled_from([None, 0, 3]))
     def a_node_has_resources(self, node: str, cpu: int | None, pods: int | None) -> None:
@@ -185,13 +185,13 @@ def test_a_reservation_counts_until_its_pod_is_seen_and_again_when_the_pod_is_go
     feed = LedgerFeed()
     feed.report(report("n", [gpu("a")]))
     reservation = active("s", "a", 60)
-    feed.put(Source.RESERVED, reservation)
-    feed.put(Source.SEEN, replace(reservation, effective_units=10))
+    feed.put(EntrySource.RESERVED, reservation)
+    feed.put(EntrySource.SEEN, replace(reservation, effective_units=10))
     assert feed.ledger.free_units("a") == 90
-    feed.drop(Source.SEEN, "s")
+    feed.drop(EntrySource.SEEN, "s")
     assert feed.ledger.free_units("a") == 40
-    feed.drop(Source.RESERVED, "s")
-    feed.drop(Source.RESERVED, "s")
+    feed.drop(EntrySource.RESERVED, "s")
+    feed.drop(EntrySource.RESERVED, "s")
     assert feed.ledger.free_units("a") == 100
 
 

@@ -17,13 +17,13 @@ from gpushare_spawner.model.share import Share
 from gpushare_spawner.placement import (
     Allocation,
     BestFit,
-    Claim,
+    EntrySource,
     Ledger,
     LedgerFeed,
+    NodeHold,
     NodeResources,
     PlacementRequest,
     Requested,
-    Source,
     Spread,
     StrandingAwareFgd,
     cheapest_claim,
@@ -72,7 +72,7 @@ class Cluster:
         """The reports of each node that can still come, the newest last."""
         self.told: dict[str, Report] = {}
         self.resources: dict[str, NodeResources] = {}
-        self.claims: dict[str, Claim] = {}
+        self.claims: dict[str, NodeHold] = {}
         self.placed = 0
         for name in NODES:
             self.a_node_comes(name)
@@ -115,34 +115,34 @@ class Cluster:
         self.reserved[name] = Allocation(
             name, place.gpus, units, place.borrowed, units, self.clock, user=name, uncounted=uncounted
         )
-        self.feed.put(Source.RESERVED, self.reserved[name])
+        self.feed.put(EntrySource.RESERVED, self.reserved[name])
 
     def a_pod_is_seen(self) -> None:
         name = self._one_of(self.reserved)
         if name:
             self.pods[name] = replace(self.reserved.pop(name), uncounted=Requested())
-            self.feed.put(Source.SEEN, self.pods[name])
-            self.feed.drop(Source.RESERVED, name)
+            self.feed.put(EntrySource.SEEN, self.pods[name])
+            self.feed.drop(EntrySource.RESERVED, name)
 
     def a_reservation_is_cancelled(self) -> None:
         """By its user, or because it expired."""
         name = self._one_of(self.reserved)
         if name:
             del self.reserved[name]
-            self.feed.drop(Source.RESERVED, name)
+            self.feed.drop(EntrySource.RESERVED, name)
 
     def a_pod_goes(self) -> None:
         name = self._one_of(self.pods)
         if name:
             del self.pods[name]
-            self.feed.drop(Source.SEEN, name)
+            self.feed.drop(EntrySource.SEEN, name)
 
     def a_tier_changes(self) -> None:
         name = self._one_of(self.pods)
         if name:
             pod = self.pods[name]
             self.pods[name] = pod.with_effective(self.random.choice([0, pod.share_units // 2, pod.share_units]))
-            self.feed.put(Source.SEEN, self.pods[name])
+            self.feed.put(EntrySource.SEEN, self.pods[name])
 
     def a_share_is_resized(self) -> None:
         """To less, or to more where that is free and nothing is lent on its GPUs."""
@@ -156,7 +156,7 @@ class Cluster:
         if more > 0 and min(free) < more:
             return
         self.pods[name] = replace(pod, share_units=units, borrowed_units=0, effective_units=units)
-        self.feed.put(Source.SEEN, self.pods[name])
+        self.feed.put(EntrySource.SEEN, self.pods[name])
 
     def a_node_comes(self, name: str = "") -> None:
         name = name or self.random.choice([*NODES])

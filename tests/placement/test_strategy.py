@@ -23,12 +23,11 @@ from gpushare_spawner.placement import (
     StrandingAwareFgd,
     Strategy,
     check_strategy,
-    stranding_aware_fgd,
     workload_of,
 )
-from gpushare_spawner.placement.fragmentation import Fragmentation
-from gpushare_spawner.placement.obstacle import fits
-from gpushare_spawner.placement.strategy import Place
+from gpushare_spawner.placement import strategy as stranding_aware_fgd
+from gpushare_spawner.placement.capacity import fits
+from gpushare_spawner.placement.strategy import Fragmentation, Place
 from tests.placement.reports import active, gpu, report, request
 from tests.present import present
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from gpushare_spawner.model.report import Notice
-from gpushare_spawner.model.tier import Tier
-from gpushare_spawner.placement import Claim, Ledger, PlacementRequest, SupposedLedger, helpful_actions
+from gpushare_spawner.model.share import Tier
+from gpushare_spawner.placement import Ledger, NodeHold, PlacementRequest, SupposedLedger, helpful_actions
 from gpushare_spawner.placement import first_to_fit as looking_for_first
 from tests.placement.reports import active, gpu, report, request
 
@@ -17,7 +17,7 @@ def downgrade(at: float, to: int) -> Notice:
     return Notice(tier=Tier.DOWNGRADED, at=at, reason="idle", effective_units=to)
 
 
-def first_to_fit(ledger: Ledger, asked: PlacementRequest, announced: list[tuple[str, Notice]]) -> Claim | None:
+def first_to_fit(ledger: Ledger, asked: PlacementRequest, announced: list[tuple[str, Notice]]) -> NodeHold | None:
     """Look at the actions that may help, as a pass over the queue does."""
     helpful = [action for actions in helpful_actions(ledger, [asked], announced) for action in actions]
     *before, last = [None, *looking_for_first(ledger, asked, helpful)]
@@ -122,7 +122,7 @@ def test_actions_on_nodes_where_no_request_can_fit_are_left_out() -> None:
 def test_a_claim_on_a_node_does_not_rule_its_actions_out() -> None:
     """It can be the claim of the request itself."""
     ledger = two_nodes()
-    ledger.claim("max", Claim.of(request(100), "n2", ("b",)))
+    ledger.claim("max", NodeHold.of(request(100), "n2", ("b",)))
     assert helped(ledger, [("bob", stop(2))], request(100)) == ["bob"]
 
 

@@ -18,7 +18,7 @@ from gpushare_spawner.placement import (
     Shortage,
     Unplaceable,
 )
-from gpushare_spawner.placement.obstacle import Lacking, Obstacle
+from gpushare_spawner.placement.capacity import Lacking, Obstacle
 from tests.placement.reports import active, gpu, report, request
 
 SICK = [gpu("a", 0, healthy=False), gpu("b", 1, healthy=False)]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from gpushare_spawner.model.quota import Quotas
-from gpushare_spawner.quota import Accounts, Charge, QuotaUsage, Refused, admit
-from gpushare_spawner.quota.admission import Limit
+from gpushare_spawner.quota import Charge, LimitExceeded, QuotaAccounts, QuotaUsage, admit
+from gpushare_spawner.quota.order import Limit
 
-ACCOUNTS = Accounts(
+ACCOUNTS = QuotaAccounts(
     Quotas.model_validate(
         {
             "groups": {
@@ -33,16 +33,16 @@ def usage(*charges: tuple[str, str, int]) -> QuotaUsage:
         ([], "course", 50, (True, None)),
         ([], "course", 51, (False, None)),
         ([("course", "bob", 50)], "course", 50, (False, None)),
-        ([("course", "bob", 50)], "course", 51, (False, Refused(Limit.MAXIMUM, 100, 50))),
-        ([("course", "eve", 1)] * 2, "course", 1, (True, Refused(Limit.USER_SERVERS, 2, 2))),
-        ([("course", "bob", 1)] * 3, "course", 1, (True, Refused(Limit.SERVERS, 3, 3))),
+        ([("course", "bob", 50)], "course", 51, (False, LimitExceeded(Limit.MAXIMUM, 100, 50))),
+        ([("course", "eve", 1)] * 2, "course", 1, (True, LimitExceeded(Limit.USER_SERVERS, 2, 2))),
+        ([("course", "bob", 1)] * 3, "course", 1, (True, LimitExceeded(Limit.SERVERS, 3, 3))),
         ([("optics", "bob", 60)], "theory", 40, (False, None)),
-        ([("optics", "bob", 60)], "theory", 41, (False, Refused(Limit.DEPARTMENT, 100, 60))),
+        ([("optics", "bob", 60)], "theory", 41, (False, LimitExceeded(Limit.DEPARTMENT, 100, 60))),
         ([("optics", "bob", 100)], "course", 50, (True, None)),
     ],
 )
 def test_a_limit_refuses_the_server_that_would_exceed_it(
-    running: list[tuple[str, str, int]], group: str, units: int, expected: tuple[bool, Refused | None]
+    running: list[tuple[str, str, int]], group: str, units: int, expected: tuple[bool, LimitExceeded | None]
 ) -> None:
     account = ACCOUNTS.find(f"group:{group}", "eve")
     found = admit(usage(*running), account, "eve", units)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gpushare_spawner.model.quota import Quota
 from gpushare_spawner.quota import Account, FairShare
-from gpushare_spawner.quota.fair_share import rank
+from gpushare_spawner.quota.order import rank
 
 A, B = "group:a", "group:b"
 DAY = 86400.0

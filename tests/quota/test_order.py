@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpushare_spawner.model.quota import Quotas
-from gpushare_spawner.quota import Accounts, Asking, Charge, FairShare, QuotaUsage, ordered
+from gpushare_spawner.quota import Asking, Charge, FairShare, QuotaAccounts, QuotaUsage, ordered
 
-ACCOUNTS = Accounts(
+ACCOUNTS = QuotaAccounts(
     Quotas.model_validate(
         {
             "groups": {

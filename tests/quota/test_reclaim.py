@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpushare_spawner.model.quota import Quotas
-from gpushare_spawner.quota import Accounts, Asking, OverQuota, reclaimed
+from gpushare_spawner.quota import Asking, OverQuota, QuotaAccounts, reclaimed
 
-ACCOUNTS = Accounts(Quotas.model_validate({"groups": {"a": {"guarantee": 9}, "b": {"guarantee": 9}}}))
+ACCOUNTS = QuotaAccounts(Quotas.model_validate({"groups": {"a": {"guarantee": 9}, "b": {"guarantee": 9}}}))
 
 
 class Nodes:

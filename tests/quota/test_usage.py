@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpushare_spawner.model.quota import Quotas
-from gpushare_spawner.quota import Account, Accounts, Charge, QuotaUsage
+from gpushare_spawner.quota import Account, Charge, QuotaAccounts, QuotaUsage
 
 QUOTAS = Quotas.model_validate(
     {
@@ -20,7 +20,7 @@ QUOTAS = Quotas.model_validate(
         "default": {"guarantee": 0.25},
     }
 )
-ACCOUNTS = Accounts(QUOTAS)
+ACCOUNTS = QuotaAccounts(QUOTAS)
 
 
 def account(group: str) -> Account:

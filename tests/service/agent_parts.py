@@ -10,17 +10,13 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from gpushare_spawner.agent.kubernetes.pods.tier_annotations import TierAnnotations, decisions, patch_wanted, remember
+from gpushare_spawner.agent.kubernetes.pods.annotations import TierAnnotations, decisions, patch_wanted, remember
 from gpushare_spawner.agent.report import session_report
-from gpushare_spawner.agent.sessions.activity import Activity
-from gpushare_spawner.agent.sessions.controls import SessionControls
-from gpushare_spawner.agent.sessions.session import Session
+from gpushare_spawner.agent.sessions.registry import SessionControls
+from gpushare_spawner.agent.sessions.session import Activity, Session
 from gpushare_spawner.agent.sessions.tiers import Tiers
-from gpushare_spawner.agent.state.session_record import PodOwner, SessionRecord
-from gpushare_spawner.model.cordon import Cordon
-from gpushare_spawner.model.delivered import NOTHING
-from gpushare_spawner.model.kubernetes import PodSession, labels, pod_session
-from gpushare_spawner.model.protocol.control import (
+from gpushare_spawner.agent.state.records import PodOwner, SessionRecord
+from gpushare_spawner.model.control import (
     AnnounceRequest,
     AnswerRequest,
     ControlRefused,
@@ -31,7 +27,9 @@ from gpushare_spawner.model.protocol.control import (
     ResizeRequest,
     TierRequest,
 )
-from gpushare_spawner.model.report import GpuReport, Report, SessionReport
+from gpushare_spawner.model.controls import Cordon
+from gpushare_spawner.model.kubernetes import PodSession, labels, pod_session
+from gpushare_spawner.model.report import NOTHING, GpuReport, Report, SessionReport
 from gpushare_spawner.service.kubernetes.node import NodeAgent
 from gpushare_spawner.service.kubernetes.pod_sessions import SessionPod, known_report
 from gpushare_spawner.service.reports import KnownReport

@@ -21,17 +21,17 @@ from tornado.netutil import bind_sockets
 from tornado.web import Application, RequestHandler, StaticFileHandler
 
 from gpushare_spawner.idle import KeepRule
-from gpushare_spawner.model.protocol.queue_progress import QueueProgress
+from gpushare_spawner.model.control import QueueProgress
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.service import reports
 from gpushare_spawner.service.actions.session_actions import SessionActions
-from gpushare_spawner.service.application import service_application
+from gpushare_spawner.service.command import service_application
 from gpushare_spawner.service.counters import Counters
 from gpushare_spawner.service.history.recorder import History
 from gpushare_spawner.service.hub.client import HubServer
 from gpushare_spawner.service.reports import KnownReport, RecentReports
 from gpushare_spawner.service.sources import DashboardSources
-from gpushare_spawner.service.web.page import Page
+from gpushare_spawner.service.web.app import Page
 from tests.present import present
 from tests.service.api.conftest import StandInAgent
 from tests.service.dashboards import NOW, TEMPLATES

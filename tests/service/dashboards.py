@@ -7,30 +7,24 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gpushare_spawner.idle import RecentUse
-from gpushare_spawner.model.memory_limits.hits import MemoryLimitHits
-from gpushare_spawner.model.protocol.queue_progress import QueueProgress
+from gpushare_spawner.model.control import QueueProgress
 from gpushare_spawner.model.quota import Quotas
-from gpushare_spawner.model.report import DeliveredReport, GpuReport, Notice, SessionReport
+from gpushare_spawner.model.report import DeliveredReport, GpuReport, MemoryLimitHits, Notice, SessionReport
+from gpushare_spawner.model.share import Tier
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.service.actions.session_actions import SessionActions
-from gpushare_spawner.service.api.events import Events
-from gpushare_spawner.service.api.services import Services
-from gpushare_spawner.service.api.snapshots import ServiceSnapshots
+from gpushare_spawner.service.api.router import Services
+from gpushare_spawner.service.api.snapshots import Events, ServiceSnapshots
 from gpushare_spawner.service.counters import Counters
-from gpushare_spawner.service.culler.decisions import HubSnapshot, decide_sessions
-from gpushare_spawner.service.culler.settings import CullerSettings
-from gpushare_spawner.service.dashboard.address import DashboardAddress
-from gpushare_spawner.service.dashboard.page import dashboard
+from gpushare_spawner.service.culler.decisions import CullerSettings, HubSnapshot, decide_sessions
+from gpushare_spawner.service.dashboard import DashboardAddress, dashboard
 from gpushare_spawner.service.hub.client import HubServer
 from gpushare_spawner.service.reports import KnownReport, NodeSnapshot, RecentReports
 from gpushare_spawner.service.sources import DashboardSources
-from gpushare_spawner.service.waiting_spawns import waiting_spawns
-from gpushare_spawner.service.web.caller import Caller
+from gpushare_spawner.service.waiting import waiting_spawns
+from gpushare_spawner.service.web.app import Caller, HubTheme, Viewer
 from gpushare_spawner.service.web.dashboard import page_environment
-from gpushare_spawner.service.web.dashboard_data import dashboard_data
-from gpushare_spawner.service.web.hub_theme import HubTheme
-from gpushare_spawner.service.web.viewer import Viewer
+from gpushare_spawner.service.web.view_data import dashboard_data
 
 NOW = 1_000_000.0
 GIB = 2**30

@@ -9,9 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gpushare_spawner.idle import UseCount
-from gpushare_spawner.model.controls import AskAnswer
-from gpushare_spawner.model.cordon import Cordon
-from gpushare_spawner.model.protocol.control import (
+from gpushare_spawner.model.control import (
     REQUEST,
     AnnounceRequest,
     Answer,
@@ -26,10 +24,10 @@ from gpushare_spawner.model.protocol.control import (
     ResizeRequest,
     TierRequest,
 )
+from gpushare_spawner.model.controls import AskAnswer, Cordon
 from gpushare_spawner.model.quantity import resolve_bytes
 from gpushare_spawner.model.report import GpuReport, Notice, Report, SessionReport
-from gpushare_spawner.model.session_id import session_id
-from gpushare_spawner.model.tier import Tier, UseRule, voids_idle_action
+from gpushare_spawner.model.share import Tier, UseRule, session_id, voids_idle_action
 
 GIB = 2**30
 
@@ -94,10 +92,10 @@ class FakeAgent:
         rule = notice.use if session.tier is Tier.ACTIVE and notice is not None else self._rules.get(session.id)
         if rule is None:
             return True
-        return self._counts[session.id].add(self.clock(), session.gpu_seconds, False, session.last_gpu_activity, rule)
+        return self._counts[session.id].add(self.clock(), session.gpu_seconds, False, rule)
 
     def _count(self, session: SessionReport) -> None:
-        self._counts[session.id] = UseCount(self.clock(), session.gpu_seconds, session.last_gpu_activity)
+        self._counts[session.id] = UseCount(self.clock(), session.gpu_seconds)
 
     def report(self) -> Report:
         report = Report(

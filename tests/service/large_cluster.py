@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpushare_spawner.model.report import DeliveredReport, GpuReport, HostMemoryReport, SessionReport
-from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.model.share import Tier
 from gpushare_spawner.service.reports import KnownReport
 from tests.service.dashboards import GIB, MINUTE, NOW, session
 

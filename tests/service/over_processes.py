@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from gpushare_spawner.model.protocol.control import OpenRequest
+from gpushare_spawner.model.control import OpenRequest
 from gpushare_spawner.model.report import SessionReport
 from tests.agent.agent_process import AgentProcess
 from tests.present import present

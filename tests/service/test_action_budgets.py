@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gpushare_spawner.service.web import action_budgets
-from gpushare_spawner.service.web.action_budgets import ActionBudgets
-from gpushare_spawner.service.web.caller import Caller
+from gpushare_spawner.service.api import router
+from gpushare_spawner.service.api.router import ActionBudgets
+from gpushare_spawner.service.web.app import Caller
 
 ANN, BOB = Caller("ann"), Caller("bob")
 
@@ -56,7 +56,7 @@ def test_who_acts_for_many_has_a_larger_budget(caller: Caller) -> None:
 
 
 def test_the_callers_that_acted_last_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(action_budgets, "MOST", 2)
+    monkeypatch.setattr(router, "MOST", 2)
     budgets = ActionBudgets(Clock())
     assert acts(budgets, ANN) == acts(budgets, BOB) == 30
     assert acts(budgets, ANN) == 0

@@ -8,15 +8,14 @@ from typing import Any
 
 import pytest
 
-from gpushare_spawner.model.protocol.control import AgentUnreachable
+from gpushare_spawner.model.control import AgentUnreachable
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.service.actions.action_log import line
-from gpushare_spawner.service.agents import MachineAgent
+from gpushare_spawner.service.actions.outcome import line
 from gpushare_spawner.service.culler.culler import Culler
-from gpushare_spawner.service.culler.settings import CullerSettings
-from gpushare_spawner.service.history.events import Action
+from gpushare_spawner.service.culler.decisions import CullerSettings
+from gpushare_spawner.service.history.store import Action
 from gpushare_spawner.service.hub.client import Hub
-from gpushare_spawner.service.reports import KnownReport
+from gpushare_spawner.service.reports import KnownReport, MachineAgent
 from tests.service.conftest import MINUTE, Clock
 from tests.service.fake_agent import FakeAgent
 from tests.service.fake_hub import FakeHub

@@ -17,10 +17,10 @@ from pathlib import Path
 
 import pytest
 
-from gpushare_spawner.model.protocol.control import OpenRequest
-from gpushare_spawner.model.protocol.frames import AskKind, Feature, Kind, Role, TextPart, TextTopic
-from gpushare_spawner.model.tier import Tier
-from gpushare_spawner.wording.controls import session_controls as words
+from gpushare_spawner.model.control import OpenRequest
+from gpushare_spawner.model.frames import AskKind, Feature, Kind, Role, TextPart, TextTopic
+from gpushare_spawner.model.share import Tier
+from gpushare_spawner.wording import actions as words
 from tests.agent.peers import Peer
 from tests.present import present
 from tests.service.fake_hub import FakeHub

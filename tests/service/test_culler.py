@@ -11,19 +11,18 @@ from typing import Any, NoReturn
 
 import pytest
 
-from gpushare_spawner.model.controls import Exemption, Keep
-from gpushare_spawner.model.idle_cause import IdleCause
+from gpushare_spawner.model.control import AnnounceRequest, Request, TierRequest
+from gpushare_spawner.model.controls import Exemption, IdleCause, Keep
 from gpushare_spawner.model.layers import LayerName
-from gpushare_spawner.model.protocol.control import AnnounceRequest, Request, TierRequest
 from gpushare_spawner.model.report import Notice
+from gpushare_spawner.model.share import Tier
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.service.actions.session_actions import SessionActions
-from gpushare_spawner.service.agents import MachineAgent
 from gpushare_spawner.service.culler.culler import Culler
-from gpushare_spawner.service.culler.settings import CullerSettings
-from gpushare_spawner.service.history.events import Action
+from gpushare_spawner.service.culler.decisions import CullerSettings
+from gpushare_spawner.service.history.store import Action
 from gpushare_spawner.service.hub.client import Hub
+from gpushare_spawner.service.reports import MachineAgent
 from gpushare_spawner.wording.amounts import utc
 from tests.present import present
 from tests.service.conftest import HOUR, MINUTE, Clock

@@ -9,18 +9,18 @@ from html import unescape
 import pytest
 
 from gpushare_spawner.idle import Observation, RecentUse
+from gpushare_spawner.model.control import QueueProgress
 from gpushare_spawner.model.layers import LayerName
-from gpushare_spawner.model.protocol.queue_progress import QueueProgress
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.report import GpuReport, HostMemoryReport
+from gpushare_spawner.model.share import Tier, UseRule
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.model.tier import Tier, UseRule
 from gpushare_spawner.service.api.snapshots import ServiceSnapshot
 from gpushare_spawner.service.hub.client import HubServer
 from gpushare_spawner.service.reports import KnownReport, NodeSnapshot
-from gpushare_spawner.service.waiting_spawns import waiting_spawns
-from gpushare_spawner.service.web.dashboard_data import dashboard_data, problems_data
-from gpushare_spawner.service.web.viewer import Viewer
+from gpushare_spawner.service.waiting import waiting_spawns
+from gpushare_spawner.service.web.app import Viewer
+from gpushare_spawner.service.web.view_data import dashboard_data, problems_data
 from gpushare_spawner.wording.amounts import utc
 from tests.present import present
 from tests.service.dashboards import GIB, MINUTE, NO_AGENT, NOW, TEMPLATES, afternoon, page, session, shown

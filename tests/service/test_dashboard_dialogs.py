@@ -7,10 +7,9 @@ from pathlib import Path
 
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.service import web
-from gpushare_spawner.service.dashboard.dialog_targets import FORMS, GPU, NODE, SESSION, SPAWN, choices_of_sessions
-from gpushare_spawner.service.dashboard.page import OFFERED
-from gpushare_spawner.service.web.caller import Caller
-from gpushare_spawner.wording.dashboard import session_terms
+from gpushare_spawner.service.dashboard import FORMS, GPU, NODE, OFFERED, SESSION, SPAWN, choices_of_sessions
+from gpushare_spawner.service.web.app import Caller
+from gpushare_spawner.wording.service import session_terms
 
 HTML = (Path(next(iter(web.__path__))) / "pages" / "parts" / "dialogs.html").read_text()
 

@@ -21,16 +21,13 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.wait import WebDriverWait
 
-from gpushare_spawner.model.controls import Exemption, Message
-from gpushare_spawner.model.cordon import Cordon
-from gpushare_spawner.model.protocol.queue_progress import QueueProgress
+from gpushare_spawner.model.control import QueueProgress
+from gpushare_spawner.model.controls import Cordon, Exemption, Message
 from gpushare_spawner.service.api.snapshots import MAX_AGE
-from gpushare_spawner.service.history.events import Action
 from gpushare_spawner.service.history.recorder import History, HistorySources
-from gpushare_spawner.service.history.store import HistoryStore
-from gpushare_spawner.service.history.use import HOUR, Amounts, Subject
+from gpushare_spawner.service.history.store import HOUR, Action, GpuTimeAmounts, HistoryStore, Subject
 from gpushare_spawner.service.hub.client import HubServer
-from gpushare_spawner.wording.layers import daemon_restarted
+from gpushare_spawner.wording.spawn_form import daemon_restarted
 from tests.service.dashboard_stand_in import DashboardStandIn, chromium, resize, scheme, signed_in
 from tests.service.dashboards import NOW, afternoon, session
 from tests.service.large_cluster import large_cluster
@@ -126,7 +123,7 @@ def test_all_times_of_a_page_are_the_browsers_with_the_zone_on_hover(browser: Ch
         HistoryStore(f"sqlite:///{tmp_path}/h.sqlite"), HistorySources(nobody, list, nobody, dict)
     )
     asyncio.run(stand_in.history.store())
-    amounts = Amounts(reserved=7200, idle=3600)
+    amounts = GpuTimeAmounts(reserved=7200, idle=3600)
     hour = int(now // HOUR) * HOUR
     used = {(hour, Subject("ann", "", "quarter", "ml", "n1", "GPU-0", "A100")): amounts}
     stand_in.history._store.add(used, [], [], [Action(hour, "released", "culler", "ann")], [])

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from gpushare_spawner.model.controls import Exemption, Message, MessageCause, with_message
-from gpushare_spawner.model.cordon import Cordon
+from gpushare_spawner.model.controls import Cordon, Exemption, Message, MessageCause, with_message
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.service.actions.session_actions import SessionActions
-from gpushare_spawner.service.agents import MachineAgent
 from gpushare_spawner.service.culler.culler import Culler
-from gpushare_spawner.service.culler.settings import CullerSettings
-from gpushare_spawner.service.history.events import Action
+from gpushare_spawner.service.culler.decisions import CullerSettings
+from gpushare_spawner.service.history.store import Action
 from gpushare_spawner.service.hub.client import Hub
+from gpushare_spawner.service.reports import MachineAgent
 from gpushare_spawner.wording.amounts import utc
 from tests.service.conftest import HOUR, MINUTE, Clock
 from tests.service.fake_agent import FakeAgent

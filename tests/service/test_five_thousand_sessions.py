@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from gpushare_spawner.model.protocol.control import (
+from gpushare_spawner.model.control import (
     AnnounceRequest,
     AnswerRequest,
     ControlsRequest,
@@ -16,10 +16,10 @@ from gpushare_spawner.model.protocol.control import (
     TierRequest,
 )
 from gpushare_spawner.model.report import GpuReport, SessionReport
-from gpushare_spawner.model.session_id import session_id
+from gpushare_spawner.model.share import session_id
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.service.culler.culler import Culler
-from gpushare_spawner.service.culler.settings import CullerSettings
+from gpushare_spawner.service.culler.decisions import CullerSettings
 from gpushare_spawner.service.hub.client import Hub
 from gpushare_spawner.service.reports import KnownReport
 from tests.service.conftest import MINUTE, Clock

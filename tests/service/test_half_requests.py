@@ -22,7 +22,7 @@ import pytest
 from tornado.httpclient import AsyncHTTPClient, HTTPResponse
 
 from gpushare_spawner.descriptors import allow_many
-from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.model.share import Tier
 from tests.ports import free_port
 from tests.service.api.test_hostile import LARGE_BODIES
 from tests.service.fake_agent import FakeAgent, fake_agent

@@ -10,7 +10,7 @@ import pytest
 from tornado.httpclient import HTTPRequest
 
 from gpushare_spawner.service.hub.client import Hub, HubFailed, ScopeMissing
-from gpushare_spawner.service.hub.scopes import missing
+from gpushare_spawner.service.hub.roles import missing
 from tests.service.fake_hub import TOKEN, FakeHub
 
 

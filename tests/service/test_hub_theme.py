@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpushare_spawner.service.web.hub_theme import HubTheme
+from gpushare_spawner.service.web.app import HubTheme
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from gpushare_spawner.model.layers import LayerName
-from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.model.share import Tier
 from tests.agent.mps.test_daemons import STAND_IN, end_daemons, mps
 from tests.present import present
 from tests.service.fake_hub import FakeHub

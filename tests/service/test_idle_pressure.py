@@ -9,17 +9,16 @@ import pytest
 
 from gpushare_spawner.idle import NoAction, RecentUse
 from gpushare_spawner.model.controls import Exemption, Keep
-from gpushare_spawner.model.layers import LayerName, LayersFile
+from gpushare_spawner.model.layer_rules import LayersFile
+from gpushare_spawner.model.layers import LayerName
+from gpushare_spawner.model.share import Tier
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.model.tier import Tier
-from gpushare_spawner.service.agents import MachineAgent
 from gpushare_spawner.service.culler.culler import Culler
-from gpushare_spawner.service.culler.decisions import decide_sessions
-from gpushare_spawner.service.culler.idle_pressure import candidates, needed
-from gpushare_spawner.service.culler.settings import CullerSettings
+from gpushare_spawner.service.culler.decisions import CullerSettings, decide_sessions
+from gpushare_spawner.service.culler.reclaim import candidates, needed
 from gpushare_spawner.service.hub.client import Hub, HubServer
-from gpushare_spawner.service.reports import KnownReport, NodeSnapshot
-from gpushare_spawner.service.session_templates import SessionTemplates
+from gpushare_spawner.service.reports import KnownReport, MachineAgent, NodeSnapshot
+from gpushare_spawner.service.templates import SessionTemplates
 from tests.service.conftest import HOUR, MINUTE, Clock
 from tests.service.dashboards import NO_AGENT
 from tests.service.fake_agent import FakeAgent

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gpushare_spawner.service.hub.login_warnings import drop_login_warnings
+from gpushare_spawner.service.hub.roles import drop_login_warnings
 
 EXPECTED = (
     "Service JupyterHub service gpushare requested scopes custom:gpushare:read,access:services!service=gpushare"

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from gpushare_spawner.service.counters import Counters
-from gpushare_spawner.service.culler.decisions import HubSnapshot, decide_sessions
-from gpushare_spawner.service.culler.settings import CullerSettings
-from gpushare_spawner.service.history.events import Outcome, Wait
+from gpushare_spawner.service.culler.decisions import CullerSettings, HubSnapshot, decide_sessions
+from gpushare_spawner.service.history.store import Wait, WaitOutcome
 from gpushare_spawner.service.reports import NodeSnapshot
 from gpushare_spawner.service.web.metrics import ServiceState, exposition
 from tests.monitoring.states import trouble
@@ -74,8 +73,8 @@ def test_queue_that_is_unknown_has_no_samples() -> None:
 def test_waits_of_spawns_are_a_histogram_by_template_and_those_that_gave_up_are_counted_apart() -> None:
     counted = Counters()
     for seconds in (0.4, 1.0, 7.0, 5000.0):
-        counted.waited(Wait(NOW, seconds, Outcome.STARTED, "ann", template="quarter"))
-    counted.waited(Wait(NOW, 60.0, Outcome.GAVE_UP, "bob", template="half"))
+        counted.waited(Wait(NOW, seconds, WaitOutcome.STARTED, "ann", template="quarter"))
+    counted.waited(Wait(NOW, 60.0, WaitOutcome.GAVE_UP, "bob", template="half"))
     state = ServiceState(NOW, counted)
     assert samples(state, "gpushare_spawn_wait_seconds_bucket") == [
         f'{{le="{bound}",template="quarter"}} {number}.0'

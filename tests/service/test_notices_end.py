@@ -10,17 +10,15 @@ from typing import Any
 
 import pytest
 
-from gpushare_spawner.model.controls import MessageCause
-from gpushare_spawner.model.cordon import Cordon
-from gpushare_spawner.model.idle_cause import IdleCause
-from gpushare_spawner.model.protocol.control import AnnounceRequest
+from gpushare_spawner.model.control import AnnounceRequest
+from gpushare_spawner.model.controls import Cordon, IdleCause, MessageCause
 from gpushare_spawner.model.report import Notice
+from gpushare_spawner.model.share import Tier
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.service.actions.outcome import Actor
 from gpushare_spawner.service.actions.session_actions import SessionActions
 from gpushare_spawner.service.culler.culler import Culler
-from gpushare_spawner.service.culler.settings import CullerSettings
+from gpushare_spawner.service.culler.decisions import CullerSettings
 from gpushare_spawner.service.hub.client import Hub
 from tests.service.agent_parts import AgentParts, PodAgent
 from tests.service.conftest import HOUR, MINUTE, Clock

@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from gpushare_spawner.service.hub import pending_spawns
+from gpushare_spawner.service.hub import watch
 from gpushare_spawner.service.hub.client import Hub
-from gpushare_spawner.service.hub.pending_spawns import PendingSpawns
+from gpushare_spawner.service.hub.watch import PendingSpawns
 from tests.service.fake_hub import FakeHub
 
 
@@ -49,7 +49,7 @@ async def test_a_hub_that_takes_long_is_asked_seldom_and_delays_no_page(hub: Hub
 async def test_after_a_failure_the_queue_is_unknown(
     hub: Hub, hub_server: FakeHub, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pending_spawns, "SHARE_OF_TIME", 0.0)
+    monkeypatch.setattr(watch, "SHARE_OF_TIME", 0.0)
     pending = PendingSpawns(hub, max_age=0, patience=20)
     assert await pending.now() == ()
     hub_server.faults = [403]
@@ -68,8 +68,8 @@ async def test_tries_that_failed_do_not_delay_the_next_request(hub: Hub, hub_ser
 async def test_an_answer_that_nobody_waited_for_is_not_shown_later(
     hub: Hub, hub_server: FakeHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pending_spawns, "SHARE_OF_TIME", 0.0)
-    monkeypatch.setattr(pending_spawns, "LONGEST_PAUSE", 0.2)
+    monkeypatch.setattr(watch, "SHARE_OF_TIME", 0.0)
+    monkeypatch.setattr(watch, "LONGEST_PAUSE", 0.2)
     hub_server.add("uma", ready=False, pending="spawn", started=1.0)
     hub_server.delay = 0.2
     pending = PendingSpawns(hub, max_age=0, patience=0.05)

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpushare_spawner.service.hub import queue_progress
+from gpushare_spawner.service.hub import watch
 from gpushare_spawner.service.hub.client import Hub, HubServer
-from gpushare_spawner.service.hub.queue_progress import EventLines, QueueOfHub
+from gpushare_spawner.service.hub.watch import EventLines, QueueOfHub
 from tests.service.fake_hub import FakeHub, Progress
 
 ANN, TWO = HubServer("ann", ""), HubServer("bob", "two words")
@@ -60,7 +60,7 @@ async def test_a_change_is_followed_on_one_connection(queue: QueueOfHub, hub_ser
 async def test_a_spawn_that_waits_again_is_followed_again(
     queue: QueueOfHub, hub_server: FakeHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(queue_progress, "ASKED_AGAIN", 0.0)
+    monkeypatch.setattr(watch, "ASKED_AGAIN", 0.0)
     progress = hub_server.progress["/users/ann/server"] = Progress(FIRST)
     await position_of(queue, ANN, 1)
     progress.end()
@@ -85,7 +85,7 @@ async def test_what_was_heard_too_long_ago_is_not_said(
 ) -> None:
     hub_server.progress["/users/ann/server"] = Progress(FIRST)
     await position_of(queue, ANN, 1)
-    monkeypatch.setattr(queue_progress, "SILENT", -1.0)
+    monkeypatch.setattr(watch, "SILENT", -1.0)
     assert await queue.told([ANN]) == {}
 
 

@@ -10,19 +10,18 @@ from typing import Any
 import pytest
 
 from gpushare_spawner.idle import Observation, RecentUse
-from gpushare_spawner.model.controls import Exemption, Keep
-from gpushare_spawner.model.idle_cause import IdleCause
+from gpushare_spawner.model.control import TierRequest
+from gpushare_spawner.model.controls import Exemption, IdleCause, Keep
 from gpushare_spawner.model.layers import LayerName
-from gpushare_spawner.model.protocol.control import TierRequest
 from gpushare_spawner.model.quota import Quotas
+from gpushare_spawner.model.share import Tier, UseRule
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.model.tier import Tier, UseRule
 from gpushare_spawner.placement import Ledger
-from gpushare_spawner.service.agents import MachineAgent
 from gpushare_spawner.service.culler.culler import Culler
+from gpushare_spawner.service.culler.decisions import CullerSettings
 from gpushare_spawner.service.culler.reclaim import Pressure, pressure
-from gpushare_spawner.service.culler.settings import CullerSettings
 from gpushare_spawner.service.hub.client import Hub, HubServer
+from gpushare_spawner.service.reports import MachineAgent
 from tests.service.conftest import HOUR, MINUTE, Clock
 from tests.service.fake_agent import FakeAgent, Refuse, fake_agent
 from tests.service.fake_hub import FakeHub

@@ -9,8 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from gpushare_spawner.service.history.events import BegunRestart
-from gpushare_spawner.service.history.store import HistoryStore
+from gpushare_spawner.service.history.store import BegunRestart, HistoryStore
 from tests.service.fake_hub import TOKEN, FakeHub
 
 NEW = {"profile": "half", "quota": "ml"}

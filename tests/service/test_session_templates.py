@@ -11,15 +11,13 @@ import pytest
 
 from gpushare_spawner.idle import NoAction, RecentUse
 from gpushare_spawner.model.report import GpuReport, SessionReport
-from gpushare_spawner.service.culler.decisions import decide_sessions
-from gpushare_spawner.service.culler.idle_pressure import candidates
-from gpushare_spawner.service.culler.servers_without_share import judge
-from gpushare_spawner.service.culler.settings import CullerSettings
+from gpushare_spawner.service.culler.actions import judge
+from gpushare_spawner.service.culler.decisions import CullerSettings, decide_sessions
+from gpushare_spawner.service.culler.reclaim import candidates
 from gpushare_spawner.service.hub.client import HubServer, HubUser
 from gpushare_spawner.service.idle_culler_hook import cull_arbiter
 from gpushare_spawner.service.reports import KnownReport, NodeSnapshot
-from gpushare_spawner.service.session_templates import SessionTemplates, UserGroups
-from gpushare_spawner.service.template_source import TemplateSource
+from gpushare_spawner.service.templates import SessionTemplates, TemplateSource, UserGroups
 from tests.present import present
 from tests.service.dashboards import NO_AGENT
 

@@ -8,8 +8,8 @@ import pytest
 
 from gpushare_spawner.idle import KeepRule
 from gpushare_spawner.model.template import Idle, KeepLimits
-from gpushare_spawner.service.culler.settings import CullerSettings
-from gpushare_spawner.service.options import configure, culler_settings
+from gpushare_spawner.service.command import configure, culler_settings
+from gpushare_spawner.service.culler.decisions import CullerSettings
 
 HOUR = 3600.0
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from gpushare_spawner.model.report import GpuReport
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.service.share_choices import allowed, other_units, templates_of_kind
+from gpushare_spawner.service.templates import allowed, other_units, templates_of_kind
 from tests.service.dashboards import GIB, session
 
 A100 = GpuReport(index=0, uuid="GPU-0", model="NVIDIA A100", memory_bytes=40 * GIB)

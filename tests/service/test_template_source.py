@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gpushare_spawner.service.template_source import TemplateSource
+from gpushare_spawner.service.templates import TemplateSource
 
 
 def test_a_problem_names_its_file_once(tmp_path: Path) -> None:

@@ -6,10 +6,10 @@ from typing import Any
 
 from hypothesis import HealthCheck, settings
 
-from gpushare_spawner.model.layers import LayerName, LayerOptions, LayerRule, LayersFile
+from gpushare_spawner.model.layer_rules import LayerOptions, LayerRule, LayersFile
+from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.sharing.base import LayerRequest, PodSpec, Tenant
-from gpushare_spawner.sharing.cluster_facts import ClusterFacts, ClusterNode
+from gpushare_spawner.sharing.base import ClusterFacts, ClusterNode, LayerRequest, PodSpec, Tenant
 
 LOADED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 """For property tests: the machine can have other work."""

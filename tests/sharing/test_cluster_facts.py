@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpushare_spawner.sharing.cluster_facts import (
+from gpushare_spawner.sharing.base import (
     ClaimedDevice,
     ClusterClaim,
     ClusterFacts,

@@ -10,18 +10,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpushare_spawner.model.layers import DraOptions, LayerRule
+from gpushare_spawner.model.layer_rules import DraOptions, LayerRule
 from gpushare_spawner.sharing import dra
-from gpushare_spawner.sharing.base import LayerCannot, LayerCapacity, LayerRequest
-from gpushare_spawner.sharing.cluster_facts import (
+from gpushare_spawner.sharing.base import (
     ClaimedDevice,
     ClusterClaim,
     ClusterDevice,
     ClusterFacts,
     ClusterNode,
     ClusterSlice,
+    LayerCannot,
+    LayerCapacity,
+    LayerRequest,
 )
-from gpushare_spawner.sharing.mig_profiles import profile
+from gpushare_spawner.sharing.mig import profile
 from tests.present import present
 from tests.sharing.requests import GIB, LOADED, POD, notebook, request, required
 

@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpushare_spawner.model.layers import HamiOptions
+from gpushare_spawner.model.layer_rules import HamiOptions
 from gpushare_spawner.sharing import hami
-from gpushare_spawner.sharing.base import LayerCapacity, PodSpec
-from gpushare_spawner.sharing.cluster_facts import ClusterFacts, ClusterNode, ClusterPod
+from gpushare_spawner.sharing.base import ClusterFacts, ClusterNode, ClusterPod, LayerCapacity, PodSpec
 from tests.sharing.requests import LOADED, POD, notebook, request
 
 # as HAMi 2.10 writes it: of GPU 0 "index" is left out, of GPU 1 "health", because it is unhealthy

@@ -8,10 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpushare_spawner.model.layers import KaiOptions
+from gpushare_spawner.model.layer_rules import KaiOptions
 from gpushare_spawner.sharing import kai
-from gpushare_spawner.sharing.base import LayerCannot, LayerCapacity, PodSpec
-from gpushare_spawner.sharing.cluster_facts import ClusterFacts, ClusterNode, ClusterPod, ClusterQueue
+from gpushare_spawner.sharing.base import (
+    ClusterFacts,
+    ClusterNode,
+    ClusterPod,
+    ClusterQueue,
+    LayerCannot,
+    LayerCapacity,
+    PodSpec,
+)
 from tests.sharing.requests import LOADED, POD, node, notebook, request
 
 OPTIONS = KaiOptions()

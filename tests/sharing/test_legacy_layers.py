@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpushare_spawner.model.layers import KubeShareOptions, MetaGpuOptions, NvshareOptions
+from gpushare_spawner.model.layer_rules import KubeShareOptions, MetaGpuOptions, NvshareOptions
 from gpushare_spawner.sharing import kubeshare, metagpu, nvshare
-from gpushare_spawner.sharing.base import LayerCannot, LayerCapacity
-from gpushare_spawner.sharing.cluster_facts import ClusterFacts, ClusterNode, ClusterPod
+from gpushare_spawner.sharing.base import ClusterFacts, ClusterNode, ClusterPod, LayerCannot, LayerCapacity
 from tests.sharing.requests import LOADED, POD, node, notebook, request
 
 # pkg/scheduler/pod.go of KubeShare a862311, as its FindString reads it: the whole text must match

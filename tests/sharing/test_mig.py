@@ -6,12 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpushare_spawner.model.layers import MigOptions
-from gpushare_spawner.model.layers.mig import MigProfile, smallest
+from gpushare_spawner.model.layer_rules import MigOptions
+from gpushare_spawner.model.layers import MigProfile, smallest
 from gpushare_spawner.sharing import mig
-from gpushare_spawner.sharing.base import LayerCannot, LayerCapacity
-from gpushare_spawner.sharing.cluster_facts import ClusterFacts, ClusterNode, ClusterPod
-from gpushare_spawner.sharing.mig_profiles import profile
+from gpushare_spawner.sharing.base import ClusterFacts, ClusterNode, ClusterPod, LayerCannot, LayerCapacity
+from gpushare_spawner.sharing.mig import profile
 from tests.sharing.requests import A100, GIB, H100, LOADED, POD, node, notebook, request, required
 
 STRATEGY = "nvidia.com/mig.strategy"

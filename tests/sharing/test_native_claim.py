@@ -11,9 +11,8 @@ from gpushare_spawner.model.kubernetes import claim_folder, labels, node_of, pod
 from gpushare_spawner.model.placement import Placement
 from gpushare_spawner.model.report import ClaimsReport, GpuReport, MountReport
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.sharing.base import Tenant
-from gpushare_spawner.sharing.native_claim import NativeClaimLayer
-from gpushare_spawner.sharing.pod_changes import notebook_container
+from gpushare_spawner.sharing.base import Tenant, notebook_container
+from gpushare_spawner.sharing.native import NativeClaimLayer
 
 QUARTER = Template.model_validate({"name": "quarter", "display_name": "Q", "gpu": {"fraction": 0.25}})
 TWO = Template.model_validate({"name": "two", "display_name": "2", "gpu": {"count": 2}})

@@ -8,12 +8,10 @@ from typing import Any
 import pytest
 
 from gpushare_spawner.model.kubernetes import labels, node_of, pod_session
-from gpushare_spawner.model.memory_engine import MemoryEngine
-from gpushare_spawner.model.placement import Placement
+from gpushare_spawner.model.placement import MemoryEngine, Placement
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.sharing.base import Tenant
-from gpushare_spawner.sharing.native_pod import NativePodLayer
-from gpushare_spawner.sharing.pod_changes import notebook_container
+from gpushare_spawner.sharing.base import Tenant, notebook_container
+from gpushare_spawner.sharing.native import NativePodLayer
 
 QUARTER = Template.model_validate({"name": "quarter", "display_name": "Q", "gpu": {"fraction": 0.25}})
 TWO = Template.model_validate({"name": "two", "display_name": "2", "gpu": {"count": 2}})

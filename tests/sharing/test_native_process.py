@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from gpushare_spawner.model.control import OpenRequest
 from gpushare_spawner.model.layers import LayerName
-from gpushare_spawner.model.memory_engine import MemoryEngine
-from gpushare_spawner.model.placement import Placement
-from gpushare_spawner.model.protocol.control import OpenRequest
-from gpushare_spawner.model.template import Gpu, Template
+from gpushare_spawner.model.placement import MemoryEngine, Placement
+from gpushare_spawner.model.template import Template, TemplateGpu
 from gpushare_spawner.sharing.base import Tenant
-from gpushare_spawner.sharing.native_process import NativeProcessLayer, merged, open_request
+from gpushare_spawner.sharing.native import NativeProcessLayer, merged, open_request
 
 QUARTER = Template.model_validate(
     {
@@ -42,7 +41,7 @@ def test_a_request_says_whose_share_it_is_and_how_large() -> None:
 
 def test_engine_of_the_template_is_asked_for_and_the_default_is_left_out() -> None:
     memory = {"engine": "suspend"}
-    suspended = QUARTER.model_copy(update={"gpu": Gpu.model_validate({"fraction": 0.25, "memory": memory})})
+    suspended = QUARTER.model_copy(update={"gpu": TemplateGpu.model_validate({"fraction": 0.25, "memory": memory})})
     placement = Placement("here", ("GPU-1",))
     asked = open_request(Tenant("ada"), suspended, placement).model_dump(mode="json")
     assert OpenRequest.model_validate(asked).engine is MemoryEngine.SUSPEND
@@ -52,7 +51,7 @@ def test_engine_of_the_template_is_asked_for_and_the_default_is_left_out() -> No
 
 @pytest.mark.parametrize(("memory", "limit"), [({}, "25%"), ({"guarantee": "10Gi"}, "10Gi")])
 def test_template_with_mps_asks_for_its_guarantee_and_no_more(memory: dict[str, str], limit: str) -> None:
-    gpu = Gpu.model_validate({"fraction": 0.25, "layer": "mps", "memory": memory})
+    gpu = TemplateGpu.model_validate({"fraction": 0.25, "layer": "mps", "memory": memory})
     placement = Placement("here", ("GPU-1",))
     asked = open_request(Tenant("ada"), QUARTER.model_copy(update={"gpu": gpu}), placement)
     assert (asked.layer, asked.memory_limit, asked.oversubscribe) == (LayerName.MPS, limit, False)

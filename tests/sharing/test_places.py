@@ -8,10 +8,9 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpushare_spawner.model.layers import DraOptions, HamiOptions, KaiOptions, LayerOptions
+from gpushare_spawner.model.layer_rules import DraOptions, HamiOptions, KaiOptions, LayerOptions
 from gpushare_spawner.sharing import dra, hami, kai
-from gpushare_spawner.sharing.base import LayerCapacity, LayerRequest
-from gpushare_spawner.sharing.cluster_facts import (
+from gpushare_spawner.sharing.base import (
     ClaimedDevice,
     ClusterClaim,
     ClusterDevice,
@@ -19,6 +18,8 @@ from gpushare_spawner.sharing.cluster_facts import (
     ClusterNode,
     ClusterPod,
     ClusterSlice,
+    LayerCapacity,
+    LayerRequest,
 )
 from tests.sharing.requests import GIB, LOADED, node, request
 

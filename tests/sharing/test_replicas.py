@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpushare_spawner.model.layers import LayerRule, ReplicaOptions
-from gpushare_spawner.sharing.base import LayerCannot, LayerCapacity
-from gpushare_spawner.sharing.cluster_facts import ClusterFacts, ClusterNode, ClusterPod
+from gpushare_spawner.model.layer_rules import LayerRule, ReplicaOptions
+from gpushare_spawner.sharing.base import ClusterFacts, ClusterNode, ClusterPod, LayerCannot, LayerCapacity
 from gpushare_spawner.sharing.replicas import MPS, TIME_SLICING
 from tests.sharing.requests import A100, LOADED, POD, node, notebook, request, required
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import yaml
 
-from gpushare_spawner.model.layers import LAYERS, LayerName, LayersFile
+from gpushare_spawner.model.layer_rules import LayersFile
+from gpushare_spawner.model.layers import LAYERS, LayerName
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.sharing.base import LayerRequest, Tenant
-from gpushare_spawner.sharing.cluster_facts import ClusterDevice, ClusterFacts, ClusterNode, ClusterSlice
+from gpushare_spawner.sharing.base import ClusterDevice, ClusterFacts, ClusterNode, ClusterSlice, LayerRequest, Tenant
 from gpushare_spawner.sharing.pod_layers import POD_LAYERS
 from tests.sharing.requests import GIB, POD, node, notebook
 

@@ -1,4 +1,4 @@
-"""An agent on a control socket (model/protocol/control.py) that counts like the real one, and fails when told to."""
+"""An agent on a control socket (model/control.py) that counts like the real one, and fails when told to."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from gpushare_spawner.model.protocol.control import (
+from gpushare_spawner.model.control import (
     MAX_LINE_BYTES,
     REQUEST,
     Answer,
@@ -23,7 +23,7 @@ from gpushare_spawner.model.protocol.control import (
     ReportRequest,
 )
 from gpushare_spawner.model.report import GpuReport, Report, SessionReport
-from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.model.share import Tier
 from gpushare_spawner.placement import Ledger
 
 GIB = 2**30

@@ -12,9 +12,7 @@ from traitlets.config import LoggingConfigurable
 
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.spawner.attempt import SpawnAttempt, SpawnPhase
-from gpushare_spawner.spawner.options.overrides import Overrides
-from gpushare_spawner.spawner.options.profiles import Profile
-from gpushare_spawner.spawner.options.validation import Choice
+from gpushare_spawner.spawner.options import Choice, Overrides, Profile
 
 PROFILE = Profile.of_template(
     Template.model_validate({"name": "t", "display_name": "T", "kubespawner_override": {"size": 7}})

@@ -12,7 +12,7 @@ from tornado.httpclient import AsyncHTTPClient, HTTPRequest
 
 from gpushare_spawner.model.spawn_note import NOTE_OPTION, SpawnNote
 from gpushare_spawner.service.actions.outcome import Actor
-from gpushare_spawner.service.actions.spawns import SpawnActions
+from gpushare_spawner.service.actions.restart import SpawnActions
 from gpushare_spawner.service.hub.client import Hub
 from gpushare_spawner.spawner.attempt import SpawnPhase
 from tests.spawner.fake_agent import FakeAgent

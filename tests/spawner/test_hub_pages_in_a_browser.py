@@ -14,9 +14,9 @@ import pytest
 from selenium.webdriver import Keys
 
 from gpushare_spawner.model.report import Notice
+from gpushare_spawner.model.share import Tier
 from gpushare_spawner.model.spawn_note import SpawnNote
-from gpushare_spawner.model.tier import Tier
-from gpushare_spawner.spawner.hub_pages import FOLDER
+from gpushare_spawner.spawner.hub import FOLDER
 from gpushare_spawner.wording.amounts import clock
 from tests.e2e import browser as chromium
 

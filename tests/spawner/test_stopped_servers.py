@@ -13,15 +13,13 @@ import pytest
 
 from gpushare_spawner.model.report import SessionReport
 from gpushare_spawner.model.spawn_note import NOTE_OPTION, STATE_KEY, SpawnNote
-from gpushare_spawner.service.actions.action_log import ActionLog
-from gpushare_spawner.service.actions.outcome import Actor
-from gpushare_spawner.service.actions.servers import ServerActions
+from gpushare_spawner.service.actions.outcome import ActionLog, Actor
+from gpushare_spawner.service.actions.restart import ServerActions
 from gpushare_spawner.service.counters import Counters
-from gpushare_spawner.service.culler.hub_actions import HubActions
-from gpushare_spawner.service.culler.idle_action_log import IdleActionLog
-from gpushare_spawner.service.culler.settings import CullerSettings
+from gpushare_spawner.service.culler.actions import HubActions, IdleActionLog
+from gpushare_spawner.service.culler.decisions import CullerSettings
 from gpushare_spawner.service.hub.client import Hub
-from gpushare_spawner.spawner.hub_pages import FOLDER
+from gpushare_spawner.spawner.hub import FOLDER
 from tests.present import present
 from tests.spawner.fake_agent import FakeAgent
 from tests.spawner.running_hub import TOKEN, Browser, RunningHub

@@ -104,10 +104,10 @@ def test_two_changes_within_one_tick_of_the_clock_are_both_seen(folder: Path) ->
 
 def test_unchanged_files_are_not_read_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loader = TemplateFolder(folder)
-    monkeypatch.setattr("gpushare_spawner.templates.watched_file.SETTLING_SECONDS", 0.0)
+    monkeypatch.setattr("gpushare_spawner.templates.files.SETTLING_SECONDS", 0.0)
     first = loader.load()
     monkeypatch.setattr(
-        "gpushare_spawner.templates.watched_file._parse", lambda kind, path: pytest.fail(f"{path} was read again")
+        "gpushare_spawner.templates.files._parse", lambda kind, path: pytest.fail(f"{path} was read again")
     )
     assert loader.load() is first
 

@@ -11,14 +11,13 @@ import pytest
 import yaml
 
 from gpushare_spawner.cli import main
-from gpushare_spawner.doctor.finding import Level
-from gpushare_spawner.doctor.machine import Machine
+from gpushare_spawner.doctor.finding import Level, Machine
 from gpushare_spawner.doctor.template_files import check
 from gpushare_spawner.model.idle_policy import IdlePolicy
+from gpushare_spawner.templates.command import idle_schema
+from gpushare_spawner.templates.files import idle_file
 from gpushare_spawner.templates.folder import TemplateFolder
-from gpushare_spawner.templates.idle_file import idle_file
 from gpushare_spawner.templates.parser import IDLE_POLICY, parse
-from gpushare_spawner.templates.schema import idle_schema
 
 GOOD = """\
 defaults: {release_after: 10m, stop_after: 3d, warn_before: 2m}

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.template import Template
+from gpushare_spawner.templates.files import layers_file
 from gpushare_spawner.templates.folder import TemplateFolder
-from gpushare_spawner.templates.layers_file import layers_file
 from gpushare_spawner.templates.parser import LAYERS, TEMPLATE, parse
 
 GOOD = """\

@@ -14,8 +14,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gpushare_spawner.model.template import Template
+from gpushare_spawner.templates.command import template_schema
 from gpushare_spawner.templates.parser import MAX_BYTES, Parsed, parse_template
-from gpushare_spawner.templates.schema import template_schema
 from tests.present import present
 
 GOOD = """\

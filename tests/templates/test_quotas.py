@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpushare_spawner.cli import main
+from gpushare_spawner.templates.command import quota_schema
+from gpushare_spawner.templates.files import QuotaFile
 from gpushare_spawner.templates.folder import TemplateFolder
 from gpushare_spawner.templates.parser import parse_quotas
-from gpushare_spawner.templates.quota_file import QuotaFile
-from gpushare_spawner.templates.schema import quota_schema
 from tests.present import present
 
 GOOD = """\

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpushare_spawner.wording.errors import http_status, reason
+from gpushare_spawner.wording.amounts import http_status, reason
 
 
 @pytest.mark.parametrize(

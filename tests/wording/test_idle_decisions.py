@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gpushare_spawner.idle import IdleAction, NoAction, Overdue
-from gpushare_spawner.model.idle_cause import IdleCause
-from gpushare_spawner.model.share import Share
-from gpushare_spawner.model.tier import Tier, UseRule
+from gpushare_spawner.model.controls import IdleCause
+from gpushare_spawner.model.share import Share, Tier, UseRule
 from gpushare_spawner.wording import idle_decisions
 
 QUARTER = Share(units=25)

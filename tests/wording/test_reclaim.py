@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 
 from gpushare_spawner.idle import IdleAction
-from gpushare_spawner.model.idle_cause import IdleCause
-from gpushare_spawner.model.share import Share
+from gpushare_spawner.model.controls import IdleCause
+from gpushare_spawner.model.share import Share, Tier
 from gpushare_spawner.model.share_status import GpuStatus, PendingAction, ShareStatus
-from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.wording.idle_decisions import explained
 from gpushare_spawner.wording.notices import TOAST_LETTERS, changed, notice
 from gpushare_spawner.wording.share_status import explanation, line, page

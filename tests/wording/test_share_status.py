@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpushare_spawner.wording.controls.drains import closed
+from gpushare_spawner.wording.actions import closed
 from gpushare_spawner.wording.share_status import received_time
 
 

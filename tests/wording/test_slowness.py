@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from gpushare_spawner.model.protocol.frames import LeaseState
+from gpushare_spawner.model.frames import LeaseState
 from gpushare_spawner.model.share_status import ShareStatus
-from gpushare_spawner.wording.slowness import why_slow
+from gpushare_spawner.wording.share_status import why_slow
 from tests.notebook.scripted_agent import GIB, GPU, OTHER_GPU, Script
 
 

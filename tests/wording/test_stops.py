@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from gpushare_spawner.idle import Decision, IdleAction
-from gpushare_spawner.model.idle_cause import IdleCause
-from gpushare_spawner.model.tier import Tier
-from gpushare_spawner.wording import stops
+from gpushare_spawner.model.controls import IdleCause
+from gpushare_spawner.model.share import Tier
+from gpushare_spawner.wording import notices
 
 HOUR = 3600.0
 
@@ -29,5 +29,5 @@ def test_the_culler_says_why(cause: IdleCause | None, why: str) -> None:
         decide_again_at=None,
     )  # fmt: skip
     said = f"The server was stopped: {why}. Files stay. Variables in kernels are lost."
-    assert stops.by_culler(decision) == said
-    assert stops.note(said, 1_800_000_000.0) == f"2027-01-15 08:00 UTC: {said}"
+    assert notices.by_culler(decision) == said
+    assert notices.note(said, 1_800_000_000.0) == f"2027-01-15 08:00 UTC: {said}"

@@ -1,29 +1,204 @@
-"""The shell around one GPU's arbiter: frames become events, decisions become frames, and a timer wakes it."""
+"""The shell around one GPU's arbiter: frames become events, decisions become frames, and a timer wakes it.
+
+Sessions on a GPU that another layer shares, by what their processes say of their GPU work. It decides nothing.
+
+Their processes run with engine `observe` and need no lease: docs/reference/protocol.md, "Observing only". Times are
+seconds of one clock and come in as arguments.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Protocol
 
-from gpushare_spawner.agent.gpus.gpu_memory_queries import MemoryQueries
-from gpushare_spawner.agent.gpus.gpu_time_samples import Delivery, Pids, Source
 from gpushare_spawner.agent.gpus.nvml import Gpu
-from gpushare_spawner.agent.gpus.observed_sessions import ObservedSessions
+from gpushare_spawner.agent.gpus.samples import Delivery, MemoryQueries, Pids, SampleSource
 from gpushare_spawner.agent.processes import ProcessName
 from gpushare_spawner.arbiter import (
     ArbiterSettings,
     Decision,
     GpuArbiter,
-    Grant,
+    LeaseGrant,
     PageOut,
+    RecentGpuUse,
     Refuse,
     Revoke,
     SessionView,
     Use,
 )
-from gpushare_spawner.model.protocol.frames import NO_GPU, Frame, Kind, gpu_bytes
+from gpushare_spawner.model.frames import NO_GPU, Frame, Kind, gpu_bytes
+
+SAMPLED_LATELY = 2.5
+"""Seconds after the end of a sample with GPU work in which more is taken to be under way: samples are read every second
+and end up to a second before."""
+MOST_MEASURED = 16
+"""Processes of a session that have figures of their own at an instant: each change of them is kept for 2 s."""
+
+
+@dataclass
+class _Process:
+    """A connected process."""
+
+    session: str
+    joined_at: float
+    busy_since: float | None = None
+    """When it said that its burst began; None: it has none."""
+    gpu_seconds: float = 0.0
+    """With a burst on the GPU since it joined, as it has reported."""
+    memory_bytes: int = 0
+
+
+@dataclass
+class _Session:
+    news_at: float
+    """When one of its processes last came, left, or said that a burst began or ended."""
+    processes: set[int] = field(default_factory=set)
+    working: dict[int, None] = field(default_factory=dict)
+    """Those of them with a burst, the one that began first is first."""
+    ended_gpu_seconds: float = 0.0
+    """Of processes that have left, and of those that are not connected."""
+    any_worked: float = 0.0
+    """Seconds in which one of its processes at least had a burst, until `news_at`."""
+    last_activity: float | None = None
+    sampled_until: float | None = None
+    """End of the last sample of the driver in which processes that are not connected computed."""
+    unconnected_bytes: int = 0
+    """Of processes that are not connected, as the driver shows them."""
+    use: RecentGpuUse = field(default_factory=RecentGpuUse)
+
+
+class ObservedSessions:
+    """The sessions of one GPU, and their processes by number. What a process claims is capped by its time here."""
+
+    def __init__(self, memory_bytes: int) -> None:
+        """`memory_bytes`: of the GPU. No process is taken to have more."""
+        self._gpu_bytes = memory_bytes
+        self._sessions: dict[str, _Session] = {}
+        self._processes: dict[int, _Process] = {}
+
+    def __contains__(self, session: str) -> bool:
+        return session in self._sessions
+
+    def has(self, process: int) -> bool:
+        """Return whether the process of that number has joined."""
+        return process in self._processes
+
+    def add(self, session: str, now: float) -> None:
+        """A session comes."""
+        self._sessions[session] = _Session(now)
+
+    def remove(self, session: str) -> None:
+        """A session goes, and its processes with it."""
+        for process in self._sessions.pop(session).processes:
+            del self._processes[process]
+
+    def join(self, process: int, session: str, now: float) -> None:
+        """A process of the session is there."""
+        self._advance(session, now)
+        self._processes[process] = _Process(session, now)
+        self._sessions[session].processes.add(process)
+
+    def leave(self, process: int, now: float) -> None:
+        """A process is gone. Its burst, if it had one, ends now."""
+        left = self._processes[process]
+        session = self._advance(left.session, now)
+        if left.busy_since is not None:
+            left.gpu_seconds += now - left.busy_since
+            session.last_activity = now
+        session.ended_gpu_seconds += left.gpu_seconds
+        session.processes.discard(process)
+        session.working.pop(process, None)
+        del self._processes[process]
+
+    def memory(self, process: int, allocated: int) -> None:
+        """A process says how many bytes it has allocated, of every kind."""
+        self._processes[process].memory_bytes = min(allocated, self._gpu_bytes)
+
+    def busy(self, process: int, now: float) -> None:
+        """A process says that a burst begins, or is under way."""
+        working = self._processes[process]
+        session = self._advance(working.session, now)
+        session.last_activity = now
+        if working.busy_since is None:
+            working.busy_since = now
+            session.working[process] = None
+
+    def idle(self, process: int, gpu_seconds: float, quiet: float, now: float) -> None:
+        """A process says that its burst is over.
+
+        `gpu_seconds`: with a burst since the process joined. `quiet`: seconds since its last work ended.
+        """
+        working = self._processes[process]
+        session = self._advance(working.session, now)
+        before, since = working.gpu_seconds, working.busy_since
+        total = max(before, min(gpu_seconds, now - working.joined_at))
+        working.gpu_seconds, working.busy_since = total, None
+        session.working.pop(process, None)
+        if since is not None:
+            session.use.burst_ended((working.session, process), since, total - before)
+        elif total == before:
+            return  # there was no work
+        begin = working.joined_at if since is None else since
+        session.any_worked += max(0.0, total - before - (0.0 if since is None else now - since))
+        session.last_activity = max(session.last_activity or begin, begin, now - quiet)
+
+    def sampled(self, session: str, since: float, until: float, gpu_seconds: float) -> None:
+        """The driver's sample: processes of the session that are not connected computed for so many seconds."""
+        known = self._sessions[session]
+        known.ended_gpu_seconds += min(gpu_seconds, until - since)
+        known.any_worked += min(gpu_seconds, until - since)
+        known.last_activity = max(known.last_activity or until, until)
+        known.sampled_until = max(known.sampled_until or until, until)
+
+    def driver_memory(self, session: str, allocated: int) -> None:
+        """The driver shows so many bytes of processes of the session that are not connected."""
+        self._sessions[session].unconnected_bytes = allocated
+
+    def view(self, session: str, now: float) -> SessionView:
+        """Return what is known about a session."""
+        known = self._sessions[session]
+        processes = [self._processes[process] for process in known.processes]
+        under_way = [now - one.busy_since for one in processes if one.busy_since is not None]
+        any_worked = known.any_worked + (now - known.news_at if known.working else 0.0)
+        memory = min(known.unconnected_bytes + sum(one.memory_bytes for one in processes), self._gpu_bytes)
+        return SessionView(
+            waiting=False,
+            running=bool(known.working)
+            or (known.sampled_until is not None and now - known.sampled_until < SAMPLED_LATELY),
+            held=False,
+            memory_bytes=memory,
+            resident_bytes=memory,
+            # processes that work at the same time have one GPU together
+            gpu_seconds=min(
+                any_worked, known.ended_gpu_seconds + sum(one.gpu_seconds for one in processes) + sum(under_way)
+            ),
+            last_activity=known.last_activity,
+        )
+
+    def recent_use(self, session: str, now: float) -> Use:
+        """Return the time with a burst of the session within the last `WINDOW`.
+
+        Processes of one session that have bursts at the same time share it evenly; at most `MOST_MEASURED` of them do.
+        Other sessions take nothing off it: how their work shares the GPU is for their layer to say.
+        """
+        known = self._sessions[session]
+        return known.use.of(session, known.news_at, now, self._working(session))
+
+    def _working(self, session: str) -> list[tuple[str, int]]:
+        return [(session, process) for process in islice(self._sessions[session].working, MOST_MEASURED)]
+
+    def _advance(self, session: str, now: float) -> _Session:
+        """Count what has worked until now, before that changes."""
+        known = self._sessions[session]
+        known.use.advance(known.news_at, now, self._working(session))
+        if known.working:
+            known.any_worked += now - known.news_at
+        known.news_at = now
+        return known
+
 
 NANOSECONDS = 1_000_000_000
 LOOK_AGAIN, LOOK_SELDOM = 0.1, 5.0
@@ -33,7 +208,7 @@ RENEW_EVERY = 10.0
 """Seconds; a client that waits and hears nothing for 30 s lets its work run."""
 
 
-class Client(Protocol):
+class CudaClient(Protocol):
     """A connected CUDA process."""
 
     @property
@@ -59,7 +234,7 @@ class GpuArbitration:
         settings: ArbiterSettings,
         clock: Callable[[], float] | None = None,
         call_at: Callable[[float, Callable[[], None]], Handle] | None = None,
-        source: Source | None = None,
+        source: SampleSource | None = None,
     ) -> None:
         """`source`: the driver, which tells what each process got of the GPU; None: go by bursts alone."""
         loop = asyncio.get_running_loop() if clock is None or call_at is None else None
@@ -71,7 +246,7 @@ class GpuArbitration:
         self._raw = gpu_bytes(gpu.uuid)
         self._clock = clock or loop.time  # type: ignore[union-attr]
         self._call_at = call_at or loop.call_at  # type: ignore[union-attr]
-        self._clients: dict[int, Client] = {}
+        self._clients: dict[int, CudaClient] = {}
         self._session_of: dict[int, str] = {}
         """By client."""
         self.suspend: Callable[[str], None] = _ignore
@@ -164,7 +339,7 @@ class GpuArbitration:
 
     # -- clients -----------------------------------------------------------------------------------------------------
 
-    def join(self, client: Client, session: str, process: ProcessName | None = None, paced: bool = False) -> None:
+    def join(self, client: CudaClient, session: str, process: ProcessName | None = None, paced: bool = False) -> None:
         """A CUDA process of the session is there. `process` None: unknown. `paced`: it knows what a pace is."""
         if session in self._observed:
             self._observed.join(client.number, session, self._clock())
@@ -176,7 +351,7 @@ class GpuArbitration:
             self._paced.add(client.number)
         self._carry_out(self._arbiter.connect(client.number, session, self._clock()))
 
-    def leave(self, client: Client) -> None:
+    def leave(self, client: CudaClient) -> None:
         """It is gone; its lease, if it held one, goes to whoever waits. One that never joined is no error."""
         if self._observed.has(client.number):
             self._observed.leave(client.number, self._clock())
@@ -216,11 +391,11 @@ class GpuArbitration:
                     self._seen.add(number)
                 self._carry_out(self._arbiter.working_set(number, amount, now))
 
-    def counts(self, client: Client, managed: int, plain: int) -> None:
+    def counts(self, client: CudaClient, managed: int, plain: int) -> None:
         """Take other bytes for what a client that joined has said to have; what it lacks stays as it said."""
         self._carry_out(self._arbiter.memory_counts(client.number, managed, plain, self._clock()))
 
-    def receive(self, client: Client, frame: Frame) -> None:
+    def receive(self, client: CudaClient, frame: Frame) -> None:
         """A frame of a client that joined: one of REQUEST, RELEASE, MEMORY, IDLE, BUSY, PAGED_IN, PAGED_OUT.
 
         Of a client of an observed session: MEMORY, IDLE or BUSY.
@@ -318,7 +493,7 @@ class GpuArbitration:
         """What is known about a session."""
         if session in self._observed:
             return self._observed.view(session, self._clock())
-        return self._arbiter.session_view(session)
+        return self._arbiter.session_view(session, self._clock())
 
     def recent_use(self, session: str) -> Use:
         """The GPU time that a session had in the last second."""
@@ -363,7 +538,7 @@ class GpuArbitration:
                 self._waits.setdefault(client.number, self._clock())
                 continue
             match decision:
-                case Grant(lease=lease, time_slice=time_slice, prefetch=prefetch, pace=pace):
+                case LeaseGrant(lease=lease, time_slice=time_slice, prefetch=prefetch, pace=pace):
                     self._waits.pop(client.number, None)
                     if self._granted.get(client.number, (0, 0))[0] != lease:  # else it is told again of the same one
                         self._granted[client.number] = (lease, self._clock())

@@ -1,4 +1,18 @@
-"""The machine's GPUs, as NVML tells."""
+"""The machine's GPUs, as NVML tells.
+
+Errors that the driver reports of a GPU (Xid), while it goes on answering as if all were well.
+
+Numbers and their meaning: NVIDIA, "Xid Errors" (docs.nvidia.com/deploy/xid-errors).
+
+The GPUs that this machine had: one that is lost is unhealthy, and not forgotten, also when the agent starts anew.
+
+Without this record an agent whose only GPU is lost could not start, and its sessions and tiers would be lost.
+
+The MIG instances of a GPU, as NVML tells: which there are, and how large each is.
+
+An instance here is a GPU instance with one compute instance, as `nvidia-smi mig -cgi ... -C` makes it. A GPU instance
+that is split further is left out: its parts share memory. The agent makes no instances and destroys none.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +20,178 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import pynvml
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
-from gpushare_spawner.agent.gpus.mig_instances import in_mig_mode, instances
-from gpushare_spawner.agent.gpus.xid_events import XidEvents
-from gpushare_spawner.model.layers.mig import MigInstance, gpu_label
+from gpushare_spawner.agent import processes
+from gpushare_spawner.agent.state.records import regular_content, replace_file
+from gpushare_spawner.model.layers import MEMORY_SLICES, MigInstance, MigProfile, gpu_label
 
 log = logging.getLogger(__name__)
+
+
+HARMLESS = frozenset({13, 31, 43, 45, 63, 68, 94, 109})
+"""Xids after which the GPU works as before. A program's own mistakes: 13 (exception in a kernel), 31 (address fault),
+43 (its channel was reset), 45 (it was killed), 68 (video), 109 (a context switch took too long). What the GPU has dealt
+with: 63 (a memory row is replaced at the next reset), 94 (a memory error that ended one program)."""
+MAX_AT_ONCE = 100
+
+
+class XidEvents:
+    """Collects Xids. Calls take milliseconds at most. A driver without events is one that never reports any."""
+
+    def __init__(self, uuids: Iterable[str]) -> None:
+        self.last: dict[str, int] = {}
+        """UUID of a GPU -> the Xid that broke it. It stays: the GPU needs a reset, which ends everything on it."""
+        self._events: object | None = None
+        try:
+            self._events = pynvml.nvmlEventSetCreate()
+        except pynvml.NVMLError as error:
+            log.info("the driver does not report GPU errors as events: %s", error)
+            return
+        for uuid in uuids:
+            try:
+                handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+                pynvml.nvmlDeviceRegisterEvents(handle, pynvml.nvmlEventTypeXidCriticalError, self._events)
+            except pynvml.NVMLError as error:
+                log.info("errors of GPU %s are not reported as events: %s", uuid, error)
+
+    def collect(self) -> None:
+        """Take in what was reported since the last call."""
+        for _ in range(MAX_AT_ONCE):
+            if self._events is None:
+                return
+            try:
+                event = pynvml.nvmlEventSetWait_v2(self._events, 0)
+                uuid, xid = str(pynvml.nvmlDeviceGetUUID(event.device)), int(event.eventData)
+            except pynvml.NVMLError_Timeout:
+                return
+            except pynvml.NVMLError as error:
+                # a GPU that is lost fails every wait from now on; that it is lost is seen without events too
+                log.debug("events of GPUs: %s", error)
+                return
+            if xid in HARMLESS:
+                log.info("GPU %s: Xid %d, of a program and not of the GPU", uuid, xid)
+            elif uuid not in self.last:
+                self.last[uuid] = xid
+
+    def close(self) -> None:
+        """Listen no more."""
+        if self._events is not None:
+            try:
+                pynvml.nvmlEventSetFree(self._events)
+            except pynvml.NVMLError as error:
+                log.debug("events of GPUs: %s", error)
+            self._events = None
+
+
+MARK = " MIG "
+"""Stands in a MIG device's name between the GPU's name and that of the profile: "NVIDIA A100-SXM4-80GB MIG 1g.10gb"."""
+OLD_UUID = "MIG-GPU-"
+"""How the UUIDs of MIG devices begin that older drivers make of those of GPU and instance. (NVIDIA MIG user guide.)"""
+MOST_COMPUTE_SLICES = 7
+"""Of a GPU whose profiles the driver does not tell: an instance is then taken for smaller than it is, never larger."""
+_MEBIBYTE = 2**20
+
+
+@dataclass(frozen=True)
+class FoundInstance:
+    """One MIG instance."""
+
+    uuid: str
+    model: str
+    memory_bytes: int
+    instance: MigInstance
+
+
+@dataclass(frozen=True)
+class _Whole:
+    """What all instances of a GPU divide."""
+
+    slices: int
+    memory_mib: int
+
+
+def in_mig_mode(handle: Any) -> bool:
+    """Return whether a GPU is in MIG mode; False for one that has none, and for a MIG device."""
+    try:
+        current, _pending = pynvml.nvmlDeviceGetMigMode(handle)
+    except pynvml.NVMLError:
+        return False
+    return bool(current == pynvml.NVML_DEVICE_MIG_ENABLE)
+
+
+def instances(handle: Any, gpu: str, model: str, memory_bytes: int) -> tuple[list[FoundInstance], list[str]]:
+    """Return the instances of a GPU in MIG mode, and why some are left out, in sentences.
+
+    ``gpu``: its UUID; ``memory_bytes``: of all of it.
+    """
+    found, skipped = [], []
+    whole = _whole(handle, memory_bytes)
+    for device in _devices(handle):
+        try:
+            uuid, name = str(pynvml.nvmlDeviceGetUUID(device)), str(pynvml.nvmlDeviceGetName(device))
+            attributes = pynvml.nvmlDeviceGetAttributes(device)
+            memory = int(pynvml.nvmlDeviceGetMemoryInfo(device).total)
+        except pynvml.NVMLError as error:
+            # it can be destroyed between two questions
+            skipped.append(f"a MIG device of GPU {gpu} does not answer and is left out: {error}")
+            continue
+        if uuid.startswith(OLD_UUID):
+            skipped.append(f"MIG device {uuid} is left out: it has a UUID of its own from driver 470 on")
+            continue
+        slices = int(attributes.gpuInstanceSliceCount)
+        if int(attributes.computeInstanceSliceCount) < slices:
+            skipped.append(f"MIG device {uuid} is left out: it shares the memory of its GPU instance with others")
+            continue
+        profile = _profile(name, slices, int(attributes.memorySizeMB), memory, whole)
+        found.append(FoundInstance(uuid, f"{model}{MARK}{profile.name}", memory, MigInstance(gpu, model, profile)))
+    return found, skipped
+
+
+def _devices(handle: Any) -> Iterator[Any]:
+    try:
+        most = int(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle))
+    except pynvml.NVMLError:
+        return
+    for index in range(most):
+        # instances can have any of the indices
+        try:
+            yield pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
+        except pynvml.NVMLError:
+            continue
+
+
+def _whole(handle: Any, memory_bytes: int) -> _Whole:
+    """Return what the largest profile of the GPU has, which is all of it."""
+    slices, memory_mib = 0, 0
+    for number in range(pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT):
+        try:
+            found = pynvml.nvmlDeviceGetGpuInstanceProfileInfo(handle, number)
+        except pynvml.NVMLError:
+            continue  # this GPU has no such profile
+        slices, memory_mib = max(slices, int(found.sliceCount)), max(memory_mib, int(found.memorySizeMB))
+    return _Whole(slices or MOST_COMPUTE_SLICES, memory_mib or memory_bytes // _MEBIBYTE)
+
+
+def _profile(name: str, slices: int, memory_mib: int, memory_bytes: int, whole: _Whole) -> MigProfile:
+    eighths = round(memory_mib * MEMORY_SLICES / max(1, whole.memory_mib))
+    _, mark, own = name.partition(MARK)
+    # "1g.10gb+me" is written "1g.10gb.me" on Kubernetes
+    called = own.strip().replace("+", ".") if mark else f"{slices}g.{round(memory_mib / 1024)}gb"
+    return MigProfile(
+        name=called,
+        slices=slices,
+        compute_slices=whole.slices,
+        memory_slices=max(1, min(MEMORY_SLICES, eighths)),
+        memory_bytes=memory_bytes,
+    )
+
 
 GONE = "was destroyed by an admin: its GPU has other MIG instances now"
 """What is wrong with a MIG instance that is gone, to be read after its name."""
@@ -398,3 +573,79 @@ def _instances(handle: Any, gpu: Gpu) -> tuple[list[Gpu], list[str]]:
         replace(gpu, uuid=one.uuid, model=one.model, memory_bytes=one.memory_bytes, mig=one.instance) for one in found
     ]
     return parts, skipped
+
+
+_GPUS = TypeAdapter(tuple[Gpu, ...])
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+    boot: str
+    gpus: list[dict[str, object]]
+
+
+class KnownGpus:
+    """The file ``gpus.json`` in the state folder."""
+
+    def __init__(self, path: Path) -> None:
+        """Reads it. A missing file means no GPUs. So does one that cannot be read, and the log says so."""
+        self._path = path
+        self._gpus: tuple[Gpu, ...] = ()
+        self._this_boot = False
+        try:
+            record = _Record.model_validate_json(regular_content(path))
+            self._gpus = _GPUS.validate_python(record.gpus)
+            self._this_boot = record.boot == processes.boot_id()
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError, ValidationError) as error:
+            log.warning("cannot read the record of this machine's GPUs, %s: %s", path, error)
+
+    def __bool__(self) -> bool:
+        return bool(self._gpus)
+
+    def lost(self, found: Iterable[Gpu], answers: Callable[[Gpu], bool]) -> tuple[Gpu, ...]:
+        """GPUs that were here before and are not among those that NVML lists now.
+
+        Only those of this boot of the machine, unless no GPU is left: else a removed GPU would count as lost for ever.
+        `answers`: whether a GPU answers its driver although it is not listed, for example in MIG mode. A MIG instance
+        that is gone counts as lost until the agent has found that no session has it.
+        """
+        found = tuple(found)
+        uuids, indices = {gpu.uuid for gpu in found}, {gpu.index for gpu in found}
+        lost = []
+        for gpu in self._gpus:
+            replaced = gpu.uuid in uuids or (gpu.index in indices and gpu.mig is None)
+            if replaced or (found and (not self._this_boot or (gpu.simulated and gpu.mig is None))):
+                continue
+            if not answers(gpu):
+                log.error(
+                    "GPU %d (%s) is lost: it was here before; it is unhealthy until it answers", gpu.index, gpu.uuid
+                )
+                lost.append(gpu)
+        return tuple(lost)
+
+    def save(self, gpus: Iterable[Gpu]) -> None:
+        """Remember these. A disk that refuses is told in the log."""
+        record = _Record(boot=processes.boot_id(), gpus=[asdict(gpu) for gpu in gpus])
+        try:
+            replace_file(self._path, record.model_dump_json().encode())
+        except OSError as error:
+            log.warning("cannot write the record of this machine's GPUs to %s: %s", self._path, error.strerror)
+
+
+def all_gpus(
+    list_gpus: Callable[[], tuple[Gpu, ...]], known: KnownGpus, answers: Callable[[Gpu], bool]
+) -> tuple[Gpu, ...]:
+    """Those that NVML lists and those that are lost, by index. Raises NoGpu if there is neither."""
+    try:
+        found, reason = list_gpus(), None
+    except NoGpu as error:
+        found, reason = (), error
+    lost = known.lost(found, answers)
+    if reason is not None and not lost:
+        raise reason
+    gpus = tuple(sorted((*found, *lost), key=lambda gpu: gpu.index))
+    known.save(gpus)
+    return gpus

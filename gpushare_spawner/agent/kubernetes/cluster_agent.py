@@ -10,28 +10,26 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from gpushare_spawner.agent.kubernetes.api import ClusterApi
+from gpushare_spawner.agent.kubernetes.claims.allocation import PreparedClaims
 from gpushare_spawner.agent.kubernetes.claims.claim_driver import ClaimDriver
-from gpushare_spawner.agent.kubernetes.claims.prepared_claims import PreparedClaims
-from gpushare_spawner.agent.kubernetes.cluster_api import ClusterApi
-from gpushare_spawner.agent.kubernetes.devices import gpu_claims
-from gpushare_spawner.agent.kubernetes.devices.cdi import CdiNames
-from gpushare_spawner.agent.kubernetes.devices.container_response import Allocation
-from gpushare_spawner.agent.kubernetes.devices.device_owners import HeldDevices
-from gpushare_spawner.agent.kubernetes.devices.device_plugins import DevicePlugins
-from gpushare_spawner.agent.kubernetes.devices.grant_folders import grant_name
-from gpushare_spawner.agent.kubernetes.devices.kubelet_questions import KubeletQuestions
+from gpushare_spawner.agent.kubernetes.devices import container
+from gpushare_spawner.agent.kubernetes.devices.container import CdiNames, ContainerResponses
+from gpushare_spawner.agent.kubernetes.devices.owners import HeldDevices, grant_name
+from gpushare_spawner.agent.kubernetes.devices.plugin import DevicePlugins
 from gpushare_spawner.agent.kubernetes.devices.pod_resources import (
     Handed,
+    KubeletQuestions,
     KubeletUnavailable,
     PodKey,
     PodResources,
     kubelet_trouble,
 )
-from gpushare_spawner.agent.kubernetes.pods.pod_sessions import PodSessions
 from gpushare_spawner.agent.kubernetes.pods.pod_watch import Pods
-from gpushare_spawner.agent.kubernetes.report_publisher import Owner, PublishedReport, PublishSettings
+from gpushare_spawner.agent.kubernetes.pods.sessions import PodSessions
+from gpushare_spawner.agent.kubernetes.report_publisher import OwnerPod, PublishedReport, PublishSettings
 from gpushare_spawner.agent.node import Node
-from gpushare_spawner.model.protocol.control import (
+from gpushare_spawner.model.control import (
     CloseRequest,
     ConfirmRequest,
     ControlRefused,
@@ -104,7 +102,7 @@ class OnKubernetes:
     """A started node's part in the cluster."""
 
     def __init__(
-        self, node: Node, api: ClusterApi, allocation: Allocation, cdi: CdiNames, settings: ClusterSettings
+        self, node: Node, api: ClusterApi, allocation: ContainerResponses, cdi: CdiNames, settings: ClusterSettings
     ) -> None:
         self._node = node
         self._settings = settings
@@ -169,7 +167,7 @@ class OnKubernetes:
         )
 
     def _side(
-        self, api: ClusterApi, allocation: Allocation, cdi: CdiNames, prepared: PreparedClaims | None
+        self, api: ClusterApi, allocation: ContainerResponses, cdi: CdiNames, prepared: PreparedClaims | None
     ) -> KubeletSide:
         node, settings = self._node, self._settings
         if prepared is not None and settings.claims is not None:
@@ -219,9 +217,9 @@ class OnKubernetes:
             return
         self._handed = handed
         self._kubelet_trouble.settled()
-        self._kubelet_is_trusted = gpu_claims.tells_of(handed, self._settings.own_pod)
+        self._kubelet_is_trusted = container.tells_of(handed, self._settings.own_pod)
         if self._kubelet_is_trusted or not self._kubelet_asked:
-            withheld = gpu_claims.withheld(self._node.gpus.values(), handed, self._settings.own_pod)
+            withheld = container.withheld(self._node.gpus.values(), handed, self._settings.own_pod)
             for uuid, reason in withheld.items():
                 if uuid not in self._node.health.withheld:
                     log.error("%s", reason)
@@ -242,11 +240,11 @@ class OnKubernetes:
         await self.sessions.close()
 
 
-def owner_of(settings: ClusterSettings) -> Owner | None:
+def owner_of(settings: ClusterSettings) -> OwnerPod | None:
     """Return the agent's pod as the owner of the report; None: it is in another namespace, or not known."""
     if settings.own_pod is None or not settings.own_pod_uid or settings.own_pod[0] != settings.namespace:
         return None
-    return Owner(settings.own_pod[1], settings.own_pod_uid)
+    return OwnerPod(settings.own_pod[1], settings.own_pod_uid)
 
 
 async def answer_in_cluster(node: Node, request: Request) -> dict[str, Any]:

@@ -7,12 +7,12 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gpushare_spawner.agent.kubernetes.cluster_api import ApiFailure, ClusterApi, Json
+from gpushare_spawner.agent.kubernetes.api import ApiFailure, ClusterApi, Json
 from gpushare_spawner.agent.state.cordons import Cordons
 from gpushare_spawner.log_once import LogOnce
 from gpushare_spawner.model import kubernetes
 from gpushare_spawner.model.report import Report
-from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.model.share import Tier
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ class PublishSettings:
 
 
 @dataclass(frozen=True)
-class Owner:
+class OwnerPod:
     """The agent's pod: with it, when it is gone for good, the cluster removes the ConfigMap."""
 
     name: str
@@ -54,7 +54,7 @@ class PublishedReport:
         namespace: str,
         report: Callable[[], Report],
         settings: PublishSettings = PublishSettings(),
-        owner: Owner | None = None,
+        owner: OwnerPod | None = None,
         cordons: Cordons | None = None,
     ) -> None:
         """`report` makes the newest one. `cordons`: where what the service has written to the ConfigMap is kept, in
@@ -143,7 +143,7 @@ class PublishedReport:
             )
             self._owner = None
 
-    async def _put(self, report: Report, owner: Owner | None) -> None:
+    async def _put(self, report: Report, owner: OwnerPod | None) -> None:
         name = kubernetes.report_name(report.node)
         metadata: Json = {
             "labels": {kubernetes.REPORT_COMPONENT_LABEL: kubernetes.REPORT_COMPONENT},

@@ -1,30 +1,31 @@
-"""What a session's processes say on its socket, and what they are told. docs/reference/protocol.md has every frame."""
+"""What a session's processes say on its socket, and what they are told. docs/reference/protocol.md has every frame.
+
+When the arbiter hears that bursts of a session begin and end: at once while the session's CPU budget lasts.
+
+Beyond it the arbiter hears the last state of each process, a little later, and not every change: the session's
+connections are read all the same, so that no process loses its connection because the agent is slow.
+
+What observers are sent about session controls: the frames CONTROLS and TEXT of docs/reference/protocol.md.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 from gpushare_spawner.agent.gpus.arbitration import NANOSECONDS, GpuArbitration
 from gpushare_spawner.agent.gpus.nvml import Gpu
 from gpushare_spawner.agent.memory.session_limit import SHOWN_PROCESSES
-from gpushare_spawner.agent.sessions.burst_frames import BURST_FRAMES, BurstFrames
-from gpushare_spawner.agent.sessions.control_frames import (
-    send_answer,
-    send_controls,
-    send_layer,
-    send_message,
-    send_not_suspendable,
-)
 from gpushare_spawner.agent.sessions.session import Kernels, Session
-from gpushare_spawner.agent.sockets.connection import MALFORMED, NOT_ALLOWED, Connection, Refused
+from gpushare_spawner.agent.sockets.connection import MALFORMED, NOT_ALLOWED, Connection, FrameRefused
 from gpushare_spawner.arbiter import WINDOW
-from gpushare_spawner.model.controls import AskAnswer
-from gpushare_spawner.model.idle_cause import IdleCause
-from gpushare_spawner.model.protocol.frames import (
+from gpushare_spawner.model.controls import AskAnswer, Controls, IdleCause, Message
+from gpushare_spawner.model.frames import (
     LACKS_REQUESTS,
+    MAX_TEXT_LETTERS,
+    NO_END,
     NO_GPU,
     SUSPENDED,
     YIELDS,
@@ -33,10 +34,140 @@ from gpushare_spawner.model.protocol.frames import (
     Kind,
     LeaseState,
     Role,
+    TextTopic,
     gpu_bytes,
+    text_parts,
 )
+from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.report import SessionReport
-from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.model.share import Tier
+
+BURST_FRAMES = frozenset({Kind.BUSY, Kind.IDLE})
+
+Key = TypeVar("Key")
+
+
+class CpuBudget(Protocol):
+    """The CPU time of the agent that a session may take."""
+
+    def spare_in(self) -> float:
+        """Seconds until there is more left than the session's connections need to be read; 0: there is now."""
+
+    def charge(self, work: Callable[[], None]) -> None:
+        """Do the work and count its CPU time."""
+
+
+class BurstFrames(Generic[Key]):
+    """The frames of a session's processes on its GPUs that the arbiter has not heard. ``Key``: a process on a GPU."""
+
+    def __init__(
+        self,
+        budget: CpuBudget,
+        tell: Callable[[Key, Frame], None],
+        call_later: Callable[[float, Callable[[], None]], asyncio.TimerHandle],
+    ) -> None:
+        """``tell``: the arbiter hears a frame."""
+        self._budget = budget
+        self._tell = tell
+        self._call_later = call_later
+        self._held: dict[Key, tuple[Frame, ...]] = {}
+        """The longest held first."""
+        self._timer: asyncio.TimerHandle | None = None
+
+    def received(self, key: Key, frame: Frame) -> None:
+        """Tell the arbiter of a BUSY or an IDLE, now or later."""
+        if not self._held and not self._budget.spare_in():
+            self._tell(key, frame)  # whoever reads counts the time
+            return
+        held = self._held.get(key, ())
+        # IDLE has the busy time of the whole lease, so a pair in between can be left out
+        self._held[key] = (frame,) if held and held[0].kind is frame.kind else (*held[:1], frame)
+        self._schedule()
+
+    def catch_up(self, key: Key) -> None:
+        """Tell the arbiter what is held of a process, before another of its frames."""
+        for frame in self._held.pop(key, ()):
+            self._tell(key, frame)
+
+    def forget(self, key: Key) -> None:
+        """The process has left."""
+        self._held.pop(key, None)
+
+    def _schedule(self) -> None:
+        if self._timer is None:
+            self._timer = self._call_later(self._budget.spare_in(), self._next)
+
+    def _next(self) -> None:
+        """Tell of one process in an iteration of the event loop, so that other sessions have their turn."""
+        self._timer = None
+        if self._held and not self._budget.spare_in():
+            key = next(iter(self._held))
+            self._budget.charge(lambda: self.catch_up(key))
+        if self._held:
+            self._schedule()
+
+
+MILLISECONDS = 1000
+
+
+class Receiver(Protocol):
+    """A connection of an observer."""
+
+    @property
+    def features(self) -> Feature:
+        """What the process says that it can do."""
+
+    def send(self, kind: Kind, *fields: int) -> None:
+        """Send a frame."""
+
+
+def send_controls(to: Receiver, controls: Controls, largest_share: int) -> None:
+    """Send until when the user keeps the share, until when an admin exempts the session, and how its share can grow.
+
+    `largest_share`: in units; 0: the share cannot be changed.
+    """
+    if Feature.CONTROLS not in to.features:
+        return
+    keep, exemption = controls.keep, controls.exemption
+    exempt_until = 0
+    if exemption is not None:
+        exempt_until = NO_END if exemption.until is None else _milliseconds(exemption.until)
+    to.send(Kind.CONTROLS, 0 if keep is None else _milliseconds(keep.until), exempt_until, largest_share)
+
+
+def send_message(to: Receiver, message: Message) -> None:
+    """Send an admin's message."""
+    _send_text(to, TextTopic.MESSAGE, _milliseconds(message.at), message.text)
+
+
+def send_answer(to: Receiver, answer: AskAnswer) -> None:
+    """Send what became of an ask."""
+    _send_text(to, TextTopic.ANSWER, answer.number, answer.text, answer.done)
+
+
+def send_not_suspendable(to: Receiver, reason: str) -> None:
+    """Send why the session cannot be suspended."""
+    _send_text(to, TextTopic.NOT_SUSPENDABLE, 1, reason[:MAX_TEXT_LETTERS])
+
+
+def send_layer(to: Receiver, layer: LayerName, gpus: int, trouble: str | None) -> None:
+    """Send which sharing layer gives the session so many GPUs, and what is wrong with it. Of our own layer nothing is
+    sent."""
+    if layer is not LayerName.NATIVE:
+        _send_text(to, TextTopic.LAYER, gpus, layer)
+        if trouble is not None:
+            _send_text(to, TextTopic.LAYER_TROUBLE, 1, trouble[:MAX_TEXT_LETTERS])
+
+
+def _send_text(to: Receiver, topic: TextTopic, number: int, text: str, done: bool = False) -> None:
+    if Feature.CONTROLS in to.features:
+        for part in text_parts(topic, number, text, done):
+            to.send(Kind.TEXT, *part.fields())
+
+
+def _milliseconds(instant: float) -> int:
+    return round(instant * MILLISECONDS)
+
 
 _FOR_ARBITER = frozenset({Kind.REQUEST, Kind.RELEASE, Kind.MEMORY, Kind.IDLE, Kind.BUSY, Kind.PAGED_IN, Kind.PAGED_OUT})
 _FOR_MEMORY = frozenset({Kind.RESERVE, Kind.RETURN})
@@ -139,7 +270,7 @@ class Conversation:
         elif connection in session.cuda and frame.kind in _FOR_ARBITER | _FOR_MEMORY:
             uuid = self._uuids.get(frame.gpu)
             if uuid is None:
-                raise Refused(NOT_ALLOWED, f"{frame.kind.name} for a GPU that is not this session's")
+                raise FrameRefused(NOT_ALLOWED, f"{frame.kind.name} for a GPU that is not this session's")
             if session.observed:
                 _check_observed(frame)
             session.moved = True
@@ -177,9 +308,9 @@ class Conversation:
             else:
                 self._status(connection)
         elif connection in session.connections:
-            raise Refused(NOT_ALLOWED, f"{frame.kind.name} is not allowed from this role")
+            raise FrameRefused(NOT_ALLOWED, f"{frame.kind.name} is not allowed from this role")
         else:
-            raise Refused(MALFORMED, f"{frame.kind.name} before HELLO")
+            raise FrameRefused(MALFORMED, f"{frame.kind.name} before HELLO")
 
     def ended(self, connection: Connection) -> None:
         """A process left or died: its leases go on to others."""
@@ -286,9 +417,9 @@ class Conversation:
     def _asked(self, connection: Connection, number: int, kind: int, value: int) -> None:
         """Take what an observer asks of the service, or answer it here."""
         if Feature.CONTROLS not in connection.features:
-            raise Refused(NOT_ALLOWED, "ASK without the feature CONTROLS")
+            raise FrameRefused(NOT_ALLOWED, "ASK without the feature CONTROLS")
         if not 0 < number < 2**32:
-            raise Refused(MALFORMED, f"ASK with the number {number}")
+            raise FrameRefused(MALFORMED, f"ASK with the number {number}")
         assert self._session.asks is not None
         answer = self._session.asks.take(number, kind, value)
         if answer is not None:
@@ -307,14 +438,14 @@ class Conversation:
     def _hello(self, connection: Connection, frame: Frame) -> None:
         session, record = self._session, self._session.record
         if connection in session.connections:
-            raise Refused(MALFORMED, "a second HELLO")
+            raise FrameRefused(MALFORMED, "a second HELLO")
         try:
             role = Role(frame.fields[0])
         except ValueError:
-            raise Refused(MALFORMED, f"HELLO with role {frame.fields[0]}") from None
+            raise FrameRefused(MALFORMED, f"HELLO with role {frame.fields[0]}") from None
         connection.greeted(frame.fields[3])
         if session.observed and role is Role.CUDA and Feature.OBSERVE not in connection.features:
-            raise Refused(
+            raise FrameRefused(
                 NOT_ALLOWED, "HELLO without OBSERVE where another layer shares the GPU: is GPUSHARE_ENGINE unset?"
             )
         connection.send(
@@ -456,6 +587,8 @@ class Conversation:
 def _check_observed(frame: Frame) -> None:
     """Raise Refused for a frame that a process does not send where another layer shares the GPU."""
     if frame.kind not in _OF_OBSERVED_PROCESSES:
-        raise Refused(NOT_ALLOWED, f"{frame.kind.name} where another layer shares the GPU")
+        raise FrameRefused(NOT_ALLOWED, f"{frame.kind.name} where another layer shares the GPU")
     if frame.kind is not Kind.MEMORY and frame.fields[0]:
-        raise Refused(NOT_ALLOWED, f"{frame.kind.name} of a lease where another layer shares the GPU: there are none")
+        raise FrameRefused(
+            NOT_ALLOWED, f"{frame.kind.name} of a lease where another layer shares the GPU: there are none"
+        )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gpushare_spawner.agent.gpus.nvml import Gpu
 from gpushare_spawner.model.layers import LAYER_VARIABLE, LayerName
-from gpushare_spawner.model.memory_engine import OBSERVES
+from gpushare_spawner.model.placement import OBSERVES
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,12 @@
 
 Does not decide whether a share fits (control_requests.py), and does not know whether a session is a process or a pod
 beyond its record: the endpoint factory does.
+
+Sees at once when a session's notebook server is gone, however it died.
+
+Keeps what the service decided about a session on behalf of users and admins, and tells the session's observers.
+
+The service decides and the agent keeps: nothing here takes or restores units, see tiers.py.
 """
 
 from __future__ import annotations
@@ -9,37 +15,128 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 from collections.abc import Callable, Iterable, Mapping
 
 from gpushare_spawner.agent import processes
 from gpushare_spawner.agent.gpus.arbitration import GpuArbitration
 from gpushare_spawner.agent.gpus.nvml import Gpu
-from gpushare_spawner.agent.memory.memory_holds import MemoryHolds
-from gpushare_spawner.agent.memory.session_limit import SessionLimit
+from gpushare_spawner.agent.memory.session_limit import MemoryHolds, SessionLimit
 from gpushare_spawner.agent.processes import ProcessName
-from gpushare_spawner.agent.sessions.activity import Activity, activity, counted
-from gpushare_spawner.agent.sessions.asks import Asks
-from gpushare_spawner.agent.sessions.controls import SessionControls
 from gpushare_spawner.agent.sessions.conversation import Conversation
-from gpushare_spawner.agent.sessions.guaranteed_units import Shares
-from gpushare_spawner.agent.sessions.process_watch import ProcessWatch
-from gpushare_spawner.agent.sessions.session import Past, Session
-from gpushare_spawner.agent.sessions.share_changes import ShareChanges
-from gpushare_spawner.agent.sessions.tiers import Tiers
+from gpushare_spawner.agent.sessions.session import Activity, Past, PendingAsks, Session, activity, counted
+from gpushare_spawner.agent.sessions.tiers import ShareChanges, Shares, Tiers
 from gpushare_spawner.agent.sockets.connection import SESSION_CLOSED
-from gpushare_spawner.agent.sockets.session_endpoint import SessionEndpoints
-from gpushare_spawner.agent.state.session_folder import PathTooLong
-from gpushare_spawner.agent.state.session_record import Clock, SessionRecord
-from gpushare_spawner.agent.state.session_records import Store, short_name
-from gpushare_spawner.agent.state.state_folder import StateFolder
-from gpushare_spawner.model.controls import NO_CONTROLS
-from gpushare_spawner.model.memory_limits import MemoryLimit
-from gpushare_spawner.model.protocol.control import OpenRequest
-from gpushare_spawner.model.protocol.frames import ReserveKind
-from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.agent.sockets.session_socket import SessionEndpoints
+from gpushare_spawner.agent.state.folder import PathTooLong, StateFolder
+from gpushare_spawner.agent.state.records import Clock, SessionRecord, Store, short_name
+from gpushare_spawner.model.control import MessageRequest, OpenRequest
+from gpushare_spawner.model.controls import NO_CONTROLS, AskAnswer, Controls, Message
+from gpushare_spawner.model.frames import ReserveKind
+from gpushare_spawner.model.report import MemoryLimit
+from gpushare_spawner.model.share import Tier
 from gpushare_spawner.wall_clock import STEP, WallClock
 
 log = logging.getLogger(__name__)
+
+
+class ProcessWatch:
+    """Watches one process for each session, by pidfd where the kernel has it; `look` is for where it has not."""
+
+    def __init__(self, gone: Callable[[str], None]) -> None:
+        """`gone` is called with the session's id, on the event loop, once."""
+        self._gone = gone
+        self._loop = asyncio.get_running_loop()
+        self._watched: dict[str, tuple[ProcessName, int | None]] = {}
+
+    def begin(self, session: str, process: ProcessName) -> None:
+        """Watch this process for the session, instead of any other."""
+        self.end(session)
+        try:
+            pidfd = os.pidfd_open(process.pid)
+        except OSError:
+            pidfd = None
+        self._watched[session] = (process, pidfd)
+        if pidfd is not None:
+            self._loop.add_reader(pidfd, self._died, session)
+        # opened after the name was taken: the pid may have been given away in between
+        if not processes.alive(process):
+            self._loop.call_soon(self._died, session)
+
+    def end(self, session: str) -> None:
+        """Watch nothing for this session."""
+        _process, pidfd = self._watched.pop(session, (None, None))
+        if pidfd is not None:
+            self._loop.remove_reader(pidfd)
+            os.close(pidfd)
+
+    def look(self) -> None:
+        """Look again at the processes that have no pidfd."""
+        for session, (process, pidfd) in list(self._watched.items()):
+            if pidfd is None and not processes.alive(process):
+                self._died(session)
+
+    def close(self) -> None:
+        """Watch nothing any more."""
+        for session in list(self._watched):
+            self.end(session)
+
+    def _died(self, session: str) -> None:
+        if session in self._watched:
+            self.end(session)
+            self._gone(session)
+
+
+class SessionControls:
+    """Sets keep, exemption and messages of a session, and passes on answers to its asks."""
+
+    def __init__(self, save: Callable[[Session], None], changed: Callable[[], None]) -> None:
+        """`save` writes a session's record; `changed` is called where only the report is another one."""
+        self._save = save
+        self._changed = changed
+
+    def replace(self, session: Session, controls: Controls) -> None:
+        """Set what stands for the session from now on."""
+        if session.record.controls == controls:
+            return
+        session.record.controls = controls
+        log.info("session %s: keep %s, exemption %s", session.id, controls.keep, controls.exemption)
+        if session.conversation is not None:
+            session.conversation.tell_controls()
+        self._save(session)
+
+    def message(self, session: Session, request: MessageRequest) -> None:
+        """Show the session's user a message, or withdraw one."""
+        self._show(session, request.messages(session.record.messages))
+
+    def _show(self, session: Session, messages: tuple[Message, ...]) -> None:
+        """Show the session's user these messages and no others."""
+        if session.record.messages == messages:
+            return
+        session.record.messages = messages
+        if session.conversation is not None:
+            session.conversation.tell_messages()
+        self._save(session)
+
+    def follow(
+        self, session: Session, controls: Controls, messages: tuple[Message, ...], answers: Iterable[AskAnswer]
+    ) -> None:
+        """Take over what the service wrote elsewhere, as often as it is looked at. Only asks that wait are answered."""
+        self.replace(session, controls)
+        self._show(session, messages)
+        waiting = {ask.number for ask in session.asks.waiting()} if session.asks is not None else set()
+        for answer in answers:
+            if answer.number in waiting:
+                self.answer(session, answer)
+
+    def answer(self, session: Session, answer: AskAnswer) -> None:
+        """Pass an answer on to the session's observers, once."""
+        if session.asks is None or not session.asks.answered(answer):
+            return
+        if session.conversation is not None:
+            session.conversation.tell_answer(answer)
+        # the report no longer has the ask
+        self._changed()
 
 
 class SessionRegistry:
@@ -274,8 +371,8 @@ class SessionRegistry:
             if session.memory is not None:
                 session.memory.close()
 
-    def _no_asks(self) -> Asks:
-        return Asks(self._clock, asyncio.get_running_loop().time)
+    def _no_asks(self) -> PendingAsks:
+        return PendingAsks(self._clock, asyncio.get_running_loop().time)
 
     def _enter(self, session: Session) -> None:
         self._sessions[session.id] = session

@@ -1,21 +1,254 @@
 """Changes the tier of a session: down on the service's request, up as soon as its GPU work counts as use of the share.
 
-Work that is too short for that runs at once all the same, on the units that the tier has lent."""
+Work that is too short for that runs at once all the same, on the units that the tier has lent.
+
+Changes the share of a session that runs: units, and the memory that goes with them. Its processes run on.
+
+Whether the units are free is decided here, in one step with the change: the event loop runs nothing in between. The
+hub's placement learns of it by the report.
+
+Guaranteed units of each session on this machine's GPUs, and its weight in the arbiters.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
-from gpushare_spawner.agent.sessions.activity import Activity
-from gpushare_spawner.agent.sessions.guaranteed_units import Shares
-from gpushare_spawner.agent.sessions.session import Session
+from gpushare_spawner.agent.gpus.arbitration import GpuArbitration
+from gpushare_spawner.agent.gpus.nvml import Gpu
+from gpushare_spawner.agent.sessions.session import Activity, Session
 from gpushare_spawner.idle import UseCount
-from gpushare_spawner.model.protocol.control import AnnounceRequest, ControlRefused, Failure, TierRequest
-from gpushare_spawner.model.report import Notice
-from gpushare_spawner.model.tier import Tier, UseRule, voids_idle_action
+from gpushare_spawner.model.control import AnnounceRequest, ControlRefused, Failure, ResizeRequest, TierRequest
+from gpushare_spawner.model.quantity import resolve_bytes
+from gpushare_spawner.model.report import GpuReport, Notice
+from gpushare_spawner.model.share import UNITS_PER_GPU, Share, Tier, UseRule, voids_idle_action
+from gpushare_spawner.placement import Allocation, Ledger, guaranteed_units
 
 log = logging.getLogger(__name__)
+
+
+class Shares:
+    """The ledger of this machine, kept in step with its sessions."""
+
+    def __init__(self, gpus: Iterable[Gpu], capacity_units: int, arbitrations: Mapping[str, GpuArbitration]) -> None:
+        """`capacity_units`: what may be guaranteed on each GPU, in units of 1 %."""
+        self.capacity_units = capacity_units
+        self._arbitrations = arbitrations
+        self._sessions: dict[str, Session] = {}
+        # health is not the ledger's matter here: a sick GPU keeps its sessions
+        self._ledger = Ledger()
+        self.set_gpus(gpus)
+
+    def set_gpus(self, gpus: Iterable[Gpu]) -> None:
+        """Set the GPUs of this machine, MIG instances among them."""
+        self._ledger.put_node(
+            "this",
+            [
+                GpuReport(
+                    index=gpu.index,
+                    uuid=gpu.uuid,
+                    model=gpu.model,
+                    memory_bytes=gpu.memory_bytes,
+                    capacity_units=gpu.capacity(self.capacity_units),
+                    mig=gpu.mig,
+                )
+                for gpu in gpus
+            ],
+        )
+
+    def check_free_units(self, gpu: Gpu, share_units: int, borrowed_units: int) -> None:
+        """Check that a new session fits: the units that it is to own have no owner, and the share is free now.
+
+        Raises ControlRefused (`no-capacity`).
+        """
+        owned = share_units - borrowed_units
+        free, unowned = self._ledger.free_units(gpu.uuid), self._ledger.unowned_units(gpu.uuid)
+        if share_units > free or owned > unowned:
+            raise ControlRefused(
+                Failure(
+                    code="no-capacity",
+                    message=f"{gpu.label} ({gpu.uuid}) has {free} free units now, and {unowned} units without an "
+                    f"owner; the share needs {share_units}, {borrowed_units} of them borrowed",
+                )
+            )
+
+    def most_more(self, session: Session, gpu: Gpu) -> int:
+        """Return by how many units a session's share on one of its GPUs can grow now."""
+        record = session.record
+        # what an idle session has beside what its tier leaves it is lent: it can own more, and not borrow more
+        idle = record.effective_units != record.request.share_units
+        return self._ledger.unowned_units(gpu.uuid) if idle else self._ledger.free_units(gpu.uuid)
+
+    def borrowed_after(self, session: Session, units: int) -> int:
+        """Return what a session borrows if its share changes to so many units on each of its GPUs.
+
+        Units more must be free now, as those of a new session; an idle session's must have no owner. Raises
+        ControlRefused (`no-capacity`).
+        """
+        record = session.record
+        more = units - record.request.share_units
+        if more <= 0:
+            return max(0, record.borrowed_units + more)
+        lent = 0
+        for gpu in session.gpus:
+            free, unowned = self._ledger.free_units(gpu.uuid), self._ledger.unowned_units(gpu.uuid)
+            if more > self.most_more(session, gpu):
+                raise ControlRefused(
+                    Failure(
+                        code="no-capacity",
+                        message=f"GPU {gpu.index} ({gpu.uuid}) has {free} free units now, and {unowned} units without "
+                        f"an owner; the share of {units} units needs {more} more",
+                    )
+                )
+            lent = max(lent, more - unowned)
+        return record.borrowed_units + lent
+
+    def own_what_is_unowned(self, session: Session) -> int:
+        """Have a new session borrow what others own already, on the fullest of its GPUs; return those units.
+
+        Units that were kept for it can have gone back to their owner: its server started too late. It comes to own them
+        when their owner is gone.
+        """
+        record = session.record
+        owned = record.request.share_units - record.borrowed_units
+        lacking = max([0, *(owned - self._ledger.unowned_units(gpu.uuid) for gpu in session.gpus)])
+        record.borrowed_units += lacking
+        return lacking
+
+    def enter(self, session: Session) -> list[Session]:
+        """A session comes, in the ledger and in the arbiters. Returns the sessions that hold something else now."""
+        self._sessions[session.id] = session
+        self._ledger.add(_allocation(session))
+        session.guaranteed_units = self._guaranteed(session, self._ledger.guaranteed)
+        session.weight = self._weight(session, session.guaranteed_units)
+        for gpu in session.gpus:
+            if session.observed:
+                self._arbitrations[gpu.uuid].observe(session.id)
+                continue
+            away = session.record.suspension is not None
+            self._arbitrations[gpu.uuid].add_session(session.id, session.weight, whole=session.suspends, away=away)
+        return self._recount(session)
+
+    def change(self, session: Session) -> list[Session]:
+        """Its tier changed. Returns the sessions whose borrowed or guaranteed units changed with it."""
+        self._ledger.replace(_allocation(session))
+        return self._recount(session)
+
+    def work_on_lent_units(self, session: Session, works: bool) -> None:
+        """Have a session that is downgraded or released weigh what it would weigh if it were active, or no longer.
+
+        Only weights change: its units stay lent, so that another session can be placed on them meanwhile.
+        """
+        session.lent_units = works
+        self._set_weights(self._beside(session))
+
+    def leave(self, session: Session) -> list[Session]:
+        """A session goes; whoever borrowed of it may come to own that. Returns the sessions that changed."""
+        del self._sessions[session.id]
+        self._ledger.remove(session.id)
+        for gpu in session.gpus:
+            self._arbitrations[gpu.uuid].remove_session(session.id)
+        return self._recount(session)
+
+    def yielding_in_vain(self, gpus: Iterable[Gpu]) -> list[Session]:
+        """Return the sessions on these GPUs that keep units for spawns in quota while all units there have an owner."""
+        owned = {gpu.uuid for gpu in gpus if not self._ledger.unowned_units(gpu.uuid)}
+        return [
+            session
+            for session in self._sessions.values()
+            if session.record.yields_until is not None and any(gpu.uuid in owned for gpu in session.gpus)
+        ]
+
+    def _recount(self, cause: Session) -> list[Session]:
+        changed: dict[str, Session] = {}
+        for name, borrowed in self._ledger.settle().items():
+            self._sessions[name].record.borrowed_units = borrowed
+            changed[name] = self._sessions[name]
+        concerned = {session.id: session for session in self._beside(cause)} | changed
+        for session in concerned.values():
+            guaranteed = self._guaranteed(session, self._ledger.guaranteed)
+            if guaranteed != session.guaranteed_units:
+                session.guaranteed_units = guaranteed
+                changed[session.id] = session
+        self._set_weights(concerned.values())
+        return list(changed.values())
+
+    def _beside(self, cause: Session) -> list[Session]:
+        """Return the sessions on the GPUs of a session, itself among them unless it has ended."""
+        uuids = {gpu.uuid for gpu in cause.gpus}
+        return [
+            session
+            for session in self._sessions.values()
+            if session is cause or not uuids.isdisjoint(gpu.uuid for gpu in session.gpus)
+        ]
+
+    def _set_weights(self, sessions: Iterable[Session]) -> None:
+        """Tell the arbiters the weights of sessions that changed; sessions that work on lent units count as active."""
+        weights = [(session, session.guaranteed_units) for session in sessions]
+        if any(session.lent_units for session in self._sessions.values()):
+            on_gpu: dict[str, Mapping[str, int]] = {}
+
+            def if_active(name: str) -> int:
+                gpus = [gpu for gpu in self._sessions[name].gpus if gpu.uuid in self._ledger.capacity.gpus]
+                for gpu in gpus:
+                    if gpu.uuid not in on_gpu:
+                        on_gpu[gpu.uuid] = self._guaranteed_if_active(gpu)
+                return min((on_gpu[gpu.uuid][name] for gpu in gpus), default=0)
+
+            weights = [(session, self._guaranteed(session, if_active)) for session, _ in weights]
+        # who gets less first: then what it loses is there for the others
+        for session, units in sorted(weights, key=lambda weighed: weighed[1]):
+            weight = self._weight(session, units)
+            if weight != session.weight:
+                session.weight = weight
+                for gpu in session.gpus:
+                    self._arbitrations[gpu.uuid].set_weight(session.id, weight)
+
+    def _weight(self, session: Session, units: int) -> int:
+        return max(units, 1) if session.record.effective_units or session.lent_units else 0
+
+    def _guaranteed_if_active(self, gpu: Gpu) -> Mapping[str, int]:
+        """Return what each session on a GPU is guaranteed while those that work on lent units count as active."""
+        held = [_allocation(session, session.lent_units) for session in self._sessions.values() if gpu in session.gpus]
+        return guaranteed_units(self._ledger.capacity.gpus[gpu.uuid].capacity, held)
+
+    def _guaranteed(self, session: Session, units_of: Callable[[str], int]) -> int:
+        """What the session has while all others work, within what its user may have on one GPU."""
+        if session.record.gpus_unknown:
+            return session.record.effective_units  # its layer's matter
+        units = units_of(session.id)
+        bound = session.record.request.user_units
+        if bound is None:
+            return units
+        # the same on each of its GPUs, so the fullest one counts
+        together = max((self._of_user(session, gpu, units_of) for gpu in session.gpus), default=0)
+        return units if together <= bound else units * bound // together
+
+    def _of_user(self, session: Session, gpu: Gpu, units_of: Callable[[str], int]) -> int:
+        """Add up the units of a session's user and quota on a GPU."""
+        whose = (session.record.request.user, session.record.request.quota)
+        return sum(
+            units_of(other.id)
+            for other in self._sessions.values()
+            if gpu in other.gpus and (other.record.request.user, other.record.request.quota) == whose
+        )
+
+
+def _allocation(session: Session, active: bool = False) -> Allocation:
+    """Return what a session holds; `active`: what it would hold if it were active."""
+    record = session.record
+    return Allocation(
+        session=session.id,
+        gpus=record.request.gpus,
+        share_units=record.request.share_units,
+        borrowed_units=record.borrowed_units,
+        effective_units=record.request.share_units if active else record.effective_units,
+        opened_at=record.begun,
+        yields=record.yields_until is not None,
+        layer=record.request.layer,
+    )
+
 
 LENT_FOR = 10.0
 """Seconds without GPU work after which a session no longer works on lent units. Ours: cells come in rows, and each
@@ -81,8 +314,8 @@ class Tiers:
             return
         now, doing = self._clock(), self._activity(session)
         if session.use_count is None:
-            session.use_count = UseCount(now, doing.gpu_seconds, doing.last)
-        if session.use_count.add(now, doing.gpu_seconds, doing.busy, doing.last, rule):
+            session.use_count = UseCount(now, doing.gpu_seconds)
+        if session.use_count.add(now, doing.gpu_seconds, doing.busy, rule):
             self._used(session)
         elif session.lent_units and not doing.busy and now - (doing.last or 0.0) >= LENT_FOR:
             self._shares.work_on_lent_units(session, works=False)
@@ -134,7 +367,7 @@ class Tiers:
         record.use = None if tier is Tier.ACTIVE else use
         session.lent_units = record.use is not None and doing.busy and yields_until is None
         if tier is not record.tier:
-            session.use_count = UseCount(self._clock(), doing.gpu_seconds, doing.last)
+            session.use_count = UseCount(self._clock(), doing.gpu_seconds)
         if yields_until is not None:
             record.borrowed_units = max(record.borrowed_units, record.request.share_units - units)
         if (record.tier, record.effective_units) != (tier, units):
@@ -156,7 +389,7 @@ class Tiers:
     def _announce(self, session: Session, notice: Notice | None) -> None:
         if notice is not None and session.record.notice is None and session.record.tier is Tier.ACTIVE:
             doing = self._activity(session)
-            session.use_count = UseCount(self._clock(), doing.gpu_seconds, doing.last)
+            session.use_count = UseCount(self._clock(), doing.gpu_seconds)
         session.record.notice = notice
         if session.conversation is not None:
             session.conversation.tell_notice()
@@ -168,3 +401,74 @@ def _use_rule(session: Session) -> UseRule | None:
     if record.tier is not Tier.ACTIVE:
         return record.use
     return record.notice.use if record.notice is not None else None
+
+
+class ShareChanges:
+    """Checks and carries out changes of shares. Methods raise ControlRefused."""
+
+    def __init__(self, shares: Shares, tiers: Tiers, clock: Callable[[], float]) -> None:
+        """`clock` gives seconds since the epoch."""
+        self._shares = shares
+        self._tiers = tiers
+        self._clock = clock
+
+    def resize(self, session: Session, request: ResizeRequest) -> None:
+        """Change the share; the memory limit of all its processes follows at once.
+
+        A session that is downgraded or released stays so. Of a smaller share the borrowed units go first; of a larger
+        one only those are borrowed that idle sessions lend.
+        """
+        record = session.record
+        before, units = record.request, request.share_units
+        limit = before.memory_limit if request.memory_limit is None else request.memory_limit
+        if (units, limit) == (before.share_units, before.memory_limit):
+            return
+        self._check(session, units, limit)
+        borrowed = self._shares.borrowed_after(session, units)
+        effective = units if record.tier is Tier.ACTIVE else min(record.effective_units, units)
+        tier = Tier.ACTIVE if effective == units else record.tier
+        log.info("session %s: share %d -> %d units: %s", session.id, before.share_units, units, request.reason)
+        record.request = before.model_copy(update={"share_units": units, "memory_limit": limit})
+        record.borrowed_units, record.effective_units = borrowed, effective
+        if tier is not record.tier:
+            record.tier, record.tier_since = tier, self._clock()
+        if record.notice is not None and record.notice.effective_units >= units:
+            self._tiers.withdraw_notice(session)
+        # any other notice stays: a change of the share is no use of it
+        others = self._shares.change(session)
+        self._tiers.changed([session, *(other for other in others if other is not session)])
+        self._tell_memory(session)
+
+    def largest(self, session: Session) -> int:
+        """Return the largest share that a session can have now, in units; 0: its share cannot be changed.
+
+        Which shares its user may have is for the service to say.
+        """
+        record = session.record
+        if len(session.gpus) != 1 or record.yields_until is not None:
+            return 0
+        most = record.request.share_units + max(0, self._shares.most_more(session, session.gpus[0]))
+        return min(most, UNITS_PER_GPU)
+
+    def _check(self, session: Session, units: int, limit: str) -> None:
+        try:
+            Share(units, len(session.record.request.gpus))
+            for gpu in session.gpus:
+                if resolve_bytes(limit, gpu.memory_bytes) <= 0:
+                    raise ValueError(f"memory_limit: {limit} leaves no memory")
+        except ValueError as error:
+            raise ControlRefused(Failure(code="bad-request", message=str(error))) from None
+        if session.record.yields_until is not None:
+            raise ControlRefused(
+                Failure(
+                    code="no-capacity",
+                    message=f"session {session.id} gives up units for spawns in quota, and its share cannot change now",
+                )
+            )
+
+    def _tell_memory(self, session: Session) -> None:
+        session.budget_checked = False
+        if session.memory is not None:
+            session.memory.set_limits({gpu.uuid: session.memory_limit(gpu) for gpu in session.gpus})
+        if session.conversation is not None:
+            session.conversation.tell_memory()

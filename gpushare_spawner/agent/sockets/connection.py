@@ -1,22 +1,247 @@
 """One process connected to a session's socket: packets in and out. What frames mean: conversation.py.
 
-A peer cannot hurt others: connection_reader.py says when a connection is read, nothing waits for a peer, and a peer
+A peer cannot hurt others: connection.py says when a connection is read, nothing waits for a peer, and a peer
 that does not read what it is sent is disconnected.
+
+Reads the connections of one session in turn, so that no session delays another one.
+
+The event loop serves all sessions. In one turn of it a session has `PER_TURN` frames read, whatever the number of its
+connections; over time it has what its budget allows. Connections that have more wait in a queue, and the first of it is
+read first. What frames mean: conversation.py.
+
+The process at the other end of a connection, as the kernel knows it: never as it describes itself.
+
+The kernel notes the pid of a peer when it connects, and gives the pid away again when the process has ended. So a
+connection that is accepted late can carry the pid of another process, perhaps of another user.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
+import select
 import socket
+import struct
+import time
 from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import count
 from typing import Protocol
 
-from gpushare_spawner.agent.sockets.connection_reader import FairReading
-from gpushare_spawner.agent.sockets.peer import Peer
-from gpushare_spawner.model.protocol.frames import FRAME_BYTES, NO_GPU, VERSION, Feature, Frame, FrameError, Kind
+from gpushare_spawner.agent import processes
+from gpushare_spawner.agent.processes import ProcessName
+from gpushare_spawner.model.frames import FRAME_BYTES, NO_GPU, VERSION, Feature, Frame, FrameError, Kind
+from gpushare_spawner.rate_limit import Budget
+
+FRAMES_PER_SECOND = 4000
+"""Frames a second that a session may send in the long run; bursts begin and end some hundred times a second at most."""
+FRAMES_IN_STORE = 2000
+"""Frames that it may send at once after a pause."""
+LONGEST_DEBT = 1.0
+"""Seconds after which a session that sent too much is read again, however much it sent."""
+PER_TURN = 16
+"""Frames of a session in one iteration of the event loop; a frame with a higher cost counts for more."""
+PER_CONNECTION = 4
+"""Of these, frames of one connection before the next one is read."""
+
+
+CPU_SHARE = 0.25
+"""Part of a core that a session's frames may take in the long run: some take longer the more processes there are."""
+KEPT_FOR_READING = FRAMES_IN_STORE / 2
+"""What BUSY and IDLE leave of the budget. A program whose bursts begin and end 150 times a second sends 300 frames, and
+beside 50 sessions the arbiter takes 0.8 ms for each: the arbiter then hears of fewer (conversation.py), and the frames
+are read all the same. A program that is not read loses its connection: its socket's buffer holds 278 frames."""
+MOST_CPU_COST = 200
+"""Frames that one frame costs at most for its CPU time: the agent may have collected garbage meanwhile."""
+
+
+class Reader(Protocol):
+    """A connection that has something to read."""
+
+    def read_one(self) -> float | None:
+        """Deal with one frame. The frame's cost, in frames; None if there is nothing more to read."""
+
+    def hold(self) -> None:
+        """Do not call `readable` until `go_on`."""
+
+    def go_on(self) -> None:
+        """Call `readable` when there is something to read."""
+
+
+class FairReading:
+    """The budget of one session, and the queue of its connections that have more to read than the budget allows."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, cpu_seconds: Callable[[], float] = time.thread_time) -> None:
+        """``cpu_seconds``: the CPU time of the thread that reads."""
+        self._loop = loop
+        self._cpu_seconds = cpu_seconds
+        self._budget = Budget(loop.time, FRAMES_PER_SECOND, FRAMES_IN_STORE, LONGEST_DEBT * FRAMES_PER_SECOND)
+        self._left: float = PER_TURN
+        self._queue: deque[Reader] = deque()
+        self._due: asyncio.Handle | None = None
+
+    def readable(self, reader: Reader) -> None:
+        """A connection has something to read."""
+        if self._queue or not self._read(reader):
+            reader.hold()
+            self._queue.append(reader)
+            self._schedule()
+
+    def forget(self, reader: Reader) -> None:
+        """The connection has ended."""
+        if reader in self._queue:
+            self._queue.remove(reader)
+
+    def spare_in(self) -> float:
+        """Seconds until more is left of the budget than reading needs; 0: it is now."""
+        return self._budget.wait(KEPT_FOR_READING)
+
+    def charge(self, work: Callable[[], None]) -> None:
+        """Do work for the session that follows from its frames, and count its CPU time."""
+        begun = self._cpu_seconds()
+        work()
+        self._budget.spend(self._cost_since(begun))
+
+    def _cost_since(self, begun: float) -> float:
+        """Return what CPU time costs, in frames. ``begun``: the thread's CPU time before."""
+        return min((self._cpu_seconds() - begun) * FRAMES_PER_SECOND / CPU_SHARE, MOST_CPU_COST)
+
+    def _read(self, reader: Reader) -> bool:
+        """Read a few frames. False if there may be more, and it is the others' turn."""
+        for _ in range(PER_CONNECTION):
+            if self._left <= 0 or self._budget.wait():
+                return False
+            begun = self._cpu_seconds()
+            cost = reader.read_one()
+            if cost is None:
+                return True
+            cost = max(cost, self._cost_since(begun))
+            self._budget.spend(cost)
+            self._left -= cost
+        # the event loop calls again where there is more
+        return not self._queue
+
+    def _schedule(self) -> None:
+        if self._due is None:
+            wait = self._budget.wait()
+            self._due = self._loop.call_later(wait, self._next_turn) if wait else self._loop.call_soon(self._next_turn)
+
+    def _next_turn(self) -> None:
+        self._due = None
+        self._left = PER_TURN
+        for _ in range(len(self._queue)):
+            if self._left <= 0 or self._budget.wait():
+                break
+            reader = self._queue.popleft()
+            self._queue.append(reader)
+            if self._read(reader) and reader in self._queue:
+                self._queue.remove(reader)
+                reader.go_on()
+        if self._queue:
+            self._schedule()
+
+
+SO_PEERPIDFD = 77
+"""include/uapi/asm-generic/socket.h of Linux 6.5; the same on x86-64 and aarch64. Python has no name for it yet."""
+_UNKNOWN_OPTION = (errno.ENOPROTOOPT, errno.EOPNOTSUPP, errno.ENOSYS)
+"""What older kernels and user-space kernels (gVisor) answer."""
+_HAS_ENDED = (errno.ESRCH, errno.EINVAL, errno.ENODATA)
+"""What kernels from 6.5 on answer for a process that was reaped; since 6.16 they give a pidfd all the same."""
+_CREDENTIALS = struct.Struct("3i")
+_PIDFD = struct.Struct("i")
+
+
+@dataclass(frozen=True)
+class Peer:
+    """The process that made a connection."""
+
+    pid: int
+    """0 where the process is in a pid namespace that the agent cannot see."""
+    uid: int
+    """Its effective uid when it connected."""
+    process: ProcessName | None = None
+    """None where the agent cannot see it."""
+    pidfd: int | None = None
+    """Becomes readable when the process ends; None: the kernel has no pidfd, or the process is the agent itself."""
+
+
+def credentials(connection: socket.socket) -> tuple[int, int]:
+    """Return pid and uid of the peer at the time of its connect (SO_PEERCRED)."""
+    pid, uid, _gid = _CREDENTIALS.unpack(
+        connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    )
+    return pid, uid
+
+
+def identified(connection: socket.socket) -> Peer:
+    """Return the process that made this connection, and no later one of the same pid. The caller closes its pidfd.
+
+    Raises ProcessLookupError where that process has ended, and OSError where no descriptor is left.
+    """
+    pid, uid = credentials(connection)
+    pidfd = _pidfd_of_connection(connection)
+    known = pidfd is not None  # by the connection itself, so that it cannot be of another process
+    if pidfd is None and pid:
+        pidfd = _pidfd_of(pid)
+    try:
+        name = processes.named(pid) if pid else None
+        if (pidfd is not None and _has_ended(pidfd)) or (pid and name is None):
+            raise ProcessLookupError(errno.ESRCH, f"process {pid} has ended")
+        if pid and not known and not _can_have_connected(pid, uid):
+            raise ProcessLookupError(errno.ESRCH, f"pid {pid} is another process by now")
+    except OSError:
+        if pidfd is not None:
+            os.close(pidfd)
+        raise
+    if pidfd is not None and pid == os.getpid():
+        os.close(pidfd)
+        pidfd = None
+    return Peer(pid, uid, name, pidfd)
+
+
+def _pidfd_of_connection(connection: socket.socket) -> int | None:
+    """Return a pidfd of the process that connected; None where the kernel cannot tell. Raises as `identified`."""
+    try:
+        answer = connection.getsockopt(socket.SOL_SOCKET, SO_PEERPIDFD, _PIDFD.size)
+    except OSError as error:
+        if error.errno in _UNKNOWN_OPTION:
+            return None
+        if error.errno in _HAS_ENDED:
+            raise ProcessLookupError(errno.ESRCH, "the process that connected has ended") from error
+        raise
+    return int(_PIDFD.unpack(answer)[0])
+
+
+def _pidfd_of(pid: int) -> int | None:
+    """Return a pidfd of the process that has this pid now; None where the kernel has none. Raises as `identified`."""
+    before = processes.named(pid)
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        raise
+    except OSError as error:
+        if error.errno in (errno.ENOSYS, errno.EPERM, errno.EINVAL):  # EPERM: a seccomp profile
+            return None
+        raise
+    if before is None or processes.named(pid) != before:
+        os.close(pidfd)
+        raise ProcessLookupError(errno.ESRCH, f"process {pid} has ended")
+    return pidfd
+
+
+def _has_ended(pidfd: int) -> bool:
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+def _can_have_connected(pid: int, uid: int) -> bool:
+    """Whether the process of this pid has that uid in any form: a process of another user did not connect."""
+    return uid in processes.uids(pid)
+
 
 MALFORMED, WRONG_VERSION, NOT_ALLOWED, SESSION_CLOSED = 1, 2, 3, 4
 """Codes of ERROR, see docs/reference/protocol.md."""
@@ -59,7 +284,7 @@ class Home(Protocol):
         """The connection ended."""
 
 
-class Refused(Exception):
+class FrameRefused(Exception):
     """This frame ends its connection."""
 
     def __init__(self, code: int, reason: str) -> None:
@@ -177,7 +402,7 @@ class Connection:
         except FrameError as error:
             self._home.log_peer("%s ends: %s", self, error)
             self.end(WRONG_VERSION if _is_other_version(data) else MALFORMED)
-        except Refused as refusal:
+        except FrameRefused as refusal:
             self._home.log_peer("%s ends: %s", self, refusal)
             self.end(refusal.code)
         except Exception:

@@ -1,4 +1,4 @@
-"""The control socket: one JSON object a line each way. The requests are in model/protocol/control.py."""
+"""The control socket: one JSON object a line each way. The requests are in model/control.py."""
 
 from __future__ import annotations
 
@@ -14,20 +14,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from gpushare_spawner.agent.sockets.peer import credentials
-from gpushare_spawner.agent.state.session_folder import check_length
+from gpushare_spawner.agent.sockets.connection import credentials
+from gpushare_spawner.agent.state.folder import check_length
 from gpushare_spawner.descriptors import Acceptor
 from gpushare_spawner.log_once import LogOnce
-from gpushare_spawner.model.protocol.control import (
-    MAX_LINE_BYTES,
-    REQUEST,
-    Answer,
-    ControlRefused,
-    ErrorCode,
-    Failure,
-    Request,
-)
-from gpushare_spawner.wording.errors import reason
+from gpushare_spawner.model.control import MAX_LINE_BYTES, REQUEST, Answer, ControlRefused, ErrorCode, Failure, Request
+from gpushare_spawner.wording.amounts import reason
 
 log = logging.getLogger(__name__)
 

@@ -1,4 +1,7 @@
-"""One SOCK_SEQPACKET socket for each session: who may connect, how many, and how often."""
+"""One SOCK_SEQPACKET socket for each session: who may connect, how many, and how often.
+
+What a session listens on: an interface, so that the registry of sessions knows neither processes nor pods.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +11,25 @@ import logging
 import os
 import socket
 from pathlib import Path
+from typing import Protocol
 
-from gpushare_spawner.agent.sockets.connection import NOT_ALLOWED, Connection, Listener
-from gpushare_spawner.agent.sockets.connection_reader import FairReading
-from gpushare_spawner.agent.sockets.peer import credentials, identified
-from gpushare_spawner.agent.state.session_folder import SessionFolder
+from gpushare_spawner.agent.sockets.connection import (
+    NOT_ALLOWED,
+    Connection,
+    FairReading,
+    Listener,
+    credentials,
+    identified,
+)
+from gpushare_spawner.agent.state.folder import SessionFolder, StateFolder
+from gpushare_spawner.agent.state.records import SessionRecord, short_name
 from gpushare_spawner.descriptors import Acceptor, is_reserved
 from gpushare_spawner.log_once import LogOnce
-from gpushare_spawner.model.protocol.frames import Frame, Kind
+from gpushare_spawner.model.frames import Frame, Kind
 from gpushare_spawner.rate_limit import Budget
 
 log = logging.getLogger(__name__)
+
 
 MAX_CONNECTIONS = 128
 """Of one session at a time: a notebook server has a few CUDA processes and a few observers."""
@@ -135,3 +146,36 @@ def _reject(accepted: socket.socket) -> None:
     with contextlib.suppress(OSError):
         accepted.send(Frame(Kind.ERROR, (NOT_ALLOWED,), serial=1).pack())
     accepted.close()
+
+
+class SessionEndpoint(Protocol):
+    """One or more listening sockets of one session."""
+
+    @property
+    def path(self) -> Path:
+        """Where it listens; with several sockets the first of them."""
+
+    def close(self, code: int | None = None) -> None:
+        """Stop listening and end all connections with this error code of the protocol; the folders stay."""
+
+    def remove(self) -> None:
+        """Remove the folders. Raises OSError."""
+
+
+class SessionEndpoints(Protocol):
+    """Makes the endpoint of each session: `ProcessEndpoints`, or `kubernetes.pods.pod_sockets.PodEndpoints`."""
+
+    def listen(self, record: SessionRecord, listener: Listener) -> SessionEndpoint:
+        """Make the endpoint. Raises OSError, OverflowError (a uid that no user can have) or PathTooLong."""
+
+
+class ProcessEndpoints:
+    """Makes one socket for each session, in a folder of its own in the state folder."""
+
+    def __init__(self, folder: StateFolder) -> None:
+        self._folder = folder
+
+    def listen(self, record: SessionRecord, listener: Listener) -> SessionEndpoint:
+        """Make the socket. Raises OSError, OverflowError or PathTooLong."""
+        folder = SessionFolder(self._folder.sockets, short_name(record.request.id), self._folder.discarded)
+        return SessionSocket(folder, record.request.uid, listener)

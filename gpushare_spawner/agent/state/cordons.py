@@ -10,9 +10,9 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from gpushare_spawner.agent.state.state_file import regular_content, replace_file
-from gpushare_spawner.model.cordon import Cordon
-from gpushare_spawner.wording.controls.drains import UNREADABLE
+from gpushare_spawner.agent.state.records import regular_content, replace_file
+from gpushare_spawner.model.controls import Cordon
+from gpushare_spawner.wording.actions import UNREADABLE
 
 UNKNOWN = "gpushare-agent"
 """Who has cordoned a node whose cordons are unknown."""

@@ -10,15 +10,18 @@ from collections.abc import AsyncIterator, Callable, Iterable
 
 from gpushare_spawner.agent import processes
 from gpushare_spawner.agent.gpus.nvml import Gpu
-from gpushare_spawner.agent.state.session_record import SessionRecord
-from gpushare_spawner.agent.state.session_records import RecordFolder
-from gpushare_spawner.agent.suspend.driver_checkpoint import Checkpoints
-from gpushare_spawner.agent.suspend.resume_steps import ResumeSteps
-from gpushare_spawner.agent.suspend.suspend_progress import CannotResume, Source
+from gpushare_spawner.agent.state.records import RecordFolder, SessionRecord
+from gpushare_spawner.agent.suspend.driver import Checkpoints
+from gpushare_spawner.agent.suspend.progress import CannotResume, MemoryFigures
+from gpushare_spawner.agent.suspend.steps import ResumeSteps
 
 
 async def resume_all(
-    records: RecordFolder, gpus: Iterable[Gpu], source: Source, checkpoints: Checkpoints, say: Callable[[str], None]
+    records: RecordFolder,
+    gpus: Iterable[Gpu],
+    source: MemoryFigures,
+    checkpoints: Checkpoints,
+    say: Callable[[str], None],
 ) -> bool:
     """Restore and unlock all suspended processes of the records. `say` gets a sentence about each. Returns whether none
     can be left suspended. Raises OSError where a record cannot be written."""

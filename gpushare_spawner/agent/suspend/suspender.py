@@ -1,8 +1,8 @@
 """Suspends sessions for others, and resumes them when they have GPU work: what the arbiters order, what processes and
 timers say, and how a session goes on where a step fails.
 
-The arbiter decides which session is suspended and when it comes back. The steps themselves are in suspend_steps.py and
-resume_steps.py. What the processes are told: "Suspending a process" in docs/reference/protocol.md. A failure leaves the
+The arbiter decides which session is suspended and when it comes back. The steps themselves are in steps.py and
+steps.py. What the processes are told: "Suspending a process" in docs/reference/protocol.md. A failure leaves the
 session running and not suspendable, with the reason.
 """
 
@@ -18,33 +18,36 @@ from typing import Any
 from gpushare_spawner.agent import processes
 from gpushare_spawner.agent.gpus.arbitration import GpuArbitration
 from gpushare_spawner.agent.gpus.nvml import Gpu
-from gpushare_spawner.agent.memory.memory_holds import MemoryHolds
+from gpushare_spawner.agent.memory.session_limit import MemoryHolds
 from gpushare_spawner.agent.sessions.session import Session
 from gpushare_spawner.agent.sockets.connection import Connection
-from gpushare_spawner.agent.state.session_record import SessionRecord, Suspension
-from gpushare_spawner.agent.suspend.capability import Rights, why_not
-from gpushare_spawner.agent.suspend.driver_checkpoint import Checkpoints, ProcessState
-from gpushare_spawner.agent.suspend.leftover_processes import (
-    AGAIN_AFTER,
-    LET_GO_AFTER,
-    LeftoverProcesses,
-    LeftoverRecords,
-)
-from gpushare_spawner.agent.suspend.other_sessions import OtherSessions
-from gpushare_spawner.agent.suspend.resume_steps import LOOK_EVERY, ResumeSteps
-from gpushare_spawner.agent.suspend.suspend_progress import (
+from gpushare_spawner.agent.state.records import SessionRecord, Suspension
+from gpushare_spawner.agent.suspend.driver import Checkpoints, ProcessState
+from gpushare_spawner.agent.suspend.progress import (
     LATER,
     MOMENT,
     RESUME_AGAIN,
     CannotRestore,
     CannotResume,
     CannotSuspend,
-    Source,
+    CheckpointRights,
+    MemoryFigures,
+    OtherSessions,
     Step,
     SuspendProgress,
+    why_not,
 )
-from gpushare_spawner.agent.suspend.suspend_steps import SuspendSteps, next_number
-from gpushare_spawner.model.protocol.frames import Feature, Frame, Kind
+from gpushare_spawner.agent.suspend.steps import (
+    AGAIN_AFTER,
+    LET_GO_AFTER,
+    LOOK_EVERY,
+    LeftoverProcesses,
+    LeftoverRecords,
+    ResumeSteps,
+    SuspendSteps,
+    next_number,
+)
+from gpushare_spawner.model.frames import Feature, Frame, Kind
 from gpushare_spawner.wording.amounts import memory
 
 log = logging.getLogger(__name__)
@@ -61,7 +64,7 @@ class Suspender:
         checkpoints: Checkpoints,
         arbitrations: Mapping[str, GpuArbitration],
         sessions: Mapping[str, Session],
-        source: Source,
+        source: MemoryFigures,
         lacks_host_memory: Callable[[Session, int], str | None],
         save: Callable[[Session], Coroutine[Any, Any, None]],
         news: Callable[[], None],
@@ -377,7 +380,7 @@ class Suspender:
         """Return why the driver cannot suspend processes, or the agent must not; None: it can. Asked once where it
         can."""
         if self._probe is None or (self._probe.done() and (self._probe.cancelled() or self._probe.result())):
-            self._probe = self._loop.create_task(why_not(self._checkpoints, Rights.read()))
+            self._probe = self._loop.create_task(why_not(self._checkpoints, CheckpointRights.read()))
         return await asyncio.shield(self._probe)
 
     def _stays(

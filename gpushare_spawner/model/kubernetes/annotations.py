@@ -2,43 +2,204 @@
 
 A session's truth is the annotations of its pod. The spawner writes them with the pod, the service patches the tier
 down and the agent patches it up again.
+
+Session controls in a pod's annotations: the service writes them, the agent follows.
+
+Changes of a running session's share in its pod's annotations: the service asks, the agent decides and answers.
+
+The pod's requests of devices cannot change while it runs. `PLACED_SHARE` keeps what they stand for; the agent's device
+plugin offers so many devices more or fewer that free units and free devices stay the same.
+
+Annotations that are JSON of a model.
+
+The prefix of all names that the project gives in a cluster: annotations, labels and resources.
+
+A session of another sharing layer, as the label and the annotations of its pod have it.
+
+No agent knows such a session: its layer's scheduler has placed it. The hub counts it in quotas, and the service shows
+and stops it. Sessions of our own are in `annotations`; their label is another one, so that agents leave these alone.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from gpushare_spawner.model.controls import NO_CONTROLS, AskAnswer, Controls, Message
-from gpushare_spawner.model.kubernetes.control_annotations import (
-    answers_patch,
-    controls_patch,
-    messages_patch,
-    read_answers,
-    read_controls,
-    read_messages,
+from gpushare_spawner.model.control import Failure, ResizeRequest
+from gpushare_spawner.model.controls import (
+    MOST_ASKS,
+    MOST_KEEPS,
+    NO_CONTROLS,
+    AskAnswer,
+    Controls,
+    Exemption,
+    Keep,
+    Message,
 )
-from gpushare_spawner.model.kubernetes.json_annotations import first_problem
-from gpushare_spawner.model.kubernetes.prefix import PREFIX
-from gpushare_spawner.model.kubernetes.share_annotations import (
-    PLACED_SHARE,
-    ShareChange,
-    ShareChangeAnswer,
-    read_resize,
-    read_resized,
-    resize_patch,
-    resized_patch,
-)
-from gpushare_spawner.model.memory_engine import MemoryEngine
-from gpushare_spawner.model.quantity import parse_percent_or_bytes
+from gpushare_spawner.model.layers import LayerName
+from gpushare_spawner.model.placement import MemoryEngine
+from gpushare_spawner.model.quantity import Instant, PercentOrBytes, parse_percent_or_bytes
 from gpushare_spawner.model.report import Notice
-from gpushare_spawner.model.share import UNITS_PER_GPU
-from gpushare_spawner.model.tier import Tier, UseRule
+from gpushare_spawner.model.share import UNITS_PER_GPU, Share, Tier, UseRule
+
+_Value = TypeVar("_Value")
+
+
+def read_json(annotations: Mapping[str, str], name: str, kind: TypeAdapter[_Value], otherwise: _Value) -> _Value:
+    """Return what an annotation says; ``otherwise`` where it is absent. Raises ValueError, which names it."""
+    text = annotations.get(name)
+    if text is None:
+        return otherwise
+    try:
+        return kind.validate_json(text)
+    except ValidationError as error:
+        raise ValueError(f"the annotation {name} is {text!r}: {first_problem(error)}") from None
+
+
+def first_problem(error: ValidationError) -> str:
+    """Return the field that is wrong, and why: "until: Input should be a finite number"."""
+    first = error.errors(include_url=False)[0]
+    return f"{'.'.join(map(str, first['loc'])) or 'it'}: {first['msg']}"
+
+
+PREFIX = "gpushare-spawner.io/"
+
+
+KEEP = PREFIX + "keep"
+"""Annotation: JSON of `model.controls.Keep`; absent: the share is not kept."""
+KEEPS = PREFIX + "keeps"
+"""Annotation: JSON list of the instants at which keeps of the last 24 hours began; absent: none did."""
+EXEMPTION = PREFIX + "exemption"
+"""Annotation: JSON of `model.controls.Exemption`; absent: idle actions come to the session."""
+MESSAGE = PREFIX + "message"
+"""Annotation: JSON of `model.controls.Message`, the last one to the session's user; absent: none stands. For readers
+that do not know `MESSAGES`."""
+MESSAGES = PREFIX + "messages"
+"""Annotation: JSON list of the `model.controls.Message` that stand, one of each cause, the earliest first; absent: at
+most that of `MESSAGE` stands."""
+ANSWERS = PREFIX + "answers"
+"""Annotation: JSON list of the last `model.controls.AskAnswer`, the latest last."""
+
+_KEEP: TypeAdapter[Keep | None] = TypeAdapter(Keep)
+_EXEMPTION: TypeAdapter[Exemption | None] = TypeAdapter(Exemption)
+_MESSAGE: TypeAdapter[Message | None] = TypeAdapter(Message)
+_MESSAGES: TypeAdapter[tuple[Message, ...]] = TypeAdapter(tuple[Message, ...])
+_KEEPS: TypeAdapter[tuple[float, ...]] = TypeAdapter(Annotated[tuple[Instant, ...], Field(max_length=MOST_KEEPS)])
+_ANSWERS: TypeAdapter[tuple[AskAnswer, ...]] = TypeAdapter(tuple[AskAnswer, ...])
+
+
+def controls_patch(controls: Controls) -> dict[str, str | None]:
+    """Return the annotations of a merge patch that sets a session's controls."""
+    keep, exemption = controls.keep, controls.exemption
+    return {
+        KEEP: None if keep is None else keep.model_dump_json(),
+        KEEPS: _KEEPS.dump_json(controls.keeps).decode() if controls.keeps else None,
+        EXEMPTION: None if exemption is None else exemption.model_dump_json(),
+    }
+
+
+def messages_patch(messages: Sequence[Message]) -> dict[str, str | None]:
+    """Return the annotations of a merge patch that shows the user these messages, the earliest first, and no others."""
+    if not messages:
+        return {MESSAGE: None, MESSAGES: None}
+    return {MESSAGE: messages[-1].model_dump_json(), MESSAGES: _MESSAGES.dump_json(tuple(messages)).decode()}
+
+
+def answers_patch(before: Iterable[AskAnswer], answer: AskAnswer) -> dict[str, str | None]:
+    """Return the annotations of a merge patch that answers an ask. ``before``: the answers that are there."""
+    kept = [one for one in before if one.number != answer.number][-(MOST_ASKS - 1) :]
+    return {ANSWERS: _ANSWERS.dump_json((*kept, answer)).decode()}
+
+
+def read_controls(annotations: Mapping[str, str]) -> Controls:
+    """Return the controls that annotations say. Raises ValueError, which names the annotation that is wrong."""
+    return Controls(
+        keep=read_json(annotations, KEEP, _KEEP, None),
+        keeps=read_json(annotations, KEEPS, _KEEPS, ()),
+        exemption=read_json(annotations, EXEMPTION, _EXEMPTION, None),
+    )
+
+
+def read_messages(annotations: Mapping[str, str]) -> tuple[Message, ...]:
+    """Return the messages that stand, the earliest first. Raises ValueError as `read_controls` does."""
+    last = read_json(annotations, MESSAGE, _MESSAGE, None)
+    messages = read_json(annotations, MESSAGES, _MESSAGES, ())
+    if last is None or last in messages:
+        return messages if last is not None else ()
+    return (last,)  # of an older service
+
+
+def read_answers(annotations: Mapping[str, str]) -> tuple[AskAnswer, ...]:
+    """Return the last answers. Raises ValueError as `read_controls` does."""
+    return read_json(annotations, ANSWERS, _ANSWERS, ())
+
+
+RESIZE = PREFIX + "resize"
+"""Annotation: JSON of `ShareChange`, what the service asks; absent: nothing is asked."""
+RESIZED = PREFIX + "resized"
+"""Annotation: JSON of `ShareChangeAnswer`, the agent's last one; absent: the share was never changed."""
+PLACED_SHARE = PREFIX + "placed-share"
+"""Annotation: the units that the pod's devices stand for, on each of its GPUs; absent: those of its share."""
+
+
+class _Part(BaseModel):
+    # a newer service or agent can write more than this version understands
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class ShareChange(_Part):
+    """Another share, as in `model.control.ResizeRequest`."""
+
+    number: Annotated[int, Field(ge=1)]
+    """The answer repeats it."""
+    share_units: Annotated[int, Field(ge=1, le=UNITS_PER_GPU)]
+    memory_limit: PercentOrBytes | None = None
+    reason: str = ""
+
+    def request(self, session: str) -> ResizeRequest:
+        """Return the same for a session's agent."""
+        return ResizeRequest(
+            id=session, share_units=self.share_units, memory_limit=self.memory_limit, reason=self.reason
+        )
+
+
+class ShareChangeAnswer(_Part):
+    """What became of a `ShareChange`."""
+
+    number: Annotated[int, Field(ge=1)]
+    refused: Failure | None = None
+    """None: the share was changed."""
+
+
+_CHANGE: TypeAdapter[ShareChange | None] = TypeAdapter(ShareChange)
+_ANSWER: TypeAdapter[ShareChangeAnswer | None] = TypeAdapter(ShareChangeAnswer)
+
+
+def resize_patch(change: ShareChange | None) -> dict[str, str | None]:
+    """Return the annotations of a merge patch that asks for another share; None: nothing is asked any longer."""
+    return {RESIZE: None if change is None else change.model_dump_json()}
+
+
+def resized_patch(answer: ShareChangeAnswer) -> dict[str, str | None]:
+    """Return the annotations of a merge patch that answers."""
+    return {RESIZED: answer.model_dump_json(), RESIZE: None}
+
+
+def read_resize(annotations: Mapping[str, str]) -> ShareChange | None:
+    """Return what the service asks. Raises ValueError, which names the annotation that is wrong."""
+    return read_json(annotations, RESIZE, _CHANGE, None)
+
+
+def read_resized(annotations: Mapping[str, str]) -> ShareChangeAnswer | None:
+    """Return the agent's last answer. Raises ValueError, which names the annotation that is wrong."""
+    return read_json(annotations, RESIZED, _ANSWER, None)
+
 
 SESSION = PREFIX + "session"
 """Annotation: the session's id (`model.session_id`). Label of the same name: "true" on every pod with a share."""
@@ -93,8 +254,6 @@ SESSION_SELECTOR = f"{SESSION_LABEL}={SESSION_LABEL_VALUE}"
 """Label selector: every pod with a share."""
 
 WHOLE_MEMORY = "100%"
-
-_Value = TypeVar("_Value")
 
 
 _USE_RULE = TypeAdapter(UseRule)
@@ -421,3 +580,61 @@ def _notice(text: str) -> Notice:
         return Notice.model_validate_json(text)
     except ValidationError as error:
         raise ValueError(f"write the JSON of a notice ({first_problem(error)})") from None
+
+
+LAYER = PREFIX + "layer"
+"""Label: the sharing layer that gives the pod's server its GPU, where it is not ours."""
+GPU_COUNT = PREFIX + "gpu-count"
+"""Annotation: how many whole GPUs the session has; absent: its share is of one GPU."""
+LAYER_SELECTOR = LAYER
+"""Label selector: every pod with a share of another layer."""
+
+
+@dataclass(frozen=True)
+class LayerSession:
+    """What the pod says of its session."""
+
+    layer: LayerName
+    session: PodSession
+    """Its GPUs have no UUIDs here, since only the layer knows them: see `gpu_names`."""
+
+    @property
+    def share(self) -> Share:
+        """What the session is entitled to."""
+        return Share(self.session.share_units, len(self.session.gpus))
+
+    def annotations(self) -> dict[str, str]:
+        """For the pod's metadata, beside `labels`."""
+        written = {name: text for name, text in self.session.annotations().items() if name not in (GPU, GPU_INDEX)}
+        return {**written, GPU_COUNT: str(len(self.session.gpus))} if len(self.session.gpus) > 1 else written
+
+    def labels(self) -> dict[str, str]:
+        """For the pod's metadata."""
+        return {LAYER: str(self.layer)}
+
+
+def gpu_names(layer: LayerName, session: str, count: int) -> tuple[str, ...]:
+    """Return names for the GPUs of a session, which no report has: only how many they are is known."""
+    return tuple(f"{layer}/{session}/{index}" for index in range(count))
+
+
+def is_layer_session(labels: Mapping[str, str] | None) -> bool:
+    """Return whether the labels are those of a pod with a share of another layer."""
+    return LAYER in (labels or {})
+
+
+def layer_session(labels: Mapping[str, str] | None, annotations: Mapping[str, str] | None) -> LayerSession:
+    """Return a session from its pod's labels and annotations. Raises AnnotationProblem."""
+    given, layer = annotations or {}, (labels or {}).get(LAYER, "")
+    written = given.get(GPU_COUNT, "1")
+    others = [name for name in LayerName if name is not LayerName.NATIVE]
+    if layer not in others:
+        raise AnnotationProblem([f"the label {LAYER} is {layer!r}: write one of {', '.join(others)}"])
+    # Python refuses to read thousands of digits with an error of its own
+    if not written.isdecimal() or len(written) > 2 or not 1 <= int(written) <= 64:
+        raise AnnotationProblem([f"the annotation {GPU_COUNT} is {written!r}: write a whole number from 1 to 64"])
+    indices = range(int(written))
+    gpus = {GPU: ",".join(str(index) for index in indices), GPU_INDEX: ",".join(str(index) for index in indices)}
+    session = pod_session({**given, **gpus})
+    named = gpu_names(LayerName(layer), session.session, int(written))
+    return LayerSession(LayerName(layer), dataclasses.replace(session, gpus=named))

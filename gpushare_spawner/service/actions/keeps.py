@@ -1,7 +1,11 @@
-"""Keep a share against idle actions, and end a keep."""
+"""Keep a share against idle actions, and end a keep.
+
+What only admins do to a session that does not change its share: exempt it from idle actions, and send messages.
+"""
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -9,23 +13,31 @@ from dataclasses import dataclass
 
 from gpushare_spawner.idle import KeepRule, KeepsLeft, holds, in_force, keep_refused, keeps_left
 from gpushare_spawner.idle.keep import CLOCKS_DIFFER, DAY
-from gpushare_spawner.model.controls import ASK_SECONDS, MOST_KEEPS, Controls, Keep
-from gpushare_spawner.model.instant import LATEST
+from gpushare_spawner.model.control import MessageRequest
+from gpushare_spawner.model.controls import ASK_SECONDS, MOST_KEEPS, Controls, Exemption, Keep, Message, MessageCause
+from gpushare_spawner.model.frames import MAX_TEXT_LETTERS
+from gpushare_spawner.model.quantity import LATEST
 from gpushare_spawner.model.report import SessionReport
 from gpushare_spawner.model.template import Idle, Template
-from gpushare_spawner.service.actions.action_log import CULLER, ActionLog
-from gpushare_spawner.service.actions.controls import ControlsOfSessions, OtherSessions, answer_to
 from gpushare_spawner.service.actions.outcome import (
+    CULLER,
+    ActionLog,
+    ActionOutcome,
     ActionRefused,
     Actor,
     Asked,
-    Outcome,
+    ControlsOfSessions,
     RefusalCode,
+    SessionsOfUser,
     Target,
+    answer_to,
+    check_admin,
     check_own,
+    harmless,
+    refusals,
 )
-from gpushare_spawner.service.session_templates import SessionTemplates
-from gpushare_spawner.wording.controls import session_controls as words
+from gpushare_spawner.service.templates import SessionTemplates
+from gpushare_spawner.wording import actions as words
 
 KEEP, KEEP_ENDED, EXEMPTION_ENDED = "keep", "keep-ended", "exempt-ended"
 """What the history calls these actions."""
@@ -67,7 +79,7 @@ class KeepActions:
         template = SessionTemplates.of(self._templates()).of_user(session.template, session.user)
         return self._rule_of(template.idle if template is not None else None)
 
-    async def keep(self, one: Target, actor: Actor, wanted: Wanted, asked: Asked | None = None) -> Outcome:
+    async def keep(self, one: Target, actor: Actor, wanted: Wanted, asked: Asked | None = None) -> ActionOutcome:
         """Keep a share, extend a keep, or let it end sooner. Only the last needs no permission of the limits.
 
         ``asked``: what this follows; the same ask once more leads to the same end of the keep.
@@ -82,7 +94,7 @@ class KeepActions:
                 raise ActionRefused(words.KEEP_NOT_IN_FUTURE, RefusalCode.BAD_REQUEST)
             standing = controls.keep
             if standing is not None and abs(standing.until - until) <= SAME:
-                return Outcome(False, words.kept_already(standing.until - now))
+                return ActionOutcome(False, words.kept_already(standing.until - now))
             if standing is not None and until < standing.until:
                 sooner = Keep(until=until, since=standing.since, by=actor.name)
                 changed = controls.model_copy(update={"keep": sooner})
@@ -92,28 +104,30 @@ class KeepActions:
             await self._controls.write(one, changed, answer_to(asked, text, now))
             self._remember(session, one.node, changed, now)
         self._log.session(session, one.node, KEEP, actor.name, reason=text)
-        return Outcome(True, text)
+        return ActionOutcome(True, text)
 
-    async def end_keep(self, one: Target, actor: Actor, asked: Asked | None = None) -> Outcome:
+    async def end_keep(self, one: Target, actor: Actor, asked: Asked | None = None) -> ActionOutcome:
         """End a keep: idle actions apply again, each after its notice."""
         check_own(one, actor)
         async with self._controls.of_user(one.session.user):
             session, controls = await self._controls.read(one)
             if controls.keep is None:
-                return Outcome(False, words.NO_KEEP)
+                return ActionOutcome(False, words.NO_KEEP)
             changed = controls.model_copy(update={"keep": None})
             await self._controls.write(one, changed, answer_to(asked, words.KEEP_ENDED, self._controls.clock()))
             self._standing.get(session.user, {}).pop(session.id, None)
         self._log.session(session, one.node, KEEP_ENDED, actor.name, reason=words.KEEP_ENDED)
-        return Outcome(True, words.KEEP_ENDED)
+        return ActionOutcome(True, words.KEEP_ENDED)
 
-    async def ask_left(self, one: Target, actor: Actor) -> Outcome:
+    async def ask_left(self, one: Target, actor: Actor) -> ActionOutcome:
         """Answer how many keeps the session's user has left. Changes nothing."""
         check_own(one, actor)
         session, controls = await self._controls.read(one)
         others = await self._controls.of_others(session)
         now = self._controls.clock()
-        return Outcome(False, words.keeps_left(self.left(session, {**others.controls, session.id: controls}, now), now))
+        return ActionOutcome(
+            False, words.keeps_left(self.left(session, {**others.controls, session.id: controls}, now), now)
+        )
 
     def left(self, session: SessionReport, controls: Mapping[str, Controls], now: float) -> KeepsLeft:
         """Return what the user of a session has left of keeps. ``controls``: of all sessions of the user, in force."""
@@ -160,7 +174,7 @@ class KeepActions:
             raise ActionRefused(words.keep_refused(refusal, now), RefusalCode.LIMIT)
         return controls.model_copy(update={"keep": keep, "keeps": (*controls.keeps, now)[-MOST_KEEPS:]})
 
-    def _kept_on_silent_nodes(self, session: SessionReport, others: OtherSessions, now: float) -> int:
+    def _kept_on_silent_nodes(self, session: SessionReport, others: SessionsOfUser, now: float) -> int:
         """Return how many other sessions of the user were kept by this service on nodes whose agents do not answer."""
         return sum(
             node not in others.nodes and holds(keep, now)
@@ -201,3 +215,108 @@ def has_to_settle(session: SessionReport, now: float) -> bool:
         return False
     settled = in_force(session.controls, now)
     return (settled.keep, settled.exemption) != (session.keep, session.exemption)
+
+
+log = logging.getLogger("gpushare.service.actions")
+
+EXEMPT, MESSAGE, MESSAGE_WITHDRAWN = "exempt", "message", "message-withdrawn"
+"""What the history calls these actions."""
+SAME_MESSAGE = 60.0
+"""Seconds within which a message with the same text is the same message."""
+
+
+class AdminActions:
+    """Each method raises ActionRefused."""
+
+    def __init__(self, controls: ControlsOfSessions, log: ActionLog) -> None:
+        self._controls = controls
+        self._log = log
+
+    async def exempt(self, one: Target, actor: Actor, until: float | None = None, reason: str = "") -> ActionOutcome:
+        """Exempt a session from idle actions until an instant (seconds since the epoch); None: without end."""
+        check_admin(actor)
+        reason = harmless(reason)
+        async with self._controls.of_user(one.session.user):
+            session, controls = await self._controls.read(one)
+            now = self._controls.clock()
+            if until is not None and not now < until <= LATEST:
+                raise ActionRefused(words.EXEMPTION_NOT_IN_FUTURE, RefusalCode.BAD_REQUEST)
+            seconds = None if until is None else until - now
+            standing = controls.exemption
+            if standing is not None and _same_end(standing.until, until) and standing.reason == reason:
+                return ActionOutcome(False, words.exempt_already(seconds))
+            exemption = Exemption(until=until, by=actor.name, reason=reason)
+            await self._controls.write(one, controls.model_copy(update={"exemption": exemption}))
+        self._log.session(session, one.node, EXEMPT, actor.name, reason=f"{words.exempted(seconds)} {reason}".strip())
+        return ActionOutcome(True, words.exempted(seconds))
+
+    async def end_exemption(self, one: Target, actor: Actor) -> ActionOutcome:
+        """End an exemption: idle actions apply again, each after its notice."""
+        check_admin(actor)
+        async with self._controls.of_user(one.session.user):
+            session, controls = await self._controls.read(one)
+            if controls.exemption is None:
+                return ActionOutcome(False, words.NOT_EXEMPT)
+            await self._controls.write(one, controls.model_copy(update={"exemption": None}))
+        self._log.session(session, one.node, EXEMPTION_ENDED, actor.name, reason=words.EXEMPTION_ENDED)
+        return ActionOutcome(True, words.EXEMPTION_ENDED)
+
+    async def message(
+        self, one: Target, actor: Actor, text: str, cause: MessageCause = MessageCause.ADMIN
+    ) -> ActionOutcome:
+        """Show the session's user a text, in JupyterLab and in `gpushare status`, instead of the one of this cause."""
+        check_admin(actor)
+        text = harmless(text)
+        if not text:
+            raise ActionRefused(words.NO_TEXT, RefusalCode.BAD_REQUEST)
+        if len(text) > MAX_TEXT_LETTERS:
+            raise ActionRefused(words.message_too_long(len(text), MAX_TEXT_LETTERS), RefusalCode.BAD_REQUEST)
+        async with self._controls.of_user(one.session.user):
+            session, _ = await self._controls.read(one)
+            now, last = self._controls.clock(), session.message_of(cause)
+            if last is not None and (last.text, last.by) == (text, actor.name) and abs(now - last.at) < SAME_MESSAGE:
+                return ActionOutcome(False, words.MESSAGE_SENT_ALREADY)
+            with refusals():
+                message = Message(text=text, by=actor.name, at=now, cause=cause)
+                await one.agent.message(MessageRequest(id=session.id, message=message))
+        self._log.session(session, one.node, MESSAGE, actor.name, reason=text)
+        return ActionOutcome(True, words.MESSAGE_SENT)
+
+    async def explain(self, one: Target, actor: Actor, text: str) -> bool:
+        """Show the session's user why somebody else acts on the session. Returns whether that worked: the action is
+        done all the same, and has its own line in the history."""
+        message = Message(
+            text=text[:MAX_TEXT_LETTERS], by=actor.name, at=self._controls.clock(), cause=MessageCause.ACTION
+        )
+        try:
+            async with self._controls.of_user(one.session.user):
+                session, _ = await self._controls.read(one)
+                with refusals():
+                    await one.agent.message(MessageRequest(id=session.id, message=message))
+        except ActionRefused as error:
+            log.info("The user of session %s is not told of an action: %s", one.session.id, error.to_admins)
+            return False
+        return True
+
+    async def withdraw_messages(self, one: Target, actor: Actor, *causes: MessageCause) -> ActionOutcome:
+        """Withdraw the messages of these causes that the session's user has."""
+        check_admin(actor)
+        async with self._controls.of_user(one.session.user):
+            session, _ = await self._controls.read(one)
+            standing = [message for cause in causes if (message := session.message_of(cause)) is not None]
+            if not standing:
+                return ActionOutcome(False, words.NO_MESSAGE)
+            for number, message in enumerate(standing):
+                if number:
+                    await self._controls.read(one)  # on Kubernetes the pod has changed
+                with refusals():
+                    await one.agent.message(MessageRequest.withdraw(session.id, message.cause))
+        reason = " ".join(message.text for message in standing)
+        self._log.session(session, one.node, MESSAGE_WITHDRAWN, actor.name, reason=reason)
+        return ActionOutcome(True, words.MESSAGE_WITHDRAWN)
+
+
+def _same_end(one: float | None, other: float | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return abs(one - other) <= SAME

@@ -1,19 +1,34 @@
-"""Who acts on a session, what came of it, and why an action is refused."""
+"""Who acts on a session, what came of it, and why an action is refused.
+
+Logs each action of the service as one line with its figures, and enters it in the history.
+
+What admins write, as it is passed on to others. Pure.
+
+Reads and writes the controls of sessions for the actions: one writer for each user at a time.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass
+import json
+import logging
+import unicodedata
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Protocol
+from weakref import WeakValueDictionary
 
-from gpushare_spawner.model.controls import Ask
-from gpushare_spawner.model.protocol.control import AgentUnreachable, ControlRefused
+from gpushare_spawner.idle import in_force
+from gpushare_spawner.model.control import AgentUnreachable, ControlRefused, ControlsRequest
+from gpushare_spawner.model.controls import Ask, AskAnswer, Controls
 from gpushare_spawner.model.report import SessionReport
-from gpushare_spawner.service.hub.client import HubFailed
-from gpushare_spawner.service.reports import Agent
-from gpushare_spawner.wording.controls import session_controls as words
+from gpushare_spawner.service.history.queries import group_of_session
+from gpushare_spawner.service.history.store import Action, BegunRestart
+from gpushare_spawner.service.hub.client import HubFailed, HubServer
+from gpushare_spawner.service.reports import Agent, ask_all
+from gpushare_spawner.wording import actions as words
 
 
 @dataclass(frozen=True)
@@ -26,7 +41,7 @@ class Actor:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ActionOutcome:
     """What an action did. The same action a second time changes nothing."""
 
     changed: bool
@@ -147,3 +162,194 @@ def _agent_refused(why: str) -> ActionRefused:
 def hub_refused(error: HubFailed, said: Callable[[str], str]) -> ActionRefused:
     """Return what to raise after an error of the hub. ``said``: makes the sentence of the error's text."""
     return ActionRefused(said(error.to_users), RefusalCode.HUB_UNAVAILABLE, to_admins=said(str(error)))
+
+
+log = logging.getLogger("gpushare.service.actions")
+
+RESTART = "restart"
+"""What the history calls a restart."""
+CULLER = "culler"
+"""Who acts, in the log and in the history, where no person does."""
+
+
+class ActionLog:
+    """``record`` enters an action in the history; ``clock``: seconds since the epoch."""
+
+    def __init__(self, record: Callable[[Action], None], clock: Callable[[], float]) -> None:
+        self._record = record
+        self._clock = clock
+
+    def session(
+        self,
+        session: SessionReport,
+        node: str,
+        action: str,
+        actor: str = CULLER,
+        *,
+        units: int | None = None,
+        cause: str = "",
+        reason: str = "",
+        dry_run: bool = False,
+    ) -> float:
+        """Log what was done to a session, and return when that was, in seconds since the epoch.
+
+        ``units``: what it holds afterwards, on each of its GPUs; None: as before.
+        """
+        at = self._clock()
+        self._log(
+            Action(
+                at=at,
+                action=action,
+                actor=actor,
+                user=session.user,
+                server=session.server,
+                template=session.template,
+                group=group_of_session(session, {}),
+                node=node,
+                units=units if units is not None else session.effective_units,
+                cause=cause,
+                reason=reason,
+                dry_run=dry_run,
+            )
+        )
+        return at
+
+    def server(
+        self, server: HubServer, action: str, actor: str = CULLER, *, reason: str = "", dry_run: bool = False
+    ) -> None:
+        """Log what was done to a server without a share."""
+        self._log(
+            Action(
+                at=self._clock(),
+                action=action,
+                actor=actor,
+                user=server.user,
+                server=server.name,
+                template=server.profile or "",
+                reason=reason,
+                dry_run=dry_run,
+            )
+        )
+
+    def restart(self, begun: BegunRestart, reason: str) -> None:
+        """Log the restart of a server that had a share."""
+        self._log(
+            Action(
+                at=self._clock(),
+                action=RESTART,
+                actor=begun.actor,
+                user=begun.user,
+                server=begun.server,
+                template=begun.old_template,
+                group=begun.group,
+                node=begun.node,
+                reason=reason,
+            )
+        )
+
+    def node(self, node: str, action: str, actor: str, *, reason: str) -> None:
+        """Log what was done to a node or to one of its GPUs."""
+        self._log(Action(at=self._clock(), action=action, actor=actor, node=node, reason=reason))
+
+    def _log(self, action: Action) -> None:
+        log.info("%s", line(action))
+        self._record(action)
+
+
+def line(action: Action) -> str:
+    """Return an action as ``name=value`` pairs (logfmt), without those that are empty; the log has the time."""
+    pairs = asdict(action) | {"at": "", "dry_run": "true" if action.dry_run else ""}
+    return " ".join(f"{name}={_value(value)}" for name, value in pairs.items() if value != "")
+
+
+def _value(value: object) -> str:
+    text = str(value)
+    return text if text and all(letter.isalnum() or letter in "-_.@:/" for letter in text) else json.dumps(text)
+
+
+_TURN_AROUND = frozenset(range(0x202A, 0x202F)) | frozenset(range(0x2066, 0x206A))
+"""Unicode's marks that change the direction of the text after them (UAX 9). Letters have a direction without them."""
+
+
+def harmless(text: str) -> str:
+    """Return a text without what a terminal obeys, and without marks that make the text after it read otherwise.
+
+    `gpushare status` prints messages in users' terminals. Line breaks stay.
+    """
+    lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+    return "\n".join("".join(map(_shown, line)) for line in lines).strip()
+
+
+def _shown(letter: str) -> str:
+    if ord(letter) in _TURN_AROUND:
+        return ""
+    # control characters of both kinds, and line separators that only some programs know
+    return " " if unicodedata.category(letter) in ("Cc", "Zl", "Zp") else letter
+
+
+@dataclass(frozen=True)
+class SessionsOfUser:
+    """The other sessions of a session's user."""
+
+    controls: Mapping[str, Controls]
+    """In force now, by the sessions' ids."""
+    nodes: frozenset[str]
+    """Whose agents have answered: sessions on other nodes are unknown."""
+
+
+PAUSES = (0.3, 1.0)
+"""Seconds before a write is tried again, where the agent changed the session's pod at the same time."""
+
+
+class ControlsOfSessions:
+    """The controls as they are in force now. Methods raise ActionRefused."""
+
+    def __init__(self, agents: Iterable[Agent], clock: Callable[[], float]) -> None:
+        """``agents`` is iterated over anew each time; ``clock``: seconds since the epoch."""
+        self._agents = agents
+        self.clock = clock
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    @contextlib.asynccontextmanager
+    async def of_user(self, user: str) -> AsyncIterator[None]:
+        """Nothing else changes the controls of this user's sessions meanwhile."""
+        lock = self._locks.get(user)
+        if lock is None:
+            lock = self._locks[user] = asyncio.Lock()
+        async with lock:
+            yield
+
+    async def read(self, one: Target) -> tuple[SessionReport, Controls]:
+        """Return the session as it is now, and its controls."""
+        session = await current(one)
+        return session, in_force(session.controls, self.clock())
+
+    async def of_others(self, session: SessionReport) -> SessionsOfUser:
+        """Return the controls of the other sessions of a session's user, as far as agents answer."""
+        reports = [snapshot.report for snapshot in await ask_all(self._agents) if snapshot.report is not None]
+        found = (other for report in reports for other in report.sessions)
+        controls = {
+            other.id: in_force(other.controls, self.clock())
+            for other in found
+            if other.user == session.user and other.id != session.id
+        }
+        return SessionsOfUser(controls, frozenset(report.node for report in reports))
+
+    async def write(self, one: Target, controls: Controls, answer: AskAnswer | None = None) -> None:
+        """Set a session's controls, and answer the ask that they come from."""
+        request = ControlsRequest.of(one.session.id, controls, answer)
+        with refusals():
+            for pause in (*PAUSES, None):
+                try:
+                    await one.agent.controls(request)
+                    break
+                except ControlRefused as error:
+                    if error.code != "busy" or pause is None:
+                        raise
+                await asyncio.sleep(pause)
+                await one.agent.report()
+
+
+def answer_to(asked: Asked | None, text: str, at: float) -> AskAnswer | None:
+    """Return the answer that what was asked has been done."""
+    return None if asked is None else AskAnswer(number=asked.ask.number, done=True, text=text, at=at)

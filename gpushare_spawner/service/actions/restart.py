@@ -3,6 +3,20 @@
 What can be known before is checked before: a server is not stopped for a template that its user may not use, or that no
 GPU can take. A restart is stored before the server is stopped: a service that was killed is followed by one that starts
 the server.
+
+The restarts that are under way, on disk: a service that starts finishes those of one that was killed.
+
+Whether a server of a template can ever be placed, as far as the agents' reports say.
+
+The reports name models, units and number of GPUs. The spawner also looks at CPU, memory, taints and labels of nodes:
+the service has no right to read nodes.
+
+Actions on a session's server through the hub: stop.
+
+Actions on spawns that wait for a GPU: cancel one, or put it at the end of the queue.
+
+The queue is in the hub's process. The service acts through the hub: it stops the server that is starting,
+and starts it again.
 """
 
 from __future__ import annotations
@@ -10,39 +24,92 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.report import SessionReport
+from gpushare_spawner.model.share import Tier
 from gpushare_spawner.model.spawn_note import MAX_LETTERS, SpawnNote
 from gpushare_spawner.model.template import Template
+from gpushare_spawner.placement import LedgerFeed, PlacementRequest, suitable_models
 from gpushare_spawner.quota import Account, admit
-from gpushare_spawner.service.actions.action_log import ActionLog
-from gpushare_spawner.service.actions.never_placed import never_placed
 from gpushare_spawner.service.actions.outcome import (
+    ActionLog,
+    ActionOutcome,
     ActionRefused,
     Actor,
     First,
-    Outcome,
     RefusalCode,
     Target,
+    check_admin,
     check_own,
+    harmless,
     hub_refused,
     nothing_first,
     refusals,
 )
-from gpushare_spawner.service.actions.restart_journal import RestartJournal
-from gpushare_spawner.service.history.events import BegunRestart
-from gpushare_spawner.service.history.groups import group_of_session
+from gpushare_spawner.service.history.queries import group_of_session
+from gpushare_spawner.service.history.store import BegunRestart
 from gpushare_spawner.service.hub.client import Hub, HubFailed, HubServer
-from gpushare_spawner.service.quota_use import quota_use
-from gpushare_spawner.service.reports import Agent, ask_all
-from gpushare_spawner.wording import quotas as quota_words
-from gpushare_spawner.wording.controls import session_controls as words
-from gpushare_spawner.wording.spawn import options
+from gpushare_spawner.service.hub.server_notes import ServerNotes
+from gpushare_spawner.service.reports import Agent, NodeSnapshot, ask_all
+from gpushare_spawner.service.waiting import quota_use
+from gpushare_spawner.wording import actions as words
+from gpushare_spawner.wording import service as quota_words
+from gpushare_spawner.wording import spawn_failures, spawn_form
+
+
+class RestartJournal(Protocol):
+    """Where restarts are stored. Methods raise nothing: without a journal a restart is carried out all the same."""
+
+    async def begin_restart(self, restart: BegunRestart) -> None:
+        """Store a restart before its server is stopped; one of the same server is replaced."""
+
+    async def end_restart(self, user: str, server: str) -> None:
+        """Delete it: the server has been started, or was not stopped."""
+
+    async def begun_restarts(self) -> Sequence[BegunRestart]:
+        """Return those that are stored."""
+
+
+class NoJournal:
+    """There is no history: nothing is stored."""
+
+    async def begin_restart(self, restart: BegunRestart) -> None:
+        pass
+
+    async def end_restart(self, user: str, server: str) -> None:
+        pass
+
+    async def begun_restarts(self) -> Sequence[BegunRestart]:
+        return ()
+
 
 log = logging.getLogger("gpushare.service.actions")
+
+
+def never_placed(template: Template, snapshots: Sequence[NodeSnapshot]) -> str:
+    """Return why no node can take the template's share even if nothing runs there, as a sentence; empty: one can.
+
+    Empty too while an agent does not answer: its node might. And after an error in placement, which is logged.
+    """
+    if template.gpu is None:
+        return ""
+    # sessions pass: only the GPUs count
+    reports = [one.report.model_copy(update={"sessions": ()}) for one in snapshots if one.report is not None]
+    if len(reports) < len(snapshots):
+        return ""
+    kinds = {(gpu.model, gpu.memory_bytes) for report in reports for gpu in report.gpus}
+    request = PlacementRequest(template.gpu.share, models=suitable_models(template.gpu, kinds), template=template.name)
+    try:
+        why = LedgerFeed().follow(reports).why_unplaceable(request)
+    except Exception:
+        log.exception("Whether a GPU will ever do for template %s is unknown", template.name)
+        return ""
+    return "" if why.may_pass else spawn_failures.capacity(why)
+
 
 PATIENCE = 60.0
 """Seconds that a server has to stop, as the hub's own setting `slow_stop_timeout` and `poll_interval` together."""
@@ -56,7 +123,7 @@ ASKED_AGAIN = 5.0
 @dataclass(frozen=True)
 class _Running:
     template: str
-    task: asyncio.Task[Outcome]
+    task: asyncio.Task[ActionOutcome]
 
 
 class RestartActions:
@@ -89,7 +156,7 @@ class RestartActions:
 
     async def restart(
         self, one: Target, actor: Actor, template: str, why: str = "", first: First = nothing_first
-    ) -> Outcome:
+    ) -> ActionOutcome:
         """Restart a server with a template. The same restart once more, while it runs, changes nothing.
 
         ``why``: what the actor says of it; the hub's page of the new server says it if its user does not act.
@@ -101,7 +168,7 @@ class RestartActions:
         if running is not None:
             if running.template != template:
                 raise ActionRefused(words.RESTARTS_ALREADY, RefusalCode.BUSY)
-            return Outcome(False, (await asyncio.shield(running.task)).text)
+            return ActionOutcome(False, (await asyncio.shield(running.task)).text)
         # a client that is gone leaves no server stopped
         return await asyncio.shield(self._run(server, template, self._restart(one, actor, template, why, first)))
 
@@ -115,14 +182,14 @@ class RestartActions:
                 log.error("The restart of a server of %s failed. %s", one.user, why)
 
     def _run(
-        self, server: tuple[str, str], template: str, work: Coroutine[None, None, Outcome]
-    ) -> asyncio.Task[Outcome]:
+        self, server: tuple[str, str], template: str, work: Coroutine[None, None, ActionOutcome]
+    ) -> asyncio.Task[ActionOutcome]:
         task = asyncio.create_task(work)
         self._running[server] = _Running(template, task)
         task.add_done_callback(lambda _: self._running.pop(server, None))
         return task
 
-    async def _restart(self, one: Target, actor: Actor, name: str, why: str, first: First) -> Outcome:
+    async def _restart(self, one: Target, actor: Actor, name: str, why: str, first: First) -> ActionOutcome:
         session = one.session
         with refusals():
             servers = await self._hub.servers(session.user)
@@ -166,7 +233,7 @@ class RestartActions:
             raise
         await self._journal.end_restart(begun.user, begun.server)
 
-    async def _start(self, begun: BegunRestart, reason: str) -> Outcome:
+    async def _start(self, begun: BegunRestart, reason: str) -> ActionOutcome:
         """Start the server with the new options, or else with the old ones, and enter it in the history."""
         try:
             await self._hub.start(begun.user, begun.server, begun.options)
@@ -174,9 +241,9 @@ class RestartActions:
             self._log.restart(begun, f"{reason} {error.to_users}")
             raise await self._with_old_options(begun, error) from error
         self._log.restart(begun, reason)
-        return Outcome(True, words.restarts(self._title(begun.template)))
+        return ActionOutcome(True, words.restarts(self._title(begun.template)))
 
-    async def _finish(self, begun: BegunRestart) -> Outcome:
+    async def _finish(self, begun: BegunRestart) -> ActionOutcome:
         """Start the server of a restart that was interrupted, unless it runs, or too much time has passed."""
         reason = words.restarted_by(begun.actor, self._title(begun.template))
         async with self._under_way(begun):
@@ -184,7 +251,7 @@ class RestartActions:
                 # also where the clock was set back: the user has begun something else meanwhile
                 if abs(self._clock() - begun.at) > FINISHED_WITHIN:
                     self._log.restart(begun, f"{reason} {words.RESTART_TOO_LATE}")
-                    return Outcome(False, words.RESTART_TOO_LATE)
+                    return ActionOutcome(False, words.RESTART_TOO_LATE)
                 try:
                     server = await self._hub.server(begun.user, begun.server)
                 except HubFailed as error:
@@ -194,7 +261,7 @@ class RestartActions:
                         return await self._start(begun, f"{reason} {words.RESTART_FINISHED}")
                     if server.pending != "stop":
                         # it was not stopped, or it has been started
-                        return Outcome(False, words.restarts(self._title(begun.template)))
+                        return ActionOutcome(False, words.restarts(self._title(begun.template)))
                 await asyncio.sleep(ASKED_AGAIN)
 
     def _title(self, template: str) -> str:
@@ -268,18 +335,104 @@ class _WouldRefuse(Exception):
 def _allowed(templates: Mapping[str, Template], name: str, user: str, groups: frozenset[str] | None) -> Template:
     """Return the template of that name. ``groups``: of the user; None: unknown."""
     allowed = [one for one in templates.values() if one.access.allows(user, groups or frozenset())]
-    names = [options.named(one.display_name, one.name) for one in allowed]
+    names = [spawn_form.named(one.display_name, one.name) for one in allowed]
     template = templates.get(name)
     if template is None:
-        raise _WouldRefuse(options.unknown_template(name, names), RefusalCode.BAD_REQUEST)
+        raise _WouldRefuse(spawn_form.unknown_template(name, names), RefusalCode.BAD_REQUEST)
     if template in allowed:
         return template
     if groups is None and template.access.groups:
         raise _WouldRefuse(words.GROUPS_UNKNOWN, RefusalCode.HUB_UNAVAILABLE)
-    raise _WouldRefuse(options.not_allowed(options.named(template.display_name, name), names), RefusalCode.LIMIT)
+    raise _WouldRefuse(spawn_form.not_allowed(spawn_form.named(template.display_name, name), names), RefusalCode.LIMIT)
 
 
 def _check_limit(template: Template, others: Iterable[HubServer]) -> None:
     most = template.limits.per_user
     if most is not None and sum(server.profile == template.name for server in others) >= most:
-        raise _WouldRefuse(options.limit_reached(most, template.display_name), RefusalCode.LIMIT)
+        raise _WouldRefuse(spawn_form.limit_reached(most, template.display_name), RefusalCode.LIMIT)
+
+
+class ServerActions:
+    """Each method raises ActionRefused."""
+
+    def __init__(self, hub: Hub, log: ActionLog) -> None:
+        self._hub = hub
+        self._log = log
+        self._notes = ServerNotes(hub)
+
+    async def stop(self, one: Target, actor: Actor, why: str = "", first: First = nothing_first) -> ActionOutcome:
+        """Stop the server of a session. A named server stays in its user's list. ``why``: what the actor says of it;
+        the hub's pages say it if the server's user does not act. ``first`` is awaited when nothing stands in the way.
+        """
+        check_own(one, actor)
+        session = one.session
+        with refusals():
+            server = await self._hub.server(session.user, session.server)
+            if server is None or not (server.ready or server.pending):
+                return ActionOutcome(False, words.NOT_RUNNING)
+            if server.pending == "stop":
+                return ActionOutcome(False, words.STOPS_ALREADY)
+            await first()
+            await self._hub.stop(session.user, session.server)
+        reason = words.stopped_by(actor.name, why)
+        at = self._log.session(session, one.node, Tier.STOPPED, actor.name, units=0, reason=reason)
+        if actor.name != session.user:
+            self._notes.stopped(server, reason, at)
+        return ActionOutcome(True, words.STOPS)
+
+
+CANCEL, REQUEUE = "cancel", "requeue"
+"""What the history calls these actions."""
+SPAWN_PATIENCE = 30.0
+"""Seconds that a spawn has to end."""
+
+
+class SpawnActions:
+    """Each method raises ActionRefused."""
+
+    def __init__(self, hub: Hub, log: ActionLog, patience: float = SPAWN_PATIENCE) -> None:
+        self._hub = hub
+        self._log = log
+        self._patience = patience
+        self._notes = ServerNotes(hub, patience)
+
+    async def cancel(self, user: str, name: str, actor: Actor, why: str = "") -> ActionOutcome:
+        """End a spawn. ``name``: of the server. ``why``: what its user reads, if another one does it."""
+        if not actor.is_admin and actor.name != user:
+            raise ActionRefused(words.NOT_YOURS, RefusalCode.FORBIDDEN)
+        with refusals():
+            server = await self._waiting(user, name)
+            if server is None:
+                return ActionOutcome(False, words.NOT_STARTING)
+            await self._hub.stop(user, name)
+        reason = words.cancelled_by(actor.name, harmless(why))
+        self._log.server(server, CANCEL, actor.name, reason=reason)
+        if actor.name != user:
+            await self._notes.cancelled(server, reason)
+        return ActionOutcome(True, words.CANCELLED)
+
+    async def requeue(self, user: str, name: str, actor: Actor, why: str = "") -> ActionOutcome:
+        """Put a spawn at the end of the queue. For admins. ``why``: what its user reads."""
+        check_admin(actor)
+        with refusals():
+            server = await self._waiting(user, name)
+            if server is None:
+                raise ActionRefused(words.NOT_STARTING, RefusalCode.UNKNOWN_SESSION)
+            await self._hub.stop(user, name)
+            if not await self._hub.stopped(user, name, self._patience):
+                raise ActionRefused(words.STOP_TAKES_LONG, RefusalCode.HUB_UNAVAILABLE)
+        reason = words.requeued_by(actor.name, harmless(why))
+        try:
+            await self._hub.start(user, name, SpawnNote(text=reason[:MAX_LETTERS]).within(server.options))
+        except HubFailed as error:
+            self._log.server(server, CANCEL, actor.name, reason=f"{reason} {error.to_users}")
+            raise hub_refused(error, words.not_queued_again) from error
+        self._log.server(server, REQUEUE, actor.name, reason=reason)
+        return ActionOutcome(True, words.REQUEUED)
+
+    async def _waiting(self, user: str, name: str) -> HubServer | None:
+        """Return the server if it is starting; None: it is not."""
+        server = await self._hub.server(user, name)
+        if server is not None and server.ready and not server.pending:
+            raise ActionRefused(words.RUNS_ALREADY, RefusalCode.BUSY)
+        return server if server is not None and server.pending == "spawn" else None

@@ -14,27 +14,33 @@ from gpushare_spawner.idle import KeepRule, KeepsLeft
 from gpushare_spawner.model.controls import Controls, MessageCause
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.report import SessionReport
-from gpushare_spawner.model.share import units_from_fraction
+from gpushare_spawner.model.share import Tier, UseRule, units_from_fraction
 from gpushare_spawner.model.template import Idle, Template
-from gpushare_spawner.model.tier import Tier, UseRule
-from gpushare_spawner.service.actions.action_log import ActionLog
-from gpushare_spawner.service.actions.admin import AdminActions
-from gpushare_spawner.service.actions.controls import ControlsOfSessions
 from gpushare_spawner.service.actions.drains import DrainActions
-from gpushare_spawner.service.actions.keeps import KeepActions, Wanted
-from gpushare_spawner.service.actions.outcome import ActionRefused, Actor, Asked, Outcome, Target
-from gpushare_spawner.service.actions.restart import RestartActions
-from gpushare_spawner.service.actions.restart_journal import NoJournal, RestartJournal
-from gpushare_spawner.service.actions.servers import ServerActions
-from gpushare_spawner.service.actions.share import ShareActions
-from gpushare_spawner.service.actions.spawns import SpawnActions
-from gpushare_spawner.service.actions.texts import harmless
-from gpushare_spawner.service.actions.tiers import TierActions
-from gpushare_spawner.service.history.events import Action
+from gpushare_spawner.service.actions.keeps import AdminActions, KeepActions, Wanted
+from gpushare_spawner.service.actions.outcome import (
+    ActionLog,
+    ActionOutcome,
+    ActionRefused,
+    Actor,
+    Asked,
+    ControlsOfSessions,
+    Target,
+    harmless,
+)
+from gpushare_spawner.service.actions.restart import (
+    NoJournal,
+    RestartActions,
+    RestartJournal,
+    ServerActions,
+    SpawnActions,
+)
+from gpushare_spawner.service.actions.share import ShareActions, TierActions
+from gpushare_spawner.service.history.store import Action
 from gpushare_spawner.service.hub.client import Hub, HubServer
 from gpushare_spawner.service.reports import Agent
-from gpushare_spawner.wording.controls import session_controls as words
-from gpushare_spawner.wording.controls import share_changes as share_words
+from gpushare_spawner.wording import actions as share_words
+from gpushare_spawner.wording import actions as words
 
 
 async def _unknown() -> None:
@@ -57,7 +63,7 @@ class _ToldBefore:
         if self._wanted:
             self._told = await self._admin.explain(self._one, self._actor, self._text)
 
-    async def run(self, action: Awaitable[Outcome]) -> Outcome:
+    async def run(self, action: Awaitable[ActionOutcome]) -> ActionOutcome:
         """Return what the action did; where it fails the message does not stay."""
         try:
             return await action
@@ -111,7 +117,7 @@ class SessionActions:
         the user, by their ids."""
         return self._keeps.left(session, controls, now)
 
-    async def ask_keeps_left(self, one: Target, actor: Actor) -> Outcome:
+    async def ask_keeps_left(self, one: Target, actor: Actor) -> ActionOutcome:
         """Answer how many keeps the session's user has left. Changes nothing."""
         return await self._keeps.ask_left(one, actor)
 
@@ -123,11 +129,11 @@ class SessionActions:
         seconds: float | None = None,
         until: float | None = None,
         asked: Asked | None = None,
-    ) -> Outcome:
+    ) -> ActionOutcome:
         """Keep the share against idle actions for some seconds, or until an instant (seconds since the epoch)."""
         return await self._keeps.keep(one, actor, Wanted(seconds, until), asked)
 
-    async def end_keep(self, one: Target, actor: Actor, asked: Asked | None = None) -> Outcome:
+    async def end_keep(self, one: Target, actor: Actor, asked: Asked | None = None) -> ActionOutcome:
         """End the keep of a share."""
         return await self._keeps.end_keep(one, actor, asked)
 
@@ -135,7 +141,9 @@ class SessionActions:
         """Remove a keep or an exemption that is over. Returns whether there was one."""
         return await self._keeps.settle(one)
 
-    async def release(self, one: Target, actor: Actor, asked: Asked | None = None, why: str | None = None) -> Outcome:
+    async def release(
+        self, one: Target, actor: Actor, asked: Asked | None = None, why: str | None = None
+    ) -> ActionOutcome:
         """Release the share of an idle session; GPU work that lasts restores it.
 
         ``why``, here and below: what an admin says of the action, which the session's user reads with it; empty:
@@ -145,13 +153,13 @@ class SessionActions:
         outcome = await self._tiers.release(one, actor, asked, said)
         return await self._explained(one, actor, why, outcome, words.released_by(actor.name, said))
 
-    async def tier(self, one: Target, tier: Tier, actor: Actor, why: str | None = None) -> Outcome:
+    async def tier(self, one: Target, tier: Tier, actor: Actor, why: str | None = None) -> ActionOutcome:
         """Change the tier to active, downgraded or released. For admins."""
         said = harmless(why or "")
         outcome = await self._tiers.tier(one, tier, actor, said)
         return await self._explained(one, actor, why, outcome, words.tier_set_by(tier, actor.name, said))
 
-    async def share(self, one: Target, actor: Actor, fraction: float, why: str | None = None) -> Outcome:
+    async def share(self, one: Target, actor: Actor, fraction: float, why: str | None = None) -> ActionOutcome:
         """Change the share to a fraction of its GPU, like 0.5. Kernels keep running."""
         said, before = harmless(why or ""), one.session.share_units
         outcome = await self._shares.share(one, actor, fraction, said)
@@ -162,13 +170,13 @@ class SessionActions:
         """Return the shares in units that the user can change to by templates, the smallest first. Changes nothing."""
         return await self._shares.others(one, actor)
 
-    async def stop(self, one: Target, actor: Actor, why: str | None = None) -> Outcome:
+    async def stop(self, one: Target, actor: Actor, why: str | None = None) -> ActionOutcome:
         """Stop the server."""
         said = harmless(why or "")
         end = _ToldBefore(self._admin, one, actor, words.stopped_by(actor.name, said), _explains(one, actor, why))
         return await end.run(self._servers.stop(one, actor, said, end.tell))
 
-    async def restart(self, one: Target, template: str, actor: Actor, why: str | None = None) -> Outcome:
+    async def restart(self, one: Target, template: str, actor: Actor, why: str | None = None) -> ActionOutcome:
         """Stop the server, and start it with a template."""
         said, found = harmless(why or ""), self._templates().get(template)
         title = found.display_name if found is not None else template
@@ -176,31 +184,35 @@ class SessionActions:
         end = _ToldBefore(self._admin, one, actor, text, _explains(one, actor, why))
         return await end.run(self._restarts.restart(one, actor, template, said, end.tell))
 
-    async def _explained(self, one: Target, actor: Actor, why: str | None, outcome: Outcome, text: str) -> Outcome:
+    async def _explained(
+        self, one: Target, actor: Actor, why: str | None, outcome: ActionOutcome, text: str
+    ) -> ActionOutcome:
         """Show the session's user what was done, where somebody else did it."""
         if not (outcome.changed and _explains(one, actor, why)) or await self._admin.explain(one, actor, text):
             return outcome
-        return Outcome(True, f"{outcome.text} {words.NOT_TOLD}")
+        return ActionOutcome(True, f"{outcome.text} {words.NOT_TOLD}")
 
     async def finish_restarts(self) -> None:
         """Finish the restarts that a service which was killed had begun."""
         await self._restarts.finish()
 
-    async def exempt(self, one: Target, actor: Actor, until: float | None = None, reason: str = "") -> Outcome:
+    async def exempt(self, one: Target, actor: Actor, until: float | None = None, reason: str = "") -> ActionOutcome:
         """Exempt the session from idle actions until an instant (seconds since the epoch); None: forever.
 
         For admins.
         """
         return await self._admin.exempt(one, actor, until, reason)
 
-    async def end_exemption(self, one: Target, actor: Actor) -> Outcome:
+    async def end_exemption(self, one: Target, actor: Actor) -> ActionOutcome:
         """End the exemption. For admins."""
         return await self._admin.end_exemption(one, actor)
 
-    async def message(self, one: Target, actor: Actor, text: str, cause: MessageCause = MessageCause.ADMIN) -> Outcome:
+    async def message(
+        self, one: Target, actor: Actor, text: str, cause: MessageCause = MessageCause.ADMIN
+    ) -> ActionOutcome:
         """Show the session's user a message instead of the one of this cause. For admins."""
         return await self._admin.message(one, actor, text, cause)
 
-    async def withdraw_messages(self, one: Target, actor: Actor, *causes: MessageCause) -> Outcome:
+    async def withdraw_messages(self, one: Target, actor: Actor, *causes: MessageCause) -> ActionOutcome:
         """Withdraw the messages of these causes. For admins."""
         return await self._admin.withdraw_messages(one, actor, *causes)

@@ -1,6 +1,8 @@
 """Change of a running session's share, by its user within templates and quota, or by an admin.
 
 Whether the units are free is the agent's decision alone: a spawn or another change may take them at the same time.
+
+Changes of a session's tier by its user or by an admin: release now, and any tier. Idle actions: the culler's.
 """
 
 from __future__ import annotations
@@ -8,31 +10,34 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
-from gpushare_spawner.model.protocol.control import ControlRefused, ResizeRequest
+from gpushare_spawner.idle import Observation
+from gpushare_spawner.model.control import ControlRefused, ResizeRequest, TierRequest
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.report import Report, SessionReport
-from gpushare_spawner.model.share import units_from_fraction
-from gpushare_spawner.model.template import Template
+from gpushare_spawner.model.share import Tier, UseRule, units_from_fraction
+from gpushare_spawner.model.template import Idle, Template
 from gpushare_spawner.placement import suits
 from gpushare_spawner.quota import exceeded_units
-from gpushare_spawner.service.actions.action_log import ActionLog
 from gpushare_spawner.service.actions.outcome import (
+    ActionLog,
+    ActionOutcome,
     ActionRefused,
     Actor,
-    Outcome,
+    Asked,
     RefusalCode,
     Target,
+    check_admin,
     check_own,
     current,
     refusals,
 )
 from gpushare_spawner.service.hub.client import Hub, HubServer
-from gpushare_spawner.service.quota_use import quota_use
 from gpushare_spawner.service.reports import Agent, ask_all
-from gpushare_spawner.service.share_choices import allowed, other_units, templates_of_kind, units_of
-from gpushare_spawner.service.waiting_spawns import waiting_spawns
-from gpushare_spawner.wording import quotas as quota_words
-from gpushare_spawner.wording.controls import share_changes as words
+from gpushare_spawner.service.templates import SessionTemplates, allowed, other_units, templates_of_kind, units_of
+from gpushare_spawner.service.waiting import quota_use, waiting_spawns
+from gpushare_spawner.wording import actions as session_words
+from gpushare_spawner.wording import actions as words
+from gpushare_spawner.wording import service as quota_words
 
 SHARE = "share"
 """What the history calls it."""
@@ -61,7 +66,7 @@ class ShareActions:
         self._changing = asyncio.Lock()
         """One change at a time: two sessions of an account must not grow beyond its quota together."""
 
-    async def share(self, one: Target, actor: Actor, fraction: float, why: str = "") -> Outcome:
+    async def share(self, one: Target, actor: Actor, fraction: float, why: str = "") -> ActionOutcome:
         """Change the share to a fraction of its GPU. Kernels keep running; the memory limit is that of the user's
         template with this share. ``why``: what the actor says of it."""
         check_own(one, actor)
@@ -72,7 +77,7 @@ class ShareActions:
         async with self._changing:
             session = await current(one)
             if units == session.share_units:
-                return Outcome(False, words.same(units))
+                return ActionOutcome(False, words.same(units))
             if len(session.gpus) != 1:
                 raise ActionRefused(words.WHOLE_GPUS, RefusalCode.BAD_REQUEST)
             if session.yields:
@@ -94,7 +99,7 @@ class ShareActions:
         )
         memory = after.memory_limit_bytes if after.memory_limit_bytes != session.memory_limit_bytes else None
         text = words.changed(session.share_units, units, after.borrowed_units, after.tier, memory)
-        return Outcome(True, text)
+        return ActionOutcome(True, text)
 
     async def others(self, one: Target, actor: Actor) -> tuple[int, ...]:
         """Return the shares in units that `share` accepts by the user's templates, the smallest first; never empty.
@@ -204,3 +209,92 @@ def _is_full(template: Template, session: SessionReport, reports: Sequence[Repor
         and (one.template == template.name or one.share_units == units_of(template))
     ]
     return len(others) >= most
+
+
+YIELD_SECONDS = 600.0
+"""Seconds for which the agent keeps units for spawns in quota without a further request of the service: as long as it
+waits for the server of a session that was opened (`OpenRequest.confirm_within`). A service that runs ends this sooner,
+or asks again in time."""
+
+
+class TierActions:
+    """Each method raises ActionRefused."""
+
+    def __init__(
+        self,
+        templates: Callable[[], Mapping[str, Template]],
+        use_rule: Callable[[Idle], UseRule],
+        log: ActionLog,
+        clock: Callable[[], float],
+    ) -> None:
+        self._templates = templates
+        self._use_rule = use_rule
+        self._log = log
+        self._clock = clock
+
+    async def release(self, one: Target, actor: Actor, asked: Asked | None = None, why: str = "") -> ActionOutcome:
+        """Release the share of an idle session. ``asked``: what this follows; GPU work since then prevents it.
+        ``why``: what the actor says of it."""
+        check_own(one, actor)
+        session = await current(one)
+        if session.tier is Tier.RELEASED:
+            return ActionOutcome(False, session_words.RELEASED_ALREADY)
+        if asked is not None and (session.last_gpu_activity or 0.0) > asked.ask.at:
+            raise ActionRefused(session_words.WORKED_MEANWHILE, RefusalCode.BUSY)
+        done = await self._move(one, session, Tier.RELEASED, 0, session_words.released_by(actor.name))
+        reason = session_words.released_by(actor.name, why)
+        self._log.session(session, one.node, Tier.RELEASED, actor.name, units=0, reason=reason)
+        return ActionOutcome(True, session_words.RELEASED if done else session_words.TIER_UNDER_WAY)
+
+    async def tier(self, one: Target, tier: Tier, actor: Actor, why: str = "") -> ActionOutcome:
+        """Change the tier of a session to active, downgraded or released, by an admin's decision.
+
+        GPU work that lasts restores the share, and a session that is made active counts as idle from now on.
+        """
+        check_admin(actor)
+        session = await current(one)
+        units = self._units(session, tier)
+        if (session.tier, session.effective_units) == (tier, units):
+            return ActionOutcome(False, session_words.tier_already(tier))
+        done = await self._move(one, session, tier, units, session_words.tier_set_by(tier, actor.name))
+        reason = session_words.tier_set_by(tier, actor.name, why)
+        self._log.session(session, one.node, tier, actor.name, units=units, reason=reason)
+        return ActionOutcome(True, session_words.tier_set(tier, units) if done else session_words.TIER_UNDER_WAY)
+
+    def _units(self, session: SessionReport, tier: Tier) -> int:
+        if tier is Tier.STOPPED:
+            raise ActionRefused(session_words.STOP_IS_NO_TIER, RefusalCode.BAD_REQUEST)
+        if tier is not Tier.DOWNGRADED:
+            return session.share_units if tier is Tier.ACTIVE else 0
+        template = self._template(session)
+        units = template.idle.units(tier, session.share) if template is not None else 0
+        if not 0 < units < session.share_units:
+            raise ActionRefused(session_words.no_downgrade(session.template), RefusalCode.BAD_REQUEST)
+        return units
+
+    def _template(self, session: SessionReport) -> Template | None:
+        return SessionTemplates.of(self._templates()).of_user(session.template, session.user)
+
+    async def _move(self, one: Target, session: SessionReport, tier: Tier, units: int, reason: str) -> bool:
+        """Have the agent change the tier, and return whether it has done so; False: it has not said so in time.
+
+        Units are taken only from a session that is idle, as work restores them.
+        """
+        taken = units < session.effective_units
+        if taken and (session.gpu_busy or session.waiting):
+            raise ActionRefused(session_words.GPU_BUSY, RefusalCode.BUSY)
+        yields = session.yields and tier is not Tier.ACTIVE
+        template = self._template(session)
+        rule = self._use_rule(template.idle) if template is not None and tier is not Tier.ACTIVE else UseRule()
+        request = TierRequest(
+            id=session.id,
+            tier=tier,
+            effective_units=units,
+            reason=reason,
+            if_idle_since=max(0.0, Observation.of(session).gpu_quiet_since) if taken else None,
+            use=rule if rule.min_use > 0 else None,
+            yields_until=self._clock() + YIELD_SECONDS if yields else None,
+        )
+        with refusals():
+            await one.agent.tier(request)
+            return await one.agent.carried_out(request)

@@ -1,4 +1,9 @@
-"""The operations that act on a session."""
+"""The operations that act on a session.
+
+The operations that act on a spawn that waits.
+
+The operations that cordon and drain GPUs and nodes.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +12,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, FiniteFloat, model_validator
 
-from gpushare_spawner.model.controls import MessageCause
-from gpushare_spawner.model.cordon import MAX_REASON
-from gpushare_spawner.model.protocol.frames import MAX_TEXT_LETTERS
-from gpushare_spawner.model.tier import Tier
-from gpushare_spawner.service.actions.outcome import ActionRefused, Actor, Outcome, RefusalCode, Target
+from gpushare_spawner.model.controls import MAX_REASON, MessageCause
+from gpushare_spawner.model.frames import MAX_TEXT_LETTERS
+from gpushare_spawner.model.share import Tier
+from gpushare_spawner.service.actions.drains import CordonTarget
+from gpushare_spawner.service.actions.outcome import ActionOutcome, ActionRefused, Actor, RefusalCode, Target
 from gpushare_spawner.service.api.answers import Done
-from gpushare_spawner.service.api.operation import AnyOperation, ApiError, Arguments, Call, Needs, Nothing, Operation
-from gpushare_spawner.service.api.reading import visible_session
-from gpushare_spawner.wording import api as words
+from gpushare_spawner.service.api.reading import server_of, visible_session
+from gpushare_spawner.service.api.router import AnyOperation, ApiError, Arguments, Call, Needs, Nothing, Operation
+from gpushare_spawner.service.hub.client import HubServer
+from gpushare_spawner.wording import service as words
 
 _STATUSES = {
     RefusalCode.FORBIDDEN: 403,
@@ -185,7 +191,7 @@ def actor_of(call: Call[Any, Any]) -> Actor:
     return Actor(call.caller.label, is_admin=call.caller.acts_on_all)
 
 
-async def on_session(call: Call[Any, Any], act: Callable[[Target, Actor], Awaitable[Outcome]]) -> Done:
+async def on_session(call: Call[Any, Any], act: Callable[[Target, Actor], Awaitable[ActionOutcome]]) -> Done:
     """Act on the session that the address names. Raises ApiError."""
     row = visible_session(await call.services.snapshots.current(), call)
     if not call.caller.may_act_on(row.session):
@@ -193,7 +199,7 @@ async def on_session(call: Call[Any, Any], act: Callable[[Target, Actor], Awaita
     return await done(call, lambda: act(row.decision, actor_of(call)))
 
 
-async def done(call: Call[Any, Any], act: Callable[[], Awaitable[Outcome]]) -> Done:
+async def done(call: Call[Any, Any], act: Callable[[], Awaitable[ActionOutcome]]) -> Done:
     """Return what an action did, and have pages show it. Raises ApiError."""
     try:
         outcome = await act()
@@ -282,4 +288,150 @@ OPERATIONS: list[AnyOperation] = [
     Operation(
         "DELETE", "sessions/{id}/message", withdraw_message, "Withdraw a message", Done, Nothing, Nothing, Needs.ACT
     ),
+]
+
+
+class SpawnReason(Arguments):
+    """Why, for the user of the server."""
+
+    reason: Annotated[str, Field(max_length=MAX_REASON)] = ""
+    """Shown on the hub's page of the spawn."""
+
+
+async def cancel(call: Call[SpawnReason, Nothing]) -> Done:
+    """Cancel a spawn. Nothing stays reserved. The hub's page says who cancelled it, and the reason."""
+    spawn = _visible(call)
+    if not call.caller.may_act_on(spawn):
+        raise ApiError(403, "forbidden", words.not_your_session(Needs.OWN.scopes))
+    why = call.query.reason
+    return await done(call, lambda: call.services.actions.spawns.cancel(spawn.user, spawn.name, actor_of(call), why))
+
+
+async def requeue(call: Call[Nothing, SpawnReason]) -> Done:
+    """Put a spawn at the end of the queue: it is cancelled, and started anew with the same options.
+
+    The hub's page says who did it, and the reason.
+    """
+    spawn = _visible(call)
+    why = call.body.reason
+    return await done(call, lambda: call.services.actions.spawns.requeue(spawn.user, spawn.name, actor_of(call), why))
+
+
+def _visible(call: Call[Any, Any]) -> HubServer:
+    """Return the server that the address names. Raises ApiError if the caller may not see it."""
+    server = HubServer(call.path["user"], server_of(call.path["server"]))
+    if not call.caller.viewer.may_see(server):
+        raise ApiError(404, "unknown", words.unknown_spawn(server.label))
+    return server
+
+
+SPAWN_OPERATIONS: list[AnyOperation] = [
+    Operation("DELETE", "queue/{user}/{server}", cancel, "Cancel a spawn", Done, SpawnReason, Nothing, Needs.OWN),
+    Operation(
+        "POST", "queue/{user}/{server}/requeue", requeue, "Requeue a spawn", Done, Nothing, SpawnReason, Needs.ACT
+    ),
+]
+
+
+class CordonBody(Arguments):
+    """Why."""
+
+    reason: Annotated[str, Field(max_length=MAX_REASON)] = ""
+    """A sentence; the users of sessions on a drained GPU see it."""
+
+
+class DrainBody(CordonBody):
+    """Why, and whether servers are stopped."""
+
+    stop_after: Annotated[FiniteFloat, Field(ge=0, le=366 * 86400)] | None = None
+    """Seconds from now on, after which servers that are still there are stopped; not given: never. Each user has at
+    least the notice period of the template (`idle.warn_before`) after being told."""
+
+
+async def cordon_node(call: Call[Nothing, CordonBody]) -> Done:
+    """Keep new sessions away from all GPUs of a node. Sessions that run keep their shares. A drain becomes a cordon."""
+    return await _cordon(call)
+
+
+async def uncordon_node(call: Call[Nothing, Nothing]) -> Done:
+    """Let new sessions come to a node again. Cordons of single GPUs stay."""
+    return await _uncordon(call)
+
+
+async def drain_node(call: Call[Nothing, DrainBody]) -> Done:
+    """Cordon a node, and tell the users of its sessions. A session that is exempt from idle actions is not stopped."""
+    return await _drain(call)
+
+
+async def end_drain_of_node(call: Call[Nothing, Nothing]) -> Done:
+    """End the drain of a node, and its cordon."""
+    return await _uncordon(call)
+
+
+async def cordon_gpu(call: Call[Nothing, CordonBody]) -> Done:
+    """Keep new sessions away from one GPU. Sessions that run keep their shares. A drain becomes a cordon."""
+    return await _cordon(call)
+
+
+async def uncordon_gpu(call: Call[Nothing, Nothing]) -> Done:
+    """Let new sessions come to a GPU again, unless its node is cordoned."""
+    return await _uncordon(call)
+
+
+async def drain_gpu(call: Call[Nothing, DrainBody]) -> Done:
+    """Cordon a GPU, and tell the users of its sessions. A session that is exempt from idle actions is not stopped."""
+    return await _drain(call)
+
+
+async def end_drain_of_gpu(call: Call[Nothing, Nothing]) -> Done:
+    """End the drain of a GPU, and its cordon."""
+    return await _uncordon(call)
+
+
+async def _cordon(call: Call[Any, CordonBody]) -> Done:
+    place, drains = await _place(call), call.services.actions.drains
+    return await done(call, lambda: drains.cordon(place, actor_of(call), call.body.reason))
+
+
+async def _drain(call: Call[Any, DrainBody]) -> Done:
+    place, drains, body = await _place(call), call.services.actions.drains, call.body
+    return await done(call, lambda: drains.drain(place, actor_of(call), body.reason, body.stop_after))
+
+
+async def _uncordon(call: Call[Any, Any]) -> Done:
+    place, drains = await _place(call), call.services.actions.drains
+    return await done(call, lambda: drains.uncordon(place, actor_of(call)))
+
+
+async def _place(call: Call[Any, Any]) -> CordonTarget:
+    """Return what the address names. Raises ApiError if there is no such thing."""
+    node, gpu = call.path["node"], call.path.get("uuid", "")
+    snapshot = await call.services.snapshots.current()
+    found = next((one for one in snapshot.snapshots if one.report is not None and one.report.node == node), None)
+    if found is None or found.report is None:
+        raise ApiError(404, "unknown", words.unknown_node(node))
+    if gpu and gpu not in {one.uuid for one in found.report.gpus}:
+        raise ApiError(404, "unknown", words.unknown_gpu(gpu, node))
+    return CordonTarget(found.agent, node, gpu)
+
+
+_NODE, _GPU = "nodes/{node}", "nodes/{node}/gpus/{uuid}"
+_REASON = {"reason": "The fan is replaced."}
+_DRAIN = _REASON | {"stop_after": 7200}
+
+DRAIN_OPERATIONS: list[AnyOperation] = [
+    Operation(
+        "PUT", f"{_NODE}/cordon", cordon_node, "Cordon a node", Done, Nothing, CordonBody, Needs.DRAIN, example=_REASON
+    ),
+    Operation("DELETE", f"{_NODE}/cordon", uncordon_node, "End a node's cordon", Done, Nothing, Nothing, Needs.DRAIN),
+    Operation(
+        "PUT", f"{_NODE}/drain", drain_node, "Drain a node", Done, Nothing, DrainBody, Needs.DRAIN, example=_DRAIN
+    ),
+    Operation("DELETE", f"{_NODE}/drain", end_drain_of_node, "End a node's drain", Done, Nothing, Nothing, Needs.DRAIN),
+    Operation(
+        "PUT", f"{_GPU}/cordon", cordon_gpu, "Cordon a GPU", Done, Nothing, CordonBody, Needs.DRAIN, example=_REASON
+    ),
+    Operation("DELETE", f"{_GPU}/cordon", uncordon_gpu, "End a GPU's cordon", Done, Nothing, Nothing, Needs.DRAIN),
+    Operation("PUT", f"{_GPU}/drain", drain_gpu, "Drain a GPU", Done, Nothing, DrainBody, Needs.DRAIN, example=_DRAIN),
+    Operation("DELETE", f"{_GPU}/drain", end_drain_of_gpu, "End a GPU's drain", Done, Nothing, Nothing, Needs.DRAIN),
 ]

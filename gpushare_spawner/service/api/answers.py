@@ -9,17 +9,17 @@ from pydantic import BaseModel, ConfigDict, RootModel
 
 from gpushare_spawner.model.controls import MessageCause
 from gpushare_spawner.model.layers import LayerName
-from gpushare_spawner.model.memory_engine import MemoryEngine
-from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.model.placement import MemoryEngine
+from gpushare_spawner.model.share import Tier
 
 
-class Answer(BaseModel):
+class ApiModel(BaseModel):
     """A part of an answer."""
 
     model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
 
 
-class Refusal(Answer):
+class Refusal(ApiModel):
     """Why a request is refused."""
 
     status: int
@@ -29,7 +29,7 @@ class Refusal(Answer):
     """For programs, like `unknown` or `forbidden`."""
 
 
-class Done(Answer):
+class Done(ApiModel):
     """What an action did."""
 
     changed: bool
@@ -38,7 +38,7 @@ class Done(Answer):
     """A sentence for people."""
 
 
-class Rights(Answer):
+class CallerRights(ApiModel):
     """What the caller may do beyond looking at their own sessions."""
 
     read_all: bool
@@ -47,7 +47,7 @@ class Rights(Answer):
     drain: bool
 
 
-class ViewerAnswer(Answer):
+class ViewerAnswer(ApiModel):
     """The caller."""
 
     name: str
@@ -55,10 +55,10 @@ class ViewerAnswer(Answer):
     admin: bool
     scopes: tuple[str, ...]
     """Those of this service."""
-    may: Rights
+    may: CallerRights
 
 
-class Units(Answer):
+class Units(ApiModel):
     """Units of one or more GPUs. They add up to the capacity, or to what is allocated if that is more."""
 
     owned: int
@@ -71,7 +71,7 @@ class Units(Answer):
     """Not allocated."""
 
 
-class Summary(Answer):
+class Summary(ApiModel):
     """Totals over all nodes whose agents answer."""
 
     version: int
@@ -110,7 +110,7 @@ class Summary(Answer):
     """Whether all agents answered."""
 
 
-class HostMemory(Answer):
+class HostMemoryEntry(ApiModel):
     """A node's host memory for GPU memory that is paged out."""
 
     budget_bytes: int
@@ -118,7 +118,7 @@ class HostMemory(Answer):
     paged_out_bytes: int
 
 
-class Segment(Answer):
+class SegmentEntry(ApiModel):
     """A part of a GPU's bar of units."""
 
     kind: Literal["owned", "borrowed", "lent", "free"]
@@ -131,7 +131,7 @@ class Segment(Answer):
     own: bool
 
 
-class Cordon(Answer):
+class CordonEntry(ApiModel):
     """Why no new sessions come to a GPU or node."""
 
     by: str
@@ -144,7 +144,7 @@ class Cordon(Answer):
     """When the servers of the sessions that are still there are stopped; null: never."""
 
 
-class Gpu(Answer):
+class GpuEntry(ApiModel):
     """One GPU."""
 
     index: int
@@ -176,12 +176,12 @@ class Gpu(Answer):
     cordoned: bool
     """No new sessions come, because of this GPU's cordon or its node's."""
     drained: bool
-    cordon: Cordon | None
+    cordon: CordonEntry | None
     """Of this GPU alone."""
-    bar: tuple[Segment, ...]
+    bar: tuple[SegmentEntry, ...]
 
 
-class Unconfirmed(Answer):
+class Unconfirmed(ApiModel):
     """A session in a node's report that no pod vouches for. It counts for nothing."""
 
     id: str
@@ -190,31 +190,31 @@ class Unconfirmed(Answer):
     """When the service saw it first."""
 
 
-class Node(Answer):
+class NodeEntry(ApiModel):
     """One machine with GPUs."""
 
     name: str
     published_at: float
     cordoned: bool
     drained: bool
-    cordon: Cordon | None
-    host_memory: HostMemory | None
+    cordon: CordonEntry | None
+    host_memory: HostMemoryEntry | None
     layers: tuple[str, ...]
     """Titles of other sharing layers that give sessions GPUs of this node which no agent reports."""
-    gpus: tuple[Gpu, ...]
+    gpus: tuple[GpuEntry, ...]
     unconfirmed: tuple[Unconfirmed, ...]
     """For admins; for others always empty."""
 
 
-class Nodes(Answer):
+class NodePage(ApiModel):
     """A page of nodes, by name."""
 
     total: int
     offset: int
-    nodes: tuple[Node, ...]
+    nodes: tuple[NodeEntry, ...]
 
 
-class NextAction(Answer):
+class NextAction(ApiModel):
     """The next idle action, if nothing changes."""
 
     tier: Tier
@@ -229,7 +229,7 @@ class NextAction(Answer):
     reason: str
 
 
-class Delivered(Answer):
+class DeliveredEntry(ApiModel):
     """GPU time while other sessions competed."""
 
     entitled_seconds: float
@@ -239,7 +239,7 @@ class Delivered(Answer):
     wait_p95_seconds: float
 
 
-class KeepAnswer(Answer):
+class KeepAnswer(ApiModel):
     """The user holds the share against idle actions."""
 
     until: float
@@ -248,7 +248,7 @@ class KeepAnswer(Answer):
     """Who gave it."""
 
 
-class ExemptionAnswer(Answer):
+class ExemptionAnswer(ApiModel):
     """No idle action comes, by an admin's decision."""
 
     until: float | None
@@ -257,7 +257,7 @@ class ExemptionAnswer(Answer):
     reason: str
 
 
-class MessageAnswer(Answer):
+class MessageAnswer(ApiModel):
     """What an admin tells the session's user. Instants in the text are written like 2026-11-03 14:05 UTC."""
 
     text: str
@@ -267,7 +267,7 @@ class MessageAnswer(Answer):
     """Why it stands. What a drain tells ends with the drain; all else stands until it is withdrawn."""
 
 
-class KeepLimitsAnswer(Answer):
+class KeepLimitsAnswer(ApiModel):
     """What the session's user may keep. 0 anywhere: nothing."""
 
     longest_seconds: float
@@ -281,7 +281,7 @@ class KeepLimitsAnswer(Answer):
     """When the user can keep a share again, seconds since the epoch; null: now, or never."""
 
 
-class Session(Answer):
+class SessionEntry(ApiModel):
     """One notebook server with a share."""
 
     id: str
@@ -320,7 +320,7 @@ class Session(Answer):
     gpu_worked: bool
     gpu_idle_seconds: float
     gpu_seconds: float
-    delivered: Delivered
+    delivered: DeliveredEntry
     kernels: int | None
     kernels_busy: int | None
     memory_bytes: int
@@ -364,7 +364,7 @@ class Session(Answer):
     """The largest share for which its GPU has free or lent units now."""
 
 
-class Sessions(Answer):
+class Sessions(ApiModel):
     """A page of sessions."""
 
     total: int
@@ -372,10 +372,10 @@ class Sessions(Answer):
     offset: int
     others: int
     """Sessions that the caller may not see."""
-    sessions: tuple[Session, ...]
+    sessions: tuple[SessionEntry, ...]
 
 
-class Spawn(Answer):
+class SpawnEntry(ApiModel):
     """A spawn that waits for free GPU capacity."""
 
     address: str
@@ -399,17 +399,17 @@ class Spawn(Answer):
     """When the spawn is cancelled if it still waits then; null: unknown."""
 
 
-class Queue(Answer):
+class Queue(ApiModel):
     """The spawns that wait."""
 
     known: bool
     """False: the hub does not say."""
-    spawns: tuple[Spawn, ...]
+    spawns: tuple[SpawnEntry, ...]
     others: int
     """Spawns that the caller may not see."""
 
 
-class QuotaAnswer(Answer):
+class QuotaAnswer(ApiModel):
     """A quota in use. Amounts are units of 1 % of a GPU."""
 
     kind: Literal["user", "group", "default"]
@@ -426,7 +426,7 @@ class QuotaAnswer(Answer):
     sessions: int
 
 
-class QuotasAnswer(Answer):
+class QuotasAnswer(ApiModel):
     """The quotas in force."""
 
     known: bool
@@ -434,7 +434,7 @@ class QuotasAnswer(Answer):
     quotas: tuple[QuotaAnswer, ...]
 
 
-class HistoryAnswer(Answer):
+class HistoryAnswer(ApiModel):
     """GPU time. Amounts are GPU-hours."""
 
     since: float
@@ -444,7 +444,7 @@ class HistoryAnswer(Answer):
     """Each with what it is of (`user`, `group`, ...) and the amounts."""
 
 
-class ActionAnswer(Answer):
+class ActionAnswer(ApiModel):
     """An idle action, or what users and admins did."""
 
     id: int
@@ -462,7 +462,7 @@ class ActionAnswer(Answer):
     dry_run: bool
 
 
-class ActionsAnswer(Answer):
+class ActionsAnswer(ApiModel):
     """The newest first."""
 
     actions: tuple[ActionAnswer, ...]

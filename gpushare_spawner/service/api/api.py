@@ -6,12 +6,10 @@ import json
 from functools import cache
 
 from gpushare_spawner import __version__
-from gpushare_spawner.service.api import acting, draining, history, reading, spawn_actions
+from gpushare_spawner.service.api import acting, reading
 from gpushare_spawner.service.api.answers import Document
 from gpushare_spawner.service.api.openapi import document
-from gpushare_spawner.service.api.operation import AnyOperation, Call, Nothing, Operation, Raw
-from gpushare_spawner.service.api.router import Rule, routes
-from gpushare_spawner.service.api.services import Services
+from gpushare_spawner.service.api.router import AnyOperation, Call, Nothing, Operation, Raw, Rule, Services, routes
 
 ADDRESS = "api/v1/"
 """Below the service's prefix."""
@@ -24,10 +22,10 @@ async def openapi(call: Call[Nothing, Nothing]) -> Raw:
 
 OPERATIONS: list[AnyOperation] = [
     *reading.OPERATIONS,
-    *history.OPERATIONS,
+    *reading.HISTORY_OPERATIONS,
     *acting.OPERATIONS,
-    *spawn_actions.OPERATIONS,
-    *draining.OPERATIONS,
+    *acting.SPAWN_OPERATIONS,
+    *acting.DRAIN_OPERATIONS,
     Operation("GET", "openapi.json", openapi, "This document", Document, Nothing, Nothing),
 ]
 

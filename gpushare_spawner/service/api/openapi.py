@@ -10,8 +10,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import JsonSchemaMode, models_json_schema
 
 from gpushare_spawner.service.api.answers import Refusal
-from gpushare_spawner.service.api.idempotency import MOST_LETTERS
-from gpushare_spawner.service.api.operation import AnyOperation, Nothing
+from gpushare_spawner.service.api.router import MOST_LETTERS, AnyOperation, Nothing
 
 PARAMETERS = {
     "id": "The id of a session, percent-encoded.",

@@ -1,38 +1,287 @@
-"""The operations that show something."""
+"""The operations that show something.
+
+Which sessions a client asks for, in which order. Pure.
+
+The operations that ask the history.
+
+The address of a spawn below the API's prefix. The default server has no name, and an address no empty part: `~`
+stands for it. Before a name that begins with `~` comes another one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
-from typing import Any, Literal
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from typing import Annotated, Any, Literal
+from urllib.parse import quote
+
+from pydantic import Field
 
 from gpushare_spawner.idle import KeepsLeft, in_force
-from gpushare_spawner.model.cordon import Cordon
-from gpushare_spawner.model.share import UNITS_PER_GPU
-from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.model.controls import Cordon
+from gpushare_spawner.model.share import UNITS_PER_GPU, Tier
 from gpushare_spawner.quota import Account, QuotaUsage
 from gpushare_spawner.service.actions.session_actions import SessionActions
 from gpushare_spawner.service.api import answers
-from gpushare_spawner.service.api.events import Changed, TooManyStreams
-from gpushare_spawner.service.api.operation import AnyOperation, ApiError, Call, Nothing, Operation
-from gpushare_spawner.service.api.session_list import Page, SessionsQuery, found
-from gpushare_spawner.service.api.snapshots import AVAILABLE, Row, ServiceSnapshot
-from gpushare_spawner.service.api.spawn_address import address_of
-from gpushare_spawner.service.history.groups import group_of_session
-from gpushare_spawner.service.hub.scopes import CUSTOM
-from gpushare_spawner.service.share_choices import allowed, other_units, templates_of_kind
-from gpushare_spawner.service.web.caller import Caller
-from gpushare_spawner.service.web.dashboard_data import (
+from gpushare_spawner.service.api.router import AnyOperation, ApiError, Arguments, Call, Nothing, Operation, Raw
+from gpushare_spawner.service.api.snapshots import AVAILABLE, ChangedResources, Row, ServiceSnapshot, TooManyStreams
+from gpushare_spawner.service.history.queries import Period, group_of_session
+from gpushare_spawner.service.history.store import HistoryFailed
+from gpushare_spawner.service.hub.roles import CUSTOM
+from gpushare_spawner.service.templates import allowed, other_units, templates_of_kind
+from gpushare_spawner.service.web.app import Caller, Viewer
+from gpushare_spawner.service.web.history import (
+    CSV_HEADERS,
+    CSV_TYPE,
+    actions_text,
+    division_of,
+    gpu_time_text,
+    period_of,
+)
+from gpushare_spawner.service.web.view_data import (
     node_data,
     problems_data,
     quota_data,
     session_data,
     spawn_data,
+    units_of,
 )
-from gpushare_spawner.service.web.gpu_bar import units_of
-from gpushare_spawner.wording import api as words
+from gpushare_spawner.wording import service as history_words
+from gpushare_spawner.wording import service as words
+
+MOST = 1000
+"""Of sessions or nodes on one page."""
+
+Column = Literal[
+    "user", "node", "template", "tier", "share", "delivered", "idle", "memory", "kernels", "next", "opened"
+]
+Sort = Literal[Column, "-user", "-node", "-template", "-tier", "-share", "-delivered", "-idle", "-memory", "-kernels",
+               "-next", "-opened"]  # fmt: skip
 
 
-class NodesQuery(Page):
+class PageArguments(Arguments):
+    """A part of a list."""
+
+    offset: Annotated[int, Field(ge=0)] = 0
+    """How many to leave out."""
+    limit: Annotated[int, Field(ge=1, le=MOST)] = 100
+    """How many to return at most."""
+
+
+class SessionsQuery(PageArguments):
+    """Which sessions, in which order."""
+
+    q: Annotated[str, Field(max_length=200)] = ""
+    """A part of the name of the user, server, node, template or group; case is ignored."""
+    node: str = ""
+    """Only this node's."""
+    template: str = ""
+    """Only of this template."""
+    user: str = ""
+    """Only this user's."""
+    tier: Tier | None = None
+    """Only in this tier."""
+    group: str = ""
+    """Only those charged to this group's quota."""
+    own: bool = False
+    """Only the caller's own."""
+    sort: Sort = "user"
+    """The column to sort by; with `-` before it the largest first."""
+
+
+def found(snapshot: ServiceSnapshot, query: SessionsQuery, viewer: Viewer) -> list[Row]:
+    """Return the sessions that the viewer may see and asks for, in order; all pages."""
+    rows = _ordered(snapshot, query.sort)
+    if query.own or not viewer.sees_all:
+        rows = [row for row in rows if row.session.user == viewer.name]
+    return list(_filtered(rows, query, snapshot)) if _filters(query) else rows
+
+
+def _ordered(snapshot: ServiceSnapshot, sort: Sort) -> list[Row]:
+    known = snapshot.orders.get(sort)
+    if known is None:
+        column, largest_first = sort.removeprefix("-"), sort.startswith("-")
+        by_name = sorted(snapshot.rows, key=_KEYS["user"])
+        # sorting is stable: equal ones are by name
+        known = by_name if sort == "user" else sorted(by_name, key=_KEYS[column], reverse=largest_first)
+        snapshot.orders[sort] = known
+    return known
+
+
+def _filters(query: SessionsQuery) -> bool:
+    return bool(query.q or query.node or query.template or query.user or query.tier or query.group)
+
+
+def _filtered(rows: Sequence[Row], query: SessionsQuery, snapshot: ServiceSnapshot) -> Iterator[Row]:
+    wanted = query.q.casefold()
+    for row in rows:
+        session = row.session
+        if (
+            (not query.node or row.report.node == query.node)
+            and (not query.template or session.template == query.template)
+            and (not query.user or session.user == query.user)
+            and (query.tier is None or session.tier is query.tier)
+            and (not query.group or group_of_session(session, {}) == query.group)
+            and (not wanted or wanted in _text(row, snapshot))
+        ):
+            yield row
+
+
+def _text(row: Row, snapshot: ServiceSnapshot) -> str:
+    session, template = row.session, snapshot.templates.get(row.session.template)
+    shown = template.display_name if template is not None else ""
+    names = (session.user, session.server, row.report.node, session.template, shown, group_of_session(session, {}))
+    # a line break is in no query's way: it is in no name
+    return "\n".join(names).casefold()
+
+
+def _delivered(row: Row) -> float:
+    time = row.session.delivered
+    # without competition nothing is owed
+    return time.delivered_seconds / time.entitled_seconds if time.entitled_seconds else 1.0
+
+
+def _idle_since(row: Row) -> float:
+    return float("-inf") if row.session.gpu_busy else -row.decision.decision.idle_since
+
+
+def _next(row: Row) -> float:
+    coming = row.decision.decision.upcoming
+    return coming.at if coming is not None else float("inf")
+
+
+_TIERS = {tier: number for number, tier in enumerate((Tier.ACTIVE, Tier.DOWNGRADED, Tier.RELEASED, Tier.STOPPED))}
+_KEYS: dict[str, Callable[[Row], Any]] = {
+    "user": lambda row: (row.session.user.casefold(), row.session.server.casefold(), row.session.id),
+    "node": lambda row: row.report.node,
+    "template": lambda row: row.session.template,
+    "tier": lambda row: _TIERS[row.session.tier],
+    "share": lambda row: row.session.share_units * max(1, len(row.session.gpus)),
+    "delivered": _delivered,
+    "idle": _idle_since,
+    "memory": lambda row: row.session.memory_bytes,
+    "kernels": lambda row: row.session.kernels or 0,
+    "next": _next,
+    "opened": lambda row: row.session.opened_at,
+}
+
+
+MOST_ACTIONS = 1000
+
+
+class PeriodQuery(Arguments):
+    """Which time, and whose."""
+
+    since: str = ""
+    """An instant: ISO 8601 (UTC where no zone is given), or seconds since the epoch. Not given: 30 days before
+    `until`."""
+    until: str = ""
+    """Not given: now."""
+    user: str = ""
+    """Only this user's. Those of others are for callers who may see all sessions."""
+    group: str = ""
+    """Only this group's."""
+    template: str = ""
+    """Only of this template."""
+
+
+class HistoryQuery(PeriodQuery):
+    """What sums are divided by."""
+
+    by: str = ""
+    """What sums are divided by, several with commas: user, group, template, model, node, gpu, hour, day."""
+    format: Literal["json", "csv"] = "json"
+    """`csv`: for a spreadsheet."""
+
+
+class ActionsQuery(PeriodQuery):
+    """Which page."""
+
+    limit: Annotated[int, Field(ge=1, le=MOST_ACTIONS)] = 100
+    """How many to return at most."""
+    before: Annotated[int, Field(ge=1, le=2**62)] | None = None
+    """Only those with a smaller `id`: the next page."""
+
+
+async def history(call: Call[HistoryQuery, Nothing]) -> Raw:
+    """Return sums of GPU time in GPU-hours: `reserved`, `idle`, `recovered`, `borrowed`, `used`, `entitled`,
+    `delivered`; `waits` is a number."""
+    period = _period(call)
+    try:
+        by = division_of(call.query.by)
+    except ValueError as error:
+        raise ApiError(400, "bad-request", str(error)) from None
+    as_csv = call.query.format == "csv"
+    text = await _asked(call, lambda connection: gpu_time_text(connection, period, by, as_csv))
+    return Raw(text, CSV_TYPE, CSV_HEADERS) if as_csv else Raw(text)
+
+
+async def actions(call: Call[ActionsQuery, Nothing]) -> Raw:
+    """Return the newest actions: idle actions, restored shares, and what users and admins did."""
+    period, query = _period(call), call.query
+    return Raw(await _asked(call, lambda connection: actions_text(connection, period, query.limit, query.before)))
+
+
+def _period(call: Call[Any, Any]) -> Period:
+    query = call.query.model_dump()
+    try:
+        return period_of(lambda name: str(query[name]), call.caller.viewer, call.services.clock())
+    except PermissionError as error:
+        raise ApiError(403, "forbidden", str(error)) from None
+    except ValueError as error:
+        raise ApiError(400, "bad-request", str(error)) from None
+
+
+async def _asked(call: Call[Any, Any], query: Any) -> str:
+    if call.services.history is None:
+        raise ApiError(404, "no-history", history_words.NO_HISTORY)
+    try:
+        return str(await call.services.history.ask(query))
+    except HistoryFailed as error:
+        raise ApiError(503, "unavailable", str(error)) from None
+
+
+_ERRORS = {404: "The service keeps no history.", 503: "The database does not answer."}
+
+HISTORY_OPERATIONS: list[AnyOperation] = [
+    Operation(
+        "GET",
+        "history",
+        history,
+        "GPU time by user, group, template, GPU and time",
+        answers.HistoryAnswer,
+        HistoryQuery,
+        Nothing,
+        errors=_ERRORS,
+        other_content=("text/csv",),
+    ),
+    Operation(
+        "GET",
+        "actions",
+        actions,
+        "The log of actions",
+        answers.ActionsAnswer,
+        ActionsQuery,
+        Nothing,
+        errors=_ERRORS,
+    ),
+]
+
+
+DEFAULT_SERVER = "~"
+
+
+def address_of(user: str, server: str) -> str:
+    """Return the address of the spawn of a user's server."""
+    part = DEFAULT_SERVER + server if not server or server.startswith(DEFAULT_SERVER) else server
+    return f"queue/{quote(user, safe='')}/{quote(part, safe='')}"
+
+
+def server_of(part: str) -> str:
+    """Return the name of the server that the last part of an address stands for."""
+    return part.removeprefix(DEFAULT_SERVER)
+
+
+class NodesQuery(PageArguments):
     """Which nodes."""
 
     q: str = ""
@@ -49,7 +298,7 @@ async def viewer(call: Asked) -> answers.ViewerAnswer:
         name=caller.name,
         admin=caller.is_admin,
         scopes=tuple(sorted(caller.scopes & CUSTOM.keys())),
-        may=answers.Rights(
+        may=answers.CallerRights(
             read_all=caller.sees_all, act_own=caller.acts_on_own, act_all=caller.acts_on_all, drain=caller.drains
         ),
     )
@@ -92,7 +341,7 @@ async def summary(call: Asked) -> answers.Summary:
     )
 
 
-async def nodes(call: Call[NodesQuery, Nothing]) -> answers.Nodes:
+async def nodes(call: Call[NodesQuery, Nothing]) -> answers.NodePage:
     """Return the nodes whose agents answer, with their GPUs. Users are named only where the caller may see them."""
     snapshot = await call.services.snapshots.current()
     wanted = call.query.q.casefold()
@@ -106,14 +355,14 @@ async def nodes(call: Call[NodesQuery, Nothing]) -> answers.Nodes:
         key=lambda report: report.node,
     )
     page = listed[call.query.offset : call.query.offset + call.query.limit]
-    return answers.Nodes(
+    return answers.NodePage(
         total=len(listed),
         offset=call.query.offset,
         nodes=tuple(_node(snapshot, report.node, call.caller) for report in page),
     )
 
 
-async def node(call: Asked) -> answers.Node:
+async def node(call: Asked) -> answers.NodeEntry:
     """Return one node."""
     snapshot = await call.services.snapshots.current()
     if call.path["node"] not in {report.node for report in snapshot.reports}:
@@ -121,7 +370,7 @@ async def node(call: Asked) -> answers.Node:
     return _node(snapshot, call.path["node"], call.caller)
 
 
-def _node(snapshot: ServiceSnapshot, name: str, caller: Caller) -> answers.Node:
+def _node(snapshot: ServiceSnapshot, name: str, caller: Caller) -> answers.NodeEntry:
     report = next(report for report in snapshot.reports if report.node == name)
     data = node_data(report, caller.viewer)
     whole = report.cordon()
@@ -131,7 +380,7 @@ def _node(snapshot: ServiceSnapshot, name: str, caller: Caller) -> answers.Node:
         drained = any(one is not None and one.drain for one in (whole, alone))
         gpus.append(gpu | {"cordoned": bool(whole or alone), "drained": drained, "cordon": _cordon(alone)})
     more = {"gpus": gpus, "cordoned": whole is not None, "drained": whole is not None and whole.drain}
-    return answers.Node.model_validate(data | more | {"cordon": _cordon(whole)})
+    return answers.NodeEntry.model_validate(data | more | {"cordon": _cordon(whole)})
 
 
 def _cordon(cordon: Cordon | None) -> dict[str, Any] | None:
@@ -155,7 +404,7 @@ async def sessions(call: Call[SessionsQuery, Nothing]) -> answers.Sessions:
     )
 
 
-async def session(call: Asked) -> answers.Session:
+async def session(call: Asked) -> answers.SessionEntry:
     """Return one session."""
     snapshot = await call.services.snapshots.current()
     return _session(
@@ -173,7 +422,7 @@ def visible_session(snapshot: ServiceSnapshot, call: Asked) -> Row:
 
 def _session(
     snapshot: ServiceSnapshot, row: Row, caller: Caller, now: float, actions: SessionActions
-) -> answers.Session:
+) -> answers.SessionEntry:
     one = row.session
     controls, keeps = in_force(one.controls, now), _keeps_left(snapshot, row, now, actions)
     data = session_data(row.decision, row.report, snapshot.to_own, snapshot.templates, caller.viewer, now)
@@ -196,7 +445,7 @@ def _session(
             "again_at": keeps.again_at,
         },
     }
-    return answers.Session.model_validate(data | quota_data(one, snapshot.usage) | more)
+    return answers.SessionEntry.model_validate(data | quota_data(one, snapshot.usage) | more)
 
 
 def _keeps_left(snapshot: ServiceSnapshot, row: Row, now: float, actions: SessionActions) -> KeepsLeft:
@@ -242,7 +491,7 @@ async def queue(call: Asked) -> answers.Queue:
     return answers.Queue(
         known=True,
         spawns=tuple(
-            answers.Spawn(
+            answers.SpawnEntry(
                 **spawn_data(one, viewer, now),
                 address=address_of(one.server.user, one.server.name),
                 may_act=call.caller.may_act_on(one.server),
@@ -309,10 +558,10 @@ async def events(call: Asked) -> AsyncIterator[str]:
 OPERATIONS: list[AnyOperation] = [
     Operation("GET", "viewer", viewer, "The caller and their rights", answers.ViewerAnswer, Nothing, Nothing),
     Operation("GET", "summary", summary, "Totals", answers.Summary, Nothing, Nothing),
-    Operation("GET", "nodes", nodes, "Nodes and their GPUs", answers.Nodes, NodesQuery, Nothing),
-    Operation("GET", "nodes/{node}", node, "One node", answers.Node, Nothing, Nothing),
+    Operation("GET", "nodes", nodes, "Nodes and their GPUs", answers.NodePage, NodesQuery, Nothing),
+    Operation("GET", "nodes/{node}", node, "One node", answers.NodeEntry, Nothing, Nothing),
     Operation("GET", "sessions", sessions, "Sessions", answers.Sessions, SessionsQuery, Nothing),
-    Operation("GET", "sessions/{id}", session, "One session", answers.Session, Nothing, Nothing),
+    Operation("GET", "sessions/{id}", session, "One session", answers.SessionEntry, Nothing, Nothing),
     Operation("GET", "queue", queue, "The queue", answers.Queue, Nothing, Nothing),
     Operation("GET", "quotas", quotas, "Quotas", answers.QuotasAnswer, Nothing, Nothing),
     Operation(
@@ -320,7 +569,7 @@ OPERATIONS: list[AnyOperation] = [
         "events",
         events,
         "What has changed, as server-sent events",
-        Changed,
+        ChangedResources,
         Nothing,
         Nothing,
         errors={503: "Too many streams are open."},

@@ -1,4 +1,16 @@
-"""Makes request handlers of the declarations: login, rights, arguments, errors."""
+"""Makes request handlers of the declarations: login, rights, arguments, errors.
+
+One operation of the API as a declaration. Handlers: `router`; the document: `openapi`.
+
+What the operations work with.
+
+Idempotency keys: a request that a client repeats because it saw no answer is carried out once.
+
+The answers are kept in memory. After a restart of the service a repeated request is carried out again; all actions are
+such that this changes nothing.
+
+How often each caller may act through the REST API.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +19,258 @@ import json
 import logging
 import math
 import re
-from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any, cast
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Generic, Literal, TypeVar, cast
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 from tornado.iostream import StreamClosedError
 
+from gpushare_spawner.rate_limit import Budget
+from gpushare_spawner.service.actions.session_actions import SessionActions
 from gpushare_spawner.service.api.answers import Refusal
-from gpushare_spawner.service.api.idempotency import MOST_LETTERS, Idempotency, KeyReused
-from gpushare_spawner.service.api.operation import AnyOperation, ApiError, Call, Method, Needs, Nothing, Raw
-from gpushare_spawner.service.api.services import Services
-from gpushare_spawner.service.web.action_budgets import ActionBudgets, who
-from gpushare_spawner.service.web.page import Page
-from gpushare_spawner.wording import api as words
-from gpushare_spawner.wording import dashboard as dashboard_words
+from gpushare_spawner.service.api.snapshots import Events, ServiceSnapshots
+from gpushare_spawner.service.history.recorder import History
+from gpushare_spawner.service.hub.roles import ACT, ACT_OWN, DRAIN
+from gpushare_spawner.service.web.app import Caller, Page
+from gpushare_spawner.wording import service as dashboard_words
+from gpushare_spawner.wording import service as words
+
+
+@dataclass(frozen=True)
+class Services:
+    """The parts of the service that the API shows and uses."""
+
+    prefix: str
+    """Of the service's addresses, with a slash at its end."""
+    snapshots: ServiceSnapshots
+    events: Events
+    actions: SessionActions
+    history: History | None = None
+    """None: the service keeps none."""
+    clock: Callable[[], float] = time.time
+    """Seconds since the epoch."""
+
+    def changed(self) -> None:
+        """Show at once what an action has changed, and tell the pages."""
+        self.snapshots.outdated()
+        self.events.look_now()
+
+
+Method = Literal["GET", "POST", "PUT", "DELETE"]
+
+
+class Arguments(BaseModel):
+    """What a client sends: an unknown field is an error, not an argument without effect."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class Nothing(Arguments):
+    """No arguments."""
+
+
+class Needs(Enum):
+    """What a caller needs beyond the access to the service. The value is the scope of a token."""
+
+    LOGIN = ""
+    """The caller is shown what they may see."""
+    OWN = ACT_OWN
+    """The session or spawn is the caller's own, or the caller may act on all."""
+    ACT = ACT
+    DRAIN = DRAIN
+
+    @property
+    def scopes(self) -> tuple[str, ...]:
+        """The scopes that a token can have for it, each of which is enough."""
+        return (ACT_OWN, ACT) if self is Needs.OWN else (self.value,) if self.value else ()
+
+
+class ApiError(Exception):
+    """A request is refused: an HTTP status, a code for programs, a sentence for people.
+
+    ``retry_after``: seconds after which the same request can succeed.
+    """
+
+    def __init__(self, status: int, code: str, message: str, retry_after: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.message = message
+        self.retry_after = retry_after
+
+
+@dataclass(frozen=True)
+class Raw:
+    """An answer that is text already."""
+
+    text: str
+    content_type: str = "application/json"
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+Q = TypeVar("Q", bound=BaseModel)
+B = TypeVar("B", bound=BaseModel)
+
+
+@dataclass(frozen=True)
+class Call(Generic[Q, B]):
+    """One request to an operation."""
+
+    services: Services
+    caller: Caller
+    path: Mapping[str, str]
+    query: Q
+    body: B
+
+
+@dataclass(frozen=True)
+class Operation(Generic[Q, B]):
+    """A method of an address, and the function that answers it."""
+
+    method: Method
+    path: str
+    """Below the API's prefix, like ``sessions/{id}/keep``."""
+    answered_by: Callable[[Call[Q, B]], Awaitable[BaseModel | Raw]] | Callable[[Call[Q, B]], AsyncIterator[str]]
+    """Raises ApiError. An async iterator where the operation `streams`."""
+    summary: str
+    answer: type[BaseModel]
+    query: type[Q]
+    body: type[B]
+    needs: Needs = Needs.LOGIN
+    errors: Mapping[int, str] = field(default_factory=dict)
+    """Statuses beyond those that every operation can answer with, and what they mean."""
+    example: Mapping[str, Any] | None = None
+    """Of the body."""
+    streams: bool = False
+    """The answer is a stream of server-sent events, each with the model as its data."""
+    other_content: tuple[str, ...] = ()
+    """Content types that the answer can have beside JSON."""
+
+    @property
+    def name(self) -> str:
+        """Unique: the name of the function."""
+        return self.answered_by.__name__
+
+    @property
+    def description(self) -> str:
+        """The text of the function."""
+        return self.answered_by.__doc__ or ""
+
+    @property
+    def acts(self) -> bool:
+        """Whether the operation changes something."""
+        return self.method != "GET"
+
+
+AnyOperation = Operation[Any, Any]
+
+
+KEPT_SECONDS = 600.0
+"""Ours: longer than any client repeats a request."""
+MOST = 10_000
+"""Answers that are kept; the oldest are dropped first. Each is under 1 KiB."""
+MOST_LETTERS = 200
+"""Of a key."""
+
+A = TypeVar("A")
+
+
+class KeyReused(Exception):
+    """The key came with another request before."""
+
+
+@dataclass
+class _Entry(Generic[A]):
+    request: Hashable
+    began: float
+    answer: asyncio.Future[A]
+
+
+class Idempotency(Generic[A]):
+    """The answers of the last requests with keys."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._entries: OrderedDict[tuple[str, str], _Entry[A]] = OrderedDict()
+
+    async def once(self, caller: str, key: str, request: Hashable, act: Callable[[], Awaitable[A]]) -> A:
+        """Return the answer of ``act``, or that of the same request of this caller before; a request that runs is
+        waited for. A request that raises an error is forgotten. Raises KeyReused.
+        """
+        self._forget()
+        known = self._entries.get((caller, key))
+        if known is not None:
+            if known.request != request:
+                raise KeyReused
+            return await asyncio.shield(known.answer)
+        entry = self._entries[caller, key] = _Entry(request, self._clock(), asyncio.get_running_loop().create_future())
+        try:
+            answer = await act()
+        except BaseException as error:
+            if self._entries.get((caller, key)) is entry:  # others can have pushed it out
+                del self._entries[caller, key]
+            entry.answer.set_exception(error if isinstance(error, Exception) else asyncio.CancelledError())
+            entry.answer.exception()  # taken: nobody may wait for it
+            raise
+        entry.answer.set_result(answer)
+        return answer
+
+    def _forget(self) -> None:
+        oldest = self._clock() - KEPT_SECONDS
+        while self._entries:
+            entry = next(iter(self._entries.values()))
+            if len(self._entries) < MOST and entry.began >= oldest:
+                return
+            self._entries.popitem(last=False)
+
+
+AT_ONCE, PER_SECOND = 30, 0.5
+"""Of a user. Ours: more than anybody does by hand. Each action can ask an agent and all agents anew, and is an entry of
+the history."""
+AT_ONCE_FOR_ALL, PER_SECOND_FOR_ALL = 300, 10.0
+"""Of those who may act on the sessions or nodes of all users, and of services: they act for many."""
+"""Callers that are kept; the one that has not acted for longest is forgotten first. After a minute without an action a
+budget is full, so only 10,000 callers within a minute could gain by this."""
+_ALMOST_ONE = 0.999
+"""Of an action: sums of floats are not exact."""
+
+
+class ActionBudgets:
+    """The budgets of all callers. ``clock``: seconds; it never goes back."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._budgets: OrderedDict[tuple[str, bool], Budget] = OrderedDict()
+
+    def wait(self, who: str, caller: Caller) -> float:
+        """Count one action; or return the seconds until the caller may act again: then it is not counted.
+
+        ``who``: the same for all logins and tokens of one user or service.
+        """
+        for_all = caller.acts_on_all or caller.drains or not caller.name
+        budget = self._budgets.pop((who, for_all), None) or self._new(for_all)
+        self._budgets[who, for_all] = budget
+        if len(self._budgets) > MOST:
+            self._budgets.popitem(last=False)
+        wait = budget.wait(keep=_ALMOST_ONE)
+        if not wait:
+            budget.spend()
+        return wait
+
+    def _new(self, for_all: bool) -> Budget:
+        if for_all:
+            return Budget(self._clock, PER_SECOND_FOR_ALL, AT_ONCE_FOR_ALL)
+        return Budget(self._clock, PER_SECOND, AT_ONCE)
+
+
+def who(user: Mapping[str, Any]) -> str:
+    """Return a name of a user or service as the hub describes it. No user has the name of a service in this."""
+    return f"{user.get('kind')}:{user['name']}"
+
 
 log = logging.getLogger("gpushare.service.api")
 

@@ -15,15 +15,15 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from gpushare_spawner.model.control import AgentUnreachable, AnswerRequest, ControlRefused
 from gpushare_spawner.model.controls import ASK_SECONDS, Ask, AskAnswer
-from gpushare_spawner.model.protocol.control import AgentUnreachable, AnswerRequest, ControlRefused
-from gpushare_spawner.model.protocol.frames import MAX_TEXT_LETTERS, AskKind
+from gpushare_spawner.model.frames import MAX_TEXT_LETTERS, AskKind
 from gpushare_spawner.model.report import Report, SessionReport
 from gpushare_spawner.model.share import UNITS_PER_GPU
-from gpushare_spawner.service.actions.outcome import ActionRefused, Actor, Asked, Outcome, RefusalCode
+from gpushare_spawner.service.actions.outcome import ActionOutcome, ActionRefused, Actor, Asked, RefusalCode
 from gpushare_spawner.service.actions.session_actions import SessionActions
 from gpushare_spawner.service.reports import Agent, Agents
-from gpushare_spawner.wording.controls import session_controls as words
+from gpushare_spawner.wording import actions as words
 
 log = logging.getLogger("gpushare.service")
 
@@ -45,7 +45,7 @@ class _Asking:
     session: SessionReport
 
 
-class Asks:
+class AskResponder:
     """Answers asks as they come. Those of one session are answered one after the other."""
 
     def __init__(self, agents: Agents, actions: SessionActions, clock: Callable[[], float] = time.time) -> None:
@@ -138,7 +138,7 @@ class Asks:
             number=asked.ask.number, done=done, text=text[:MAX_TEXT_LETTERS], at=self._clock()
         ), with_action
 
-    async def _act(self, one: _Asking, asked: Asked) -> Outcome:
+    async def _act(self, one: _Asking, asked: Asked) -> ActionOutcome:
         # never as an admin: it is a program that asks
         actor, ask = Actor(one.session.user), asked.ask
         match ask.kind:
@@ -153,7 +153,7 @@ class Asks:
             case AskKind.SHARE:
                 return await self._actions.share(one, actor, ask.value / UNITS_PER_GPU)
             case AskKind.SHARES:
-                return Outcome(False, json.dumps(await self._actions.other_shares(one, actor)))
+                return ActionOutcome(False, json.dumps(await self._actions.other_shares(one, actor)))
             case AskKind.KEEPS:
                 return await self._actions.ask_keeps_left(one, actor)
             case _:

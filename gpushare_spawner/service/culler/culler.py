@@ -14,37 +14,43 @@ from dataclasses import replace
 from functools import partial
 
 from gpushare_spawner.idle import DryRun, RecentUse
-from gpushare_spawner.model.protocol.control import AgentUnreachable, ControlRefused
+from gpushare_spawner.model.control import AgentUnreachable, ControlRefused
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.report import Report, doubled_gpus
+from gpushare_spawner.model.share import Tier
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.model.tier import Tier
-from gpushare_spawner.service.actions.action_log import ActionLog
 from gpushare_spawner.service.actions.keeps import has_to_settle
-from gpushare_spawner.service.actions.outcome import ActionRefused
+from gpushare_spawner.service.actions.outcome import ActionLog, ActionRefused
 from gpushare_spawner.service.actions.session_actions import SessionActions
-from gpushare_spawner.service.actions.tiers import YIELD_SECONDS
+from gpushare_spawner.service.actions.share import YIELD_SECONDS
 from gpushare_spawner.service.counters import Counters
-from gpushare_spawner.service.culler.decisions import HubSnapshot, SessionDecision, decide_sessions, take_note
-from gpushare_spawner.service.culler.drained import Drains
-from gpushare_spawner.service.culler.gpu_actions import (
+from gpushare_spawner.service.culler.actions import (
+    HubActions,
+    IdleActionLog,
+    ServerVerdict,
+    Templates,
     go_on_yielding,
+    judge,
     stop_yielding,
     suppose,
     take_gpu_action,
     update_notice,
+    users_to_delete,
 )
-from gpushare_spawner.service.culler.hub_actions import HubActions, Templates
-from gpushare_spawner.service.culler.idle_action_log import IdleActionLog
-from gpushare_spawner.service.culler.idle_pressure import candidates, needed
-from gpushare_spawner.service.culler.reclaim import NO_PRESSURE, Pressure, may_matter, pressure
-from gpushare_spawner.service.culler.servers_without_share import Verdict, judge, users_to_delete
-from gpushare_spawner.service.culler.settings import CullerSettings
-from gpushare_spawner.service.history import events
+from gpushare_spawner.service.culler.decisions import (
+    CullerSettings,
+    HubSnapshot,
+    HubWatch,
+    SessionDecision,
+    decide_sessions,
+    take_note,
+)
+from gpushare_spawner.service.culler.drained import Drains
+from gpushare_spawner.service.culler.reclaim import NO_PRESSURE, Pressure, candidates, may_matter, needed, pressure
+from gpushare_spawner.service.history import store
 from gpushare_spawner.service.hub.client import Hub, HubFailed, HubServer
-from gpushare_spawner.service.hub.server_list import HubWatch
 from gpushare_spawner.service.reports import Agent, NodeSnapshot, ask_all
-from gpushare_spawner.wording.errors import doubled_gpu
+from gpushare_spawner.wording.amounts import doubled_gpu
 from gpushare_spawner.wording.idle_decisions import kept_by_short_work
 
 log = logging.getLogger("gpushare.service")
@@ -79,7 +85,7 @@ class Culler:
         patience: float = 2.0,
         quotas: Callable[[], Quotas | None] = lambda: None,
         pending: Callable[[], Awaitable[Sequence[HubServer] | None]] = _unknown,
-        record: Callable[[events.Action], None] = lambda action: None,
+        record: Callable[[store.Action], None] = lambda action: None,
         actions: SessionActions | None = None,
         notify: Callable[[Sequence[SessionDecision]], None] = lambda decisions: None,
     ) -> None:
@@ -302,7 +308,9 @@ class Culler:
             for user, reason in users_to_delete(self.hub_snapshot, self._settings, now):
                 yield f"user {user.name}", partial(self._hub_actions.delete_user, user, reason)
 
-    def _say_what_would_come(self, judged: Iterable[tuple[HubServer, Verdict]], now: float, all_known: bool) -> None:
+    def _say_what_would_come(
+        self, judged: Iterable[tuple[HubServer, ServerVerdict]], now: float, all_known: bool
+    ) -> None:
         """Log once which servers without a share a dry run does not stop, and which users it does not delete.
 
         ``all_known``: hub and agents have answered, so what is not said now is not due.
@@ -321,7 +329,7 @@ class Culler:
 
     def _judged(
         self, snapshots: Sequence[NodeSnapshot], templates: Mapping[str, Template], now: float
-    ) -> Iterator[tuple[HubServer, Verdict]]:
+    ) -> Iterator[tuple[HubServer, ServerVerdict]]:
         """Yield the servers that no report names."""
         reports = [snapshot.report for snapshot in snapshots if snapshot.report is not None]
         with_share = {(session.user, session.server) for report in reports for session in report.sessions}

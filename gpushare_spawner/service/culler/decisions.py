@@ -1,18 +1,90 @@
-"""Joins what agents, hub and templates say about each session, and decides on the session's tier."""
+"""Joins what agents, hub and templates say about each session, and decides on the session's tier.
+
+The culler's settings, from the command line of `gpushare service`.
+
+The hub's list of users and servers, read in the background: a hub that hangs delays no downgrade or release.
+"""
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
-from gpushare_spawner.idle import Claim, Decision, DryRun, Observation, RecentUse, decide
+from gpushare_spawner.idle import Decision, DryRun, KeepRule, Observation, RecentUse, UnitsNeeded, decide
 from gpushare_spawner.model.layers import LAYERS, IdleReach
 from gpushare_spawner.model.report import Report, SessionReport
-from gpushare_spawner.model.template import Idle, Template
-from gpushare_spawner.service.culler.settings import CullerSettings
-from gpushare_spawner.service.hub.client import HubServer, HubUser
+from gpushare_spawner.model.share import UseRule
+from gpushare_spawner.model.template import Idle, KeepLimits, Template
+from gpushare_spawner.service.counters import Counters
+from gpushare_spawner.service.hub.client import Hub, HubFailed, HubServer, HubUser
+from gpushare_spawner.service.hub.watch import BackgroundRequest
 from gpushare_spawner.service.reports import Agent, NodeSnapshot
-from gpushare_spawner.service.session_templates import SessionTemplates
+from gpushare_spawner.service.templates import SessionTemplates
+
+LEAST_USE = 1 / 60
+"""The part of its first idle time for which a session has to use the GPU to keep its share. Ours: 5 s of 5 minutes.
+Then a session that uses the GPU for less than 0.1 % of 4 hours keeps its full share for less than 10 % of them: it can
+pay for the time at the beginning and for two times more."""
+MOST_MIN_USE = 15.0
+"""GPU seconds. Ours: a user who comes back to a template of long idle times does not wait longer for the full share,
+and 0.1 % of 4 hours are 14.4 s."""
+
+
+@dataclass(frozen=True)
+class CullerSettings:
+    """Names and meanings are those of jupyterhub-idle-culler, where it has the option. Times are seconds, 0: never."""
+
+    timeout: float = 0.0
+    """For servers without a template, and for users."""
+    max_age: float = 0.0
+    """For all servers (and users), busy or not."""
+    cull_every: float = 10.0
+    cull_users: bool = False
+    cull_admin_users: bool = True
+    cull_default_servers: bool = True
+    cull_named_servers: bool = True
+    remove_named_servers: bool = False
+    dry_run: bool = False
+    """Decide, log and show idle actions, and carry out none."""
+    min_use: float | None = None
+    """GPU seconds that count as use of a share; 0: all GPU work counts; None: `LEAST_USE` of the template's first idle
+    time."""
+    idle_when: Literal["always", "pressure"] = "always"
+    """Whether idle shares are taken always, or only while a spawn waits that can use the units."""
+    keep_longest: float = KeepRule.longest
+    """The longest keep of a user, where the template does not say."""
+    keep_per_day: int = KeepRule.per_day
+    keep_at_once: int = KeepRule.at_once
+    concurrency: int = 10
+    """Idle actions at a time; 0: any number."""
+
+    def use_rule(self, idle: Idle) -> UseRule:
+        """Return how much GPU work counts as use for a template."""
+        first = idle.first_after or UseRule().window
+        given = idle.min_use if idle.min_use is not None else self.min_use
+        least = given if given is not None else min(MOST_MIN_USE, first * LEAST_USE)
+        return UseRule(min_use=least, window=first)
+
+    def keep_rule(self, idle: Idle | None) -> KeepRule:
+        """Return what users may keep of a template's shares; None: the template is gone."""
+        limits = (idle.keep if idle is not None else None) or KeepLimits()
+        return KeepRule(
+            limits.longest if limits.longest is not None else self.keep_longest,
+            limits.per_day if limits.per_day is not None else self.keep_per_day,
+            limits.at_once if limits.at_once is not None else self.keep_at_once,
+        )
+
+    def only_under_pressure(self, idle: Idle) -> bool:
+        """Return whether a template's idle shares are taken only while a spawn waits that can use the units."""
+        return (idle.when or self.idle_when) == "pressure"
+
+    def may_stop(self, server_name: str) -> bool:
+        """Return whether the culler may stop servers of this name (empty: default servers)."""
+        return self.cull_named_servers if server_name else self.cull_default_servers
+
 
 OLD = 60.0
 """Seconds. Ours: with a report that is older all GPU work counts as use. A node's clock can differ by some seconds."""
@@ -45,7 +117,7 @@ class SessionDecision:
     """What the decision was made on; in a dry run with the tier and notice that the session would have."""
     dry_run: bool = False
     """The decision is not carried out."""
-    claim: Claim | None = None
+    claim: UnitsNeeded | None = None
     """What spawns in quota that wait need of it."""
 
     @property
@@ -68,7 +140,7 @@ def decide_sessions(
     templates: Mapping[str, Template],
     now: float,
     settings: CullerSettings,
-    claims: Mapping[str, Claim] | None = None,
+    claims: Mapping[str, UnitsNeeded] | None = None,
     dry_run: DryRun | None = None,
     use: RecentUse | None = None,
     needed: Mapping[str, int] | None = None,
@@ -145,7 +217,7 @@ def decide_session(
     templates: Mapping[str, Template],
     now: float,
     settings: CullerSettings,
-    claim: Claim | None = None,
+    claim: UnitsNeeded | None = None,
     dry_run: DryRun | None = None,
     use: RecentUse | None = None,
     leaves: int | None = None,
@@ -162,7 +234,7 @@ def decide_session(
     if idle is not None and not settings.may_stop(session.server):
         idle, max_age = idle.model_copy(update={"stop_after": None}), 0.0
     if claim is not None and not settings.may_stop(session.server):
-        claim = Claim(claim.units, claim.rules.model_copy(update={"stop_after": None}))
+        claim = UnitsNeeded(claim.units, claim.rules.model_copy(update={"stop_after": None}))
     observation = Observation.of(session, server.seen if server is not None else None)
     if use is not None:
         observation = use.observe(session.id, observation)
@@ -176,3 +248,52 @@ def decide_session(
     return SessionDecision(
         agent, report.node, session, server, template, decision, now, observation, dry_run=dry, claim=claim
     )
+
+
+log = logging.getLogger("gpushare.service")
+
+
+class HubWatch:
+    """Keeps the hub's list at most ``max_age`` seconds old while the hub answers."""
+
+    def __init__(self, hub: Hub, max_age: float, everybody: bool, counters: Counters) -> None:
+        self.snapshot: HubSnapshot | None = None
+        """The hub's last answer; None: no answer yet, or a failure since."""
+        self._hub = hub
+        self._max_age = max_age
+        self._everybody = everybody
+        self._counters = counters
+        self._asked_at = float("-inf")
+        self._request = BackgroundRequest(self._ask)
+        self._problem = ""
+
+    def outdated(self) -> None:
+        """Mark the list as old, after a server was stopped: the next `refresh` asks again."""
+        self._asked_at = float("-inf")
+
+    def clock_was_set(self, by: float) -> None:
+        """Move the instants of the hub's last answer by a step of the clock."""
+        if self.snapshot is not None:
+            users = (user.with_instants(lambda instant: instant + by) for user in self.snapshot.users)
+            self.snapshot = HubSnapshot(tuple(users))
+
+    async def refresh(self, patience: float) -> None:
+        """Ask if the list is old, and wait ``patience`` seconds for the answer. A later answer counts next time."""
+        await self._request.refresh(time.monotonic() - self._asked_at >= self._max_age, patience)
+
+    def close(self) -> None:
+        """Cancel a request that runs."""
+        self._request.close()
+
+    async def _ask(self) -> None:
+        began = time.monotonic()
+        try:
+            users = await self._hub.users(with_ready_servers=not self._everybody)
+        except HubFailed as error:
+            problem = f"No server is stopped until the hub lists its servers again. {error}"
+            if problem != self._problem:
+                log.warning("%s", problem)
+            self.snapshot, self._problem = None, problem
+            self._counters.failed("hub")
+        else:
+            self.snapshot, self._problem, self._asked_at = HubSnapshot(tuple(users)), "", began

@@ -12,16 +12,14 @@ from dataclasses import dataclass
 from functools import partial
 
 from gpushare_spawner.idle import exempts
-from gpushare_spawner.model.controls import Message, MessageCause
-from gpushare_spawner.model.cordon import Cordon
+from gpushare_spawner.model.controls import Cordon, Message, MessageCause
 from gpushare_spawner.model.report import Report, SessionReport
 from gpushare_spawner.model.template import Idle
-from gpushare_spawner.service.actions.outcome import Actor
+from gpushare_spawner.service.actions.outcome import Actor, harmless
 from gpushare_spawner.service.actions.session_actions import SessionActions
-from gpushare_spawner.service.actions.texts import harmless
 from gpushare_spawner.service.culler.decisions import SessionDecision
 from gpushare_spawner.service.reports import NodeSnapshot
-from gpushare_spawner.wording.controls import drains as words
+from gpushare_spawner.wording import actions as words
 
 STOP_AGAIN = 60.0
 """Seconds before a stop is asked for again: the hub takes some time to stop a server."""

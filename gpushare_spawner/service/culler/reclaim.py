@@ -1,6 +1,10 @@
 """What spawns in quota that wait need of the sessions over quota, by the hub's list and the agents' reports. Pure.
 
-Which sessions make way is decided in quota/reclaim.py, when they do in idle/reclaim.py.
+Which sessions make way is decided in quota/reclaim.py, when they do in idle/policy.py.
+
+Which idle sessions a waiting spawn needs, where templates take idle shares only under pressure. Pure.
+
+The other half is `idle.policy`: when such a session's idle action comes. Sessions over quota: see `reclaim`.
 """
 
 from __future__ import annotations
@@ -8,25 +12,25 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from gpushare_spawner.idle import Claim, Observation, RecentUse, exempts
-from gpushare_spawner.model.idle_cause import IdleCause
-from gpushare_spawner.model.quota import Quotas
+from gpushare_spawner.idle import Observation, RecentUse, UnitsNeeded, exempts, first_work_delay, holds
+from gpushare_spawner.model.controls import IdleCause
+from gpushare_spawner.model.quota import Quota, Quotas
 from gpushare_spawner.model.report import Report, SessionReport
-from gpushare_spawner.model.template import Template
-from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.model.share import Tier
+from gpushare_spawner.model.template import Idle, Template
 from gpushare_spawner.placement import Ledger, PlacementRequest, SupposedLedger, suitable_models
-from gpushare_spawner.quota import Account, Accounts, Asking, OverQuota, QuotaUsage, divided, reclaimed
+from gpushare_spawner.quota import Account, Asking, OverQuota, QuotaAccounts, QuotaUsage, divided, reclaimed
+from gpushare_spawner.service.culler.decisions import CullerSettings
 from gpushare_spawner.service.hub.client import HubServer
-from gpushare_spawner.service.quota_use import quota_use
-from gpushare_spawner.service.session_templates import SessionTemplates
-from gpushare_spawner.service.waiting_spawns import waiting_spawns
+from gpushare_spawner.service.templates import SessionTemplates
+from gpushare_spawner.service.waiting import quota_use, waiting_spawns
 
 
 @dataclass(frozen=True)
 class Pressure:
     """What spawns in quota make necessary now."""
 
-    claims: Mapping[str, Claim] = field(default_factory=dict)
+    claims: Mapping[str, UnitsNeeded] = field(default_factory=dict)
     """By the sessions that make way."""
     free_again: frozenset[str] = frozenset()
     """Sessions that yield units, and need not any longer."""
@@ -76,20 +80,20 @@ def pressure(
         over_quota = _over_quota(quotas, usage, reports, templates, now, use)
         known = (one for one in over_quota if ledger.node_of(one.session) == one.node)
         kept = reclaimed(waiting, known, SupposedGpus(ledger))
-    claims = {session: Claim(units, quotas.reclaim) for session, units in kept.items()}
+    claims = {session: UnitsNeeded(units, quotas.reclaim) for session, units in kept.items()}
     free_again = set()
     for report, one in yielding:
         if exempts(one.exemption, now):
             free_again.add(one.id)
         elif _still_needed(one, report, [asking.spawn for asking in waiting]):
-            claims.setdefault(one.id, Claim(one.effective_units, quotas.reclaim))
+            claims.setdefault(one.id, UnitsNeeded(one.effective_units, quotas.reclaim))
         elif not _somebody_starts(one, report):
             free_again.add(one.id)
     return Pressure(claims, frozenset(free_again), frozenset(one.id for _, one in yielding) - free_again)
 
 
 @dataclass(frozen=True)
-class Spawn:
+class ReclaimingSpawn:
     """A spawn that waits."""
 
     name: str
@@ -102,7 +106,7 @@ def _in_quota(
     reports: Sequence[Report],
     pending: Sequence[HubServer],
     templates: Mapping[str, Template],
-) -> Iterator[Asking[Spawn]]:
+) -> Iterator[Asking[ReclaimingSpawn]]:
     kinds = {(gpu.model, gpu.memory_bytes) for report in reports for gpu in report.gpus}
     asking = []
     for one in waiting_spawns(pending, reports, templates):
@@ -111,11 +115,11 @@ def _in_quota(
             # what sessions of ours give up is no GPU of another layer
             continue
         request = PlacementRequest(gpu.share, models=suitable_models(gpu, kinds), template=one.template.name)
-        asking.append(Asking(Spawn(one.server.label, request), account, gpu.share.total_units))
+        asking.append(Asking(ReclaimingSpawn(one.server.label, request), account, gpu.share.total_units))
     yield from divided(asking, usage)[0]
 
 
-def _account_of(accounts: Accounts, server: HubServer) -> Account | None:
+def _account_of(accounts: QuotaAccounts, server: HubServer) -> Account | None:
     """Return the account that a spawn will be charged to; None: unknown."""
     if server.groups is not None:
         choices: Collection[Account] = accounts.of_user(server.user, server.groups)
@@ -147,7 +151,7 @@ def _over_quota(
             seen = Observation.of(session)
             if use is not None:
                 seen = use.observe(session.id, seen)
-            idle = not seen.gpu_busy and now - seen.gpu_idle_since >= quotas.reclaim.idle_after
+            idle = not seen.gpu_in_use and now - seen.gpu_idle_since >= quotas.reclaim.idle_after
             template = each.of_user(session.template, session.user)
             if template is not None and template.idle.dry_run:
                 continue  # it would not make way: others can
@@ -183,22 +187,22 @@ class SupposedGpus:
         self._ledger = ledger
         self._supposed = SupposedLedger(ledger)
 
-    def kind(self, spawn: Spawn) -> Hashable:
+    def kind(self, spawn: ReclaimingSpawn) -> Hashable:
         return spawn.request
 
-    def place(self, spawn: Spawn) -> bool:
+    def place(self, spawn: ReclaimingSpawn) -> bool:
         nodes = self._supposed.nodes
         if any(self._supposed.place(spawn.name, spawn.request, node) is not None for node in sorted(nodes)):
             return True
         found = self._ledger.place(replace(spawn.request, left_out=nodes))
         return found is not None and self._supposed.place(spawn.name, spawn.request, found.node) is not None
 
-    def fits(self, spawn: Spawn, node: str, kept: Mapping[str, int]) -> bool:
+    def fits(self, spawn: ReclaimingSpawn, node: str, kept: Mapping[str, int]) -> bool:
         trial = self._supposed.copy_of(node)
         self._suppose(trial, node, kept)
         return trial.place(spawn.name, spawn.request, node) is not None
 
-    def make_way(self, spawn: Spawn, node: str, kept: Mapping[str, int]) -> None:
+    def make_way(self, spawn: ReclaimingSpawn, node: str, kept: Mapping[str, int]) -> None:
         self._suppose(self._supposed, node, kept)
         self._supposed.place(spawn.name, spawn.request, node)
 
@@ -206,7 +210,7 @@ class SupposedGpus:
         (ledger.lending if self._lent else ledger.yielding)(kept, node)
 
 
-def _still_needed(session: SessionReport, report: Report, waiting: Sequence[Spawn]) -> bool:
+def _still_needed(session: SessionReport, report: Report, waiting: Sequence[ReclaimingSpawn]) -> bool:
     """Return whether a spawn that waits could use the GPUs of a session that yields."""
     models = {gpu.model for gpu in report.gpus if gpu.uuid in session.gpus}
     return any(one.request.models is None or not models.isdisjoint(one.request.models) for one in waiting)
@@ -215,3 +219,71 @@ def _still_needed(session: SessionReport, report: Report, waiting: Sequence[Spaw
 def _somebody_starts(session: SessionReport, report: Report) -> bool:
     """Return whether a server with a place on the session's GPUs does not run yet: the units may be kept for it."""
     return any(not other.confirmed and not set(other.gpus).isdisjoint(session.gpus) for other in report.sessions)
+
+
+_NO_ACCOUNT = Account("", Quota())
+"""Who waits is the same for idle sessions: their owners lose nothing."""
+
+
+def candidates(
+    reports: Sequence[Report], templates: Mapping[str, Template], now: float, settings: CullerSettings, use: RecentUse
+) -> list[OverQuota]:
+    """Return the idle sessions that a waiting spawn can need, with what the idle actions that are due leave them.
+
+    They are none where no template asks for pressure: then nobody has to know which spawns wait.
+    """
+    found, each = [], SessionTemplates.of(templates)
+    for report in reports:
+        for session in report.sessions:
+            template = each.of_user(session.template, session.user)
+            if template is None or not settings.only_under_pressure(template.idle) or not session.confirmed:
+                continue
+            if holds(session.keep, now) or exempts(session.exemption, now):
+                continue
+            seen = use.observe(session.id, Observation.of(session))
+            idle_seconds = now - seen.gpu_idle_since - first_work_delay(template.idle, seen)
+            steps = [] if seen.gpu_in_use else list(_pressure_steps(template.idle, session, idle_seconds))
+            if steps:
+                found.append(
+                    OverQuota(session.id, session.id, report.node, session.effective_units, steps, seen.gpu_idle_since)
+                )
+    return found
+
+
+def _pressure_steps(idle: Idle, session: SessionReport, seconds: float) -> Iterator[int]:
+    """Yield the units that the idle actions leave whose notice is due after so many idle seconds, the most first."""
+    for tier in (Tier.DOWNGRADED, Tier.RELEASED):
+        after, units = idle.after(tier), idle.units(tier, session.share)
+        if after is not None and seconds >= after - idle.warn_before and units < session.effective_units:
+            yield units
+
+
+def needed(
+    idle_sessions: Sequence[OverQuota],
+    reports: Sequence[Report],
+    pending: Sequence[HubServer],
+    templates: Mapping[str, Template],
+) -> Mapping[str, int]:
+    """Return the units that waiting spawns leave the sessions whose units they need.
+
+    They are those of the longest idle, and no more than are needed.
+
+    ``reports``: of all agents; ``pending``: the hub's, the longest first.
+    """
+    waiting = list(_asking(reports, pending, templates))
+    if not waiting or not idle_sessions:
+        return {}
+    ledger = Ledger.of(reports)
+    known = (one for one in idle_sessions if ledger.node_of(one.session) == one.node)
+    return reclaimed(waiting, known, SupposedGpus(ledger, lent=True))
+
+
+def _asking(
+    reports: Sequence[Report], pending: Sequence[HubServer], templates: Mapping[str, Template]
+) -> Iterator[Asking[ReclaimingSpawn]]:
+    kinds = {(gpu.model, gpu.memory_bytes) for report in reports for gpu in report.gpus}
+    for one in waiting_spawns(pending, reports, templates):
+        gpu = one.template.gpu
+        if gpu is not None and SessionTemplates.of(templates).native(one.template):
+            request = PlacementRequest(gpu.share, models=suitable_models(gpu, kinds), template=one.template.name)
+            yield Asking(ReclaimingSpawn(one.server.label, request), _NO_ACCOUNT, gpu.share.total_units)

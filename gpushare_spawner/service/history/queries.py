@@ -1,20 +1,33 @@
 """Questions to the history: sums of GPU time by user, group, template, GPU and time; actions; waits.
 
 Each function takes a connection, for `HistoryStore.read`.
+
+The group that GPU time counts for. A user can be in several; the time counts once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Select, Table, func, select
 
-from gpushare_spawner.service.history.events import Action, Outcome
-from gpushare_spawner.service.history.tables import ACTION, SUBJECT, USE, WAIT
-from gpushare_spawner.service.history.use import AMOUNTS, DAY, HOUR, Amounts
+from gpushare_spawner.model.report import SessionReport
+from gpushare_spawner.quota import AccountKind
+from gpushare_spawner.service.history.store import (
+    ACTION,
+    AMOUNTS,
+    DAY,
+    HOUR,
+    SUBJECT,
+    USE,
+    WAIT,
+    Action,
+    GpuTimeAmounts,
+    WaitOutcome,
+)
 
 
 class By(StrEnum):
@@ -55,7 +68,7 @@ class Sum:
     key: tuple[str | int, ...]
     """The values that the sum is of, in the order asked for; an hour or a day is its start, in seconds since the
     epoch."""
-    amounts: Amounts
+    amounts: GpuTimeAmounts
 
 
 def gpu_time(connection: Connection, period: Period, by: Sequence[By]) -> list[Sum]:
@@ -70,14 +83,14 @@ def gpu_time(connection: Connection, period: Period, by: Sequence[By]) -> list[S
         question = question.group_by(*keys).order_by(*keys)
     rows = connection.execute(question).all()
     return [
-        Sum(_key(by, tuple(row)[: len(keys)]), Amounts(*(value or 0.0 for value in tuple(row)[len(keys) :])))
+        Sum(_key(by, tuple(row)[: len(keys)]), GpuTimeAmounts(*(value or 0.0 for value in tuple(row)[len(keys) :])))
         for row in rows
         if row[-1] is not None
     ]
 
 
 @dataclass(frozen=True)
-class Waits:
+class WaitSummary:
     """Waits for a server, in a period."""
 
     started: int
@@ -89,7 +102,7 @@ class Waits:
     longest_seconds: float
 
 
-def waits(connection: Connection, period: Period) -> Waits:
+def waits(connection: Connection, period: Period) -> WaitSummary:
     """Return how long spawns waited that began in the period."""
     rows = connection.execute(
         select(WAIT.c.outcome, func.count(), func.avg(WAIT.c.seconds), func.max(WAIT.c.seconds))
@@ -97,8 +110,8 @@ def waits(connection: Connection, period: Period) -> Waits:
         .group_by(WAIT.c.outcome)
     ).all()
     found = {outcome: (number, mean, longest) for outcome, number, mean, longest in rows}
-    number, mean, longest = found.get(Outcome.STARTED, (0, 0.0, 0.0))
-    return Waits(number, found.get(Outcome.GAVE_UP, (0, 0.0, 0.0))[0], float(mean), float(longest))
+    number, mean, longest = found.get(WaitOutcome.STARTED, (0, 0.0, 0.0))
+    return WaitSummary(number, found.get(WaitOutcome.GAVE_UP, (0, 0.0, 0.0))[0], float(mean), float(longest))
 
 
 def actions(connection: Connection, period: Period, limit: int, before: int | None = None) -> list[tuple[int, Action]]:
@@ -136,3 +149,17 @@ def _within(period: Period, instant: ColumnElement[Any], table: Table) -> list[C
         instant < period.until,
         *(table.c[name] == value for name, value in filters.items() if value is not None),
     ]
+
+
+def group_of_session(session: SessionReport, groups_of: Mapping[str, Collection[str]]) -> str:
+    """Return the group whose quota the session uses; without one that of its user. Empty: none.
+
+    ``groups_of``: each user's groups on the hub.
+    """
+    kind, _, name = session.quota.partition(":")
+    return name if kind == AccountKind.GROUP else group_of_user(session.user, groups_of)
+
+
+def group_of_user(user: str, groups_of: Mapping[str, Collection[str]]) -> str:
+    """Return the first of a user's groups by name; empty: none."""
+    return min(groups_of.get(user, ()), default="")

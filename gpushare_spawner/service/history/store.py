@@ -2,6 +2,12 @@
 
 Plain SQL of SQLAlchemy, so any of its databases can be used. Methods block; `recorder` calls them in a thread.
 One service writes at a time: the hub runs one.
+
+The database's tables. `migrations/` makes them; a test keeps both the same.
+
+Amounts of GPU time, and who used them. Pure data.
+
+What happened at an instant: an action, or a spawn that got its GPU. Pure data.
 """
 
 from __future__ import annotations
@@ -12,7 +18,8 @@ import json
 import os
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, fields, replace
+from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,11 +30,21 @@ from alembic.script import ScriptDirectory
 from alembic.util import CommandError
 from sqlalchemy import (
     URL,
+    BigInteger,
+    Boolean,
+    Column,
     ColumnElement,
     Connection,
     Delete,
     Engine,
+    Float,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    String,
     Table,
+    Text,
     bindparam,
     create_engine,
     delete,
@@ -39,10 +56,254 @@ from sqlalchemy import (
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
-from gpushare_spawner.service.history.events import Action, BegunRestart, Wait
-from gpushare_spawner.service.history.tables import ACTION, COUNTERS, RESTART, SUBJECT, USE, WAIT
-from gpushare_spawner.service.history.use import AMOUNTS, DAY, HOUR, Amounts, Counters, Subject
-from gpushare_spawner.wording.errors import missing_package, reason
+from gpushare_spawner.wording.amounts import missing_package, reason
+
+HOUR = 3600
+"""Seconds: amounts are kept by the hour (UTC)."""
+DAY = 86400
+"""Seconds: older amounts are kept by the day (UTC)."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """Who used which GPU."""
+
+    user: str
+    server: str
+    """Empty for the default server."""
+    template: str
+    group: str
+    """The group that the time counts for; empty: none."""
+    node: str
+    gpu: str
+    """The GPU's UUID."""
+    model: str
+
+
+@dataclass(frozen=True)
+class GpuTimeAmounts:
+    """GPU time in GPU-seconds: one second of a whole GPU, or four of a quarter of it."""
+
+    reserved: float = 0.0
+    """What the share came to: its units, for as long as the session was open."""
+    idle: float = 0.0
+    """The part of it in which the session did nothing on the GPU."""
+    recovered: float = 0.0
+    """The part of it that idle actions took from the session, for others to use."""
+    borrowed: float = 0.0
+    """The part of it that consists of borrowed units."""
+    used: float = 0.0
+    """Time with a burst of the session on the GPU; sessions that compute at the same time count each."""
+    entitled: float = 0.0
+    """What the session was entitled to while others competed."""
+    delivered: float = 0.0
+    """What it received in that time."""
+    waits: float = 0.0
+    """How often its GPU work waited for a lease."""
+
+    def plus(self, other: GpuTimeAmounts) -> GpuTimeAmounts:
+        """Return the sums of both."""
+        return GpuTimeAmounts(**{name: getattr(self, name) + getattr(other, name) for name in AMOUNTS})
+
+    def times(self, factor: float) -> GpuTimeAmounts:
+        """Return each amount multiplied by the factor."""
+        return GpuTimeAmounts(**{name: getattr(self, name) * factor for name in AMOUNTS})
+
+
+AMOUNTS = tuple(field.name for field in fields(GpuTimeAmounts))
+"""The names of the amounts."""
+
+
+@dataclass(frozen=True)
+class SessionCounters:
+    """What a session's counters showed when its report was read last: the next amounts are what they grew by."""
+
+    node: str
+    session: str
+    opened_at: float
+    """Seconds since the epoch. A server that is started again has the same session id, and counts from 0."""
+    seen_at: float
+    """Seconds since the epoch, by the agent's clock."""
+    effective_units: int
+    gpu_seconds: float = 0.0
+    entitled: float = 0.0
+    delivered: float = 0.0
+    waits: int = 0
+
+
+METADATA = MetaData(
+    naming_convention={
+        "pk": "pk_%(table_name)s",
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+    }
+)
+_NAME = String(255)
+"""JupyterHub's and Kubernetes' names have at most this many characters."""
+ROW = BigInteger().with_variant(Integer, "sqlite")
+"""SQLite numbers rows by itself only in a column of this type."""
+
+SUBJECT = Table(
+    "gpushare_subject",
+    METADATA,
+    Column("id", ROW, primary_key=True),
+    Column("user", _NAME, nullable=False),
+    Column("server", _NAME, nullable=False),
+    Column("template", _NAME, nullable=False),
+    Column("group", _NAME, nullable=False),
+    Column("node", _NAME, nullable=False),
+    Column("gpu", _NAME, nullable=False),
+    Column("model", _NAME, nullable=False),
+    Column("digest", String(64), nullable=False, unique=True),
+)
+"""Who used which GPU, see `use.Subject`. An empty user: the name was deleted for its age.
+
+``digest`` stands for all other columns: a unique index over all of them is too long for some databases."""
+
+USE = Table(
+    "gpushare_use",
+    METADATA,
+    Column("start", BigInteger, primary_key=True, autoincrement=False),
+    Column("subject", ROW, ForeignKey("gpushare_subject.id"), primary_key=True, autoincrement=False),
+    Column("length", Integer, nullable=False),
+    *(Column(name, Float(53), nullable=False) for name in AMOUNTS),
+    Index(None, "subject"),
+)
+"""Amounts of an hour or a day (``length``, seconds) from ``start`` (seconds since the epoch)."""
+
+COUNTERS = Table(
+    "gpushare_counters",
+    METADATA,
+    Column("node", _NAME, primary_key=True),
+    Column("session", _NAME, primary_key=True),
+    Column("opened_at", Float(53), nullable=False),
+    Column("seen_at", Float(53), nullable=False),
+    Column("effective_units", Integer, nullable=False),
+    Column("gpu_seconds", Float(53), nullable=False),
+    Column("entitled", Float(53), nullable=False),
+    Column("delivered", Float(53), nullable=False),
+    Column("waits", BigInteger, nullable=False),
+)
+"""What is counted of the sessions that are open, see `use.Counters`."""
+
+ACTION = Table(
+    "gpushare_action",
+    METADATA,
+    Column("id", ROW, primary_key=True),
+    Column("at", Float(53), nullable=False, index=True),
+    Column("action", String(32), nullable=False),
+    Column("actor", _NAME, nullable=False),
+    Column("user", _NAME, nullable=False, index=True),
+    Column("server", _NAME, nullable=False),
+    Column("template", _NAME, nullable=False),
+    Column("group", _NAME, nullable=False),
+    Column("node", _NAME, nullable=False),
+    Column("units", Integer, nullable=False),
+    Column("cause", String(32), nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("dry_run", Boolean, nullable=False),
+)
+"""What was done to sessions, GPUs and nodes, see `events.Action`."""
+
+WAIT = Table(
+    "gpushare_wait",
+    METADATA,
+    Column("id", ROW, primary_key=True),
+    Column("began_at", Float(53), nullable=False, index=True),
+    Column("seconds", Float(53), nullable=False),
+    Column("outcome", String(16), nullable=False),
+    Column("user", _NAME, nullable=False, index=True),
+    Column("server", _NAME, nullable=False),
+    Column("template", _NAME, nullable=False),
+    Column("group", _NAME, nullable=False),
+)
+"""How long spawns waited for a GPU, see `events.Wait`."""
+
+RESTART = Table(
+    "gpushare_restart",
+    METADATA,
+    Column("user", _NAME, primary_key=True),
+    Column("server", _NAME, primary_key=True),
+    Column("at", Float(53), nullable=False),
+    *(Column(name, _NAME, nullable=False) for name in ("node", "group", "old_template", "template", "actor")),
+    Column("options", Text, nullable=False),
+    Column("old_options", Text, nullable=False),
+)
+"""Restarts that are under way, see `events.BegunRestart`. User options are JSON."""
+
+
+CORDON, DRAIN, CORDON_ENDED, DRAIN_ENDED = "cordon", "drain", "cordon-ended", "drain-ended"
+OF_NODES = (CORDON, DRAIN, CORDON_ENDED, DRAIN_ENDED, "uncordon")  # the last: of histories before 0.2
+"""Actions on a GPU or node. All others are on sessions or spawns."""
+
+
+@dataclass(frozen=True)
+class Action:
+    """What was done to a session, by the culler, its user, or an admin."""
+
+    at: float
+    """Seconds since the epoch."""
+    action: str
+    """A tier for idle actions; "restored", "keep", "drain" and so on for others."""
+    actor: str
+    """The name of a user; "culler", "agent"."""
+    user: str = ""
+    server: str = ""
+    template: str = ""
+    group: str = ""
+    node: str = ""
+    units: int = 0
+    """What the session holds afterwards, on each of its GPUs."""
+    cause: str = ""
+    """The rule behind an idle action, see `model.idle_cause`."""
+    reason: str = ""
+    """A sentence with figures."""
+    dry_run: bool = False
+    """It was decided, and not carried out."""
+
+
+class WaitOutcome(StrEnum):
+    """How a wait for a GPU ended."""
+
+    STARTED = "started"
+    GAVE_UP = "gave-up"
+    """The start was cancelled, or failed."""
+
+
+@dataclass(frozen=True)
+class Wait:
+    """A spawn's wait for a GPU."""
+
+    began_at: float
+    """Seconds since the epoch."""
+    seconds: float
+    outcome: WaitOutcome
+    user: str
+    server: str = ""
+    template: str = ""
+    group: str = ""
+
+
+@dataclass(frozen=True)
+class BegunRestart:
+    """A restart of a server with a template that is under way."""
+
+    at: float
+    """When the service decided to stop the server: seconds since the epoch."""
+    user: str
+    server: str
+    node: str
+    """Of the old server."""
+    group: str
+    old_template: str
+    template: str
+    """The template to start with."""
+    actor: str
+    options: Mapping[str, object] = field(hash=False)
+    """The user options to start with."""
+    old_options: Mapping[str, object] = field(hash=False)
+
 
 MIGRATIONS = Path(__file__).parent / "migrations"
 VERSION_TABLE = "gpushare_version"
@@ -97,14 +358,16 @@ class HistoryStore:
         with self._failing("cannot be read"), self._engine.connect() as connection:
             return query(connection)
 
-    def counters(self) -> list[Counters]:
+    def counters(self) -> list[SessionCounters]:
         """Return what is counted of open sessions."""
-        return self.read(lambda connection: [Counters(**row._mapping) for row in connection.execute(select(COUNTERS))])
+        return self.read(
+            lambda connection: [SessionCounters(**row._mapping) for row in connection.execute(select(COUNTERS))]
+        )
 
     def add(
         self,
-        amounts: Mapping[tuple[int, Subject], Amounts],
-        counted: Sequence[Counters],
+        amounts: Mapping[tuple[int, Subject], GpuTimeAmounts],
+        counted: Sequence[SessionCounters],
         ended: Sequence[tuple[str, str]],
         actions: Sequence[Action] = (),
         waits: Sequence[Wait] = (),
@@ -194,10 +457,10 @@ class HistoryStore:
     ) -> None:
         within = old & (USE.c.start >= day) & (USE.c.start < day + DAY)
         rows = connection.execute(select(USE, SUBJECT).join(SUBJECT).where(within)).all()
-        merged: dict[tuple[int, Subject], Amounts] = defaultdict(Amounts)
+        merged: dict[tuple[int, Subject], GpuTimeAmounts] = defaultdict(GpuTimeAmounts)
         for row in rows:
             subject = renamed(Subject(*(row._mapping[SUBJECT.c[name]] for name in _FIELDS)))
-            amounts = Amounts(*(row._mapping[USE.c[name]] for name in AMOUNTS))
+            amounts = GpuTimeAmounts(*(row._mapping[USE.c[name]] for name in AMOUNTS))
             merged[day, subject] = merged[day, subject].plus(amounts)
         connection.execute(delete(USE).where(within))
         self._add_use(connection, merged, DAY)
@@ -207,7 +470,9 @@ class HistoryStore:
         with self._failing("cannot be thinned out"), self._engine.begin() as connection:
             yield connection
 
-    def _add_use(self, connection: Connection, amounts: Mapping[tuple[int, Subject], Amounts], length: int) -> None:
+    def _add_use(
+        self, connection: Connection, amounts: Mapping[tuple[int, Subject], GpuTimeAmounts], length: int
+    ) -> None:
         if not amounts:
             return
         ids = self._subject_ids(connection, {subject for _, subject in amounts})

@@ -15,7 +15,7 @@ from urllib.parse import quote, urlencode
 
 from tornado.httpclient import AsyncHTTPClient, HTTPClientError, HTTPRequest, HTTPResponse
 
-from gpushare_spawner.wording.errors import reason
+from gpushare_spawner.wording.amounts import reason
 
 log = logging.getLogger("gpushare.service.hub")
 

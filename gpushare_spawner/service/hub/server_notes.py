@@ -11,7 +11,7 @@ import logging
 
 from gpushare_spawner.model.spawn_note import MAX_LETTERS, SpawnNote
 from gpushare_spawner.service.hub.client import Hub, HubFailed, HubServer
-from gpushare_spawner.wording import stops
+from gpushare_spawner.wording import notices
 
 log = logging.getLogger("gpushare.service.hub")
 
@@ -32,7 +32,7 @@ class ServerNotes:
 
     def stopped(self, server: HubServer, why: str, at: float) -> None:
         """Have the hub's pages say why a server was stopped, as soon as it has. ``at``: seconds since the epoch."""
-        note = SpawnNote(text=stops.note(why, at)[:MAX_LETTERS], stopped=True)
+        note = SpawnNote(text=notices.note(why, at)[:MAX_LETTERS], stopped=True)
         task = asyncio.create_task(self._in_turn(server, note))
         self._under_way.add(task)
         task.add_done_callback(self._under_way.discard)

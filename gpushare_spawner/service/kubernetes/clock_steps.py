@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
-from gpushare_spawner.model.instant import LATEST
 from gpushare_spawner.model.kubernetes import PodSession
+from gpushare_spawner.model.quantity import LATEST
 from gpushare_spawner.model.report import Report, SessionReport
 from gpushare_spawner.service.kubernetes.pod_sessions import SessionPod
 from gpushare_spawner.wall_clock import WallClock

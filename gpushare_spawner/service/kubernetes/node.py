@@ -13,9 +13,7 @@ from kubernetes_asyncio.client import ApiException, CoreV1Api
 from kubernetes_asyncio.config import ConfigException
 
 from gpushare_spawner.model import kubernetes
-from gpushare_spawner.model.kubernetes import ShareChange, ShareChangeAnswer
-from gpushare_spawner.model.layers import LAYERS, IdleReach
-from gpushare_spawner.model.protocol.control import (
+from gpushare_spawner.model.control import (
     AgentUnreachable,
     AnnounceRequest,
     AnswerRequest,
@@ -27,12 +25,14 @@ from gpushare_spawner.model.protocol.control import (
     ResizeRequest,
     TierRequest,
 )
+from gpushare_spawner.model.kubernetes import ShareChange, ShareChangeAnswer
+from gpushare_spawner.model.layers import LAYERS, IdleReach
 from gpushare_spawner.model.report import SessionReport
-from gpushare_spawner.model.tier import Tier, voids_idle_action
+from gpushare_spawner.model.share import Tier, voids_idle_action
 from gpushare_spawner.service.kubernetes.pod_sessions import SessionPod
 from gpushare_spawner.service.reports import KnownReport
-from gpushare_spawner.wording.controls.session_controls import out_of_reach
-from gpushare_spawner.wording.errors import http_status, reason
+from gpushare_spawner.wording.actions import out_of_reach
+from gpushare_spawner.wording.amounts import http_status, reason
 
 PATCH_TIMEOUT = 10.0
 """Seconds for one patch."""

@@ -11,7 +11,7 @@ from gpushare_spawner.model import kubernetes
 from gpushare_spawner.model.kubernetes import AnnotationProblem, ContainerRequests, PodSession
 from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.report import Report, SessionReport
-from gpushare_spawner.model.session_id import MAX_LENGTH, split_session_id
+from gpushare_spawner.model.share import MAX_LENGTH, split_session_id
 from gpushare_spawner.service.reports import KnownReport, UnconfirmedSession
 
 _ENDED = ("Succeeded", "Failed")

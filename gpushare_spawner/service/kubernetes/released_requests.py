@@ -2,6 +2,8 @@
 
 Everything follows from the pods as they are: a service that is killed at any moment continues where it was. The
 annotation `REQUESTS` keeps what the template gave; it is written before the requests are lowered.
+
+Whether the API server can resize running pods in place. Does not resize any: see `released_requests`.
 """
 
 from __future__ import annotations
@@ -19,16 +21,62 @@ from kubernetes_asyncio.client import ApiException, CoreV1Api
 from kubernetes_asyncio.config import ConfigException
 
 from gpushare_spawner.model import kubernetes
+from gpushare_spawner.model.control import AgentUnreachable
 from gpushare_spawner.model.kubernetes import ContainerRequests, Requests
-from gpushare_spawner.model.protocol.control import AgentUnreachable
+from gpushare_spawner.model.share import Tier
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.service.kubernetes.node import PATCH_TIMEOUT, patch_annotations
 from gpushare_spawner.service.kubernetes.pod_sessions import SessionPod
-from gpushare_spawner.service.kubernetes.resize_api import ResizeApi
 from gpushare_spawner.service.reports import KnownReport
-from gpushare_spawner.wording import pod_requests as words
-from gpushare_spawner.wording.errors import http_status, reason
+from gpushare_spawner.wording import service as words
+from gpushare_spawner.wording.amounts import http_status, reason
+
+RESIZE = "pods/resize"
+ASK_AGAIN_AFTER = 600.0
+"""Seconds after which an API server without pods/resize is asked again: it may have been upgraded."""
+PROBE_AGAIN_AFTER = 10.0
+"""Seconds after which an API server that did not answer is asked again."""
+
+
+class ResizeApi:
+    """Asks once for what the API server has, and again while it has no pods/resize or does not answer."""
+
+    def __init__(self, api: CoreV1Api, clock: Callable[[], float], log: logging.Logger) -> None:
+        """``clock``: seconds on a monotonic clock."""
+        self._api = api
+        self._clock = clock
+        self._log = log
+        self._known: bool | None = None
+        """Whether the API server has pods/resize; None: it has not said so yet."""
+        self._ask_at = 0.0
+        self._trouble = ""
+        """Why the API server did not say so, as it was logged; empty: it did."""
+
+    async def available(self) -> bool:
+        """Return whether the API server has pods/resize; False where that is not known."""
+        if self._known or self._clock() < self._ask_at:
+            return self._known is True
+        try:
+            resources = await self._api.get_api_resources(_request_timeout=PATCH_TIMEOUT)
+        except ApiException as error:
+            return self._failed(http_status(error.status, error.reason))
+        except (aiohttp.ClientError, ConfigException, OSError) as error:
+            return self._failed(reason(error))
+        if self._trouble:
+            self._log.info("%s", words.DISCOVERY_WORKS)
+            self._trouble = ""
+        known = any(resource.name == RESIZE for resource in resources.resources)
+        if not known and self._known is None:
+            self._log.warning("%s", words.resize_unknown())
+        self._known, self._ask_at = known, self._clock() + ASK_AGAIN_AFTER
+        return known
+
+    def _failed(self, why: str) -> bool:
+        if why != self._trouble:
+            self._log.warning("%s", words.discovery_failed(why))
+        self._trouble, self._ask_at = why, self._clock() + PROBE_AGAIN_AFTER
+        return False
+
 
 log = logging.getLogger("gpushare.service.requests")
 
@@ -40,7 +88,7 @@ RETRY_AFTER = 30.0
 """Seconds after which a change that the API server refused is tried again: a quota can be larger by then."""
 
 
-class Nodes(Protocol):
+class NodeSource(Protocol):
     """Pods and reports, as the watches have them now."""
 
     def all_pods(self) -> Iterable[SessionPod]:
@@ -56,7 +104,7 @@ class ReleasedRequests:
     def __init__(
         self,
         api: CoreV1Api,
-        nodes: Nodes,
+        nodes: NodeSource,
         templates: Callable[[], Mapping[str, Template]],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:

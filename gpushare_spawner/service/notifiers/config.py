@@ -1,21 +1,95 @@
-"""The file of `gpushare service --notifiers`. Reference for admins: docs/reference/notifiers.md"""
+"""The file of `gpushare service --notifiers`. Reference for admins: docs/reference/notifiers.md
+
+Texts of messages, from Jinja templates in a sandbox: the admin's, or ours.
+
+What a notifier is: it sends one message to one user, or to a channel.
+"""
 
 from __future__ import annotations
 
 import os
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Protocol
 
+from jinja2 import StrictUndefined, TemplateError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from gpushare_spawner.model.quantity import Seconds
-from gpushare_spawner.service.notifiers.base import NotSent
-from gpushare_spawner.service.notifiers.texts import OF_ADDRESS, OF_MESSAGE, OF_WEBHOOK, check_text
-from gpushare_spawner.templates.optional_file import OptionalFile
-from gpushare_spawner.templates.parser import MAX_NODES, Kind
-from gpushare_spawner.wording.closed_tab import DEFAULT_SUBJECT, DEFAULT_TEXT
+from gpushare_spawner.templates.files import OptionalFile
+from gpushare_spawner.templates.parser import MAX_NODES, FileKind
+from gpushare_spawner.wording.notices import DEFAULT_SUBJECT, DEFAULT_TEXT
+
+SEND_SECONDS = 30.0
+"""For one message with one notifier; what takes longer counts as failed."""
+
+
+class NotSent(Exception):
+    """A message could not be sent. The text says why, for the log; it has no secret in it."""
+
+
+@dataclass(frozen=True)
+class Notification:
+    """One message about a coming idle action."""
+
+    user: str
+    server: str
+    """Empty for the default server."""
+    action: str
+    """downgrade, release or stop."""
+    at: float
+    """When it comes, seconds since the epoch."""
+    subject: str
+    text: str
+
+
+class Notifier(Protocol):
+    """Sends messages. A class of the admin's is made with the `options` of the file as keyword arguments."""
+
+    async def send(self, message: Notification) -> None:
+        """Send a message. Raises NotSent, or any other error; the task is cancelled after SEND_SECONDS."""
+
+
+_MOST_LETTERS = 5000
+OF_ADDRESS: Mapping[str, object] = {"user": "ada"}
+OF_WEBHOOK: Mapping[str, object] = {
+    **OF_ADDRESS,
+    "server": "", "action": "stop", "time": "2026-11-23 14:05 UTC", "text": "It is idle.",
+}  # fmt: skip
+OF_MESSAGE: Mapping[str, object] = {
+    **OF_ADDRESS,
+    "server": "", "action": "stop", "time": "2026-11-23 14:05 UTC", "minutes": 5, "explanation": "It is idle.",
+    "can_keep": True, "dashboard": "https://hub.example.org/services/gpushare/",
+}  # fmt: skip
+"""The names that templates can use, with examples."""
+
+
+@cache
+def _environment() -> ImmutableSandboxedEnvironment:
+    # plain text: nothing is escaped here
+    return ImmutableSandboxedEnvironment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+
+
+def check_text(source: str, values: Mapping[str, object]) -> str:
+    """Return what is wrong with a template that can use the names of ``values``; empty: nothing."""
+    try:
+        rendered(source, values)
+    except NotSent as error:
+        return str(error)
+    return ""
+
+
+def rendered(source: str, values: Mapping[str, object]) -> str:
+    """Return the text. Raises NotSent."""
+    try:
+        return _environment().from_string(source).render(values)[:_MOST_LETTERS].strip()
+    except (TemplateError, ArithmeticError, LookupError, TypeError, ValueError, AttributeError) as error:
+        raise NotSent(str(error) or type(error).__name__) from None
+
 
 Action = Literal["downgrade", "release", "stop"]
 MOST_SECRET_BYTES = 64 * 1024
@@ -179,7 +253,7 @@ class NotifierConfig(_Part):
     """Limits on the number of messages."""
 
 
-KIND = Kind(
+KIND = FileKind(
     model=NotifierConfig,
     begin="email:",
     required="write at least  webhooks: []  or leave --notifiers out",

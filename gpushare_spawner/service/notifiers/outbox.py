@@ -2,6 +2,8 @@
 
 The outbox looks at the decisions of each round of the culler, and sends in a task of its own. The culler never waits
 for it. What was sent is not kept on disk: notices that stand when the service starts are taken to be sent.
+
+How many messages are sent: to one user within a day, and to all within a minute. Time is an argument.
 """
 
 from __future__ import annotations
@@ -9,22 +11,63 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 
 from gpushare_spawner.model.report import Notice
-from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.model.share import Tier
 from gpushare_spawner.service.culler.decisions import SessionDecision
-from gpushare_spawner.service.notifiers.base import SEND_SECONDS, Message, Notifier, NotSent
-from gpushare_spawner.service.notifiers.config import NotifierConfig, OwnClass
-from gpushare_spawner.service.notifiers.mail import MailNotifier
-from gpushare_spawner.service.notifiers.rates import RateLimits
-from gpushare_spawner.service.notifiers.texts import rendered
-from gpushare_spawner.service.notifiers.webhook import WebhookNotifier
-from gpushare_spawner.templates.optional_file import OptionalFile
-from gpushare_spawner.wording.amounts import utc
-from gpushare_spawner.wording.errors import reason
+from gpushare_spawner.service.notifiers.config import (
+    SEND_SECONDS,
+    Notification,
+    Notifier,
+    NotifierConfig,
+    NotSent,
+    OwnClass,
+    rendered,
+)
+from gpushare_spawner.service.notifiers.senders import MailNotifier, WebhookNotifier
+from gpushare_spawner.templates.files import OptionalFile
+from gpushare_spawner.wording.amounts import reason, utc
+
+DAY, MINUTE = 86400.0, 60.0
+
+
+class RateLimits:
+    """The instants of the messages that were sent."""
+
+    def __init__(self) -> None:
+        self._all: deque[float] = deque()
+        self._of_user: dict[str, deque[float]] = {}
+
+    def user_may(self, user: str, per_day: int, now: float) -> bool:
+        """Return whether a user may get one more message now."""
+        sent = self._of_user.get(user)
+        if sent is None:
+            return True
+        _forget(sent, now - DAY, now)
+        if not sent:
+            del self._of_user[user]
+        return len(sent) < per_day
+
+    def all_may(self, per_minute: int, now: float) -> bool:
+        """Return whether one more message may be sent to anybody now."""
+        _forget(self._all, now - MINUTE, now)
+        return len(self._all) < per_minute
+
+    def sent(self, user: str, now: float) -> None:
+        """Take note of a message."""
+        self._all.append(now)
+        self._of_user.setdefault(user, deque()).append(now)
+
+
+def _forget(instants: deque[float], before: float, now: float) -> None:
+    """Leave out what is too old, and what lies in the future: the clock was set back since."""
+    while instants and (instants[0] <= before or instants[0] > now):
+        instants.popleft()
+
 
 log = logging.getLogger("gpushare.service.notifiers")
 
@@ -59,7 +102,7 @@ class Outbox:
         self._clock = now
         self._rates = RateLimits()
         self._progress: dict[Key, _Progress] = {}
-        self._queue: asyncio.Queue[tuple[Key, Message]] = asyncio.Queue(MOST_WAITING)
+        self._queue: asyncio.Queue[tuple[Key, Notification]] = asyncio.Queue(MOST_WAITING)
         self._began = False
         self._made_for: NotifierConfig | None = None
         self._notifiers: list[tuple[str, Notifier]] = []
@@ -101,7 +144,7 @@ class Outbox:
             return False
         return self._rates.user_may(one.session.user, config.rates.per_user, now)
 
-    def _enqueue(self, key: Key, known: _Progress, message: Message) -> None:
+    def _enqueue(self, key: Key, known: _Progress, message: Notification) -> None:
         with contextlib.suppress(asyncio.QueueFull):
             self._queue.put_nowait((key, message))
             known.waiting = True
@@ -115,7 +158,7 @@ class Outbox:
             except Exception:
                 log.exception("A message to %s failed", message.user)
 
-    async def _send_in_turn(self, key: Key, message: Message) -> None:
+    async def _send_in_turn(self, key: Key, message: Notification) -> None:
         config = self._file.load(max_age=1.0).content
         known = self._progress.get(key)
         if config is None or known is None:
@@ -133,7 +176,7 @@ class Outbox:
         known.next_at = self._clock() + RETRY_SECONDS * known.attempts
         known.done = not failed or known.attempts >= ATTEMPTS
 
-    async def _send(self, message: Message, config: NotifierConfig) -> bool:
+    async def _send(self, message: Notification, config: NotifierConfig) -> bool:
         """Send by all notifiers; return whether all failed. One that fails does not affect the others."""
         self._make(config)
         results = await asyncio.gather(*(self._by(name, one, message) for name, one in self._notifiers))
@@ -141,7 +184,7 @@ class Outbox:
             log.info("%s: a message was sent: %s at %s", message.user, message.action, utc(message.at))
         return not any(results)
 
-    async def _by(self, name: str, notifier: Notifier, message: Message) -> bool:
+    async def _by(self, name: str, notifier: Notifier, message: Notification) -> bool:
         try:
             async with asyncio.timeout(SEND_SECONDS):
                 await notifier.send(message)
@@ -179,7 +222,7 @@ def _key(one: SessionDecision, told: Notice) -> Key:
     return one.session.id, one.session.opened_at, told.tier
 
 
-def _message(one: SessionDecision, told: Notice, config: NotifierConfig, now: float) -> Message:
+def _message(one: SessionDecision, told: Notice, config: NotifierConfig, now: float) -> Notification:
     session, action = one.session, ACTIONS[told.tier]
     values = {
         "user": session.user,
@@ -192,4 +235,4 @@ def _message(one: SessionDecision, told: Notice, config: NotifierConfig, now: fl
         "dashboard": config.dashboard,
     }
     text, subject = rendered(config.text, values), rendered(config.subject, values)
-    return Message(session.user, session.server, action, told.at, subject, text)
+    return Notification(session.user, session.server, action, told.at, subject, text)

@@ -16,16 +16,15 @@ from tornado.web import Application, HTTPError, RequestHandler, StaticFileHandle
 
 from gpushare_spawner import __version__
 from gpushare_spawner.service.history.recorder import History
-from gpushare_spawner.service.hub.scopes import METRICS
-from gpushare_spawner.service.quota_use import quota_use
+from gpushare_spawner.service.hub.roles import METRICS
 from gpushare_spawner.service.sources import DashboardSources
-from gpushare_spawner.service.waiting_spawns import waiting_spawns
-from gpushare_spawner.service.web.dashboard_data import dashboard_data
+from gpushare_spawner.service.waiting import quota_use, waiting_spawns
+from gpushare_spawner.service.web.app import HubTheme, Page, ThemeStylesheet
 from gpushare_spawner.service.web.history import ActionsJson, HistoryJson, HistoryPage
-from gpushare_spawner.service.web.hub_theme import HubTheme, ThemeStylesheet
 from gpushare_spawner.service.web.metrics import CONTENT_TYPE, ServiceState, exposition
-from gpushare_spawner.service.web.page import Page
-from gpushare_spawner.wording import dashboard as words
+from gpushare_spawner.service.web.view_data import dashboard_data
+from gpushare_spawner.wording import service as words
+from gpushare_spawner.wording.actions import closed
 from gpushare_spawner.wording.amounts import (
     LOCAL_TIME_SCRIPT,
     elapsed,
@@ -38,9 +37,8 @@ from gpushare_spawner.wording.amounts import (
     unbroken,
     utc,
 )
-from gpushare_spawner.wording.controls.drains import closed
 from gpushare_spawner.wording.share_status import received_time
-from gpushare_spawner.wording.spawn.queue import cancelled_unless_started, estimated_wait
+from gpushare_spawner.wording.spawn_failures import cancelled_unless_started, estimated_wait
 
 log = logging.getLogger("gpushare.service.dashboard")
 

@@ -1,30 +1,278 @@
-"""The history's page and its REST API. Viewers see their own GPU time; admins and SEE_ALL everybody's."""
+"""The history's page and its REST API. Viewers see their own GPU time; admins and SEE_ALL everybody's.
+
+What the history's REST addresses answer, as text: JSON or CSV. Made in the history's thread: a hundred thousand
+rows take seconds.
+
+The plot of GPU time, as bars of hours or days. Pure.
+
+What a request asks of the history: the period, what sums are divided by, and whose. Pure.
+
+Each function raises ValueError with a sentence for the client.
+"""
 
 from __future__ import annotations
 
+import csv
+import io
+import json
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
 from typing import Any
 
+from sqlalchemy import Connection
 from tornado.web import HTTPError, authenticated
 
-from gpushare_spawner.service.history.events import OF_NODES
 from gpushare_spawner.service.history.queries import By, Period, Sum, actions, gpu_time, waits
 from gpushare_spawner.service.history.recorder import History
-from gpushare_spawner.service.history.store import HistoryFailed
-from gpushare_spawner.service.history.use import HOUR, Amounts
-from gpushare_spawner.service.web.history_answers import CSV_HEADERS, CSV_TYPE, actions_text, gpu_time_text
-from gpushare_spawner.service.web.history_plot import HEIGHT, WIDTH, plot, step_of
-from gpushare_spawner.service.web.history_request import (
-    Preset,
-    division_of,
-    limit_of,
-    period_of,
-    preset_period,
-    user_of,
-)
-from gpushare_spawner.service.web.page import Page
-from gpushare_spawner.wording import history as words
+from gpushare_spawner.service.history.store import DAY, HOUR, OF_NODES, GpuTimeAmounts, HistoryFailed
+from gpushare_spawner.service.web.app import Page, Viewer
+from gpushare_spawner.wording import service as words
+from gpushare_spawner.wording.amounts import gpu_hours, utc
+
+CSV_TYPE = "text/csv; charset=utf-8"
+CSV_HEADERS = {"Content-Disposition": 'attachment; filename="gpu-hours.csv"'}
+
+
+def gpu_time_text(connection: Connection, period: Period, by: Sequence[By], as_csv: bool) -> str:
+    """Return sums of GPU time."""
+    rows = [_row(by, one) for one in gpu_time(connection, period, by)]
+    if as_csv:
+        return _csv([*by, *asdict(GpuTimeAmounts())], rows)
+    values = [one.value for one in by]
+    return json.dumps({"since": period.since, "until": period.until, "by": values, "rows": rows})
+
+
+def actions_text(connection: Connection, period: Period, limit: int, before: int | None) -> str:
+    """Return the newest actions."""
+    found = actions(connection, period, limit, before)
+    return json.dumps({"actions": [{"id": number} | asdict(action) for number, action in found]})
+
+
+def _row(by: Sequence[By], one: Sum) -> dict[str, Any]:
+    key = dict(zip((part.value for part in by), one.key, strict=True))
+    hours = {name: value if name == "waits" else value / HOUR for name, value in asdict(one.amounts).items()}
+    return key | {name: round(value, 6) for name, value in hours.items()}
+
+
+def _csv(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the rows as CSV; times in ISO 8601."""
+    out = io.StringIO()
+    writer = csv.writer(out)
+    writer.writerow(columns)
+    for row in rows:
+        writer.writerow(_cell(column, row[column]) for column in columns)
+    return out.getvalue()
+
+
+def _cell(column: str, value: Any) -> Any:
+    if column in (By.HOUR, By.DAY):
+        return datetime.fromtimestamp(value, UTC).isoformat()
+    # a spreadsheet takes these for formulas, and users choose names
+    return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r") else value
+
+
+WIDTH, HEIGHT = 720.0, 180.0
+"""Of the bars, in the units of the drawing."""
+_MOST_LABELS = 8
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One hour or day. Heights and places are in the units of the drawing, from the top left."""
+
+    x: float
+    width: float
+    working: float
+    """Height of the time in which sessions did GPU work."""
+    idle: float
+    """Height of the idle time that was not recovered."""
+    recovered: float
+    label: str
+    """For the axis; empty: too many bars for a label at each."""
+    label_at: str
+    """The instant that the label shows, in ISO 8601."""
+    title: str
+    gpu_hours: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Plot:
+    """Bars and the axis beside them."""
+
+    bars: tuple[Bar, ...]
+    lines: tuple[tuple[float, str], ...]
+    """Heights of lines, from the top, with their GPU-hours."""
+    step: int
+    """Seconds of a bar."""
+
+
+def plot(sums: Iterable[Sum], since: float, until: float) -> Plot:
+    """Return the plot of sums by one step of time. Hours where the period has at most three days, else days."""
+    step = step_of(since, until)
+    by_start = {int(one.key[0]): one.amounts for one in sums}
+    starts = range(int(since // step) * step, math.ceil(until), step)
+    highest = _round_up(max((amounts.reserved / HOUR for amounts in by_start.values()), default=0.0))
+    every = math.ceil(len(starts) / _MOST_LABELS)
+    slot = WIDTH / max(1, len(starts))
+    bars = tuple(
+        _bar(by_start.get(start, GpuTimeAmounts()), start, step, number * slot, slot, highest, number % every == 0)
+        for number, start in enumerate(starts)
+    )
+    lines = tuple((HEIGHT * (1 - part), _number(highest * part)) for part in (0.0, 0.5, 1.0))
+    return Plot(bars, lines, step)
+
+
+def step_of(since: float, until: float) -> int:
+    """Return the length of a bar in seconds."""
+    return HOUR if until - since <= 3 * DAY else DAY
+
+
+def _bar(amounts: GpuTimeAmounts, start: int, step: int, x: float, slot: float, highest: float, labelled: bool) -> Bar:
+    recovered = min(amounts.recovered, amounts.idle)
+    hours = {
+        "working": (amounts.reserved - amounts.idle) / HOUR,
+        "idle": (amounts.idle - recovered) / HOUR,
+        "recovered": recovered / HOUR,
+    }
+    scale = HEIGHT / highest
+    # amounts are kept by days of UTC: the reader's day is the one that has most of it
+    moment = datetime.fromtimestamp(start if step == HOUR else start + DAY // 2, UTC)
+    label = f"{moment:%H:%M} UTC" if step == HOUR else f"{moment.day} {moment:%b}"
+    return Bar(
+        x=x + slot * 0.1,
+        width=slot * 0.8,
+        working=hours["working"] * scale,
+        idle=hours["idle"] * scale,
+        recovered=hours["recovered"] * scale,
+        label=label if labelled else "",
+        label_at=moment.isoformat(),
+        title=f"{utc(start)} to {utc(start + step)}: {gpu_hours(amounts.reserved / HOUR)} GPU-hours reserved, "
+        f"{gpu_hours(hours['working'])} working, {gpu_hours(amounts.idle / HOUR)} idle, "
+        f"{gpu_hours(hours['recovered'])} of them recovered",
+        gpu_hours=hours,
+    )
+
+
+def _round_up(value: float) -> float:
+    """Return the next round number, at least 0.01: its half is round too."""
+    if value <= 0.01:
+        return 0.01
+    power = 10.0 ** math.floor(math.log10(value))
+    return next(
+        (factor * power for factor in (1, 2, 3, 4, 5, 6, 8) if value <= factor * power * (1 + 1e-9)), 10 * power
+    )
+
+
+def _number(hours: float) -> str:
+    return f"{hours:.3g}" if hours < 100 else f"{hours:,.0f}"
+
+
+DEFAULT_PERIOD = 30 * DAY
+"""Seconds."""
+
+_LAST = datetime(9999, 12, 31, tzinfo=UTC).timestamp()
+
+Argument = Callable[[str], str]
+"""Returns an argument of the request; empty: not given."""
+
+
+class Preset(StrEnum):
+    """Periods to choose from on the page. Days and months are those of UTC."""
+
+    DAY = "day"
+    WEEK = "week"
+    MONTH = "month"
+    THIS_MONTH = "this-month"
+    LAST_MONTH = "last-month"
+
+
+def preset_period(preset: Preset, now: float) -> tuple[float, float]:
+    """Return when a period begins and ends. Instants are seconds since the epoch."""
+    moment = datetime.fromtimestamp(now, UTC)
+    this_month = moment.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+    tomorrow = (now // DAY + 1) * DAY
+    match preset:
+        case Preset.DAY:
+            end = (now // HOUR + 1) * HOUR
+            return end - DAY, end
+        case Preset.WEEK:
+            return tomorrow - 7 * DAY, tomorrow
+        case Preset.MONTH:
+            return tomorrow - 30 * DAY, tomorrow
+        case Preset.THIS_MONTH:
+            return this_month.timestamp(), tomorrow
+        case Preset.LAST_MONTH:
+            before = (this_month - timedelta(days=1)).replace(day=1)
+            return before.timestamp(), this_month.timestamp()
+
+
+def period_of(argument: Argument, viewer: Viewer, now: float) -> Period:
+    """Return the period that a request names, for the sessions that the viewer may see.
+
+    Raises PermissionError if it asks for somebody else's.
+    """
+    until = _instant("until", argument("until"), now)
+    since = _instant("since", argument("since"), until - DEFAULT_PERIOD)
+    if until < since:
+        raise ValueError(words.period_ends_first())
+    user = argument("user") or None
+    if user not in (None, viewer.name) and not viewer.sees_all:
+        raise PermissionError(words.not_yours())
+    return Period(since, until, user_of(viewer) or user, argument("group") or None, argument("template") or None)
+
+
+def user_of(viewer: Viewer) -> str | None:
+    """Return whose history the viewer may see; None: everybody's.
+
+    Raises PermissionError for a program that is no user: an empty name stands for all whose names were deleted.
+    """
+    if viewer.sees_all:
+        return None
+    if not viewer.name:
+        raise PermissionError(words.not_yours())
+    return viewer.name
+
+
+def division_of(text: str) -> tuple[By, ...]:
+    """Return what sums are divided by: names with commas between them, each once."""
+    found: list[By] = []
+    for name in (part.strip() for part in text.split(",") if part.strip()):
+        if name not in list(By):
+            raise ValueError(words.not_a_key(name, ", ".join(By)))
+        if By(name) not in found:
+            found.append(By(name))
+    return tuple(found)
+
+
+def limit_of(text: str, default: int, most: int) -> int:
+    """Return a number of entries."""
+    if not text:
+        return default
+    if not text.isdecimal() or not 1 <= int(text) <= most:
+        raise ValueError(words.not_a_limit(text, most))
+    return int(text)
+
+
+def _instant(name: str, text: str, default: float) -> float:
+    if not text:
+        return default
+    try:
+        instant = float(text) if text.replace(".", "", 1).isdecimal() else _moment(text)
+    except (ValueError, OverflowError):
+        raise ValueError(words.not_a_time(name, text)) from None
+    if not 0 <= instant <= _LAST:
+        raise ValueError(words.not_a_time(name, text[:40]))
+    return instant
+
+
+def _moment(text: str) -> float:
+    moment = datetime.fromisoformat(text)
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+
 
 MOST_ROWS = 200
 """In a table of the page; the CSV has all."""
@@ -170,8 +418,8 @@ def _shown(one: Sum) -> dict[str, Any]:
     return {"names": [str(part) for part in one.key], "amounts": one.amounts}
 
 
-def _total(sums: Sequence[Sum]) -> Amounts:
-    total = Amounts()
+def _total(sums: Sequence[Sum]) -> GpuTimeAmounts:
+    total = GpuTimeAmounts()
     for one in sums:
         total = total.plus(one.amounts)
     return total

@@ -10,14 +10,14 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from gpushare_spawner.metrics import GPU, HOST_MEMORY, NODE, families, session_families
+from gpushare_spawner.model.share import Tier
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.quota import QuotaUsage
 from gpushare_spawner.service.counters import WAIT_BOUNDS, Counters
 from gpushare_spawner.service.culler.decisions import SessionDecision
 from gpushare_spawner.service.reports import NodeSnapshot
-from gpushare_spawner.service.waiting_spawns import WaitingSpawn
-from gpushare_spawner.service.web.gpu_bar import gpu_bar, units_of
+from gpushare_spawner.service.waiting import WaitingSpawn
+from gpushare_spawner.service.web.view_data import gpu_bar, units_of
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 

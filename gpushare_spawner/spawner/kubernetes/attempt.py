@@ -1,21 +1,314 @@
-"""The state of one spawn of a pod."""
+"""The state of one spawn of a pod.
+
+Whether a node takes the pod that was placed on it: noticed at once, or once the scheduler's refusal lasts.
+
+What the scheduler says of a pod that it finds no node for: what is missing, and how long that can be waited for.
+
+Whether the wait is over is decided in `admission`; the sentences are in `wording.scheduler`.
+
+What a failed call of the cluster's API means: try again, or tell the person; and how it is said.
+"""
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+import re
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
+from aiohttp import ClientError
 from kubernetes_asyncio.client.rest import ApiException
 
-from gpushare_spawner.model.kubernetes import TEMPLATE
-from gpushare_spawner.spawner.attempt import SpawnAttempt, SpawnPhase
-from gpushare_spawner.spawner.kubernetes.admission import Admission
-from gpushare_spawner.spawner.kubernetes.api_errors import asked_again
-from gpushare_spawner.spawner.kubernetes.cluster.pods import Ended, annotation, ended_by_node, of_session
+from gpushare_spawner.model.kubernetes import RESOURCE_PREFIX, TEMPLATE
+from gpushare_spawner.spawner.attempt import SpawnAttempt, SpawnPhase, SpawnProgress, interleaved
+from gpushare_spawner.spawner.hub import SpawnRefused
+from gpushare_spawner.spawner.kubernetes.cluster.capacity import (
+    RESERVATION,
+    Ended,
+    annotation,
+    ended_by_node,
+    of_session,
+)
 from gpushare_spawner.spawner.kubernetes.reservations import PodShare
-from gpushare_spawner.spawner.options.overrides import Overrides
-from gpushare_spawner.spawner.progress import SpawnProgress, interleaved
+from gpushare_spawner.spawner.options import Overrides
+from gpushare_spawner.wording import spawn_failures as words
+from gpushare_spawner.wording.amounts import http_status, reason
+from gpushare_spawner.wording.spawn_failures import cannot_start, missing, not_taken
+
+UNSCHEDULABLE = "Unschedulable"
+"""Kubernetes' word for a pod that the scheduler finds no node for."""
+
+CLAIMS = "cannot allocate all claims"
+"""What the scheduler says where a claim of the pod cannot be allocated (its plugin dynamicresources, 1.34 to 1.36)."""
+
+SCHEDULER_ERROR = "SchedulerError"
+"""Kubernetes' word for a pod at which the scheduler failed."""
+GATE_OFF = "feature is disabled"
+"""What the scheduler says where a claim needs a feature gate that is off there and on in the API server (kubernetes
+dynamic-resource-allocation/structured, 1.34 to 1.36)."""
+
+TRIGGERED_SCALE_UP = "TriggeredScaleUp"
+"""Reason of the event by which the cluster autoscaler says that it adds a node for a pod."""
+
+
+class Cause(Enum):
+    """Kinds of reasons."""
+
+    UNITS = "units"
+    """The node's status, or its ResourceSlice, lacks units of a GPU."""
+    NOT_READY = "not ready"
+    """The node is being added, or its kubelet restarts."""
+    CLAIM = "claim"
+    """A volume claim is not bound. No other node helps."""
+    GATE = "gate"
+    """A feature gate of the scheduler is off. No other node helps."""
+    NODE = "node"
+    """Anything else about the node: CPU, memory, pods, taints, affinity, volumes."""
+
+
+LASTS: dict[Cause, float] = {
+    # units that idle neighbours have lent reach the status within 10 s (the kubelet's nodeStatusUpdateFrequency)
+    Cause.UNITS: 15.0,
+    # the node lifecycle controller waits 50 s for a kubelet (node-monitor-grace-period)
+    Cause.NOT_READY: 60.0,
+    # ours: a scheduler that is updated may be replaced just then
+    Cause.GATE: 5.0,
+    # ours: provisioners of cloud disks take 10 to 40 s
+    Cause.CLAIM: 60.0,
+    # ours: another pod of the node may just be ending
+    Cause.NODE: 5.0,
+}
+"""Seconds for which a reason of each kind may last. Then the pod counts as not admitted."""
+
+
+@dataclass(frozen=True)
+class Unschedulable:
+    """The scheduler's reasons that concern the pod's own node."""
+
+    reasons: tuple[str, ...]
+    said: str
+    """All that the scheduler says."""
+
+    @property
+    def causes(self) -> frozenset[Cause]:
+        """The kinds of the reasons."""
+        return frozenset(_cause(reason) for reason in self.reasons)
+
+    @property
+    def concerns_node(self) -> bool:
+        """Whether another node can help."""
+        return not self.causes <= {Cause.CLAIM, Cause.GATE}
+
+
+def unschedulable(pod: Mapping[str, Any]) -> Unschedulable | None:
+    """Return what keeps a pod from its node; None where it is not unschedulable, or waits for pods that it preempts."""
+    status = pod.get("status") or {}
+    if status.get("nominatedNodeName"):
+        # the scheduler has preempted pods there: the node is free once they have ended
+        return None
+    for condition in status.get("conditions") or []:
+        if condition.get("type") != "PodScheduled" or condition.get("status") != "False":
+            continue
+        said = str(condition.get("message") or "")
+        if condition.get("reason") == UNSCHEDULABLE:
+            return Unschedulable(own_reasons(said), said)
+        # most of its errors pass, as where the API server does not answer
+        if condition.get("reason") == SCHEDULER_ERROR and GATE_OFF in said:
+            return Unschedulable((said,), said)
+    return None
+
+
+def own_reasons(said: str) -> tuple[str, ...]:
+    """Return the reasons in the scheduler's message, without those of nodes that the pod was not placed on.
+
+    The message counts nodes by reason: "0/3 nodes are available: 1 Insufficient cpu, 2 node(s) didn't match Pod's node
+    affinity/selector. preemption: ...". A pod is pinned to one node, so the others do not match it.
+    """
+    found = re.match(r"\d+/\d+ nodes are available: (.*?)\.(?:\s|$)", said, re.DOTALL)
+    if found is None:
+        return (said,) if said else (UNSCHEDULABLE,)
+    parts = [re.sub(r"^\d+ ", "", part) for part in re.split(r", (?=\d+ )", found[1])]
+    own = [part for part in parts if not _mismatch(part)]
+    return tuple(own or parts)
+
+
+def _mismatch(reason: str) -> bool:
+    return reason.endswith(("affinity/selector", "didn't match node selector", "plugin(s) [NodeAffinity]"))
+
+
+def _cause(reason: str) -> Cause:
+    if GATE_OFF in reason:
+        return Cause.GATE
+    # of claims the scheduler says no more, whatever the cause is
+    if RESOURCE_PREFIX in reason or CLAIMS in reason:
+        return Cause.UNITS
+    if "node.kubernetes.io/not-ready" in reason or "node.kubernetes.io/unreachable" in reason:
+        return Cause.NOT_READY
+    if "unbound immediate PersistentVolumeClaims" in reason or reason.startswith("persistentvolumeclaim "):
+        return Cause.CLAIM
+    return Cause.NODE
+
+
+NOT_PREPARED = "FailedPrepareDynamicResources"
+"""Reason of the event by which the kubelet says that a claim of the pod could not be prepared. It tries again, after 15
+to 65 s."""
+BY_AGENT = "gpushare: "
+"""Begins what the agent says in that event; otherwise the agent is not there, and comes."""
+
+
+class NotAdmitted(Exception):
+    """A pod did not get onto its node. ``str()`` is a sentence for people, without a full stop."""
+
+    def __init__(
+        self, sentence: str, missing: str, *, distrust: bool, elsewhere: bool = True, detail: str = ""
+    ) -> None:
+        super().__init__(sentence)
+        self.missing = missing
+        """What is missing on the node, as half a sentence."""
+        self.distrust = distrust
+        """Whether what the agent reports of the node is doubtful for everybody."""
+        self.elsewhere = elsewhere
+        """Whether another node can help."""
+        self.detail = detail
+        """The cluster's own words, for the log."""
+
+    @classmethod
+    def ended(cls, ended: Ended) -> NotAdmitted:
+        """The kubelet refused it."""
+        return cls(str(ended), ended.what, distrust=True)
+
+    @classmethod
+    def unschedulable(cls, node: str, found: Unschedulable) -> NotAdmitted:
+        """The scheduler found no way to put it there, for some time."""
+        what = missing(found.reasons)
+        sentence = not_taken(node, what) if found.concerns_node else cannot_start(what)
+        return cls(
+            sentence,
+            what,
+            distrust=Cause.UNITS in found.causes,
+            elsewhere=found.concerns_node,
+            detail=f"{UNSCHEDULABLE}: {found.said}",
+        )
+
+
+class PodAdmission:
+    """One try to get a pod onto its node. ``token`` is the annotation of the pod that is meant.
+
+    ``scaling`` says whether a node is being added for the pod: nothing counts against the node then. ``events`` returns
+    those about pods of that name.
+    """
+
+    def __init__(
+        self,
+        token: str,
+        node: str,
+        clock: Callable[[], float] = time.monotonic,
+        scaling: Callable[[], bool] = lambda: False,
+        events: Callable[[], Iterable[Mapping[str, Any]]] = tuple,
+    ) -> None:
+        self._token = token
+        self._node = node
+        self._clock = clock
+        self._scaling = scaling
+        self._events = events
+        self._seen: Any = None
+        self._found: Unschedulable | None = None
+        self._since: dict[Cause, float] = {}
+
+    def runs(self, pod: Mapping[str, Any] | None, runs: Callable[[Any], bool]) -> bool:
+        """Return whether the pod runs, by ``runs``. Raises NotAdmitted where its node does not take it.
+
+        A pod that stays unschedulable for longer than `LASTS` says is not admitted either: what the hub knows of the
+        node and what the scheduler knows differ, or the hub does not look at what is missing.
+        """
+        if pod is not None and pod is self._seen and self._found is None:
+            # asked for again and again, and the same until the watch brings another
+            self._check_prepared(pod)
+            return False
+        if runs(pod):
+            return True
+        if pod is None:
+            return False
+        if pod is not self._seen:
+            self._look_at(pod)
+        if self._found is not None and self._lasts():
+            raise NotAdmitted.unschedulable(self._node, self._found)
+        return False
+
+    def _look_at(self, pod: Mapping[str, Any]) -> None:
+        self._seen = pod
+        ours = annotation(pod, RESERVATION) == self._token
+        ended = ended_by_node(pod) if ours else None
+        if ended is not None:
+            raise NotAdmitted.ended(ended)
+        self._found = unschedulable(pod) if ours else None
+        causes = self._found.causes if self._found is not None else frozenset()
+        # a reason of another kind begins anew; other figures in the message do not
+        self._since = {cause: self._since.get(cause, self._clock()) for cause in causes}
+
+    def _check_prepared(self, pod: Mapping[str, Any]) -> None:
+        """Raises NotAdmitted where the agent cannot give the pod what its claim has."""
+        if not pod["spec"].get("resourceClaims"):
+            return
+        for event in self._events():
+            said = str(event.get("message") or "")
+            if (
+                event.get("reason") == NOT_PREPARED
+                and BY_AGENT in said
+                and event["involvedObject"].get("uid") == pod["metadata"]["uid"]
+            ):
+                words = said.partition(BY_AGENT)[2].strip()
+                raise NotAdmitted.ended(Ended(NOT_PREPARED, words, self._node))
+
+    def _lasts(self) -> bool:
+        now = self._clock()
+        if self._scaling():
+            self._since = dict.fromkeys(self._since, now)
+        return any(now - since >= LASTS[cause] for cause, since in self._since.items())
+
+
+def may_pass(error: Exception) -> bool:
+    """Whether the API may well do it when it is asked again."""
+    status = getattr(error, "status", None)
+    return not isinstance(status, int) or status == 429 or status >= 500 or status == 0
+
+
+def worded(error: Exception) -> str:
+    if isinstance(error, ApiException):
+        return http_status(error.status, error.reason)
+    return reason(error)
+
+
+def api_refused(error: Exception) -> SpawnRefused:
+    if may_pass(error):
+        return SpawnRefused(words.api_unavailable(worded(error)), reason="api-failed", status=503, retry_after=60)
+    said = getattr(error, "body", "") or ""
+    try:
+        said = str(json.loads(said)["message"])
+    except (ValueError, KeyError, TypeError):
+        said = worded(error)
+    if "exceeded quota" in said:
+        # in the words of kubernetes plugin/pkg/admission/resourcequota; other servers of the namespace may end
+        return SpawnRefused(words.quota_exceeded(said), reason="quota-exceeded", status=503, retry_after=60)
+    return SpawnRefused(words.api_refused(said), reason="api-refused", status=502)
+
+
+async def asked_again(request: Awaitable[bool], what: str, log: logging.Logger) -> bool:
+    """Return whether a request has succeeded; False also where the API failed for a moment, so that it is asked again.
+
+    ``what`` says to the log what is not done yet. Raises what will not pass.
+    """
+    try:
+        return await request
+    except (ApiException, ClientError) as error:
+        if not may_pass(error):
+            raise
+        log.warning("%s: %s", what, worded(error))
+        return False
 
 
 class PodAttempt(SpawnAttempt[PodShare]):
@@ -30,7 +323,7 @@ class PodAttempt(SpawnAttempt[PodShare]):
         """What the user is told of nodes that did not take the pod, while the pod's own events are told."""
         self.perhaps_created = False
         """Whether the reservation's pod may exist."""
-        self.admission: Admission | None = None
+        self.admission: PodAdmission | None = None
         """The pod that is being admitted now; None where none is, or none with a share."""
         self.secret: tuple[object, Callable[[str], dict[str, Any]] | None] = (None, None)
         """A pod's manifest, and the Secret that was made of its values, by the uid of the pod; None: none was."""

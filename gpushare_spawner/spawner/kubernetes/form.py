@@ -1,17 +1,193 @@
-"""The form where there are templates: ours, or an admin's replacement of KubeSpawner's with templates as entries."""
+"""The form where there are templates: ours, or an admin's replacement of KubeSpawner's with templates as entries.
+
+What a user's options stand for in a cluster: a template, or a profile of KubeSpawner's ``profile_list``.
+
+The options of templates are checked by `spawner.options.validation`, those of profiles by KubeSpawner.
+
+What is offered in a cluster: KubeSpawner's profiles beside compute templates; cards, the default, their choices.
+
+The settings that `GPUShareSpawner` adds to those of KubeSpawner: texts, defaults and checks.
+
+Each function makes one trait, for the spawner's class to hold. Settings of all our spawners are in `spawner.base`.
+"""
 
 from __future__ import annotations
 
+import copy
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from gpushare_spawner.model.share import Share
-from gpushare_spawner.spawner.form.form import OTHER, quota_now
-from gpushare_spawner.spawner.kubernetes.profile_list import Offer, as_entry, default_card
-from gpushare_spawner.spawner.options.profiles import UNLISTED, Profile
-from gpushare_spawner.spawner.queue.availability import AvailabilityNow, UnknownNow
-from gpushare_spawner.spawner.queue.queue_quotas import QuotaChoice
+from markupsafe import Markup, escape
+from traitlets import Bool, Float, Integer, TraitError, Unicode
+
+from gpushare_spawner.model.report import MOST_OVERCOMMIT
+from gpushare_spawner.model.share import UNITS_PER_GPU, Share
+from gpushare_spawner.model.template import Template
+from gpushare_spawner.model.texts import matches_start
+from gpushare_spawner.spawner.form import OTHER, quota_now
+from gpushare_spawner.spawner.hub import SpawnRefused
+from gpushare_spawner.spawner.options import MAX_TEXT, UNLISTED, Choice, Profile
+from gpushare_spawner.spawner.queue.availability import Availability, AvailabilityNow, UnknownNow
+from gpushare_spawner.spawner.queue.quotas import QuotaChoice
+from gpushare_spawner.wording import spawn_form as words
+
+SHOWN = ("display_name", "description", "display_name_in_choices", "validation_message")
+"""Fields of a profile, its options and their choices that the form shows, and that may hold HTML in KubeSpawner's."""
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What all users together may choose."""
+
+    cards: tuple[Profile, ...]
+    """Templates first, then the admin's profiles."""
+    own: tuple[dict[str, Any], ...]
+    """The admin's profiles, as KubeSpawner completes them."""
+    own_default: str | None
+    """The slug of the profile that the admin marked as default."""
+    clashes: tuple[str, ...]
+    """Names of templates that are left out, because a profile has that slug."""
+
+    @classmethod
+    def of(cls, templates: Iterable[Template], written: Any, own: Sequence[dict[str, Any]]) -> Offer:
+        """``written``: ``profile_list`` as the admin wrote it; ``own``: as KubeSpawner completes it."""
+        offered, clashes = cards(tuple(templates), own)
+        return cls(tuple(offered), tuple(own), marked_default(written, own), tuple(clashes))
+
+    def card(self, slug: Any) -> Profile | None:
+        """Return the card of a slug; None where there is none."""
+        return next((card for card in self.cards if card.slug == slug), None)
+
+
+def card_of(entry: Mapping[str, Any]) -> Profile:
+    """The card of an (initialized) KubeSpawner profile. What an admin wrote there is HTML, as KubeSpawner has it."""
+    return Profile(
+        slug=str(entry["slug"]),
+        display_name=Markup(entry["display_name"]),
+        description=Markup(entry.get("description") or ""),
+        default=bool(entry.get("default")),
+        override=entry.get("kubespawner_override") or {},
+        options={name: _marked(option) for name, option in (entry.get("profile_options") or {}).items()},
+    )
+
+
+def cards(templates: Sequence[Template], own: Sequence[Mapping[str, Any]]) -> tuple[list[Profile], list[str]]:
+    """All cards, templates first, and the names of templates left out because a profile has that slug already."""
+    taken = {str(entry["slug"]) for entry in own}
+    offered = [Profile.of_template(template) for template in templates if template.name not in taken]
+    clashes = [template.name for template in templates if template.name in taken]
+    return offered + [card_of(entry) for entry in own], clashes
+
+
+def default_card(offered: Sequence[Profile], own_default: str | None) -> Profile | None:
+    """The card of a spawn that names none.
+
+    ``own_default`` is the slug of the profile that the admin marked as default. It counts first, then the template
+    marked so, then KubeSpawner's rule (its first profile), then the first template.
+    """
+    marked = [profile for profile in offered if profile.template is not None and profile.default]
+    own = [profile for profile in offered if profile.template is None]
+    for profile in own:
+        if profile.slug == own_default:
+            return profile
+    first_own = next((profile for profile in own if profile.default), own[0] if own else None)
+    return next(iter(marked), first_own) or next(iter(offered), None)
+
+
+def marked_default(written: Any, initialized: Sequence[Mapping[str, Any]]) -> str | None:
+    """The slug of the profile that an admin marked as default; None where it was KubeSpawner that marked the first."""
+    entries = written.values() if isinstance(written, Mapping) else written or []
+    if not any(entry.get("default") for entry in entries):
+        return None
+    return next((str(entry["slug"]) for entry in initialized if entry.get("default")), None)
+
+
+def check_choices(entry: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+    """Raises SpawnRefused for a choice that a KubeSpawner profile does not have; KubeSpawner itself fails on it."""
+    for name, option in (entry.get("profile_options") or {}).items():
+        choice = options.get(name)
+        if options.get(name + UNLISTED) or not choice:
+            continue
+        choices = option.get("choices") or {}
+        if not isinstance(choice, str) or choice not in choices:
+            where = f"{_plain(entry['display_name'])}, {_plain(option.get('display_name') or name)}"
+            plain = {key: {"display_name": _plain(one.get("display_name") or key)} for key, one in choices.items()}
+            raise SpawnRefused(words.unknown_choice(where, choice, plain), reason="unknown-choice")
+
+
+def checked_texts(profiles: Sequence[Mapping[str, Any]], options: Any) -> list[dict[str, Any]]:
+    """Return KubeSpawner's profiles without patterns of texts, after a check of the user's texts in linear time.
+
+    KubeSpawner would match them with `re`, in the event loop. Raises ValueError, as KubeSpawner does.
+    """
+    slug = options.get("profile") if isinstance(options, Mapping) else None
+    return [_checked(profile, options if profile.get("slug") == slug else {}) for profile in profiles]
+
+
+def _checked(profile: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    checked: dict[str, Any] = {}
+    for name, option in (profile.get("profile_options") or {}).items():
+        unlisted = dict(option.get("unlisted_choice") or {})
+        pattern, text = unlisted.pop("validation_regex", None), options.get(name + UNLISTED)
+        if pattern and text and unlisted.get("enabled"):
+            where = f"{profile.get('display_name')}, {option.get('display_name') or name}"
+            if not isinstance(text, str) or len(text) > MAX_TEXT:
+                raise ValueError(words.text_too_long(where, MAX_TEXT))
+            try:
+                matches = matches_start(pattern, text)
+            except ValueError as error:
+                raise ValueError(words.unusable_pattern(where, str(error))) from None
+            if not matches:
+                # KubeSpawner's own sentence
+                raise ValueError(f"Received unlisted_choice for {name} that failed validation regex.")
+        checked[name] = {**option, "unlisted_choice": unlisted} if "unlisted_choice" in option else option
+    return {**profile, "profile_options": checked} if checked else dict(profile)
+
+
+def _plain(html: Any) -> str:
+    """Return what an admin wrote for the form, without its tags."""
+    return Markup(html).striptags()
+
+
+def as_entry(profile: Profile, now: Availability | None, quota: str = "") -> dict[str, Any]:
+    """A template as an entry for an admin's own form, which takes KubeSpawner's profiles: its text is escaped.
+
+    ``gpushare`` holds what is known of it beyond that: ``kind`` (now, wait, never, unknown), ``text``, ``detail``, and
+    ``quota``: what the user's quota says about a spawn now, empty where there are no quotas.
+    """
+    entry: dict[str, Any] = _escaped(profile.as_kubespawner())
+    entry["profile_options"] = {name: _escaped_deep(option) for name, option in profile.options.items()}
+    if now is not None:
+        told = {"kind": now.kind, "text": now.text, "detail": now.detail, "quota": quota}
+        entry["gpushare"] = {name: str(escape(text)) for name, text in told.items()}
+    return entry
+
+
+def _marked(option: Mapping[str, Any]) -> Any:
+    """An option with what is shown of it as HTML."""
+    marked: dict[str, Any] = {}
+    for key, value in option.items():
+        if isinstance(value, Mapping) and key != "kubespawner_override":
+            marked[key] = _marked(value)
+        else:
+            marked[key] = Markup(value) if key in SHOWN and isinstance(value, str) else value
+    return marked
+
+
+def _escaped(entry: dict[str, Any]) -> dict[str, Any]:
+    return {key: str(escape(value)) if key in SHOWN else value for key, value in entry.items()}
+
+
+def _escaped_deep(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {
+            key: copy.deepcopy(item) if key == "kubespawner_override" else _escaped_deep(item)
+            for key, item in value.items()
+        }
+    return str(escape(value)) if isinstance(value, str) else copy.deepcopy(value)
 
 
 def has_own_form(form_template: str, template_paths: Sequence[str]) -> bool:
@@ -64,3 +240,161 @@ def without_idle_fields(options: Mapping[str, Any]) -> dict[str, Any]:
         if listed == OTHER and value != OTHER:
             meant[name] = value
     return meant
+
+
+NAMES = ("pvc_name", "pod_name", "dns_name", "secret_name")
+"""Plain attributes of KubeSpawner that a ``kubespawner_override`` may set as if they were traits."""
+
+
+def choose(
+    offer: Offer,
+    options: Any,
+    allowed: Callable[[Sequence[Profile]], Sequence[Profile]],
+    check_template: Callable[[Sequence[Profile], Any], Choice],
+    own_profile: Callable[[str, Sequence[Mapping[str, Any]]], Mapping[str, Any]],
+) -> Choice:
+    """Return the choice that ``options`` stand for; without a profile in them, the default card's.
+
+    ``allowed`` leaves the cards that the user may have, ``check_template`` checks options of templates, and
+    ``own_profile`` gives the profile of a slug after KubeSpawner's own check (ValueError). Raises SpawnRefused.
+    """
+    options = {} if options is None else options
+    slug = options.get("profile") if isinstance(options, Mapping) else None
+    if isinstance(options, Mapping) and not slug:
+        standard = default_card(allowed(offer.cards), offer.own_default)
+        slug = standard.slug if standard is not None else None
+        options = {**options, "profile": slug}
+    card = offer.card(slug)
+    if card is None or card.template is not None:
+        return check_template(offer.cards, options)
+    # checked before anything is started, so that the answer is a clear one
+    try:
+        profile = own_profile(card.slug, offer.own)
+    except ValueError as error:
+        raise SpawnRefused(str(error), reason="bad-options") from None
+    check_choices(profile, options)
+    return Choice(card)
+
+
+def choose_template(
+    offer: Offer, options: Mapping[str, Any], check: Callable[[Sequence[Profile], Any], Choice]
+) -> Choice | None:
+    """Return the choice for options that name a template; None where the name is a profile's of ``profile_list``.
+
+    ``check`` checks the options of templates. Raises SpawnRefused.
+    """
+    card = offer.card(options["profile"])
+    return check(offer.cards, options) if card is not None and card.template is not None else None
+
+
+def names_template(options: Any, templates: Sequence[Template]) -> bool:
+    """Return whether the options name a template."""
+    slug = options.get("profile") if isinstance(options, dict) else None
+    return bool(slug) and any(template.name == slug for template in templates)
+
+
+NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+"""Where the kubelet writes the namespace of a pod that has a service account."""
+
+
+def reports_namespace() -> Any:
+    """Make ``reports_namespace``; its default is `namespace_of_hub`, or KubeSpawner's."""
+    return Unicode(
+        help="""
+        The namespace in which the nodes' agents publish their reports: the hub's own.
+
+        Default: ``$POD_NAMESPACE``, else that of the hub's service account, else ``KubeSpawner.namespace``.
+        """,
+    ).tag(config=True)
+
+
+def share_unit_size() -> Any:
+    """Make ``share_unit_size``; `valid_share_unit_size` checks its value."""
+    return Integer(
+        1,
+        min=1,
+        max=100,
+        help="""
+        How many units of 1 % of a GPU one device of the agents' device plugin stands for; the agents' ``--unit-size``.
+        """,
+    ).tag(config=True)
+
+
+def claims_overcommit() -> Any:
+    """Make ``claims_overcommit``."""
+    return Float(
+        1.0,
+        min=1,
+        max=MOST_OVERCOMMIT,
+        help="""
+        How many times the units of a GPU may be promised at most on nodes where pods get GPUs by claims: the agents'
+        ``--overcommit`` (the chart's ``gpus.overcommit``).
+
+        The status of such a node does not say how many units its GPUs have. A report with more units is refused.
+        """,
+    ).tag(config=True)
+
+
+def view_patience() -> Any:
+    """Make ``view_patience``, in seconds."""
+    return Float(
+        20.0,
+        min=0,
+        help="""
+        Seconds that a spawn waits while what the GPUs hold is not known, before it is refused: the cluster's API does
+        not answer, or no agent has published a report within two minutes.
+        """,
+    ).tag(config=True)
+
+
+def nodes_are_added() -> Any:
+    """Make ``nodes_are_added``."""
+    return Bool(
+        False,
+        help="""
+        Whether nodes are added to the cluster now and then with GPU models that no node has now, or with more GPUs,
+        CPU or memory than any node has now.
+
+        Then a spawn that none of the present nodes could take, even when nothing runs there, waits in the queue for
+        such a node.
+        Without this setting it is refused at once, and its user reads what is missing. The queue itself makes no pod
+        for a spawn that waits, so a cluster autoscaler adds no node for it: set this where nodes come by a schedule,
+        for placeholder pods, or by hand.
+        """,
+    ).tag(config=True)
+
+
+def start_attempts() -> Any:
+    """Make ``start_attempts``."""
+    return Integer(
+        4,
+        min=1,
+        help="""
+        How often a server with a share is tried at most when a node does not admit its pod, or the cluster's API
+        fails.
+
+        A node may be given a pod on what it said a moment ago: its GPU went away, or was given to somebody. Each
+        attempt looks at the GPUs anew, and leaves the node that refused alone for 10 s. A pod that the scheduler does
+        not bring onto its node, for want of CPU or memory for instance, does not count: it is tried on the other nodes,
+        one after the other. All of this together is part of ``Spawner.start_timeout``.
+        """,
+    ).tag(config=True)
+
+
+def namespace_of_hub() -> str:
+    """Return the namespace of the pod that this process runs in; empty outside of a cluster."""
+    if os.environ.get("POD_NAMESPACE"):
+        return os.environ["POD_NAMESPACE"]
+    return NAMESPACE_FILE.read_text().strip() if NAMESPACE_FILE.exists() else ""
+
+
+def claimed_capacity(overcommit: float) -> int:
+    """Return the units that a GPU has at most on a node with claims. ``overcommit``: see `claims_overcommit`."""
+    return round(overcommit * UNITS_PER_GPU)
+
+
+def valid_share_unit_size(size: int) -> int:
+    """Return the size if it divides a GPU's units. Raises TraitError."""
+    if UNITS_PER_GPU % size:
+        raise TraitError(f"share_unit_size {size} does not divide {UNITS_PER_GPU}: use one like 1, 5 or 25")
+    return size

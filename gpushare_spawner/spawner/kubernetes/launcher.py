@@ -14,15 +14,20 @@ from typing import Any
 from aiohttp import ClientError
 from kubernetes_asyncio.client.rest import ApiException
 
-from gpushare_spawner.spawner.kubernetes.admission import Admission, NotAdmitted
-from gpushare_spawner.spawner.kubernetes.api_errors import api_refused, may_pass, worded
-from gpushare_spawner.spawner.kubernetes.attempt import PodAttempt
-from gpushare_spawner.spawner.kubernetes.cluster.pods import why_waiting
+from gpushare_spawner.spawner.hub import SpawnRefused
+from gpushare_spawner.spawner.kubernetes.attempt import (
+    NotAdmitted,
+    PodAdmission,
+    PodAttempt,
+    api_refused,
+    may_pass,
+    worded,
+)
+from gpushare_spawner.spawner.kubernetes.cluster.capacity import why_waiting
 from gpushare_spawner.spawner.kubernetes.cluster.reflectors import SnapshotStale
 from gpushare_spawner.spawner.kubernetes.reservations import PodReservations, PodShare
-from gpushare_spawner.spawner.spawn_refused import SpawnRefused
-from gpushare_spawner.wording.spawn import failures as words
-from gpushare_spawner.wording.spawn import refusals
+from gpushare_spawner.wording import spawn_failures
+from gpushare_spawner.wording import spawn_failures as words
 
 
 class PodLauncher:
@@ -94,7 +99,9 @@ class PodLauncher:
                 self._attempt.reserved(share)
             # another layer's scheduler can keep a pod waiting for as long as it likes
             scaling = self._scaling if share.offer is None else lambda: True
-            self._attempt.admission = Admission(share.token, share.placement.node, scaling=scaling, events=self._events)
+            self._attempt.admission = PodAdmission(
+                share.token, share.placement.node, scaling=scaling, events=self._events
+            )
             try:
                 return await self._start_pod()
             except NotAdmitted as error:
@@ -114,8 +121,8 @@ class PodLauncher:
             if not self._refused:
                 raise
             said = refusal.jupyterhub_message
-            if refusals.not_admitted(self._refused) not in said:
-                said = refusals.no_node_left(self._refused, said)
+            if spawn_failures.refused_by_nodes(self._refused) not in said:
+                said = spawn_failures.no_node_left(self._refused, said)
             raise SpawnRefused(said, reason="not-admitted", status=503, retry_after=60) from refusal
 
     async def _leave(self, error: NotAdmitted, share: PodShare, last: bool) -> None:

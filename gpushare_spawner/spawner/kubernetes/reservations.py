@@ -1,4 +1,7 @@
-"""Shares in flight in a cluster: from a place to a pod whose annotations say the same."""
+"""Shares in flight in a cluster: from a place to a pod whose annotations say the same.
+
+Nodes that one server's spawns avoid for minutes, because its pod was not admitted there.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -14,18 +17,57 @@ from gpushare_spawner.model.placement import Placement
 from gpushare_spawner.model.report import ClaimsReport
 from gpushare_spawner.model.share import Share
 from gpushare_spawner.placement import Allocation, Requested
-from gpushare_spawner.placement.node_resources import NOTHING
-from gpushare_spawner.spawner.kubernetes.cluster.layer_sessions import Pending
-from gpushare_spawner.spawner.kubernetes.cluster.pods import RESERVATION, annotation, holds_share
+from gpushare_spawner.placement.node import NOTHING
+from gpushare_spawner.spawner.kubernetes.cluster.capacity import RESERVATION, annotation, holds_share
+from gpushare_spawner.spawner.kubernetes.cluster.layers import Pending
 from gpushare_spawner.spawner.kubernetes.cluster.reflectors import SnapshotStale
 from gpushare_spawner.spawner.kubernetes.cluster.snapshot import ClusterSnapshots, allocation_elsewhere
-from gpushare_spawner.spawner.kubernetes.exclusions import Exclusions
 from gpushare_spawner.spawner.queue.loop_breaks import LoopBreaks
-from gpushare_spawner.spawner.queue.other_layers import LayerOffer
-from gpushare_spawner.spawner.queue.queue import Reservation, Ticket
+from gpushare_spawner.spawner.queue.queue import Reservation, SpawnRequest, Ticket
 from gpushare_spawner.spawner.queue.reservations import Reservations
-from gpushare_spawner.spawner.queue.snapshot import GpuSnapshot
-from gpushare_spawner.wording.spawn import refusals
+from gpushare_spawner.spawner.queue.snapshot import GpuSnapshot, LayerOffer
+from gpushare_spawner.wording import spawn_failures
+
+LEFT_OUT_SECONDS = 180.0
+"""How long a node is left out. Ours: a user who tries again after a failed spawn gets another node; a node that has
+become free is not missed for long."""
+
+
+@dataclass(frozen=True)
+class _LeftOut:
+    until: float
+    missing: str
+
+
+class Exclusions:
+    """Nodes by server and template: another server may ask for less, and the node takes it."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._nodes: dict[tuple[str, str], dict[str, _LeftOut]] = {}
+
+    def leave_out(self, request: SpawnRequest, node: str, missing: str) -> None:
+        """Avoid a node for this request. ``missing``: what it lacks, as half a sentence."""
+        key = _key(request)
+        self._nodes.setdefault(key, {})[node] = _LeftOut(self._clock() + LEFT_OUT_SECONDS, missing)
+
+    def of(self, request: SpawnRequest) -> Mapping[str, str]:
+        """Return what is missing on each node that this request avoids now."""
+        self._forget_old()
+        return {node: left.missing for node, left in self._nodes.get(_key(request), {}).items()}
+
+    def _forget_old(self) -> None:
+        now = self._clock()
+        for key, nodes in list(self._nodes.items()):
+            for node in [node for node, left in nodes.items() if left.until <= now]:
+                del nodes[node]
+            if not nodes:
+                del self._nodes[key]
+
+
+def _key(request: SpawnRequest) -> tuple[str, str]:
+    return request.session, request.template.name
+
 
 LINGER_SECONDS = 20.0
 """How long a place is kept after its pod may have been created and was not seen: a request whose answer is lost is done
@@ -59,7 +101,7 @@ class PodReservations(Reservations[PodShare]):
     """
 
     where: ClassVar[str] = "this cluster"
-    unavailable: ClassVar[str] = refusals.ALLOCATIONS_UNKNOWN
+    unavailable: ClassVar[str] = spawn_failures.ALLOCATIONS_UNKNOWN
     unreachable: ClassVar[tuple[type[Exception], ...]] = (SnapshotStale,)
 
     def __init__(self, cluster: ClusterSnapshots, log: logging.Logger, **settings: Any) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from jupyterhub.utils import maybe_future
 
-from gpushare_spawner.wording.errors import missing_package
+from gpushare_spawner.wording.amounts import missing_package
 
 try:
     from kubespawner import KubeSpawner
@@ -31,50 +31,55 @@ from traitlets import default, validate
 
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.sharing.base import LayerCannot, Tenant
-from gpushare_spawner.spawner.attempt import SpawnPhase
+from gpushare_spawner.spawner.attempt import SpawnPhase, SpawnProgress, report_placement, reserve_share
 from gpushare_spawner.spawner.base import GPUShareBase, applied_when_placed
-from gpushare_spawner.spawner.form.form import Form
-from gpushare_spawner.spawner.kubernetes import settings
-from gpushare_spawner.spawner.kubernetes.api_errors import worded
-from gpushare_spawner.spawner.kubernetes.attempt import PodAttempt
-from gpushare_spawner.spawner.kubernetes.cleanup import LastSearch, PodCleanup
+from gpushare_spawner.spawner.form import Form
+from gpushare_spawner.spawner.hub import SpawnRefused, refusals_reported
+from gpushare_spawner.spawner.kubernetes import form
+from gpushare_spawner.spawner.kubernetes.attempt import TRIGGERED_SCALE_UP, PodAttempt, worded
 from gpushare_spawner.spawner.kubernetes.cluster.capacity import ClusterCapacity
-from gpushare_spawner.spawner.kubernetes.cluster.layer_reader import LayerReader
+from gpushare_spawner.spawner.kubernetes.cluster.layers import LayerReader
 from gpushare_spawner.spawner.kubernetes.cluster.reflectors import ReportReflector
 from gpushare_spawner.spawner.kubernetes.cluster.snapshot import REPORTS, ClusterSnapshots
 from gpushare_spawner.spawner.kubernetes.cluster.watches import Watches
 from gpushare_spawner.spawner.kubernetes.form import (
+    NAMES,
+    Offer,
+    checked_texts,
+    choose,
+    choose_template,
     entries_of,
     has_own_form,
+    names_template,
     offers_gpu,
     shown_as_chosen,
     without_idle_fields,
 )
 from gpushare_spawner.spawner.kubernetes.kubespawner_private import KubeSpawnerPrivate
 from gpushare_spawner.spawner.kubernetes.launcher import PodLauncher
-from gpushare_spawner.spawner.kubernetes.options import NAMES, choose, choose_template, names_template
-from gpushare_spawner.spawner.kubernetes.owned_objects import OwnedObjects, SecretRights, claim_of, token_secret
-from gpushare_spawner.spawner.kubernetes.pod.builder import WITHOUT_GPU, build_pod
-from gpushare_spawner.spawner.kubernetes.pod.objects import create_objects
-from gpushare_spawner.spawner.kubernetes.pod.settings import (
+from gpushare_spawner.spawner.kubernetes.owned_objects import (
+    LastSearch,
+    OwnedObjects,
+    PodCleanup,
+    SecretRights,
+    claim_of,
+    token_secret,
+)
+from gpushare_spawner.spawner.kubernetes.pod import (
     CONSTRAINING,
     REQUESTING,
+    WITHOUT_GPU,
+    build_pod,
+    create_objects,
     pinned_node,
     pod_constraints,
     requested,
 )
-from gpushare_spawner.spawner.kubernetes.profile_list import Offer, checked_texts
 from gpushare_spawner.spawner.kubernetes.reservations import PodReservations, PodShare
-from gpushare_spawner.spawner.kubernetes.unschedulable import TRIGGERED_SCALE_UP
-from gpushare_spawner.spawner.options.overrides import Overrides
-from gpushare_spawner.spawner.options.profiles import Profile
-from gpushare_spawner.spawner.options.validation import Choice
-from gpushare_spawner.spawner.placing import report_placement, reserve_share
-from gpushare_spawner.spawner.progress import SpawnProgress
+from gpushare_spawner.spawner.options import Choice, Overrides, Profile
 from gpushare_spawner.spawner.queue.queue import SpawnRequest
-from gpushare_spawner.spawner.spawn_refused import SpawnRefused, refusals_reported
-from gpushare_spawner.wording.spawn import options as words
-from gpushare_spawner.wording.spawn.cards import CLUSTER_UNREADABLE
+from gpushare_spawner.wording import spawn_form as words
+from gpushare_spawner.wording.spawn_form import CLUSTER_UNREADABLE
 
 _TEMPLATES = "/etc/gpushare/templates"
 
@@ -93,23 +98,23 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
 
     _attempt: PodAttempt
 
-    reports_namespace = settings.reports_namespace()
-    share_unit_size = settings.share_unit_size()
-    claims_overcommit = settings.claims_overcommit()
-    view_patience = settings.view_patience()
-    start_attempts = settings.start_attempts()
-    nodes_are_added = settings.nodes_are_added()
+    reports_namespace = form.reports_namespace()
+    share_unit_size = form.share_unit_size()
+    claims_overcommit = form.claims_overcommit()
+    view_patience = form.view_patience()
+    start_attempts = form.start_attempts()
+    nodes_are_added = form.nodes_are_added()
 
     @default("reports_namespace")
     def _default_reports_namespace(self) -> str:
-        if found := settings.namespace_of_hub():
+        if found := form.namespace_of_hub():
             return found
         # a user's namespace is not the hub's
         return self._kube.default_namespace() if self.enable_user_namespaces else str(self.namespace)
 
     @validate("share_unit_size")
     def _valid_share_unit_size(self, proposal: Any) -> int:
-        return settings.valid_share_unit_size(proposal["value"])
+        return form.valid_share_unit_size(proposal["value"])
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -139,7 +144,7 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
             self.log,
             capacity=capacity,
             layers=layers,
-            claimed_capacity=settings.claimed_capacity(self.claims_overcommit),
+            claimed_capacity=form.claimed_capacity(self.claims_overcommit),
         )
         return PodReservations(
             cluster,

@@ -1,4 +1,7 @@
-"""What makes a spawner of processes a sharing one."""
+"""What makes a spawner of processes a sharing one.
+
+The state of one spawn of a process: its session with this machine's agent.
+"""
 
 from __future__ import annotations
 
@@ -12,24 +15,66 @@ from jupyterhub.utils import maybe_future
 from traitlets import Float, List, Unicode, Union
 
 from gpushare_spawner.clients.agent import AgentClient, default_control_socket
+from gpushare_spawner.model.control import OpenRequest
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.sharing.base import Tenant
-from gpushare_spawner.sharing.native_process import NativeProcessLayer
-from gpushare_spawner.spawner.attempt import SpawnPhase
+from gpushare_spawner.sharing.native import NativeProcessLayer
+from gpushare_spawner.spawner.attempt import SpawnAttempt, SpawnPhase, report_placement, reserve_share
 from gpushare_spawner.spawner.base import GPUShareBase, applied_when_placed
-from gpushare_spawner.spawner.form.form import Form
-from gpushare_spawner.spawner.local.attempt import ProcessAttempt
-from gpushare_spawner.spawner.local.machine import Machine
-from gpushare_spawner.spawner.local.reservations import AgentReservations
-from gpushare_spawner.spawner.options.overrides import Overrides
-from gpushare_spawner.spawner.options.profiles import Profile, ProfileError, profiles
-from gpushare_spawner.spawner.options.validation import Choice
-from gpushare_spawner.spawner.placing import report_placement, reserve_share
+from gpushare_spawner.spawner.form import Form
+from gpushare_spawner.spawner.hub import SpawnRefused, refusals_reported
+from gpushare_spawner.spawner.local.reservations import AgentReservations, LocalMachine, OpenedShare
+from gpushare_spawner.spawner.options import Choice, Overrides, Profile, ProfileError, profiles
 from gpushare_spawner.spawner.queue.queue import SpawnRequest
-from gpushare_spawner.spawner.spawn_refused import SpawnRefused, refusals_reported
-from gpushare_spawner.wording.spawn import failures as words
-from gpushare_spawner.wording.spawn import layers as layer_words
-from gpushare_spawner.wording.spawn.cards import AGENT_SILENT
+from gpushare_spawner.wording import spawn_failures as words
+from gpushare_spawner.wording import spawn_form as layer_words
+from gpushare_spawner.wording.spawn_form import AGENT_SILENT
+
+CHECK_EVERY = 20.0
+"""Seconds between two looks whether the agent still has a running server's session."""
+
+
+class ProcessAttempt(SpawnAttempt[OpenedShare]):
+    """One spawn of a process. ``release`` closes the session of an id in the background."""
+
+    def __init__(self, overrides: Overrides, release: Callable[[str], None]) -> None:
+        super().__init__(overrides)
+        self.session: OpenRequest | None = None
+        """The session that the agent was asked for; the server's, from its reservation to its end."""
+        self._release = release
+        self._checked_at: float | None = None
+
+    def reserved(self, reservation: OpenedShare) -> None:
+        """Note the share that was found."""
+        self.reservation, self.session = reservation, reservation.opened_with
+
+    def give_back(self) -> None:
+        session, self.session, self.reservation = self.session, None, None
+        if session is not None:
+            self._release(session.id)
+
+    def check_due(self, now: float) -> bool:
+        """Return whether the agent is to be asked for the session; ``now``: seconds on a monotonic clock."""
+        if self._checked_at is not None and now - self._checked_at < CHECK_EVERY:
+            return False
+        self._checked_at = now
+        return True
+
+    def state(self) -> dict[str, Any]:
+        ours = super().state()
+        if ours:
+            ours["session"] = self.session.model_dump(mode="json") if self.session is not None else None
+        return ours
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take over what `state` said. Raises ValueError (pydantic's) for a session that is none.
+
+        The agent's report is the truth, see `GPUShareMixin.poll`.
+        """
+        super().restore(state)
+        if state.get("session") is not None:
+            self.session = OpenRequest.model_validate(state["session"])
+
 
 _WITHOUT_GPU = {"CUDA_VISIBLE_DEVICES": "-1"}
 """A server whose template has no GPU must not take one because the machine has one. (CUDA C++ Programming Guide,
@@ -126,7 +171,7 @@ class GPUShareMixin(GPUShareBase):
             AgentClient(self.agent_socket, self.agent_timeout),
             self.log,
             agent_patience=self.agent_patience,
-            machine=Machine.here() if self.enforces_resources else None,
+            machine=LocalMachine.here() if self.enforces_resources else None,
             layers=self._layers_in_force(),
             **self._queue_settings(),
         )

@@ -3,34 +3,314 @@
 The session's life after that is in `sessions`. One `AgentReservations` serves all spawners of a hub process that use
 the same agent. What it knows is only a hint: each pass over the queue starts with a fresh report, and the agent counts
 again when a session is opened.
+
+The sessions that this hub process has opened with its machine's agent, from the reservation to the close.
+
+Does not choose GPUs: see `reservations`. What an earlier hub or agent left is handled in `recovery`.
+
+After a restart of the hub or the agent: running servers keep their sessions, and forgotten sessions are closed.
+
+CPU and memory of the hub's machine, as placement counts them.
+
+Nothing here limits a server: the spawner does. Where it does not, CPU and memory do not count; see
+`GPUShareMixin.enforces_resources`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from gpushare_spawner.clients.agent import AgentClient
-from gpushare_spawner.model.layers import LayersFile
+from gpushare_spawner.model.control import AgentUnreachable, ControlRefused, OpenRequest
+from gpushare_spawner.model.layer_rules import LayersFile
 from gpushare_spawner.model.placement import Placement
-from gpushare_spawner.model.protocol.control import AgentUnreachable, ControlRefused, OpenRequest
 from gpushare_spawner.model.report import Report
-from gpushare_spawner.placement import Allocation, Requested
-from gpushare_spawner.sharing.native_process import open_request
-from gpushare_spawner.spawner.local.machine import Machine
-from gpushare_spawner.spawner.local.recovery import SessionRecovery
-from gpushare_spawner.spawner.local.sessions import CONFIRM_WITHIN, AgentSessions
-from gpushare_spawner.spawner.queue.inventory import GpuInventory
+from gpushare_spawner.model.template import Template
+from gpushare_spawner.placement import Allocation, NodeResources, Requested
+from gpushare_spawner.sharing.native import open_request
+from gpushare_spawner.spawner.hub import SpawnRefused
 from gpushare_spawner.spawner.queue.queue import Reservation, Ticket
 from gpushare_spawner.spawner.queue.reservations import Reservations
-from gpushare_spawner.spawner.queue.snapshot import NO_RULES, GpuSnapshot, guaranteed_resources
-from gpushare_spawner.spawner.spawn_refused import SpawnRefused
-from gpushare_spawner.wording.spawn import failures as words
-from gpushare_spawner.wording.spawn import refusals
+from gpushare_spawner.spawner.queue.snapshot import (
+    MILLICORES,
+    NO_RULES,
+    GpuInventory,
+    GpuSnapshot,
+    guaranteed_resources,
+)
+from gpushare_spawner.wording import spawn_failures
+from gpushare_spawner.wording import spawn_failures as words
+
+CONFIRM_WITHIN = 900.0
+"""Seconds that the agent keeps a session whose process nobody confirmed: longer than a start may take."""
+LONGEST_PAUSE = 5.0
+"""Seconds between two tries to close a session while the agent does not answer, at most."""
+
+InBackground = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
+"""Runs a coroutine to its end, whoever asked for it."""
+
+
+class AgentSessions:
+    """Opens, confirms and closes sessions. ``changed`` is called when a session has been closed."""
+
+    def __init__(
+        self, client: AgentClient, log: logging.Logger, in_background: InBackground, changed: Callable[[], None]
+    ) -> None:
+        self._client = client
+        self._log = log
+        self._in_background = in_background
+        self._changed = changed
+        self.in_flight: dict[str, Allocation] = {}
+        """Shares of sessions that are not confirmed yet, by the session's id."""
+        self._running: dict[str, OpenRequest] = {}
+        """Sessions whose process was started here, until they are released."""
+        self._closing: dict[str, asyncio.Task[None]] = {}
+
+    async def open(self, request: OpenRequest, uncounted: Requested) -> tuple[Allocation, dict[str, str]]:
+        """Open a session; return what it holds, and the environment that its notebook server must be started with.
+
+        ``uncounted``: what it takes of the machine's CPU and memory, until the agent reports it.
+        Its share counts as in flight from now on. Raises ControlRefused; then nothing is open. After any other error
+        the session is closed in the background: it may have been opened.
+        """
+        allocation = self.in_flight[request.id] = Allocation(
+            session=request.id,
+            gpus=request.gpus,
+            share_units=request.share_units,
+            borrowed_units=request.borrowed_units,
+            effective_units=request.share_units,
+            opened_at=time.time(),
+            uncounted=uncounted,
+            user=request.user,
+            quota=request.quota,
+            layer=request.layer,
+        )
+        try:
+            opened = await self._client.open(request)
+        except ControlRefused:
+            self.in_flight.pop(request.id, None)
+            raise
+        except BaseException:
+            # closing what is not open is no error
+            self.release(request.id)
+            raise
+        return allocation, opened.environment
+
+    def is_closing(self, session: str) -> bool:
+        """Return whether the session is being closed: opened now, it might be closed by that."""
+        return session in self._closing
+
+    @property
+    def all_closed(self) -> bool:
+        """Whether no session is being closed."""
+        return not self._closing
+
+    # -- the process runs --
+
+    async def confirm(self, request: OpenRequest, pid: int) -> None:
+        """Tell the agent the pid of the session's process. An unavailable agent is told when it is back.
+
+        Raises ControlRefused where the agent does not accept it.
+        """
+        self._running[request.id] = request
+        try:
+            await self._confirm(request, pid)
+        except AgentUnreachable as error:
+            self._log.warning("GPU session %s is not confirmed yet: %s", request.id, error)
+            self._in_background(self._confirm_later(request, pid))
+
+    async def confirm_started(self, request: OpenRequest, pid: int) -> None:
+        """As `confirm`. Raises SpawnRefused, also for a ``pid`` below 1: then the server has ended already."""
+        if pid < 1:
+            raise SpawnRefused(words.SERVER_ENDED, reason="exited", status=500)
+        try:
+            await self.confirm(request, pid)
+        except ControlRefused as error:
+            raise SpawnRefused(words.agent_refused_process(error.message), reason="agent-refused", status=502) from None
+
+    async def _confirm(self, request: OpenRequest, pid: int) -> None:
+        try:
+            await self._client.confirm(request.id, pid)
+        except ControlRefused as error:
+            if error.code != "unknown-session" or self._running.get(request.id) is not request:
+                raise
+            # the agent lost it, in a restart without its state: the place was ours, ask for it again
+            await self._client.open(request)
+            self._log.warning("The agent had lost GPU session %s; it was opened again", request.id)
+            await self._client.confirm(request.id, pid)
+        finally:
+            if request.id not in self._running and request.id not in self.in_flight:
+                # it was stopped meanwhile, and not started again: what was opened above must not stay
+                self.release(request.id)
+        self.in_flight.pop(request.id, None)
+
+    async def _confirm_later(self, request: OpenRequest, pid: int) -> None:
+        delay = 1.0
+        while self._running.get(request.id) is request:
+            await asyncio.sleep(delay)
+            delay = min(delay * 2, 30.0)
+            if self._running.get(request.id) is not request:
+                return
+            try:
+                await self._confirm(request, pid)
+            except AgentUnreachable:
+                continue
+            except ControlRefused as error:
+                self._log.warning("GPU session %s is not confirmed: %s. Its notebook runs on.", request.id, error)
+            return
+
+    # -- the end of a session --
+
+    def release(self, session: str) -> None:
+        """Close a session in the background; a new start of the same server waits until that is done."""
+        self._running.pop(session, None)
+        if session not in self._closing:
+            self._closing[session] = self._in_background(self._close(session))
+
+    async def close(self, session: str, timeout: float = 5.0) -> None:
+        """Close a session, and wait for it at most ``timeout`` seconds; the rest happens in the background."""
+        self.release(session)
+        await asyncio.wait({self._closing[session]}, timeout=timeout)
+
+    async def _close(self, session: str) -> None:
+        """Try until the agent has heard it, or until it must have found out by itself."""
+        until, pause = time.monotonic() + CONFIRM_WITHIN, 0.25
+        try:
+            while time.monotonic() < until:
+                try:
+                    await self._client.close(session)
+                    return
+                except (AgentUnreachable, ControlRefused) as error:
+                    self._log.warning("GPU session %s is not closed yet: %s", session, error)
+                    await asyncio.sleep(pause)
+                    pause = min(pause * 2, LONGEST_PAUSE)
+        finally:
+            self.in_flight.pop(session, None)
+            self._closing.pop(session, None)
+            self._changed()
+
+
+class SessionRecovery:
+    """Compares the agent's report with the servers that the hub knows.
+
+    ``report`` returns the agent's report, at most as many seconds old as its argument says; it raises AgentUnreachable.
+    """
+
+    def __init__(
+        self,
+        client: AgentClient,
+        sessions: AgentSessions,
+        report: Callable[[float], Awaitable[Report]],
+        log: logging.Logger,
+        in_background: InBackground,
+    ) -> None:
+        self._client = client
+        self._sessions = sessions
+        self._report = report
+        self._log = log
+        self._in_background = in_background
+        self._started_at = time.time()
+        self._adopting: set[str] = set()
+
+    def adopt_soon(self, request: OpenRequest, pid: Callable[[], Awaitable[int]], runs: Callable[[], bool]) -> None:
+        """See to it, in the background, that a running server has its session.
+
+        ``runs`` says whether the server still runs under this session; ``pid`` tells its process.
+        """
+        if request.id not in self._adopting and not self._sessions.is_closing(request.id):
+            self._adopting.add(request.id)
+            self._in_background(self._adopt(request, pid, runs))
+
+    async def _adopt(self, request: OpenRequest, pid: Callable[[], Awaitable[int]], runs: Callable[[], bool]) -> None:
+        try:
+            session = (await self._report(2.0)).session(request.id) or (await self._report(0.0)).session(request.id)
+            if session is not None and session.confirmed:
+                return
+            number = await pid()
+            if number < 1 or not runs():
+                return
+            if session is None:
+                await self._client.open(request)
+                self._log.warning("The agent had lost GPU session %s; it was opened again", request.id)
+            if runs():
+                await self._client.confirm(request.id, number)
+            else:
+                self._sessions.release(request.id)
+        except AgentUnreachable as error:
+            self._log.warning("GPU session %s cannot be checked: %s", request.id, error)
+        except ControlRefused as error:
+            self._log.warning("Server %s runs without a GPU share: %s", request.id, error.message)
+        except Exception:
+            self._log.exception("GPU session %s could not be checked", request.id)
+        finally:
+            self._adopting.discard(request.id)
+
+    def sweep_soon(self, runs: Callable[[str, str], bool]) -> None:
+        """`sweep` in the background, as soon as the agent answers."""
+        self._in_background(self._sweep(runs))
+
+    async def _sweep(self, runs: Callable[[str, str], bool]) -> None:
+        # what an earlier hub left unconfirmed is dropped by the agent itself after CONFIRM_WITHIN
+        until = time.monotonic() + CONFIRM_WITHIN
+        delay = 1.0
+        while time.monotonic() < until:
+            try:
+                await self.sweep(runs)
+                return
+            except AgentUnreachable:
+                await asyncio.sleep(delay)
+                delay = min(delay * 2, 60.0)
+            except Exception:
+                self._log.exception("Cannot look for sessions of an earlier hub")
+                return
+
+    async def sweep(self, runs: Callable[[str, str], bool]) -> list[str]:
+        """Close what an earlier hub process reserved and never confirmed; the ids of the sessions.
+
+        ``runs`` says whether the hub knows a user's server to run or to start. A confirmed session is left alone: its
+        process lives, perhaps under another hub, and the agent ends it with the process.
+        """
+        report = await self._report(0.0)
+        swept = []
+        for session in report.sessions:
+            ours = session.id in self._sessions.in_flight or session.opened_at >= self._started_at
+            if ours or runs(session.user, session.server):
+                continue
+            if session.confirmed:
+                self._log.warning("GPU session %s (pid %s) belongs to no server of this hub", session.id, session.pid)
+            else:
+                self._log.info("Closing GPU session %s, which an earlier hub reserved and did not use", session.id)
+                self._sessions.release(session.id)
+                swept.append(session.id)
+        return swept
+
+
+@dataclass(frozen=True)
+class LocalMachine:
+    """One machine. ``total``: its CPU and memory; any number of servers can run on it."""
+
+    total: NodeResources
+
+    @classmethod
+    def here(cls) -> LocalMachine:
+        """Return the machine that this process runs on."""
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return cls(NodeResources.of_empty_node((os.cpu_count() or 1) * MILLICORES, memory))
+
+    def left(self, report: Report, templates: Iterable[Template]) -> NodeResources:
+        """Return what the sessions of a report leave: what their templates guarantee now is taken.
+
+        A session of a template that is gone counts nothing, and so does a server without a GPU: the report has none.
+        """
+        guaranteed = {template.name: guaranteed_resources(template) for template in templates}
+        taken = (guaranteed[session.template] for session in report.sessions if session.template in guaranteed)
+        return self.total.less(Requested.total(taken))
 
 
 @dataclass(frozen=True)
@@ -51,7 +331,7 @@ class AgentReservations(Reservations[OpenedShare]):
     """
 
     where: ClassVar[str] = "this machine"
-    unavailable: ClassVar[str] = refusals.AGENT_SILENT
+    unavailable: ClassVar[str] = spawn_failures.AGENT_SILENT
     unreachable: ClassVar[tuple[type[Exception], ...]] = (AgentUnreachable,)
 
     def __init__(
@@ -60,7 +340,7 @@ class AgentReservations(Reservations[OpenedShare]):
         log: logging.Logger,
         *,
         agent_patience: float = 20.0,
-        machine: Machine | None = None,
+        machine: LocalMachine | None = None,
         layers: Callable[[], LayersFile | None] = lambda: None,
         **settings: Any,
     ) -> None:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import pwd
 
-from gpushare_spawner.wording.errors import missing_package
+from gpushare_spawner.wording.amounts import missing_package
 
 try:
     from systemdspawner import SystemdSpawner
 except ImportError as error:
     raise ImportError(missing_package("GPUShareSystemdSpawner", error)) from error
 
+from gpushare_spawner.spawner.hub import SpawnRefused
 from gpushare_spawner.spawner.local.mixin import GPUShareMixin
-from gpushare_spawner.spawner.spawn_refused import SpawnRefused
-from gpushare_spawner.wording.spawn import failures as words
+from gpushare_spawner.wording import spawn_failures as words
 
 
 class GPUShareSystemdSpawner(GPUShareMixin, SystemdSpawner):  # type: ignore[misc]

@@ -17,9 +17,9 @@ except ImportError as error:
         "on other machines use the spawner gpushare-systemd or gpushare-local"
     ) from error
 
+from gpushare_spawner.spawner.hub import SpawnRefused
 from gpushare_spawner.spawner.local.systemd import GPUShareSystemdSpawner
-from gpushare_spawner.spawner.spawn_refused import SpawnRefused
-from gpushare_spawner.wording.spawn import failures as words
+from gpushare_spawner.wording import spawn_failures as words
 
 
 class GPUShareTLJHSpawner(GPUShareSystemdSpawner, UserCreatingSpawner):  # type: ignore[misc]

@@ -1,24 +1,33 @@
-"""Whether a template could start now, for its card."""
+"""Whether a template could start now, for its card.
+
+Estimates how long queued spawns wait: by idle actions that are due, and by how long recent spawns waited.
+
+Of sessions on GPUs of other sharing layers those count that have a notice of a stop.
+
+Pure: the time is an argument. Where nothing is known there is no estimate. Positions are computed in `queue`.
+"""
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from statistics import median
 from typing import Literal
 
-from gpushare_spawner.model.layers import LayerName
-from gpushare_spawner.model.layers.mig import MigProfile
+from gpushare_spawner.model.layers import LayerName, MigProfile
+from gpushare_spawner.model.report import Notice
+from gpushare_spawner.model.share import Share
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.placement import Demand, PlacementRequest
+from gpushare_spawner.placement import Demand, PlacementRequest, SupposedLedger, helpful_actions
 from gpushare_spawner.sharing.base import Tenant
-from gpushare_spawner.spawner.queue.inventory import GpuKind
-from gpushare_spawner.spawner.queue.other_layers import AskedServer, Kept, OtherLayers, Outcome
-from gpushare_spawner.spawner.queue.placement_check import PlacementCheck, Verdict
-from gpushare_spawner.spawner.queue.positions import Positions
-from gpushare_spawner.spawner.queue.queue import Alternative, SpawnQueue, Startable
-from gpushare_spawner.wording.spawn import queue as words
-from gpushare_spawner.wording.spawn.cards import gpu_models
-from gpushare_spawner.wording.spawn.layers import not_on_one_machine
+from gpushare_spawner.spawner.queue.loop_breaks import LoopBreaks
+from gpushare_spawner.spawner.queue.placer import PlacementCheck, Positions, Verdict
+from gpushare_spawner.spawner.queue.queue import Alternative, SpawnQueue, SpawnRequest, Startable, Ticket
+from gpushare_spawner.spawner.queue.snapshot import AskedServer, GpuKind, GpuSnapshot, Kept, LayerOutcome, OtherLayers
+from gpushare_spawner.wording import spawn_failures as words
+from gpushare_spawner.wording.spawn_form import gpu_models, not_on_one_machine
 
 
 @dataclass(frozen=True)
@@ -170,15 +179,15 @@ class AvailabilityNow:
         found = layers.verdict(AskedServer(template, self.tenant, ineligible=ineligible), kept)
         native = self._native(template) if layers.native(template) else None
         gpus = (*(native.gpus if native is not None else ()), *found.gpus)
-        if native is not None and native.kind == "now" and found.outcome is not Outcome.NOW:
+        if native is not None and native.kind == "now" and found.outcome is not LayerOutcome.NOW:
             return replace(native, gpus=gpus)
         layer = found.offer.layer if found.offer is not None else None
-        if found.outcome is Outcome.NOW:
+        if found.outcome is LayerOutcome.NOW:
             now = Availability("now", words.STARTS_NOW) if found.known else UNKNOWN
             return replace(now, gpus=gpus, layer=layer, profile=found.profile)
-        if found.outcome is Outcome.WAIT or (native is not None and native.kind == "wait"):
+        if found.outcome is LayerOutcome.WAIT or (native is not None and native.kind == "wait"):
             position = words.position(Positions(self.check, self.queue).ahead_of_template(template))
-            why = found.why if found.outcome is Outcome.WAIT or native is None else native.detail
+            why = found.why if found.outcome is LayerOutcome.WAIT or native is None else native.detail
             return Availability("wait", position, why, gpus, layer=layer, profile=found.profile)
         return Availability("never", words.NO_SUITABLE_GPU, found.why, gpus, layer=layer)
 
@@ -196,9 +205,9 @@ class AvailabilityNow:
         if verdict.placement is not None and verdict.placement.borrowed:
             borrowed = verdict.placement.borrowed
             return Availability("now", words.STARTS_ON_LENT, words.LENT_DETAIL, borrowed=borrowed)
-        if verdict.outcome is Outcome.NOW:
+        if verdict.outcome is LayerOutcome.NOW:
             return Availability("now", words.STARTS_NOW)
-        if verdict.outcome is Outcome.NEVER:
+        if verdict.outcome is LayerOutcome.NEVER:
             return Availability("never", self._why_never(verdict), verdict.why)
         position = words.position(Positions(self.check, self.queue).ahead_of(request))
         return Availability("wait", position, verdict.why)
@@ -215,3 +224,167 @@ def models_of(gpus: tuple[GpuKind, ...]) -> Mapping[str, int]:
     for kind in gpus:
         counted[kind.model] = counted.get(kind.model, 0) + kind.count
     return counted
+
+
+RECENT_SECONDS = 3600.0
+"""How old a recent wait may be: after that, other users work on the GPUs."""
+FEWEST_WAITS = 3
+"""Waits that an estimate needs at least: the median of fewer is one user's chance."""
+MOST_WAITS = 200
+"""Waits that are remembered at most."""
+_STEPS = ((5, 1), (30, 5), (120, 15))
+"""Up to so many minutes an estimate is rounded up to a multiple of so many."""
+
+
+@dataclass(frozen=True)
+class RecentWait:
+    """How long one spawn that was placed had been the first in the queue for its GPUs."""
+
+    ended: float
+    """Seconds on a monotonic clock."""
+    seconds: float
+    share: Share
+    kinds: frozenset[str]
+    """Of the GPUs: see `gpu_kinds`."""
+
+
+class RecentWaits:
+    """The waits of spawns that have been placed lately."""
+
+    def __init__(self) -> None:
+        self._waits: deque[RecentWait] = deque(maxlen=MOST_WAITS)
+
+    def add(self, wait: RecentWait) -> None:
+        """Remember a wait."""
+        self._waits.append(wait)
+
+    def expected(self, share: Share, kinds: frozenset[str], ahead: int, waited: float, now: float) -> float | None:
+        """Return in how many seconds a spawn of this share is placed; None where too few such spawns waited lately.
+
+        ``ahead``: spawns before it; ``waited``: seconds for which it has been the first, 0 while it is not.
+        """
+        waits = [
+            wait.seconds
+            for wait in self._waits
+            if wait.share == share and now - wait.ended <= RECENT_SECONDS and not wait.kinds.isdisjoint(kinds)
+        ]
+        if len(waits) < FEWEST_WAITS:
+            return None
+        if ahead:
+            return (ahead + 1) * median(waits)
+        # of the recent spawns only those are like this one that waited at least as long
+        longer = [seconds - waited for seconds in waits if seconds >= waited]
+        return median(longer) if len(longer) >= FEWEST_WAITS else None
+
+
+class WaitEstimates:
+    """Estimates for all spawns in one queue."""
+
+    def __init__(self) -> None:
+        self._recent = RecentWaits()
+
+    def placed(self, ticket: Ticket, snapshot: GpuSnapshot, now: float) -> None:
+        """Note that a ticket got its place. ``now``: seconds on a monotonic clock."""
+        if ticket.first_since is not None:
+            kinds = gpu_kinds(ticket.request, snapshot)
+            self._recent.add(RecentWait(now, now - ticket.first_since, ticket.request.share, kinds))
+
+    async def minutes(
+        self, check: PlacementCheck, queue: SpawnQueue, now: float, wall_time: float, breaks: LoopBreaks
+    ) -> Mapping[Ticket, int]:
+        """Return the rounded estimate of each spawn for which there is one.
+
+        ``now``: seconds on a monotonic clock; ``wall_time``: seconds since the epoch.
+        """
+        due = {**await after_announced_stops(check.snapshot, queue, breaks)}
+        for ticket, at in (await after_idle_actions(check, queue, breaks)).items():
+            due[ticket] = min(at, due.get(ticket, at))
+        found: dict[Ticket, int] = {}
+        for ticket in queue:
+            await breaks.pause_if_due()
+            if ticket.ahead is None or ticket.result.done():
+                continue
+            kinds = gpu_kinds(ticket.request, check.snapshot)
+            waited = now - ticket.first_since if ticket.first_since is not None else 0.0
+            seconds = self._recent.expected(ticket.request.share, kinds, ticket.ahead, waited, now)
+            estimates = [due[ticket] - wall_time] if ticket in due else []
+            estimates += [seconds] if seconds is not None else []
+            if estimates:
+                found[ticket] = rounded_minutes(min(estimates))
+        return found
+
+
+def gpu_kinds(request: SpawnRequest, snapshot: GpuSnapshot) -> frozenset[str]:
+    """Return the kinds of GPUs that a spawn waits for: models of GPUs with an agent, and other layers, each with the
+    models that the template names."""
+    others = snapshot.layers.names(request.template) if snapshot.layers is not None else ()
+    models = request.models(snapshot) if snapshot.native(request.template) else frozenset()
+    return models | {f"{layer}: {' '.join(request.gpu.models)}" for layer in others}
+
+
+async def after_announced_stops(snapshot: GpuSnapshot, queue: SpawnQueue, breaks: LoopBreaks) -> Mapping[Ticket, float]:
+    """Return when other layers can place queued spawns if all announced stops happen: seconds since the epoch.
+
+    Spawns that this does not help, or of which it is not known, are left out.
+    """
+    layers = snapshot.layers
+    expected: dict[Ticket, float] = {}
+    if layers is None:
+        return expected
+    ahead: dict[LayerName, int] = {}
+    for ticket in queue:
+        names = layers.names(ticket.request.template)
+        if ticket.result.done() or not names:
+            continue
+        await breaks.pause_if_due()
+        request, units = ticket.request, ticket.request.share.total_units
+        # as many servers of its size as those before it and itself need
+        servers = 1 + -(-max(ahead.get(name, 0) for name in names) // units)
+        at = layers.starts_by(request.elsewhere(), servers)
+        if at is not None:
+            expected[ticket] = at
+        for name in names:
+            ahead[name] = ahead.get(name, 0) + units
+    return expected
+
+
+def rounded_minutes(seconds: float) -> int:
+    """Return minutes, at least 1, rounded up to a number that suits an estimate: 6 min is 10, 31 min is 45."""
+    minutes = max(1, math.ceil(seconds / 60))
+    step = next((step for most, step in _STEPS if minutes <= most), 60)
+    return math.ceil(minutes / step) * step
+
+
+async def after_idle_actions(check: PlacementCheck, queue: SpawnQueue, breaks: LoopBreaks) -> Mapping[Ticket, float]:
+    """Return when queued spawns can be placed if all announced idle actions happen: seconds since the epoch.
+
+    Spawns that these actions do not help are left out. Nothing is changed: what would be is computed on copies of the
+    nodes that the actions concern.
+    """
+    supposed = SupposedLedger(check.ledger)
+    native = check.snapshot.native
+    waiting = {
+        ticket: _counted(check, ticket)
+        for ticket in queue
+        if not ticket.result.done() and native(ticket.request.template)
+    }
+    expected: dict[Ticket, float] = {}
+    helpful: list[tuple[str, Notice]] = []
+    for actions in helpful_actions(check.ledger, waiting.values(), check.snapshot.announced):
+        helpful += actions
+        await breaks.pause_if_due()
+    for session, announced in sorted(helpful, key=lambda known: known[1].at):
+        if len(expected) == len(waiting):
+            break
+        await breaks.pause_if_due()
+        node = supposed.happens(session, announced)
+        if node is None:
+            continue
+        for ticket, request in waiting.items():
+            if ticket not in expected and supposed.place(ticket.claimant, request, node) is not None:
+                expected[ticket] = announced.at
+    return expected
+
+
+def _counted(check: PlacementCheck, ticket: Ticket) -> PlacementRequest:
+    return check.counted_request(ticket.request.placement(check.snapshot))

@@ -1,32 +1,313 @@
 """Decides for the spawns in the queue, on one snapshot: a place now, a longer wait, or a refusal.
 
 Does not reserve anything and knows no clock: see `reservations`.
+
+Whether a share can be placed now, later or never, on one snapshot: for queued spawns and for the form's cards.
+
+Does not change the queue or the ledger: see `placer`.
+
+Positions in the queue: how many earlier spawns could use the same GPUs as a spawn.
+
+One object for one pass over the queue, on its snapshot. The order of the queue stands in `queue`.
+
+Keeps nodes of other sharing layers free for spawns that later ones overtake. One object for one pass over the queue.
+
+No ledger has these GPUs, and their layer's scheduler chooses one. So what is kept is a whole node: the pods of later
+spawns must not go there, and what runs there ends sooner or later. GPUs with an agent are kept by claims: see `placer`.
+
+Exceptions for spawns that do not get a share; the sentences are in `wording.refusals`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Iterator, Set
+from dataclasses import dataclass, field, replace
+
+from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.placement import Placement
 from gpushare_spawner.model.report import Notice
+from gpushare_spawner.model.share import Share
+from gpushare_spawner.model.template import Template
 from gpushare_spawner.placement import (
     Allocation,
-    Claim,
+    Demand,
+    EntrySource,
+    Ledger,
     LedgerFeed,
+    NodeHold,
     PlacementRequest,
-    Source,
+    PreparedStrategy,
+    Reason,
+    Strategy,
+    Unplaceable,
     able_nodes,
     cheapest_claim,
     first_to_fit,
     helpful_actions,
     looking_for_claim,
 )
-from gpushare_spawner.spawner.queue.kept_nodes import KeptNodes
+from gpushare_spawner.quota import Account, LimitExceeded
+from gpushare_spawner.spawner.hub import SpawnRefused
 from gpushare_spawner.spawner.queue.loop_breaks import LoopBreaks
-from gpushare_spawner.spawner.queue.other_layers import OtherLayers, Outcome
-from gpushare_spawner.spawner.queue.placement_check import PlacementCheck
-from gpushare_spawner.spawner.queue.positions import Positions
-from gpushare_spawner.spawner.queue.queue import SpawnQueue, Ticket
-from gpushare_spawner.spawner.queue.queue_errors import impossible, queue_full
-from gpushare_spawner.wording.spawn.refusals import not_admitted
+from gpushare_spawner.spawner.queue.queue import SpawnQueue, SpawnRequest, Ticket
+from gpushare_spawner.spawner.queue.snapshot import GpuSnapshot, Kept, LayerOutcome, OtherLayers
+from gpushare_spawner.wording import spawn_failures, spawn_form
+from gpushare_spawner.wording import spawn_failures as words
+from gpushare_spawner.wording.amounts import duration
+from gpushare_spawner.wording.service import exceeded
+from gpushare_spawner.wording.spawn_failures import EARLIER_FIRST, refused_by_nodes
+
+NODES_AT_ONCE = 20
+"""Nodes that are looked at without a break for the event loop: 1 to 2 ms."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The outcome for one share."""
+
+    outcome: LayerOutcome
+    placement: Placement | None = None
+    """NOW: the place."""
+    why: str = ""
+    """WAIT and NEVER: the reason, as a sentence."""
+    unsuitable: bool = False
+    """NEVER: no GPU is of a suitable model."""
+    left_out: bool = False
+    """WAIT: only nodes that did not admit a pod of this request have a place."""
+    ineligible: bool = False
+    """NEVER: the taints or labels that the nodes have now keep the pod out."""
+
+
+@dataclass(frozen=True)
+class PlacementCheck:
+    """Checks shares against one snapshot and its ledger.
+
+    ``counted`` returns a share as the ledger counts it, where GPUs are given out in coarser steps than 1 %.
+    """
+
+    snapshot: GpuSnapshot
+    ledger: Ledger
+    strategy: Strategy
+    counted: Callable[[Share], Share] = field(default=lambda share: share)
+    nodes_are_added: bool = False
+    """Nodes that are added later may do for what no node of now can take."""
+
+    def verdict(self, request: PlacementRequest) -> Verdict:
+        """Return whether a request can be placed, beside what is kept for spawns that wait."""
+        placement = self.ledger.place(self.counted_request(request), self.strategy)
+        if placement is not None:
+            return Verdict(LayerOutcome.NOW, placement)
+        unplaceable: Unplaceable = self.ledger.why_unplaceable(request)
+        why = (
+            self._no_instance(request)
+            or self._native_there(request, unplaceable)
+            or spawn_failures.capacity(unplaceable)
+        )
+        if not unplaceable.may_pass:
+            if self.snapshot.awaited:
+                return Verdict(LayerOutcome.WAIT, why=self.snapshot.awaited)
+            if self.nodes_are_added:
+                return Verdict(LayerOutcome.WAIT, why=why)
+            unsuitable = not request.models or unplaceable.reason in (Reason.NO_MODEL, Reason.NO_GPUS)
+            ineligible = unplaceable.reason is Reason.INELIGIBLE
+            return Verdict(LayerOutcome.NEVER, why=why, unsuitable=unsuitable, ineligible=ineligible)
+        if self.fits_without(request, self.ledger.claims.keys()):
+            return Verdict(LayerOutcome.WAIT, why=EARLIER_FIRST)
+        return Verdict(LayerOutcome.WAIT, why=why, left_out=unplaceable.reason is Reason.NOT_ADMITTED)
+
+    def _no_instance(self, request: PlacementRequest) -> str:
+        """Return why no MIG instance will ever do; empty: one would, or none is asked for."""
+        if request.layer is not LayerName.MIG or request.models:
+            return ""
+        profiles = [kind.mig.profile.name for kind in self.snapshot.kinds if kind.mig is not None]
+        return spawn_form.no_instance(request.share, profiles)
+
+    def _native_there(self, request: PlacementRequest, why: Unplaceable) -> str:
+        """Return that sessions of the native layer keep MPS from GPUs with enough free units; empty: that is not so."""
+        if request.layer is not LayerName.MPS or why.reason is not Reason.FULL:
+            return ""
+        native = replace(self.counted_request(request), layer=LayerName.NATIVE)
+        return spawn_form.layer_taken(request.share) if self.ledger.place(native, self.strategy) is not None else ""
+
+    def fits_without(self, request: PlacementRequest, claims: Collection[str]) -> bool:
+        """Whether a request would fit on a node of these claims if they were not there."""
+        return self.ledger.fits_without(self.counted_request(request), claims)
+
+    def counted_request(self, request: PlacementRequest) -> PlacementRequest:
+        """Return the request with its share as the ledger counts it."""
+        share = self.counted(request.share)
+        return request if share == request.share else replace(request, share=share)
+
+    def preparing(self, request: PlacementRequest) -> Iterator[None]:
+        """Do in pieces what `verdict` needs: on a large cluster its first answer for a kind of request takes long."""
+        counted = self.counted_request(request)
+        if request.node:
+            return  # one node is looked at
+        if isinstance(self.strategy, PreparedStrategy):
+            while self.strategy.prepare(counted, self.ledger.capacity, NODES_AT_ONCE):
+                yield
+        if self.ledger.place(counted, self.strategy) is None:
+            while self.ledger.capacity.prepare_obstacles(request.demand, NODES_AT_ONCE):
+                yield
+            # for its position and its claim
+            yield from looking_for_claim(self.ledger.capacity, counted)
+
+
+_Kind = tuple[Demand, str]
+"""What a request needs of a node, and the only node that will do; empty: any."""
+
+
+class Positions:
+    """Counts the spawns ahead: models, taints and labels, and the size of nodes say which spawns compete.
+
+    What it asks for is prepared by `PlacementCheck.preparing`.
+    """
+
+    def __init__(self, check: PlacementCheck, queue: SpawnQueue) -> None:
+        self._check = check
+        self._queue = queue
+        self._by_template: dict[int, tuple[Template, Set[LayerName]]] = {}
+        self._requests: dict[Ticket, PlacementRequest] = {}
+        self._compete: dict[tuple[_Kind, _Kind], bool] = {}
+
+    def ahead_of(self, request: PlacementRequest, ticket: Ticket | None = None) -> int:
+        """Return how many earlier tickets compete with a request; all of them where no ticket is given."""
+        asked = self._check.counted_request(request)
+        snapshot = self._check.snapshot
+        return self._queue.ahead_of(
+            lambda other: snapshot.native(other.request.template) and self._competes(asked, self._request(other)),
+            ticket,
+        )
+
+    def ahead_of_template(self, template: Template, ticket: Ticket | None = None) -> int:
+        """Return how many earlier tickets have a layer in common with a template, as `ahead_of` does for a request."""
+        return self._queue.ahead_of(self._meets(template), ticket)
+
+    def is_full(self, template: Template) -> bool:
+        """Return whether as many spawns wait as may, of those that have a layer in common with a template.
+
+        Spawns that wait for one layer take no place in the queue of another one.
+        """
+        return self._queue.is_full(self._meets(template))
+
+    def _meets(self, template: Template) -> Callable[[Ticket], bool]:
+        layers = self._layers(template)
+        return lambda other: not layers.isdisjoint(self._layers(other.request.template))
+
+    def _layers(self, template: Template) -> Set[LayerName]:
+        found = self._by_template.get(id(template))
+        if found is None:
+            snapshot = self._check.snapshot
+            others = snapshot.layers.names(template) if snapshot.layers is not None else ()
+            names = {*others, *([LayerName.NATIVE] if snapshot.native(template) else [])}
+            # the template is kept beside it, so that no other has its identity
+            found = self._by_template[id(template)] = (template, names)
+        return found[1]
+
+    def _request(self, ticket: Ticket) -> PlacementRequest:
+        known = self._requests.get(ticket)
+        if known is None:
+            asked = ticket.request.placement(self._check.snapshot)
+            known = self._requests[ticket] = self._check.counted_request(asked)
+        return known
+
+    def _competes(self, one: PlacementRequest, other: PlacementRequest) -> bool:
+        key = ((one.demand, one.node), (other.demand, other.node))
+        known = self._compete.get(key)
+        if known is None:
+            known = self._compete[key] = self._share_gpus(one, other)
+        return known
+
+    def _share_gpus(self, one: PlacementRequest, other: PlacementRequest) -> bool:
+        if one.models is not None and other.models is not None and one.models.isdisjoint(other.models):
+            return False
+        these, those = self._able(one), self._able(other)
+        # none: it waits for GPUs to become healthy, or for nodes that are not there
+        return not (these and those) or not these.isdisjoint(those)
+
+    def _able(self, request: PlacementRequest) -> Set[str]:
+        return able_nodes(self._check.ledger.capacity, request)
+
+
+MOST_OVERTAKEN = 5
+"""Later spawns that are placed before a spawn that waits, until a node is kept for it. Ours: a node that is kept stands
+partly empty, and most spawns wait for no more than the next end of a session."""
+
+
+class KeptNodes:
+    """Asked for each ticket in the order of the queue, so that a spawn knows what is kept for those before it."""
+
+    def __init__(self) -> None:
+        self._kept: set[str] = set()
+        self._reached: set[str] = set()
+        """Nodes that the spawns with a kept node could use."""
+        self._waiting: list[tuple[Ticket, frozenset[str]]] = []
+        """Those before, each with the nodes that it could use."""
+
+    def seen_by(self, ticket: Ticket) -> Kept:
+        """Return what a ticket must leave to those before it, and what is kept for it."""
+        return Kept(frozenset(self._kept), ticket.kept_elsewhere)
+
+    def waits(self, ticket: Ticket, able: frozenset[str], least_used: Callable[[Set[str]], str]) -> None:
+        """Note that a ticket has no place, and keep a node for it if enough later spawns have overtaken it.
+
+        ``able``: the nodes that could serve it. A spawn that waits for nodes of which one is kept already for a spawn
+        before it has none kept: of one kind of nodes no more than one stands partly empty.
+        """
+        self._waiting.append((ticket, able))
+        if ticket.overtaken < MOST_OVERTAKEN or able <= self._reached:
+            ticket.kept_elsewhere = ""
+            return
+        left = able - self._kept
+        if ticket.kept_elsewhere not in left:
+            ticket.kept_elsewhere = least_used(left)
+        self._kept.add(ticket.kept_elsewhere)
+        self._reached |= able
+
+    def placed(self, able: frozenset[str]) -> None:
+        """Note that a ticket got a place on one of these nodes: it has overtaken those that could use one of them."""
+        for ticket, nodes in self._waiting:
+            ticket.overtaken += not nodes.isdisjoint(able)
+
+
+def queue_full(request: SpawnRequest, length: int) -> SpawnRefused:
+    """As many spawns wait as may: ``length``."""
+    return SpawnRefused(words.queue_full(request.share, length), reason="queue-full", status=503, retry_after=120)
+
+
+def waited_too_long(request: SpawnRequest, waited: float, hint: str) -> SpawnRefused:
+    """``waited``: seconds; ``hint``: what it waited for, as a sentence, or nothing."""
+    message = words.waited_too_long(request.share, duration(waited), hint)
+    return SpawnRefused(message, reason="no-capacity", status=503, retry_after=60)
+
+
+def quota_exceeded(request: SpawnRequest, account: Account, refused: LimitExceeded) -> SpawnRefused:
+    """A limit of the account's quota refuses the server."""
+    return SpawnRefused(exceeded(account, refused, request.share.total_units), reason="quota", status=409)
+
+
+def impossible(request: SpawnRequest, where: str, why: str) -> SpawnRefused:
+    """No wait would help. ``where``: the GPUs' place; ``why``: a sentence."""
+    return SpawnRefused(
+        words.impossible(request.template.display_name, where, request.node, why), reason="no-such-gpu", status=409
+    )
+
+
+def nothing_known(unavailable: str, error: Exception) -> SpawnRefused:
+    """Nothing is known of the GPUs for too long. ``unavailable`` says so, without a full stop."""
+    return SpawnRefused(
+        words.nothing_known(unavailable),
+        reason="agent-unavailable",
+        status=503,
+        retry_after=60,
+        log_message=f"{unavailable}: {error}",
+    )
+
+
+def placing_failed() -> SpawnRefused:
+    """A bug: the spawn cannot be placed. The log has the traceback."""
+    return SpawnRefused(words.PLACING_FAILED, reason="error", status=500)
+
 
 NOT_BY_THE_HUB = Placement("", ())
 """The place of a server that a layer's scheduler places."""
@@ -67,21 +348,21 @@ class Placer:
         asked = request.placement(snapshot)
         verdict = self._check.verdict(asked)
         # taints come and go: a spawn that was told to wait is not refused for one
-        waits = verdict.outcome is Outcome.WAIT or (verdict.ineligible and ticket.ahead is not None)
+        waits = verdict.outcome is LayerOutcome.WAIT or (verdict.ineligible and ticket.ahead is not None)
         if waits:
             if ticket.ahead is None and self._positions.is_full(request.template):
                 ticket.refuse(queue_full(request, self._queue.length))
             else:
-                why = f"{not_admitted(request.left_out())}." if verdict.left_out else verdict.why
+                why = f"{refused_by_nodes(request.left_out())}." if verdict.left_out else verdict.why
                 ticket.says(self._positions.ahead_of(asked, ticket), why)
-        elif verdict.outcome is Outcome.NEVER:
+        elif verdict.outcome is LayerOutcome.NEVER:
             ticket.refuse(impossible(request, self._where, verdict.why))
         return verdict.placement
 
     def _place_by_layers(self, ticket: Ticket, layers: OtherLayers) -> Placement | None:
         request = ticket.request
         found = layers.verdict(request.elsewhere(), self._kept.seen_by(ticket))
-        if found.outcome is Outcome.NOW:
+        if found.outcome is LayerOutcome.NOW:
             ticket.offer = found.offer
             self._kept.placed(found.able)
             return NOT_BY_THE_HUB
@@ -90,7 +371,7 @@ class Placer:
             native = self._check.verdict(request.placement(self._check.snapshot))
             if native.placement is not None:
                 return native.placement
-        waits = next((one for one in (found, native) if one is not None and one.outcome is Outcome.WAIT), None)
+        waits = next((one for one in (found, native) if one is not None and one.outcome is LayerOutcome.WAIT), None)
         if waits is None and ticket.ahead is None and not self._check.nodes_are_added:
             ticket.refuse(impossible(request, self._where, found.why))
         elif ticket.ahead is None and self._positions.is_full(request.template):
@@ -100,7 +381,7 @@ class Placer:
             ticket.says(ahead, (waits or found).why)
             ticket.elsewhere = not layers.native(request.template)
             # where GPUs with an agent can serve it, some of these are kept for it: see `claim`
-            only_here = native is None or native.outcome is Outcome.NEVER
+            only_here = native is None or native.outcome is LayerOutcome.NEVER
             self._kept.waits(ticket, found.able if only_here else frozenset(), layers.least_used)
         return None
 
@@ -128,7 +409,7 @@ class Placer:
             ticket.keeps(claim.node)
             self._feed.claim(ticket.claimant, claim)
 
-    async def _first_to_fit(self, request: PlacementRequest, breaks: LoopBreaks) -> Claim | None:
+    async def _first_to_fit(self, request: PlacementRequest, breaks: LoopBreaks) -> NodeHold | None:
         """Return the GPUs that will fit a request first by announced idle actions; None: these do not help it."""
         ledger = self._check.ledger
         helpful: list[tuple[str, Notice]] = []
@@ -143,4 +424,4 @@ class Placer:
 
     def gave(self, allocation: Allocation) -> None:
         """Count what a ticket was given."""
-        self._feed.put(Source.RESERVED, allocation)
+        self._feed.put(EntrySource.RESERVED, allocation)

@@ -9,11 +9,10 @@ from dataclasses import dataclass, field, replace
 from gpushare_spawner.model.placement import Placement
 from gpushare_spawner.model.report import GpuReport
 from gpushare_spawner.model.share import Share
-from gpushare_spawner.model.template import Gpu, Template
+from gpushare_spawner.model.template import Template, TemplateGpu
 from gpushare_spawner.placement import PlacementRequest, Requested
 from gpushare_spawner.sharing.base import Tenant
-from gpushare_spawner.spawner.queue.other_layers import AskedServer, LayerOffer
-from gpushare_spawner.spawner.queue.snapshot import GpuSnapshot
+from gpushare_spawner.spawner.queue.snapshot import AskedServer, GpuSnapshot, LayerOffer
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,7 @@ class SpawnRequest:
         return self.tenant.session
 
     @property
-    def gpu(self) -> Gpu:
+    def gpu(self) -> TemplateGpu:
         """What the template asks for. Raises ValueError for a template without a GPU."""
         if self.template.gpu is None:
             raise ValueError(f"template {self.template.name} asks for no GPU")

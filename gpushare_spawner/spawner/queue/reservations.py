@@ -20,25 +20,22 @@ from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.share import Share
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.placement import Allocation, BestFit, LedgerFeed, Strategy
-from gpushare_spawner.quota.fair_share import PREPAID_SECONDS
+from gpushare_spawner.quota.order import PREPAID_SECONDS
 from gpushare_spawner.sharing.base import Tenant
-from gpushare_spawner.spawner.queue.availability import AvailabilityNow, UnknownNow
-from gpushare_spawner.spawner.queue.expected_workload import ExpectedWorkload
+from gpushare_spawner.spawner.queue.availability import AvailabilityNow, UnknownNow, WaitEstimates
 from gpushare_spawner.spawner.queue.loop_breaks import LastingObjects, LoopBreaks
-from gpushare_spawner.spawner.queue.placement_check import PlacementCheck
-from gpushare_spawner.spawner.queue.placer import Placer
-from gpushare_spawner.spawner.queue.queue import Reservation, SpawnQueue, SpawnRequest, Ticket
-from gpushare_spawner.spawner.queue.queue_errors import (
+from gpushare_spawner.spawner.queue.placer import (
+    PlacementCheck,
+    Placer,
     nothing_known,
     placing_failed,
     quota_exceeded,
     waited_too_long,
 )
-from gpushare_spawner.spawner.queue.queue_quotas import QueueQuotas
-from gpushare_spawner.spawner.queue.quota_history import QuotaHistory
-from gpushare_spawner.spawner.queue.snapshot import GpuSnapshot
-from gpushare_spawner.spawner.queue.wait_estimate import WaitEstimates
-from gpushare_spawner.wording.quotas import OVER_QUOTA_WAITS
+from gpushare_spawner.spawner.queue.queue import Reservation, SpawnQueue, SpawnRequest, Ticket
+from gpushare_spawner.spawner.queue.quotas import QueueQuotas, QuotaHistory
+from gpushare_spawner.spawner.queue.snapshot import ExpectedWorkload, GpuSnapshot
+from gpushare_spawner.wording.service import OVER_QUOTA_WAITS
 
 Reserved = TypeVar("Reserved", bound=Reservation)
 

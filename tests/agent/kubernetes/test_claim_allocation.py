@@ -7,9 +7,13 @@ from typing import Any
 
 import pytest
 
-from gpushare_spawner.agent.kubernetes.claims.claim_allocation import ClaimKey, claim_allocation
-from gpushare_spawner.agent.kubernetes.claims.prepared_claims import PreparedClaim, PreparedClaims
-from gpushare_spawner.agent.kubernetes.devices.device_owners import Refused
+from gpushare_spawner.agent.kubernetes.claims.allocation import (
+    ClaimKey,
+    PreparedClaim,
+    PreparedClaims,
+    claim_allocation,
+)
+from gpushare_spawner.agent.kubernetes.devices.owners import DevicesRefused
 from gpushare_spawner.agent.kubernetes.devices.pod_resources import Handed
 from gpushare_spawner.model.kubernetes import DRIVER, claim_folder, device_name
 from tests.agent.peers import FIRST, SECOND
@@ -59,7 +63,7 @@ def test_units_by_gpu_of_all_requests_of_this_driver() -> None:
     ],
 )
 def test_what_no_session_can_have_is_refused_with_the_reason(item: dict[str, Any], why: str) -> None:
-    with pytest.raises(Refused, match=why):
+    with pytest.raises(DevicesRefused, match=why):
         claim_allocation(item, KEY, "node-a", GPUS)
 
 

@@ -10,12 +10,11 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from gpushare_spawner.agent.kubernetes.claims import dra_plugin, driver_sockets
-from gpushare_spawner.agent.kubernetes.claims.claim_allocation import AllocatedDevice, ClaimKey
-from gpushare_spawner.agent.kubernetes.claims.dra_plugin import ClaimPlugin, DeviceHealth
-from gpushare_spawner.agent.kubernetes.claims.driver_sockets import DriverSockets
-from gpushare_spawner.agent.kubernetes.devices.device_owners import Refused
-from gpushare_spawner.agent.kubernetes.grpc_socket import GrpcSocket
+from gpushare_spawner.agent.kubernetes.api import GrpcSocket
+from gpushare_spawner.agent.kubernetes.claims import plugin
+from gpushare_spawner.agent.kubernetes.claims.allocation import AllocatedDevice, ClaimKey
+from gpushare_spawner.agent.kubernetes.claims.plugin import ClaimPlugin, DeviceHealth, DriverSockets
+from gpushare_spawner.agent.kubernetes.devices.owners import DevicesRefused
 from gpushare_spawner.agent.kubernetes.kubelet import dra_health_pb2 as health_messages
 from gpushare_spawner.agent.kubernetes.kubelet import dra_health_pb2_grpc as health_services
 from gpushare_spawner.agent.kubernetes.kubelet import dra_pb2 as messages
@@ -50,7 +49,7 @@ class Driver:
 
     def _fail(self, key: ClaimKey) -> None:
         if key.name == "full":
-            raise Refused("GPU 0 has 0 free units")
+            raise DevicesRefused("GPU 0 has 0 free units")
         if key.name == "broken":
             raise ZeroDivisionError("a bug")
 
@@ -112,7 +111,7 @@ async def test_the_own_socket_is_served_before_the_one_for_registration(
             served.append(path.name)
             return await GrpcSocket.serve(path, server)
 
-    monkeypatch.setattr(driver_sockets, "GrpcSocket", Noted)
+    monkeypatch.setattr(plugin, "GrpcSocket", Noted)
     driver = Driver(short_folder)
     await driver.sockets.start()
     await driver.sockets.close()
@@ -122,8 +121,8 @@ async def test_the_own_socket_is_served_before_the_one_for_registration(
 async def test_health_is_told_whole_at_first_with_each_change_and_before_the_kubelet_takes_it_for_unknown(
     driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert dra_plugin.HEALTH_EVERY < 30
-    monkeypatch.setattr(dra_plugin, "HEALTH_EVERY", 0.1)
+    assert plugin.HEALTH_EVERY < 30
+    monkeypatch.setattr(plugin, "HEALTH_EVERY", 0.1)
     async with grpc.aio.insecure_channel(f"unix:{driver.service}") as channel:
         stub = health_services.DRAResourceHealthStub(channel)  # type: ignore[no-untyped-call]
         stream = stub.NodeWatchResources(health_messages.NodeWatchResourcesRequest())

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from gpushare_spawner.agent.kubernetes.claims import driver_sockets
-from gpushare_spawner.agent.kubernetes.claims.claim_allocation import AllocatedDevice, ClaimKey
-from gpushare_spawner.agent.kubernetes.claims.dra_plugin import ClaimPlugin, DeviceHealth
-from gpushare_spawner.agent.kubernetes.claims.driver_sockets import DriverSockets
+from gpushare_spawner.agent.kubernetes.claims import plugin as driver_sockets
+from gpushare_spawner.agent.kubernetes.claims.allocation import AllocatedDevice, ClaimKey
+from gpushare_spawner.agent.kubernetes.claims.plugin import ClaimPlugin, DeviceHealth, DriverSockets
 from gpushare_spawner.model.kubernetes import DRIVER
 from tests.agent.conftest import short_folder  # noqa: F401
 

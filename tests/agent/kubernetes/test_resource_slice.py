@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from dataclasses import replace
 
-from gpushare_spawner.agent.kubernetes.claims.resource_slice import OfferedGpu, lost, resource_slice, says_the_same
+from gpushare_spawner.agent.kubernetes.claims.slices import OfferedGpu, lost, resource_slice, says_the_same
 from gpushare_spawner.model.kubernetes import device_name, slice_name
 from tests.agent.peers import FIRST, SECOND
 

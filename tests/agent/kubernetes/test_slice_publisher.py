@@ -8,10 +8,9 @@ from typing import cast
 
 import pytest
 
-from gpushare_spawner.agent.kubernetes.claims import slice_publisher
-from gpushare_spawner.agent.kubernetes.claims.resource_slice import OfferedGpu, resource_slice
-from gpushare_spawner.agent.kubernetes.claims.slice_publisher import PublishedSlice
-from gpushare_spawner.agent.kubernetes.cluster_api import ApiFailure, ClusterApi, Json
+from gpushare_spawner.agent.kubernetes.api import ApiFailure, ClusterApi, Json
+from gpushare_spawner.agent.kubernetes.claims import slices
+from gpushare_spawner.agent.kubernetes.claims.slices import OfferedGpu, PublishedSlice, resource_slice
 from tests.agent.peers import FIRST
 
 OWN, OTHERS = 100, 50
@@ -89,13 +88,13 @@ async def test_change_that_the_watch_tells_before_the_write_is_answered_is_not_l
 
 
 async def test_two_agents_that_undo_each_other_do_not_write_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slice_publisher, "LONGEST_PAUSE", 60.0)
+    monkeypatch.setattr(slices, "LONGEST_PAUSE", 60.0)
     api = Contested("MODIFIED", times=10_000)
     publisher = published(api)
     publisher.start()
     try:
         await asyncio.sleep(1.0)
         # after 5 writes 0.4 s, then 0.8 s
-        assert slice_publisher.IN_A_ROW < len(api.writes) <= slice_publisher.IN_A_ROW + 3
+        assert slices.IN_A_ROW < len(api.writes) <= slices.IN_A_ROW + 3
     finally:
         await publisher.close()

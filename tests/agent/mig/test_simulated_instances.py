@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from gpushare_spawner.model.control import OpenRequest
 from gpushare_spawner.model.layers import LayerName
-from gpushare_spawner.model.protocol.control import OpenRequest
 from gpushare_spawner.model.report import GpuReport, SessionReport
 from tests.agent.agent_process import AgentProcess
 from tests.agent.conftest import request_for

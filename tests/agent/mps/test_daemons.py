@@ -16,21 +16,15 @@ from typing import Any
 
 import pytest
 
-from gpushare_spawner.agent.mps import control_program
-from gpushare_spawner.agent.mps.daemons import MpsSettings
-from gpushare_spawner.agent.state.session_records import short_name
+from gpushare_spawner.agent import mps as control_program
+from gpushare_spawner.agent.mps import MpsSettings
+from gpushare_spawner.agent.state.records import short_name
+from gpushare_spawner.model.control import CloseRequest, ControlRefused, OpenRequest, ResizeRequest, TierRequest
+from gpushare_spawner.model.frames import Feature, Role
 from gpushare_spawner.model.layers import LayerName
-from gpushare_spawner.model.protocol.control import (
-    CloseRequest,
-    ControlRefused,
-    OpenRequest,
-    ResizeRequest,
-    TierRequest,
-)
-from gpushare_spawner.model.protocol.frames import Feature, Role
 from gpushare_spawner.model.report import SessionReport
+from gpushare_spawner.model.share import Tier
 from gpushare_spawner.model.share_status import ShareStatus
-from gpushare_spawner.model.tier import Tier
 from tests.agent.agent_process import AgentProcess
 from tests.agent.conftest import Agent, Eventually, request_for
 from tests.agent.peers import FIRST, SECOND, Peer, answer_to_query

@@ -8,12 +8,12 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from gpushare_spawner.agent.kubernetes.cluster_api import ApiFailure, Json
-from gpushare_spawner.agent.kubernetes.pods import annotation_writer
-from gpushare_spawner.agent.kubernetes.pods.annotation_writer import AnnotationWriter
+from gpushare_spawner.agent.kubernetes.api import ApiFailure, Json
+from gpushare_spawner.agent.kubernetes.pods import annotations as pod_annotations
+from gpushare_spawner.agent.kubernetes.pods.annotations import AnnotationWriter
 from gpushare_spawner.agent.kubernetes.pods.pod_watch import Pod
 from gpushare_spawner.agent.sessions.session import Session
-from gpushare_spawner.agent.state.session_record import SessionRecord
+from gpushare_spawner.agent.state.records import SessionRecord
 from tests.agent.conftest import Eventually, eventually, request_for  # noqa: F401
 from tests.agent.peers import FIRST
 
@@ -54,8 +54,8 @@ class World:
 
 @pytest.fixture
 async def world(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
-    monkeypatch.setattr(annotation_writer, "FIRST_PAUSE", 0.01)
-    monkeypatch.setattr(annotation_writer, "LONGEST_PAUSE", 0.02)
+    monkeypatch.setattr(pod_annotations, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(pod_annotations, "LONGEST_PAUSE", 0.02)
     world = World()
     yield world
     await world.writer.close()

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from gpushare_spawner.agent.kubernetes.devices.device_owners import HeldDevices
+from gpushare_spawner.agent.kubernetes.devices.owners import HeldDevices
 from gpushare_spawner.agent.kubernetes.devices.pod_resources import Handed
-from gpushare_spawner.agent.kubernetes.pods.kubelet_list import GONE_AFTER, TRUST_KUBELET_AFTER, KubeletList
+from gpushare_spawner.agent.kubernetes.pods.sessions import GONE_AFTER, TRUST_KUBELET_AFTER, KubeletList
 from gpushare_spawner.log_once import EachOnce
 from tests.agent.peers import FIRST, SECOND
 

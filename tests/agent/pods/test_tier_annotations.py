@@ -6,17 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from gpushare_spawner.agent.kubernetes.pods.tier_annotations import (
+from gpushare_spawner.agent.kubernetes.pods.annotations import (
     MAX_SEEN,
     TierAnnotations,
     decisions,
     patch_wanted,
     remember,
 )
-from gpushare_spawner.agent.sessions.activity import Activity
-from gpushare_spawner.agent.sessions.session import Session
-from gpushare_spawner.agent.state.session_record import PodOwner, SessionRecord
-from gpushare_spawner.model.delivered import NOTHING
+from gpushare_spawner.agent.sessions.session import Activity, Session
+from gpushare_spawner.agent.state.records import PodOwner, SessionRecord
+from gpushare_spawner.model.control import AnnounceRequest
 from gpushare_spawner.model.kubernetes import (
     EFFECTIVE_SHARE,
     IDLE_SINCE,
@@ -28,9 +27,8 @@ from gpushare_spawner.model.kubernetes import (
     YIELDS_UNTIL,
     PodSession,
 )
-from gpushare_spawner.model.protocol.control import AnnounceRequest
-from gpushare_spawner.model.report import Notice
-from gpushare_spawner.model.tier import Tier, UseRule
+from gpushare_spawner.model.report import NOTHING, Notice
+from gpushare_spawner.model.share import Tier, UseRule
 from tests.agent.conftest import request_for
 from tests.agent.peers import FIRST
 
@@ -149,6 +147,31 @@ def test_notice_does_not_reach_a_session_that_works(world: World) -> None:
     assert (world.announced, world.saved) == ([], 1)
     patch = patch_wanted(replace(SAID, notice=SOON), world.session.record, 1700.0)
     assert patch[NOTICE] is None
+
+
+@pytest.mark.parametrize("step", [86_400.0, -86_400.0])
+def test_notice_of_before_a_step_of_the_clock_is_shown_with_the_time_that_it_has_now(world: World, step: float) -> None:
+    began, record = 1_790_000_000.1, world.session.record
+    notice = SOON.model_copy(update={"at": began + 300})
+    said = replace(SAID, notice=notice)
+    world.says(said)
+    for number in (1, 2, 3):
+        record.clock_was_set(step)
+        if number != 2:
+            world.says(said)
+        assert record.notice == notice.model_copy(update={"at": notice.at + number * step})
+    assert world.announced == [notice], "no notice for an instant that has passed"
+    world.doing = replace(IDLE, busy=True)
+    world.says(said)
+    assert record.notice is None
+    world.doing = IDLE
+    record.clock_was_set(-step)
+    world.says(said)
+    assert record.notice is None, "work averted it"
+    assert patch_wanted(said, record, began)[NOTICE] is None
+    later = replace(said, notice=SOON.model_copy(update={"at": began + 900}))
+    world.says(later)
+    assert record.notice == later.notice
 
 
 def test_no_patch_is_wanted_while_both_say_the_same(world: World) -> None:

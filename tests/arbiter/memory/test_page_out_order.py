@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gpushare_spawner.arbiter import ArbiterSettings, GpuArbiter, PageOut
-from gpushare_spawner.arbiter.memory.page_out_order import page_out_order
-from gpushare_spawner.arbiter.memory.residency import Residency
-from gpushare_spawner.arbiter.session import Client, Session
+from gpushare_spawner.arbiter.memory import Residency, page_out_order
+from gpushare_spawner.arbiter.session import ArbitratedSession, Client
 from tests.arbiter.virtual_gpu import GIB
 
 SETTINGS = ArbiterSettings(unnoticed_page_in=0.5, long_pause=30.0)
@@ -23,7 +22,7 @@ class Board:
         self.residency = Residency()
         self.clients = {}
         for name, instant in last_used.items():
-            client = Client(name, Session(name, 1), allocated=100, working_set=100, last_used=instant)
+            client = Client(name, ArbitratedSession(name, 1), allocated=100, working_set=100, last_used=instant)
             self.clients[name] = client
             self.residency.add(client)
             self.residency.granted(client, CAPACITY, instant)

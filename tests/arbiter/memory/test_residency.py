@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from gpushare_spawner.arbiter.memory.residency import Answered, Residency
-from gpushare_spawner.arbiter.session import Client, Session
+from gpushare_spawner.arbiter.memory import Answered, Residency
+from gpushare_spawner.arbiter.session import ArbitratedSession, Client
 
 
 def client(name: str, working_set: int, allocated: int | None = None) -> Client:
-    return Client(name, Session(name, 1), allocated=allocated or working_set, working_set=working_set)
+    return Client(name, ArbitratedSession(name, 1), allocated=allocated or working_set, working_set=working_set)
 
 
 class Pages(Residency):

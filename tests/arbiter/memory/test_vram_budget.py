@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from gpushare_spawner.arbiter.memory.vram_budget import VramBudget
-from gpushare_spawner.arbiter.session import Client, Session
+from gpushare_spawner.arbiter.memory import VramBudget
+from gpushare_spawner.arbiter.session import ArbitratedSession, Client
 
 
 def clients(**working_sets: int) -> list[Client]:
     """Each of a session of its own, except that names with the same first letter share one."""
-    sessions: dict[str, Session] = {}
+    sessions: dict[str, ArbitratedSession] = {}
     return [
-        Client(name, sessions.setdefault(name[0], Session(name[0], 1)), allocated=size, working_set=size)
+        Client(name, sessions.setdefault(name[0], ArbitratedSession(name[0], 1)), allocated=size, working_set=size)
         for name, size in working_sets.items()
     ]
 

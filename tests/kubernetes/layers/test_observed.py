@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from gpushare_spawner.agent import processes
-from gpushare_spawner.agent.gpus import observed_sessions
-from gpushare_spawner.agent.kubernetes.observing import driver_use
+from gpushare_spawner.agent.gpus import arbitration
+from gpushare_spawner.agent.kubernetes.observing import pods
+from gpushare_spawner.model.frames import Kind
 from gpushare_spawner.model.kubernetes import OBSERVER, layer_session
-from gpushare_spawner.model.protocol.frames import Kind
+from gpushare_spawner.model.share import Tier
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.service.culler.culler import Culler
-from gpushare_spawner.service.culler.settings import CullerSettings
+from gpushare_spawner.service.culler.decisions import CullerSettings
 from gpushare_spawner.service.hub.client import Hub
 from gpushare_spawner.service.kubernetes.cluster import Cluster
 from tests.agent.conftest import short_folder  # noqa: F401
@@ -47,8 +47,8 @@ HALF = Template.model_validate(
 
 @pytest.fixture(autouse=True)
 def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(driver_use, "EVERY", 0.1)
-    monkeypatch.setattr(observed_sessions, "SAMPLED_LATELY", 0.4)
+    monkeypatch.setattr(pods, "EVERY", 0.1)
+    monkeypatch.setattr(arbitration, "SAMPLED_LATELY", 0.4)
 
 
 class Watched:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from gpushare_spawner.spawner.queue import kept_nodes
-from gpushare_spawner.wording.spawn.queue import EARLIER_FIRST
+from gpushare_spawner.spawner.queue import placer
+from gpushare_spawner.wording.spawn_failures import EARLIER_FIRST
 from tests.spawner.running_hub import until
 
 from ..standin.client import path
@@ -77,7 +77,7 @@ async def make_queue(cluster: Cluster) -> None:
 async def test_a_spawn_for_a_whole_gpu_starts_though_smaller_ones_keep_coming(
     make_hub: Callable[..., Any], cluster: Cluster, templates: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kept_nodes, "MOST_OVERTAKEN", 1)
+    monkeypatch.setattr(placer, "MOST_OVERTAKEN", 1)
     reservations = await cluster.make_namespace("-reservation")
     (templates / "layers.yaml").write_text(
         f"rules: [{{layer: kai}}]\noptions: {{kai: {{queue: notebooks, reservation_namespace: {reservations}}}}}"

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from gpushare_spawner.model import kubernetes
+from gpushare_spawner.model.control import AgentUnreachable, ControlRefused, ResizeRequest, TierRequest
 from gpushare_spawner.model.kubernetes import LayerSession, PodSession, gpu_names, layer_session
 from gpushare_spawner.model.layers import LayerName
-from gpushare_spawner.model.protocol.control import AgentUnreachable, ControlRefused, ResizeRequest, TierRequest
 from gpushare_spawner.model.report import Report, SessionReport
+from gpushare_spawner.model.share import Tier
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.service.culler.culler import Culler
-from gpushare_spawner.service.culler.settings import CullerSettings
+from gpushare_spawner.service.culler.decisions import CullerSettings
 from gpushare_spawner.service.hub.client import Hub
 from gpushare_spawner.service.kubernetes.cluster import Cluster
 from tests.service.conftest import MINUTE, Clock, clock, hub, hub_server, templates  # noqa: F401

@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from gpushare_spawner.spawner.queue.availability import Availability, AvailabilityNow
-from gpushare_spawner.wording.spawn.layers import NOT_READ_YET
+from gpushare_spawner.wording.spawn_form import NOT_READ_YET
 from tests.spawner.running_hub import until
 
 from ..standin.cluster import Cluster

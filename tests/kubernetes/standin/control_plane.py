@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from kubernetes_asyncio import config
 from kubernetes_asyncio.client import Configuration
 
-from gpushare_spawner.demo.ports import free_ports
+from gpushare_spawner.demo.machine import free_ports
 from tests.present import present
 
 from .client import Credentials

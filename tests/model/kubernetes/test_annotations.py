@@ -12,17 +12,18 @@ from gpushare_spawner.model.controls import AskAnswer, Controls, Exemption, Keep
 from gpushare_spawner.model.kubernetes.annotations import (
     IDLE_SINCE,
     NOTICE,
+    PREFIX,
     AnnotationProblem,
     PodSession,
+    answers_patch,
+    controls_patch,
     notice_patch,
     pod_session,
     tier_patch,
 )
-from gpushare_spawner.model.kubernetes.control_annotations import answers_patch, controls_patch
-from gpushare_spawner.model.kubernetes.prefix import PREFIX
-from gpushare_spawner.model.memory_engine import MemoryEngine
+from gpushare_spawner.model.placement import MemoryEngine
 from gpushare_spawner.model.report import Notice
-from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.model.share import Tier
 
 SESSION = PodSession(
     session="ann@example.org+lab",

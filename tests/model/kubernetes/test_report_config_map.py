@@ -7,7 +7,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as some
 
-from gpushare_spawner.model.kubernetes.report_config_map import misplaced_report, report_name
+from gpushare_spawner.model.kubernetes.objects import misplaced_report, report_name
 from gpushare_spawner.model.report import Report
 
 

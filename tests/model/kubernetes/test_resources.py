@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from gpushare_spawner.model.kubernetes.resources import gpu_index_of, resource_limits, resource_name
+from gpushare_spawner.model.kubernetes.objects import gpu_index_of, resource_limits, resource_name
 
 
 def test_limits_are_rounded_up_to_whole_devices() -> None:

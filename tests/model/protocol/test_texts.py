@@ -6,17 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpushare_spawner.model.protocol.frames import (
+from gpushare_spawner.model.frames import (
     MAX_TEXT_LETTERS,
     MAX_TEXT_PARTS,
     Frame,
     FrameError,
     Kind,
+    ReceivedText,
     TextPart,
+    TextReader,
     TextTopic,
     text_parts,
 )
-from gpushare_spawner.model.protocol.texts import ReceivedText, TextReader
 
 LONG = "wörter " * 40
 

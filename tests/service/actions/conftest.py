@@ -11,11 +11,11 @@ from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.report import SessionReport
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.service.actions.outcome import Actor
-from gpushare_spawner.service.actions.restart_journal import NoJournal, RestartJournal
+from gpushare_spawner.service.actions.restart import NoJournal, RestartJournal
 from gpushare_spawner.service.actions.session_actions import SessionActions
-from gpushare_spawner.service.agents import MachineAgent
-from gpushare_spawner.service.history.events import Action
+from gpushare_spawner.service.history.store import Action
 from gpushare_spawner.service.hub.client import Hub, HubServer
+from gpushare_spawner.service.reports import MachineAgent
 from tests.service.conftest import HOUR, Clock
 from tests.service.fake_agent import FakeAgent
 

@@ -7,16 +7,15 @@ from collections.abc import Sequence
 
 import pytest
 
+from gpushare_spawner.model.control import REQUEST, AskedRequest, Request
 from gpushare_spawner.model.controls import Ask, AskAnswer, Keep
-from gpushare_spawner.model.protocol.control import REQUEST, AskedRequest, Request
-from gpushare_spawner.model.protocol.frames import AskKind
+from gpushare_spawner.model.frames import AskKind
+from gpushare_spawner.model.share import Tier
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.model.tier import Tier
-from gpushare_spawner.service import agents as agents_module
-from gpushare_spawner.service.agents import MachineAgent, MachineAgents
-from gpushare_spawner.service.culler.asks import Asks
-from gpushare_spawner.service.reports import Agent
-from gpushare_spawner.wording.controls import session_controls as words
+from gpushare_spawner.service import reports as agents_module
+from gpushare_spawner.service.culler.asks import AskResponder
+from gpushare_spawner.service.reports import Agent, MachineAgent, MachineAgents
+from gpushare_spawner.wording import actions as words
 from tests.present import present
 from tests.service.actions.conftest import Acting
 from tests.service.conftest import HOUR, MINUTE, Clock
@@ -24,13 +23,13 @@ from tests.service.fake_agent import FakeAgent, Refuse
 from tests.service.fake_hub import FakeHub
 
 
-def asks_of(acting: Acting, clock: Clock) -> Asks:
+def asks_of(acting: Acting, clock: Clock) -> AskResponder:
     """A service that has just started."""
-    return Asks(MachineAgents(acting.client), acting.actions, clock)
+    return AskResponder(MachineAgents(acting.client), acting.actions, clock)
 
 
 @pytest.fixture
-def asks(acting: Acting, clock: Clock) -> Asks:
+def asks(acting: Acting, clock: Clock) -> AskResponder:
     return asks_of(acting, clock)
 
 
@@ -41,7 +40,7 @@ def ask(agent: FakeAgent, clock: Clock, kind: int, value: float = 0.0, number: i
     agent.change(user, asks=(*agent.sessions[user].asks, Ask(number=number, kind=kind, value=value, at=clock())))
 
 
-async def answers(asks: Asks, agent: FakeAgent) -> list[AskAnswer]:
+async def answers(asks: AskResponder, agent: FakeAgent) -> list[AskAnswer]:
     agent.answers.clear()
     await asks.look()
     await asks.answered()
@@ -49,7 +48,7 @@ async def answers(asks: Asks, agent: FakeAgent) -> list[AskAnswer]:
 
 
 async def test_a_keep_is_set_and_answered_in_one_request(
-    asks: Asks,
+    asks: AskResponder,
     acting: Acting,
     agent: FakeAgent,
     clock: Clock,
@@ -66,7 +65,7 @@ async def test_a_keep_is_set_and_answered_in_one_request(
 
 
 async def test_all_kinds_are_carried_out_in_order(
-    asks: Asks,
+    asks: AskResponder,
     acting: Acting,
     agent: FakeAgent,
     hub_server: FakeHub,
@@ -87,7 +86,12 @@ async def test_all_kinds_are_carried_out_in_order(
 
 
 async def test_another_share_is_asked_for_in_units(
-    asks: Asks, acting: Acting, agent: FakeAgent, hub_server: FakeHub, clock: Clock, templates: dict[str, Template]
+    asks: AskResponder,
+    acting: Acting,
+    agent: FakeAgent,
+    hub_server: FakeHub,
+    clock: Clock,
+    templates: dict[str, Template],
 ) -> None:
     templates["tenth"] = Template(name="tenth", display_name="0.10 GPU", gpu={"fraction": 0.1})
     agent.add("ann")
@@ -102,7 +106,12 @@ async def test_another_share_is_asked_for_in_units(
 
 
 async def test_shares_to_choose_from_are_answered_as_a_list_of_units(
-    asks: Asks, acting: Acting, agent: FakeAgent, hub_server: FakeHub, clock: Clock, templates: dict[str, Template]
+    asks: AskResponder,
+    acting: Acting,
+    agent: FakeAgent,
+    hub_server: FakeHub,
+    clock: Clock,
+    templates: dict[str, Template],
 ) -> None:
     agent.add("ann")
     hub_server.add("ann")
@@ -115,7 +124,7 @@ async def test_shares_to_choose_from_are_answered_as_a_list_of_units(
 
 
 async def test_keeps_that_are_left_are_answered_as_a_sentence_and_none_is_spent(
-    asks: Asks, acting: Acting, agent: FakeAgent, clock: Clock
+    asks: AskResponder, acting: Acting, agent: FakeAgent, clock: Clock
 ) -> None:
     agent.add("ann")
     said = []
@@ -135,7 +144,7 @@ async def test_keeps_that_are_left_are_answered_as_a_sentence_and_none_is_spent(
 
 @pytest.mark.parametrize("kind", [kind for kind in AskKind if kind.reads])
 async def test_what_only_reads_changes_nothing(
-    asks: Asks, acting: Acting, agent: FakeAgent, hub_server: FakeHub, clock: Clock, kind: AskKind
+    asks: AskResponder, acting: Acting, agent: FakeAgent, hub_server: FakeHub, clock: Clock, kind: AskKind
 ) -> None:
     agent.add("ann")
     hub_server.add("ann")
@@ -147,7 +156,7 @@ async def test_what_only_reads_changes_nothing(
     assert not [request for request in agent.asked if request.op not in ("answer", "report")]
 
 
-async def test_what_is_refused_is_answered_with_the_reason(asks: Asks, agent: FakeAgent, clock: Clock) -> None:
+async def test_what_is_refused_is_answered_with_the_reason(asks: AskResponder, agent: FakeAgent, clock: Clock) -> None:
     ask(agent, clock, AskKind.KEEP, 1e18)
     ask(agent, clock, AskKind.KEEP, 0, 2)
     ask(agent, clock, 99, 0, 3)
@@ -162,7 +171,9 @@ async def test_what_is_refused_is_answered_with_the_reason(asks: Asks, agent: Fa
     assert agent.sessions["ann"].keep is None
 
 
-async def test_a_program_of_an_admin_has_the_limits_of_a_user(asks: Asks, agent: FakeAgent, clock: Clock) -> None:
+async def test_a_program_of_an_admin_has_the_limits_of_a_user(
+    asks: AskResponder, agent: FakeAgent, clock: Clock
+) -> None:
     ask(agent, clock, AskKind.KEEP, 9 * HOUR, user="root")
     assert [one.done for one in await answers(asks, agent)] == [False]
 
@@ -204,7 +215,7 @@ async def test_a_service_that_was_killed_before_it_acted_leaves_everything_as_it
 
 
 async def test_an_answer_that_is_not_delivered_is_sent_again_without_a_second_action(
-    asks: Asks,
+    asks: AskResponder,
     acting: Acting,
     agent: FakeAgent,
     clock: Clock,
@@ -228,7 +239,7 @@ async def test_an_answer_that_is_not_delivered_is_sent_again_without_a_second_ac
 
 
 async def test_a_hub_that_hangs_delays_one_session_only(
-    asks: Asks, agent: FakeAgent, hub_server: FakeHub, clock: Clock
+    asks: AskResponder, agent: FakeAgent, hub_server: FakeHub, clock: Clock
 ) -> None:
     hub_server.add("bob")
     hub_server.delay = 0.4

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from gpushare_spawner.service.actions.drains import Place
+from gpushare_spawner.service.actions.drains import CordonTarget
 from gpushare_spawner.service.actions.outcome import RefusalCode
-from gpushare_spawner.wording.controls import drains as words
+from gpushare_spawner.wording import actions as words
 from tests.service.actions.conftest import ROOT, Acting
 from tests.service.actions.test_other_actions import refusal_of
 from tests.service.conftest import HOUR, Clock
 
 
 async def test_a_gpu_is_cordoned_drained_and_given_back(acting: Acting, clock: Clock) -> None:
-    drains, gpu = acting.actions.drains, Place(acting.client, "fake", "GPU-1")
+    drains, gpu = acting.actions.drains, CordonTarget(acting.client, "fake", "GPU-1")
     outcome = await drains.cordon(gpu, ROOT, "Fan.")
     assert (outcome.changed, outcome.text) == (True, "GPU 1 of node fake gets no new servers.")
     assert [(one.uuid, one.cordoned) for one in acting.agent.report().gpus] == [("GPU-0", False), ("GPU-1", True)]
@@ -34,16 +34,18 @@ async def test_a_gpu_is_cordoned_drained_and_given_back(acting: Acting, clock: C
 
 async def test_a_node_and_its_gpu_have_cordons_of_their_own(acting: Acting) -> None:
     drains = acting.actions.drains
-    await drains.cordon(Place(acting.client, "fake"), ROOT)
-    await drains.cordon(Place(acting.client, "fake", "GPU-0"), ROOT)
+    await drains.cordon(CordonTarget(acting.client, "fake"), ROOT)
+    await drains.cordon(CordonTarget(acting.client, "fake", "GPU-0"), ROOT)
     assert all(one.cordoned for one in acting.agent.report().gpus)
-    assert (await drains.uncordon(Place(acting.client, "fake"), ROOT)).text == "Node fake gets new servers again."
+    assert (
+        await drains.uncordon(CordonTarget(acting.client, "fake"), ROOT)
+    ).text == "Node fake gets new servers again."
     assert [one.cordoned for one in acting.agent.report().gpus] == [True, False]
 
 
 async def test_an_older_agent_is_said(acting: Acting) -> None:
     acting.agent.older = True
-    refusal = await refusal_of(acting.actions.drains.cordon(Place(acting.client, "fake"), ROOT))
+    refusal = await refusal_of(acting.actions.drains.cordon(CordonTarget(acting.client, "fake"), ROOT))
     assert refusal.code is RefusalCode.OLDER_AGENT
     assert not acting.recorded
 

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from gpushare_spawner.model.controls import Ask, Exemption, Keep
-from gpushare_spawner.model.protocol.frames import AskKind
-from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.model.frames import AskKind
+from gpushare_spawner.model.share import Tier
 from gpushare_spawner.service.actions.keeps import has_to_settle
 from gpushare_spawner.service.actions.outcome import ActionRefused, Actor, Asked, RefusalCode
-from gpushare_spawner.service.agents import MachineAgent
-from gpushare_spawner.wording.controls import session_controls as words
+from gpushare_spawner.service.reports import MachineAgent
+from gpushare_spawner.wording import actions as words
 from tests.present import present
 from tests.service.actions.conftest import ANN, ROOT, Acting, Seen
 from tests.service.conftest import HOUR, MINUTE, Clock

@@ -7,13 +7,13 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from gpushare_spawner.model.controls import Ask, Exemption, MessageCause
-from gpushare_spawner.model.protocol.frames import AskKind
-from gpushare_spawner.model.tier import Tier
-from gpushare_spawner.service.actions.outcome import ActionRefused, Actor, Asked, Outcome, RefusalCode, Target
+from gpushare_spawner.model.frames import AskKind
+from gpushare_spawner.model.share import Tier
+from gpushare_spawner.service.actions.outcome import ActionOutcome, ActionRefused, Actor, Asked, RefusalCode, Target
 from gpushare_spawner.service.actions.session_actions import SessionActions
 from gpushare_spawner.service.hub.client import Hub
+from gpushare_spawner.wording import actions as words
 from gpushare_spawner.wording.amounts import utc
-from gpushare_spawner.wording.controls import session_controls as words
 from tests.present import present
 from tests.service.actions.conftest import ANN, ROOT, Acting
 from tests.service.conftest import HOUR, MINUTE, Clock
@@ -35,9 +35,9 @@ async def refusal_of(action: Awaitable[object]) -> ActionRefused:
 async def test_an_idle_share_is_released_by_its_user(acting: Acting, clock: Clock) -> None:
     one = acting.seen()
     clock.forward(MINUTE)
-    assert await acting.actions.release(one, ANN) == Outcome(True, words.RELEASED)
+    assert await acting.actions.release(one, ANN) == ActionOutcome(True, words.RELEASED)
     assert acting.agent.sessions["ann"].tier is Tier.RELEASED
-    assert await acting.actions.release(one, ANN) == Outcome(False, words.RELEASED_ALREADY)
+    assert await acting.actions.release(one, ANN) == ActionOutcome(False, words.RELEASED_ALREADY)
     assert acting.history == [("released", "ann", "ann")]
     assert acting.recorded[0].units == 0
 
@@ -89,11 +89,11 @@ async def test_an_admin_sets_the_tier_and_users_do_not(acting: Acting, clock: Cl
     clock.forward(MINUTE)
     assert (await refusal_of(acting.actions.tier(one, Tier.DOWNGRADED, ANN))).code is RefusalCode.FORBIDDEN
     outcome = await acting.actions.tier(one, Tier.DOWNGRADED, ROOT)
-    assert outcome == Outcome(True, "The session is downgraded now and has 0.10 GPU.")
+    assert outcome == ActionOutcome(True, "The session is downgraded now and has 0.10 GPU.")
     assert not (await acting.actions.tier(one, Tier.DOWNGRADED, ROOT)).changed
     await acting.actions.tier(one, Tier.RELEASED, ROOT)
     outcome = await acting.actions.tier(one, Tier.ACTIVE, ROOT)
-    assert outcome == Outcome(True, "The session is active now and has 0.25 GPU.")
+    assert outcome == ActionOutcome(True, "The session is active now and has 0.25 GPU.")
     assert acting.history == [(tier, "root", "ann") for tier in ("downgraded", "released", "active")]
     assert [action.units for action in acting.recorded] == [10, 0, 25]
 
@@ -110,18 +110,18 @@ async def test_a_tier_that_the_template_does_not_have_is_refused(acting: Acting,
 async def test_a_server_is_stopped_once(acting: Acting, hub_server: FakeHub) -> None:
     one = acting.seen()
     hub_server.add("ann")
-    assert await acting.actions.stop(one, ANN) == Outcome(True, words.STOPS)
+    assert await acting.actions.stop(one, ANN) == ActionOutcome(True, words.STOPS)
     assert hub_server.deleted == ["/users/ann/server"]
-    assert await acting.actions.stop(one, ANN) == Outcome(False, words.NOT_RUNNING)
+    assert await acting.actions.stop(one, ANN) == ActionOutcome(False, words.NOT_RUNNING)
     hub_server.add("ann", pending="stop")
-    assert await acting.actions.stop(one, ANN) == Outcome(False, words.STOPS_ALREADY)
+    assert await acting.actions.stop(one, ANN) == ActionOutcome(False, words.STOPS_ALREADY)
     assert acting.history == [("stopped", "ann", "ann")]
 
 
 # -- what its user is told ---------------------------------------------------------------------------------------------
 
 
-async def _restart(actions: SessionActions, one: Target, by: Actor, why: str) -> Outcome:
+async def _restart(actions: SessionActions, one: Target, by: Actor, why: str) -> ActionOutcome:
     return await actions.restart(one, "cpu", by, why)
 
 
@@ -137,7 +137,7 @@ async def _restart(actions: SessionActions, one: Target, by: Actor, why: str) ->
     ],
 )
 async def test_the_user_reads_which_admin_acted_and_why(
-    acting: Acting, hub_server: FakeHub, clock: Clock, act: Callable[..., Awaitable[Outcome]], said: str, why: str
+    acting: Acting, hub_server: FakeHub, clock: Clock, act: Callable[..., Awaitable[ActionOutcome]], said: str, why: str
 ) -> None:
     one = acting.seen()
     hub_server.add("ann", user_options={"profile": "quarter"})
@@ -182,7 +182,7 @@ async def test_an_action_is_done_where_its_user_cannot_be_told(acting: Acting, a
     clock.forward(MINUTE)
     agent.older = True
     outcome = await acting.actions.release(one, ROOT, why="exam")
-    assert outcome == Outcome(True, f"{words.RELEASED} {words.NOT_TOLD}")
+    assert outcome == ActionOutcome(True, f"{words.RELEASED} {words.NOT_TOLD}")
 
 
 async def test_a_hub_that_refuses_is_said_so(acting: Acting, hub: Hub, hub_server: FakeHub) -> None:
@@ -206,7 +206,7 @@ async def test_an_exemption_begins_and_ends(acting: Acting, clock: Clock) -> Non
     assert not (await acting.actions.exempt(one, ROOT, until, "exam")).changed
     assert (await acting.actions.exempt(one, ROOT)).text == "The session is exempt from idle actions."
     assert (await acting.actions.end_exemption(one, ROOT)).changed
-    assert await acting.actions.end_exemption(one, ROOT) == Outcome(False, words.NOT_EXEMPT)
+    assert await acting.actions.end_exemption(one, ROOT) == ActionOutcome(False, words.NOT_EXEMPT)
     assert acting.agent.sessions["ann"].exemption is None
     assert acting.history == [(name, "root", "ann") for name in ("exempt", "exempt", "exempt-ended")]
     assert acting.recorded[0].reason == "The session is exempt from idle actions for 24 h. exam"
@@ -235,7 +235,7 @@ async def test_a_message_without_text_or_with_too_much_is_refused(acting: Acting
     assert says in refusal.text
 
 
-ACTIONS: dict[str, Callable[[Acting, Actor], Awaitable[Outcome]]] = {
+ACTIONS: dict[str, Callable[[Acting, Actor], Awaitable[ActionOutcome]]] = {
     "keep": lambda acting, actor: acting.actions.keep(acting.seen(), actor, seconds=HOUR),
     "end_keep": lambda acting, actor: acting.actions.end_keep(acting.seen(), actor),
     "release": lambda acting, actor: acting.actions.release(acting.seen(), actor),

@@ -9,19 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from gpushare_spawner.model.cordon import Cordon
+from gpushare_spawner.model.controls import Cordon
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.placement import Ledger
 from gpushare_spawner.service.actions import restart
-from gpushare_spawner.service.actions.outcome import Actor, Outcome, RefusalCode
-from gpushare_spawner.service.agents import MachineAgent
-from gpushare_spawner.service.history.events import BegunRestart
+from gpushare_spawner.service.actions.outcome import ActionOutcome, Actor, RefusalCode
 from gpushare_spawner.service.history.recorder import History, HistorySources
-from gpushare_spawner.service.history.store import HistoryStore
+from gpushare_spawner.service.history.store import BegunRestart, HistoryStore
 from gpushare_spawner.service.hub.client import Hub
-from gpushare_spawner.service.reports import NodeSnapshot
-from gpushare_spawner.wording.controls import session_controls as words
+from gpushare_spawner.service.reports import MachineAgent, NodeSnapshot
+from gpushare_spawner.wording import actions as words
 from tests.service.actions.conftest import ANN, ROOT, Acting
 from tests.service.actions.test_other_actions import refusal_of
 from tests.service.conftest import Clock
@@ -63,7 +61,7 @@ def chosen(hub_server: FakeHub, server: str = "") -> Mapping[str, object] | None
 
 async def test_a_server_restarts_with_the_options_of_the_template(acting: Acting, running: FakeHub) -> None:
     outcome = await acting.actions.restart(acting.seen(), "half", ANN)
-    assert outcome == Outcome(True, words.restarts("0.50 GPU"))
+    assert outcome == ActionOutcome(True, words.restarts("0.50 GPU"))
     assert chosen(running) == {"profile": "half"}
     assert acting.history == [("restart", "ann", "ann")]
     assert acting.recorded[0].reason == "ann restarted the server with the template 0.50 GPU."
@@ -228,7 +226,10 @@ async def test_the_same_restart_twice_at_a_time_is_one(acting: Acting, running: 
         acting.actions.restart(one, "cpu", ANN),
         return_exceptions=True,
     )
-    assert (first, second) == (Outcome(True, words.restarts("0.50 GPU")), Outcome(False, words.restarts("0.50 GPU")))
+    assert (first, second) == (
+        ActionOutcome(True, words.restarts("0.50 GPU")),
+        ActionOutcome(False, words.restarts("0.50 GPU")),
+    )
     assert str(other) == words.RESTARTS_ALREADY
     assert running.deleted == ["/users/ann/server"]
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from gpushare_spawner.model.protocol.control import ControlRefused, Failure, ResizeRequest
+from gpushare_spawner.model.control import ControlRefused, Failure, ResizeRequest
 from gpushare_spawner.model.quota import Quotas
+from gpushare_spawner.model.share import Tier
 from gpushare_spawner.model.template import Limits, Template
-from gpushare_spawner.model.tier import Tier
-from gpushare_spawner.service.actions.outcome import Actor, Outcome, RefusalCode
+from gpushare_spawner.service.actions.outcome import ActionOutcome, Actor, RefusalCode
 from gpushare_spawner.service.hub.client import HubServer
-from gpushare_spawner.wording.controls import share_changes as words
+from gpushare_spawner.wording import actions as words
 from tests.service.actions.conftest import ANN, ROOT, Acting
 from tests.service.actions.test_other_actions import refusal_of
 from tests.service.fake_agent import GIB, FakeAgent
@@ -51,13 +51,13 @@ def ann(hub_server: FakeHub) -> None:
 async def test_user_changes_the_share_within_her_templates(acting: Acting) -> None:
     one = acting.seen()
     outcome = await acting.actions.share(one, ANN, 0.5)
-    assert outcome == Outcome(True, words.changed(25, 50, 0, Tier.ACTIVE, 8 * GIB))
+    assert outcome == ActionOutcome(True, words.changed(25, 50, 0, Tier.ACTIVE, 8 * GIB))
     assert acting.agent.sessions["ann"].share_units == 50
     (asked,) = acting.agent.asked
     assert asked == ResizeRequest(
         id="ann", share_units=50, memory_limit="50%", reason="ann changed the share from 0.25 GPU to 0.50 GPU."
     )
-    assert await acting.actions.share(one, ANN, 0.5) == Outcome(False, words.same(50))
+    assert await acting.actions.share(one, ANN, 0.5) == ActionOutcome(False, words.same(50))
     assert acting.history == [("share", "ann", "ann")]
     assert acting.recorded[0].units == 50
 
@@ -199,7 +199,7 @@ async def test_changes_at_the_same_time_stay_within_the_quota(
     )
     targets = [acting.seen(first), acting.seen(second)]
     done = await asyncio.gather(*(acting.actions.share(one, ANN, 0.5) for one in targets), return_exceptions=True)
-    assert sum(isinstance(one, Outcome) for one in done) == 1, done
+    assert sum(isinstance(one, ActionOutcome) for one in done) == 1, done
     assert sum(one.share_units for one in agent.sessions.values()) == 75
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gpushare_spawner.model.spawn_note import SpawnNote, taken_out
-from gpushare_spawner.service.actions.outcome import Actor, Outcome, RefusalCode
-from gpushare_spawner.wording.controls import session_controls as words
+from gpushare_spawner.service.actions.outcome import ActionOutcome, Actor, RefusalCode
+from gpushare_spawner.wording import actions as words
 from tests.service.actions.conftest import ANN, ROOT, Acting
 from tests.service.actions.test_other_actions import refusal_of
 from tests.service.fake_hub import FakeHub
@@ -23,9 +23,9 @@ def waiting(hub_server: FakeHub) -> FakeHub:
 
 async def test_a_spawn_is_cancelled_once(acting: Acting, waiting: FakeHub) -> None:
     spawns = acting.actions.spawns
-    assert await spawns.cancel("ann", "x", ANN) == Outcome(True, words.CANCELLED)
+    assert await spawns.cancel("ann", "x", ANN) == ActionOutcome(True, words.CANCELLED)
     assert not waiting.users["ann"]["servers"]
-    assert await spawns.cancel("ann", "x", ROOT) == Outcome(False, words.NOT_STARTING)
+    assert await spawns.cancel("ann", "x", ROOT) == ActionOutcome(False, words.NOT_STARTING)
     assert acting.history == [("cancel", "ann", "ann")]
 
 
@@ -39,7 +39,7 @@ async def test_the_spawner_is_told_who_else_cancelled_a_spawn_and_why(acting: Ac
 
 async def test_a_spawn_is_cancelled_even_if_the_hub_takes_no_note(acting: Acting, waiting: FakeHub) -> None:
     waiting.faults = [None, None, None, 503]
-    assert await acting.actions.spawns.cancel("ann", "x", ROOT) == Outcome(True, words.CANCELLED)
+    assert await acting.actions.spawns.cancel("ann", "x", ROOT) == ActionOutcome(True, words.CANCELLED)
     assert acting.history == [("cancel", "root", "ann")]
 
 
@@ -60,7 +60,7 @@ async def test_a_server_that_runs_is_no_spawn(acting: Acting, hub_server: FakeHu
 
 
 async def test_a_spawn_is_queued_anew_with_its_options(acting: Acting, waiting: FakeHub) -> None:
-    assert await acting.actions.spawns.requeue("ann", "x", ROOT) == Outcome(True, words.REQUEUED)
+    assert await acting.actions.spawns.requeue("ann", "x", ROOT) == ActionOutcome(True, words.REQUEUED)
     sent = waiting.users["ann"]["servers"]["x"]["user_options"]
     note = SpawnNote(text="root put the spawn at the end of the queue.")
     assert taken_out(sent) == (OPTIONS, note)

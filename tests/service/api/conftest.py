@@ -9,7 +9,7 @@ import pytest
 from tornado.testing import bind_unused_port
 
 from gpushare_spawner.idle import KeepRule
-from gpushare_spawner.model.protocol.control import (
+from gpushare_spawner.model.control import (
     AnnounceRequest,
     ControlsRequest,
     CordonRequest,
@@ -20,16 +20,14 @@ from gpushare_spawner.model.protocol.control import (
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.service import reports
 from gpushare_spawner.service.actions.session_actions import SessionActions
-from gpushare_spawner.service.application import service_application, service_server
+from gpushare_spawner.service.command import service_application, service_server
 from gpushare_spawner.service.counters import Counters
-from gpushare_spawner.service.history.events import Action
 from gpushare_spawner.service.history.recorder import History, HistorySources
-from gpushare_spawner.service.history.store import HistoryStore
-from gpushare_spawner.service.history.use import HOUR, Amounts, Subject
+from gpushare_spawner.service.history.store import HOUR, Action, GpuTimeAmounts, HistoryStore, Subject
 from gpushare_spawner.service.hub.client import Hub, HubServer
 from gpushare_spawner.service.reports import KnownReport, RecentReports
 from gpushare_spawner.service.sources import DashboardSources
-from gpushare_spawner.service.web.page import Page
+from gpushare_spawner.service.web.app import Page
 from tests.present import present
 from tests.service.api.clients import PREFIX, Client, SignedIn
 from tests.service.conftest import hub, hub_server  # noqa: F401
@@ -140,7 +138,7 @@ async def history(tmp_path: Path) -> History:
     await kept.store()
     hour = int(NOW // HOUR) * HOUR
     use = {
-        (hour, Subject(user, "", "quarter", "ml", "n1", "GPU-0", "A100")): Amounts(reserved=HOUR)
+        (hour, Subject(user, "", "quarter", "ml", "n1", "GPU-0", "A100")): GpuTimeAmounts(reserved=HOUR)
         for user in ("ann", "bob")
     }
     actions = [Action(NOW - 5, "released", "culler", user, reason="GPU idle for 45 min") for user in ("ann", "bob")]

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 import pytest
 from tornado.httpclient import HTTPRequest
 
-from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.model.share import Tier
 from gpushare_spawner.service.hub.client import Hub
 from tests.present import present
 from tests.service.api.clients import ADMIN, ANN, BOB, CALLERS, Client

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from gpushare_spawner.service.api import events as module
-from gpushare_spawner.service.api.events import Events, TooManyStreams
-from gpushare_spawner.service.api.snapshots import PARTS, ServiceSnapshots
+from gpushare_spawner.service.api import snapshots as module
+from gpushare_spawner.service.api.snapshots import PARTS, Events, ServiceSnapshots, TooManyStreams
 from gpushare_spawner.service.hub.client import HubServer
 from tests.service.api.clients import ANN, As, Client
 from tests.service.api.conftest import Machine

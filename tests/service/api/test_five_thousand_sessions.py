@@ -6,12 +6,10 @@ import time
 
 from gpushare_spawner.service.actions.session_actions import SessionActions
 from gpushare_spawner.service.api import reading
-from gpushare_spawner.service.api.events import Events
-from gpushare_spawner.service.api.operation import Call, Nothing
-from gpushare_spawner.service.api.services import Services
-from gpushare_spawner.service.api.session_list import SessionsQuery
-from gpushare_spawner.service.api.snapshots import ServiceSnapshots
-from gpushare_spawner.service.web.caller import Caller
+from gpushare_spawner.service.api.reading import SessionsQuery
+from gpushare_spawner.service.api.router import Call, Nothing, Services
+from gpushare_spawner.service.api.snapshots import Events, ServiceSnapshots
+from gpushare_spawner.service.web.app import Caller
 from tests.service.api.conftest import Machine, StandInAgent
 from tests.service.dashboards import NO_AGENT, NOW, TEMPLATES, afternoon, session
 

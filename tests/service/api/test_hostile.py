@@ -17,11 +17,11 @@ from tornado.testing import bind_unused_port
 
 from gpushare_spawner.service import command
 from gpushare_spawner.service.api.api import OPERATIONS
+from gpushare_spawner.service.api.reading import address_of, server_of
 from gpushare_spawner.service.api.snapshots import ServiceSnapshots
-from gpushare_spawner.service.api.spawn_address import address_of, server_of
-from gpushare_spawner.service.application import MOST_BODY_BYTES
+from gpushare_spawner.service.command import MOST_BODY_BYTES
 from gpushare_spawner.service.hub.client import Hub
-from gpushare_spawner.service.web.page import Page
+from gpushare_spawner.service.web.app import Page
 from tests.service.api.clients import ADMIN, ANN, BOB, PREFIX, Client, check_documented
 from tests.service.api.conftest import Machine
 from tests.service.fake_hub import FakeHub

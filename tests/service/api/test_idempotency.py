@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from gpushare_spawner.service.api import idempotency as module
-from gpushare_spawner.service.api.idempotency import KEPT_SECONDS, Idempotency, KeyReused
+from gpushare_spawner.service.api import router as module
+from gpushare_spawner.service.api.router import KEPT_SECONDS, Idempotency, KeyReused
 from tests.service.conftest import Clock
 
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from gpushare_spawner.model.cordon import Cordon
+from gpushare_spawner.model.controls import Cordon
 from gpushare_spawner.model.report import GpuReport
-from gpushare_spawner.service.api.session_list import SessionsQuery
+from gpushare_spawner.service.api.reading import SessionsQuery
 from tests.placement.instances import instance
 from tests.service.api.clients import ADMIN, ANN, BOB, As, Client
 from tests.service.api.conftest import Machine
@@ -83,10 +83,10 @@ async def test_the_total_counts_all_pages(api: Client) -> None:
 def test_every_column_can_be_sorted_by_in_both_directions() -> None:
     from typing import get_args
 
-    from gpushare_spawner.service.api import session_list
+    from gpushare_spawner.service.api import reading
 
-    columns = set(get_args(session_list.Column))
-    assert columns == session_list._KEYS.keys()
+    columns = set(get_args(reading.Column))
+    assert columns == reading._KEYS.keys()
     assert set(get_args(SessionsQuery.model_fields["sort"].annotation)) == columns | {f"-{one}" for one in columns}
 
 

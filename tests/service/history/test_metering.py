@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.report import DeliveredReport, GpuReport, Report, SessionReport
-from gpushare_spawner.model.tier import Tier
-from gpushare_spawner.service.history.metering import OLDEST, Meter
-from gpushare_spawner.service.history.use import HOUR, Amounts, Counters
+from gpushare_spawner.model.share import Tier
+from gpushare_spawner.service.history.recorder import OLDEST, Meter
+from gpushare_spawner.service.history.store import HOUR, GpuTimeAmounts, SessionCounters
 
 BEGIN = 1_000_000 * HOUR
 """The start of an hour."""
@@ -37,8 +37,8 @@ def observe(meter: Meter, *reports: Report) -> None:
         meter.observe(one, lambda session: "ml" if session.user == "ann" else "")
 
 
-def total(meter: Meter) -> Amounts:
-    whole = Amounts()
+def total(meter: Meter) -> GpuTimeAmounts:
+    whole = GpuTimeAmounts()
     for amounts in meter.take()[0].values():
         whole = whole.plus(amounts)
     return whole
@@ -196,8 +196,8 @@ def test_what_could_not_be_stored_comes_again() -> None:
 def test_a_restart_at_any_moment_counts_the_same(pauses: list[float], restart_after: int) -> None:
     """The counters that were stored are all that a new meter needs."""
     whole, first = Meter(), Meter()
-    parts, at = Amounts(), float(BEGIN)
-    counted: list[Counters] = []
+    parts, at = GpuTimeAmounts(), float(BEGIN)
+    counted: list[SessionCounters] = []
     for number, pause in enumerate(pauses):
         at += pause
         now = session(gpu_seconds=(at - BEGIN) / 3, effective_units=25 if number % 2 else 10, tier_since=at - pause / 2)

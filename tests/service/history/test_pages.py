@@ -19,22 +19,28 @@ from tornado.httpserver import HTTPServer
 from tornado.testing import bind_unused_port
 
 from gpushare_spawner.service.counters import Counters
-from gpushare_spawner.service.history.events import Action, Outcome, Wait
 from gpushare_spawner.service.history.recorder import History, HistorySources
-from gpushare_spawner.service.history.store import HistoryStore
-from gpushare_spawner.service.history.use import HOUR, Amounts, Subject
+from gpushare_spawner.service.history.store import (
+    HOUR,
+    Action,
+    GpuTimeAmounts,
+    HistoryStore,
+    Subject,
+    Wait,
+    WaitOutcome,
+)
 from gpushare_spawner.service.reports import RecentReports
 from gpushare_spawner.service.sources import DashboardSources
-from gpushare_spawner.service.web import history_answers as answers
+from gpushare_spawner.service.web import history as answers
+from gpushare_spawner.service.web.app import Page
 from gpushare_spawner.service.web.dashboard import dashboard_application
-from gpushare_spawner.service.web.page import Page
-from gpushare_spawner.wording.history import UNAVAILABLE
+from gpushare_spawner.wording.service import UNAVAILABLE
 
 PREFIX = "/services/gpushare/"
 THIS_HOUR = int(time.time() // HOUR) * HOUR
 ANN = Subject("ann", "", "quarter", "ml", "n1", "GPU-0", "A100")
 BOB = Subject("bob", "", "half", "=bio()", "n1", "GPU-1", "A100")
-ONE = Amounts(reserved=7200, idle=3600, recovered=1800, used=5400, entitled=100, delivered=98, waits=3)
+ONE = GpuTimeAmounts(reserved=7200, idle=3600, recovered=1800, used=5400, entitled=100, delivered=98, waits=3)
 USERS: dict[str, dict[str, Any]] = {
     "admin": {"kind": "user", "name": "root", "admin": True, "scopes": []},
     "ann": {"kind": "user", "name": "ann", "admin": False, "scopes": []},
@@ -92,7 +98,7 @@ async def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
         [],
         [],
         [action, replace(action, user="<b>bob</b>", at=THIS_HOUR + 1.0)],
-        [Wait(THIS_HOUR, 65.0, Outcome.STARTED, "ann", "", "quarter", "ml")],
+        [Wait(THIS_HOUR, 65.0, WaitOutcome.STARTED, "ann", "", "quarter", "ml")],
     )
     async for client in serving(kept, monkeypatch):
         yield client
@@ -208,7 +214,7 @@ async def test_the_page_names_the_node_of_a_drain_and_says_where_a_name_was_dele
     kept = history(tmp_path)
     await kept.store()
     drain = Action(THIS_HOUR, "drain", "root", node="n1", reason="GPU 0 of node n1 gets no new servers.")
-    started = Wait(THIS_HOUR, 0.0, Outcome.STARTED, "ann", "", "quarter", "ml")
+    started = Wait(THIS_HOUR, 0.0, WaitOutcome.STARTED, "ann", "", "quarter", "ml")
     kept._store.add({}, [], [], [drain, Action(THIS_HOUR, "keep", "ann", template="quarter", node="n2")], [started])
     async for client in serving(kept, monkeypatch):
         page = (await client.get("history")).body.decode()

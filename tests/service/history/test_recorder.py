@@ -12,12 +12,11 @@ from pathlib import Path
 import pytest
 
 from gpushare_spawner.model.report import SessionReport
+from gpushare_spawner.model.share import Tier
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.model.tier import Tier
-from gpushare_spawner.service.history.events import Action, Outcome, Wait
 from gpushare_spawner.service.history.queries import By, Period, actions, gpu_time, waits
 from gpushare_spawner.service.history.recorder import History, HistorySources
-from gpushare_spawner.service.history.store import HistoryFailed, HistoryStore
+from gpushare_spawner.service.history.store import Action, HistoryFailed, HistoryStore, Wait, WaitOutcome
 from gpushare_spawner.service.hub.client import HubServer, HubUser
 from gpushare_spawner.service.reports import KnownReport, NodeSnapshot
 from tests.service.history.test_metering import BEGIN, report, session
@@ -197,8 +196,8 @@ async def test_waits_of_spawns_with_a_gpu(world: World, url: str) -> None:
     assert (answer.started, answer.gave_up, answer.mean_seconds) == (1, 1, 60.0)
     # the metrics count the same
     assert [(wait.user, wait.outcome, wait.seconds) for wait in world.waited] == [
-        ("ann", Outcome.STARTED, 60.0),
-        ("bob", Outcome.GAVE_UP, 65.0),
+        ("ann", WaitOutcome.STARTED, 60.0),
+        ("bob", WaitOutcome.GAVE_UP, 65.0),
     ]
 
 

@@ -15,11 +15,24 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import func, select, text
 
-from gpushare_spawner.service.history.events import Action, BegunRestart, Outcome, Wait
 from gpushare_spawner.service.history.queries import By, Period, actions, gpu_time, waits
-from gpushare_spawner.service.history.store import VERSION_TABLE, HistoryFailed, HistoryStore
-from gpushare_spawner.service.history.tables import METADATA, SUBJECT, USE
-from gpushare_spawner.service.history.use import DAY, HOUR, Amounts, Counters, Subject
+from gpushare_spawner.service.history.store import (
+    DAY,
+    HOUR,
+    METADATA,
+    SUBJECT,
+    USE,
+    VERSION_TABLE,
+    Action,
+    BegunRestart,
+    GpuTimeAmounts,
+    HistoryFailed,
+    HistoryStore,
+    SessionCounters,
+    Subject,
+    Wait,
+    WaitOutcome,
+)
 from tests.service.history.databases import postgresql
 
 NOW = 20_000 * DAY
@@ -27,7 +40,7 @@ NOW = 20_000 * DAY
 ALWAYS = Period(0, NOW + DAY)
 ANN = Subject("ann", "", "quarter", "ml", "n1", "GPU-0", "A100")
 BOB = Subject("bob", "thesis", "half", "bio", "n1", "GPU-1", "A100")
-ONE = Amounts(reserved=900, idle=600, recovered=300, borrowed=0, used=300, entitled=200, delivered=190, waits=4)
+ONE = GpuTimeAmounts(reserved=900, idle=600, recovered=300, borrowed=0, used=300, entitled=200, delivered=190, waits=4)
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +82,7 @@ def test_a_migration_leaves_the_services_logging_as_it_is(url: str, caplog: pyte
     assert "logged after the migration" in caplog.text
 
 
-def sums(store: HistoryStore, *by: By, period: Period = ALWAYS) -> dict[tuple[str | int, ...], Amounts]:
+def sums(store: HistoryStore, *by: By, period: Period = ALWAYS) -> dict[tuple[str | int, ...], GpuTimeAmounts]:
     return {one.key: one.amounts for one in store.read(lambda connection: gpu_time(connection, period, by))}
 
 
@@ -107,7 +120,7 @@ def test_a_period_and_filters_leave_out_the_rest(store: HistoryStore) -> None:
 
 
 def test_counters_of_open_sessions_are_kept_and_those_of_ended_ones_deleted(store: HistoryStore) -> None:
-    first = Counters("n1", "ann", 1.5, 2.5, 25, 3.0, 4.0, 5.0, 6)
+    first = SessionCounters("n1", "ann", 1.5, 2.5, 25, 3.0, 4.0, 5.0, 6)
     second = replace(first, session="bob")
     store.add({}, [first, second], [])
     store.add({}, [replace(first, seen_at=9.0)], [("n1", "bob")])
@@ -115,7 +128,7 @@ def test_counters_of_open_sessions_are_kept_and_those_of_ended_ones_deleted(stor
 
 
 def test_a_transaction_is_whole_or_not_at_all(store: HistoryStore) -> None:
-    wrong = Wait(NOW, 1.0, Outcome.STARTED, user=None)  # type: ignore[arg-type]
+    wrong = Wait(NOW, 1.0, WaitOutcome.STARTED, user=None)  # type: ignore[arg-type]
     with pytest.raises(HistoryFailed, match="cannot be written"):
         store.add({(NOW, ANN): ONE}, [], [], waits=[wrong])
     assert sums(store) == {}
@@ -124,8 +137,8 @@ def test_a_transaction_is_whole_or_not_at_all(store: HistoryStore) -> None:
 
 
 def test_waits_and_actions(store: HistoryStore) -> None:
-    wait = Wait(NOW, 10.0, Outcome.STARTED, "ann", "", "quarter", "ml")
-    gave_up = replace(wait, seconds=500.0, outcome=Outcome.GAVE_UP)
+    wait = Wait(NOW, 10.0, WaitOutcome.STARTED, "ann", "", "quarter", "ml")
+    gave_up = replace(wait, seconds=500.0, outcome=WaitOutcome.GAVE_UP)
     action = Action(NOW, "released", "culler", "ann", "", "quarter", "ml", "n1", 0, "idle", "GPU idle for 45 min")
     store.add(
         {}, [], [], [action, replace(action, user="bob", at=NOW + 1)], [wait, replace(wait, seconds=20.0), gave_up]
@@ -197,7 +210,7 @@ def test_old_names_are_deleted_and_groups_keep_their_sums(store: HistoryStore) -
 
 def test_what_is_too_old_is_deleted(store: HistoryStore) -> None:
     old = NOW - 2000 * DAY
-    wait = Wait(old, 1.0, Outcome.STARTED, "ann")
+    wait = Wait(old, 1.0, WaitOutcome.STARTED, "ann")
     store.add({(old, ANN): ONE, (NOW, BOB): ONE}, [], [], [Action(old, "keep", "ann")], [wait])
     store.thin(NOW, detail=0, names=0, keep=1000 * DAY)
     assert sums(store, By.USER) == {("bob",): ONE}

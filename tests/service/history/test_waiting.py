@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from gpushare_spawner.model.report import Report, SessionReport
-from gpushare_spawner.service.history.events import Outcome, Wait
-from gpushare_spawner.service.history.waiting import SpawnWatch
+from gpushare_spawner.service.history.recorder import SpawnWatch
+from gpushare_spawner.service.history.store import Wait, WaitOutcome
 from gpushare_spawner.service.hub.client import HubServer
 
 NOW = 1_000_000.0
@@ -33,7 +33,7 @@ def watch() -> SpawnWatch:
 
 def test_a_server_waited_from_its_start_to_its_share() -> None:
     found = watch().observe_report(report(session("old"), session("ann", NOW)), {("ann", ""): NOW - 30})
-    assert found == [Wait(NOW - 30, 30.0, Outcome.STARTED, "ann", "", "quarter", "ml")]
+    assert found == [Wait(NOW - 30, 30.0, WaitOutcome.STARTED, "ann", "", "quarter", "ml")]
 
 
 def test_a_start_that_the_hub_does_not_date_waited_for_nothing() -> None:
@@ -63,7 +63,7 @@ def test_a_spawn_that_was_seen_waiting_waited_since_then() -> None:
 def test_a_spawn_that_gave_up() -> None:
     one = watch()
     assert one.observe_queue([pending("ann", None)], NOW) == []
-    assert one.observe_queue([], NOW + 40) == [Wait(NOW, 40.0, Outcome.GAVE_UP, "ann", "", "half", "ml")]
+    assert one.observe_queue([], NOW + 40) == [Wait(NOW, 40.0, WaitOutcome.GAVE_UP, "ann", "", "half", "ml")]
     assert one.observe_queue([], NOW + 50) == []
 
 

@@ -8,15 +8,14 @@ from typing import Any, cast
 import pytest
 
 from gpushare_spawner.model import kubernetes
+from gpushare_spawner.model.control import AgentUnreachable
 from gpushare_spawner.model.controls import Controls, Message
 from gpushare_spawner.model.kubernetes import PodSession
-from gpushare_spawner.model.protocol.control import AgentUnreachable
 from gpushare_spawner.model.report import Notice, Report, SessionReport
+from gpushare_spawner.model.share import Tier
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.service.culler.culler import Culler
-from gpushare_spawner.service.culler.decisions import SessionDecision
-from gpushare_spawner.service.culler.settings import CullerSettings
+from gpushare_spawner.service.culler.decisions import CullerSettings, SessionDecision
 from gpushare_spawner.service.hub.client import Hub, HubServer, HubUser
 from gpushare_spawner.service.kubernetes import node as node_module
 from gpushare_spawner.wall_clock import WallClock

@@ -20,26 +20,23 @@ from kubernetes_asyncio.client import ApiClient
 from gpushare_spawner.idle import DryRun, RecentUse
 from gpushare_spawner.model import kubernetes
 from gpushare_spawner.model.controls import Ask, Exemption, Keep, Message
+from gpushare_spawner.model.frames import AskKind
 from gpushare_spawner.model.kubernetes import PodSession
 from gpushare_spawner.model.kubernetes.annotations import QUOTA
 from gpushare_spawner.model.layers import LayerName
-from gpushare_spawner.model.protocol.frames import AskKind
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.report import DeliveredReport, GpuReport, HostUseReport, Notice, Report, SessionReport
-from gpushare_spawner.model.session_id import split_session_id
+from gpushare_spawner.model.share import Tier, split_session_id
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.placement import Ledger
-from gpushare_spawner.service.actions.controls import ControlsOfSessions
+from gpushare_spawner.service.actions.outcome import ControlsOfSessions
 from gpushare_spawner.service.actions.session_actions import SessionActions
 from gpushare_spawner.service.api.snapshots import ServiceSnapshots
 from gpushare_spawner.service.counters import Counters
-from gpushare_spawner.service.culler.asks import Asks
+from gpushare_spawner.service.culler.asks import AskResponder
 from gpushare_spawner.service.culler.culler import Culler
-from gpushare_spawner.service.culler.decisions import HubSnapshot, SessionDecision
-from gpushare_spawner.service.culler.settings import CullerSettings
-from gpushare_spawner.service.history.metering import Meter
-from gpushare_spawner.service.history.waiting import SpawnWatch
+from gpushare_spawner.service.culler.decisions import CullerSettings, HubSnapshot, SessionDecision
+from gpushare_spawner.service.history.recorder import Meter, SpawnWatch
 from gpushare_spawner.service.hub.client import Hub, HubServer, HubUser
 from gpushare_spawner.service.kubernetes import cluster as cluster_module
 from gpushare_spawner.service.kubernetes import node as node_module
@@ -48,10 +45,9 @@ from gpushare_spawner.service.kubernetes.first_identities import MOST_GONE, Firs
 from gpushare_spawner.service.kubernetes.pod_sessions import trimmed
 from gpushare_spawner.service.reports import NodeSnapshot, RecentReports, ask_all
 from gpushare_spawner.service.sources import DashboardSources
-from gpushare_spawner.service.web.dashboard_data import dashboard_data, node_data, problems_data
-from gpushare_spawner.service.web.gpu_bar import gpu_bar, units_of
+from gpushare_spawner.service.web.app import Viewer
 from gpushare_spawner.service.web.metrics import ServiceState, exposition
-from gpushare_spawner.service.web.viewer import Viewer
+from gpushare_spawner.service.web.view_data import dashboard_data, gpu_bar, node_data, problems_data, units_of
 from gpushare_spawner.wall_clock import WallClock
 from tests.service.dashboards import NO_AGENT
 
@@ -169,7 +165,7 @@ class World:
             notify=self.told.extend, actions=actions,
         )  # fmt: skip
         await culler.round()
-        asks = Asks(self.cluster, actions, lambda: NOW)
+        asks = AskResponder(self.cluster, actions, lambda: NOW)
         try:
             async with asyncio.timeout(0.01):
                 await asks.look()

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 from kubernetes_asyncio.client import ApiException, CoreV1Api
 
-from gpushare_spawner.service.kubernetes.resize_api import ASK_AGAIN_AFTER, RETRY_AFTER, ResizeApi
+from gpushare_spawner.service.kubernetes.released_requests import ASK_AGAIN_AFTER, PROBE_AGAIN_AFTER, ResizeApi
 
 HAS_NOT = SimpleNamespace(resources=[SimpleNamespace(name="pods")])
 HAS = SimpleNamespace(resources=[SimpleNamespace(name="pods"), SimpleNamespace(name="pods/resize")])
@@ -32,7 +32,7 @@ class Server:
             raise self.answer
         return self.answer
 
-    async def later(self, seconds: float = RETRY_AFTER) -> bool:
+    async def later(self, seconds: float = PROBE_AGAIN_AFTER) -> bool:
         self.now += seconds
         return await self.resize.available()
 
@@ -65,7 +65,7 @@ async def test_a_server_that_does_not_answer_is_logged_once_for_each_cause_and_i
     server.answer = ConnectionRefusedError("nobody listens")
     for _ in range(3):
         assert not await server.later()
-    assert not await server.later(RETRY_AFTER / 2)
+    assert not await server.later(PROBE_AGAIN_AFTER / 2)
     assert server.asked == 6, "not more often than this"
     server.answer = HAS
     assert await server.later()

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpushare_spawner.service.notifiers.base import NotSent
-from gpushare_spawner.service.notifiers.config import KIND, Secret, notifier_file
+from gpushare_spawner.service.notifiers.config import KIND, NotSent, Secret, notifier_file
 from gpushare_spawner.templates.parser import parse
 
 GOOD = """\

@@ -12,17 +12,14 @@ from typing import Any
 
 import pytest
 
-from gpushare_spawner.model.idle_cause import IdleCause
+from gpushare_spawner.model.controls import IdleCause
 from gpushare_spawner.model.report import Notice, SessionReport
-from gpushare_spawner.model.tier import Tier
-from gpushare_spawner.service.culler.decisions import SessionDecision, decide_sessions
-from gpushare_spawner.service.culler.settings import CullerSettings
+from gpushare_spawner.model.share import Tier
+from gpushare_spawner.service.culler.decisions import CullerSettings, SessionDecision, decide_sessions
 from gpushare_spawner.service.hub.client import HubServer
 from gpushare_spawner.service.notifiers import outbox as module
-from gpushare_spawner.service.notifiers.base import Message, NotSent
-from gpushare_spawner.service.notifiers.config import notifier_file
-from gpushare_spawner.service.notifiers.outbox import Outbox
-from gpushare_spawner.service.notifiers.rates import RateLimits
+from gpushare_spawner.service.notifiers.config import Notification, NotSent, notifier_file
+from gpushare_spawner.service.notifiers.outbox import Outbox, RateLimits
 from gpushare_spawner.service.reports import KnownReport, NodeSnapshot
 from tests.service.conftest import HOUR, MINUTE, Clock
 from tests.service.dashboards import NO_AGENT
@@ -33,7 +30,7 @@ actions: [release, stop]
 dashboard: https://hub.example.org/services/gpushare/
 rates: {per_user: 3, per_minute: 5}
 """
-SENT: list[Message] = []
+SENT: list[Notification] = []
 FAIL: list[Exception] = []
 
 
@@ -43,7 +40,7 @@ class Keeper:
     def __init__(self, mark: str) -> None:
         assert mark == "x"
 
-    async def send(self, message: Message) -> None:
+    async def send(self, message: Notification) -> None:
         if FAIL:
             raise FAIL.pop()
         SENT.append(message)
@@ -228,7 +225,7 @@ async def test_three_failures_end_a_message(outbox: Outbox, clock: Clock) -> Non
 async def test_a_notifier_that_hangs_holds_up_nobody(
     tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def hangs(self: Keeper, message: Message) -> None:
+    async def hangs(self: Keeper, message: Notification) -> None:
         await asyncio.sleep(3600)
 
     monkeypatch.setattr(module, "SEND_SECONDS", 0.01)

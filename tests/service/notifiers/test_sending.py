@@ -21,14 +21,12 @@ from tornado.httpserver import HTTPServer
 from tornado.testing import bind_unused_port
 from tornado.web import Application
 
-from gpushare_spawner.service.notifiers.base import Message, NotSent
-from gpushare_spawner.service.notifiers.config import Email, Webhook
-from gpushare_spawner.service.notifiers.mail import MailNotifier
-from gpushare_spawner.service.notifiers.webhook import WebhookNotifier
+from gpushare_spawner.service.notifiers.config import Email, Notification, NotSent, Webhook
+from gpushare_spawner.service.notifiers.senders import MailNotifier, WebhookNotifier
 from tests.ports import free_port
 from tests.service.notifiers.inbox import Hook, Inbox
 
-MESSAGE = Message("ada", "", "stop", 1_764_158_400.0, "Your server will stop", "It is idle.\n.\nGrüße")
+MESSAGE = Notification("ada", "", "stop", 1_764_158_400.0, "Your server will stop", "It is idle.\n.\nGrüße")
 
 
 def login(server: object, session: object, envelope: object, mechanism: str, data: LoginPassword) -> AuthResult:

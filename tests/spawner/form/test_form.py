@@ -14,14 +14,14 @@ from gpushare_spawner.clients.agent import AgentClient
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.share import Share
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.quota import Accounts
+from gpushare_spawner.quota import QuotaAccounts
 from gpushare_spawner.sharing.base import Tenant
-from gpushare_spawner.spawner.form.form import Form
+from gpushare_spawner.spawner.form import Form
 from gpushare_spawner.spawner.local.process import GPUShareLocalSpawner, GPUShareSimpleSpawner
 from gpushare_spawner.spawner.local.reservations import AgentReservations
 from gpushare_spawner.spawner.local.systemd import GPUShareSystemdSpawner
-from gpushare_spawner.spawner.options.profiles import Profile, profiles
-from gpushare_spawner.spawner.queue.queue_quotas import QuotaChoice
+from gpushare_spawner.spawner.options import Profile, profiles
+from gpushare_spawner.spawner.queue.quotas import QuotaChoice
 from tests.spawner.fake_agent import FakeAgent
 from tests.spawner.options.test_validation import PAGES
 from tests.spawner.running_hub import Browser, RunningHub, until
@@ -393,7 +393,7 @@ async def test_spawns_that_wait_count_on_the_forms_of_others(make_hub: Any, agen
 
 
 def choices(quotas: dict[str, Any], groups: set[str], reservations: AgentReservations) -> Any:
-    accounts = Accounts(Quotas.model_validate(quotas)).of_user("ada", groups)
+    accounts = QuotaAccounts(Quotas.model_validate(quotas)).of_user("ada", groups)
 
     def of(share: Share) -> list[QuotaChoice]:
         tenants = [Tenant("ada", quota=account.key) for account in accounts]

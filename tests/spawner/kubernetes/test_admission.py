@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from gpushare_spawner.spawner.kubernetes.admission import Admission, NotAdmitted
-from gpushare_spawner.spawner.kubernetes.unschedulable import LASTS, Cause
+from gpushare_spawner.spawner.kubernetes.attempt import LASTS, Cause, NotAdmitted, PodAdmission
 
 from .parts import not_admitted, pod
 
@@ -38,31 +37,31 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def admission(clock: Clock) -> Admission:
-    return Admission("token-1", "node-a", clock)
+def admission(clock: Clock) -> PodAdmission:
+    return PodAdmission("token-1", "node-a", clock)
 
 
 def never(pod: Any) -> bool:
     return False
 
 
-def test_a_pod_that_runs_is_admitted(admission: Admission) -> None:
+def test_a_pod_that_runs_is_admitted(admission: PodAdmission) -> None:
     assert not admission.runs(None, never)
     assert admission.runs(pod("Running"), lambda seen: seen["status"]["phase"] == "Running")
 
 
-def test_a_pod_that_its_node_refused_is_not_admitted(admission: Admission) -> None:
+def test_a_pod_that_its_node_refused_is_not_admitted(admission: PodAdmission) -> None:
     with pytest.raises(NotAdmitted, match=r"Node node-a could not give the server its GPU.*no healthy devices"):
         admission.runs(not_admitted(), never)
 
 
-def test_another_pod_of_that_name_says_nothing_of_this_one(admission: Admission) -> None:
+def test_another_pod_of_that_name_says_nothing_of_this_one(admission: PodAdmission) -> None:
     old = not_admitted()
     old["metadata"]["annotations"]["gpushare-spawner.io/reservation"] = "token-0"
     assert not admission.runs(old, never)
 
 
-def test_the_same_pod_is_looked_at_once(admission: Admission) -> None:
+def test_the_same_pod_is_looked_at_once(admission: PodAdmission) -> None:
     asked = []
     seen = pod()
     for _ in range(3):
@@ -80,7 +79,7 @@ def test_the_same_pod_is_looked_at_once(admission: Admission) -> None:
     ],
 )
 def test_what_stays_missing_is_a_refusal_after_a_while(
-    admission: Admission, clock: Clock, reasons: str, cause: Cause, said: str
+    admission: PodAdmission, clock: Clock, reasons: str, cause: Cause, said: str
 ) -> None:
     assert not admission.runs(refused(reasons), never)
     clock.now += LASTS[cause] - 0.1
@@ -95,14 +94,14 @@ def test_what_stays_missing_is_a_refusal_after_a_while(
     assert reasons in error.value.detail
 
 
-def test_what_comes_back_in_time_is_no_refusal(admission: Admission, clock: Clock) -> None:
+def test_what_comes_back_in_time_is_no_refusal(admission: PodAdmission, clock: Clock) -> None:
     assert not admission.runs(refused(UNITS), never)
     assert not admission.runs(pod(), never)
     clock.now += 2 * LASTS[Cause.UNITS]
     assert not admission.runs(pod(), never)
 
 
-def test_a_reason_of_another_kind_has_its_own_time(admission: Admission, clock: Clock) -> None:
+def test_a_reason_of_another_kind_has_its_own_time(admission: PodAdmission, clock: Clock) -> None:
     assert not admission.runs(refused(NOT_READY), never)
     clock.now += 2 * LASTS[Cause.NODE]
     assert not admission.runs(refused(CPU), never)
@@ -111,7 +110,7 @@ def test_a_reason_of_another_kind_has_its_own_time(admission: Admission, clock: 
         admission.runs(refused(CPU), never)
 
 
-def test_a_pod_that_waits_for_preempted_pods_is_not_refused(admission: Admission, clock: Clock) -> None:
+def test_a_pod_that_waits_for_preempted_pods_is_not_refused(admission: PodAdmission, clock: Clock) -> None:
     for _ in range(10):
         assert not admission.runs(refused(CPU, nominated="node-a"), never)
         clock.now += LASTS[Cause.NODE]
@@ -119,7 +118,7 @@ def test_a_pod_that_waits_for_preempted_pods_is_not_refused(admission: Admission
 
 def test_a_pod_for_which_a_node_is_added_is_not_refused(clock: Clock) -> None:
     scaling = True
-    admission = Admission("token-1", "node-a", clock, scaling=lambda: scaling)
+    admission = PodAdmission("token-1", "node-a", clock, scaling=lambda: scaling)
     seen = refused(CPU)
     for _ in range(10):
         assert not admission.runs(seen, never)
@@ -143,7 +142,7 @@ def claiming() -> dict[str, Any]:
 
 def test_a_claim_that_the_agent_cannot_prepare_is_not_admitted() -> None:
     said = "Failed to prepare dynamic resources: prepare failed for claim ada-1: gpushare: GPU 0 has 0 free units"
-    admission = Admission("token-1", "node-a", events=lambda: [not_prepared(said)])
+    admission = PodAdmission("token-1", "node-a", events=lambda: [not_prepared(said)])
     waiting = claiming()
     assert not admission.runs(waiting, never)
     with pytest.raises(NotAdmitted, match=r"could not give the server its GPU share.*GPU 0 has 0 free units") as error:
@@ -162,12 +161,12 @@ def test_a_claim_that_the_agent_cannot_prepare_is_not_admitted() -> None:
     ],
 )
 def test_other_events_keep_no_pod_from_its_node(event: dict[str, Any]) -> None:
-    admission = Admission("token-1", "node-a", events=lambda: [event])
+    admission = PodAdmission("token-1", "node-a", events=lambda: [event])
     waiting = claiming()
     assert not any(admission.runs(waiting, never) for _ in range(3))
 
 
-def test_what_the_scheduler_says_of_claims_is_waited_for_as_for_units(admission: Admission, clock: Clock) -> None:
+def test_what_the_scheduler_says_of_claims_is_waited_for_as_for_units(admission: PodAdmission, clock: Clock) -> None:
     assert not admission.runs(refused("1 cannot allocate all claims"), never)
     clock.now += LASTS[Cause.UNITS] - 1
     assert not admission.runs(refused("1 cannot allocate all claims"), never)

@@ -6,7 +6,7 @@ import json
 
 from kubernetes_asyncio.client.rest import ApiException
 
-from gpushare_spawner.spawner.kubernetes.api_errors import api_refused
+from gpushare_spawner.spawner.kubernetes.attempt import api_refused
 
 
 def test_a_used_up_quota_may_pass_and_is_told_with_its_figures() -> None:

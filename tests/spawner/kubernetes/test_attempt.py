@@ -14,8 +14,7 @@ from traitlets.config import LoggingConfigurable
 from gpushare_spawner.model.kubernetes import LAYER
 from gpushare_spawner.spawner.attempt import SpawnPhase
 from gpushare_spawner.spawner.kubernetes.attempt import PodAttempt
-from gpushare_spawner.spawner.options.overrides import Overrides
-from gpushare_spawner.spawner.options.profiles import Profile
+from gpushare_spawner.spawner.options import Overrides, Profile
 
 from .parts import HALF, not_admitted, pod, share
 

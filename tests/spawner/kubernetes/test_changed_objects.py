@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from gpushare_spawner.spawner.kubernetes.cluster import changed_objects
-from gpushare_spawner.spawner.kubernetes.cluster.changed_objects import Changed, ChangedObjects
+from gpushare_spawner.spawner.kubernetes.cluster import capacity
+from gpushare_spawner.spawner.kubernetes.cluster.capacity import ChangedObject, ChangedObjects
 
 
-def changes(seen: ChangedObjects, objects: dict[str, Any]) -> list[Changed]:
+def changes(seen: ChangedObjects, objects: dict[str, Any]) -> list[ChangedObject]:
     return [change for piece in seen.pieces(lambda: objects) for change in piece]
 
 
@@ -33,7 +33,7 @@ def test_another_mapping_with_the_same_objects_is_no_change_and_an_empty_one_rem
 
 
 def test_what_changes_between_two_pieces_is_found_now_or_the_next_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(changed_objects, "AT_ONCE", 1)
+    monkeypatch.setattr(capacity, "AT_ONCE", 1)
     seen = ChangedObjects()
     objects: dict[str, Any] = {"a": 1, "b": 2}
     pieces = seen.pieces(lambda: objects)
@@ -44,7 +44,7 @@ def test_what_changes_between_two_pieces_is_found_now_or_the_next_time(monkeypat
 
 
 def test_one_that_goes_while_another_comes_is_found_the_next_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(changed_objects, "AT_ONCE", 1)
+    monkeypatch.setattr(capacity, "AT_ONCE", 1)
     seen = ChangedObjects()
     objects: dict[str, Any] = {"a": 1, "b": 2}
     pieces = seen.pieces(lambda: objects)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from kubernetes_asyncio.client.rest import ApiException
 
-from gpushare_spawner.spawner.kubernetes.cleanup import ORPHANS_EVERY, LastSearch, PodCleanup
+from gpushare_spawner.spawner.kubernetes.owned_objects import ORPHANS_EVERY, LastSearch, PodCleanup
 
 from .parts import FakeReservations, pod, share
 

@@ -12,18 +12,17 @@ import pytest
 from kubernetes_asyncio.client.rest import ApiException
 from traitlets.config import LoggingConfigurable
 
-from gpushare_spawner.model.layers import KaiOptions, LayerName
+from gpushare_spawner.model.layer_rules import KaiOptions
+from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.placement import Placement
 from gpushare_spawner.sharing.base import LayerRequest
-from gpushare_spawner.spawner.kubernetes.admission import NotAdmitted
-from gpushare_spawner.spawner.kubernetes.attempt import PodAttempt
-from gpushare_spawner.spawner.kubernetes.cluster.pods import ended_by_node
+from gpushare_spawner.spawner.hub import SpawnRefused
+from gpushare_spawner.spawner.kubernetes.attempt import NotAdmitted, PodAttempt, Unschedulable
+from gpushare_spawner.spawner.kubernetes.cluster.capacity import ended_by_node
 from gpushare_spawner.spawner.kubernetes.launcher import PodLauncher
 from gpushare_spawner.spawner.kubernetes.reservations import PodShare
-from gpushare_spawner.spawner.kubernetes.unschedulable import Unschedulable
-from gpushare_spawner.spawner.options.overrides import Overrides
-from gpushare_spawner.spawner.queue.other_layers import LayerOffer
-from gpushare_spawner.spawner.spawn_refused import SpawnRefused
+from gpushare_spawner.spawner.options import Overrides
+from gpushare_spawner.spawner.queue.snapshot import LayerOffer
 
 from .parts import FakeReservations, not_admitted, pod, share
 

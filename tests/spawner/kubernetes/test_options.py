@@ -9,11 +9,9 @@ from typing import Any
 import pytest
 
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.spawner.kubernetes.options import choose, names_template
-from gpushare_spawner.spawner.kubernetes.profile_list import Offer, checked_texts
-from gpushare_spawner.spawner.options.profiles import Profile
-from gpushare_spawner.spawner.options.validation import Choice
-from gpushare_spawner.spawner.spawn_refused import SpawnRefused
+from gpushare_spawner.spawner.hub import SpawnRefused
+from gpushare_spawner.spawner.kubernetes.form import Offer, checked_texts, choose, names_template
+from gpushare_spawner.spawner.options import Choice, Profile
 
 TEMPLATES = [Template(name=name, display_name=name.upper()) for name in ("half", "whole", "taken")]
 OWN: list[dict[str, Any]] = [

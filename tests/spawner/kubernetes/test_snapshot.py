@@ -28,26 +28,24 @@ from gpushare_spawner.model.kubernetes import (
     report_name,
     written_report,
 )
-from gpushare_spawner.model.layers import LayerName, MigOptions
-from gpushare_spawner.model.layers.mig import MigInstance, MigProfile
+from gpushare_spawner.model.layer_rules import MigOptions
+from gpushare_spawner.model.layers import LayerName, MigInstance, MigProfile
 from gpushare_spawner.model.placement import Placement
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.report import ClaimsReport, GpuReport, Notice, Report
+from gpushare_spawner.model.share import Tier
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.placement import Allocation, Ledger, NodeResources, Requested
-from gpushare_spawner.sharing.base import LayerRequest, Tenant
-from gpushare_spawner.sharing.cluster_facts import ClusterPod
+from gpushare_spawner.sharing.base import ClusterPod, LayerRequest, Tenant
 from gpushare_spawner.spawner.kubernetes.cluster import snapshot
-from gpushare_spawner.spawner.kubernetes.cluster.capacity import ClusterCapacity, kept_pod
-from gpushare_spawner.spawner.kubernetes.cluster.layer_sessions import Pending
-from gpushare_spawner.spawner.kubernetes.cluster.pods import RESERVATION
+from gpushare_spawner.spawner.kubernetes.cluster.capacity import RESERVATION, ClusterCapacity, kept_pod
+from gpushare_spawner.spawner.kubernetes.cluster.layers import Pending
 from gpushare_spawner.spawner.kubernetes.cluster.snapshot import PODS, REPORTS, ClusterSnapshots
 from gpushare_spawner.spawner.kubernetes.reservations import PodReservations, PodShare
 from gpushare_spawner.spawner.queue.availability import AvailabilityNow
 from gpushare_spawner.spawner.queue.loop_breaks import LoopBreaks
-from gpushare_spawner.spawner.queue.other_layers import LayerOffer
 from gpushare_spawner.spawner.queue.queue import SpawnRequest
+from gpushare_spawner.spawner.queue.snapshot import LayerOffer
 from gpushare_spawner.wall_clock import WallClock
 
 KEY = (REPORTS, "hub")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gpushare_spawner.spawner.kubernetes.unschedulable import Cause, own_reasons, unschedulable
-from gpushare_spawner.wording.spawn.scheduler import missing
+from gpushare_spawner.spawner.kubernetes.attempt import Cause, own_reasons, unschedulable
+from gpushare_spawner.wording.spawn_failures import missing
 
 from .parts import pod
 

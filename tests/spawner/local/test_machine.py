@@ -13,15 +13,14 @@ from gpushare_spawner.clients.agent import AgentClient
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.placement import NodeResources
 from gpushare_spawner.sharing.base import Tenant
-from gpushare_spawner.spawner.local.machine import Machine
 from gpushare_spawner.spawner.local.process import GPUShareSimpleSpawner
-from gpushare_spawner.spawner.local.reservations import AgentReservations
+from gpushare_spawner.spawner.local.reservations import AgentReservations, LocalMachine
 from gpushare_spawner.spawner.queue.queue import SpawnRequest, Ticket
 from tests.spawner.fake_agent import FakeAgent
 from tests.spawner.running_hub import RunningHub, until
 
 GIB = 2**30
-MACHINE = Machine(NodeResources(cpu=4000, memory=16 * GIB))
+MACHINE = LocalMachine(NodeResources(cpu=4000, memory=16 * GIB))
 
 
 def template(name: str, cpu: float | None = None, memory: str | None = None) -> Template:
@@ -34,7 +33,7 @@ def template(name: str, cpu: float | None = None, memory: str | None = None) -> 
 BIG, SMALL, BARE = template("big", 2.5, "4Gi"), template("small", 0.5, "10Gi"), template("bare")
 
 
-def reservations(agent: FakeAgent, machine: Machine | None = MACHINE) -> AgentReservations:
+def reservations(agent: FakeAgent, machine: LocalMachine | None = MACHINE) -> AgentReservations:
     client = AgentClient(agent.socket, 1.0)
     log = logging.getLogger("test")
     return AgentReservations(client, log, place_every=0.05, machine=machine, templates=lambda: [BIG, SMALL, BARE])
@@ -49,7 +48,7 @@ def test_sessions_take_what_their_templates_guarantee(agent: FakeAgent) -> None:
 
 
 def test_machine_of_this_process_has_its_cores_and_memory() -> None:
-    total = Machine.here().total
+    total = LocalMachine.here().total
     assert total.cpu == (os.cpu_count() or 1) * 1000
     assert total.memory is not None
     assert total.memory > 2**28

@@ -16,7 +16,7 @@ from gpushare_spawner.model.template import Template
 from gpushare_spawner.placement import PlacementRequest, Requested
 from gpushare_spawner.spawner import base
 from gpushare_spawner.spawner.queue import snapshot
-from gpushare_spawner.spawner.queue.placement_check import PlacementCheck, Verdict
+from gpushare_spawner.spawner.queue.placer import PlacementCheck, Verdict
 from tests.placement.instances import instance
 from tests.spawner.fake_agent import FakeAgent
 from tests.spawner.running_hub import RunningHub, until

@@ -7,7 +7,7 @@ import os
 import signal
 from pathlib import Path
 
-from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.model.share import Tier
 from tests.agent.agent_process import AgentProcess
 from tests.spawner.local.test_mixin import environment_of
 from tests.spawner.running_hub import RunningHub, until

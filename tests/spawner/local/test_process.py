@@ -17,9 +17,9 @@ from traitlets.config import Config
 from traitlets.utils.importstring import import_item
 
 from gpushare_spawner.spawner.base import GPUShareBase
+from gpushare_spawner.spawner.hub import SpawnRefused
 from gpushare_spawner.spawner.local.mixin import GPUShareMixin
 from gpushare_spawner.spawner.local.process import GPUShareLocalSpawner
-from gpushare_spawner.spawner.spawn_refused import SpawnRefused
 from tests.spawner.fake_agent import FakeAgent
 from tests.spawner.running_hub import RunningHub
 

@@ -11,9 +11,9 @@ import pytest
 from jupyterhub.spawner import Spawner
 
 from gpushare_spawner.clients.agent import AgentClient
+from gpushare_spawner.spawner.hub import SpawnRefused
 from gpushare_spawner.spawner.local.mixin import GPUShareMixin
 from gpushare_spawner.spawner.local.reservations import AgentReservations
-from gpushare_spawner.spawner.spawn_refused import SpawnRefused
 from tests.spawner.fake_agent import FakeAgent
 from tests.spawner.queue.test_reservations import spawn_request
 from tests.spawner.running_hub import RunningHub, until

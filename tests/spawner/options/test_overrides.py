@@ -9,9 +9,7 @@ from traitlets import Any as AnyValue
 from traitlets import Dict, Integer, List
 from traitlets.config import LoggingConfigurable
 
-from gpushare_spawner.spawner.options.overrides import Overrides
-from gpushare_spawner.spawner.options.profiles import Profile
-from gpushare_spawner.spawner.options.validation import Choice
+from gpushare_spawner.spawner.options import Choice, Overrides, Profile
 
 NAMES = ("labels", "nodes", "hook")
 

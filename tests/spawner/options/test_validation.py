@@ -10,10 +10,9 @@ import pytest
 
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.quota import Accounts
-from gpushare_spawner.spawner.options.profiles import Profile, ProfileError, profiles
-from gpushare_spawner.spawner.options.validation import Choice, choose
-from gpushare_spawner.spawner.spawn_refused import SpawnRefused
+from gpushare_spawner.quota import QuotaAccounts
+from gpushare_spawner.spawner.hub import SpawnRefused
+from gpushare_spawner.spawner.options import Choice, Profile, ProfileError, choose, profiles
 
 PAGES = {
     "page": {
@@ -204,7 +203,7 @@ def test_a_template_becomes_a_profile_in_kubespawners_conventions() -> None:
     }
 
 
-ACCOUNTS = Accounts(Quotas.model_validate({"users": {"ada": {}}, "groups": {"optics": {}, "ml": {}}})).of_user(
+ACCOUNTS = QuotaAccounts(Quotas.model_validate({"users": {"ada": {}}, "groups": {"optics": {}, "ml": {}}})).of_user(
     "ada", {"ml", "optics"}
 )
 

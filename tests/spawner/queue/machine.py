@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from gpushare_spawner.model.report import GpuReport, Notice, Report
+from gpushare_spawner.model.share import Tier
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.placement import Allocation, BestFit, LedgerFeed, NodeResources
 from gpushare_spawner.sharing.base import Tenant
-from gpushare_spawner.spawner.queue.inventory import GpuInventory
-from gpushare_spawner.spawner.queue.placement_check import PlacementCheck
-from gpushare_spawner.spawner.queue.placer import Placer
+from gpushare_spawner.spawner.queue.placer import PlacementCheck, Placer
 from gpushare_spawner.spawner.queue.queue import SpawnQueue, SpawnRequest, Ticket
-from gpushare_spawner.spawner.queue.snapshot import GpuSnapshot
+from gpushare_spawner.spawner.queue.snapshot import GpuInventory, GpuSnapshot
 
 TWO_NODES = {"a": ("A100",), "b": ("A100",)}
 

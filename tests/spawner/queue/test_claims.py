@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpushare_spawner.model.report import Notice
-from gpushare_spawner.model.tier import Tier
-from gpushare_spawner.placement import Allocation, Claim
+from gpushare_spawner.model.share import Tier
+from gpushare_spawner.placement import Allocation, NodeHold
 from gpushare_spawner.spawner.queue.loop_breaks import LoopBreaks
 from gpushare_spawner.spawner.queue.queue import Ticket
-from gpushare_spawner.wording.spawn.queue import EARLIER_FIRST
+from gpushare_spawner.wording.spawn_failures import EARLIER_FIRST
 
 from .machine import Machine
 
@@ -40,7 +40,7 @@ def claims(machine: Machine) -> list[str]:
     return [claim.node for claim in machine.feed.ledger.claims.values()]
 
 
-def claim_of(machine: Machine, ticket: Ticket) -> Claim | None:
+def claim_of(machine: Machine, ticket: Ticket) -> NodeHold | None:
     return machine.feed.ledger.claims.get(ticket.claimant)
 
 
@@ -219,7 +219,7 @@ class Day:
         ticket = self.machine.join(name, ineligible=spawn.ineligible, models=list(spawn.models), **gpu)
         self.tickets[name] = ticket
 
-    def lacking(self, claim: Claim, without: Collection[str] = ()) -> int:
+    def lacking(self, claim: NodeHold, without: Collection[str] = ()) -> int:
         """Units that have to become free for a claim, if these sessions did not exist."""
         there = [held for held in self.machine.held if held.session not in without]
         units = [sum(held.share_units for held in there if gpu in held.gpus) for gpu in claim.gpus]

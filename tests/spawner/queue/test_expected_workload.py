@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.placement import BestFit, StrandingAwareFgd
-from gpushare_spawner.spawner.queue.expected_workload import ExpectedWorkload
+from gpushare_spawner.spawner.queue.snapshot import ExpectedWorkload
 
 from .machine import Machine
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpushare_spawner.model.report import GpuReport
-from gpushare_spawner.spawner.queue.inventory import GpuInventory, GpuKind
+from gpushare_spawner.spawner.queue.snapshot import GpuInventory, GpuKind
 
 
 def gpu(uuid: str, model: str = "A100", memory: int = 80) -> GpuReport:

@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from gpushare_spawner.model.layers import LayerName, LayersFile
+from gpushare_spawner.model.layer_rules import LayersFile
+from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.report import GpuReport, Report
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.placement import Allocation, BestFit, LedgerFeed
 from gpushare_spawner.spawner.queue.availability import Availability, AvailabilityNow
-from gpushare_spawner.spawner.queue.inventory import GpuInventory
-from gpushare_spawner.spawner.queue.placement_check import PlacementCheck
+from gpushare_spawner.spawner.queue.placer import PlacementCheck
 from gpushare_spawner.spawner.queue.queue import Alternative, SpawnQueue, Startable
-from gpushare_spawner.spawner.queue.snapshot import GpuSnapshot
-from gpushare_spawner.wording.spawn.layers import not_on_one_machine
+from gpushare_spawner.spawner.queue.snapshot import GpuInventory, GpuSnapshot
+from gpushare_spawner.wording.spawn_form import not_on_one_machine
 from tests.placement.instances import A100, GIB, PROFILES, instance
 from tests.present import present
 

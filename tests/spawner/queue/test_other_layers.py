@@ -7,32 +7,32 @@ from collections.abc import Set
 
 import pytest
 
-from gpushare_spawner.model.layers import LayerName, LayerOptions
+from gpushare_spawner.model.layer_rules import LayerOptions
+from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.sharing.base import LayerRequest
-from gpushare_spawner.spawner.form.form import Form
-from gpushare_spawner.spawner.options.profiles import Profile
-from gpushare_spawner.spawner.queue.availability import AvailabilityNow
-from gpushare_spawner.spawner.queue.loop_breaks import LoopBreaks
-from gpushare_spawner.spawner.queue.other_layers import (
-    NOTHING_KEPT,
-    AskedServer,
-    Kept,
-    LayerOffer,
-    LayerVerdict,
-    Outcome,
-)
-from gpushare_spawner.spawner.queue.placement_check import PlacementCheck
-from gpushare_spawner.spawner.queue.placer import Placer
-from gpushare_spawner.spawner.queue.queue import Alternative, Startable, Ticket
-from gpushare_spawner.spawner.queue.snapshot import GpuSnapshot
-from gpushare_spawner.spawner.queue.wait_estimate import (
+from gpushare_spawner.spawner.form import Form
+from gpushare_spawner.spawner.hub import SpawnRefused
+from gpushare_spawner.spawner.options import Profile
+from gpushare_spawner.spawner.queue.availability import (
     FEWEST_WAITS,
+    AvailabilityNow,
     WaitEstimates,
     after_announced_stops,
     after_idle_actions,
 )
-from gpushare_spawner.spawner.spawn_refused import SpawnRefused
+from gpushare_spawner.spawner.queue.loop_breaks import LoopBreaks
+from gpushare_spawner.spawner.queue.placer import PlacementCheck, Placer
+from gpushare_spawner.spawner.queue.queue import Alternative, Startable, Ticket
+from gpushare_spawner.spawner.queue.snapshot import (
+    NOTHING_KEPT,
+    AskedServer,
+    GpuSnapshot,
+    Kept,
+    LayerOffer,
+    LayerOutcome,
+    LayerVerdict,
+)
 from tests.placement.instances import PROFILES
 from tests.spawner.queue.machine import Machine
 
@@ -44,7 +44,7 @@ class Layers:
     free_from: float | None = None
     """When one server more can be placed; each further one 100 s later."""
 
-    def __init__(self, outcome: Outcome, why: str = "", known: bool = True) -> None:
+    def __init__(self, outcome: LayerOutcome, why: str = "", known: bool = True) -> None:
         self.outcome, self.why, self.known = outcome, why, known
 
     def names(self, template: Template) -> tuple[LayerName, ...]:
@@ -80,18 +80,18 @@ def placed(machine: Machine, layers: Layers, ticket: Ticket) -> tuple[str, Layer
 
 async def test_a_layer_s_free_place_goes_to_the_first_in_the_queue() -> None:
     machine = Machine()
-    assert placed(machine, Layers(Outcome.NOW), machine.join("ada", 0.5, layer="kai")) == ("", LayerName.KAI)
+    assert placed(machine, Layers(LayerOutcome.NOW), machine.join("ada", 0.5, layer="kai")) == ("", LayerName.KAI)
 
 
 async def test_gpus_with_an_agent_serve_what_the_layer_cannot_now() -> None:
     machine = Machine()
-    assert placed(machine, Layers(Outcome.WAIT, "Full."), machine.join("ada", 0.5)) == ("a", None)
-    assert placed(machine, Layers(Outcome.NEVER, "None."), machine.join("bob", 0.5)) == ("a", None)
+    assert placed(machine, Layers(LayerOutcome.WAIT, "Full."), machine.join("ada", 0.5)) == ("a", None)
+    assert placed(machine, Layers(LayerOutcome.NEVER, "None."), machine.join("bob", 0.5)) == ("a", None)
 
 
 async def test_positions_count_spawns_with_a_layer_in_common() -> None:
     machine = Machine()
-    layers = Layers(Outcome.WAIT, "Full.")
+    layers = Layers(LayerOutcome.WAIT, "Full.")
     for gpu in ("a", "b"):
         machine.hold(gpu, 100)
     tickets = [
@@ -114,7 +114,7 @@ async def test_positions_count_spawns_with_a_layer_in_common() -> None:
 async def test_a_spawn_that_no_layer_can_ever_serve_is_refused_with_its_reason() -> None:
     machine = Machine()
     ticket = machine.join("ada", 0.5, layer="kai")
-    assert placed(machine, Layers(Outcome.NEVER, "KAI Scheduler has no GPU here."), ticket) == ("none", None)
+    assert placed(machine, Layers(LayerOutcome.NEVER, "KAI Scheduler has no GPU here."), ticket) == ("none", None)
     refused = ticket.result.exception()
     assert isinstance(refused, SpawnRefused)
     assert refused.jupyterhub_message == "T cannot be started on this cluster: KAI Scheduler has no GPU here."
@@ -123,15 +123,15 @@ async def test_a_spawn_that_no_layer_can_ever_serve_is_refused_with_its_reason()
 async def test_a_spawn_that_waits_already_is_not_refused_when_its_nodes_are_gone() -> None:
     machine = Machine()
     ticket = machine.join("ada", 0.5, layer="kai")
-    placed(machine, Layers(Outcome.WAIT, "Full."), ticket)
-    placed(machine, Layers(Outcome.NEVER, "No node."), ticket)
+    placed(machine, Layers(LayerOutcome.WAIT, "Full."), ticket)
+    placed(machine, Layers(LayerOutcome.NEVER, "No node."), ticket)
     assert (ticket.result.done(), ticket.hint) == (False, "No node.")
 
 
 async def test_a_full_queue_refuses_a_spawn_that_would_wait_for_a_layer() -> None:
     machine = Machine(length=0)
     ticket = machine.join("ada", 0.5, layer="kai")
-    placed(machine, Layers(Outcome.WAIT, "Full."), ticket)
+    placed(machine, Layers(LayerOutcome.WAIT, "Full."), ticket)
     refused = ticket.result.exception()
     assert isinstance(refused, SpawnRefused)
     assert refused.refusal == "queue-full"
@@ -141,7 +141,7 @@ async def test_spawns_that_wait_for_another_layer_take_no_place_in_the_queue_of_
     machine = Machine(length=1)
     for gpu in ("a", "b"):
         machine.hold(gpu, 100)
-    layers = Layers(Outcome.WAIT, "Full.")
+    layers = Layers(LayerOutcome.WAIT, "Full.")
     tickets = [
         machine.join("ada", 0.5, layer="kai"),
         machine.join("bob", 0.5, models=["*A100*"]),
@@ -160,7 +160,7 @@ async def test_a_spawn_for_another_layer_claims_no_gpu_and_has_no_estimate_by_id
     machine = Machine()
     for gpu in ("a", "b"):
         machine.hold(gpu, 100)
-    made = check(machine, Layers(Outcome.WAIT, "Full."))
+    made = check(machine, Layers(LayerOutcome.WAIT, "Full."))
     ticket = machine.join("ada", 0.5, layer="kai")
     placer = Placer(made, machine.feed, machine.queue, "this cluster")
     assert placer.place(ticket) is None
@@ -171,7 +171,7 @@ async def test_a_spawn_for_another_layer_claims_no_gpu_and_has_no_estimate_by_id
 
 async def test_announced_stops_are_an_estimate_for_the_first_spawns_of_a_layer() -> None:
     machine, estimates = Machine(), WaitEstimates()
-    layers = Layers(Outcome.WAIT, "Full.")
+    layers = Layers(LayerOutcome.WAIT, "Full.")
     small, large, other = (
         machine.join("ada", 0.5, layer="kai"), machine.join("bob", count=1, layer="kai"), machine.join("cyd", 0.5),
     )  # fmt: skip
@@ -188,7 +188,7 @@ async def test_announced_stops_are_an_estimate_for_the_first_spawns_of_a_layer()
 
 async def test_recent_waits_for_a_layer_are_an_estimate_for_the_same_models_of_it() -> None:
     machine, estimates = Machine(), WaitEstimates()
-    layers = Layers(Outcome.WAIT, "Full.")
+    layers = Layers(LayerOutcome.WAIT, "Full.")
     for number in range(FEWEST_WAITS):
         ticket = machine.join(f"before-{number}", 0.5, layer="kai", models=["*A100*"])
         ticket.first_since = 0.0
@@ -213,10 +213,10 @@ async def test_recent_waits_for_a_layer_are_an_estimate_for_the_same_models_of_i
 @pytest.mark.parametrize(
     ("layers", "kind", "text"),
     [
-        (Layers(Outcome.NOW), "now", "Starts now"),
-        (Layers(Outcome.NOW, known=False), "unknown", "Unknown"),
-        (Layers(Outcome.WAIT, "Full."), "wait", "First in queue"),
-        (Layers(Outcome.NEVER, "None."), "never", "No suitable GPU"),
+        (Layers(LayerOutcome.NOW), "now", "Starts now"),
+        (Layers(LayerOutcome.NOW, known=False), "unknown", "Unknown"),
+        (Layers(LayerOutcome.WAIT, "Full."), "wait", "First in queue"),
+        (Layers(LayerOutcome.NEVER, "None."), "never", "No suitable GPU"),
     ],
 )
 def test_cards_say_what_a_spawn_would_meet(layers: Layers, kind: str, text: str) -> None:
@@ -232,12 +232,12 @@ def test_cards_say_what_a_spawn_would_meet(layers: Layers, kind: str, text: str)
 def test_a_card_of_a_template_that_both_can_serve_says_the_better_of_the_two() -> None:
     machine = Machine()
     template = Template.model_validate({"name": "t", "display_name": "T", "gpu": {"fraction": 0.5}})
-    now = AvailabilityNow(check(machine, Layers(Outcome.WAIT, "Full.")), machine.queue, "this cluster")
+    now = AvailabilityNow(check(machine, Layers(LayerOutcome.WAIT, "Full.")), machine.queue, "this cluster")
     assert (now.availability(template).kind, now.availability(template).layer) == ("now", None)
 
 
 def test_quotas_count_the_gpus_of_all_layers() -> None:
-    assert check(Machine(), Layers(Outcome.NOW)).snapshot.capacity_units == 400
+    assert check(Machine(), Layers(LayerOutcome.NOW)).snapshot.capacity_units == 400
 
 
 def test_the_form_says_by_what_the_gpu_is_shared_and_promises_no_more() -> None:
@@ -245,7 +245,7 @@ def test_the_form_says_by_what_the_gpu_is_shared_and_promises_no_more() -> None:
     template = Template.model_validate(
         {"name": "t", "display_name": "T", "gpu": {"fraction": 0.5, "layer": "kai"}, "idle": {"stop_after": "8h"}}
     )
-    now = AvailabilityNow(check(machine, Layers(Outcome.NOW)), machine.queue, "this cluster")
+    now = AvailabilityNow(check(machine, Layers(LayerOutcome.NOW)), machine.queue, "this cluster")
     html = Form().render([Profile.of_template(template)], {}, now)
     text = " ".join(re.sub(r"<[^>]*>", " ", html).replace("\N{NO-BREAK SPACE}", " ").split())
     assert "Sharing By KAI Scheduler." in text

@@ -8,10 +8,10 @@ import pytest
 
 from gpushare_spawner.model.placement import Placement
 from gpushare_spawner.model.share import Share
-from gpushare_spawner.placement import Claim, PlacementRequest, Requested
-from gpushare_spawner.spawner.queue.other_layers import Outcome
-from gpushare_spawner.spawner.queue.placement_check import Verdict
-from gpushare_spawner.wording.spawn.queue import EARLIER_FIRST
+from gpushare_spawner.placement import NodeHold, PlacementRequest, Requested
+from gpushare_spawner.spawner.queue.placer import Verdict
+from gpushare_spawner.spawner.queue.snapshot import LayerOutcome
+from gpushare_spawner.wording.spawn_failures import EARLIER_FIRST
 
 from .machine import Machine
 
@@ -22,7 +22,7 @@ def test_a_share_that_fits_can_be_placed_now() -> None:
     machine = Machine()
     machine.hold("a", 60)
     verdict = machine.check().verdict(PlacementRequest(Share(25), models=A100))
-    assert verdict == Verdict(Outcome.NOW, Placement("a", ("GPU-a",)))
+    assert verdict == Verdict(LayerOutcome.NOW, Placement("a", ("GPU-a",)))
 
 
 def test_a_share_that_others_leave_no_units_for_waits_and_the_reason_says_what_is_free() -> None:
@@ -30,7 +30,7 @@ def test_a_share_that_others_leave_no_units_for_waits_and_the_reason_says_what_i
     machine.hold("a", 100)
     machine.hold("b", 90)
     verdict = machine.check().verdict(PlacementRequest(Share(25), models=A100))
-    assert verdict.outcome is Outcome.WAIT
+    assert verdict.outcome is LayerOutcome.WAIT
     assert "at most 0.10 GPU is free" in verdict.why
 
 
@@ -41,7 +41,7 @@ def test_a_share_that_no_gpu_can_ever_give_is_never_placed(
     share: Share, models: frozenset[str], unsuitable: bool
 ) -> None:
     verdict = Machine().check().verdict(PlacementRequest(share, models=models))
-    assert (verdict.outcome, verdict.unsuitable) == (Outcome.NEVER, unsuitable)
+    assert (verdict.outcome, verdict.unsuitable) == (LayerOutcome.NEVER, unsuitable)
 
 
 def test_a_share_that_no_node_of_now_can_take_waits_where_nodes_are_added() -> None:
@@ -49,22 +49,22 @@ def test_a_share_that_no_node_of_now_can_take_waits_where_nodes_are_added() -> N
     request = PlacementRequest(Share(100, 3), models=A100)
     never = check.verdict(request)
     waits = replace(check, nodes_are_added=True).verdict(request)
-    assert (never.outcome, waits) == (Outcome.NEVER, Verdict(Outcome.WAIT, why=never.why))
+    assert (never.outcome, waits) == (LayerOutcome.NEVER, Verdict(LayerOutcome.WAIT, why=never.why))
 
 
 def test_a_share_waits_while_gpus_are_missing_for_a_moment() -> None:
     verdict = Machine(awaited="Node c says nothing.").check().verdict(PlacementRequest(Share(100, 3), models=A100))
-    assert verdict == Verdict(Outcome.WAIT, why="Node c says nothing.")
+    assert verdict == Verdict(LayerOutcome.WAIT, why="Node c says nothing.")
 
 
 def test_a_share_that_would_fit_on_a_gpu_that_is_kept_for_another_waits_for_the_earlier_spawns() -> None:
     machine = Machine()
     machine.hold("a", 100)
     check = machine.check()
-    check.ledger.claim("earlier", Claim("b", ("GPU-b",), 100, Requested()))
+    check.ledger.claim("earlier", NodeHold("b", ("GPU-b",), 100, Requested()))
     request = PlacementRequest(Share(25), models=A100)
     # not "needs 0.25 GPU, and at most 0.00 GPU is free"
-    assert check.verdict(request) == Verdict(Outcome.WAIT, why=EARLIER_FIRST)
+    assert check.verdict(request) == Verdict(LayerOutcome.WAIT, why=EARLIER_FIRST)
     assert check.fits_without(request, ["earlier"])
     assert not check.fits_without(replace(request, node="a"), ["earlier"])
     assert not check.fits_without(replace(request, left_out=frozenset({"b"})), ["earlier"])
@@ -75,12 +75,12 @@ def test_a_share_that_fits_nowhere_waits_for_capacity_although_a_gpu_is_kept_for
     machine.hold("a", 100)
     machine.hold("b", 90)
     check = machine.check()
-    check.ledger.claim("earlier", Claim("b", ("GPU-b",), 5, Requested()))
+    check.ledger.claim("earlier", NodeHold("b", ("GPU-b",), 5, Requested()))
     assert "at most 0.05 GPU is free" in check.verdict(PlacementRequest(Share(25), models=A100)).why
 
 
 def test_a_share_for_one_node_is_not_placed_on_another() -> None:
     machine = Machine()
     machine.hold("b", 90)
-    assert machine.check().verdict(PlacementRequest(Share(25), models=A100, node="b")).outcome is Outcome.WAIT
-    assert machine.check().verdict(PlacementRequest(Share(25), models=A100, node="c")).outcome is Outcome.NEVER
+    assert machine.check().verdict(PlacementRequest(Share(25), models=A100, node="b")).outcome is LayerOutcome.WAIT
+    assert machine.check().verdict(PlacementRequest(Share(25), models=A100, node="c")).outcome is LayerOutcome.NEVER

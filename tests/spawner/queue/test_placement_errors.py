@@ -10,15 +10,14 @@ from typing import Any
 import pytest
 
 from gpushare_spawner.placement import FreeCapacity, Ledger, LedgerFeed, StrandingAwareFgd
-from gpushare_spawner.placement.capacity_index import CapacityIndex
+from gpushare_spawner.placement.capacity import CapacityIndex
+from gpushare_spawner.spawner.hub import SpawnRefused
 from gpushare_spawner.spawner.local.reservations import AgentReservations
 from gpushare_spawner.spawner.queue import reservations as queue_reservations
-from gpushare_spawner.spawner.queue.expected_workload import ExpectedWorkload
-from gpushare_spawner.spawner.queue.placement_check import PlacementCheck
-from gpushare_spawner.spawner.queue.positions import Positions
-from gpushare_spawner.spawner.queue.queue_quotas import QueueQuotas
-from gpushare_spawner.spawner.queue.wait_estimate import WaitEstimates
-from gpushare_spawner.spawner.spawn_refused import SpawnRefused
+from gpushare_spawner.spawner.queue.availability import WaitEstimates
+from gpushare_spawner.spawner.queue.placer import PlacementCheck, Positions
+from gpushare_spawner.spawner.queue.quotas import QueueQuotas
+from gpushare_spawner.spawner.queue.snapshot import ExpectedWorkload
 from tests.placement.reports import active, gpu, report
 from tests.spawner.fake_agent import FakeAgent
 from tests.spawner.queue.running_queue import RunningQueue

@@ -8,8 +8,8 @@ import pytest
 
 from gpushare_spawner.model.placement import Placement
 from gpushare_spawner.placement import Allocation
+from gpushare_spawner.spawner.hub import SpawnRefused
 from gpushare_spawner.spawner.queue.queue import Ticket
-from gpushare_spawner.spawner.spawn_refused import SpawnRefused
 
 from .machine import Machine
 

@@ -13,10 +13,10 @@ from gpushare_spawner.model.share import Share
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.placement import Allocation, Ledger
 from gpushare_spawner.sharing.base import Tenant
-from gpushare_spawner.spawner.queue import queue_quotas
+from gpushare_spawner.spawner.hub import SpawnRefused
+from gpushare_spawner.spawner.queue import quotas
 from gpushare_spawner.spawner.queue.queue import SpawnQueue, SpawnRequest
-from gpushare_spawner.spawner.queue.queue_quotas import QueueQuotas
-from gpushare_spawner.spawner.spawn_refused import SpawnRefused
+from gpushare_spawner.spawner.queue.quotas import QueueQuotas
 from gpushare_spawner.wall_clock import WallClock
 from tests.spawner.fake_agent import FakeAgent
 from tests.spawner.queue.running_queue import RunningQueue
@@ -137,7 +137,7 @@ async def test_a_clock_that_is_set_is_no_use_over_quota_and_forgets_none(
     desk: Desk, monkeypatch: pytest.MonkeyPatch, step: float
 ) -> None:
     steady = Clock()
-    monkeypatch.setattr(queue_quotas, "WallClock", lambda: WallClock(desk.clock, steady))
+    monkeypatch.setattr(quotas, "WallClock", lambda: WallClock(desk.clock, steady))
     desk.quotas = QueueQuotas(desk.ledger, logging.getLogger("hub"), lambda: desk.in_force)
 
     def passes(seconds: float) -> float:

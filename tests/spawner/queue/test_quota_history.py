@@ -10,8 +10,7 @@ import pytest
 
 from gpushare_spawner.model.quota import HALF_LIFE_SECONDS
 from gpushare_spawner.placement import Ledger
-from gpushare_spawner.spawner.queue.queue_quotas import QueueQuotas
-from gpushare_spawner.spawner.queue.quota_history import SAVE_EVERY, QuotaHistory
+from gpushare_spawner.spawner.queue.quotas import SAVE_EVERY, QueueQuotas, QuotaHistory
 from tests.spawner.queue.test_queue_quotas import CAPACITY, QUOTAS, Clock, allocation
 
 DAY = HALF_LIFE_SECONDS
@@ -111,7 +110,7 @@ def test_a_hub_that_is_killed_while_it_writes_leaves_the_old_file(
         if step == "replace":
             patch.setattr(Path, "replace", die)
         elif step == "write":
-            patch.setattr("gpushare_spawner.spawner.queue.quota_history.PastUse.model_dump_json", die)
+            patch.setattr("gpushare_spawner.spawner.queue.quotas.PastUse.model_dump_json", die)
         else:
             patch.setattr(os, step, die)
         with pytest.raises(Killed):

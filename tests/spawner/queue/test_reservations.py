@@ -15,13 +15,12 @@ import aiohttp
 import pytest
 
 from gpushare_spawner.model.report import Notice
-from gpushare_spawner.model.session_id import split_session_id
+from gpushare_spawner.model.share import Tier, split_session_id
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.sharing.base import Tenant
+from gpushare_spawner.spawner.hub import SpawnRefused
 from gpushare_spawner.spawner.local.reservations import OpenedShare
 from gpushare_spawner.spawner.queue.queue import SpawnRequest
-from gpushare_spawner.spawner.spawn_refused import SpawnRefused
 from gpushare_spawner.wording.amounts import utc
 from tests.spawner.fake_agent import FakeAgent
 from tests.spawner.queue.running_queue import RunningQueue

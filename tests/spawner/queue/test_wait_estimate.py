@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gpushare_spawner.model.share import Share
-from gpushare_spawner.model.tier import Tier
-from gpushare_spawner.spawner.queue.loop_breaks import LoopBreaks
-from gpushare_spawner.spawner.queue.queue import Ticket
-from gpushare_spawner.spawner.queue.wait_estimate import (
+from gpushare_spawner.model.share import Share, Tier
+from gpushare_spawner.spawner.queue.availability import (
     FEWEST_WAITS,
     RECENT_SECONDS,
     RecentWait,
@@ -17,6 +14,8 @@ from gpushare_spawner.spawner.queue.wait_estimate import (
     after_idle_actions,
     rounded_minutes,
 )
+from gpushare_spawner.spawner.queue.loop_breaks import LoopBreaks
+from gpushare_spawner.spawner.queue.queue import Ticket
 
 from .machine import Machine
 

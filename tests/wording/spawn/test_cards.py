@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.wording.spawn.cards import idle_actions
+from gpushare_spawner.wording.spawn_form import idle_actions
 
 
 def test_a_template_that_waits_for_pressure_says_so_of_downgrade_and_release() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpushare_spawner.wording.spawn import failures as words
+from gpushare_spawner.wording import spawn_failures as words
 
 
 def test_a_server_that_is_too_slow_says_what_it_waits_for_where_that_is_known() -> None:

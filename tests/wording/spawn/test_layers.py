@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpushare_spawner.model.layers import LAYERS, LayerName
-from gpushare_spawner.wording.spawn.layers import terms
+from gpushare_spawner.wording.spawn_form import terms
 from tests.placement.instances import PROFILES
 
 

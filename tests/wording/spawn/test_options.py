@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpushare_spawner.wording.spawn import options as words
+from gpushare_spawner.wording import spawn_form as words
 
 
 def test_a_long_value_is_shown_cut_short() -> None:

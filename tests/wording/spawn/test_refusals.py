@@ -6,7 +6,7 @@ import pytest
 
 from gpushare_spawner.model.share import Share
 from gpushare_spawner.placement import Lacking, Reason, Shortage, Unplaceable
-from gpushare_spawner.wording.spawn import refusals
+from gpushare_spawner.wording import spawn_failures
 
 
 @pytest.mark.parametrize(
@@ -94,14 +94,14 @@ from gpushare_spawner.wording.spawn import refusals
     ],
 )
 def test_a_refusal_says_what_is_needed_and_what_there_is(why: Unplaceable, said: str) -> None:
-    assert refusals.capacity(why) == said
+    assert spawn_failures.capacity(why) == said
 
 
 def test_a_full_queue_and_a_long_wait_say_what_helps() -> None:
-    assert refusals.queue_full(Share(25), 50) == (
+    assert spawn_failures.queue_full(Share(25), 50) == (
         "The queue is full (50 spawns). Try again in a few minutes, or choose a template without a GPU."
     )
-    assert refusals.waited_too_long(Share(25), "10 min", "All is full.") == (
+    assert spawn_failures.waited_too_long(Share(25), "10 min", "All is full.") == (
         "No free capacity for 0.25 GPU after 10 min in the queue. All is full. Nothing stays reserved. "
         "Try again later, or choose a smaller share."
     )
@@ -109,7 +109,9 @@ def test_a_full_queue_and_a_long_wait_say_what_helps() -> None:
 
 def test_nodes_without_reports_are_named_or_counted_with_the_age_of_the_latest_report() -> None:
     assert (
-        refusals.nodes_without_reports(["node-a"], 75)
+        spawn_failures.nodes_without_reports(["node-a"], 75)
         == "Node node-a sends no reports; the last one is 1 min 15 s old."
     )
-    assert refusals.nodes_without_reports(["a", "b"], 600) == "2 nodes send no reports; the last one is 10 min old."
+    assert (
+        spawn_failures.nodes_without_reports(["a", "b"], 600) == "2 nodes send no reports; the last one is 10 min old."
+    )

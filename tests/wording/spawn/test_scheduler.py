@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpushare_spawner.wording.spawn.scheduler import missing
+from gpushare_spawner.wording.spawn_failures import missing
 
 
 @pytest.mark.parametrize(

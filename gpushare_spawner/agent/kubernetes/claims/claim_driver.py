@@ -14,16 +14,18 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from gpushare_spawner.agent.gpus.nvml import Gpu
-from gpushare_spawner.agent.kubernetes.claims.claim_allocation import AllocatedDevice, ClaimKey, claim_allocation
-from gpushare_spawner.agent.kubernetes.claims.dra_plugin import ClaimPlugin, DeviceHealth
-from gpushare_spawner.agent.kubernetes.claims.driver_sockets import DriverSockets
-from gpushare_spawner.agent.kubernetes.claims.prepared_claims import PreparedClaim, PreparedClaims
-from gpushare_spawner.agent.kubernetes.claims.resource_slice import OfferedGpu
-from gpushare_spawner.agent.kubernetes.claims.slice_publisher import PublishedSlice
-from gpushare_spawner.agent.kubernetes.cluster_api import ApiFailure, ClusterApi
-from gpushare_spawner.agent.kubernetes.devices import grant_folders
-from gpushare_spawner.agent.kubernetes.devices.device_ids import devices_for
-from gpushare_spawner.agent.kubernetes.devices.device_owners import HeldDevices, Refused
+from gpushare_spawner.agent.kubernetes.api import ApiFailure, ClusterApi
+from gpushare_spawner.agent.kubernetes.claims.allocation import (
+    AllocatedDevice,
+    ClaimKey,
+    PreparedClaim,
+    PreparedClaims,
+    claim_allocation,
+)
+from gpushare_spawner.agent.kubernetes.claims.plugin import ClaimPlugin, DeviceHealth, DriverSockets
+from gpushare_spawner.agent.kubernetes.claims.slices import OfferedGpu, PublishedSlice
+from gpushare_spawner.agent.kubernetes.devices import owners
+from gpushare_spawner.agent.kubernetes.devices.owners import DevicesRefused, HeldDevices, devices_for
 from gpushare_spawner.agent.kubernetes.devices.pod_resources import Handed
 from gpushare_spawner.agent.node import Node
 from gpushare_spawner.agent.sessions.session import Session
@@ -117,12 +119,12 @@ class ClaimDriver:
             known = self._prepared.get(key.uid)
             if known is not None:
                 # the kubelet asks again after a failure of its own: what a session has in its folder stays
-                grant_folders.make(self._held.folder / known.folder)
+                owners.make(self._held.folder / known.folder)
                 return known.devices
             try:
                 claim = await self._api.get(key.path)
             except ApiFailure as failure:
-                raise Refused(f"{key} cannot be read: {failure}") from None
+                raise DevicesRefused(f"{key} cannot be read: {failure}") from None
             allocation = claim_allocation(claim, key, self._node.settings.name, self._node.gpus)
             # another plugin for this GPU may have come a moment ago
             await self._ask_kubelet()
@@ -130,10 +132,10 @@ class ClaimDriver:
             held: dict[str, tuple[str, ...]] = {}
             for uuid, units in allocation.units.items():
                 if (trouble := self._node.health.trouble(uuid)) is not None:
-                    raise Refused(trouble)
+                    raise DevicesRefused(trouble)
                 wanted, free = devices_for(units, self._held.unit_size), self._held.free_ids(uuid, self._prepared.ids)
                 if len(free) < wanted:
-                    raise Refused(
+                    raise DevicesRefused(
                         f"GPU {self._node.gpus[uuid].index} has {len(free) * self._held.unit_size} free units and "
                         f"{key} has {units}: sessions that had lent units work again. The kubelet tries again"
                     )
@@ -149,12 +151,12 @@ class ClaimDriver:
             try:
                 self._prepared.put(prepared)
             except OSError as error:
-                raise Refused(f"{key} cannot be written down: {error}") from None
+                raise DevicesRefused(f"{key} cannot be written down: {error}") from None
             granted = []
             try:
                 for uuid, ids in held.items():
                     granted.append(self._held.grant(uuid, ids))
-            except Refused:
+            except DevicesRefused:
                 # first the grants: their folder is named after the prepared claim
                 for grant in granted:
                     self._held.forget(grant)
@@ -175,12 +177,12 @@ class ClaimDriver:
             try:
                 self._prepared.remove(key.uid)
             except OSError as error:
-                raise Refused(f"{key} cannot be forgotten: {error}") from None
+                raise DevicesRefused(f"{key} cannot be forgotten: {error}") from None
             for uuid, ids in known.held.items():
                 for session in self._held.holders(uuid, ids):
                     self._end(session, f"{key} was unprepared")
                 self._held.settled(uuid, frozenset(ids))
-            grant_folders.remove(self._held.folder / known.folder)
+            owners.remove(self._held.folder / known.folder)
         log.info("%s is unprepared", key)
         self._changed()
 

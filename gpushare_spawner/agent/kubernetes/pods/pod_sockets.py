@@ -12,13 +12,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from gpushare_spawner.agent.kubernetes.devices import grant_folders
+from gpushare_spawner.agent.kubernetes.devices import owners
 from gpushare_spawner.agent.sockets.connection import Listener
-from gpushare_spawner.agent.sockets.session_endpoint import ProcessEndpoints, SessionEndpoint
-from gpushare_spawner.agent.sockets.session_socket import SessionSocket, Traffic
-from gpushare_spawner.agent.state.session_folder import SessionFolder
-from gpushare_spawner.agent.state.session_record import SessionRecord
-from gpushare_spawner.agent.state.state_folder import StateFolder
+from gpushare_spawner.agent.sockets.session_socket import ProcessEndpoints, SessionEndpoint, SessionSocket, Traffic
+from gpushare_spawner.agent.state.folder import SessionFolder, StateFolder
+from gpushare_spawner.agent.state.records import SessionRecord
 
 
 class PodEndpoints:
@@ -32,7 +30,7 @@ class PodEndpoints:
         """Make the sockets. Raises OSError, OverflowError or PathTooLong."""
         if record.pod is None:
             return self._processes.listen(record, listener)
-        return PodSockets(self._pods, grant_folders.folder_names(record.pod), listener)
+        return PodSockets(self._pods, owners.folder_names(record.pod), listener)
 
 
 class PodSockets:
@@ -45,10 +43,10 @@ class PodSockets:
         traffic = Traffic()
         try:
             for folder in self._folders:
-                grant_folders.make(folder)
+                owners.make(folder)
                 self._sockets.append(
                     SessionSocket(
-                        SessionFolder(folder, grant_folders.BELOW, grant_folders.discarded(folder)),
+                        SessionFolder(folder, owners.BELOW, owners.discarded(folder)),
                         None,
                         listener,
                         traffic,
@@ -71,4 +69,4 @@ class PodSockets:
     def remove(self) -> None:
         """Take the folders away."""
         for folder in self._folders:
-            grant_folders.remove(folder)
+            owners.remove(folder)

@@ -13,7 +13,7 @@ from datetime import datetime
 from functools import cached_property
 from typing import Any
 
-from gpushare_spawner.agent.kubernetes.cluster_api import ApiFailure, ClusterApi, Json
+from gpushare_spawner.agent.kubernetes.api import ApiFailure, ClusterApi, Json
 from gpushare_spawner.log_once import LogOnce
 from gpushare_spawner.model import kubernetes
 from gpushare_spawner.model.kubernetes import AnnotationProblem, ContainerRequests, LayerSession, PodSession

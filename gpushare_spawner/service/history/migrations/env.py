@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from alembic import context
 
-from gpushare_spawner.service.history.tables import METADATA
+from gpushare_spawner.service.history.store import METADATA
 
 _given = context.config.attributes
 context.configure(

@@ -4,6 +4,14 @@ What is free is what nodes can allocate, less what the pods on them request.
 
 One reader for a hub, for all namespaces; it needs `list` and `watch` on nodes and pods in the whole cluster. Without
 that right nothing is known, and only the scheduler says what does not fit: see `admission`.
+
+What a pod requests of its node, and what a node has, as the cluster's scheduler counts them.
+
+What a pod of ours says, as the API server writes it: what it holds, why it does not run, how it ended, whose it is.
+
+Does not make or remove any: see `pod` and `cleanup`.
+
+Which objects of a watched mapping have changed since the last look.
 """
 
 from __future__ import annotations
@@ -11,30 +19,257 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Set
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from dataclasses import dataclass
+from datetime import datetime
+from decimal import Decimal
+from typing import Any, NamedTuple
 
 from aiohttp import ClientError
 from kubernetes_asyncio.client.rest import ApiException
 
-from gpushare_spawner.clients.bad_objects import BadObjects
-from gpushare_spawner.clients.object_watch import Object, Watched
+from gpushare_spawner.clients.cluster import BadObjects, Object, Watched
 from gpushare_spawner.model.kubernetes import (
+    HUB,
+    PREFIX,
+    SESSION,
     NodeFacts,
     PodConstraints,
     gpu_index_of,
+    is_layer_session,
     is_mirror,
+    is_session,
     memory_bytes,
     millicores,
+    quantity,
 )
-from gpushare_spawner.model.kubernetes.quantities import quantity
+from gpushare_spawner.model.share import split_session_id
 from gpushare_spawner.placement import NodeResources, Requested
-from gpushare_spawner.placement.node_resources import NOTHING, UNKNOWN
-from gpushare_spawner.sharing.cluster_facts import ClusterFacts, ClusterNode, ClusterPod
-from gpushare_spawner.spawner.kubernetes.cluster.changed_objects import ChangedObjects
-from gpushare_spawner.spawner.kubernetes.cluster.pod_requests import pod_requests
-from gpushare_spawner.spawner.kubernetes.cluster.pods import FINISHED, RESERVATION, annotation, phase
-from gpushare_spawner.wording.errors import reason
+from gpushare_spawner.placement.node import NOTHING, UNKNOWN
+from gpushare_spawner.sharing.base import NOTEBOOK, ClusterFacts, ClusterNode, ClusterPod
+from gpushare_spawner.wording import spawn_failures as words
+from gpushare_spawner.wording.amounts import reason
+
+Amounts = dict[str, Decimal]
+"""By resource: cores of ``cpu``, bytes of ``memory``; others as they are counted."""
+
+
+def pod_requests(pod: Mapping[str, Any]) -> Amounts:
+    """Return what a pod requests of its node.
+
+    Containers and sidecars are added up; an ordinary init container runs before the containers and beside the sidecars
+    that were started before it, and the larger amount counts. Of a container that was resized in place the largest of
+    what is requested, allocated and in force counts. The pod's overhead is added. (kubernetes
+    component-helpers/resource/helpers.go; measured on 1.36.)
+    """
+    spec, status = pod.get("spec") or {}, pod.get("status") or {}
+    in_force = {found.get("name"): found for found in _statuses(status)}
+    running = _total(_requested(container, in_force) for container in spec.get("containers") or [])
+    sidecars: Amounts = {}
+    most: Amounts = {}
+    for container in spec.get("initContainers") or []:
+        asked = _requested(container, in_force)
+        if container.get("restartPolicy") == "Always":
+            sidecars = _total([sidecars, asked])
+            most = _largest([most, sidecars])
+        else:
+            most = _largest([most, _total([sidecars, asked])])
+    total = _largest([_total([running, sidecars]), most])
+    # requests of the pod as a whole (1.34 and later) take the place of the sum
+    of_pod = _amounts((spec.get("resources") or {}).get("requests"))
+    return _total([{**total, **of_pod}, _amounts(spec.get("overhead"))])
+
+
+def _statuses(status: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [*(status.get("containerStatuses") or []), *(status.get("initContainerStatuses") or [])]
+
+
+def _requested(container: Mapping[str, Any], in_force: Mapping[Any, Mapping[str, Any]]) -> Amounts:
+    resources = container.get("resources") or {}
+    # the API server writes a limit without a request as a request; a manifest that it has not seen lacks that
+    asked_for = _amounts({**(resources.get("limits") or {}), **(resources.get("requests") or {})})
+    known = in_force.get(container.get("name"), {})
+    actual = (known.get("resources") or {}).get("requests")
+    return _largest([asked_for, _amounts(known.get("allocatedResources")), _amounts(actual)])
+
+
+def _amounts(written: Mapping[str, Any] | None) -> Amounts:
+    return {name: quantity(amount) for name, amount in (written or {}).items()}
+
+
+def _total(parts: Iterable[Amounts]) -> Amounts:
+    total: Amounts = {}
+    for part in parts:
+        for name, amount in part.items():
+            total[name] = total.get(name, Decimal(0)) + amount
+    return total
+
+
+def _largest(parts: Iterable[Amounts]) -> Amounts:
+    most: Amounts = {}
+    for part in parts:
+        for name, amount in part.items():
+            most[name] = max(most.get(name, amount), amount)
+    return most
+
+
+RESERVATION = PREFIX + "reservation"
+"""Annotation: which reservation of the hub the pod was made from. By it the hub knows that the share has arrived."""
+
+FINISHED = ("Failed", "Succeeded")
+"""Phases of pods that hold nothing any more."""
+
+
+def holds_share(pod: Mapping[str, Any]) -> bool:
+    """Whether a pod (as the API server writes it) holds a share: one that is being deleted does until it is gone."""
+    return of_session(pod) and phase(pod) not in FINISHED
+
+
+def of_session(pod: Mapping[str, Any]) -> bool:
+    """Return whether a pod is labelled as a server with a share, by somebody other than its node."""
+    labels = pod["metadata"].get("labels")
+    return (is_session(labels) or is_layer_session(labels)) and not is_mirror(pod["metadata"])
+
+
+def phase(pod: Mapping[str, Any]) -> str:
+    """Pending, Running, Failed, Succeeded or Unknown."""
+    return str((pod.get("status") or {}).get("phase") or "Pending")
+
+
+def annotation(pod: Mapping[str, Any], name: str) -> str:
+    """An annotation of a pod; empty where it has none of that name."""
+    return str((pod["metadata"].get("annotations") or {}).get(name) or "")
+
+
+def created_at(pod: Mapping[str, Any]) -> float:
+    """When the pod was made, in seconds since the epoch; 0 where it does not say."""
+    written = pod["metadata"].get("creationTimestamp")
+    try:
+        return datetime.fromisoformat(str(written)).timestamp() if written else 0.0
+    except ValueError:
+        return 0.0
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A pod that was ended by its node or by the cluster, not by its program."""
+
+    reason: str
+    """In Kubernetes' word, like UnexpectedAdmissionError."""
+    message: str
+    node: str
+    exit_code: int | None = None
+    """Of the notebook's container; None where it has not ended by itself."""
+
+    @property
+    def what(self) -> str:
+        """What happened, as half a sentence after "Node node-a"."""
+        return words.what_node_did(self.reason)
+
+    def __str__(self) -> str:
+        """A sentence for people and logs, without a full stop."""
+        return words.pod_ended(self.node, self.reason, self.message)
+
+
+def ended_by_node(pod: Mapping[str, Any]) -> Ended | None:
+    """How a finished pod was ended, if not by its notebook's own exit; None for any other pod.
+
+    Pods that hold devices fail so after a restart of their node (kubernetes issue 125579); their containers may still
+    be shown as running then.
+    """
+    status = pod.get("status") or {}
+    if phase(pod) not in FINISHED:
+        return None
+    if exit_code(pod) is not None and status.get("reason") is None:
+        return None
+    node = (pod.get("spec") or {}).get("nodeName") or ""
+    return Ended(str(status.get("reason") or ""), str(status.get("message") or "").strip(), node, exit_code(pod))
+
+
+def exit_code(pod: Mapping[str, Any]) -> int | None:
+    """The exit code of the notebook's container; None where it has not ended by itself."""
+    for status in (pod.get("status") or {}).get("containerStatuses") or []:
+        ended = (status.get("state") or {}).get("terminated")
+        if status.get("name") == NOTEBOOK and ended:
+            return int(ended.get("exitCode", 1))
+    return None
+
+
+def why_waiting(pod: Mapping[str, Any]) -> str:
+    """Why a pod does not run yet, in Kubernetes' words; empty where it does not say."""
+    status = pod.get("status") or {}
+    for container in status.get("containerStatuses") or []:
+        waiting = (container.get("state") or {}).get("waiting") or {}
+        if waiting.get("message") or waiting.get("reason"):
+            return f"{waiting.get('reason', '')}: {waiting.get('message', '')}".strip(": ")
+    for condition in status.get("conditions") or []:
+        if condition.get("status") == "False" and condition.get("message"):
+            return f"{condition.get('reason', '')}: {condition['message']}".strip(": ")
+    return ""
+
+
+def orphans(
+    pods: Iterable[Mapping[str, Any]], hub: str, runs: Callable[[str, str], bool], made_before: float
+) -> list[Mapping[str, Any]]:
+    """Pods that hold a share for servers that the hub which made them does not know any more.
+
+    ``runs`` says whether the hub runs a user's server; ``made_before``: seconds since the epoch.
+    """
+    return [
+        pod
+        for pod in pods
+        if holds_share(pod)
+        and not pod["metadata"].get("deletionTimestamp")
+        and annotation(pod, HUB) == hub
+        and annotation(pod, SESSION)
+        and 0 < created_at(pod) < made_before
+        and not runs(*split_session_id(annotation(pod, SESSION)))
+    ]
+
+
+AT_ONCE = 5000
+"""Objects that are compared in one piece: less than 1 ms."""
+
+
+class ChangedObject(NamedTuple):
+    """One object before and after; None: it was not there, or is gone."""
+
+    key: str
+    before: Any
+    now: Any
+
+
+class ChangedObjects:
+    """Compares a mapping with what it was, by the identity of its objects: a watch replaces those that change."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, Any] = {}
+
+    def look_again(self) -> None:
+        """Find all objects changed the next time."""
+        self._known = dict.fromkeys(self._known)
+
+    def pieces(self, objects: Callable[[], Mapping[str, Any]]) -> Iterator[list[ChangedObject]]:
+        """Yield what has changed, in pieces; between two of them the mapping may change, or be another one.
+
+        ``objects`` returns the mapping. What changes meanwhile is found now or the next time.
+        """
+        names = list(objects())
+        for start in range(0, len(names), AT_ONCE):
+            current = objects()
+            changed = []
+            for name in names[start : start + AT_ONCE]:
+                now = current.get(name)
+                if now is not None and now is not self._known.get(name):
+                    changed.append(ChangedObject(name, self._known.get(name), now))
+                    self._known[name] = now
+            yield changed
+        current = objects()
+        if len(self._known) != len(current):
+            yield [
+                ChangedObject(name, self._known.pop(name), None) for name in list(self._known) if name not in current
+            ]
+
 
 ASK_AGAIN_SECONDS = 300.0
 """After the API server has refused to show nodes and pods. Ours: an admin who grants the right sees an effect soon."""

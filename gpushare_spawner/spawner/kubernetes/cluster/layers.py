@@ -1,36 +1,106 @@
 """What other sharing layers have free in the cluster, by what they publish, for the queue and for the form.
 
 The rules of each layer are in `sharing`, and which nodes it shares is in `layers.yaml`.
+
+Reads what other sharing layers publish in the cluster, while `layers.yaml` or a template names one.
+
+The hub's sessions on GPUs of other sharing layers, by their pods: where they are, what they have, when they stop.
 """
 
 from __future__ import annotations
 
 import bisect
+import contextlib
+import functools
 import logging
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
-from gpushare_spawner.model.layers import LAYERS, LayerName, LayerRule, LayersFile, PlacedBy, matches
-from gpushare_spawner.model.template import Gpu, Template
-from gpushare_spawner.sharing.base import LayerCannot, LayerCapacity, LayerRequest
-from gpushare_spawner.sharing.cluster_facts import ClusterFacts, ClusterNode
+from gpushare_spawner.clients.cluster import Object, Watched
+from gpushare_spawner.model.kubernetes import AnnotationProblem, is_layer_session, layer_session
+from gpushare_spawner.model.layer_rules import LayerRule, LayersFile, matches
+from gpushare_spawner.model.layers import LAYERS, LayerName, PlacedBy
+from gpushare_spawner.model.share import Tier
+from gpushare_spawner.model.template import Template, TemplateGpu
+from gpushare_spawner.sharing.base import (
+    ClusterClaim,
+    ClusterFacts,
+    ClusterNode,
+    ClusterPod,
+    ClusterQueue,
+    ClusterSlice,
+    LayerCannot,
+    LayerCapacity,
+    LayerRequest,
+)
 from gpushare_spawner.sharing.nodes import suitable
 from gpushare_spawner.sharing.pod_layers import POD_LAYERS
-from gpushare_spawner.spawner.kubernetes.cluster.layer_sessions import LayerSessions, Pending
-from gpushare_spawner.spawner.queue.inventory import GpuKind
-from gpushare_spawner.spawner.queue.other_layers import (
+from gpushare_spawner.spawner.kubernetes.cluster.capacity import RESERVATION, ClusterCapacity
+from gpushare_spawner.spawner.queue.snapshot import (
     NOTHING_KEPT,
     AskedServer,
+    GpuKind,
     Kept,
     LayerOffer,
+    LayerOutcome,
     LayerVerdict,
-    Outcome,
 )
-from gpushare_spawner.wording.spawn import layers as words
-from gpushare_spawner.wording.spawn.queue import EARLIER_FIRST
+from gpushare_spawner.wording import spawn_form as words
+from gpushare_spawner.wording.spawn_failures import EARLIER_FIRST
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Pending:
+    """A server that has been promised a part of a layer's GPUs, and that its scheduler has not placed yet."""
+
+    layer: LayerName
+    units: int
+    """On all its GPUs together."""
+    kept_off: frozenset[str] = frozenset()
+    """Nodes on which it cannot be placed."""
+
+
+@dataclass(frozen=True)
+class LayerSessions:
+    """What pods say of the sessions. Make one with `of`."""
+
+    placed: set[str] = field(default_factory=set)
+    """The reservations whose pods are on a node."""
+    units: dict[str, int] = field(default_factory=dict)
+    """What those have, by node."""
+    waiting: dict[str, Pending] = field(default_factory=dict)
+    """The reservations whose pods wait for their scheduler."""
+    stops: list[tuple[float, tuple[str, str]]] = field(default_factory=list)
+    """When sessions stop that have a notice of it (seconds since the epoch), each with its pod's namespace and name."""
+
+    @classmethod
+    def of(cls, pods: Iterable[ClusterPod], ours: Callable[[str], bool]) -> LayerSessions:
+        """Read pods that have not finished. ``ours``: whether a pod with such a reservation is one of the hub's."""
+        found = cls()
+        for pod in pods:
+            token = pod.annotations.get(RESERVATION, "")
+            if is_layer_session(pod.labels) and ours(token):
+                if pod.node:
+                    found.placed.add(token)
+                with contextlib.suppress(AnnotationProblem):
+                    found._count(pod, token)
+        return found
+
+    def _count(self, pod: ClusterPod, token: str) -> None:
+        said = layer_session(pod.labels, pod.annotations)
+        units, notice = said.share.total_units, said.session.notice
+        if not pod.node:
+            self.waiting[token] = Pending(said.layer, units)
+            return
+        self.units[pod.node] = self.units.get(pod.node, 0) + units
+        if notice is not None and notice.tier is Tier.STOPPED:
+            self.stops.append((notice.at, (pod.namespace, pod.name)))
+
 
 NO_FILE = LayersFile()
 MOST_STOPS = 32
@@ -88,7 +158,7 @@ class ClusterLayers:
             if not template.broken_promises(name)
         )
 
-    def _layers_on_nodes(self, gpu: Gpu) -> Iterator[LayerName]:
+    def _layers_on_nodes(self, gpu: TemplateGpu) -> Iterator[LayerName]:
         """Yield the layers of nodes with suitable GPUs: patterns of rules do not tell each model that they are for."""
         for layer, model in self._models:
             if any(matches(model, pattern) for pattern in gpu.models):
@@ -134,12 +204,12 @@ class ClusterLayers:
         layers = self.names(asked.template)
         for layer in layers:
             for found in self._verdicts(layer, asked, kept):
-                if best is None or (best.outcome is Outcome.NEVER and found.outcome is not Outcome.NEVER):
+                if best is None or (best.outcome is LayerOutcome.NEVER and found.outcome is not LayerOutcome.NEVER):
                     best = found
-                if found.outcome is Outcome.NOW:
+                if found.outcome is LayerOutcome.NOW:
                     return found
                 able |= found.able
-        return replace(best or LayerVerdict(Outcome.NEVER, why=words.no_node(layers)), able=able)
+        return replace(best or LayerVerdict(LayerOutcome.NEVER, why=words.no_node(layers)), able=able)
 
     def starts_by(self, asked: AskedServer, servers: int) -> float | None:
         """Return when so many servers could have been placed if all announced stops happen."""
@@ -181,16 +251,16 @@ class ClusterLayers:
 
     def _verdicts(self, layer: LayerName, asked: AskedServer, kept: Kept) -> Iterator[LayerVerdict]:
         if self.facts is None and layer not in self.unreadable:
-            yield LayerVerdict(Outcome.WAIT, why=words.NOT_READ_YET)
+            yield LayerVerdict(LayerOutcome.WAIT, why=words.NOT_READ_YET)
             return
         for offer in self._offers(layer, asked):
             if layer in self.unreadable:
                 # a layer that needs no node to say what it asks for leaves the rest to its scheduler
                 needs_nodes = isinstance(self._capacity(offer), str)
                 yield (
-                    LayerVerdict(Outcome.NEVER, offer, words.unreadable(LAYERS[layer].title))
+                    LayerVerdict(LayerOutcome.NEVER, offer, words.unreadable(LAYERS[layer].title))
                     if needs_nodes
-                    else LayerVerdict(Outcome.NOW, offer, known=False)
+                    else LayerVerdict(LayerOutcome.NOW, offer, known=False)
                 )
                 continue
             if offer.request.facts.nodes:
@@ -215,7 +285,7 @@ class ClusterLayers:
         request, title = offer.request, LAYERS[offer.layer].title
         capacity = self._capacity(offer)
         if isinstance(capacity, str):
-            return LayerVerdict(Outcome.NEVER, offer, capacity)
+            return LayerVerdict(LayerOutcome.NEVER, offer, capacity)
         share, on_nodes = request.gpu.share, sum(capacity.by_node.values())
         kept_off = kept.for_others & capacity.able
         left = on_nodes - sum(capacity.by_node.get(name, 0) for name in kept_off)
@@ -223,13 +293,13 @@ class ClusterLayers:
         # those that cannot be placed on the node that is kept for this one take nothing of it
         own = min(capacity.servers, capacity.by_node.get(kept.own, 0))
         if min(capacity.servers, left) > taken or own > self._taken(offer.layer, share.total_units, kept.own):
-            return LayerVerdict(Outcome.NOW, replace(offer, kept_off=kept_off), able=capacity.able - kept_off)
+            return LayerVerdict(LayerOutcome.NOW, replace(offer, kept_off=kept_off), able=capacity.able - kept_off)
         if capacity.servers > taken:
-            return LayerVerdict(Outcome.WAIT, offer, EARLIER_FIRST, able=capacity.able)
+            return LayerVerdict(LayerOutcome.WAIT, offer, EARLIER_FIRST, able=capacity.able)
         if capacity.at_most > 0:
             able = capacity.able if on_nodes <= taken else frozenset()
-            return LayerVerdict(Outcome.WAIT, offer, words.none_free(title, share, capacity.limited_by), able=able)
-        return LayerVerdict(Outcome.NEVER, offer, words.never_free(title, share, capacity.limited_by))
+            return LayerVerdict(LayerOutcome.WAIT, offer, words.none_free(title, share, capacity.limited_by), able=able)
+        return LayerVerdict(LayerOutcome.NEVER, offer, words.never_free(title, share, capacity.limited_by))
 
     def _capacity(self, offer: LayerOffer) -> LayerCapacity | str:
         """Return what the layer has; a sentence where it has no way to serve the template."""
@@ -281,3 +351,93 @@ def _kinds(nodes: Iterable[ClusterNode]) -> tuple[GpuKind, ...]:
             kind = (node.model, node.gpu_memory_bytes)
             counted[kind] = counted.get(kind, 0) + (node.gpu_count or 0)
     return tuple(GpuKind(model, memory, count) for (model, memory), count in counted.items())
+
+
+UNREADABLE_AFTER = 10.0
+"""Seconds after which objects that could not be read count as unreadable: the first list takes about one. Ours."""
+
+_KINDS: Mapping[LayerName, Mapping[str, tuple[str, str, Callable[[Any], Any]]]] = {
+    LayerName.KAI: {"queues": ("scheduling.run.ai", "v2", ClusterQueue.of)},
+    LayerName.DRA: {
+        "resourceslices": ("resource.k8s.io", "v1", ClusterSlice.of),
+        "resourceclaims": ("resource.k8s.io", "v1", ClusterClaim.of),
+    },
+}
+"""What is read of each layer beside nodes and pods: API group, version and the reader, by resource."""
+_FIELDS = {"queues": "queues", "resourceslices": "slices", "resourceclaims": "claims"}
+"""Where it stands in the facts."""
+
+
+class LayerReader:
+    """One reader for a hub. ``objects`` is the client's API of custom objects.
+
+    ``file`` and ``templates`` return those of now. ``pending`` returns this hub's reservations on other layers, by the
+    annotation that their pods have, and ``ours`` whether a pod with one is the hub's; both can be set later. It needs
+    `list` and `watch` on what it reads.
+    """
+
+    def __init__(
+        self,
+        capacity: ClusterCapacity,
+        objects: Any,
+        file: Callable[[], LayersFile | None],
+        templates: Callable[[], Iterable[Template]],
+        log: logging.Logger,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.pending: Callable[[], Mapping[str, Pending]] = dict
+        self.ours: Callable[[str], bool] = bool
+        self._capacity = capacity
+        self._objects = objects
+        self._file = file
+        self._templates = templates
+        self._log = log
+        self._clock = clock
+        self._watched: dict[str, Watched] = {}
+        self._since: dict[str, float] = {}
+
+    def snapshot(self) -> ClusterLayers | None:
+        """Return the other layers as they are known now; None where none is in force."""
+        file = self._file()
+        layers = layers_in_force(file, self._templates())
+        if not layers:
+            return None
+        self._capacity.keep_facts()
+        self._watch(layers)
+        facts, unreadable = self._capacity.facts(), self._unreadable(layers)
+        if facts is not None:
+            facts = replace(facts, **self._read())  # type: ignore[arg-type]
+        return ClusterLayers(file or NO_FILE, facts, unreadable, self.pending, self.ours)
+
+    def _watch(self, layers: Iterable[LayerName]) -> None:
+        for layer in layers:
+            for plural, (group, version, read) in _KINDS.get(layer, {}).items():
+                if plural in self._watched:
+                    continue
+                listed = functools.partial(self._objects.list_cluster_custom_object, group, version, plural)
+                keep = functools.partial(_kept, read)
+                watched = Watched(plural, listed, "the cluster", "", keep=keep, log=self._log)
+                self._watched[plural], self._since[plural] = watched, self._clock()
+                watched.start()
+
+    def _unreadable(self, layers: frozenset[LayerName]) -> frozenset[LayerName]:
+        if self._capacity.refused:
+            return layers
+        now = self._clock()
+        late = {
+            plural
+            for plural, watched in self._watched.items()
+            if not watched.known and now - self._since[plural] > UNREADABLE_AFTER
+        }
+        return frozenset(layer for layer in layers if late & _KINDS.get(layer, {}).keys())
+
+    def _read(self) -> dict[str, tuple[Any, ...]]:
+        return {
+            _FIELDS[plural]: tuple(item["read"] for item in watched.objects.values())
+            for plural, watched in self._watched.items()
+        }
+
+
+def _kept(read: Callable[[Any], Any], item: Object) -> Object:
+    identity = {name: item["metadata"].get(name, "") for name in ("namespace", "name", "resourceVersion")}
+    return {"metadata": identity, "read": read(item)}

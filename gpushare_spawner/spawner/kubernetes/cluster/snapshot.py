@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from gpushare_spawner.clients.bad_objects import BadObjects
+from gpushare_spawner.clients.cluster import BadObjects
 from gpushare_spawner.model.kubernetes import (
     REPORT_KEY,
     REPORT_STALE_SECONDS,
@@ -30,21 +30,24 @@ from gpushare_spawner.model.kubernetes import (
     read_report,
 )
 from gpushare_spawner.model.report import ClaimsReport, Notice, Report, with_known_since
-from gpushare_spawner.model.session_id import split_session_id
-from gpushare_spawner.model.share import UNITS_PER_GPU, Share
-from gpushare_spawner.placement import Allocation, LedgerFeed, Source
-from gpushare_spawner.sharing.pod_changes import notebook_container
-from gpushare_spawner.spawner.kubernetes.cluster.capacity import ClusterCapacity
-from gpushare_spawner.spawner.kubernetes.cluster.changed_objects import ChangedObjects
-from gpushare_spawner.spawner.kubernetes.cluster.layer_reader import LayerReader
-from gpushare_spawner.spawner.kubernetes.cluster.pods import RESERVATION, annotation, created_at, holds_share
+from gpushare_spawner.model.share import UNITS_PER_GPU, Share, split_session_id
+from gpushare_spawner.placement import Allocation, EntrySource, LedgerFeed
+from gpushare_spawner.sharing.base import notebook_container
+from gpushare_spawner.spawner.kubernetes.cluster.capacity import (
+    RESERVATION,
+    ChangedObjects,
+    ClusterCapacity,
+    annotation,
+    created_at,
+    holds_share,
+)
+from gpushare_spawner.spawner.kubernetes.cluster.layers import LayerReader
 from gpushare_spawner.spawner.kubernetes.cluster.reflectors import SnapshotStale, freshen, has_listed
-from gpushare_spawner.spawner.queue.inventory import GpuInventory
 from gpushare_spawner.spawner.queue.loop_breaks import LastingObjects, LoopBreaks
-from gpushare_spawner.spawner.queue.snapshot import GpuSnapshot
+from gpushare_spawner.spawner.queue.snapshot import GpuInventory, GpuSnapshot
 from gpushare_spawner.wall_clock import WallClock
-from gpushare_spawner.wording.errors import doubled_gpu
-from gpushare_spawner.wording.spawn import refusals
+from gpushare_spawner.wording import spawn_failures
+from gpushare_spawner.wording.amounts import doubled_gpu
 
 PODS = "pods"
 REPORTS = "gpushare-reports"
@@ -216,22 +219,22 @@ class ClusterSnapshots:
         gone, self._reserved = self._reserved - now.keys() - late.keys(), now.keys() | late.keys()
         for token in gone:
             if token in self._of_token:
-                self.feed.put(Source.SEEN, self._pods[self._of_token[token]].allocation)
+                self.feed.put(EntrySource.SEEN, self._pods[self._of_token[token]].allocation)
                 yield
         for allocation in counted.values():
-            self.feed.put(Source.RESERVED, allocation)
+            self.feed.put(EntrySource.RESERVED, allocation)
             yield
         for token in self._reserved:
             if token in self._of_token:
-                self.feed.drop(Source.SEEN, self._pods[self._of_token[token]].allocation.session)
+                self.feed.drop(EntrySource.SEEN, self._pods[self._of_token[token]].allocation.session)
                 yield
-        dropped = [session for session in self.feed.sessions(Source.RESERVED) if session not in counted]
+        dropped = [session for session in self.feed.sessions(EntrySource.RESERVED) if session not in counted]
         for start in range(0, len(dropped), DROPPED_AT_ONCE):
             # some may have been reserved since
             current = {allocation.session for allocation in in_flight()}
             for session in dropped[start : start + DROPPED_AT_ONCE]:
                 if session not in current:
-                    self.feed.drop(Source.RESERVED, session)
+                    self.feed.drop(EntrySource.RESERVED, session)
             yield
 
     def _count_resources(self, capacity: ClusterCapacity) -> Iterator[None]:
@@ -367,11 +370,11 @@ class ClusterSnapshots:
         for index, units in reported.items():
             if by_claims:
                 if units > self.claimed_capacity:
-                    return refusals.report_beyond_claims(report.node, index, units, self.claimed_capacity)
+                    return spawn_failures.report_beyond_claims(report.node, index, units, self.claimed_capacity)
                 continue
             offered = devices.get(index, 0)
             if units > (offered + 1) * self.unit_size - 1 + promised[index]:
-                return refusals.report_beyond_node(report.node, index, units, offered * self.unit_size)
+                return spawn_failures.report_beyond_node(report.node, index, units, offered * self.unit_size)
         return ""
 
     def _tell_beyond(self, beyond: Mapping[str, str], now: float) -> None:
@@ -431,7 +434,7 @@ class ClusterSnapshots:
         if now is None or not now.odd:
             self._odd_pods.pop(name, None)
         if before is not None and (now is None or now.allocation.session != before.allocation.session):
-            self.feed.drop(Source.SEEN, before.allocation.session)
+            self.feed.drop(EntrySource.SEEN, before.allocation.session)
         if before is not None:
             self._announced.pop(before.allocation.session, None)
             self._of_token.pop(before.token, None)
@@ -443,7 +446,7 @@ class ClusterSnapshots:
         if now.announced is not None:
             self._announced[now.allocation.session] = now.announced
         if now.token not in self._reserved:
-            self.feed.put(Source.SEEN, now.allocation)
+            self.feed.put(EntrySource.SEEN, now.allocation)
 
     def _count_promised(self, before: _SeenPod | None, now: _SeenPod | None) -> None:
         if before is not None:
@@ -557,7 +560,7 @@ def _name(pod: Mapping[str, Any]) -> str:
 
 def _awaited(silent: Mapping[str, float], distrusted: list[Report], any_fresh: bool) -> str:
     if distrusted:
-        return refusals.node_left_alone(distrusted[0].node)
+        return spawn_failures.node_left_alone(distrusted[0].node)
     if silent:
-        return refusals.nodes_without_reports(list(silent), min(silent.values()))
-    return "" if any_fresh else refusals.NO_REPORT_YET
+        return spawn_failures.nodes_without_reports(list(silent), min(silent.values()))
+    return "" if any_fresh else spawn_failures.NO_REPORT_YET

@@ -14,7 +14,7 @@ from typing import Any
 
 import grpc
 
-from gpushare_spawner.agent.kubernetes.claims.driver_sockets import SUPPORTED
+from gpushare_spawner.agent.kubernetes.claims.plugin import SUPPORTED
 from gpushare_spawner.agent.kubernetes.kubelet import dra_health_pb2 as health_messages
 from gpushare_spawner.agent.kubernetes.kubelet import dra_health_pb2_grpc as health
 from gpushare_spawner.agent.kubernetes.kubelet import dra_pb2 as messages

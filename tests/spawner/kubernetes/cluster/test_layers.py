@@ -9,17 +9,16 @@ from typing import Any
 import pytest
 
 from gpushare_spawner.model.kubernetes import SHARE, LayerSession, PodSession, gpu_names
-from gpushare_spawner.model.kubernetes.layer_session import GPU_COUNT
-from gpushare_spawner.model.layers import LayerName, LayersFile
+from gpushare_spawner.model.kubernetes.annotations import GPU_COUNT
+from gpushare_spawner.model.layer_rules import LayersFile
+from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.sharing.base import LayerCapacity, LayerRequest, Tenant
-from gpushare_spawner.sharing.cluster_facts import ClusterFacts, ClusterNode, ClusterPod
+from gpushare_spawner.sharing.base import ClusterFacts, ClusterNode, ClusterPod, LayerCapacity, LayerRequest, Tenant
 from gpushare_spawner.sharing.pod_layers import POD_LAYERS
 from gpushare_spawner.spawner.kubernetes.cluster import layers as cluster_layers
-from gpushare_spawner.spawner.kubernetes.cluster.layer_sessions import Pending
-from gpushare_spawner.spawner.kubernetes.cluster.layers import ClusterLayers, layers_in_force
-from gpushare_spawner.spawner.kubernetes.cluster.pods import RESERVATION
-from gpushare_spawner.spawner.queue.other_layers import AskedServer, LayerVerdict, Outcome
+from gpushare_spawner.spawner.kubernetes.cluster.capacity import RESERVATION
+from gpushare_spawner.spawner.kubernetes.cluster.layers import ClusterLayers, Pending, layers_in_force
+from gpushare_spawner.spawner.queue.snapshot import AskedServer, LayerOutcome, LayerVerdict
 
 SHARED = "nvidia.com/gpu.shared"
 SLICED = LayersFile.model_validate({"rules": [{"models": ["*L4*"], "layer": "time-slicing"}]})
@@ -92,35 +91,35 @@ def test_a_template_is_served_by_the_layers_of_the_gpus_that_it_accepts() -> Non
 
 def test_replicas_are_free_until_pods_have_them() -> None:
     first = met(layers([node()], [pod(str(number)) for number in range(3)]))
-    assert first.outcome is Outcome.NOW
+    assert first.outcome is LayerOutcome.NOW
     assert first.offer is not None
     assert (first.offer.layer, first.offer.request.rule) == (LayerName.TIME_SLICING, SLICED.rules[0])
     assert [(kind.model, kind.count) for kind in first.gpus] == [("NVIDIA-L4", 1)]
     full = met(layers([node()], [pod(str(number)) for number in range(4)]))
-    assert full.outcome is Outcome.WAIT
+    assert full.outcome is LayerOutcome.WAIT
     why = "Not enough free capacity: this needs 0.25 GPU, and NVIDIA time-slicing has no free place for it."
     assert full.why == why
 
 
-@pytest.mark.parametrize(("pending", "outcome"), [(3, Outcome.NOW), (4, Outcome.WAIT)])
-def test_reservations_count_until_their_pods_are_on_a_node(pending: int, outcome: Outcome) -> None:
+@pytest.mark.parametrize(("pending", "outcome"), [(3, LayerOutcome.NOW), (4, LayerOutcome.WAIT)])
+def test_reservations_count_until_their_pods_are_on_a_node(pending: int, outcome: LayerOutcome) -> None:
     reserved = {f"token-{number}": Pending(LayerName.TIME_SLICING, 25) for number in range(pending)}
     assert met(layers([node()], pending=reserved)).outcome is outcome
     placed = [pod(str(number), token=f"token-{number}") for number in range(pending)]
-    assert met(layers([node(replicas=8)], placed, pending=reserved), template(0.1)).outcome is Outcome.NOW
+    assert met(layers([node(replicas=8)], placed, pending=reserved), template(0.1)).outcome is LayerOutcome.NOW
 
 
 def test_a_reservation_whose_pod_is_on_a_node_counts_once() -> None:
     reserved = {f"token-{number}": Pending(LayerName.TIME_SLICING, 25) for number in range(2)}
     placed = [pod(str(number), token=f"token-{number}") for number in range(2)]
     found = layers([node()], placed, pending=reserved)
-    assert [found._taken(LayerName.TIME_SLICING, 25), met(found).outcome] == [0, Outcome.NOW]
+    assert [found._taken(LayerName.TIME_SLICING, 25), met(found).outcome] == [0, LayerOutcome.NOW]
 
 
 def test_pods_of_an_earlier_hub_count_before_their_scheduler_has_placed_them() -> None:
     waiting = [pod(str(number), on="") for number in range(4)]
-    assert met(layers([node()], waiting)).outcome is Outcome.WAIT
-    assert met(layers([node()], waiting[:3])).outcome is Outcome.NOW
+    assert met(layers([node()], waiting)).outcome is LayerOutcome.WAIT
+    assert met(layers([node()], waiting[:3])).outcome is LayerOutcome.NOW
     # larger servers count as several
     found = layers([node()], [pod("big", on="", units=100)])
     assert found._taken(LayerName.TIME_SLICING, 25) == 4
@@ -129,15 +128,15 @@ def test_pods_of_an_earlier_hub_count_before_their_scheduler_has_placed_them() -
 def test_a_pod_of_another_namespace_that_says_it_is_a_session_takes_no_place() -> None:
     forged = pod("forged", on="", units=100)
     facts = ClusterFacts((node(),), (forged,))
-    assert met(ClusterLayers(SLICED, facts, ours=lambda token: token != "forged")).outcome is Outcome.NOW
-    assert met(ClusterLayers(SLICED, facts)).outcome is Outcome.WAIT
+    assert met(ClusterLayers(SLICED, facts, ours=lambda token: token != "forged")).outcome is LayerOutcome.NOW
+    assert met(ClusterLayers(SLICED, facts)).outcome is LayerOutcome.WAIT
 
 
 def test_a_count_of_gpus_with_thousands_of_digits_is_a_wrong_annotation() -> None:
     wrong = pod("wrong", on="")
     endless = replace(wrong, annotations={**wrong.annotations, GPU_COUNT: "9" * 5000})
     units = replace(wrong, annotations={**wrong.annotations, SHARE: "9" * 5000})
-    assert met(layers([node()], [endless, units])).outcome is Outcome.NOW
+    assert met(layers([node()], [endless, units])).outcome is LayerOutcome.NOW
 
 
 def test_an_error_in_one_layer_refuses_its_spawns_alone_and_is_logged_once(
@@ -152,7 +151,7 @@ def test_an_error_in_one_layer_refuses_its_spawns_alone_and_is_logged_once(
     for _ in range(2):
         found = met(layers([node()]))
         assert (found.outcome, found.why) == (
-            Outcome.NEVER,
+            LayerOutcome.NEVER,
             "The hub cannot read what NVIDIA time-slicing says is free. The hub's log has the error.",
         )
     assert caplog.text.count("NVIDIA time-slicing publishes cannot be read") == 1
@@ -160,15 +159,15 @@ def test_an_error_in_one_layer_refuses_its_spawns_alone_and_is_logged_once(
 
 def test_only_nodes_that_the_server_can_run_on_count() -> None:
     two = layers([node("a"), node("b")])
-    assert met(two, ineligible=["a"]).outcome is Outcome.NOW
+    assert met(two, ineligible=["a"]).outcome is LayerOutcome.NOW
     assert met(two, ineligible=["a", "b"]).why.startswith("No node that this server can run on shares its GPUs by")
-    assert met(two, on="b").outcome is Outcome.NOW
-    assert met(two, on="c").outcome is Outcome.NEVER
+    assert met(two, on="b").outcome is LayerOutcome.NOW
+    assert met(two, on="c").outcome is LayerOutcome.NEVER
 
 
 def test_a_share_that_no_node_can_give_is_refused_with_the_layer_s_reason() -> None:
     found = met(layers([node(replicas=4)]), template(0.5))
-    assert found.outcome is Outcome.NEVER
+    assert found.outcome is LayerOutcome.NEVER
     assert "No node has at most 2 replicas" in found.why
 
 
@@ -176,7 +175,7 @@ def test_nodes_of_a_rule_serve_no_other_layer() -> None:
     file = LayersFile.model_validate({"rules": [{"nodes": {"pool": "mps"}, "layer": "mps"}]})
     pool = node("b", labels={"pool": "mps", "nvidia.com/gpu.sharing-strategy": "mps"})
     found = layers([node("a"), pool], file=file)
-    assert met(found, template(layer="mps")).outcome is Outcome.NOW
+    assert met(found, template(layer="mps")).outcome is LayerOutcome.NOW
     # the node without a rule does for a template that names the layer
     named = met(found, template(layer="time-slicing"))
     assert named.offer is not None
@@ -186,16 +185,16 @@ def test_nodes_of_a_rule_serve_no_other_layer() -> None:
 def test_what_is_not_known_yet_waits_and_what_cannot_be_known_is_left_to_the_scheduler() -> None:
     unknown = ClusterLayers(SLICED, None)
     assert (met(unknown).outcome, met(unknown).why) == (
-        Outcome.WAIT,
+        LayerOutcome.WAIT,
         "The hub has not read the cluster's nodes and pods yet.",
     )
     forbidden = ClusterLayers(
         LayersFile.model_validate({"rules": [{"layer": "kai"}]}), None, unreadable=frozenset({LayerName.KAI})
     )
     found = met(forbidden)
-    assert (found.outcome, found.known) == (Outcome.NOW, False)
+    assert (found.outcome, found.known) == (LayerOutcome.NOW, False)
     needs_nodes = met(ClusterLayers(SLICED, None, unreadable=frozenset({LayerName.TIME_SLICING})))
-    assert needs_nodes.outcome is Outcome.NEVER
+    assert needs_nodes.outcome is LayerOutcome.NEVER
     assert needs_nodes.why.startswith("The hub may not read the cluster's nodes and pods")
     assert unknown.gpus == 0
 
@@ -219,8 +218,8 @@ def test_what_is_found_for_one_server_is_kept_for_the_next_one_of_the_same_insta
 
 def test_a_template_that_was_edited_is_another_one_for_spawns_that_come_then() -> None:
     found = layers([node(replicas=2)], [pod("there")])
-    assert met(found, template(0.5)).outcome is Outcome.NOW
-    assert met(found, template(0.75)).outcome is Outcome.NEVER
+    assert met(found, template(0.5)).outcome is LayerOutcome.NOW
+    assert met(found, template(0.75)).outcome is LayerOutcome.NEVER
 
 
 def test_card_is_told_the_profile_of_the_mig_device_that_a_server_gets_while_it_is_free_and_while_it_is_not() -> None:
@@ -229,7 +228,7 @@ def test_card_is_told_the_profile_of_the_mig_device_that_a_server_gets_while_it_
     nodes = [ClusterNode("a", labels, allocatable={"nvidia.com/mig-1g.10gb": 1, "nvidia.com/mig-3g.40gb": 0})]
     asked = template(0.1, layer="mig")
     taken = ClusterPod("x", "hub", "a", requests={"nvidia.com/mig-1g.10gb": 1})
-    for pods, outcome in (((), Outcome.NOW), ((taken,), Outcome.WAIT)):
+    for pods, outcome in (((), LayerOutcome.NOW), ((taken,), LayerOutcome.WAIT)):
         verdict = met(layers(nodes, pods, LayersFile()), asked)
         assert verdict.outcome is outcome
         assert verdict.profile is not None

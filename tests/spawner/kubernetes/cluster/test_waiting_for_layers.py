@@ -8,30 +8,27 @@ from typing import Any
 import pytest
 
 from gpushare_spawner.model.kubernetes import LayerSession, PodSession, gpu_names
-from gpushare_spawner.model.layers import LayerName, LayersFile
+from gpushare_spawner.model.layer_rules import LayersFile
+from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.report import Notice
+from gpushare_spawner.model.share import Tier
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.sharing import kubeshare
-from gpushare_spawner.sharing.base import Tenant
-from gpushare_spawner.sharing.cluster_facts import (
+from gpushare_spawner.sharing.base import (
     COUNT_LABEL,
     PRODUCT_LABEL,
     ClusterClaim,
     ClusterFacts,
     ClusterNode,
     ClusterPod,
+    Tenant,
 )
-from gpushare_spawner.spawner.kubernetes.cluster.layer_sessions import Pending
-from gpushare_spawner.spawner.kubernetes.cluster.layers import ClusterLayers
-from gpushare_spawner.spawner.kubernetes.cluster.pods import RESERVATION
+from gpushare_spawner.spawner.kubernetes.cluster.capacity import RESERVATION
+from gpushare_spawner.spawner.kubernetes.cluster.layers import ClusterLayers, Pending
 from gpushare_spawner.spawner.queue.availability import AvailabilityNow
-from gpushare_spawner.spawner.queue.kept_nodes import MOST_OVERTAKEN
-from gpushare_spawner.spawner.queue.other_layers import AskedServer
-from gpushare_spawner.spawner.queue.placement_check import PlacementCheck
-from gpushare_spawner.spawner.queue.placer import Placer
+from gpushare_spawner.spawner.queue.placer import MOST_OVERTAKEN, PlacementCheck, Placer
 from gpushare_spawner.spawner.queue.queue import Alternative, Startable, Ticket
-from gpushare_spawner.spawner.queue.snapshot import GpuSnapshot
+from gpushare_spawner.spawner.queue.snapshot import AskedServer, GpuSnapshot
 from tests.spawner.queue.machine import Machine
 
 FILE = LayersFile.model_validate({"rules": [{"models": ["*"], "layer": "kubeshare"}]})

@@ -8,18 +8,17 @@ import pytest
 from kubernetes_asyncio.client.models import V1Container, V1ObjectMeta, V1Pod, V1PodSpec
 
 from gpushare_spawner.model.kubernetes import HUB, NOTICE, OBSERVER, PREFIX, layer_session
-from gpushare_spawner.model.layers import HamiOptions, KaiOptions, LayerName, LayerOptions, MigOptions, ReplicaOptions
+from gpushare_spawner.model.layer_rules import HamiOptions, KaiOptions, LayerOptions, MigOptions, ReplicaOptions
+from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.placement import Placement
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.sharing.base import LayerRequest, Tenant
-from gpushare_spawner.sharing.cluster_facts import ClusterFacts, ClusterNode, ClusterPod
-from gpushare_spawner.spawner.kubernetes.cluster.pods import RESERVATION
-from gpushare_spawner.spawner.kubernetes.pod.builder import build_pod
-from gpushare_spawner.spawner.kubernetes.pod.manifest import fragment
+from gpushare_spawner.sharing.base import ClusterFacts, ClusterNode, ClusterPod, LayerRequest, Tenant
+from gpushare_spawner.spawner.hub import SpawnRefused
+from gpushare_spawner.spawner.kubernetes.cluster.capacity import RESERVATION
+from gpushare_spawner.spawner.kubernetes.pod import build_pod, fragment
 from gpushare_spawner.spawner.kubernetes.reservations import PodShare
-from gpushare_spawner.spawner.queue.other_layers import LayerOffer
 from gpushare_spawner.spawner.queue.queue import SpawnRequest
-from gpushare_spawner.spawner.spawn_refused import SpawnRefused
+from gpushare_spawner.spawner.queue.snapshot import LayerOffer
 
 
 def built(

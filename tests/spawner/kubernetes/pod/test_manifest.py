@@ -18,7 +18,7 @@ from kubernetes_asyncio.client.models import (
     V1VolumeMount,
 )
 
-from gpushare_spawner.spawner.kubernetes.pod.manifest import fragment, put_back
+from gpushare_spawner.spawner.kubernetes.pod import fragment, put_back
 
 
 def manifest() -> V1Pod:

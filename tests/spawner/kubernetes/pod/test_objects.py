@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from kubernetes_asyncio.client.rest import ApiException
 
-from gpushare_spawner.model.layers import DraOptions, LayerName
+from gpushare_spawner.model.layer_rules import DraOptions
+from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.sharing import dra
-from gpushare_spawner.sharing.base import LayerRequest
-from gpushare_spawner.sharing.cluster_facts import ClusterDevice, ClusterFacts, ClusterNode, ClusterSlice
-from gpushare_spawner.spawner.kubernetes.pod.objects import create_objects
-from gpushare_spawner.spawner.queue.other_layers import LayerOffer
-from gpushare_spawner.spawner.spawn_refused import SpawnRefused
+from gpushare_spawner.sharing.base import ClusterDevice, ClusterFacts, ClusterNode, ClusterSlice, LayerRequest
+from gpushare_spawner.spawner.hub import SpawnRefused
+from gpushare_spawner.spawner.kubernetes.pod import create_objects
+from gpushare_spawner.spawner.queue.snapshot import LayerOffer
 from tests.sharing.requests import GIB, request
 
 SHARED = ClusterDevice(

@@ -10,7 +10,7 @@ from kubernetes_asyncio.client.models import V1NodeSelectorTerm, V1Toleration
 
 from gpushare_spawner.model.kubernetes import HOSTNAME_LABEL, NodeFacts, PodConstraints
 from gpushare_spawner.placement import Requested
-from gpushare_spawner.spawner.kubernetes.pod.settings import CONSTRAINING, pinned_node, pod_constraints, requested
+from gpushare_spawner.spawner.kubernetes.pod import CONSTRAINING, pinned_node, pod_constraints, requested
 
 PLAIN: Mapping[str, Any] = {
     "node_selector": {}, "node_affinity_required": [], "tolerations": [], "extra_pod_config": {},

@@ -1,0 +1,319 @@
+"""The driver's samples of GPU time, for the arbiter: read only while sessions compete for a GPU.
+
+Asks the driver for the memory on a GPU when the answer decides which clients may run.
+
+That is at a process's first request, and every tenth of a second while clients run together because of what was seen of
+them. Independently of this, `rounds` asks every two seconds.
+
+Runs calls that can hang for ever in a driver, such as those of NVML.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol, TypeVar
+
+from gpushare_spawner.agent import processes
+from gpushare_spawner.agent.gpus.nvml import Gpu, GpuState, Utilisation
+from gpushare_spawner.wall_clock import STEP, WallClock
+
+log = logging.getLogger(__name__)
+
+
+EVERY = 0.2
+"""Seconds between two readings: a little more than the length of the driver's samples."""
+SILENCE = 0.6
+"""Seconds without a sample after which the GPU is taken to have been idle."""
+LATEST = 0.3
+"""Seconds of the present that samples may not cover yet."""
+
+
+class SampleSource(Protocol):
+    """Where samples come from: NVML."""
+
+    def utilisation(self, gpu: Gpu, since: float) -> tuple[Utilisation, ...] | None:
+        """Each process's share of the GPU since an instant (seconds since the epoch); None: no such figures."""
+
+
+class Competition(Protocol):
+    """The arbitration of one GPU, which receives the samples."""
+
+    @property
+    def contended(self) -> bool:
+        """Whether several sessions have work."""
+
+    def delivered(
+        self, seconds_ago: tuple[float, float], busy: Mapping[int, float], strangers: Mapping[int, str]
+    ) -> None:
+        """Beginning and end of the sample in seconds before now, and each process's seconds on the GPU by pid.
+
+        `strangers`: the sessions of processes, by pid, whether or not they are connected.
+        """
+
+
+class Delivery:
+    """Reads the samples of one GPU. The driver may block or hang, so one thread at a time asks it."""
+
+    def __init__(self, gpu: Gpu, source: SampleSource, competition: Competition, every: float = EVERY) -> None:
+        """`every`: seconds between two readings."""
+        self._every = every
+        self._gpu = gpu
+        self._source = source
+        self._competition = competition
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._asking = False
+        self._closed = False
+        self.tells = True
+        """False: the driver has no such figures."""
+        self.sessions_of: Callable[[Iterable[int]], Mapping[int, str]] = _nobody
+        """Finds the sessions of processes by what the kernel says. Called in the thread that asks the driver."""
+        self._clock = WallClock()
+        self._clock.was_set = self._clock_was_set
+        self._since = 0.0
+        """End of the last sample, seconds since the epoch."""
+
+    def wanted(self) -> None:
+        """Sessions compete: read samples until they no longer do."""
+        if self._timer is None and not self._asking and not self._closed:
+            self._since = self._clock()
+            self._timer = self._loop.call_later(self._every, self._ask)
+
+    def close(self) -> None:
+        """Stop reading."""
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _ask(self) -> None:
+        self._timer, self._asking = None, True
+        since = self._since
+
+        def ask() -> None:
+            strangers: Mapping[int, str] = {}
+            try:
+                found = self._source.utilisation(self._gpu, since)
+            except Exception:
+                log.exception("cannot ask the driver for the processes' use of GPU %d", self._gpu.index)
+                found = None
+            try:
+                strangers = self.sessions_of(one.pid for one in found or ())
+            except Exception:
+                # the samples of connected processes are right without it
+                log.exception("cannot find the sessions of the processes on GPU %d", self._gpu.index)
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self._answered, found, strangers)
+
+        threading.Thread(target=ask, name="utilisation", daemon=True).start()
+
+    def _answered(self, found: tuple[Utilisation, ...] | None, strangers: Mapping[int, str]) -> None:
+        if found is None:
+            self._closed, self.tells = True, False  # no such figures: the arbiter estimates from leases
+        if not self._closed:
+            self._take(found or (), strangers)
+        # not before: the competition wants the next sample while it takes this one
+        self._asking = False
+        if self._competition.contended and not self._closed:
+            self._timer = self._loop.call_later(self._every, self._ask)
+
+    def _clock_was_set(self, by: float) -> None:
+        self._since += by
+
+    def _take(self, found: tuple[Utilisation, ...], strangers: Mapping[int, str]) -> None:
+        """Tell the competition of samples that are newer than the last ones."""
+        now = self._clock()
+        # a sample of before the clock was set back would be as long as the step
+        found = tuple(one for one in found if one.at < now + STEP)
+        until = max((one.at for one in found), default=0.0)
+        if not found and now - self._since > SILENCE:
+            until = now - LATEST
+        if not self._since <= now:
+            self._since = now  # the clock was set back
+        elif until > self._since:
+            span = (now - self._since, now - until)
+            busy = {one.pid: one.busy * (until - self._since) for one in found}
+            self._competition.delivered(span, busy, strangers)
+            self._since = until
+
+
+def _nobody(pids: Iterable[int]) -> Mapping[int, str]:
+    return {}
+
+
+class Pids:
+    """Which session the processes on one GPU belong to, by pid; including those that disconnected and still run."""
+
+    def __init__(self, alive: Callable[[processes.ProcessName], bool] = processes.alive) -> None:
+        self._alive = alive
+        self._clients: dict[int, tuple[str, processes.ProcessName | None]] = {}
+        """By client number."""
+        self._left: dict[processes.ProcessName, tuple[str, int]] = {}
+        """Processes that no longer have a connection: session and client number."""
+
+    def joined(self, client: int, session: str, name: processes.ProcessName | None) -> None:
+        """A client. `name` None: the agent cannot see its process."""
+        self._clients[client] = session, name
+        if name is not None:
+            self._left.pop(name, None)
+
+    def left(self, client: int) -> bool:
+        """A client disconnected. Return whether its process still runs."""
+        session, name = self._clients.pop(client, ("", None))
+        if name is None or not self._alive(name):
+            return False
+        if all(other != name for _, other in self._clients.values()):
+            self._left[name] = session, client
+        return True
+
+    def forget(self, session: str) -> None:
+        """The session is gone."""
+        self._left = {name: left for name, left in self._left.items() if left[0] != session}
+
+    def ended(self) -> list[tuple[int, str]]:
+        """Clients whose processes have ended since they disconnected, with their sessions."""
+        gone = [name for name in self._left if not self._alive(name)]
+        return [(client, session) for session, client in map(self._left.pop, gone)]
+
+    @property
+    def waiting(self) -> bool:
+        """Whether processes that disconnected still run."""
+        return bool(self._left)
+
+    def by_session(self, busy: Mapping[int, float], strangers: Mapping[int, str]) -> dict[str, float]:
+        """Seconds by session, of seconds by pid. Sessions with a process that the agent cannot see are left out.
+
+        `strangers`: sessions of processes by pid, which count for processes that never connected.
+        """
+        sums: dict[str, float] = {}
+        pids: dict[int, str] = {}
+        for session, name in self._clients.values():
+            sums.setdefault(session, 0.0)
+            if name is not None:
+                pids[name.pid] = session
+        for name, (session, _) in self._left.items():
+            sums.setdefault(session, 0.0)
+            pids[name.pid] = session
+        for pid, session in {**strangers, **pids}.items():
+            sums[session] = sums.get(session, 0.0) + busy.get(pid, 0.0)
+        unseen = {session for session, name in self._clients.values() if name is None}
+        return {session: seconds for session, seconds in sums.items() if session not in unseen}
+
+
+AT_ONCE_EVERY = 0.02
+"""Seconds between two questions at least, however many processes ask for the first time."""
+
+
+class MemorySource(Protocol):
+    """Source of the figures: NVML."""
+
+    def memory(self, gpu: Gpu) -> GpuState | None:
+        """Memory in use, and by which processes; None where the GPU does not answer. May block for milliseconds."""
+
+
+class Interested(Protocol):
+    """The arbitration of one GPU, which uses the figures."""
+
+    @property
+    def look_every(self) -> float | None:
+        """Seconds in which the next figures are needed; None: they do not matter now."""
+
+
+class MemoryQueries:
+    """Asks for one GPU. The driver may block or hang, so one thread at a time asks it."""
+
+    def __init__(
+        self, gpu: Gpu, source: MemorySource, interested: Interested, seen: Callable[[Mapping[str, GpuState]], None]
+    ) -> None:
+        """`seen` is called on the event loop with each answer, by the GPU's UUID."""
+        self._gpu = gpu
+        self._source = source
+        self._interested = interested
+        self._seen = seen
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._due = 0.0
+        self._asked_at = 0.0
+        self._asking = False
+        self._again = False
+        """A process has asked for the first time since the present question began."""
+        self._closed = False
+
+    def wanted(self) -> None:
+        """Something has changed: ask repeatedly for as long as it matters."""
+        every = self._interested.look_every
+        if every is not None:
+            self._ask_at(self._asked_at + every)
+
+    def at_once(self) -> None:
+        """A process of which nothing is known asks for a lease."""
+        self._again = self._again or self._asking
+        self._ask_at(self._asked_at + AT_ONCE_EVERY)
+
+    def close(self) -> None:
+        """Stop asking."""
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _ask_at(self, due: float) -> None:
+        if self._asking or self._closed or (self._timer is not None and self._due <= due):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._due = due
+        self._timer = self._loop.call_at(due, self._ask)
+
+    def _ask(self) -> None:
+        self._timer, self._asking, self._again = None, True, False
+        self._asked_at = self._loop.time()
+
+        def ask() -> None:
+            try:
+                found = self._source.memory(self._gpu)
+            except Exception:
+                log.exception("cannot ask the driver for the memory of GPU %d", self._gpu.index)
+                found = None
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self._answered, found)
+
+        threading.Thread(target=ask, name="memory", daemon=True).start()
+
+    def _answered(self, found: GpuState | None) -> None:
+        self._asking = False
+        if self._closed:
+            return
+        if found is not None:
+            self._seen({self._gpu.uuid: found})
+        if self._again:
+            self.at_once()
+        self.wanted()
+
+
+Result = TypeVar("Result")
+
+
+def in_daemon_thread(work: Callable[[], Result]) -> asyncio.Future[Result]:
+    """Run a function in a thread that does not keep the agent from ending. Return a future of its result."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Result] = loop.create_future()
+
+    def hand_over(finish: Callable[[Any], None], outcome: object) -> None:
+        if not future.done():
+            finish(outcome)
+
+    def run() -> None:
+        finish: Callable[[Any], None] = future.set_result
+        outcome: object
+        try:
+            outcome = work()
+        except Exception as error:
+            finish, outcome = future.set_exception, error
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(hand_over, finish, outcome)
+
+    threading.Thread(target=run, name="nvml", daemon=True).start()
+    return future

@@ -1,0 +1,311 @@
+"""A GPU as the kubelet sees it: the device plugin API (v1beta1) for one resource.
+
+GPUs for pods by device plugins: one plugin, with one socket, for each GPU of the node.
+
+A device plugin's socket: served before the kubelet is told of it, and again whenever the kubelet starts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from pathlib import Path
+
+import grpc
+import grpc.aio
+
+from gpushare_spawner.agent.gpus.nvml import Gpu
+from gpushare_spawner.agent.kubernetes.api import GrpcSocket, Identity, socket_identity
+from gpushare_spawner.agent.kubernetes.devices.container import CdiNames, ContainerResponses
+from gpushare_spawner.agent.kubernetes.devices.owners import DevicesRefused, HeldDevices, preferred
+from gpushare_spawner.agent.kubernetes.devices.pod_resources import Handed
+from gpushare_spawner.agent.kubernetes.kubelet import deviceplugin_pb2 as messages
+from gpushare_spawner.agent.kubernetes.kubelet import deviceplugin_pb2_grpc as services
+from gpushare_spawner.agent.report import GpuHealth
+from gpushare_spawner.agent.sessions.session import Session
+from gpushare_spawner.model import kubernetes
+
+log = logging.getLogger(__name__)
+
+
+HEALTHY, UNHEALTHY = "Healthy", "Unhealthy"
+
+
+def options() -> messages.DevicePluginOptions:
+    """What the kubelet is to ask for: the lowest ids are to be given first."""
+    return messages.DevicePluginOptions(get_preferred_allocation_available=True, pre_start_required=False)
+
+
+class DevicePlugin(services.DevicePluginServicer):
+    """Answers the kubelet for one GPU."""
+
+    def __init__(
+        self,
+        resource: str,
+        offered: Callable[[], list[str]],
+        healthy: Callable[[], bool],
+        grant: Callable[[list[str]], Awaitable[messages.ContainerAllocateResponse]],
+    ) -> None:
+        """`offered`: the ids now. `grant` gives devices to a container; it may raise Refused."""
+        self.resource = resource
+        self._offered = offered
+        self._healthy = healthy
+        self._grant = grant
+        self._listeners: set[asyncio.Event] = set()
+        self._said: tuple[list[str], bool] = ([], True)
+        self.look()
+
+    @property
+    def is_heard(self) -> bool:
+        """Whether the kubelet listens to what is offered."""
+        return bool(self._listeners)
+
+    def look(self) -> bool:
+        """See whether something else is to be offered, and tell the kubelet then; whether it is."""
+        now = (self._offered(), self._healthy())
+        if now == self._said:
+            return False
+        log.debug("%s: %d devices, %s", self.resource, len(now[0]), HEALTHY if now[1] else UNHEALTHY)
+        self._said = now
+        for listener in self._listeners:
+            listener.set()
+        return True
+
+    async def GetDevicePluginOptions(
+        self, request: messages.Empty, context: grpc.aio.ServicerContext
+    ) -> messages.DevicePluginOptions:
+        return options()
+
+    async def ListAndWatch(
+        self, request: messages.Empty, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[messages.ListAndWatchResponse]:
+        """The whole list at first, and with every change."""
+        news = asyncio.Event()
+        self._listeners.add(news)
+        try:
+            while True:
+                news.clear()
+                ids, healthy = self._said
+                health = HEALTHY if healthy else UNHEALTHY
+                yield messages.ListAndWatchResponse(devices=[messages.Device(ID=id, health=health) for id in ids])
+                await news.wait()
+        finally:
+            self._listeners.discard(news)
+
+    async def GetPreferredAllocation(
+        self, request: messages.PreferredAllocationRequest, context: grpc.aio.ServicerContext
+    ) -> messages.PreferredAllocationResponse:
+        return messages.PreferredAllocationResponse(
+            container_responses=[
+                messages.ContainerPreferredAllocationResponse(
+                    deviceIDs=preferred(one.available_deviceIDs, one.must_include_deviceIDs, one.allocation_size)
+                )
+                for one in request.container_requests
+            ]
+        )
+
+    async def Allocate(
+        self, request: messages.AllocateRequest, context: grpc.aio.ServicerContext
+    ) -> messages.AllocateResponse:
+        """A failure here is the pod's UnexpectedAdmissionError, with this message in it."""
+        response = messages.AllocateResponse()
+        try:
+            for container in request.container_requests:
+                answer = await self._grant(list(container.devices_ids))
+                response.container_responses.append(answer)
+        except DevicesRefused as refusal:
+            log.warning("%s: rejected the kubelet's request: %s", self.resource, refusal)
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"gpushare: {refusal}")
+        self.look()
+        return response
+
+    async def PreStartContainer(
+        self, request: messages.PreStartContainerRequest, context: grpc.aio.ServicerContext
+    ) -> messages.PreStartContainerResponse:
+        return messages.PreStartContainerResponse()
+
+
+API_VERSION = "v1beta1"
+KUBELET_SOCKET = "kubelet.sock"
+LOOK_EVERY = 0.5
+"""Seconds between looks whether the kubelet has started anew: one stat each."""
+ANSWER_WITHIN = 5.0
+"""Seconds for a registration."""
+LONGEST_PAUSE = 5.0
+HEARD_WITHIN = 15.0
+"""Seconds after a registration in which the kubelet has to listen. It dials back once, within 10 s, and never again: a
+plugin that it could not reach, or whose stream has ended, is without healthy devices until it registers anew."""
+
+
+class PluginSocket:
+    """Keeps one device plugin served and registered."""
+
+    def __init__(self, plugin: DevicePlugin, folder: Path, name: str, registered: Callable[[], None]) -> None:
+        """`folder`: the kubelet's for plugins; `name`: of the socket in it. `registered` is called each time."""
+        self._plugin = plugin
+        self._folder = folder
+        self._name = name
+        self._told = registered
+        self._own: GrpcSocket | None = None
+        self._with: Identity | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._trouble = ""
+
+    def start(self) -> None:
+        """Begin."""
+        self._task = asyncio.create_task(self._keep())
+
+    async def close(self) -> None:
+        """Stop serving; the kubelet then finds no healthy device."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        await self._stop()
+
+    async def _keep(self) -> None:
+        pause = LOOK_EVERY
+        heard_at = _now()
+        while True:
+            kubelet = socket_identity(self._folder / KUBELET_SOCKET)
+            if kubelet is None:
+                self._complain(f"{self._folder / KUBELET_SOCKET} is not there: waiting for the kubelet")
+            if kubelet is None or self._plugin.is_heard:
+                heard_at = _now()
+            unheard = _now() - heard_at >= HEARD_WITHIN
+            if unheard and not self._trouble:
+                log.warning("the kubelet does not list the devices of %s; registering again", self._plugin.resource)
+            if kubelet is not None and (unheard or kubelet != self._with or not self._served):
+                try:
+                    await self._serve()
+                    await self._register()
+                    # a kubelet that started in between is another one
+                    self._with = kubelet
+                    self._complain("")
+                    self._told()
+                    pause, heard_at = LOOK_EVERY, _now()
+                except grpc.aio.AioRpcError as error:
+                    pause = self._failed(error.details(), pause)
+                except Exception as error:
+                    # of whatever kind: without a next try the node would have no GPUs until the agent starts anew
+                    pause = self._failed(error, pause)
+            await asyncio.sleep(pause)
+
+    def _failed(self, reason: object, pause: float) -> float:
+        """The next pause, in seconds."""
+        self._complain(f"{self._plugin.resource} cannot be registered with the kubelet: {reason}")
+        return min(2 * pause, LONGEST_PAUSE)
+
+    @property
+    def _served(self) -> bool:
+        return self._own is not None and self._own.is_there
+
+    async def _serve(self) -> None:
+        if self._served:
+            return
+        await self._stop()
+        server = grpc.aio.server()
+        services.add_DevicePluginServicer_to_server(self._plugin, server)  # type: ignore[no-untyped-call]
+        self._own = await GrpcSocket.serve(self._folder / self._name, server)
+
+    async def _register(self) -> None:
+        request = messages.RegisterRequest(
+            version=API_VERSION, endpoint=self._name, resource_name=self._plugin.resource, options=options()
+        )
+        async with grpc.aio.insecure_channel(f"unix://{self._folder / KUBELET_SOCKET}") as channel:
+            stub = services.RegistrationStub(channel)  # type: ignore[no-untyped-call]
+            await stub.Register(request, timeout=ANSWER_WITHIN)
+
+    async def _stop(self) -> None:
+        if self._own is not None:
+            own, self._own = self._own, None
+            await own.close()
+
+    def _complain(self, trouble: str) -> None:
+        if trouble and trouble != self._trouble:
+            log.warning("%s", trouble)
+        elif self._trouble and not trouble:
+            log.info("%s is registered with the kubelet", self._plugin.resource)
+        self._trouble = trouble
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+class DevicePlugins:
+    """The agent as device plugins. cluster_agent.py runs it in the place of a DRA driver."""
+
+    def __init__(
+        self,
+        gpus: Iterable[Gpu],
+        health: GpuHealth,
+        held: HeldDevices,
+        allocation: ContainerResponses,
+        cdi: CdiNames,
+        folder: Path,
+        *,
+        ask_kubelet: Callable[[], Awaitable[None]],
+        changed: Callable[[], None],
+        end: Callable[[Session, str], None],
+        registered: Callable[[], None],
+    ) -> None:
+        """`folder`: the kubelet's for plugins. `ask_kubelet` reads its assignments now, `changed` has it asked soon.
+        `end` ends a session."""
+        self._health = health
+        self._held = held
+        self._allocation = allocation
+        self._cdi = cdi
+        self._folder = folder
+        self._ask_kubelet = ask_kubelet
+        self._changed = changed
+        self._end = end
+        self._registered = registered
+        self._plugins = [self._plugin(gpu) for gpu in gpus]
+        self._sockets: list[PluginSocket] = []
+
+    async def start(self) -> None:
+        """Serve the plugins, and register them."""
+        await self._cdi.read()
+        for plugin in self._plugins:
+            plugin.look()
+            name = f"gpushare-{plugin.resource.removeprefix(kubernetes.PREFIX)}.sock"
+            socket = PluginSocket(plugin, self._folder, name, self._registered)
+            socket.start()
+            self._sockets.append(socket)
+
+    async def close(self) -> None:
+        """Stop serving."""
+        for socket in reversed(self._sockets):
+            await socket.close()
+
+    def look(self) -> bool:
+        """See whether something else is to be offered, and tell the kubelet then; whether it is."""
+        news = [plugin.look() for plugin in self._plugins]
+        return any(news)
+
+    def joined(self, handed: Handed) -> Handed:
+        """The kubelet's list, which is complete."""
+        return handed
+
+    def _plugin(self, gpu: Gpu) -> DevicePlugin:
+        return DevicePlugin(
+            kubernetes.resource_name(gpu.index),
+            offered=lambda: self._held.offered(gpu.uuid),
+            healthy=lambda: self._health.healthy(gpu.uuid),
+            grant=lambda devices: self._grant(gpu, devices),
+        )
+
+    async def _grant(self, gpu: Gpu, devices: list[str]) -> messages.ContainerAllocateResponse:
+        # another plugin for this GPU may have come a moment ago
+        await self._ask_kubelet()
+        cdi_name = await self._cdi.name(gpu.uuid)
+        # from here on at one stroke: what is counted now is what is given
+        if (trouble := self._health.trouble(gpu.uuid)) is not None:
+            raise DevicesRefused(trouble)
+        self._held.check(gpu.uuid, devices)
+        for session in self._held.holders(gpu.uuid, devices):
+            self._end(session, "the kubelet gave its devices to another pod")
+        grant = self._held.grant(gpu.uuid, devices)
+        self._changed()
+        return self._allocation.answer(gpu, self._held.folder_of(grant), cdi_name)

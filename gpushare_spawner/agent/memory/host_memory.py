@@ -1,0 +1,455 @@
+"""Budgets of host memory for GPU memory that may be paged out. Pure: figures in, free bytes out.
+
+What a session may have to page out must find host memory, or the kernel's OOM killer ends somebody's kernel. So memory
+that could not be paged out any more is not allocated. Amounts are bytes.
+
+Of a node: the memory of all sessions that does not fit on its GPUs together must fit into the node's budget. A session
+counts for what it has, and at least for its guarantee: so an allocation within the guarantee is never refused by the
+node's budget, whatever the neighbours hold.
+
+Of a session: all of its movable memory must fit into what its server's memory limit leaves, since all of it can be
+paged out: its guarantee stays only while it works. A session that has a whole GPU shares it with nobody, and only what
+exceeds the GPU counts. Where it lends units while it is idle, the borrowers get only so much of the GPU that what its
+server's memory limit cannot take stays there.
+
+The host memory budgets of a node and of its sessions: reads the kernel's figures and applies the rules of
+host_memory.py.
+
+How much CPU and host memory pods use: a released session's pod must not request less.
+
+The driver's figures of device memory, by process, for the arbiters.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from gpushare_spawner.agent import processes
+from gpushare_spawner.agent.gpus.arbitration import GpuArbitration
+from gpushare_spawner.agent.gpus.nvml import Gpu, GpuState
+from gpushare_spawner.agent.memory.cgroups import CpuCgroups, MemoryCgroups, machine_memory
+from gpushare_spawner.agent.memory.session_limit import SessionLimit
+from gpushare_spawner.agent.state.records import SessionRecord
+from gpushare_spawner.model.frames import ReserveKind
+from gpushare_spawner.model.quantity import resolve_bytes
+from gpushare_spawner.model.report import HostMemoryReport, HostUseReport, MemoryLimit
+from gpushare_spawner.model.share import UNITS_PER_GPU, Tier
+from gpushare_spawner.wording.amounts import memory
+
+UNLIMITED = 2**62
+
+
+@dataclass(frozen=True)
+class SessionOnGpu:
+    """One session's memory on one GPU."""
+
+    counted: int
+    """Bytes that it has allocated, or may allocate without asking."""
+    movable: int
+    """The part of `counted` that can be paged out."""
+    guarantee: int
+    whole_gpu: bool = False
+    """Its share is the whole GPU: others can only borrow of it."""
+    must_stay: int = 0
+    """The part of `movable` that its server's memory limit could not take."""
+
+    @property
+    def needed(self) -> int:
+        """Bytes that are kept for the session: at least its guarantee."""
+        return max(self.counted, self.guarantee)
+
+
+@dataclass(frozen=True)
+class GpuMemoryBudget:
+    """One GPU and its sessions."""
+
+    device_bytes: int
+    """Bytes of the GPU's memory that allocations can use."""
+    sessions: Mapping[str, SessionOnGpu] = field(default_factory=dict)
+
+    @property
+    def needed(self) -> int:
+        """Bytes of allocations, and of guarantees that are not used."""
+        return sum(one.needed for one in self.sessions.values())
+
+    @property
+    def beyond(self) -> int:
+        """Bytes of it that do not fit on the GPU."""
+        return max(0, self.needed - self.device_bytes)
+
+
+def node_needs(gpus: Iterable[GpuMemoryBudget]) -> int:
+    """Bytes of host memory that are needed if every session uses all that it may."""
+    return sum(gpu.beyond for gpu in gpus)
+
+
+def node_left(gpus: Mapping[str, GpuMemoryBudget], gpu: str, session: str, budget: int | None) -> int:
+    """Bytes that the node's budget lets the session allocate on the GPU in addition; at least the rest of its
+    guarantee. `budget` None: no budget."""
+    if budget is None:
+        return UNLIMITED
+    here = gpus[gpu]
+    own = here.sessions[session]
+    elsewhere = sum(other.beyond for name, other in gpus.items() if name != gpu)
+    free = max(0, budget - elsewhere) + here.device_bytes - (here.needed - own.needed)
+    others = [one for name, one in here.sessions.items() if name != session]
+    if any(one.must_stay for one in others):
+        # the driver chooses which pages leave: all the others together must fit beside those that have to stay
+        free = min(free, here.device_bytes - sum(one.must_stay or one.counted for one in others))
+    return max(free, own.guarantee) - own.counted
+
+
+def session_needs(on_gpus: Iterable[tuple[GpuMemoryBudget, SessionOnGpu]]) -> int:
+    """Host memory that the session needs if all its movable memory has to leave its GPUs."""
+    return sum(max(0, own.movable - (gpu.device_bytes if own.whole_gpu else 0)) for gpu, own in on_gpus)
+
+
+def session_left(gpus: Mapping[str, GpuMemoryBudget], gpu: str, session: str, budget: int | None) -> int:
+    """Bytes of movable memory that the session's own budget lets it allocate on the GPU in addition."""
+    if budget is None:
+        return UNLIMITED
+    on_gpus = {name: (one, one.sessions[session]) for name, one in gpus.items() if session in one.sessions}
+    elsewhere = session_needs(pair for name, pair in on_gpus.items() if name != gpu)
+    here, own = on_gpus[gpu]
+    stays = here.device_bytes if own.whole_gpu else 0
+    return budget - elsewhere + stays - own.movable
+
+
+def node_budget(wanted: int, total: int, available: int, paged_out: int) -> int:
+    """Return the node's budget: what the admin wants, and never more than the node's memory in all, or than is paged
+    out already with four fifths of what is available beside that. All of it bytes."""
+    return max(0, min(wanted, total, paged_out + available * 4 // 5))
+
+
+def session_budget(limit: int, used: int, paged_out: int) -> int:
+    """A session's budget: what its server's limit leaves beside what the processes use. What was paged out already may
+    be part of what they use; it does not count twice."""
+    return max(0, limit - max(0, used - paged_out))
+
+
+OVER = 10.0
+"""Seconds over which CPU use is measured."""
+FORGET_AFTER = 600.0
+"""Seconds after which the figures of a pod that nobody asked for are forgotten."""
+CPU_STEP = 50
+"""Millicores; use is rounded up, so that a report changes only where it matters."""
+MEMORY_STEP = 64 * 2**20
+"""Bytes, likewise."""
+
+
+@dataclass
+class _Sample:
+    at: float
+    cpu_seconds: float
+    cores: float | None = None
+    """Over the interval before `at`; None: there was none."""
+
+
+class HostUse:
+    """Reads cgroups. Figures are None until a pod was asked for twice, with at least `OVER` seconds between."""
+
+    def __init__(self, cgroups: MemoryCgroups, clock: Callable[[], float]) -> None:
+        """``clock``: seconds on any monotonic clock."""
+        self._memory = cgroups
+        self._cpu = CpuCgroups(cgroups.root)
+        self._clock = clock
+        self._samples: dict[str, _Sample] = {}
+
+    def of_pod(self, uid: str) -> HostUseReport | None:
+        """Return what the pod uses; None: not known (yet)."""
+        now = self._clock()
+        self._samples = {name: one for name, one in self._samples.items() if now - one.at < FORGET_AFTER}
+        last = self._samples.get(uid)
+        if last is None or now - last.at >= OVER:
+            seconds = self._cpu.seconds_of_pod(uid)
+            if seconds is None:
+                self._samples.pop(uid, None)
+                return None
+            cores = None if last is None else max(0.0, seconds - last.cpu_seconds) / (now - last.at)
+            last = self._samples[uid] = _Sample(now, seconds, cores)
+        memory = self._memory.used_by_pod(uid)
+        if last.cores is None or memory is None:
+            return None
+        return HostUseReport(
+            cpu_millicores=math.ceil(last.cores * 1000 / CPU_STEP) * CPU_STEP,
+            memory_bytes=math.ceil(memory / MEMORY_STEP) * MEMORY_STEP,
+        )
+
+
+FRESH = 0.5
+"""Seconds for which a figure of the kernel is used again."""
+REPORT_FRESH = 10.0
+"""The same for budgets of sessions in reports: a session's figures are several files, and a report is for people."""
+_ROUND = 64 * 2**20
+"""Budgets are reported in steps of so many bytes: the kernel's figures change all the time."""
+
+
+@dataclass(frozen=True)
+class HostMemorySettings:
+    """How much host memory paged-out GPU memory may use."""
+
+    node: str = "50%"
+    """Of the node: bytes ("64Gi") or a part of its memory; "off": no budget, neither for the node nor for sessions."""
+    proc: Path = Path("/proc")
+    cgroups: Path = Path("/sys/fs/cgroup")
+    """Where the node's cgroups are mounted."""
+
+
+class MemorySession(Protocol):
+    """What a session says about itself where its memory is counted."""
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def record(self) -> SessionRecord: ...
+
+    @property
+    def gpus(self) -> tuple[Gpu, ...]: ...
+
+    @property
+    def memory(self) -> SessionLimit | None: ...
+
+    @property
+    def suspends(self) -> bool:
+        """Whether all its memory can leave the GPU, while it is suspended."""
+
+    @property
+    def observed(self) -> bool:
+        """Whether another layer shares its GPUs, so that nothing of it is paged out."""
+
+    @property
+    def cuda(self) -> Collection[Any]:
+        """Its CUDA processes."""
+
+    def memory_limit(self, gpu: Gpu) -> int:
+        """Bytes that the session may allocate on the GPU."""
+
+    def memory_guarantee(self, gpu: Gpu) -> int:
+        """Bytes that stay on the GPU while the session works."""
+
+
+@dataclass
+class _Figures:
+    at: float
+    budget: int | None
+
+
+@dataclass
+class NodeMemory:
+    """Computes how much a session may allocate. `paged_out`: bytes of a session that are in host memory."""
+
+    settings: HostMemorySettings
+    gpus: Mapping[str, Gpu]
+    sessions: Mapping[str, MemorySession]
+    context_bytes: int
+    paged_out: Callable[[MemorySession], int]
+    clock: Callable[[], float] = time.monotonic
+    _node: _Figures | None = None
+    _of_session: dict[str, _Figures] = field(default_factory=dict)
+    _cgroups: MemoryCgroups = field(init=False)
+    _use: HostUse = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._cgroups = MemoryCgroups(self.settings.cgroups)
+        self._use = HostUse(self._cgroups, self.clock)
+
+    def left_for(self, session: MemorySession, gpu: str, kind: ReserveKind) -> tuple[int, MemoryLimit]:
+        """Bytes that the session may allocate on the GPU in addition, and the budget that limits them."""
+        if self.settings.node == "off":
+            return UNLIMITED, MemoryLimit.NODE_HOST_MEMORY
+        gpus = self.on_gpus()
+        budget = self.node_budget()
+        of_node = node_left(gpus, gpu, session.id, budget)
+        if kind is ReserveKind.OWN_MANAGED and budget is not None:
+            # the session's limit does not bound it: not more than the session's part of the budget
+            own = gpus[gpu].sessions[session.id]
+            of_node = min(of_node, self._most(session, gpu, budget) - own.counted)
+        if kind is ReserveKind.PLAIN and not session.suspends:
+            return of_node, MemoryLimit.NODE_HOST_MEMORY
+        of_session = session_left(gpus, gpu, session.id, self.session_budget(session))
+        if of_session < of_node:
+            return of_session, MemoryLimit.SESSION_HOST_MEMORY
+        return of_node, MemoryLimit.NODE_HOST_MEMORY
+
+    def shortage(self, session: MemorySession) -> tuple[int, int] | None:
+        """The bytes that the session's own budget allows, and those that its share guarantees; None where they suffice.
+
+        What it has allocated already does not matter.
+        """
+        budget = self.session_budget(session)
+        if budget is None or session.record.request.share_units == UNITS_PER_GPU:
+            return None
+        guaranteed = sum(min(session.memory_guarantee(gpu), session.memory_limit(gpu)) for gpu in session.gpus)
+        return (budget, guaranteed) if budget < guaranteed and session.record.request.oversubscribe else None
+
+    def lacks_host_memory(self, session: MemorySession, amount: int) -> str | None:
+        """Why the budgets do not hold `amount` more bytes of the session in host memory, in a sentence; None: they
+        do."""
+        of_session, of_node = self.session_budget(session), self.node_budget()
+        if of_session is not None and amount > of_session:
+            return (
+                f"The memory limit of its server leaves {memory(of_session)} for GPU memory, and it has "
+                f"{memory(amount)}."
+            )
+        if of_node is not None:
+            left = max(0, of_node - sum(self.paged_out(other) for other in self.sessions.values()))
+            if amount > left:
+                return f"Its node has {memory(left)} of host memory left for GPU memory, and it has {memory(amount)}."
+        return None
+
+    def report(self, on_gpus: Mapping[str, GpuMemoryBudget]) -> HostMemoryReport | None:
+        """The node's figures; None without a budget."""
+        budget = self.node_budget()
+        if budget is None:
+            return None
+        return HostMemoryReport(
+            budget_bytes=budget // _ROUND * _ROUND,
+            needed_bytes=node_needs(on_gpus.values()),
+            paged_out_bytes=sum(self.paged_out(session) for session in self.sessions.values()),
+        )
+
+    def of_session(self, session: MemorySession, on_gpus: Mapping[str, GpuMemoryBudget]) -> tuple[int, int | None]:
+        """Bytes of host memory that the session needs if all its movable memory is paged out, and its budget.
+
+        The budget is as it was within the last `REPORT_FRESH` seconds.
+        """
+        gpus = [(gpu, gpu.sessions[session.id]) for gpu in on_gpus.values() if session.id in gpu.sessions]
+        budget = self.session_budget(session, REPORT_FRESH)
+        return session_needs(gpus), None if budget is None else budget // _ROUND * _ROUND
+
+    def host_use(self, session: MemorySession) -> HostUseReport | None:
+        """What a released session's pod uses; None for others, and where it is not known."""
+        record = session.record
+        if record.tier is not Tier.RELEASED or record.pod is None:
+            return None
+        return self._use.of_pod(record.pod.uid)
+
+    def node_budget(self) -> int | None:
+        """Bytes; None: there is none."""
+        if self.settings.node == "off":
+            return None
+        now = self.clock()
+        if self._node is None or now - self._node.at > FRESH:
+            machine = machine_memory(self.settings.proc)
+            budget = None
+            if machine is not None:
+                wanted = resolve_bytes(self.settings.node, machine.total)
+                out = sum(self.paged_out(session) for session in self.sessions.values())
+                budget = node_budget(wanted, machine.total, machine.available, out)
+            self._node = _Figures(now, budget)
+        return self._node.budget
+
+    def session_budget(self, session: MemorySession, fresh: float = FRESH) -> int | None:
+        """Bytes; None: its server has no memory limit of its own, or none that can be read.
+
+        ``fresh``: the age in seconds up to which a figure is used again.
+        """
+        if self.settings.node == "off":
+            return None
+        now = self.clock()
+        known = self._of_session.get(session.id)
+        if known is None or now - known.at > fresh:
+            known = self._of_session[session.id] = _Figures(now, self._read(session))
+            for gone in self._of_session.keys() - self.sessions.keys():
+                del self._of_session[gone]
+        return known.budget
+
+    def _read(self, session: MemorySession) -> int | None:
+        record = session.record
+        if record.pod is not None:
+            group = self._cgroups.of_pod(record.pod.uid)
+        elif record.process is not None and (path := processes.cgroup(record.process.pid)) is not None:
+            # groups that the agent is in as well are shared with other sessions
+            group = self._cgroups.of_path(path, below=processes.cgroup_of_self() or "/")
+        else:
+            group = None
+        return None if group is None else session_budget(group.limit, group.used, self.paged_out(session))
+
+    def on_gpus(self) -> dict[str, GpuMemoryBudget]:
+        """What counts of each session on each GPU now, by the GPU's UUID; takes longer with more sessions."""
+        budget = self.node_budget()
+        found = {}
+        for uuid, gpu in self.gpus.items():
+            here, contexts = {}, 0
+            for session in self.sessions.values():
+                if gpu not in session.gpus or session.memory is None or session.observed:
+                    continue
+                counted, movable = session.memory.counted(uuid)
+                if session.suspends:
+                    movable = counted
+                if budget is not None:
+                    most = self._most(session, uuid, budget)
+                    counted, movable = min(counted, most), min(movable, most)
+                limit = session.memory_limit(gpu)
+                whole = session.record.request.share_units == UNITS_PER_GPU
+                own_budget = self.session_budget(session) if whole else None
+                here[session.id] = SessionOnGpu(
+                    counted=counted,
+                    movable=movable,
+                    guarantee=min(session.memory_guarantee(gpu), limit),
+                    whole_gpu=whole,
+                    must_stay=0 if own_budget is None else max(0, movable - own_budget),
+                )
+                contexts += 0 if gpu.simulated else len(session.cuda) * self.context_bytes
+            found[uuid] = GpuMemoryBudget(max(0, gpu.memory_bytes - contexts), here)
+        return found
+
+    def _most(self, session: MemorySession, uuid: str, budget: int) -> int:
+        """The most bytes that count for a session on one GPU, whatever its processes claim."""
+        return session.memory_limit(self.gpus[uuid]) + budget * session.record.request.share_units // UNITS_PER_GPU
+
+
+def tell_arbiters(
+    states: Mapping[str, GpuState],
+    gpus: Mapping[str, Gpu],
+    arbitrations: Mapping[str, GpuArbitration],
+    sessions: Iterable[MemorySession],
+    unclaimed: Mapping[tuple[int, str], int],
+) -> None:
+    """Hand the driver's figures to the arbiters and to the memory limits. All mappings are by the GPU's UUID.
+
+    A process with several connections counts once, for the first of them. ``unclaimed``: bytes that a process holds
+    beyond its claims, by pid and GPU.
+
+    The figures bound what a process uses of what it says to have allocated. NVML of a real driver is not known to count
+    managed memory for the process that has it: there the bound is what is in use on the whole GPU, without what is
+    shown of other processes. A process that is not among those that the driver lists has nothing on the GPU.
+    """
+    sessions = list(sessions)
+    for uuid, state in states.items():
+        amounts: dict[int, int | None] = {}
+        beyond: dict[int, int] = {}
+        bounds: dict[int, int] = {}
+        told: set[int] = set()
+        of_all = sum(process.memory_bytes or 0 for process in state.processes.values())
+        for session in sessions:
+            here = session.memory if any(gpu.uuid == uuid for gpu in session.gpus) else None
+            for connection in sorted(session.cuda, key=lambda one: one.number):
+                number, pid = connection.number, connection.peer.pid
+                shown = state.processes.get(pid)
+                first = pid not in told
+                told.add(pid)
+                beyond[number] = unclaimed.get((pid, uuid), 0) if first else 0
+                if shown is not None:
+                    amounts[number] = shown.memory_bytes if first else 0
+                    if not gpus[uuid].simulated:
+                        bounds[number] = max(0, state.memory_used_bytes - of_all + (shown.memory_bytes or 0))
+                    elif shown.memory_bytes is not None:
+                        bounds[number] = shown.memory_bytes
+                elif state.processes and pid and not session.suspends:  # a suspended process is not listed
+                    amounts[number] = bounds[number] = 0
+                else:
+                    amounts[number] = None
+                    if not gpus[uuid].simulated:
+                        bounds[number] = state.memory_used_bytes
+                if here is not None and amounts[number] is not None:
+                    here.driver_shows(connection, uuid, amounts[number] or 0)
+        arbitrations[uuid].device_memory(amounts, beyond)
+        if state.healthy:
+            arbitrations[uuid].working_sets(bounds)

@@ -1,0 +1,132 @@
+"""MIG on one machine: sessions have the instances that the admin has made.
+
+Finds the MIG instances that an admin makes and destroys while the agent runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from gpushare_spawner.agent.gpus.nvml import GONE, Gpu, GpuState
+from gpushare_spawner.agent.gpus.samples import in_daemon_thread
+from gpushare_spawner.agent.sessions.session import Session
+from gpushare_spawner.model.layers import LayerName
+from gpushare_spawner.wording.spawn_form import INSTANCE_GONE, instance_failed
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class InstanceSettings:
+    """How often, and for how long."""
+
+    look_every: float = 5.0
+    """Seconds between two questions to NVML."""
+    answer_within: float = 10.0
+    """Seconds after which NVML is taken to hang: the instances stay as they were until it answers."""
+
+
+class GpuList(Protocol):
+    """The GPUs of an agent, which can come and go."""
+
+    def add_gpu(self, gpu: Gpu) -> None:
+        """A GPU, or an instance, has come."""
+
+    def drop_gpu(self, gpu: Gpu) -> None:
+        """One has gone that no session has."""
+
+
+class InstanceWatch:
+    """Keeps the agent's list of instances in step with the machine's. One that a session has stays in the list."""
+
+    def __init__(
+        self,
+        settings: InstanceSettings,
+        look: Callable[[], tuple[Gpu, ...] | None] | None,
+        gpus: Mapping[str, Gpu],
+        sessions: Mapping[str, Session],
+        states: Callable[[], Mapping[str, GpuState]],
+        listed: GpuList,
+    ) -> None:
+        """`look` returns the instances that there are now, or None where NVML does not answer; without it nothing is
+        looked for. `gpus` (by UUID) and `sessions` (by id) may change; `states`: the driver's last answers."""
+        self._settings = settings
+        self._look = look
+        self._gpus = gpus
+        self._sessions = sessions
+        self._states = states
+        self._listed = listed
+        self._asked: asyncio.Future[tuple[Gpu, ...] | None] | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Look once, and begin. The sessions have been restored."""
+        if self._look is None:
+            return
+        await self.check()
+        self._task = asyncio.create_task(self._check_now_and_then())
+
+    async def close(self) -> None:
+        """Stop looking."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def trouble(self, session: Session) -> str | None:
+        """Return what is wrong with a session's instance, in sentences; None: nothing."""
+        if session.record.request.layer is not LayerName.MIG or session.record.gpus_unknown:
+            return None
+        if not session.gpus:
+            return INSTANCE_GONE
+        for gpu in session.gpus:
+            state = self._states().get(gpu.uuid)
+            if state is not None and not state.healthy:
+                return instance_failed(gpu.label, state.trouble)
+        return None
+
+    async def check(self) -> None:
+        """Look, and bring the list up to date."""
+        found = await self._ask()
+        if found is None:
+            return
+        now = {gpu.uuid for gpu in found}
+        used = {gpu.uuid for session in self._sessions.values() for gpu in session.gpus}
+        for gpu in found:
+            known = self._gpus.get(gpu.uuid)
+            if known is not None and known != gpu and gpu.uuid not in used:
+                # the driver makes UUIDs of the ids of GPU and instance, which another instance can have later
+                log.info("%s (%s) is another instance now", known.label, gpu.uuid)
+                self._listed.drop_gpu(known)
+                known = None
+            if known is None:
+                log.info("%s (%s) has come", gpu.label, gpu.uuid)
+                self._listed.add_gpu(gpu)
+        for gpu in [gpu for gpu in self._gpus.values() if gpu.mig is not None]:
+            # the instances of a GPU that does not answer are not gone
+            gone = gpu.uuid not in now and self._states()[gpu.uuid].trouble == GONE
+            if gone and gpu.uuid not in used:
+                log.info("%s (%s) is gone", gpu.label, gpu.uuid)
+                self._listed.drop_gpu(gpu)
+
+    async def _ask(self) -> tuple[Gpu, ...] | None:
+        if self._asked is None and self._look is not None:
+            self._asked = in_daemon_thread(self._look)
+        if self._asked is None:
+            return None
+        await asyncio.wait([self._asked], timeout=self._settings.answer_within)
+        if not self._asked.done():
+            return None
+        asked, self._asked = self._asked, None
+        return asked.result()
+
+    async def _check_now_and_then(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.look_every)
+            try:
+                await self.check()
+            except Exception:
+                log.exception("cannot look for MIG instances; retrying")

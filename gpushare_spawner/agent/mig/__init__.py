@@ -1,1 +1,0 @@
-"""MIG on one machine: sessions have the instances that the admin has made."""

@@ -1,0 +1,345 @@
+"""NVIDIA MPS on one machine: the agent runs a control daemon for each GPU that sessions share by MPS.
+
+The MPS control daemon of one GPU, by NVIDIA's program ``nvidia-cuda-mps-control``: start, ask, end.
+
+The daemon outlives the agent. Whether it runs is asked of the daemon itself: a pid may be another process's by now.
+Source: man nvidia-cuda-mps-control; NVIDIA, "Multi-Process Service", appendix "Tools and interface reference".
+
+Runs the MPS daemon of each GPU while sessions share the GPU by MPS, and starts it again where it ends.
+
+A daemon runs from the first such session of its GPU to the last. It outlives the agent: what runs when the agent starts
+is found by asking it. GPU programs of a daemon that ended are lost; the sessions' reports say so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gpushare_spawner.agent.gpus.nvml import Gpu
+from gpushare_spawner.agent.sessions.session import Session
+from gpushare_spawner.agent.state.records import short_name
+from gpushare_spawner.model.layers import LayerName
+from gpushare_spawner.wording.spawn_form import daemon_down, daemon_restarted
+
+log = logging.getLogger(__name__)
+
+
+PROGRAM = "nvidia-cuda-mps-control"
+ANSWER_WITHIN = 5.0
+"""Seconds that the program has for a request."""
+SERVERS_END_WITHIN = 2
+"""Seconds that MPS servers have to end with their daemon. No session is left then, so nobody waits for their work."""
+
+
+class MpsFailed(RuntimeError):
+    """The daemon cannot be started; the message is a sentence without its full stop."""
+
+
+@dataclass(frozen=True)
+class ControlProgram:
+    """The program, for the daemon of one GPU. ``folder`` has the daemon's pipes and logs."""
+
+    gpu: Gpu
+    folder: Path
+    program: str = PROGRAM
+
+    @property
+    def pipes(self) -> Path:
+        """The folder of the daemon's pipes and sockets, by which CUDA programs find it."""
+        return self.folder / "pipe"
+
+    @property
+    def logs(self) -> Path:
+        """The folder of the daemon's logs."""
+        return self.folder / "log"
+
+    async def start(self) -> None:
+        """Start the daemon and wait until it answers. Raises MpsFailed."""
+        # One server for the programs of all users, who are not isolated from each other then. Otherwise the programs
+        # of one user wait until those of another have ended. It needs root and compute capability 7.0.
+        options = ["-d", "-multiuser-server"] if os.geteuid() == 0 else ["-d"]
+        try:
+            self._make_folders()
+            status, said = await self._run(options)
+        except FileNotFoundError:
+            raise MpsFailed(
+                f"this machine has no program {self.program}: it comes with the NVIDIA driver, in the package of its "
+                "compute utilities"
+            ) from None
+        except OSError as error:
+            raise MpsFailed(f"{error.filename or self.program}: {error.strerror or error}") from None
+        if status != 0:
+            ended = "did not end in time" if status is None else f"ended with status {status}"
+            raise MpsFailed(f"{self.program} {' '.join(options)} {ended}{f' ({said})' if said else ''}")
+        until = asyncio.get_running_loop().time() + ANSWER_WITHIN
+        while not await self.answers():
+            if asyncio.get_running_loop().time() > until:
+                raise MpsFailed(f"the MPS daemon was started and does not answer; its log is in {self.logs}")
+            await asyncio.sleep(0.05)
+
+    async def answers(self) -> bool | None:
+        """Return whether the daemon runs; None: the program did not say so in time."""
+        try:
+            status, _ = await self._run([], "get_server_list\n")
+        except OSError:
+            return False
+        return None if status is None else status == 0
+
+    async def quit(self) -> None:
+        """End the daemon and its servers. One that does not run is no error."""
+        with contextlib.suppress(OSError):
+            await self._run([], f"quit -t {SERVERS_END_WITHIN}\n")
+
+    def _make_folders(self) -> None:
+        """Make the folders: users pass through to the pipes, and only the agent's user reads the logs."""
+        for folder, mode in (
+            (self.folder.parent, 0o711),
+            (self.folder, 0o711),
+            (self.pipes, 0o755),
+            (self.logs, 0o700),
+        ):
+            folder.mkdir(exist_ok=True)
+            os.chmod(folder, mode)
+
+    async def _run(self, options: list[str], asked: str = "") -> tuple[int | None, str]:
+        """Run the program; its exit status (None: it hung) and the last line of what it said."""
+        environment = {
+            name: value for name, value in os.environ.items() if not name.startswith(("CUDA_", "LD_PRELOAD"))
+        }
+        environment |= {
+            "CUDA_VISIBLE_DEVICES": self.gpu.uuid,
+            "CUDA_MPS_PIPE_DIRECTORY": str(self.pipes),
+            "CUDA_MPS_LOG_DIRECTORY": str(self.logs),
+        }
+        # a file, since a daemon that keeps a pipe open would let its reader wait
+        output = self.logs / ("start.txt" if options else "request.txt")
+        with open(output, "w+b") as said:
+            process = await asyncio.create_subprocess_exec(
+                self.program,
+                *options,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=said,
+                stderr=said,
+                env=environment,
+                # a signal to the agent's group is none to the daemon
+                start_new_session=True,
+                umask=0o022,
+            )
+            try:
+                await asyncio.wait_for(process.communicate(asked.encode()), ANSWER_WITHIN)
+            except TimeoutError:
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
+                await process.wait()
+                return None, ""
+            said.seek(0)
+            lines = said.read(4096).decode(errors="replace").strip().splitlines()
+        return process.returncode, lines[-1] if lines else ""
+
+
+@dataclass(frozen=True)
+class MpsSettings:
+    """How the agent runs MPS daemons."""
+
+    program: str = PROGRAM
+    """Name or path of NVIDIA's program."""
+    check_every: float = 5.0
+    """Seconds between two questions whether a daemon runs."""
+    first_pause: float = 1.0
+    """Seconds from a start that failed, or did not last, to the next; each further one is twice as long."""
+    longest_pause: float = 60.0
+
+
+@dataclass
+class _Daemon:
+    """What is known of the daemon of one GPU."""
+
+    control: ControlProgram
+    ran: bool = False
+    """It ran when it was asked last."""
+    tries: int = 0
+    """Starts after it ended, since it last ran for longer than the longest pause."""
+    start_at: float = 0.0
+    """Not to be started before this instant of the event loop's clock."""
+    trouble: str = ""
+    """Why it does not run; empty: it does, or nobody needs it."""
+    lost_at: float | None = None
+    """When it was last found to have ended by itself, seconds since the epoch."""
+    busy: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+class MpsDaemons:
+    """The daemons of a machine, at most one for each GPU."""
+
+    def __init__(
+        self,
+        settings: MpsSettings,
+        gpus: Mapping[str, Gpu],
+        folder: Path,
+        sessions: Mapping[str, Session],
+        clock: Callable[[], float],
+        changed: Callable[[], None],
+    ) -> None:
+        """`gpus` are by UUID; `sessions` may change. `clock` gives seconds since the epoch; `changed` is called when a
+        daemon was lost or runs again."""
+        self._settings = settings
+        self._sessions = sessions
+        self._clock = clock
+        self._changed = changed
+        self._opening: Counter[str] = Counter()
+        self._daemons = {
+            uuid: _Daemon(ControlProgram(gpu, folder / short_name(uuid), settings.program))
+            for uuid, gpu in gpus.items()
+        }
+        self._task: asyncio.Task[None] | None = None
+        self._soon = asyncio.Event()
+        self._closing = False
+
+    async def start(self) -> None:
+        """Find the daemons that run, and begin to check them. The sessions have been restored."""
+        for uuid, daemon in self._daemons.items():
+            # sessions that an earlier agent had: their daemon ran
+            daemon.ran = self._needed(uuid) or daemon.control.pipes.exists()
+        await self.check()
+        self._task = asyncio.create_task(self._check_now_and_then())
+
+    async def close(self) -> None:
+        """Stop checking. The daemons run on."""
+        self._closing = True
+        self._soon.set()
+        if self._task is not None:
+            # a start that is under way is not left half done
+            await self._task
+
+    @contextlib.asynccontextmanager
+    async def running(self, gpus: Iterable[str]) -> AsyncIterator[None]:
+        """Have the daemons of these GPUs run until the session that needs them is open. Raises MpsFailed."""
+        uuids = tuple(gpus)
+        self._opening.update(uuids)
+        try:
+            for uuid in uuids:
+                daemon = self._daemons[uuid]
+                async with daemon.busy:
+                    if await daemon.control.answers() is False:
+                        self._found_ended(uuid, daemon)
+                        await self._start(daemon)
+                    daemon.ran, daemon.trouble = True, ""
+            yield
+        finally:
+            self._opening.subtract(uuids)
+            self.check_soon()
+
+    def check_soon(self) -> None:
+        """Check the daemons: a session came or went."""
+        self._soon.set()
+
+    def pipes(self, gpu: str) -> Path:
+        """Return the folder by which programs find the daemon of a GPU (UUID)."""
+        return self._daemons[gpu].control.pipes
+
+    def trouble(self, session: Session) -> str | None:
+        """Return what the daemon's end means for a session, in sentences; None: nothing."""
+        if not _has_our_daemon(session):
+            return None
+        for gpu in session.gpus:
+            daemon = self._daemons[gpu.uuid]
+            if daemon.trouble:
+                return daemon_down(gpu.index, daemon.trouble)
+            if daemon.lost_at is not None and session.record.opened_at <= daemon.lost_at:
+                return daemon_restarted(gpu.index, daemon.lost_at)
+        return None
+
+    async def check(self) -> None:
+        """Start the daemons that are needed and do not run; end those that nobody needs."""
+        await asyncio.gather(*(self._check_one(uuid, daemon) for uuid, daemon in self._daemons.items()))
+
+    async def _check_now_and_then(self) -> None:
+        while not self._closing:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._soon.wait(), self._settings.check_every)
+            self._soon.clear()
+            if self._closing:
+                return
+            try:
+                await self.check()
+            except Exception:
+                log.exception("cannot check the MPS daemons; retrying")
+
+    async def _check_one(self, uuid: str, daemon: _Daemon) -> None:
+        async with daemon.busy:
+            needed = self._needed(uuid)
+            if not (needed or daemon.ran):
+                return
+            answers = await daemon.control.answers()
+            if answers is None:
+                log.warning("the MPS daemon of GPU %d was asked, and nothing came", daemon.control.gpu.index)
+                return
+            now = asyncio.get_running_loop().time()
+            if not needed:
+                if answers:
+                    await daemon.control.quit()
+                    log.info("the MPS daemon of GPU %d was ended: no session needs it", daemon.control.gpu.index)
+                daemon.ran, daemon.trouble, daemon.tries, daemon.lost_at = False, "", 0, None
+            elif answers:
+                if daemon.trouble:
+                    daemon.trouble = ""
+                    self._changed()
+                daemon.ran = True
+                if daemon.tries and now > daemon.start_at + self._settings.longest_pause:
+                    daemon.tries = 0
+            else:
+                self._found_ended(uuid, daemon)
+                if now >= daemon.start_at:
+                    with contextlib.suppress(MpsFailed):
+                        await self._start(daemon)
+
+    def _found_ended(self, uuid: str, daemon: _Daemon) -> None:
+        if not (daemon.ran and any(self._sessions_on(uuid))):
+            return
+        daemon.ran, daemon.lost_at = False, self._clock()
+        daemon.trouble = "it ended by itself and is started again"
+        log.error(
+            "the MPS daemon of GPU %d has ended; GPU programs of its sessions have failed. Its log is in %s",
+            daemon.control.gpu.index,
+            daemon.control.logs,
+        )
+        self._changed()
+
+    async def _start(self, daemon: _Daemon) -> None:
+        settings, again = self._settings, daemon.lost_at is not None
+        pause = min(settings.first_pause * 2**daemon.tries, settings.longest_pause)
+        daemon.start_at = asyncio.get_running_loop().time() + pause
+        daemon.tries += 1
+        try:
+            await daemon.control.start()
+        except MpsFailed as error:
+            if str(error) != daemon.trouble:
+                log.error("the MPS daemon of GPU %d cannot be started: %s", daemon.control.gpu.index, error)
+            daemon.trouble = str(error)
+            self._changed()
+            raise
+        daemon.ran, daemon.trouble = True, ""
+        log.info("the MPS daemon of GPU %d runs%s", daemon.control.gpu.index, " again" if again else "")
+        self._changed()
+
+    def _needed(self, uuid: str) -> bool:
+        return self._opening[uuid] > 0 or any(self._sessions_on(uuid))
+
+    def _sessions_on(self, uuid: str) -> Iterable[bool]:
+        return (
+            True
+            for session in self._sessions.values()
+            if _has_our_daemon(session) and any(gpu.uuid == uuid for gpu in session.gpus)
+        )
+
+
+def _has_our_daemon(session: Session) -> bool:
+    """Whether a session needs a daemon of the agent; on Kubernetes NVIDIA's device plugin runs them."""
+    return session.record.request.layer is LayerName.MPS and not session.record.gpus_unknown

@@ -1,0 +1,343 @@
+"""Processes that use a GPU without the library. Sharing is cooperative: the agent reports them and stops none.
+
+The agent attributes a process by what the kernel says of it (its ancestors, cgroup and uid), never by what it says of
+itself: not by its environment, and not by a connection alone. One that is connected, and holds much more memory than
+its connection has claimed, said HELLO by hand. One that is connected, and has a context on a GPU that is not its
+session's, has named another MIG instance than the session's: its frames are the same on all instances of a GPU.
+
+Sessions of processes that compute on a GPU without a connection, so that their GPU time counts as their session's.
+
+Attribution is that of processes.py: what the kernel says. It reads /proc, in the thread that asks the driver.
+
+GPU memory that connected processes hold and have not claimed, by what the driver shows of them.
+
+GPU memory that the CUDA contexts of connected processes take, by what the driver shows. For reports.
+
+The driver shows one figure for each process: context, plain memory, and the managed memory that is on the GPU, which
+some drivers leave out. So what it shows beyond all claims is at least context, and the most of that ever seen is all of
+it where the process's memory was once all on the GPU.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TypeVar
+
+from gpushare_spawner.agent import processes
+from gpushare_spawner.agent.gpus.nvml import Gpu, GpuState
+from gpushare_spawner.agent.sessions.session import Session
+
+log = logging.getLogger(__name__)
+
+
+MAX_GENERATIONS = 64
+UNCLAIMED_SLACK = 2**30
+"""Bytes on one GPU that a process may hold beside its context and what its connection has claimed: code that was
+loaded, and what the driver keeps."""
+_Key = TypeVar("_Key")
+_POD = re.compile(r"pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12})")
+
+
+@dataclass(frozen=True)
+class ProcessOwner:
+    """The facts by which the kernel attributes a process to a session."""
+
+    session: str
+    server: int | None = None
+    """Pid of the notebook server."""
+    uid: int | None = None
+    """The user that the server runs as; None for a pod, which has users of its own."""
+    pod: str = ""
+    """The pod's uid, on Kubernetes."""
+
+
+def owners(sessions: Iterable[Session]) -> list[ProcessOwner]:
+    """Of sessions, the oldest first."""
+    found = []
+    for session in sorted(sessions, key=lambda one: one.record.begun):
+        record = session.record
+        if record.pod is not None:
+            found.append(ProcessOwner(session.id, pod=record.pod.uid))
+        else:
+            server = record.process.pid if record.process is not None else None
+            found.append(ProcessOwner(session.id, server, record.request.uid))
+    return found
+
+
+def attributed(
+    pids: Iterable[int], owners: Iterable[ProcessOwner], connected: Mapping[int, str] = MappingProxyType({})
+) -> dict[str, set[int]]:
+    """The processes of each session; processes without a session are left out.
+
+    A process belongs to the session whose server it descends from; else to the one whose server shares its cgroup and
+    uid, where that cgroup is one session's alone; else to the one whose pod's uid is in its cgroup's name; else to the
+    oldest session of its uid, unless that is root's or the agent's own. Reads /proc.
+
+    `connected`: the sessions of processes by pid, as their connections have it. That decides only between sessions to
+    which the kernel's facts attribute a process alike: two sessions of one user, for example.
+    """
+    owners = list(owners)
+    by_server = _sessions_by((one.server, one.session) for one in reversed(owners) if one.server is not None)
+    by_cgroup = _own_cgroups(owners)
+    by_pod = _sessions_by((one.pod, one.session) for one in reversed(owners) if one.pod)
+    by_uid: dict[int | None, list[str]] = _sessions_by(
+        (one.uid, one.session) for one in owners if one.uid not in (None, 0, os.geteuid())
+    )
+    found: dict[str, set[int]] = {}
+    for pid in pids:
+        cgroup, uid = processes.cgroup(pid) or "", processes.uid(pid)
+        sessions = (
+            _by_descent(pid, by_server)
+            or by_cgroup.get((cgroup, uid))
+            or by_pod.get(_pod_uid(cgroup))
+            or by_uid.get(uid)
+        )
+        if sessions:
+            session = connected.get(pid, "")
+            found.setdefault(session if session in sessions else sessions[0], set()).add(pid)
+    return found
+
+
+def of_other_users(pids: Iterable[int], session: Session) -> set[int]:
+    """Return the processes that run, in any form, as another user than the session's server. Reads /proc.
+
+    A setuid program that the server started descends from it, and is another user's. A pod has users of its own.
+    """
+    record = session.record
+    if record.pod is not None:
+        return set()
+    return {pid for pid in pids if set(processes.uids(pid)) - {record.request.uid}}
+
+
+def _sessions_by(pairs: Iterable[tuple[_Key, str]]) -> dict[_Key, list[str]]:
+    """Return the sessions of each key, in the order of the pairs."""
+    found: dict[_Key, list[str]] = {}
+    for key, session in pairs:
+        found.setdefault(key, []).append(session)
+    return found
+
+
+class BypassWatch:
+    """Compares what NVML shows of each process with the connections, each time that NVML was asked."""
+
+    def __init__(self, context_bytes: int) -> None:
+        """`context_bytes`: GPU memory that each process has beside its allocations; simulated GPUs have none."""
+        self._context_bytes = context_bytes
+        self._claimed: dict[tuple[int, str], int] = {}
+        self._suspects: dict[str, set[int]] = {}
+
+    async def look(self, states: Mapping[str, GpuState], sessions: Mapping[str, Session]) -> None:
+        """Set `bypassing` of the sessions. A process counts that was found twice in a row: it may be about to connect.
+
+        `states`: by the GPU's UUID.
+        """
+        on_gpus = {pid for state in states.values() for pid in state.processes}
+        connected = {connection.peer.pid for session in sessions.values() for connection in session.cuda}
+        strangers = on_gpus - connected
+        found: Mapping[str, set[int]] = {}
+        if sessions and strangers:
+            found = await asyncio.to_thread(attributed, strangers, owners(sessions.values()))
+        pretending, elsewhere = self._pretending(states, sessions), _elsewhere(states, sessions)
+        suspects = {
+            name: found.get(name, set()) | pretending.get(name, set()) | elsewhere.get(name, set()) for name in sessions
+        }
+        for name, session in sessions.items():
+            if session.record.gpus_unknown:
+                continue  # its processes may do without the library
+            sure = tuple(sorted(suspects[name] & self._suspects.get(name, set())))
+            if new := set(sure) - set(session.bypassing):
+                log.warning(
+                    "session %s uses the GPU without the library, in processes %s",
+                    name,
+                    ", ".join(f"{pid}{_remark(pid, connected, elsewhere.get(name, ()))}" for pid in sorted(new)),
+                )
+            session.bypassing = sure
+        self._suspects = suspects
+
+    def _pretending(self, states: Mapping[str, GpuState], sessions: Mapping[str, Session]) -> dict[str, set[int]]:
+        """By session the connected processes that hold much more than they have claimed."""
+        claimed: dict[tuple[int, str], int] = {}
+        whose: dict[int, str] = {}
+        for name, session in sessions.items():
+            for connection in session.cuda:
+                whose[connection.peer.pid] = name
+                for gpu, claim in session.claims.get(connection, {}).items():
+                    key = connection.peer.pid, gpu
+                    claimed[key] = claimed.get(key, 0) + claim
+        found: dict[str, set[int]] = {}
+        for gpu, state in states.items():
+            for pid, process in state.processes.items():
+                # NVML may still count memory that was just freed
+                claim = max(claimed.get((pid, gpu), 0), self._claimed.get((pid, gpu), 0))
+                allowed = claim + self._context_bytes + UNCLAIMED_SLACK
+                if pid in whose and process.memory_bytes is not None and process.memory_bytes > allowed:
+                    found.setdefault(whose[pid], set()).add(pid)
+        self._claimed = claimed
+        return found
+
+
+def _elsewhere(states: Mapping[str, GpuState], sessions: Mapping[str, Session]) -> dict[str, set[int]]:
+    """Return by session the connected processes that have a context on a GPU that is not the session's."""
+    own: dict[int, set[str]] = {}
+    for session in sessions.values():
+        for connection in session.cuda:
+            own.setdefault(connection.peer.pid, set()).update(gpu.uuid for gpu in session.gpus)
+    strays = {pid for gpu, state in states.items() for pid in state.processes if gpu not in own.get(pid, (gpu,))}
+    found = {
+        name: strays & {connection.peer.pid for connection in session.cuda}
+        for name, session in sessions.items()
+        if strays and not session.record.gpus_unknown
+    }
+    return {name: pids for name, pids in found.items() if pids}
+
+
+def _remark(pid: int, connected: Collection[int], elsewhere: Collection[int]) -> str:
+    """Return what the log says of a process beside its pid."""
+    if pid in elsewhere:
+        return " (connected, on a GPU that is not the session's)"
+    return " (connected, without claiming its memory)" if pid in connected else ""
+
+
+def _by_descent(pid: int, by_pid: Mapping[int, list[str]]) -> list[str]:
+    ancestor: int | None = pid
+    for _ in range(MAX_GENERATIONS):
+        if ancestor is None or ancestor <= 1:
+            return []
+        if ancestor in by_pid:
+            return by_pid[ancestor]
+        ancestor = processes.parent(ancestor)
+    return []
+
+
+def _pod_uid(cgroup: str) -> str:
+    """The uid of the pod that a cgroup is of: .../pod<uid>/..., or (systemd driver) ...-pod<uid with _ for ->.slice."""
+    found = _POD.search(cgroup)
+    return found[1].replace("_", "-") if found else ""
+
+
+def _own_cgroups(owners: Iterable[ProcessOwner]) -> dict[tuple[str, int | None], list[str]]:
+    """(cgroup, uid) -> its session, for cgroups that hold one session and not the agent too."""
+    found: dict[str, list[ProcessOwner]] = {}
+    for one in owners:
+        path = processes.cgroup(one.server) if one.server is not None else None
+        if path is not None:
+            found.setdefault(path, []).append(one)
+    own = processes.cgroup_of_self()
+    return {(path, ones[0].uid): [ones[0].session] for path, ones in found.items() if len(ones) == 1 and path != own}
+
+
+REMEMBERED = 1.0
+"""Seconds for which an answer is kept: samples come five times a second, and pids are not given away again so soon."""
+
+
+class UnconnectedProcesses:
+    """Finds the sessions of processes. Each GPU has a thread that asks."""
+
+    def __init__(self, sessions: Mapping[str, Session], clock: Callable[[], float] = time.monotonic) -> None:
+        """`sessions` may change while this is used."""
+        self._sessions = sessions
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._known: dict[int, tuple[str | None, float]] = {}
+        """By pid: session and the time of the answer. Replaced as a whole: a thread keeps what it has read."""
+
+    def sessions_of(self, pids: Iterable[int]) -> dict[int, str]:
+        """The session of each of these processes; processes without one are left out. Reads /proc."""
+        now = self._clock()
+        asked = tuple(pids)
+        known = {pid: answer for pid, answer in self._known.items() if now - answer[1] < REMEMBERED}
+        unknown = [pid for pid in asked if pid not in known]
+        if unknown:
+            found = attributed(unknown, owners(list(self._sessions.values())))
+            known.update(dict.fromkeys(unknown, (None, now)))
+            known.update({pid: (session, now) for session, its in found.items() for pid in its})
+            with self._lock:  # what another thread has found meanwhile stays
+                fresh = {pid: answer for pid, answer in self._known.items() if now - answer[1] < REMEMBERED}
+                self._known = fresh | {pid: known[pid] for pid in unknown}
+        return {pid: session for pid in asked if (session := known[pid][0]) is not None}
+
+
+STEP = 64 * 2**20
+"""Bytes; less is not counted, and more in steps of this. The driver rounds each allocation up."""
+
+Process = tuple[int, str]
+"""Pid and the GPU's UUID."""
+
+
+def claimed_bytes(gpus: Iterable[str], sessions: Iterable[Session]) -> dict[Process, int]:
+    """Return the bytes that each connected process claims on GPUs (UUIDs), with all its connections."""
+    gpus = tuple(gpus)
+    claimed: dict[Process, int] = {}
+    for session in sessions:
+        for connection in session.cuda:
+            for gpu in gpus:
+                process = connection.peer.pid, gpu
+                claimed[process] = claimed.get(process, 0) + session.claims.get(connection, {}).get(gpu, 0)
+    return claimed
+
+
+class UnclaimedMemory:
+    """Call `look` with each answer of the driver. A claim counts until the next look: the driver may still show memory
+    that was just freed."""
+
+    def __init__(self, gpus: Mapping[str, Gpu], context_bytes: int) -> None:
+        """``gpus``: by UUID. ``context_bytes``: GPU memory that each process has beside its allocations; simulated GPUs
+        have none."""
+        self._gpus = gpus
+        self._context_bytes = context_bytes
+        self._claimed: Mapping[Process, int] = {}
+
+    def look(self, states: Mapping[str, GpuState], claimed: Mapping[Process, int]) -> dict[Process, int]:
+        """Return the bytes that each process holds beyond its context and the claims of all its connections.
+
+        ``states``: what the driver shows, by the GPU's UUID; ``claimed``: see `claimed_bytes`. Processes without such
+        memory are left out.
+        """
+        found: dict[Process, int] = {}
+        for (pid, gpu), now in claimed.items():
+            shown = states[gpu].processes.get(pid)
+            if shown is None or shown.memory_bytes is None:
+                continue
+            context = 0 if self._gpus[gpu].simulated else self._context_bytes
+            unclaimed = shown.memory_bytes - max(now, self._claimed.get((pid, gpu), 0)) - context
+            if unclaimed >= STEP:
+                found[pid, gpu] = unclaimed // STEP * STEP
+        self._claimed = claimed
+        return found
+
+
+LARGEST = 2**30
+"""Bytes; more than that is memory that a process has not claimed, see processes.py."""
+
+
+class ContextMemory:
+    """Call `look` with each answer of the driver."""
+
+    def __init__(self) -> None:
+        self._most: dict[Process, int] = {}
+        self._claimed: dict[Process, int] = {}
+        """At the last look: the driver may still show memory that was just freed."""
+
+    def look(self, states: Mapping[str, GpuState], sessions: Iterable[Session], claimed: Mapping[Process, int]) -> None:
+        """Set `context_bytes` of the sessions. ``states``: by the GPU's UUID; ``claimed``: see `claimed_bytes`."""
+        most = {key: size for key, size in self._most.items() if key[1] not in states}
+        for (pid, gpu), now in claimed.items():
+            before = self._most.get((pid, gpu), 0)
+            shown = states[gpu].processes.get(pid)
+            if shown is not None and shown.memory_bytes is not None:
+                before = max(before, shown.memory_bytes - max(now, self._claimed.get((pid, gpu), 0)))
+            most[pid, gpu] = min(before, LARGEST)
+        kept = {key: size for key, size in self._claimed.items() if key[1] not in states}
+        self._most, self._claimed = most, {**kept, **claimed}
+        for session in sessions:
+            pids = {connection.peer.pid for connection in session.cuda}
+            found = [most.get((pid, gpu.uuid), 0) for pid in pids for gpu in session.gpus]
+            session.context_bytes = 0 if session.suspended else sum(found)

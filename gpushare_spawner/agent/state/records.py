@@ -1,0 +1,446 @@
+"""What the agent must know about a session after a restart: one JSON file each, written by records.py.
+
+Session records on disk: one JSON file each, replaced atomically: a crash leaves the old one or the new one.
+
+Files of the state folder: read without waiting, and replaced atomically.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import os
+import stat
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from gpushare_spawner.agent.processes import ProcessName
+from gpushare_spawner.model.control import OpenRequest
+from gpushare_spawner.model.controls import NO_CONTROLS, Controls, Message
+from gpushare_spawner.model.kubernetes import ShareChangeAnswer
+from gpushare_spawner.model.layers import LayerName
+from gpushare_spawner.model.quantity import LATEST, Instant
+from gpushare_spawner.model.report import NO_HITS, NOTHING, Delivered, MemoryLimitHits, Notice, Units
+from gpushare_spawner.model.share import Tier, UseRule
+
+log = logging.getLogger(__name__)
+
+
+class PodOwner(BaseModel):
+    """The pod that a session ends with, on Kubernetes."""
+
+    model_config = ConfigDict(extra="ignore", validate_assignment=True)
+
+    namespace: str
+    name: str
+    uid: str = ""
+    """Empty for a pod that holds devices of ours without being labelled as a session's."""
+    devices: dict[str, tuple[str, ...]]
+    """GPU's UUID -> ids of the devices that the kubelet gave to the pod."""
+    given: tuple[tuple[str, ...], ...] = ()
+    """The same ids as the kubelet gave them: together those of one GPU and one container."""
+    folders: tuple[str, ...] = ()
+    """Names of the folders that it has mounted; empty: one for each grant, named after its ids."""
+    seen: tuple[str, ...] = ()
+    """The decisions on the tier in the pod's annotations that have been dealt with, the latest last."""
+    averted: Notice | None = None
+    """The notice in the pod's annotations that the agent has withdrawn, as work averts its action; None: there is
+    none."""
+    notice_before: Notice | None = None
+    """The notice in the pod's annotations, if it was written before a step of the clock: nobody moves it there."""
+    notice_moved: float = 0.0
+    """Seconds by which the clock was set since."""
+    placed_units: Units | None = None
+    """What its devices stand for, on each of its GPUs; None: the session's share, which has not changed."""
+    resized: ShareChangeAnswer | None = None
+    """The last answer to a change of the share that its annotations asked for."""
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """(namespace, name)."""
+        return self.namespace, self.name
+
+    @property
+    def grants(self) -> tuple[tuple[str, ...], ...]:
+        """Ids that were given together; each such grant has a folder."""
+        return self.given or tuple(self.devices.values())
+
+    def notice_of_now(self, said: Notice | None) -> Notice | None:
+        """Return the notice in the pod's annotations as it would have been written by the clock of now."""
+        if said is None or said != self.notice_before:
+            return said
+        return said.model_copy(update={"at": _moved(said.at, self.notice_moved)})
+
+    def clock_was_set(self, shown: Notice | None, by: float) -> Notice | None:
+        """Take note of a step of the clock. Return the notice that the session's user has, `shown`, as it is now."""
+        told = shown if shown is not None else self.averted
+        if told is None or told != self.notice_of_now(self.notice_before):
+            self.notice_before, self.notice_moved = told, 0.0
+        self.notice_moved += by
+        now = self.notice_of_now(self.notice_before)
+        if shown is None:
+            self.averted = now
+            return None
+        self.averted = None  # another notice has come since
+        return now
+
+
+class Suspension(BaseModel):
+    """The processes of a session that are suspended, or on their way: written before the first of them is touched."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    processes: tuple[ProcessName, ...]
+    sizes: tuple[Annotated[int, Field(ge=0)], ...]
+    """Bytes on the GPU that each of them needs to come back."""
+    complete: bool
+    """All were suspended when this was written."""
+
+    @model_validator(mode="after")
+    def _has_a_size_for_each(self) -> Self:
+        if len(self.sizes) != len(self.processes):
+            raise ValueError(f"{len(self.sizes)} sizes for {len(self.processes)} processes")
+        return self
+
+
+class Clock(BaseModel):
+    """The clock that people read, as it was when a record was written."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    boot: str
+    """The kernel's boot id."""
+    offset: Annotated[float, Field(allow_inf_nan=False)]
+    """Seconds between it and the clock that starts with the machine."""
+
+
+class SessionRecord(BaseModel):
+    """What the agent must know again after a restart; one JSON file each."""
+
+    # A newer agent may have written more than this one understands.
+    model_config = ConfigDict(extra="ignore", validate_assignment=True)
+
+    version: Literal[1] = 1
+    request: OpenRequest
+    opened_at: Instant
+    """As the clock was then: the session's name in other processes. `begun` is what durations count from."""
+    clock_moved: float = 0.0
+    """Seconds by which the clock was set since then."""
+    clock: Clock | None = None
+    """That of the instants below."""
+    borrowed_units: Units
+    effective_units: Units
+    tier: Tier = Tier.ACTIVE
+    tier_since: Instant
+    process: ProcessName | None = None
+    """The notebook server; None until it is confirmed."""
+    pod: PodOwner | None = None
+    """Where it is a pod, there is no process."""
+    use: UseRule | None = None
+    """How much GPU work restores the share. None: all work does, or the session is active."""
+    notice: Notice | None = None
+    yields_until: Instant | None = None
+    """Until when the units that its tier took are kept for spawns in quota; None: they are not."""
+    controls: Controls = NO_CONTROLS
+    messages: tuple[Message, ...] = ()
+    """Those that the session's user has, one of each cause, the earliest first."""
+    gpu_busy: bool = False
+    """There was work when this was written."""
+    last_gpu_activity: Instant | None = None
+    gpu_seconds: Annotated[float, Field(ge=0)] = 0.0
+    delivered: Delivered = NOTHING
+    memory_hits: MemoryLimitHits = NO_HITS
+    suspension: Suspension | None = None
+    """None: its processes run."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _written_by_older_agents(cls, data: Any) -> Any:
+        if isinstance(data, dict) and data.get("message") is not None and "messages" not in data:
+            return data | {"messages": [data["message"]]}
+        return data
+
+    @property
+    def begun(self) -> float:
+        """When the session was opened, by the clock of now."""
+        return self.opened_at + self.clock_moved
+
+    def clock_was_set(self, by: float) -> None:
+        """Move all instants by a step of the clock, so that durations stay what they were.
+
+        A keep and an exemption end when people were told.
+        """
+        self.clock_moved += by
+        self.tier_since = _moved(self.tier_since, by)
+        if self.last_gpu_activity is not None:
+            self.last_gpu_activity = _moved(self.last_gpu_activity, by)
+        if self.yields_until is not None:
+            self.yields_until = _moved(self.yields_until, by)
+        if self.pod is not None:
+            self.notice = self.pod.clock_was_set(self.notice, by)
+        elif self.notice is not None:
+            self.notice = self.notice.model_copy(update={"at": _moved(self.notice.at, by)})
+        # the notice period of a drain counts from its message
+        self.messages = tuple(one.model_copy(update={"at": _moved(one.at, by)}) for one in self.messages)
+        keeps = tuple(_moved(begun, by) for begun in self.controls.keeps)
+        self.controls = self.controls.model_copy(update={"keeps": keeps})
+
+    @property
+    def owner(self) -> ProcessName | PodOwner | None:
+        """The process or the pod that the session ends with; None until its server is confirmed."""
+        return self.process if self.process is not None else self.pod
+
+    @property
+    def gpus_unknown(self) -> bool:
+        """Whether another layer has given GPUs to the pod: its request names them, and only their number is known."""
+        return self.pod is not None and self.request.layer is not LayerName.NATIVE
+
+    @classmethod
+    def opened(cls, request: OpenRequest, now: float) -> SessionRecord:
+        """The record of a session that begins now (seconds since the epoch)."""
+        return cls(
+            request=request,
+            opened_at=now,
+            borrowed_units=request.borrowed_units,
+            effective_units=request.share_units,
+            tier_since=now,
+        )
+
+
+def _moved(instant: float, by: float) -> float:
+    return min(max(0.0, instant + by), LATEST)
+
+
+MAX_RECORD_BYTES = 1024 * 1024
+"""A record is about 1 KiB; a bigger file is none of ours."""
+
+
+def regular_content(path: Path) -> bytes:
+    """A file's content, without waiting for anything else than the disk. Raises OSError or ValueError."""
+    file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    with open(file, "rb") as opened:
+        found = os.fstat(file)
+        if not stat.S_ISREG(found.st_mode):
+            raise ValueError("not a regular file")
+        if found.st_size > MAX_RECORD_BYTES:
+            raise ValueError(f"the file has {found.st_size} bytes, more than any record")
+        return opened.read(MAX_RECORD_BYTES)
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Replace a file; a crash leaves the old one or the new one. Raises OSError; the old file is whole then.
+
+    It is this user's alone, whatever the umask: others can pass the state folder, and nobody else reads its records.
+    """
+    fresh = path.with_suffix(".new")
+    try:
+        fresh.unlink(missing_ok=True)
+        with open(fresh, "xb", opener=_private) as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(fresh, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            fresh.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def sync_folder(folder: Path) -> None:
+    """Have the disk keep which files a folder has. Raises OSError."""
+    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
+
+
+def short_name(session_id: str) -> str:
+    """A session's file name: fixed length, and safe whatever the user is called."""
+    return hashlib.sha256(session_id.encode()).hexdigest()[:16]
+
+
+def _file_name(record: SessionRecord) -> str:
+    return f"{short_name(record.request.id)}.json"
+
+
+def _left_name(record: SessionRecord) -> str:
+    """A session can leave several processes behind, one after the other."""
+    pids = record.suspension.processes if record.suspension is not None else ()
+    return f"{short_name(record.request.id)}-{'-'.join(str(one.pid) for one in pids[:4])}.left"
+
+
+class RecordFolder:
+    """Reads and writes the files. Calls block on the disk."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def load(self) -> list[SessionRecord]:
+        """All good records of sessions. One that cannot be read is set aside, with the reason beside it and in the
+        log."""
+        records = self._good("*.json")
+        for unfinished in self.folder.glob("*.new"):
+            with contextlib.suppress(OSError):
+                unfinished.unlink()
+        return records
+
+    def left(self) -> list[SessionRecord]:
+        """All good records of processes that were left suspended: their session has ended, or goes on without them."""
+        return self._good("*.left")
+
+    def unreadable(self) -> list[Path]:
+        """Records that were set aside."""
+        return sorted(self.folder.glob("*.bad"))
+
+    def _good(self, pattern: str) -> list[SessionRecord]:
+        records = []
+        for path in sorted(self.folder.glob(pattern)):
+            try:
+                record = SessionRecord.model_validate_json(regular_content(path))
+                if path.suffix == ".left" and record.suspension is None:
+                    raise ValueError("it names no suspended process")
+                if path.name not in (_file_name(record), _left_name(record)):
+                    raise ValueError(f"the record of session {record.request.id} does not belong under this name")
+                records.append(record)
+            except (OSError, ValueError) as error:
+                self._set_aside(path, error)
+        return sorted(records, key=lambda record: record.opened_at)
+
+    def write(self, name: str, record: bytes | None) -> None:
+        """Replace a record, or remove it. Raises OSError; the old record is whole then."""
+        path = self.folder / name
+        if record is None:
+            path.unlink(missing_ok=True)
+            sync_folder(self.folder)
+        else:
+            replace_file(path, record)
+
+    def replace(self, record: SessionRecord) -> None:
+        """Write a session's record. Raises OSError."""
+        self.write(_file_name(record), record.model_dump_json().encode())
+
+    def forget_left(self, record: SessionRecord) -> None:
+        """Remove the record of processes that were left suspended. Raises OSError."""
+        self.write(_left_name(record), None)
+
+    def _set_aside(self, path: Path, error: Exception) -> None:
+        reason = str(error)
+        if isinstance(error, ValidationError):
+            parts = [f"{'.'.join(map(str, part['loc'])) or 'file'}: {part['msg']}" for part in error.errors()]
+            reason = "; ".join(parts)
+        aside = path.with_suffix(".bad")
+        log.error("the record %s cannot be read and is set aside as %s: %s", path, aside.name, reason)
+        with contextlib.suppress(OSError):
+            os.replace(path, aside)
+            beside = aside.with_suffix(".reason")
+            beside.unlink(missing_ok=True)
+            with open(beside, "x") as file:
+                file.write(reason + "\n")
+
+
+class Store:
+    """Writes records behind the event loop's back, in order, the latest of each session only.
+
+    A disk that refuses (full, read-only) stops nothing: the agent goes on from memory, the log says so once, and what
+    is missing on the disk is tried again with each `retry`.
+    """
+
+    def __init__(self, folder: RecordFolder, changed: Callable[[], None] = lambda: None) -> None:
+        """`changed` is called when `failure` has changed."""
+        self._folder = folder
+        self._changed = changed
+        self._refused: set[str] = set()
+        """Names of what the disk refused when it was last tried."""
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="store")
+        self._unwritten: dict[str, bytes | None] = {}
+        self._writing: asyncio.Task[None] | None = None
+        self.failure: str | None = None
+        """Why records are in memory only; None while all is well."""
+
+    def put(self, record: SessionRecord) -> None:
+        """Write this record soon."""
+        self._put(_file_name(record), record.model_dump_json().encode())
+
+    def remove(self, session_id: str) -> None:
+        """Forget this session's record soon."""
+        self._put(f"{short_name(session_id)}.json", None)
+
+    def put_left(self, record: SessionRecord) -> None:
+        """Write the record of processes that are left suspended soon, and before what is asked for later."""
+        self._put(_left_name(record), record.model_dump_json().encode())
+
+    def remove_left(self, record: SessionRecord) -> None:
+        """Forget it soon."""
+        self._put(_left_name(record), None)
+
+    def _put(self, name: str, content: bytes | None) -> None:
+        self._unwritten[name] = content
+        self._start()
+
+    async def flush(self) -> None:
+        """Wait until all that was asked for is on the disk, or the disk has refused it."""
+        while self._writing is not None:
+            await asyncio.shield(self._writing)
+
+    async def missing(self, session_id: str) -> str | None:
+        """Wait as `flush` does. Return why the session's record is not on the disk as it is now; None: it is."""
+        await self.flush()
+        return self.failure if f"{short_name(session_id)}.json" in self._refused else None
+
+    def retry(self) -> None:
+        """Try again what the disk refused."""
+        if self._unwritten:
+            self._start()
+
+    async def close(self) -> None:
+        """Write what is left and stop."""
+        self.retry()
+        await self.flush()
+        if self._unwritten:
+            log.error("%d records of sessions cannot be written: %s", len(self._unwritten), self.failure)
+        self._thread.shutdown()
+
+    def _start(self) -> None:
+        if self._writing is None:
+            self._writing = asyncio.get_running_loop().create_task(self._write_all())
+
+    async def _write_all(self) -> None:
+        loop = asyncio.get_running_loop()
+        refused: dict[str, bytes | None] = {}
+        failure = None
+        try:
+            while self._unwritten:
+                name = next(iter(self._unwritten))
+                content = self._unwritten.pop(name)
+                try:
+                    await loop.run_in_executor(self._thread, self._folder.write, name, content)
+                except OSError as error:
+                    refused[name] = content
+                    failure = f"{error.strerror or error} ({self._folder.folder})"
+        finally:
+            self._writing = None
+            for name, content in refused.items():
+                self._unwritten.setdefault(name, content)
+            self._refused = set(refused)
+            if failure != self.failure:
+                if failure:
+                    log.error(
+                        "sessions are kept in memory only, and would be lost if the agent stopped now: %s", failure
+                    )
+                else:
+                    log.warning("records of sessions are written again")
+                self.failure = failure
+                self._changed()

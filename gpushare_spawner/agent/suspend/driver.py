@@ -1,0 +1,367 @@
+"""The driver's checkpoint functions for the agent: typed answers, and no call that the agent has to wait for for ever.
+
+The calls are made in processes of their own, see driver.py. One that does not answer in time is killed; that
+leaves the state of the process it was about as it is, and another call can go on from there.
+
+The process that calls the driver's checkpoint functions (cuCheckpointProcess*, CUDA 12.8 and driver 570 or later).
+
+A call can hang for as long as the driver likes, so the agent makes none itself: driver.py starts this
+program, and ends it where a call takes too long. It reads a request on each line of standard input and writes its
+answer on a line of standard output, both JSON. It ends with its input, and is killed when the agent ends: a call must
+not go on beside those of the next agent. It makes no CUDA context.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import json
+import logging
+import os
+import signal
+import sys
+import time
+from asyncio.subprocess import DEVNULL, PIPE, Process
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from enum import IntEnum
+from typing import Any, Protocol
+
+from gpushare_spawner.agent import processes
+from gpushare_spawner.agent.processes import ProcessName
+
+log = logging.getLogger(__name__)
+
+
+START_WITHIN = 30.0
+"""Seconds beyond its time in which a call is answered that moves no memory, or it is taken to hang. Its process may
+have to start and initialise the driver: 2.7 s were measured on a machine with 8 GPUs (NVIDIA/nvcf, pull request
+263)."""
+GIVE_UP = 60.0
+"""Seconds after which a call that moves memory is taken to hang, beside the bytes that it moves."""
+SLOWEST = 200e6
+"""Bytes per second; a checkpoint that is slower is taken to hang. 80 GB in 15 s were seen on an H100
+(NVIDIA/cuda-checkpoint, issue 29)."""
+IDLE_WORKERS = 2
+"""Worker processes that are kept between calls."""
+STOPPED_FOR = 1.0
+"""Seconds for which a process has to be stopped until a call about it is given up: each system call of a traced process
+stops it for a moment."""
+LOOK_EVERY = 0.1
+"""Seconds between two looks at whether it is stopped."""
+
+
+class Code(IntEnum):
+    """What a call answers: the driver's CUresult, and our own below 0."""
+
+    SUCCESS = 0
+    INVALID_VALUE = 1
+    OUT_OF_MEMORY = 2
+    NOT_INITIALIZED = 3
+    NO_DEVICE = 100
+    OPERATING_SYSTEM = 304
+    ILLEGAL_STATE = 401
+    NOT_READY = 600
+    NOT_PERMITTED = 800
+    NOT_SUPPORTED = 801
+    UNKNOWN = 999
+    NO_DRIVER = -1
+    NO_FUNCTIONS = -2
+    HANGS = -3
+    NO_WORKER = -4
+    STOPPED = -5
+    ENDED = -6
+
+    @classmethod
+    def of(cls, number: int) -> Code:
+        """Return the code of a number; UNKNOWN for one that is not listed here."""
+        try:
+            return cls(number)
+        except ValueError:
+            return cls.UNKNOWN
+
+
+class ProcessState(IntEnum):
+    """CUprocessState of the driver."""
+
+    RUNNING = 0
+    LOCKED = 1
+    CHECKPOINTED = 2
+    FAILED = 3
+
+
+@dataclass(frozen=True)
+class CheckpointResult:
+    """The outcome of a call."""
+
+    code: Code
+    number: int = 0
+    """The driver's number, for the log."""
+    state: ProcessState = ProcessState.RUNNING
+    """Of `state` only."""
+    driver_version: int = 0
+    """CUDA version of the driver; 12080 is 12.8."""
+    seconds: float = 0.0
+
+    @property
+    def ok(self) -> bool:
+        return self.code is Code.SUCCESS
+
+    def __str__(self) -> str:
+        return self.code.name if self.code is not Code.UNKNOWN else f"CUDA error {self.number}"
+
+
+class Checkpoints(Protocol):
+    """How processes are suspended. A process that has ended is never mistaken for a later one of its pid: the answer is
+    ENDED, and nothing is done. Pids are those of the agent's pid namespace."""
+
+    async def lock(self, process: ProcessName, timeout: float) -> CheckpointResult:
+        """Wait at most `timeout` seconds for the work of the process, and let no new work begin."""
+
+    async def checkpoint(self, process: ProcessName, size: int) -> CheckpointResult:
+        """Move its device memory, of about `size` bytes, to host memory, and release its contexts."""
+
+    async def restore(self, process: ProcessName, size: int) -> CheckpointResult:
+        """The inverse of `checkpoint`. The GPU's memory must be free: some drivers never restore a process for which
+        it was not."""
+
+    async def unlock(self, process: ProcessName) -> CheckpointResult:
+        """Let its work go on."""
+
+    async def state(self, process: ProcessName | None = None) -> CheckpointResult:
+        """Return the state of a process; None: of the calling process, to see what the driver can do."""
+
+
+class DriverCheckpoints:
+    """Makes the calls in worker processes: one for each call at a time."""
+
+    def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
+        """`environment`: of the worker processes; it names the driver's folder where that is needed."""
+        self._command = [sys.executable, "-m", "gpushare_spawner.agent.suspend.driver", str(os.getpid())]
+        # the worker sees all GPUs, whatever the agent was told to see, and has nothing preloaded
+        hidden = ("CUDA_VISIBLE_DEVICES", "LD_PRELOAD")
+        self._environment = {name: value for name, value in environment.items() if name not in hidden}
+        self._idle: list[Process] = []
+        self._busy: set[Process] = set()
+        self._closed = False
+
+    async def lock(self, process: ProcessName, timeout: float) -> CheckpointResult:
+        within, timeout_ms = timeout + START_WITHIN, max(1, round(timeout * 1000))
+        return await self._unless_stopped(within, process, call="lock", timeout_ms=timeout_ms)
+
+    async def checkpoint(self, process: ProcessName, size: int) -> CheckpointResult:
+        return await self._unless_stopped(GIVE_UP + size / SLOWEST, process, call="checkpoint")
+
+    async def restore(self, process: ProcessName, size: int) -> CheckpointResult:
+        return await self._unless_stopped(GIVE_UP + size / SLOWEST, process, call="restore")
+
+    async def unlock(self, process: ProcessName) -> CheckpointResult:
+        return await self._unless_stopped(START_WITHIN, process, call="unlock")
+
+    async def state(self, process: ProcessName | None = None) -> CheckpointResult:
+        return await self._call(START_WITHIN, call="state", **({} if process is None else {"process": process}))
+
+    async def close(self) -> None:
+        """End the worker processes. A call that is under way leaves its process as the driver has it then."""
+        self._closed = True
+        for worker in [*self._idle, *self._busy]:
+            _kill(worker)
+            await worker.communicate()
+        self._idle.clear()
+
+    async def _unless_stopped(self, within: float, process: ProcessName, **request: Any) -> CheckpointResult:
+        """Make a call that a thread of the process answers. A stopped process is not asked: the driver would carry the
+        call out when the process goes on, whatever memory is free then."""
+        pid = process.pid
+        if await _stays_stopped(pid):
+            return CheckpointResult(Code.STOPPED)
+        call = asyncio.ensure_future(self._call(within, process=process, **request))
+        try:
+            while not (await asyncio.wait([call], timeout=LOOK_EVERY))[0]:
+                if processes.stopped(pid) and await _stays_stopped(pid) and not call.done():
+                    return CheckpointResult(Code.STOPPED)
+            return call.result()
+        finally:
+            call.cancel()
+            await asyncio.wait([call])
+
+    async def _call(self, within: float, **request: Any) -> CheckpointResult:
+        worker = None
+        try:
+            async with asyncio.timeout(within):
+                worker = await self._worker()
+                self._busy.add(worker)
+                answer = await _ask(worker, request)
+        except (TimeoutError, asyncio.CancelledError) as error:
+            if worker is not None:
+                self._busy.discard(worker)
+                _kill(worker)
+            if isinstance(error, asyncio.CancelledError):
+                raise
+            return CheckpointResult(Code.HANGS)
+        except OSError as error:
+            log.error("a process for the driver's checkpoint functions cannot be started: %s", error)
+            return CheckpointResult(Code.NO_WORKER)
+        self._busy.discard(worker)
+        if answer is None:
+            _kill(worker)
+            return CheckpointResult(Code.HANGS if self._closed else Code.UNKNOWN)
+        if self._closed or len(self._idle) >= IDLE_WORKERS:
+            _kill(worker)
+        else:
+            self._idle.append(worker)
+        return answer
+
+    async def _worker(self) -> Process:
+        while self._idle:
+            worker = self._idle.pop()
+            if worker.returncode is None:
+                return worker
+        return await asyncio.create_subprocess_exec(
+            *self._command, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, env=self._environment, start_new_session=True
+        )
+
+
+async def _stays_stopped(pid: int) -> bool:
+    """Whether a process is stopped at each look for STOPPED_FOR."""
+    loop = asyncio.get_running_loop()
+    until = loop.time() + STOPPED_FOR
+    while processes.stopped(pid):
+        if loop.time() >= until:
+            return True
+        await asyncio.sleep(LOOK_EVERY)
+    return False
+
+
+async def _ask(worker: Process, request: dict[str, Any]) -> CheckpointResult | None:
+    """None where the worker has ended."""
+    assert worker.stdin is not None
+    assert worker.stdout is not None
+    try:
+        worker.stdin.write(json.dumps(request, default=asdict).encode() + b"\n")
+        await worker.stdin.drain()
+        line = await worker.stdout.readline()
+    except (BrokenPipeError, ConnectionResetError):
+        return None
+    if not line:
+        return None
+    said = json.loads(line)
+    number = said["code"]
+    state = ProcessState(said["value"]) if number == Code.SUCCESS else ProcessState.RUNNING
+    return CheckpointResult(Code.of(number), number, state, said["version"], said["seconds"])
+
+
+def _kill(worker: Process) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        worker.kill()
+
+
+SUCCESS, OUT_OF_MEMORY, NOT_PERMITTED = 0, 2, 800
+NO_DRIVER, NO_FUNCTIONS, ENDED = -1, -2, -6
+"""Ours, beside the driver's codes: libcuda.so.1 cannot be loaded; it is too old for the checkpoint functions; the
+process has ended."""
+_SINCE = 12080
+"""The first CUDA version of these functions, as cuGetProcAddress counts."""
+_FOUND = 0
+"""CU_GET_PROC_ADDRESS_SUCCESS."""
+_ARGUMENTS = 64
+"""Bytes of each CUcheckpoint*Args; what is not set has to be 0."""
+_PR_SET_PDEATHSIG = 1
+"""include/uapi/linux/prctl.h."""
+_NAMES = {"lock": "Lock", "checkpoint": "Checkpoint", "restore": "Restore", "unlock": "Unlock"}
+
+
+class Driver:
+    """The driver's checkpoint functions. `error` is the code by which none of them can be had; 0: all are there."""
+
+    def __init__(self) -> None:
+        self.error = SUCCESS
+        self.version = 0
+        """What cuDriverGetVersion says: 12080 is CUDA 12.8."""
+        self._functions: dict[str, Callable[..., int]] = {}
+        try:
+            library = ctypes.CDLL("libcuda.so.1")
+        except OSError:
+            self.error = NO_DRIVER
+            return
+        version = ctypes.c_int()
+        if library.cuDriverGetVersion(ctypes.byref(version)) == SUCCESS:
+            self.version = version.value
+        # with the driver initialised here a call takes milliseconds rather than seconds, and without persistence mode
+        # it must be: else a restore finds the GPU closed (issues 25 and 44 of NVIDIA/cuda-checkpoint)
+        self.error = library.cuInit(0)
+        for name in [*_NAMES.values(), "GetState"]:
+            pointer = _address(library, f"cuCheckpointProcess{name}")
+            if pointer is None:
+                self.error = NO_FUNCTIONS
+                return
+            argument = ctypes.c_void_p
+            self._functions[name] = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, argument)(pointer)
+
+    def call(self, name: str, pid: int, timeout_ms: int = 0) -> int:
+        """Lock, checkpoint, restore or unlock a process. Returns the driver's code."""
+        if self.error:
+            return self.error
+        arguments = (ctypes.c_uint8 * _ARGUMENTS)()
+        ctypes.c_uint32.from_buffer(arguments).value = timeout_ms  # CUcheckpointLockArgs begins with it
+        return self._functions[_NAMES[name]](pid, ctypes.addressof(arguments))
+
+    def state(self, pid: int) -> tuple[int, int]:
+        """The driver's code, and the CUprocessState of the process."""
+        if self.error:
+            return self.error, 0
+        state = ctypes.c_int()
+        return self._functions["GetState"](pid, ctypes.addressof(state)), state.value
+
+
+def _address(library: ctypes.CDLL, name: str) -> int | None:
+    """Return the function of that name; None where the driver is older than it."""
+    find = getattr(library, "cuGetProcAddress_v2", None)
+    if find is None:
+        return None
+    pointer, status = ctypes.c_void_p(), ctypes.c_int()
+    arguments = name.encode(), ctypes.byref(pointer), _SINCE, ctypes.c_uint64(0), ctypes.byref(status)
+    if find(*arguments) != SUCCESS or status.value != _FOUND:
+        return None
+    return pointer.value
+
+
+def answer(driver: Driver, request: dict[str, Any]) -> dict[str, Any]:
+    """Carry out one request: {"call": ..., "process": ..., "timeout_ms": ...}. Without a process it is about this one.
+
+    The driver takes a pid. Its process is compared here, right before the call, and after it: a later process of the
+    same pid is unlocked at once. The other calls do nothing to a process that was not locked.
+    """
+    began = time.monotonic()
+    name, value = request["call"], 0
+    process = ProcessName(**request["process"]) if "process" in request else processes.named(os.getpid())
+    if process is None or not processes.alive(process):
+        code = ENDED
+    elif name == "state":
+        code, value = driver.state(process.pid)
+    else:
+        code = driver.call(name, process.pid, request.get("timeout_ms", 0))
+        if name == "lock" and not processes.alive(process):
+            driver.call("unlock", process.pid)
+            code = ENDED
+    return {"code": code, "value": value, "version": driver.version, "seconds": time.monotonic() - began}
+
+
+def end_with(parent: int) -> None:
+    """Have the kernel kill this process when its parent ends. Ends at once where that has happened."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        sys.exit(1)
+
+
+def main() -> None:
+    """Answer until the input ends. The argument is the pid of the process that started this one."""
+    end_with(int(sys.argv[1]))
+    driver = Driver()
+    for line in sys.stdin:
+        print(json.dumps(answer(driver, json.loads(line))), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,460 @@
+"""The steps of a suspension: all processes of the session are asked, locked and checkpointed, in this order.
+
+A step that fails raises CannotSuspend. Processes that are locked or checkpointed then stay so: steps.py brings
+them back.
+
+The steps of a resumption: wait for free memory, then restore and unlock the processes.
+
+This serves processes of sessions, and those that outlive their session.
+
+Suspended processes without a session: they outlive it, or could not be resumed with it.
+
+Each has a record on the disk until it runs or has ended, so that the next agent goes on with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager
+from itertools import count
+from typing import Protocol
+
+from gpushare_spawner.agent import processes
+from gpushare_spawner.agent.gpus.nvml import Gpu
+from gpushare_spawner.agent.processes import ProcessName
+from gpushare_spawner.agent.sessions.processes import attributed, of_other_users, owners
+from gpushare_spawner.agent.sessions.session import Session
+from gpushare_spawner.agent.sockets.connection import Connection
+from gpushare_spawner.agent.state.records import SessionRecord, Suspension
+from gpushare_spawner.agent.suspend.driver import CheckpointResult, Checkpoints, Code, ProcessState
+from gpushare_spawner.agent.suspend.progress import (
+    LATER,
+    RESUME_AGAIN,
+    SOON,
+    BackOff,
+    CannotRestore,
+    CannotResume,
+    CannotSuspend,
+    MemoryFigures,
+    Step,
+    SuspendProgress,
+    reason_of,
+)
+from gpushare_spawner.model.frames import Feature, Frame, Kind
+from gpushare_spawner.wording.amounts import memory
+
+log = logging.getLogger(__name__)
+
+
+READY_WITHIN = 1.0
+"""Seconds for SUSPEND_READY. A process answers within 0.1 s; the rest is for a machine under load."""
+LOCK_WITHIN = 10.0
+"""Seconds for the work that all processes of a session have submitted."""
+LEAST_TIME = 0.1
+"""Seconds for a process that is locked when the others have used up that time: most have no work left."""
+UNKNOWN_CONTEXT = 512 * 2**20
+"""Bytes of a context where the driver does not show the process's memory."""
+
+_numbers = count(1)
+
+
+def next_number() -> int:
+    """Return the number of a SUSPEND that has not been used."""
+    return next(_numbers)
+
+
+class SuspendSteps:
+    """Suspends all processes of a session, or none."""
+
+    def __init__(
+        self,
+        checkpoints: Checkpoints,
+        sessions: Mapping[str, Session],
+        source: MemoryFigures,
+        lacks_host_memory: Callable[[Session, int], str | None],
+        save: Callable[[Session], Awaitable[None]],
+    ) -> None:
+        """`lacks_host_memory`: why the budgets of host memory do not hold so many bytes of a session; None: they do.
+        `save` writes a session's record to the disk. Raises OSError."""
+        self._checkpoints = checkpoints
+        self._sessions = sessions
+        self._source = source
+        self._lacks_host_memory = lacks_host_memory
+        self._save = save
+
+    async def leave(self, progress: SuspendProgress, memory_comes_free: Callable[[], None]) -> int:
+        """Suspend all processes. Returns the bytes that are free now. Raises CannotSuspend. Calls `memory_comes_free`
+        before the first process leaves the GPU."""
+        session = progress.session
+        progress.step, progress.number = Step.ASKING, next_number()
+        await self._ask(progress)
+        sizes = await self._sizes(progress)
+        if (reason := self._lacks_host_memory(session, sum(sizes.values()))) is not None:
+            raise CannotSuspend(reason)
+        session.record.suspension = Suspension(processes=tuple(sizes), sizes=tuple(sizes.values()), complete=False)
+        try:
+            await self._save(session)
+        except OSError as error:
+            session.record.suspension = None
+            raise CannotSuspend(f"The session's record cannot be written: {error.strerror or error}.") from None
+        progress.step = Step.LOCKING
+        loop = asyncio.get_running_loop()
+        until = loop.time() + LOCK_WITHIN
+        for name in sizes:
+            answer = await self._checkpoints.lock(name, max(LEAST_TIME, until - loop.time()))
+            if not answer.ok and processes.alive(name):
+                if answer.code is Code.NOT_READY:
+                    raise CannotSuspend(f"GPU work of process {name.pid} did not end in time.", SOON)
+                again = SOON if answer.code is Code.STOPPED else LATER
+                raise CannotSuspend(reason_of(answer, f"Process {name.pid} cannot be suspended"), again)
+        progress.step = Step.SUSPENDING
+        memory_comes_free()
+        for name, size in sizes.items():
+            answer = await self._checkpoints.checkpoint(name, size)
+            if not answer.ok and processes.alive(name):
+                raise CannotSuspend(reason_of(answer, f"Process {name.pid} cannot be suspended"))
+        session.record.suspension = session.record.suspension.model_copy(update={"complete": True})
+        with contextlib.suppress(OSError):  # written later; the log says why not now
+            await self._save(session)
+        return sum(sizes.values())
+
+    def answered(self, progress: SuspendProgress, connection: Connection, frame: Frame) -> None:
+        """Take a SUSPEND_READY that answers a SUSPEND."""
+        if frame.fields[0] == progress.number and progress.step is Step.ASKING:
+            progress.ready[connection] = frame
+            progress.answered.set()
+
+    async def _ask(self, progress: SuspendProgress) -> None:
+        """Ask all processes to make no driver calls, and whether they can be suspended."""
+        asked = set(progress.session.cuda)
+        older = [one.peer.pid for one in asked if Feature.SUSPEND not in one.features]
+        if older:
+            raise CannotSuspend(f"Process {older[0]} runs without the engine suspend of the library.")
+        if any(one.peer.process is None for one in asked):
+            raise CannotSuspend("The agent does not see the session's processes: it is in another pid namespace.")
+        progress.ready.clear()
+        for connection in asked:
+            connection.send(Kind.SUSPEND, progress.number)
+        try:
+            async with asyncio.timeout(READY_WITHIN):
+                while (asked & progress.session.cuda) - progress.ready.keys():
+                    progress.answered.clear()
+                    await progress.answered.wait()
+        except TimeoutError:
+            silent = min(one.peer.pid for one in asked - progress.ready.keys())
+            raise CannotSuspend(f"Process {silent} did not answer.", SOON) from None
+        for connection, frame in progress.ready.items():
+            _check_ready(connection.peer.pid, frame)
+
+    async def _sizes(self, progress: SuspendProgress) -> dict[ProcessName, int]:
+        """Return the bytes on the GPU of each process that has a CUDA context. Raises CannotSuspend where one of them
+        is not the session's by what the kernel says: a connection alone makes no process a session's."""
+        session = progress.session
+        gpu = session.gpus[0]
+        state = await asyncio.to_thread(self._source.memory, gpu)
+        shown = state.processes if state is not None else {}
+        connected = {one.peer.pid: other.id for other in self._sessions.values() for one in other.cuda}
+        asked = {connection.peer.pid for connection in progress.ready}
+        found = await asyncio.to_thread(
+            attributed, asked | (shown.keys() - connected.keys()), owners(self._sessions.values()), connected
+        )
+        own = found.get(session.id, set())
+        others = await asyncio.to_thread(of_other_users, asked, session)
+        if foreign := min((asked - own) | others, default=None):
+            raise CannotSuspend(f"Process {foreign} uses this session's socket and is not one of its server's.")
+        if stranger := min(own - asked, default=None):
+            raise CannotSuspend(f"Process {stranger} uses the GPU without the library, and can have managed memory.")
+        if stuck := sorted(progress.failed.keys() & shown.keys()):
+            raise CannotSuspend(
+                progress.of_failed() or f"Process {stuck[0]} has ended, and its memory is still in use."
+            )
+        sizes: dict[ProcessName, int] = {}
+        for connection, frame in progress.ready.items():
+            pid, (contexts, plain) = connection.peer.pid, (frame.fields[4], frame.fields[6])
+            name = connection.peer.process
+            if name is None or (not contexts and pid not in shown):
+                continue
+            known = shown[pid].memory_bytes if pid in shown else None
+            size = plain + UNKNOWN_CONTEXT if known is None else known
+            sizes[name] = min(gpu.memory_bytes, max(size, sizes.get(name, 0)))
+        return {name: size for name, size in sizes.items() if name.pid not in progress.failed}
+
+
+def _check_ready(pid: int, frame: Frame) -> None:
+    """Raise CannotSuspend where a process says that it cannot be suspended."""
+    _, managed, opened, exported, _, ready = frame.fields[:6]
+    if managed:
+        raise CannotSuspend(f"Process {pid} has {memory(managed)} of CUDA managed memory.")
+    if opened or exported:
+        raise CannotSuspend(f"Process {pid} shares GPU memory with another process.")
+    if not ready:
+        raise CannotSuspend(f"Process {pid} was in the middle of GPU work.", SOON)
+
+
+MEMORY_WITHIN = 10.0
+"""Seconds for which a resumption waits until the driver shows enough free memory."""
+LOOK_EVERY = 0.05
+"""Seconds between two looks at it."""
+SPARE = 64 * 2**20
+"""Bytes that have to be free for each process beyond what it had: where a restore finds too little, driver 580 never
+restores the process (NVIDIA/cuda-checkpoint, issue 44)."""
+SPARE_WITHIN = 2.0
+"""Seconds for which a resumption waits for that. A session that nearly fills the GPU never finds it."""
+CALLS_AT_A_TIME = 8
+"""Each is made in a process of its own."""
+STEPS = 6
+"""Steps in which a process comes back at most; two, where no other call about it was under way."""
+
+Failed = dict[int, str]
+"""Processes that the driver cannot restore, by pid, with what it says."""
+_NOT_NOW = (
+    Code.OUT_OF_MEMORY, Code.NOT_PERMITTED, Code.NO_DRIVER, Code.NO_WORKER, Code.HANGS, Code.NOT_READY, Code.STOPPED,
+)  # fmt: skip
+"""Answers to a restore after which it is tried again."""
+
+
+class Others(Protocol):
+    """The other sessions, which use the same GPUs."""
+
+    def short_of_memory(self, session: str, gpu: Gpu, lacking: int) -> None:
+        """So many bytes are missing on a GPU for a session (its id)."""
+
+    def hold_memory(self, session: str, gpu: Gpu) -> AbstractAsyncContextManager[None]:
+        """While this lasts no other session gets more memory on the GPU."""
+
+
+class ResumeSteps:
+    """Restores and unlocks suspended processes."""
+
+    def __init__(self, checkpoints: Checkpoints, source: MemoryFigures, others: Others) -> None:
+        self._checkpoints = checkpoints
+        self._source = source
+        self._others = others
+        self._restores: dict[str, asyncio.Lock] = {}
+        """By GPU (UUID): two restores at a time would count on the same free memory."""
+
+    async def all_or_none(self, session: str, gpu: Gpu, suspension: Suspension, failed: Failed) -> int:
+        """Restore and unlock all processes. Returns their bytes on the GPU. Raises CannotResume where it is to be tried
+        again; then all are suspended as before. A process that cannot be restored any more is added to `failed`."""
+        sizes = zip(suspension.processes, suspension.sizes, strict=True)
+        left = {name: size for name, size in sizes if processes.alive(name)}
+        if stopped := next((name.pid for name in left if processes.stopped(name.pid)), None):
+            raise CannotRestore(reason_of(CheckpointResult(Code.STOPPED), f"Process {stopped} cannot be restored"))
+        back: list[ProcessName] = []
+        if await self._free(gpu) < sum(left.values()):
+            # the driver can have done a restore that was given up
+            back = [name for name in left if await self._is_there(name)]
+        away = {name: size for name, size in left.items() if name not in back}
+        async with self._memory(session, gpu, sum(away.values()), SPARE * len(away)):
+            for name, size in away.items():
+                answer = await self._checkpoints.restore(name, size)
+                if answer.ok or await self._is_there(name):
+                    back.append(name)
+                elif answer.code in _NOT_NOW:
+                    for other in back:
+                        await self._checkpoints.checkpoint(other, left[other])
+                    raise CannotRestore(reason_of(answer, f"Process {name.pid} cannot be restored"))
+                elif answer.code not in (Code.INVALID_VALUE, Code.ENDED):
+                    _failed(session, name.pid, str(answer), failed)
+        for name in back:
+            if (await self._checkpoints.unlock(name)).ok:
+                continue
+            if (failure := await self.attempt(session, gpu, name, left[name])) is not None:
+                _failed(session, name.pid, failure, failed)
+        return sum(left[name] for name in back)
+
+    async def each(self, session: str, gpu: Gpu, suspension: Suspension, failed: Failed) -> None:
+        """Make each process run, whatever state it is in. Waits until there is memory for it. A process that cannot be
+        brought back is added to `failed`."""
+        for name, size in zip(suspension.processes, suspension.sizes, strict=True):
+            while True:
+                try:
+                    failure = await self.attempt(session, gpu, name, size)
+                    break
+                except CannotResume as error:
+                    log.warning("process %d stays suspended for now: %s", name.pid, error)
+                    await asyncio.sleep(RESUME_AGAIN)
+            if failure is not None:
+                _failed(session, name.pid, failure, failed)
+
+    async def attempt(self, session: str, gpu: Gpu, name: ProcessName, size: int) -> str | None:
+        """Make a process run, whatever state it is in. Returns what the driver says where it cannot; None: the process
+        runs or has ended. Raises CannotResume where there is no memory for it.
+
+        The driver is asked for the state before each step: a call of an agent that was killed can be under way still.
+        """
+        answer, looked = CheckpointResult(Code.UNKNOWN), False
+        for _ in range(STEPS):
+            if not processes.alive(name):
+                return None
+            answer = await self._checkpoints.state(name)
+            if not answer.ok:
+                if answer.code is not Code.UNKNOWN:  # else the worker was killed
+                    break
+            elif answer.state is ProcessState.FAILED:
+                return answer.state.name
+            elif answer.state is ProcessState.CHECKPOINTED:
+                async with self._memory(session, gpu, size, SPARE):
+                    answer = await self._checkpoints.restore(name, size)
+                if not answer.ok and answer.code not in (Code.UNKNOWN, Code.ILLEGAL_STATE):
+                    break
+            elif answer.state is ProcessState.LOCKED or not looked:
+                # of one that runs too: this waits for a lock that is under way
+                looked = True
+                answer = await self._checkpoints.unlock(name)
+                if answer.ok:
+                    return None
+                if answer.code not in (Code.UNKNOWN, Code.ILLEGAL_STATE):
+                    break
+            else:
+                return None
+        return str(answer) if processes.alive(name) else None
+
+    async def _is_there(self, name: ProcessName) -> bool:
+        """Whether a process that was not restored has its memory on the GPU all the same."""
+        answer = await self._checkpoints.state(name)
+        return answer.ok and answer.state in (ProcessState.RUNNING, ProcessState.LOCKED)
+
+    async def unlock(self, names: Iterable[ProcessName]) -> None:
+        """Let processes that are only locked go on. Those that are checkpointed stay so.
+
+        The call about one of them can wait for the end of its checkpoint, and the others do not wait for that.
+        """
+        at_a_time = asyncio.Semaphore(CALLS_AT_A_TIME)
+
+        async def one(name: ProcessName) -> None:
+            async with at_a_time:
+                if processes.alive(name):
+                    await self._checkpoints.unlock(name)
+
+        await asyncio.gather(*map(one, names))
+
+    @contextlib.asynccontextmanager
+    async def _memory(self, session: str, gpu: Gpu, needed: int, spare: int) -> AsyncIterator[None]:
+        """Wait until so many bytes are free, and keep them free while the body restores processes into them. Raises
+        CannotResume where they are not."""
+        while True:
+            await self._wait_for_memory(session, gpu, needed, spare)
+            async with (
+                self._restores.setdefault(gpu.uuid, asyncio.Lock()),
+                self._others.hold_memory(session, gpu),
+            ):
+                # others may have allocated meanwhile what they had been granted before
+                if await self._free(gpu) >= needed:
+                    yield
+                    return
+
+    async def _free(self, gpu: Gpu) -> int:
+        """Return the free bytes of a GPU. Raises CannotResume where its driver does not answer."""
+        state = await asyncio.to_thread(self._source.memory, gpu)
+        if state is None:
+            raise CannotResume("the GPU does not answer its driver")
+        return gpu.memory_bytes - state.memory_used_bytes
+
+    async def _wait_for_memory(self, session: str, gpu: Gpu, needed: int, spare: int) -> None:
+        """Wait until the driver shows so many free bytes, and some to spare where they can be had. Raises CannotResume
+        where it does not."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        while True:
+            free, waited = await self._free(gpu), loop.time() - began
+            lacking = needed + (spare if waited < SPARE_WITHIN else 0) - free
+            if lacking <= 0:
+                return
+            if waited >= MEMORY_WITHIN:
+                raise CannotResume(f"{memory(lacking)} more must be free on its GPU")
+            self._others.short_of_memory(session, gpu, lacking)
+            await asyncio.sleep(LOOK_EVERY)
+
+
+def _failed(session: str, pid: int, said: str, failed: Failed) -> None:
+    failed[pid] = said
+    log.error("session %s: the driver cannot restore process %d (%s); its GPU work waits", session, pid, said)
+
+
+LET_GO_AFTER = 5.0
+"""Seconds for which processes may outlive their session before they are resumed: most are ended with it."""
+AGAIN_AFTER = 2.0
+"""Seconds until a process that could not be resumed is tried again; twice as long after each further failure."""
+
+
+class LeftoverRecords(Protocol):
+    """The records on the disk."""
+
+    def put_left(self, record: SessionRecord) -> None:
+        """Keep a record of processes that are left behind, soon."""
+
+    def remove_left(self, record: SessionRecord) -> None:
+        """Forget it soon."""
+
+
+class LeftoverProcesses:
+    """Resumes such processes, one after another for each session."""
+
+    def __init__(
+        self, resume_steps: ResumeSteps, records: LeftoverRecords, told: Callable[[str, int, str | None], None]
+    ) -> None:
+        """`told`: of a session (its id), the driver cannot bring a process (pid) back, with what it says; None: the
+        process runs again or has ended."""
+        self._resume_steps = resume_steps
+        self._records = records
+        self._told = told
+        self._tasks: dict[asyncio.Task[None], SessionRecord] = {}
+        self._closed = False
+
+    def take(self, record: SessionRecord, gpu: Gpu, after: float) -> None:
+        """Bring the suspended processes of a record back, in so many seconds at the earliest. Nothing changes for those
+        that are on their way already."""
+        assert record.suspension is not None
+        if any(one.suspension == record.suspension for one in self._tasks.values()):
+            return
+        self._records.put_left(record)
+        if self._closed:
+            return
+        task = asyncio.get_running_loop().create_task(self._bring_back(record, gpu, after))
+        self._tasks[task] = record
+        task.add_done_callback(self._ended)
+
+    async def close(self) -> list[SessionRecord]:
+        """Stop. Returns the records of those that were on their way."""
+        self._closed = True
+        left = dict(self._tasks)
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+        return list(left.values())
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        record = self._tasks.pop(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error(
+                "processes of session %s stay suspended: an error of the agent", record.request.id, exc_info=error
+            )
+
+    async def _bring_back(self, record: SessionRecord, gpu: Gpu, after: float) -> None:
+        suspension, session, pauses = record.suspension, record.request.id, BackOff(AGAIN_AFTER)
+        assert suspension is not None
+        left = dict(zip(suspension.processes, suspension.sizes, strict=True))
+        said: dict[int, str] = {}
+        await asyncio.sleep(after)
+        while left:
+            for name, size in list(left.items()):
+                lives = processes.alive(name)
+                try:
+                    failure = await self._resume_steps.attempt(session, gpu, name, size)
+                    self._told(session, name.pid, failure)
+                except CannotResume as error:
+                    failure = str(error)
+                if failure is None:
+                    del left[name]
+                    if lives:
+                        log.info("process %d, which session %s left suspended, is resumed", name.pid, session)
+                elif said.get(name.pid) != failure:
+                    said[name.pid] = failure
+                    log.error("process %d of session %s stays suspended for now: %s", name.pid, session, failure)
+            if left:
+                await asyncio.sleep(pauses.next(asyncio.get_running_loop().time()))
+        self._records.remove_left(record)

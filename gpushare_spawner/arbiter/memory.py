@@ -1,0 +1,285 @@
+"""The GPU's memory as the arbiter models it: what fits, what is on the GPU, which pages leave first.
+
+A model of which managed pages are on the GPU: what an incomer lacks, and which clients page out for it.
+
+It is a model: the driver does not tell. A client that got a lease is taken to have its working set on the GPU, as far
+as it fits; orders to page out are taken to be obeyed, and corrected by what the clients report. A report counts only
+as the answer to an order, and only up to the bytes of the order.
+
+Which clients can be on the GPU together: working sets that fill its memory without exceeding it.
+
+In which order clients page out, and how much each of them at most, so that few users notice it when they return.
+
+A user does not notice a page-in of some milliseconds. So many sessions that lack a little are better than a few that
+lack all. But a session whose return takes noticeable time anyway is not delayed much more by the rest of its pages.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from gpushare_spawner.arbiter.session import Client, Presence
+from gpushare_spawner.arbiter.settings import ArbiterSettings
+
+
+@dataclass(frozen=True)
+class Answered:
+    """A client has answered an order to move memory."""
+
+    amount: int
+    """Bytes that were moved, at most those of the order."""
+    seconds: float
+    """Time that the move took, at most the time from the order to the answer."""
+
+
+@dataclass
+class _Order:
+    amount: int
+    """Bytes."""
+    at: float
+    """Instant of the order."""
+    superseded: bool = False
+    """The client got a lease before it answered: the grant has counted these bytes as missing."""
+
+    def answered(self, amount: int, seconds: float, now: float) -> Answered:
+        return Answered(max(0, min(amount, self.amount)), max(0.0, min(seconds, now - self.at)))
+
+
+@dataclass
+class _Pages:
+    resident: int = 0
+    away: int = 0
+    """Bytes that were paged out on an order and not fetched since. The rest of what is not on the GPU was never there,
+    as far as is known: fetching it would only populate it."""
+    outward: deque[_Order] = field(default_factory=deque)
+    """Page-outs that are under way, oldest first."""
+    inward: _Order | None = None
+    """The prefetch of the present lease, until it is answered."""
+
+
+class Residency:
+    """Bytes of managed memory on the GPU, by client."""
+
+    def __init__(self) -> None:
+        self._pages: dict[Client, _Pages] = {}
+
+    def add(self, client: Client) -> None:
+        """A client with nothing on the GPU."""
+        self._pages[client] = _Pages()
+
+    def remove(self, client: Client) -> None:
+        """The client's memory is gone."""
+        del self._pages[client]
+
+    def of(self, client: Client) -> int:
+        """Managed bytes of the client that are on the GPU."""
+        return self._pages[client].resident
+
+    def away(self, client: Client) -> int:
+        """Bytes of the client that were paged out and not fetched since, without those that are on their way out."""
+        pages = self._pages[client]
+        return max(0, pages.away - sum(order.amount for order in pages.outward if not order.superseded))
+
+    def missing(self, client: Client, capacity: int) -> int:
+        """Bytes that the client lacks of its working set, as far as that fits into `capacity` bytes."""
+        return max(0, min(client.working_set, capacity) - self._pages[client].resident)
+
+    def prefetch(self, client: Client, capacity: int) -> int:
+        """The part of what the client lacks that was paged out before: memory that it never used is not fetched."""
+        return min(self.missing(client, capacity), self._pages[client].away)
+
+    def free(self, capacity: int) -> int:
+        """Bytes of `capacity` that no client's managed pages occupy; negative: the model has more there than can be."""
+        return capacity - sum(pages.resident for pages in self._pages.values())
+
+    def resized(self, client: Client, capacity: int, used_now: int) -> None:
+        """The client's memory changed. `used_now`: new bytes of a holder, which is about to use them on the GPU."""
+        pages = self._pages[client]
+        pages.resident = min(client.working_set, capacity, pages.resident + used_now)
+        pages.away = max(0, min(pages.away, client.allocated - pages.resident))
+
+    def moved(self, client: Client) -> None:
+        """The memory of the client's session moves as a whole: all of it is on the GPU, or on its way there, or
+        none."""
+        pages, presence = self._pages[client], client.session.presence
+        pages.resident = client.working_set if presence in (Presence.ON_GPU, Presence.COMING) else 0
+        pages.away = client.working_set if presence is Presence.AWAY else 0
+        pages.outward.clear()
+        pages.inward = None
+
+    def granted(self, client: Client, capacity: int, now: float) -> None:
+        """The client got a lease: its working set comes in."""
+        pages = self._pages[client]
+        fetched = self.prefetch(client, capacity)
+        pages.away -= fetched
+        pages.inward = _Order(fetched, now) if fetched else None
+        pages.resident = min(client.working_set, capacity)
+        for order in pages.outward:
+            order.superseded = True
+
+    def filled(self, client: Client, capacity: int) -> None:
+        """The rest of the working set of a holder comes in by its own use."""
+        self._pages[client].resident = min(client.working_set, capacity)
+
+    def order_out(self, client: Client, amount: int, now: float) -> int:
+        """The client is told to page out so much, or what it has. Returns the bytes of the order."""
+        if client.session.moves_whole:
+            return amount  # `Suspensions` orders it
+        pages = self._pages[client]
+        amount = min(amount, self._can_leave(client))
+        if amount > 0:
+            pages.resident -= amount
+            pages.away += amount
+            pages.outward.append(_Order(amount, now))
+        return amount
+
+    def paged_in(self, client: Client, amount: int, seconds: float, now: float) -> Answered | None:
+        """The client says that it has prefetched. None: it was not told to."""
+        pages = self._pages[client]
+        order, pages.inward = pages.inward, None
+        return order.answered(amount, seconds, now) if order is not None else None
+
+    def paged_out(self, client: Client, amount: int, seconds: float, now: float) -> Answered | None:
+        """The client says that it has paged out, on the oldest order. None: there was no order."""
+        pages = self._pages[client]
+        if not pages.outward:
+            return None
+        order = pages.outward.popleft()
+        answer = order.answered(amount, seconds, now)
+        stayed = order.amount - answer.amount
+        if stayed and not order.superseded:
+            pages.away = max(0, pages.away - stayed)
+            pages.resident = min(client.working_set, pages.resident + stayed)
+        return answer
+
+    def free_memory(
+        self, need: int, capacity: int, order: Iterable[tuple[Client, int]], now: float
+    ) -> list[tuple[Client, int]]:
+        """Choose which clients page out how much, so that `need` bytes of `capacity` are free.
+
+        `order`: clients, each with the bytes that it pages out at most when it comes up; a client that comes up again
+        pages out more. The orders are taken as given. What moves as a whole is chosen once, with all that it has.
+        """
+        amounts: dict[Client, int] = {}
+        lacking = need - self.free(capacity)
+        for client, most in order:
+            if lacking <= 0:
+                break
+            had = amounts.get(client, 0)
+            if client.session.moves_whole:
+                if not had:
+                    amounts[client] = client.session.present
+                    lacking -= client.session.present
+                continue
+            amount = min(lacking, most, self._can_leave(client) - had)
+            if amount > 0:
+                amounts[client] = had + amount
+                lacking -= amount
+        return [(client, self.order_out(client, amount, now)) for client, amount in amounts.items()]
+
+    def _can_leave(self, client: Client) -> int:
+        """Bytes of the client that are on the GPU. The model's guess counts only as far as the driver has seen them."""
+        pages = self._pages[client]
+        if client.touched is not None and client.proven is None:
+            pages.resident = min(pages.resident, client.shown)
+        return pages.resident
+
+
+def together(clients: Iterable[Client]) -> int:
+    """Return the bytes that clients need on the GPU together. What moves as a whole counts once."""
+    return sum({client.unit: client.footprint for client in clients}.values())
+
+
+class VramBudget:
+    """The GPU's memory for which bursting clients compete."""
+
+    def __init__(self, vram_bytes: int, always_resident: int, exclusive: bool) -> None:
+        """`always_resident`: bytes that cannot leave the GPU. `exclusive`: one session at a time."""
+        self.for_managed = max(0, vram_bytes - always_resident)
+        """Bytes left for the working sets that move."""
+        self._overfull = always_resident > vram_bytes
+        self._exclusive = exclusive
+
+    def fits(self, group: Iterable[Client]) -> bool:
+        """Whether these may hold leases together. One alone always may."""
+        clients = list(group)
+        if len({client.unit for client in clients}) <= 1:
+            return True
+        if self._exclusive and any(client.session is not clients[0].session for client in clients):
+            return False
+        return not self._overfull and together(clients) <= self.for_managed
+
+    def fill(self, order: Iterable[Client], group: Iterable[Client] = ()) -> list[Client]:
+        """The group, and the clients of `order` that still fit beside it, in this order."""
+        chosen = dict.fromkeys(group)
+        units = {client.unit: client.footprint for client in chosen}
+        taken = sum(units.values())
+        session = next((client.session for client in chosen), None)
+        free = -1 if self._overfull else self.for_managed - taken
+        for client in order:
+            unit = client.unit
+            footprint = 0 if unit in units else client.footprint
+            if chosen:
+                if footprint > free or client in chosen or (self._exclusive and client.session is not session):
+                    continue
+            else:
+                session = client.session
+            chosen[client] = None
+            units[unit] = footprint
+            free -= footprint
+        return list(chosen)
+
+    def blockers(self, waiter: Client, group: list[Client]) -> list[Client]:
+        """Those of the group that keep the waiter out: it would fit without that one, or never beside it.
+
+        All of them where no single one does. None where it fits.
+        """
+        if self._exclusive:
+            strangers = [client for client in group if client.session is not waiter.session]
+            if strangers:
+                return strangers
+        if self._overfull:
+            return list(group)
+        excess = together([*group, waiter]) - self.for_managed
+        if excess <= 0 or not group:
+            return []
+        alone = self.for_managed - waiter.footprint
+        return [client for client in group if client.footprint >= excess or client.footprint > alone] or list(group)
+
+
+def page_out_order(
+    clients: Iterable[Client],
+    residency: Residency,
+    capacity: int,
+    page_in_bandwidth: float,
+    now: float,
+    settings: ArbiterSettings,
+) -> Iterator[tuple[Client, int]]:
+    """Yield clients without a lease, with the bytes that each pages out at most; a client can come more than once.
+
+    First idle clients whose next page-in would be noticed already, with all that they have. Then idle clients up to
+    what is not noticed. Then all. Each time the least recently used before the others; clients that wait, or that are
+    held back for a moment, come last. `capacity`: bytes for managed pages. `page_in_bandwidth`: bytes per second.
+    A client whose session's memory moves as a whole stands for the session.
+    """
+    order = sorted(clients, key=lambda client: (client.parked, client.waiting, client.last_used))
+    idle = [
+        client
+        for client in order
+        if not client.wants_memory and now - client.last_used >= settings.long_pause and client.last_used >= 0
+    ]
+    unnoticed = int(settings.unnoticed_page_in * page_in_bandwidth)
+    lacking = {client: residency.prefetch(client, capacity) for client in idle}
+    for client in idle:
+        if lacking[client] > unnoticed:
+            yield client, capacity
+    for client in idle:
+        if client.session.moves_whole:
+            if client.session.present <= unnoticed:
+                yield client, client.session.present
+        elif lacking[client] < unnoticed:
+            yield client, unnoticed - lacking[client]
+    for client in order:
+        yield client, capacity

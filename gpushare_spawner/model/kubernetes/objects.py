@@ -1,0 +1,325 @@
+"""The ConfigMap in which the agent of a node publishes its report.
+
+GPUs as devices of dynamic resource allocation (resource.k8s.io/v1): what agent, spawner and chart agree on.
+
+An agent publishes each GPU as one device with consumable capacity; the spawner makes one claim for each session.
+
+See `resources` for the other way, the device plugin's extended resources.
+
+The annotations that a notebook server reads of its own pod, as files of a downwardAPI volume.
+
+A session of another sharing layer can have no agent that sends it notices. The service writes them to the pod's
+annotations all the same. The kubelet writes the files again after a change of an annotation: at once as a rule, and
+within its sync period of about a minute in any case.
+
+How the scheduler knows the GPUs of a node: a resource for each GPU. Nodes of other layers have one for observers.
+
+How a pod is pinned to a node: by the node's name, in every term of the required node affinity.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from gpushare_spawner.model.controls import Cordon
+from gpushare_spawner.model.kubernetes.annotations import (
+    EFFECTIVE_SHARE,
+    EXEMPTION,
+    GPU_COUNT,
+    KEEP,
+    MESSAGE,
+    MESSAGES,
+    NOTICE,
+    PREFIX,
+    SESSION,
+    SHARE,
+    TEMPLATE,
+    TIER,
+    TIER_SINCE,
+)
+from gpushare_spawner.model.report import Report
+from gpushare_spawner.model.share import UNITS_PER_GPU
+
+REPORT_COMPONENT_LABEL = "app.kubernetes.io/component"
+REPORT_COMPONENT = "gpushare-report"
+REPORT_SELECTOR = f"{REPORT_COMPONENT_LABEL}={REPORT_COMPONENT}"
+"""Label selector: the reports' ConfigMaps, in the hub's namespace."""
+REPORT_KEY = "report.json"
+"""The key of a report's ConfigMap that holds `model.report.Report` as JSON."""
+PUBLISHED_AT = PREFIX + "published-at"
+"""Annotation of a report's ConfigMap: seconds since the epoch (UTC)."""
+REPORT_REFRESH_SECONDS = 60.0
+"""An agent publishes at least this often, even if nothing has changed."""
+REPORT_STALE_SECONDS = 120.0
+"""An older report is stale: nothing is placed on its node."""
+
+CORDON = PREFIX + "cordon"
+"""Annotation of a report's ConfigMap: `model.cordon.Cordon` of the node as JSON, written by the service. That of a GPU
+has a dash and its UUID behind this name."""
+
+_MAX_NAME = 253  # an object's name is a DNS subdomain (RFC 1123)
+_DIGEST = 8
+
+
+def report_name(node: str) -> str:
+    """The name of a node's report ConfigMap.
+
+    Node names are valid object names already; one that is too long or is not is made so, with a digest that keeps two
+    such nodes apart.
+    """
+    name = f"{REPORT_COMPONENT}-{node}"
+    valid = re.sub(r"[^a-z0-9.-]+", "-", name.lower())
+    # no label of a DNS name may be empty, or start or end with '-'
+    valid = re.sub(r"-*\.[.-]*", ".", valid).strip(".-")
+    if valid == name and len(name) <= _MAX_NAME:
+        return name
+    digest = hashlib.sha256(node.encode()).hexdigest()[:_DIGEST]
+    return f"{valid[: _MAX_NAME - _DIGEST - 1].rstrip('.-')}-{digest}"
+
+
+def cordon_name(gpu: str) -> str:
+    """Return the name of the annotation with the cordon of a GPU (UUID), or of the node (empty)."""
+    return f"{CORDON}-{gpu}" if gpu else CORDON
+
+
+def cordon_annotations(cordons: Iterable[Cordon]) -> dict[str, str]:
+    """Return these cordons as annotations."""
+    return {cordon_name(one.gpu): one.model_dump_json(exclude_defaults=True) for one in cordons}
+
+
+def cordons_of(annotations: Mapping[str, str] | None) -> tuple[Cordon, ...]:
+    """Return the cordons that the annotations of a report's ConfigMap say. Raises pydantic.ValidationError."""
+    return tuple(
+        Cordon.model_validate_json(text)
+        for name, text in sorted((annotations or {}).items())
+        if name == CORDON or name.startswith(f"{CORDON}-")
+    )
+
+
+def read_report(config_map: Mapping[str, Any]) -> Report:
+    """Return the report of a ConfigMap, with the cordons of its annotations. Raises pydantic.ValidationError.
+
+    The annotations count: what the agent itself reports of cordons can be older.
+    """
+    report = Report.model_validate_json((config_map.get("data") or {}).get(REPORT_KEY) or "")
+    return report.with_cordons(cordons_of(config_map["metadata"].get("annotations")))
+
+
+def misplaced_report(config_map: str, report: Report) -> str | None:
+    """Return why a report is not to be believed, as a sentence, or None: it is in its own node's ConfigMap.
+
+    `config_map` is the ConfigMap's name. The API server lets each agent write its own node's ConfigMap only, whatever
+    stands in it: the name, not the content, says whose report it is.
+    """
+    expected = report_name(report.node)
+    if config_map == expected:
+        return None
+    return f"the ConfigMap {config_map} has a report of node {report.node}, whose ConfigMap is {expected}"
+
+
+def written_report(report: Report) -> str:
+    """A report as its ConfigMap has it, for `Report.model_validate_json`.
+
+    What is as it is by default is left out: a ConfigMap may have 1 MiB, and every hub is sent every report.
+    """
+    said = report.model_dump(mode="json", exclude_defaults=True)
+    return json.dumps({"version": report.version, **said}, separators=(",", ":"), ensure_ascii=False)
+
+
+DRIVER = PREFIX.rstrip("/")
+"""The driver's name: a DNS subdomain, and the domain of its devices' attributes."""
+DEVICE_CLASS = DRIVER
+"""The DeviceClass that selects the driver's devices; the chart makes it."""
+CLAIMS_API = "/apis/resource.k8s.io/v1"
+"""Kubernetes 1.34 and later have it."""
+UNITS_CAPACITY = "units"
+"""Capacity of a device: units of 1 %."""
+MEMORY_CAPACITY = "memory"
+"""Capacity of a device: bytes."""
+UUID_ATTRIBUTE = "uuid"
+"""Attribute of a device: the GPU's UUID. CEL does not see a device's name."""
+POD_CLAIM = "gpushare"
+"""The name of the claim in ``pod.spec.resourceClaims``."""
+
+_MEBIBYTE = 2**20
+_DEVICE_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")  # a DNS label
+
+
+def device_name(uuid: str) -> str:
+    """Return the name of a GPU's device. It does not depend on the GPU's index, which can change: the scheduler counts
+    by this name what claims have taken."""
+    name = uuid.lower()
+    return name if _DEVICE_NAME.fullmatch(name) else f"gpu-{_digest(uuid)}"
+
+
+def slice_name(node: str) -> str:
+    """Return the name of the ResourceSlice of a node's GPUs."""
+    name = f"{node}-{DRIVER}"
+    return name if len(name) <= _MAX_NAME else f"{node[: _MAX_NAME - len(DRIVER) - 18]}-{_digest(node)}-{DRIVER}"
+
+
+def claim_name(pod: str, token: str) -> str:
+    """Return the name of a session's claim. `token` tells one spawn from the next one, which has the same pod name."""
+    return f"{pod[: _MAX_NAME - len(token) - 1]}-{token}"
+
+
+def claim_folder(namespace: str, claim: str) -> str:
+    """Return the name of the folder, below the agent's, that holds the sockets of a claim's session.
+
+    Spawner and agent both compute it: the pod names the folder before the claim is prepared.
+    """
+    return _digest(f"{namespace}/{claim}")
+
+
+def capacity_of(units: int, gpu_memory_bytes: int) -> dict[str, str]:
+    """Return what so many units of a GPU are of its device's capacity: the units, and the memory in proportion."""
+    mebibytes = gpu_memory_bytes * units // UNITS_PER_GPU // _MEBIBYTE
+    return {UNITS_CAPACITY: str(units), MEMORY_CAPACITY: f"{mebibytes}Mi"}
+
+
+def claim_spec(device_class: str, share_units: int, memory_by_gpu: Mapping[str, int]) -> dict[str, Any]:
+    """Return the spec of a claim for so many units of each GPU. `memory_by_gpu`: bytes by the GPU's UUID."""
+    requests = [
+        {
+            "name": f"gpu-{number}",
+            "exactly": {
+                "deviceClassName": device_class,
+                "capacity": {"requests": capacity_of(share_units, memory)},
+                "selectors": [{"cel": {"expression": _is_gpu(uuid)}}],
+            },
+        }
+        for number, (uuid, memory) in enumerate(memory_by_gpu.items())
+    ]
+    return {"devices": {"requests": requests}}
+
+
+def has_claim(spec: Mapping[str, Any]) -> bool:
+    """Return whether a pod's spec names the claim of a session."""
+    return any(one.get("name") == POD_CLAIM for one in spec.get("resourceClaims") or [])
+
+
+def _is_gpu(uuid: str) -> str:
+    # an attribute that a device lacks would be an error, which ends the whole allocation: so the driver comes first
+    driver, value = json.dumps(DRIVER), json.dumps(uuid)
+    return f"device.driver == {driver} && device.attributes[{driver}].{UUID_ATTRIBUTE} == {value}"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+SESSION_FILES_FOLDER = "/var/run/gpushare-session"
+"""Where the volume is mounted."""
+SESSION_FILES = {
+    name: name.removeprefix(PREFIX)
+    for name in (
+        SESSION, TEMPLATE, SHARE, GPU_COUNT, TIER, TIER_SINCE, EFFECTIVE_SHARE, NOTICE, KEEP, EXEMPTION, MESSAGE,
+        MESSAGES,
+    )
+}  # fmt: skip
+"""Names of files by annotation: what the user may see. The file of an absent annotation is empty."""
+
+
+def session_files_volume() -> dict[str, Any]:
+    """Return the source of the volume."""
+    items = [
+        {"path": file, "fieldRef": {"fieldPath": f"metadata.annotations['{name}']"}}
+        for name, file in SESSION_FILES.items()
+    ]
+    return {"downwardAPI": {"items": items}}
+
+
+RESOURCE_PREFIX = PREFIX + "gpu-"
+"""One extended resource per physical GPU: the scheduler then keeps all units of a share on one GPU."""
+
+OBSERVER = PREFIX + "observer"
+"""The extended resource of an agent that only observes: a pod that has one of it gets a socket and the library."""
+
+
+def resource_name(gpu_index: int) -> str:
+    """The extended resource of the node's GPU of that index."""
+    if gpu_index < 0:
+        raise ValueError(f"a GPU's index is 0 or more, not {gpu_index}")
+    return f"{RESOURCE_PREFIX}{gpu_index}"
+
+
+def gpu_index_of(resource: str) -> int | None:
+    """The inverse of `resource_name`; None for a resource that is not ours."""
+    digits = resource.removeprefix(RESOURCE_PREFIX)
+    if digits == resource or not re.fullmatch(r"0|[1-9]\d*", digits, re.ASCII):
+        return None
+    return int(digits)
+
+
+def resource_limits(share_units: int, gpu_indices: Iterable[int], unit_size: int = 1) -> dict[str, str]:
+    """The limits of a notebook container: so many resource units on each of its GPUs.
+
+    `unit_size` is what one device of the plugin stands for, in share units of 1 %. A share that is no multiple of it
+    is rounded up, since rounded down it would promise what the scheduler has not set aside.
+    """
+    if unit_size < 1:
+        raise ValueError(f"the unit size is 1 share unit or more, not {unit_size}")
+    amount = str(-(-share_units // unit_size))
+    return {resource_name(index): amount for index in gpu_indices}
+
+
+HOSTNAME_LABEL = "kubernetes.io/hostname"
+"""A node label that admins pin servers with. Its value can differ from the node's name, so sessions are not pinned with
+it; pods of earlier releases are."""
+
+NAME_FIELD = "metadata.name"
+"""The only field of a node that an affinity term can match (kubernetes pkg/apis/core/validation)."""
+
+_REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+
+
+def pinned(affinity: Mapping[str, Any] | None, node: str) -> dict[str, Any]:
+    """Return a pod's affinity with one node as the only one that will do."""
+    return required_of_node(affinity, "matchFields", [_field("In", node)])
+
+
+def kept_off(affinity: Mapping[str, Any] | None, nodes: Iterable[str]) -> dict[str, Any]:
+    """Return a pod's affinity with some nodes, at least one, as ones that will not do."""
+    # the API server takes one value in each (kubernetes pkg/apis/core/validation)
+    return required_of_node(affinity, "matchFields", [_field("NotIn", node) for node in sorted(nodes)])
+
+
+def node_of(spec: Mapping[str, Any]) -> str:
+    """Return the node that a pod is on, or is pinned to; empty where it can still be on several."""
+    if spec.get("nodeName"):
+        return str(spec["nodeName"])
+    node_affinity = (spec.get("affinity") or {}).get("nodeAffinity") or {}
+    named = {
+        value
+        for term in (node_affinity.get(_REQUIRED) or {}).get("nodeSelectorTerms") or []
+        for field in term.get("matchFields") or []
+        if field.get("key") == NAME_FIELD and field.get("operator") == "In"
+        for value in field.get("values") or []
+    }
+    if len(named) == 1:
+        return str(named.pop())
+    return str((spec.get("nodeSelector") or {}).get(HOSTNAME_LABEL) or "")
+
+
+def _field(operator: str, node: str) -> dict[str, Any]:
+    return {"key": NAME_FIELD, "operator": operator, "values": [node]}
+
+
+def required_of_node(
+    affinity: Mapping[str, Any] | None, what: str, conditions: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Return a pod's affinity that also requires this of its node. ``what``: matchFields or matchExpressions.
+
+    Terms are alternatives of each other, hence the conditions go into each of them.
+    """
+    affinity = affinity or {}
+    node_affinity = affinity.get("nodeAffinity") or {}
+    required = node_affinity.get(_REQUIRED) or {}
+    terms = [
+        {**term, what: [*(term.get(what) or []), *conditions]} for term in required.get("nodeSelectorTerms") or [{}]
+    ]
+    return {**affinity, "nodeAffinity": {**node_affinity, _REQUIRED: {**required, "nodeSelectorTerms": terms}}}

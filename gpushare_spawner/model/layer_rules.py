@@ -1,0 +1,298 @@
+"""Which layer the GPUs of a node are shared by: the content of `layers.yaml`.
+
+Pure data. Reference for admins: docs/reference/layers.md
+
+What admins can set for a sharing layer, in `layers.yaml`. Defaults are what the layer's own installation uses.
+
+Sharing layers: what each can do, what admins set for it, and which nodes it is used on. Pure data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from gpushare_spawner.model.layers import (
+    LAYERS,
+    LayerName,
+    Where,
+)
+
+_QUALIFIED = r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?"
+ResourceName = Annotated[str, Field(pattern=rf"^{_QUALIFIED}$", max_length=317)]
+"""An extended resource: a domain, a slash and a name. Source: Kubernetes, qualified names (253 + 1 + 63 letters)."""
+ObjectName = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$")]
+"""The name of an object in a cluster."""
+
+
+class LayerOptions(BaseModel):
+    """Options of one layer."""
+
+    # A misspelt field must be an error, not a setting without effect.
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class ReplicaOptions(LayerOptions):
+    """Options of NVIDIA's device plugin with replicas: time-slicing and MPS."""
+
+    resource: ResourceName | None = None
+    """The resource that a replica is requested by. Not given: `nvidia.com/gpu.shared` where a node has it, else
+    `nvidia.com/gpu`."""
+    replicas: Annotated[int, Field(ge=2, strict=True)] | None = None
+    """Replicas of each GPU. Not given: as each node's label `nvidia.com/gpu.replicas` says."""
+
+
+class MigOptions(LayerOptions):
+    """Options of MIG."""
+
+    strategy: Literal["single", "mixed"] | None = None
+    """The MIG strategy of NVIDIA's device plugin. Not given: as each node's label `nvidia.com/mig.strategy` says."""
+
+
+class HamiOptions(LayerOptions):
+    """Options of HAMi."""
+
+    scheduler: ObjectName = "hami-scheduler"
+    """The name of its scheduler."""
+    resource: ResourceName = "nvidia.com/gpu"
+    """The resource that stands for a number of GPUs."""
+    memory_resource: ResourceName = "nvidia.com/gpumem"
+    """The resource that stands for GPU memory in MiB."""
+    memory_factor: Annotated[int, Field(ge=1, le=1024, strict=True)] = 1
+    """HAMi's `memoryFactor`: the MiB that one of `memory_resource` stands for. Without it a server would get this many
+    times the memory that its template guarantees."""
+    memory_percentage_resource: ResourceName = "nvidia.com/gpumem-percentage"
+    """The resource that stands for a part of the GPU's memory, in percent."""
+    cores_resource: ResourceName = "nvidia.com/gpucores"
+    """The resource that stands for a part of the GPU's time, in percent."""
+
+
+class KaiOptions(LayerOptions):
+    """Options of KAI Scheduler."""
+
+    scheduler: ObjectName = "kai-scheduler"
+    """The name of its scheduler."""
+    queue: ObjectName = "default-queue"
+    """The queue of users whose quota is not in `queues`. It must be a leaf queue."""
+    queues: dict[str, ObjectName] = {}
+    """Queues by quota, as `quotas.yaml` names it: a group, or a group and a team like `physics/lasers`."""
+    priority_class: ObjectName = "build"
+    """The priority class of the pods. From 100 on, as `build` has it, KAI Scheduler does not preempt a pod, and the pod
+    must fit in the quota of its queue."""
+    preemptible: bool | None = None
+    """Whether KAI Scheduler may preempt the pods. Not given: as the priority class says."""
+    reservation_namespace: ObjectName = "kai-resource-reservation"
+    """The namespace of its reservation pods."""
+
+
+class DraOptions(LayerOptions):
+    """Options of a DRA driver for GPUs."""
+
+    driver: ObjectName = "gpu.nvidia.com"
+    """The name of the driver, as its ResourceSlices have it."""
+    device_class: ObjectName = "gpu.nvidia.com"
+    """The DeviceClass of whole GPUs."""
+    mig_device_class: ObjectName = "mig.nvidia.com"
+    """The DeviceClass of MIG devices."""
+    consumable: bool = False
+    """A fraction becomes consumable capacity of a GPU that several claims share, not a MIG device. Needs Kubernetes
+    with the feature gate DRAConsumableCapacity, on by default from 1.36 on, and a driver that publishes shares."""
+    shares: Annotated[str, Field(min_length=1)] = "shares"
+    """The capacity of a GPU that stands for its shares."""
+
+
+class MetaGpuOptions(LayerOptions):
+    """Options of MetaGPU."""
+
+    resource: ResourceName = "cnvrg.io/metagpu"
+    """The resource that stands for a part of a GPU."""
+    per_gpu: Annotated[int, Field(ge=1, strict=True)] = 100
+    """How many of them each GPU has."""
+
+
+class NvshareOptions(LayerOptions):
+    """Options of nvshare."""
+
+    resource: ResourceName = "nvshare.com/gpu"
+    """The resource that stands for a place on a node's GPU."""
+
+
+class KubeShareOptions(LayerOptions):
+    """Options of KubeShare."""
+
+    scheduler: ObjectName = "kubeshare-scheduler"
+    """The name of its scheduler."""
+
+
+class AllOptions(LayerOptions):
+    """Options by layer."""
+
+    time_slicing: Annotated[ReplicaOptions, Field(alias="time-slicing")] = ReplicaOptions()
+    """NVIDIA's device plugin with time-slicing."""
+    mps: ReplicaOptions = ReplicaOptions()
+    """NVIDIA's device plugin with MPS."""
+    mig: MigOptions = MigOptions()
+    """MIG with NVIDIA's device plugin."""
+    hami: HamiOptions = HamiOptions()
+    """HAMi."""
+    kai: KaiOptions = KaiOptions()
+    """KAI Scheduler."""
+    dra: DraOptions = DraOptions()
+    """A DRA driver for GPUs."""
+    metagpu: MetaGpuOptions = MetaGpuOptions()
+    """MetaGPU."""
+    nvshare: NvshareOptions = NvshareOptions()
+    """nvshare."""
+    kubeshare: KubeShareOptions = KubeShareOptions()
+    """KubeShare."""
+
+    def of(self, layer: LayerName) -> LayerOptions:
+        """Return the options of a layer. The native layer has none: its settings are those of agent and spawner."""
+        options: LayerOptions = getattr(self, layer.value.replace("-", "_"), LayerOptions())
+        return options
+
+    def given(self) -> frozenset[LayerName]:
+        """Return the layers that have options in the file."""
+        return frozenset(LayerName(name.replace("_", "-")) for name in self.model_fields_set)
+
+
+class _Part(BaseModel):
+    # A misspelt field must be an error, not a setting without effect.
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class LayerRule(_Part):
+    """The layer of some nodes. A rule without `nodes` and `models` applies to all."""
+
+    nodes: dict[str, str] = {}
+    """Labels that a node must have, all of them, like `{pool: teaching}`. Not given: any node."""
+    models: tuple[str, ...] = ()
+    """Patterns of GPU model names, like `["*A100*"]`; `*` stands for any text, case is ignored. Not given: any GPU."""
+    layer: LayerName
+    """The layer that shares the GPUs of these nodes."""
+    options: AllOptions = AllOptions()
+    """Options by layer, for these nodes alone. They override those of the whole file, field by field."""
+
+    @model_validator(mode="after")
+    def _own_options(self) -> LayerRule:
+        others = self.options.given() - {self.layer}
+        if others:
+            raise ValueError(
+                f"options of {', '.join(sorted(others))} have no effect in a rule of layer {self.layer}: move them to "
+                "a rule of that layer"
+            )
+        return self
+
+    def applies(self, labels: Mapping[str, str], model: str) -> bool:
+        """Return whether the rule is for a node with these labels and a GPU with this model name."""
+        if any(labels.get(name) != value for name, value in self.nodes.items()):
+            return False
+        return not self.models or any(matches(model, pattern) for pattern in self.models)
+
+    def hides(self, later: LayerRule) -> bool:
+        """Return whether a later rule is never used: this one applies to all nodes that it applies to.
+
+        On one machine a rule also counts behind those of layers that do not work there, and behind the rules for GPUs
+        in the other mode as to MIG: see `machine_layer`.
+        """
+        if not self.nodes.items() <= later.nodes.items() or not (
+            not self.models or (later.models and {*later.models} <= {*self.models})
+        ):
+            return False
+        on_a_machine = Where.ONE_MACHINE in LAYERS[later.layer].where and not later.nodes
+        first_there = Where.ONE_MACHINE in LAYERS[self.layer].where and (
+            (self.layer is LayerName.MIG) is (later.layer is LayerName.MIG)
+        )
+        return first_there or not on_a_machine
+
+    def may_apply(self, models: Iterable[str]) -> bool:
+        """Return whether the rule is likely for a GPU that these patterns accept; no patterns: they accept any.
+
+        For texts that no node is at hand for; `applies` is exact.
+        """
+        models = tuple(models)
+        if not models or not self.models:
+            return True
+        return any(_alike(mine, other) for mine in self.models for other in models)
+
+
+class LayersFile(_Part):
+    """Layers by node and GPU model. Nodes without a rule have the layer `native`."""
+
+    rules: tuple[LayerRule, ...] = ()
+    """The first rule that applies to a node counts."""
+    options: AllOptions = AllOptions()
+    """Options by layer, for all nodes."""
+
+    @field_validator("rules")
+    @classmethod
+    def _all_count(cls, rules: tuple[LayerRule, ...]) -> tuple[LayerRule, ...]:
+        for number, later in enumerate(rules):
+            first = next((place for place, rule in enumerate(rules[:number]) if rule.hides(later)), None)
+            if first is not None:
+                raise ValueError(
+                    f"rule {number + 1} (layer {later.layer}) is never used: rule {first + 1} (layer "
+                    f"{rules[first].layer}) applies to all its nodes, and the first rule counts; move it before that "
+                    "one, or remove it"
+                )
+        return rules
+
+    def rule_of(self, labels: Mapping[str, str], model: str) -> LayerRule | None:
+        """Return the rule of a node with these labels and GPUs of this model; None: no rule applies."""
+        return next((rule for rule in self.rules if rule.applies(labels, model)), None)
+
+    def layer_of(self, labels: Mapping[str, str], model: str) -> LayerName:
+        """Return the layer of a node with these labels and GPUs of this model."""
+        rule = self.rule_of(labels, model)
+        return rule.layer if rule is not None else LayerName.NATIVE
+
+    def options_of(self, layer: LayerName, rule: LayerRule | None = None) -> LayerOptions:
+        """Return a layer's options on the nodes of a rule; None: on nodes without a rule."""
+        options = self.options.of(layer)
+        own = rule.options.of(layer) if rule is not None else None
+        return (
+            options
+            if own is None
+            else options.model_copy(update={name: getattr(own, name) for name in own.model_fields_set})
+        )
+
+    def layers_for(self, models: Iterable[str]) -> tuple[LayerName, ...]:
+        """Return the layers by which a template with these patterns of GPU models can be served, without repetition."""
+        models = tuple(models)
+        found = [rule.layer for rule in self.rules if rule.may_apply(models)]
+        everywhere = any(not rule.nodes and not rule.models for rule in self.rules)
+        return tuple(dict.fromkeys(found if everywhere else [*found, LayerName.NATIVE]))
+
+
+def machine_layer(rules: LayersFile, model: str, *, mig: bool) -> LayerName | None:
+    """Return the layer of GPUs of this model on one machine, where no node has labels; None: no template without a
+    layer of its own can have them.
+
+    The first rule counts whose layer works on one machine. The rules of layer `mig` are for GPUs in MIG mode (``mig``),
+    which no other layer can share. Without a rule the layer is `native`.
+    """
+    for rule in rules.rules:
+        works = Where.ONE_MACHINE in LAYERS[rule.layer].where and (rule.layer is LayerName.MIG) is mig
+        if works and rule.applies({}, model):
+            return rule.layer
+    return None if mig else LayerName.NATIVE
+
+
+def matches(model: str, pattern: str) -> bool:
+    """Return whether a GPU's model name matches a pattern; case is ignored.
+
+    Labels of nodes have dashes in place of spaces: "NVIDIA-A100-SXM4-80GB" matches what "NVIDIA A100-SXM4-80GB" does.
+    """
+    name, wanted = model.lower(), pattern.lower()
+    return fnmatchcase(name, wanted) or fnmatchcase(name.replace(" ", "-"), wanted.replace(" ", "-"))
+
+
+def _alike(first: str, second: str) -> bool:
+    """Return whether one pattern is a special case of the other: "*A100*" and "*A100-SXM4*", not "*A100*" and "*T4*".
+
+    Patterns like "*A100*" and "*80GB*" have models in common too, which only the nodes' own names tell.
+    """
+    return matches(first.strip("*"), second) or matches(second.strip("*"), first)

@@ -1,1 +1,0 @@
-"""What agents, notebook servers, hub and service say to each other over sockets: frames, texts, requests."""

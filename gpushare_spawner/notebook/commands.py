@@ -1,0 +1,104 @@
+"""``gpushare status``: this notebook server's GPU share, in its terminal.
+
+``gpushare keep`` and ``gpushare release``: what JupyterLab's buttons do, in the notebook server's terminal.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+
+from gpushare_spawner.model.frames import AskKind
+from gpushare_spawner.model.quantity import parse_seconds
+from gpushare_spawner.notebook.client import AgentUnavailable, ServiceAsk, ask, ask_service
+from gpushare_spawner.wording.actions import wrong_keep_time
+from gpushare_spawner.wording.share_status import page
+
+CLEAR = "\x1b[H\x1b[2J"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    parser.add_argument("--json", action="store_true", help="print a JSON object (with --watch one on each line)")
+    parser.add_argument("--watch", action="store_true", help="print it again every second, until Ctrl-C")
+    parser.add_argument("--socket", metavar="PATH", help="the session's socket (default: $GPUSHARE_SOCKET)")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the status. Returns 0 if it is known or there is no share, 1 if the agent is unavailable."""
+    try:
+        while True:
+            status = ask(options.socket)
+            if options.json:
+                print(json.dumps(status.as_json()), flush=True)
+            else:
+                print((CLEAR if options.watch and sys.stdout.isatty() else "") + page(status, time.time()), flush=True)
+            if not options.watch or not status.shared:
+                return 1 if status.problem else 0
+            time.sleep(1)
+    except KeyboardInterrupt:
+        return 0
+    except BrokenPipeError:  # `gpushare status --watch | head`
+        sys.stderr.close()
+        return 0
+
+
+END = "end"
+
+
+def configure_keep(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``gpushare keep``."""
+    parser.add_argument(
+        "time",
+        metavar="TIME",
+        nargs="?",
+        help=f"how long: 4h, 90m; '{END}' ends the keep; without it: print how many keeps are left, and for how long",
+    )
+    _configure(parser)
+
+
+def configure_release(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``gpushare release``."""
+    _configure(parser)
+
+
+def _configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print a JSON object: done, text")
+    parser.add_argument("--socket", metavar="PATH", help="the session's socket (default: $GPUSHARE_SOCKET)")
+
+
+def keep(options: argparse.Namespace) -> int:
+    """Keep the share, end the keep, or print what is left of keeps.
+
+    Returns 0 if it was done, 1 if not, 2 for a time that cannot be read.
+    """
+    try:
+        one = _keep_of(options.time)
+    except ValueError:
+        # WrongAsk for a time of less than a second, or of millions of years
+        print(f"gpushare: {wrong_keep_time(options.time, END)}", file=sys.stderr)
+        return 2
+    return _ask(one, options)
+
+
+def release(options: argparse.Namespace) -> int:
+    """Release the share now. Returns 0 if it was done, 1 if not."""
+    return _ask(ServiceAsk.of(AskKind.RELEASE), options)
+
+
+def _keep_of(time: str | None) -> ServiceAsk:
+    if time is None:
+        return ServiceAsk.of(AskKind.KEEPS)
+    return ServiceAsk.of(AskKind.END_KEEP) if time == END else ServiceAsk.of(AskKind.KEEP, parse_seconds(time))
+
+
+def _ask(one: ServiceAsk, options: argparse.Namespace) -> int:
+    try:
+        answer = ask_service(one, options.socket)
+    except AgentUnavailable as error:
+        print(f"gpushare: {error}", file=sys.stderr)
+        return 1
+    print(json.dumps({"done": answer.done, "text": answer.text}) if options.json else answer.text)
+    return 0 if answer.done else 1

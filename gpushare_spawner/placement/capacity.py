@@ -1,0 +1,604 @@
+"""The GPUs of all nodes, and what is left on GPUs and nodes.
+
+Nodes in the order in which a strategy prefers them, kept up to date by what changes.
+
+Why one node cannot take a demand now, as data. unplaceable.py sums these up over all nodes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+from enum import IntEnum
+from heapq import heapify, heappop, heappush
+from itertools import islice
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+from gpushare_spawner.model.layers import LayerName
+from gpushare_spawner.model.report import GpuReport, in_order_of_claim
+from gpushare_spawner.model.share import UNITS_PER_GPU
+from gpushare_spawner.placement.node import UNKNOWN, GpuCapacity, NodeCapacity, NodeResources
+from gpushare_spawner.placement.request import Demand
+
+
+class Lacking(IntEnum):
+    """What a node lacks; of several the first is named."""
+
+    MODEL = 1
+    """None of its GPUs is of a model that will do."""
+    ELIGIBLE = 2
+    """Its taints or labels keep the pod out."""
+    CAPACITY = 3
+    """Even if it were empty it could not take the demand: too few GPUs, or too few units on them."""
+    MOST_CPU = 4
+    """Even if nothing ran there it would have too little CPU."""
+    MOST_MEMORY = 5
+    """Even if nothing ran there it would have too little memory."""
+    HEALTH = 6
+    """It could take the demand if it were empty and all its GPUs were healthy."""
+    CORDON = 7
+    """It could take the demand if it were empty and none of its GPUs were cordoned."""
+    UNITS = 8
+    """Its GPUs are allocated to others."""
+    PODS = 9
+    """It runs as many pods as it may."""
+    CPU = 10
+    MEMORY = 11
+
+
+@dataclass(frozen=True, slots=True)
+class Obstacle:
+    """Why a node cannot take a demand. Nodes in the same situation give equal obstacles."""
+
+    lacking: Lacking
+    models: tuple[str, ...] = ()
+    """MODEL: the models that it has, sorted."""
+    suitable: int = 0
+    """GPUs of models that will do, unhealthy ones too."""
+    most_units: int = 0
+    """The most units that one of those could give if it were empty."""
+    most_count: int = 0
+    """GPUs of one model, healthy and not cordoned, that could give the units if they were empty."""
+    free_units: int = 0
+    """The most units that are free on one of those."""
+    free_count: int = 0
+    """Whole GPUs of one model that are free."""
+    left: int = 0
+    """PODS, CPU (millicores), MEMORY (bytes): what the node has left. MOST_CPU, MOST_MEMORY: what it has at all."""
+
+
+def fits(demand: Demand, node: NodeCapacity) -> bool:
+    """Whether a node can take a demand now."""
+    return _lacking_resource(demand, node) is None and _units_free(demand, node) and node.name not in demand.ineligible
+
+
+def obstacle_of(demand: Demand, node: NodeCapacity) -> Obstacle:
+    """Return why a node cannot take a demand now. Raises ValueError for a node that can."""
+    if not _units_free(demand, node):
+        lacking = Lacking.UNITS
+    elif (resource := _lacking_resource(demand, node)) is not None:
+        lacking = resource
+    elif node.name in demand.ineligible:
+        lacking = Lacking.ELIGIBLE
+    else:
+        raise ValueError(f"node {node.name} can take {demand}")
+    suitable = [gpu for gpu in node.gpus if demand.accepts(gpu.model)]
+    if not suitable:
+        return Obstacle(Lacking.MODEL, models=tuple(sorted({gpu.model for gpu in node.gpus})))
+    able = [gpu for gpu in suitable if gpu.capacity >= demand.units]
+    if_healthy = max(Counter(gpu.model for gpu in able).values(), default=0)
+    able = [gpu for gpu in able if gpu.healthy]
+    if_uncordoned = max(Counter(gpu.model for gpu in able).values(), default=0)
+    able = [gpu for gpu in able if gpu.offered]
+    counts = Counter(gpu.model for gpu in able)
+    whole = Counter(gpu.model for gpu in able if gpu.free >= UNITS_PER_GPU)
+    most_count = max(counts.values(), default=0)
+    if node.name in demand.ineligible:
+        lacking = Lacking.ELIGIBLE
+    elif if_healthy < demand.count:
+        lacking = Lacking.CAPACITY
+    elif not node.resources.can_ever_have(demand.cpu, 0):
+        lacking = Lacking.MOST_CPU
+    elif not node.resources.can_ever_have(0, demand.memory):
+        lacking = Lacking.MOST_MEMORY
+    elif if_uncordoned < demand.count:
+        lacking = Lacking.HEALTH
+    elif most_count < demand.count:
+        lacking = Lacking.CORDON
+    left = {
+        Lacking.PODS: node.resources.pods,
+        Lacking.CPU: node.resources.cpu,
+        Lacking.MEMORY: node.resources.memory,
+        Lacking.MOST_CPU: node.resources.most_cpu,
+        Lacking.MOST_MEMORY: node.resources.most_memory,
+    }
+    return Obstacle(
+        lacking,
+        suitable=len(suitable),
+        most_units=max(gpu.capacity for gpu in suitable),
+        most_count=most_count,
+        free_units=max((gpu.free for gpu in able), default=0),
+        free_count=max(whole.values(), default=0),
+        left=max(0, left.get(lacking) or 0),
+    )
+
+
+def _units_free(demand: Demand, node: NodeCapacity) -> bool:
+    if not demand.count:
+        return True
+    for model, free in node.most_free.items():
+        if demand.accepts(model) and len(free) >= demand.count and free[demand.count - 1] >= demand.units:
+            return True
+    return False
+
+
+def _lacking_resource(demand: Demand, node: NodeCapacity) -> Lacking | None:
+    free = node.resources
+    if free.lacks_cpu(demand.cpu):
+        return Lacking.CPU
+    if free.lacks_memory(demand.memory):
+        return Lacking.MEMORY
+    if free.lacks_pods():
+        return Lacking.PODS
+    return None
+
+
+MOST_ENTRIES = 1_000_000
+"""Nodes in all indexes together, of about 250 bytes each. The index that was not asked for longest is forgotten."""
+
+
+class Rated(NamedTuple):
+    """The best place on a node. A lower ``key`` is better; all keys of one rating compare with each other."""
+
+    key: tuple[Any, ...]
+    gpus: tuple[str, ...]
+    """UUIDs."""
+
+
+class Rating(Protocol):
+    """How a strategy compares nodes. Equal ratings (by ``==``) share an index."""
+
+    def rate(self, demand: Demand, node: NodeCapacity) -> Rated:
+        """Rate the best place on a node on which the demand fits; equal for equal demands and nodes in equal state."""
+        ...
+
+    def __hash__(self) -> int: ...
+
+
+@runtime_checkable
+class AdmittingRating(Rating, Protocol):
+    """A rating of nodes that need not be able to take the demand now."""
+
+    def admits(self, demand: Demand, node: NodeCapacity) -> bool:
+        """Whether to rate a node."""
+        ...
+
+
+def admission(rating: Rating) -> Callable[[Demand, NodeCapacity], bool]:
+    """Return what says which nodes are rated: those on which the demand fits, if the rating does not say otherwise."""
+    return rating.admits if isinstance(rating, AdmittingRating) else fits
+
+
+class Best(NamedTuple):
+    """A node and the UUIDs of its GPUs."""
+
+    node: str
+    gpus: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Unrated:
+    """For an index of which only the obstacles are asked."""
+
+    def rate(self, demand: Demand, node: NodeCapacity) -> Rated:
+        return Rated((), ())
+
+
+UNRATED = _Unrated()
+
+
+class ChangeLog:
+    """The names of nodes that have changed, in order; the oldest are forgotten."""
+
+    def __init__(self) -> None:
+        self._names: list[str] = []
+        self._first = 0
+
+    @property
+    def end(self) -> int:
+        """How many changes there have been."""
+        return self._first + len(self._names)
+
+    def add(self, name: str, keep: int) -> None:
+        """Note a change; at least the last ``keep`` of them can be asked for."""
+        self._names.append(name)
+        if len(self._names) > 2 * keep + 1000:
+            forgotten = len(self._names) - keep
+            del self._names[:forgotten]
+            self._first += forgotten
+
+    def since(self, position: int) -> list[str] | None:
+        """Return the names noted since then; None where some are forgotten."""
+        return self._names[position - self._first :] if position >= self._first else None
+
+
+Entry = tuple[tuple[Any, ...], str, tuple[str, ...]]
+"""A node in the heap: the key of its rating, its name, its GPUs."""
+
+
+class CapacityIndex:
+    """The nodes for one demand and one rating: a heap of those that can take it, and the obstacles of the others.
+
+    A node that has changed is rated again when the index is asked next; its old entry in the heap is skipped when it
+    comes up.
+    """
+
+    def __init__(self, demand: Demand, rating: Rating, nodes: Mapping[str, NodeCapacity], changes: ChangeLog) -> None:
+        self._demand = demand
+        self._rating = rating
+        self._nodes = nodes
+        self._changes = changes
+        self._admits = admission(rating)
+        self._seen = changes.end
+        self._changed = set(nodes)
+        self._heap: list[Entry] = []
+        self._entries: dict[str, Entry] = {}
+        self._unexplained: set[str] | None = None
+        """None: nobody has asked for obstacles yet."""
+        self._obstacle_of: dict[str, Obstacle] = {}
+        self._obstacles: Counter[Obstacle] = Counter()
+        self._equal: dict[Obstacle, Obstacle] = {}
+
+    def restart(self, rating: Rating) -> None:
+        """Begin anew with another rating.
+
+        The containers stay the same objects: those that the garbage collector leaves out (`gc.freeze`) stay left out,
+        and new ones, as large as the cluster, would be work for it.
+        """
+        self._rating = rating
+        self._admits = admission(rating)
+        self._seen = self._changes.end
+        self._changed.update(self._nodes)
+        self._heap.clear()
+        self._entries.clear()
+        self._unexplained = None
+        self._obstacle_of.clear()
+        self._obstacles.clear()
+        self._equal.clear()
+
+    def refresh(self, limit: int | None = None) -> int:
+        """Rate nodes that have changed, at most ``limit`` of them; return how many are left."""
+        if self._seen != self._changes.end:
+            names = self._changes.since(self._seen)
+            # where changes are forgotten, nodes that the index knows may be gone
+            self._changed.update(names if names is not None else (*self._nodes, *self._entries, *self._obstacle_of))
+            self._seen = self._changes.end
+        if not self._changed:
+            return 0
+        chosen = list(islice(self._changed, limit))
+        # many at once: making the heap anew is cheaper than one push each
+        at_once = len(chosen) > len(self._heap) // 4
+        demand, entries, nodes, admits = self._demand, self._entries, self._nodes, self._admits
+        for name in chosen:
+            node = nodes.get(name)
+            if node is not None and admits(demand, node := node.left_for(demand)):
+                rated = self._rating.rate(demand, node)
+                entry = entries[name] = (rated.key, name, rated.gpus)
+                if not at_once:
+                    heappush(self._heap, entry)
+            else:
+                entries.pop(name, None)
+        # only now: after an error above they are rated again
+        self._changed.difference_update(chosen)
+        if self._unexplained is not None:
+            self._unexplained.update(chosen)
+        if at_once or len(self._heap) > 2 * len(entries) + 64:
+            self._heap[:] = entries.values()
+            heapify(self._heap)
+        return len(self._changed)
+
+    def best(self, left_out: frozenset[str]) -> Best | None:
+        """Return the best node that is not left out; None: no node can take the demand."""
+        self.refresh()
+        aside = []
+        found: Best | None = None
+        while self._heap and found is None:
+            entry = self._heap[0]
+            _, name, gpus = entry
+            if self._entries.get(name) is not entry:
+                heappop(self._heap)
+            elif name in left_out:
+                aside.append(heappop(self._heap))
+            else:
+                found = Best(name, gpus)
+        for entry in aside:
+            heappush(self._heap, entry)
+        return found
+
+    def admitted(self) -> Set[str]:
+        """Return the nodes that are rated."""
+        self.refresh()
+        return self._entries.keys()
+
+    def obstacles(self) -> tuple[Mapping[Obstacle, int], int]:
+        """Return how many nodes have which obstacle, and how many nodes can take the demand."""
+        self.explain()
+        return self._obstacles, len(self._entries)
+
+    def explain(self, limit: int | None = None) -> int:
+        """Find the obstacles of nodes that have changed, at most of ``limit`` nodes; return how many are left."""
+        unrated = self.refresh(limit)
+        if self._unexplained is None:
+            self._unexplained = set(self._nodes) - self._changed
+        chosen = list(islice(self._unexplained, limit))
+        for name in chosen:
+            before = self._obstacle_of.pop(name, None)
+            if before is not None:
+                self._obstacles[before] -= 1
+                if not self._obstacles[before]:
+                    del self._obstacles[before]
+                    self._equal.pop(before, None)
+            node = self._nodes.get(name)
+            if node is not None and name not in self._entries:
+                obstacle = obstacle_of(self._demand, node.left_for(self._demand))
+                # one object for all nodes in the same situation: they are many, and each is work for the collector
+                self._obstacle_of[name] = self._equal.setdefault(obstacle, obstacle)
+                self._obstacles[obstacle] += 1
+        self._unexplained.difference_update(chosen)
+        return unrated + len(self._unexplained)
+
+
+class CapacityIndexes:
+    """The indexes that are in use, one for each demand and rating."""
+
+    def __init__(self, nodes: Mapping[str, NodeCapacity]) -> None:
+        self._nodes = nodes
+        self._indexes: OrderedDict[tuple[Demand, Rating], CapacityIndex] = OrderedDict()
+        self._retired: dict[Demand, CapacityIndex] = {}
+        self._changes = ChangeLog()
+
+    def changed(self, node: str) -> None:
+        """Note that a node has changed, is new or is gone."""
+        self._changes.add(node, keep=2 * len(self._nodes))
+
+    @property
+    def version(self) -> int:
+        """How many changes there have been: while it is the same, so is what all indexes say."""
+        return self._changes.end
+
+    def of(self, demand: Demand, rating: Rating) -> CapacityIndex:
+        """Return the index for a demand and a rating; its nodes may have to be rated first."""
+        key = (demand, rating)
+        index = self._indexes.get(key)
+        if index is None:
+            index = self._retired.pop(demand, None)
+            if index is None:
+                index = CapacityIndex(demand, rating, self._nodes, self._changes)
+            else:
+                index.restart(rating)
+            self._indexes[key] = index
+            self._keep_to(max(1, MOST_ENTRIES // max(1, len(self._nodes))))
+        else:
+            self._indexes.move_to_end(key)
+        return index
+
+    def retire(self, rating: object) -> None:
+        """Use the indexes of a rating that will not be asked for again for the next rating of the same demands."""
+        self._retired = {demand: self._indexes.pop((demand, one)) for demand, one in [*self._indexes] if one == rating}
+
+    def obstacles(self, demand: Demand) -> tuple[Mapping[Obstacle, int], int]:
+        """Return how many nodes have which obstacle, and how many nodes can take the demand."""
+        return self._any_of(demand).obstacles()
+
+    def explain(self, demand: Demand, limit: int) -> int:
+        """Find obstacles for later calls of `obstacles`, on at most ``limit`` nodes; return how many are left."""
+        return self._any_of(demand).explain(limit)
+
+    def _keep_to(self, most: int) -> None:
+        """Forget indexes so that there are no more than ``most``."""
+        while self._retired and len(self._indexes) + len(self._retired) > most:
+            self._retired.popitem()
+        while len(self._indexes) > most:
+            self._indexes.popitem(last=False)
+
+    def _any_of(self, demand: Demand) -> CapacityIndex:
+        # obstacles are the same in every index of the demand
+        asked = (
+            index
+            for (known, rating), index in reversed(self._indexes.items())
+            if known == demand and admission(rating) is fits
+        )
+        return next(asked, None) or self.of(demand, UNRATED)
+
+
+NODES_AT_ONCE = 1000
+"""Nodes for which a rating is forgotten in one piece: less than 1 ms."""
+
+
+class FreeCapacity:
+    """What is left on GPUs and nodes, kept up to date by what changes.
+
+    Strategies read it, and find the best node with `best`. Only the ledger changes it.
+    """
+
+    def __init__(self) -> None:
+        self._gpus: dict[str, GpuCapacity] = {}
+        self._nodes: dict[str, NodeCapacity] = {}
+        self._told: dict[str, dict[str, GpuReport]] = {}
+        self._resources: dict[str, NodeResources] = {}
+        self._claims: dict[str, set[str]] = {}
+        self._indexes = CapacityIndexes(self._nodes)
+
+    @property
+    def gpus(self) -> Mapping[str, GpuCapacity]:
+        """Every GPU by its UUID, unhealthy ones too."""
+        return MappingProxyType(self._gpus)
+
+    @property
+    def nodes(self) -> Mapping[str, NodeCapacity]:
+        """Every node that has GPUs, by its name."""
+        return MappingProxyType(self._nodes)
+
+    @property
+    def version(self) -> int:
+        """A number that changes whenever something about a node changes."""
+        return self._indexes.version
+
+    def best(
+        self, demand: Demand, rating: Rating, left_out: frozenset[str] = frozenset(), only: str = ""
+    ) -> Best | None:
+        """Return the node with the best rating that can take the demand, and its GPUs; None: no node can.
+
+        An `AdmittingRating` says itself which nodes it rates.
+
+        ``left_out``: nodes that will not do this time. ``only``: the only one that will. Only nodes that have changed
+        since the last call with an equal demand and rating are rated again.
+        """
+        if not only:
+            return self._indexes.of(demand, rating).best(left_out)
+        node = self._left_for(demand, only)
+        if node is None or only in left_out or not admission(rating)(demand, node):
+            return None
+        return Best(only, rating.rate(demand, node).gpus)
+
+    def admitted(self, demand: Demand, rating: Rating, only: str = "") -> Set[str]:
+        """Return the nodes among which `best` chooses."""
+        if not only:
+            return self._indexes.of(demand, rating).admitted()
+        node = self._left_for(demand, only)
+        return {only} if node is not None and admission(rating)(demand, node) else frozenset()
+
+    def prepare(self, demand: Demand, rating: Rating, limit: int) -> int:
+        """Rate at most ``limit`` nodes for later calls of `best`; return how many are left."""
+        return self._indexes.of(demand, rating).refresh(limit)
+
+    def forgetting(self, rating: object) -> Iterator[None]:
+        """Forget in pieces what was computed for a rating that will not be asked for again."""
+        self._indexes.retire(rating)
+        nodes = list(self._nodes.values())
+        for start in range(0, len(nodes), NODES_AT_ONCE):
+            for node in nodes[start : start + NODES_AT_ONCE]:
+                node.derived.pop(rating, None)
+            yield
+
+    def prepare_obstacles(self, demand: Demand, limit: int) -> int:
+        """Find the obstacles of at most ``limit`` nodes for later calls of `obstacles`; return how many are left."""
+        return self._indexes.explain(demand, limit)
+
+    def obstacles(self, demand: Demand, only: str = "") -> tuple[Mapping[Obstacle, int], int]:
+        """Return how many nodes have which obstacle, and how many can take the demand; ``only``: of this node alone."""
+        if not only:
+            return self._indexes.obstacles(demand)
+        node = self._left_for(demand, only)
+        if node is None:
+            return {}, 0
+        return ({}, 1) if fits(demand, node) else ({obstacle_of(demand, node): 1}, 0)
+
+    def reports(self, name: str) -> Sequence[GpuReport]:
+        """Return the GPUs of a node as they were reported; none for an unknown node."""
+        node = self._nodes.get(name)
+        return [self._told[name][gpu.uuid] for gpu in node.gpus] if node is not None else []
+
+    # -- for the ledger --
+
+    def put_node(self, name: str, gpus: Iterable[GpuReport]) -> Sequence[str]:
+        """Set the GPUs of a node. Return the UUIDs of GPUs that are new or changed: nothing is taken off them yet."""
+        told: dict[str, GpuReport] = {}
+        for gpu in sorted(gpus, key=lambda gpu: (gpu.index, gpu.uuid)):
+            told.setdefault(gpu.uuid, gpu)
+        before = self._told.get(name, {})
+        if list(map(_essence, before.values())) == list(map(_essence, told.values())):
+            return ()
+        rebuilt = {name}
+        for uuid in before.keys() - told.keys():
+            nodes = self._claims[uuid]
+            nodes.discard(name)
+            rebuilt |= nodes
+            if not nodes:
+                del self._claims[uuid]
+        for uuid in told:
+            rebuilt |= self._claims.setdefault(uuid, set())
+            self._claims[uuid].add(name)
+        if told:
+            self._told[name] = told
+        else:
+            self._told.pop(name, None)
+        return [uuid for node in sorted(rebuilt) for uuid in self._rebuild(node)]
+
+    def drop_node(self, name: str) -> Sequence[str]:
+        """Forget a node. Return the UUIDs of GPUs that another node has reported too: nothing is taken off them yet."""
+        return self.put_node(name, ())
+
+    def set_resources(self, name: str, resources: NodeResources) -> None:
+        """Set what is free on a node beside its GPUs; kept for a node that has no GPUs yet."""
+        if self._resources.get(name, UNKNOWN) == resources:
+            return
+        self._resources[name] = resources
+        if resources == UNKNOWN:
+            del self._resources[name]
+        node = self._nodes.get(name)
+        if node is not None:
+            node.resources = resources
+            self._changed(node)
+
+    def update(self, uuid: str, unowned: int, free: int, layer: LayerName | None = None) -> None:
+        """Set what is left on a GPU, and the layer of its sessions. Raises KeyError for a GPU that is in no report."""
+        gpu = self._gpus[uuid]
+        if gpu.mig is not None:
+            layer = LayerName.MIG
+        if (gpu.unowned, gpu.free, gpu.layer) != (unowned, free, layer):
+            gpu.unowned, gpu.free, gpu.layer = unowned, free, layer
+            node = self._nodes[gpu.node]
+            node.several_layers |= layer not in (None, LayerName.NATIVE)
+            self._changed(node)
+
+    def _left_for(self, demand: Demand, name: str) -> NodeCapacity | None:
+        node = self._nodes.get(name)
+        return node.left_for(demand) if node is not None else None
+
+    def _rebuild(self, name: str) -> Sequence[str]:
+        old = self._nodes.pop(name, None)
+        for gpu in old.gpus if old is not None else ():
+            if self._gpus[gpu.uuid].node == name:
+                del self._gpus[gpu.uuid]
+        # one GPU that two nodes report is still one GPU
+        told = self._told.get(name, {})
+        gpus = tuple(_empty(gpu, name) for uuid, gpu in told.items() if self._node_of(uuid) == name)
+        if gpus:
+            healthy: dict[str, tuple[GpuCapacity, ...]] = {}
+            for gpu in gpus:
+                self._gpus[gpu.uuid] = gpu
+                if gpu.offered:
+                    healthy[gpu.model] = (*healthy.get(gpu.model, ()), gpu)
+            resources = self._resources.get(name, UNKNOWN)
+            several = any(gpu.mig is not None for gpu in gpus)
+            node = self._nodes[name] = NodeCapacity(name, gpus, healthy, resources=resources, several_layers=several)
+            node.changed()
+        self._indexes.changed(name)
+        return [gpu.uuid for gpu in gpus]
+
+    def _node_of(self, uuid: str) -> str:
+        """Return which of the nodes that report a GPU has it."""
+        nodes = self._claims[uuid]
+        if len(nodes) == 1:
+            return next(iter(nodes))
+        return in_order_of_claim({node: self._told[node][uuid] for node in nodes})[0]
+
+    def _changed(self, node: NodeCapacity) -> None:
+        node.changed()
+        self._indexes.changed(node.name)
+
+
+def _essence(gpu: GpuReport) -> tuple[object, ...]:
+    return (gpu.index, gpu.uuid, gpu.model, gpu.healthy, gpu.cordoned, gpu.capacity_units, gpu.mig, gpu.known_since)
+
+
+def _empty(gpu: GpuReport, node: str) -> GpuCapacity:
+    units = gpu.capacity_units
+    rank = (node, gpu.index, gpu.uuid)
+    found = GpuCapacity(gpu.uuid, node, gpu.index, gpu.model, gpu.healthy, gpu.cordoned, units, rank, units, units)
+    if gpu.mig is not None:
+        found.layer, found.mig = LayerName.MIG, gpu.mig.profile
+    return found

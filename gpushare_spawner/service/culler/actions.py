@@ -1,0 +1,310 @@
+"""Idle actions through the agent: downgrade or release a share, and notify its user before.
+
+Idle actions through the hub: stop a server, delete a user.
+
+The hub's API cannot refuse a deletion because of activity, as an agent can, and the hub's list can be a minute old.
+So each method checks again just before the deletion. A deletion that fails is not repeated but decided anew.
+
+Idle actions for the log of actions and the history: what was decided, with its rule and figures.
+
+Servers without a GPU share, and users without servers: which of them are idle, by the hub's list.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from gpushare_spawner.idle import DryRun, IdleAction, overdue
+from gpushare_spawner.model.control import AnnounceRequest, TierRequest
+from gpushare_spawner.model.controls import IdleCause
+from gpushare_spawner.model.report import Notice
+from gpushare_spawner.model.share import Share, Tier, UseRule
+from gpushare_spawner.model.template import Template
+from gpushare_spawner.service.actions.outcome import ActionLog
+from gpushare_spawner.service.actions.share import YIELD_SECONDS
+from gpushare_spawner.service.counters import Counters
+from gpushare_spawner.service.culler.decisions import CullerSettings, HubSnapshot, SessionDecision, decide_session
+from gpushare_spawner.service.hub.client import Hub, HubServer, HubUser
+from gpushare_spawner.service.hub.server_notes import ServerNotes
+from gpushare_spawner.service.reports import ask
+from gpushare_spawner.service.templates import SessionTemplates
+from gpushare_spawner.wording import idle_decisions, notices
+from gpushare_spawner.wording.idle_decisions import decided, explained
+
+
+class IdleActionLog:
+    """Enters idle actions in the log of actions."""
+
+    def __init__(self, actions: ActionLog) -> None:
+        self._actions = actions
+
+    def gpu_action(self, one: SessionDecision) -> None:
+        """Log that a session was downgraded or released, as decided; or, in a dry run, that it would have been."""
+        self._session(one, one.decision.tier, one.decision.units, decided(one.decision, one.session.share))
+
+    def stopped_session(self, one: SessionDecision, reason: str) -> None:
+        """Log that a session's server was stopped."""
+        self._session(one, Tier.STOPPED, 0, reason)
+
+    def stopped_server(self, server: HubServer, reason: str, dry_run: bool = False) -> None:
+        """Log that a server without a share was stopped."""
+        self._actions.server(server, Tier.STOPPED, reason=reason, dry_run=dry_run)
+
+    def _session(self, one: SessionDecision, tier: Tier, units: int, reason: str) -> None:
+        upcoming = one.decision.upcoming
+        self._actions.session(
+            one.session,
+            one.node,
+            tier,
+            units=units,
+            cause=upcoming.cause.value if upcoming is not None else "",
+            reason=reason,
+            dry_run=one.dry_run,
+        )
+
+
+log = logging.getLogger("gpushare.service")
+
+
+async def take_gpu_action(one: SessionDecision, counters: Counters, actions: IdleActionLog) -> bool:
+    """Ask the agent for the tier that was decided. Returns True.
+
+    The agent refuses (ControlRefused) if the session has worked on the GPU since, unless it makes way for a spawn in
+    quota.
+    """
+    session, decision, seen, share = one.session, one.decision, one.observation, one.session.share
+    reclaims = decision.upcoming is not None and decision.upcoming.cause is IdleCause.RECLAIM
+    await one.agent.tier(
+        TierRequest(
+            id=session.id,
+            tier=decision.tier,
+            effective_units=decision.units,
+            reason=decided(decision, share),
+            if_idle_since=None if reclaims else max(0.0, decision.worked_at),
+            if_gpu_seconds=None if reclaims else seen.use_from_gpu_seconds,
+            use=seen.use_rule,
+            yields_until=one.decided_at + YIELD_SECONDS if one.claim is not None else None,
+        )
+    )
+    actions.gpu_action(one)
+    counters.acted(decision.tier)
+    return True
+
+
+async def suppose(one: SessionDecision, dry_run: DryRun, actions: IdleActionLog) -> bool:
+    """Log what a session's decision would do, instead of doing it. Returns False: nothing has changed."""
+    session, decision, seen = one.session, one.decision, one.observation
+    if decision.tier is not seen.tier:
+        actions.gpu_action(one)
+        dry_run.act(session.id, seen, decision.tier, decision.units, one.decided_at)
+    elif decision.notice is None:
+        if seen.notice is not None:
+            dry_run.notify(session.id, seen, None, one.decided_at)
+    elif seen.notice is None or not _same(seen.notice, decision.notice):
+        dry_run.notify(session.id, seen, notice_of(decision.notice, session.share, seen.use_rule), one.decided_at)
+    return False
+
+
+async def go_on_yielding(one: SessionDecision) -> bool:
+    """Have the agent keep what the session yields for longer: the server that it is for does not run yet. Returns
+    False: nothing has changed."""
+    session = one.session
+    await one.agent.tier(
+        TierRequest(
+            id=session.id,
+            tier=session.tier,
+            effective_units=session.effective_units,
+            reason="a spawn in quota still waits for its units, or has them and starts",
+            use=one.observation.use_rule,
+            yields_until=one.decided_at + YIELD_SECONDS,
+        )
+    )
+    return False
+
+
+async def stop_yielding(one: SessionDecision) -> bool:
+    """Tell the agent that no spawn in quota needs what the session yields. Returns True."""
+    session, reason = one.session, "no spawn in quota waits for its units any longer"
+    works = session.gpu_busy or session.waiting
+    tier, units = (Tier.ACTIVE, session.share_units) if works else (session.tier, session.effective_units)
+    if tier is not Tier.STOPPED:
+        use = one.observation.use_rule if tier is not Tier.ACTIVE else None
+        await one.agent.tier(TierRequest(id=session.id, tier=tier, effective_units=units, reason=reason, use=use))
+        log.info("%s: %s", one.name, reason)
+    return True
+
+
+async def update_notice(one: SessionDecision, counters: Counters) -> bool:
+    """Send the notice that should stand, or withdraw one that should not. Returns False: the tier stays."""
+    told, coming = one.session.notice, one.decision.notice
+    share = one.session.share
+    if coming is None:
+        if told is not None:
+            await one.agent.announce(AnnounceRequest(id=one.session.id, tier=None, reason=decided(one.decision, share)))
+            why = decided(one.decision, share)
+            log.info("%s: notice withdrawn (%s at %s): %s", one.name, told.tier, _time(told.at), why)
+            counters.withdrew(told.tier)
+    elif told is None or not _same(told, coming):
+        notice = notice_of(coming, share, one.observation.use_rule)
+        await one.agent.announce(AnnounceRequest.of(one.session.id, notice))
+        log.info("%s: user notified: %s at %s", one.name, coming.tier, _time(coming.at))
+        counters.notified(coming.tier)
+    return False
+
+
+def notice_of(action: IdleAction, share: Share, use: UseRule | None = None) -> Notice:
+    """Return the notice of a coming action, as the session's agent gets it. ``use``: how much GPU work counts as use
+    of the share; a stop is averted by work of any length."""
+    return Notice(
+        tier=action.tier,
+        at=action.at,
+        reason=explained(action, share),
+        effective_units=action.units,
+        cause=action.cause,
+        after_seconds=action.after,
+        use=use if action.cause is IdleCause.IDLE and action.tier is not Tier.STOPPED else None,
+    )
+
+
+def _same(told: Notice, coming: IdleAction) -> bool:
+    """Return whether the user was told of this action, its time and its cause; an older agent keeps no cause."""
+    same_cause = told.cause in (None, coming.cause)
+    return same_cause and (told.tier, told.at, told.effective_units) == (coming.tier, coming.at, coming.units)
+
+
+def _time(instant: float) -> str:
+    """For logs: 14:05:00, in the machine's time zone."""
+    return time.strftime("%H:%M:%S", time.localtime(instant))
+
+
+@dataclass(frozen=True)
+class ServerVerdict:
+    """Why a server is stopped, or why an idle server is not. Both empty: the server is in use."""
+
+    stop_because: str = ""
+    left_because: str = ""
+
+
+def judge(
+    server: HubServer, templates: Mapping[str, Template], settings: CullerSettings, now: float, agents_answered: bool
+) -> ServerVerdict:
+    """Judge a server that no agent's report names.
+
+    ``agents_answered``: no report is missing. Where one is missing, a server that can have a share is not stopped:
+    its GPU work is unknown, and a training run without output must not count as idle.
+    """
+    if not server.settled or not settings.may_stop(server.name):
+        return ServerVerdict()
+    each = SessionTemplates.of(templates)
+    if each.quiet_until(Tier.STOPPED, now) > now:
+        return ServerVerdict()
+    template = each.of_user(server.profile, server.user)
+    if template is None:
+        if not agents_answered:
+            return ServerVerdict()
+        timeout = settings.timeout
+    elif template.gpu is not None:
+        return ServerVerdict(left_because="not stopped: its template has a GPU share, and no agent reports the session")
+    else:
+        timeout = template.idle.stop_after or 0.0
+    found = overdue(server.last_activity, server.started, now, timeout, settings.max_age)
+    return ServerVerdict(stop_because=idle_decisions.overdue(found) if found is not None else "")
+
+
+def users_to_delete(hub: HubSnapshot, settings: CullerSettings, now: float) -> Iterator[tuple[HubUser, str]]:
+    """Yield the idle users without servers, with the reason.
+
+    Without ``cull_admin_users`` a user is kept unless the hub says that the user is no admin.
+    """
+    for user in hub.users:
+        if user.servers or (not settings.cull_admin_users and user.admin is not False):
+            continue
+        found = overdue(user.last_activity, user.created, now, settings.timeout, settings.max_age)
+        if found is not None:
+            yield user, idle_decisions.overdue(found)
+
+
+FRESH_SECONDS = 5.0
+"""A server is stopped on a report that is at most this old: later activity is not in the report."""
+
+Templates = Callable[[], Mapping[str, Template]]
+"""Returns the valid templates by name."""
+
+
+class HubActions:
+    """Each method returns whether it changed something. Raises HubFailed and the agent's errors."""
+
+    def __init__(
+        self,
+        hub: Hub,
+        templates: Templates,
+        settings: CullerSettings,
+        counters: Counters,
+        actions: IdleActionLog,
+        clock: Callable[[], float],
+    ) -> None:
+        self._hub = hub
+        self._templates = templates
+        self._settings = settings
+        self._counters = counters
+        self._actions = actions
+        self._clock = clock
+        self._notes = ServerNotes(hub)
+        self.awaiting_reports = False
+        """Whether a stop waits for the agent's next report."""
+
+    async def stop_session(self, one: SessionDecision) -> bool:
+        """Stop the server of a session, if that is still due."""
+        session = one.session
+        if self._too_old(one.agent.report_age()):
+            return False
+        server = await self._hub.server(session.user, session.server)
+        snapshot = await ask(one.agent)
+        current = snapshot.report.session(session.id) if snapshot.report is not None else None
+        if snapshot.report is None or current is None or server is None or not server.settled:
+            return False
+        if self._too_old(snapshot.age):
+            return False
+        templates, now = self._templates(), self._clock()
+        fresh = decide_session(one.agent, snapshot.report, current, server, templates, now, self._settings, one.claim)
+        if fresh.decision.tier is current.tier:
+            log.info("%s: not stopped: %s", one.name, decided(fresh.decision, current.share))
+            return await update_notice(fresh, self._counters)
+        if fresh.decision.tier is not Tier.STOPPED or fresh.dry_run:
+            return False
+        await self._stop(server, notices.by_culler(fresh.decision))
+        self._actions.stopped_session(fresh, decided(fresh.decision, current.share))
+        return True
+
+    def _too_old(self, age: float) -> bool:
+        self.awaiting_reports = self.awaiting_reports or age > FRESH_SECONDS
+        return age > FRESH_SECONDS
+
+    async def stop_unshared(self, listed: HubServer) -> bool:
+        """Stop a server without a share, if that is still due."""
+        server = await self._hub.server(listed.user, listed.name)
+        if server is None:
+            return False
+        verdict = judge(server, self._templates(), self._settings, self._clock(), agents_answered=True)
+        if not verdict.stop_because:
+            return False
+        await self._stop(server, notices.overdue(verdict.stop_because))
+        self._actions.stopped_server(server, verdict.stop_because)
+        return True
+
+    async def delete_user(self, user: HubUser, reason: str) -> bool:
+        """Delete a user who has no servers."""
+        await self._hub.delete_user(user.name)
+        log.info("User %s deleted: %s", user.name, reason)
+        return True
+
+    async def _stop(self, server: HubServer, why: str) -> None:
+        """``why``: what the hub's pages say, in sentences."""
+        removed = bool(server.name) and self._settings.remove_named_servers
+        await self._hub.stop(server.user, server.name, removed)
+        self._counters.acted(Tier.STOPPED)
+        if not removed:
+            self._notes.stopped(server, why, self._clock())

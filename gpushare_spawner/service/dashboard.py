@@ -1,0 +1,395 @@
+"""The dashboard: a page made of what the operations of the REST API answer. Its HTML and scripts are in `web`.
+
+The dashboard's page. It shows what the operations of the REST API answer, as HTML.
+
+The service renders it, also after a change: the script joins the new page into the one that is shown. So there is one
+renderer, and the page shows the same without scripts.
+
+The address of the dashboard: filters, order and pages are in its query, so that links and the browser's history keep
+them. Pure.
+
+What the dashboard's dialogs act on: the address of a session, a GPU, a node or a spawn in the REST API, and which of
+the dialog's forms are for this caller now. Pure. The service checks each request again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from pydantic import ValidationError
+from tornado.web import authenticated
+
+from gpushare_spawner.idle import KeepRule, KeepsLeft
+from gpushare_spawner.model.controls import MessageCause
+from gpushare_spawner.model.layers import LAYERS, IdleReach
+from gpushare_spawner.model.share import UNITS_PER_GPU, Tier
+from gpushare_spawner.model.template import Template
+from gpushare_spawner.service.api import answers, reading
+from gpushare_spawner.service.api.api import OPERATIONS
+from gpushare_spawner.service.api.reading import SessionsQuery
+from gpushare_spawner.service.api.router import Call, Nothing, Services
+from gpushare_spawner.service.api.snapshots import ServiceSnapshot
+from gpushare_spawner.service.web.app import Caller, Page
+from gpushare_spawner.wording import service as words
+from gpushare_spawner.wording.actions import keeps_left
+from gpushare_spawner.wording.amounts import gpu_share
+
+_NODES_FROM = "nodes_from"
+_LARGEST_OFFSET = 10**9
+_COLUMNS = (
+    ("Session", "user"),
+    ("GPU", "node"),
+    ("Tier and share", "tier"),
+    ("GPU time", "delivered"),
+    ("Last use", "-idle"),
+    ("Memory", "-memory"),
+    ("Next idle action", "next"),
+)
+"""Titles, and how a click on one sorts; a second click turns the order round."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of the sessions' table."""
+
+    title: str
+    name: str
+    link: str
+    """Sorts by the column."""
+    direction: str
+    """`ascending` or `descending`; empty: the table is not sorted by it."""
+
+
+@dataclass(frozen=True)
+class DashboardAddress:
+    """What the page is asked to show."""
+
+    prefix: str
+    query: SessionsQuery = field(default_factory=SessionsQuery)
+    nodes_from: int = 0
+    """How many nodes to leave out."""
+
+    @classmethod
+    def of(cls, prefix: str, arguments: Mapping[str, str]) -> DashboardAddress:
+        """Return the address with these arguments. What is wrong or not known is left out: the page is shown."""
+        number = arguments.get(_NODES_FROM, "")
+        nodes_from = min(int(number), _LARGEST_OFFSET) if number.isascii() and number.isdigit() else 0
+        wanted = {name: arguments[name] for name in SessionsQuery.model_fields if arguments.get(name)}
+        wanted.pop("limit", None)
+        try:
+            query = SessionsQuery.model_validate(wanted)
+        except ValidationError as error:
+            wrong = {one["loc"][0] for one in error.errors()}
+            query = SessionsQuery.model_validate({name: wanted[name] for name in wanted.keys() - wrong})
+        return cls(prefix, query, nodes_from)
+
+    @property
+    def filtered(self) -> bool:
+        """Whether sessions are left out."""
+        return bool(self._fields().keys() - {"sort", "offset"})
+
+    @property
+    def unfiltered(self) -> str:
+        """The address with all sessions, in the same order."""
+        return self._address({name: value for name, value in self._fields().items() if name == "sort"})
+
+    def link(self, **changes: Any) -> str:
+        """Return the address with other arguments, less empty ones. Another list begins with its first page."""
+        fields = self._fields() | changes
+        if "offset" not in changes and _NODES_FROM not in changes:
+            fields.pop("offset", None)
+        if _NODES_FROM not in changes and "node" not in changes and self.nodes_from:
+            fields[_NODES_FROM] = self.nodes_from
+        return self._address(fields)
+
+    def columns(self) -> Sequence[Column]:
+        """Return the columns of the sessions' table."""
+        return [self._column(title, sort) for title, sort in _COLUMNS]
+
+    def _column(self, title: str, sort: str) -> Column:
+        name, now = sort.removeprefix("-"), self.query.sort
+        if now.removeprefix("-") != name:
+            return Column(title, name, self.link(sort=sort), "")
+        other = name if now.startswith("-") else f"-{name}"
+        return Column(title, name, self.link(sort=other), "descending" if now.startswith("-") else "ascending")
+
+    def _fields(self) -> dict[str, Any]:
+        return self.query.model_dump(mode="json", exclude_defaults=True, exclude={"limit"})
+
+    def _address(self, fields: Mapping[str, Any]) -> str:
+        given = {name: "true" if value is True else value for name, value in fields.items() if value}
+        return self.prefix + (f"?{urlencode(given)}" if given else "")
+
+
+Target = Mapping[str, Any]
+"""For JSON. `address`: below the API's prefix. `may`: names of forms. `show`: texts. `choices`: of lists, as pairs of
+a value and its text. `chosen`: what lists show first."""
+
+SESSION, NODE, GPU, SPAWN = "sessions/{id}", "nodes/{node}", "nodes/{node}/gpus/{uuid}", "queue/{user}/{server}"
+"""Addresses in the REST API."""
+FORMS = {
+    "keep": ("POST", "/keep"),
+    "end-keep": ("DELETE", "/keep"),
+    "release": ("POST", "/release"),
+    "share": ("PUT", "/share"),
+    "restart": ("POST", "/restart"),
+    "stop": ("POST", "/stop"),
+    "message": ("POST", "/message"),
+    "withdraw-message": ("DELETE", "/message"),
+    "exempt": ("PUT", "/exemption"),
+    "end-exempt": ("DELETE", "/exemption"),
+    "tier": ("PUT", "/tier"),
+    "cordon": ("PUT", "/cordon"),
+    "end-cordon": ("DELETE", "/cordon"),
+    "drain": ("PUT", "/drain"),
+    "end-drain": ("DELETE", "/drain"),
+    "requeue": ("POST", "/requeue"),
+    "cancel": ("DELETE", ""),
+}
+"""The forms of `web/pages/parts/dialogs.html`: the request of each, below the target's address."""
+
+
+@dataclass(frozen=True)
+class DialogTargets:
+    """The targets for one caller. ``offered``: methods and addresses of the API's operations."""
+
+    caller: Caller
+    now: float
+    """Seconds since the epoch."""
+    offered: Collection[tuple[str, str]]
+
+    def _target(self, kind: str, address: str, may: Sequence[str], show: Mapping[str, str]) -> dict[str, Any]:
+        known = [form for form in may if (FORMS[form][0], kind + FORMS[form][1]) in self.offered]
+        return {"address": address, "may": known, "show": show}
+
+    def session(self, one: answers.SessionEntry) -> Target:
+        """Return a session that the caller may act on."""
+        limits, all_sessions, reach = one.keep_limits, self.caller.acts_on_all, LAYERS[one.layer].reach
+        may_keep = min(limits.longest_seconds, limits.per_day, limits.at_once) > 0
+        # what a drain tells ends with the drain
+        withdrawable = [message.text for message in one.messages if message.cause is not MessageCause.DRAIN]
+        forms = {
+            "keep": all_sessions or may_keep,
+            "end-keep": one.keep is not None,
+            "release": IdleReach.RELEASE in reach and one.tier is not Tier.RELEASED,
+            "share": IdleReach.RESIZE in reach and bool(one.share_choices),
+            "restart": True,
+            "stop": True,
+            "message": all_sessions,
+            "withdraw-message": all_sessions and bool(withdrawable),
+            "exempt": all_sessions,
+            "end-exempt": all_sessions and one.exemption is not None,
+            "tier": all_sessions and not reach.isdisjoint((IdleReach.RELEASE, IdleReach.DOWNGRADE)),
+        }
+        show = {
+            "name": words.server_name(one.user, one.server),
+            "terms": words.session_terms(one.display_name, one.share_units, one.gpu_count),
+            "kept": words.kept(one.keep.until - self.now, one.keep.by) if one.keep else "",
+            "keep_terms": ""
+            if all_sessions
+            else keeps_left(
+                KeepsLeft(
+                    limits.left,
+                    KeepRule(limits.longest_seconds, limits.per_day, limits.at_once),
+                    limits.again_at,
+                ),
+                self.now,
+            ),
+            "message": " ".join(withdrawable),
+            "exempt": self._exempt(one.exemption) if one.exemption else "",
+        }
+        target = self._target(
+            SESSION, f"sessions/{quote(one.id, safe='')}", [form for form in forms if forms[form]], show
+        )
+        return target | {
+            "choices": {"tiers": self._tiers(one), "shares": _shares(one)},
+            "chosen": {"templates": one.template, "shares": _larger_share(one)},
+        }
+
+    def _exempt(self, exemption: answers.ExemptionAnswer) -> str:
+        until = exemption.until
+        return words.exempt(until - self.now if until is not None else None, exemption.by, exemption.reason)
+
+    def _tiers(self, one: answers.SessionEntry) -> Sequence[tuple[str, str]]:
+        return [
+            (tier.value, tier.value) for tier in (Tier.ACTIVE, Tier.DOWNGRADED, Tier.RELEASED) if tier is not one.tier
+        ]
+
+    def node(self, node: answers.NodeEntry) -> Target:
+        """Return a node."""
+        show = {"name": words.node_name(node.name)}
+        return self._target(NODE, f"nodes/{quote(node.name, safe='')}", _of_place(node.cordon), show)
+
+    def gpu(self, node: answers.NodeEntry, gpu: answers.GpuEntry) -> Target:
+        """Return a GPU of a node."""
+        address = f"nodes/{quote(node.name, safe='')}/gpus/{quote(gpu.uuid, safe='')}"
+        return self._target(GPU, address, _of_place(gpu.cordon), {"name": words.gpu_name(gpu.index, node.name)})
+
+    def spawn(self, one: answers.SpawnEntry) -> Target:
+        """Return a spawn that the caller may act on."""
+        show = {"name": words.server_name(one.user, one.server), "terms": one.display_name}
+        forms = ("requeue", "cancel") if self.caller.acts_on_all else ("cancel",)
+        return self._target(SPAWN, one.address, forms, show)
+
+
+def choices_of_sessions(caller: Caller, templates: Iterable[Template]) -> Mapping[str, Sequence[tuple[str, str]]]:
+    """Return what lists of the sessions' dialogs offer: values with their texts. The same for all sessions that a
+    caller may act on: what the caller may use, or for those who act on all sessions everything."""
+    allowed = [one for one in templates if caller.acts_on_all or one.access.allows(caller.name, caller.groups)]
+    return {"templates": sorted(((one.name, one.display_name) for one in allowed), key=lambda one: one[1])}
+
+
+def _of_place(cordon: answers.CordonEntry | None) -> Sequence[str]:
+    if cordon is None:
+        return ("cordon", "drain")
+    return ("end-drain",) if cordon.drain else ("end-cordon", "drain")
+
+
+def _larger_share(one: answers.SessionEntry) -> str:
+    """Return the value of the next larger share that is free, which most who change theirs want; empty: none is."""
+    larger = (units for units in one.share_choices if one.share_units < units <= one.largest_share_units)
+    return next((f"{units / UNITS_PER_GPU:g}" for units in larger), "")
+
+
+def _shares(one: answers.SessionEntry) -> Sequence[tuple[str, str]]:
+    return [
+        (
+            f"{units / UNITS_PER_GPU:g}",
+            gpu_share(units) if units <= one.largest_share_units else words.not_free(gpu_share(units)),
+        )
+        for units in one.share_choices
+    ]
+
+
+OFFERED = frozenset((one.method, one.path) for one in OPERATIONS)
+MOST_GPUS = 48
+"""About so many on one page; a node is never cut in two."""
+MOST_ROWS = 100
+"""Of the queue and of quotas; the API has all. Sessions have pages of as many."""
+FEW = 10
+"""Users with so many sessions or fewer need no filter."""
+
+Option = tuple[str, str]
+"""A value and its text."""
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What filters offer."""
+
+    nodes: Sequence[Option]
+    templates: Sequence[Option]
+    tiers: Sequence[Option]
+
+
+@dataclass(frozen=True)
+class Dashboard:
+    """All that the page shows."""
+
+    caller: Caller
+    address: DashboardAddress
+    summary: answers.Summary
+    nodes: answers.NodePage
+    sessions: answers.Sessions
+    queue: answers.Queue
+    quotas: answers.QuotasAnswer
+    choices: Choices
+    """Of the filters."""
+    targets: DialogTargets
+    session_choices: Mapping[str, Sequence[Option]]
+    """Of the lists in the dialogs of sessions."""
+    nodes_on_page: int
+    most: int = MOST_ROWS
+
+    @property
+    def has_filters(self) -> bool:
+        return self.address.filtered or self.caller.sees_all or self.sessions.total > FEW
+
+    @property
+    def earlier_sessions(self) -> str:
+        """The address of the page before; empty: this is the first one."""
+        query = self.address.query
+        return self.address.link(offset=max(0, query.offset - query.limit)) if query.offset else ""
+
+    @property
+    def later_sessions(self) -> str:
+        """The address of the page after; empty: this is the last one."""
+        end = self.sessions.offset + len(self.sessions.sessions)
+        return self.address.link(offset=end) if self.sessions.sessions and end < self.sessions.total else ""
+
+    @property
+    def earlier_nodes(self) -> str:
+        start = self.nodes.offset
+        return self._nodes_from(max(0, start - self.nodes_on_page)) if start else ""
+
+    @property
+    def later_nodes(self) -> str:
+        end = self.nodes.offset + len(self.nodes.nodes)
+        return self._nodes_from(end) if self.nodes.nodes and end < self.nodes.total else ""
+
+    def _nodes_from(self, number: int) -> str:
+        return self.address.link(nodes_from=number, offset=self.address.query.offset)
+
+
+async def dashboard(services: Services, caller: Caller, address: DashboardAddress) -> Dashboard:
+    """Return what the page shows to a caller."""
+
+    def call(query: Any = None, **path: str) -> Any:
+        return Call(services, caller, path, query or Nothing(), Nothing())
+
+    snapshot = await services.snapshots.current()
+    summary = await reading.summary(call())
+    nodes_on_page = max(1, MOST_GPUS * summary.nodes // summary.gpus) if summary.gpus else MOST_GPUS
+    return Dashboard(
+        caller=caller,
+        address=address,
+        summary=summary,
+        nodes=await _nodes(call, address, nodes_on_page, snapshot),
+        sessions=await reading.sessions(call(address.query)),
+        queue=await reading.queue(call()),
+        quotas=await reading.quotas(call()),
+        choices=_choices(snapshot, caller),
+        targets=DialogTargets(caller, services.clock(), OFFERED),
+        session_choices=choices_of_sessions(caller, snapshot.templates.values()),
+        nodes_on_page=nodes_on_page,
+    )
+
+
+async def _nodes(call: Any, address: DashboardAddress, limit: int, snapshot: ServiceSnapshot) -> answers.NodePage:
+    only = address.query.node
+    if not only:
+        return await reading.nodes(call(reading.NodesQuery(offset=address.nodes_from, limit=limit)))
+    if only not in {report.node for report in snapshot.reports}:
+        return answers.NodePage(total=0, offset=0, nodes=())
+    return answers.NodePage(total=1, offset=0, nodes=(await reading.node(call(node=only)),))
+
+
+def _choices(snapshot: ServiceSnapshot, caller: Caller) -> Choices:
+    rows = snapshot.rows if caller.sees_all else snapshot.by_user.get(caller.name, ())
+    used = {row.session.template for row in rows}
+    shown = {name: one.display_name for name, one in snapshot.templates.items() if caller.sees_all or name in used}
+    return Choices(
+        nodes=[(report.node, report.node) for report in sorted(snapshot.reports, key=lambda one: one.node)],
+        templates=sorted({name: shown.get(name, name) for name in used | shown.keys()}.items(), key=lambda one: one[1]),
+        tiers=[(tier.value, tier.value) for tier in (Tier.ACTIVE, Tier.DOWNGRADED, Tier.RELEASED)],
+    )
+
+
+class DashboardPage(Page):
+    """The dashboard: GPUs, their shares, the queue, the sessions, and quotas.
+
+    Admins and users with the scope `custom:gpushare:read` see every session, others their own and totals
+    without names. `q`, `node`, `template`, `tier`, `user`, `group`, `own`, `sort`, `offset`: as for the API's sessions.
+    """
+
+    def initialize(self, services: Services) -> None:
+        self._services = services
+
+    @authenticated
+    async def get(self) -> None:
+        names = self.request.query_arguments
+        address = DashboardAddress.of(self._services.prefix, {name: self.get_query_argument(name) for name in names})
+        self.finish_page("dashboard.html", dashboard=await dashboard(self._services, self.caller, address))

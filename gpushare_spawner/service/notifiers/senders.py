@@ -1,0 +1,127 @@
+"""E-mail through an SMTP server, in a thread: smtplib waits for the network.
+
+A POST of JSON, as Slack's incoming webhooks take it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import smtplib
+import ssl
+from collections.abc import Callable
+from email.message import EmailMessage
+from email.utils import formatdate, make_msgid
+
+from tornado.httpclient import AsyncHTTPClient, HTTPClientError, HTTPRequest
+
+from gpushare_spawner.service.notifiers.config import Email, Notification, NotSent, Secret, Webhook, rendered
+from gpushare_spawner.wording.amounts import reason, utc
+
+MAIL_SECONDS = 10.0
+"""For each answer of the server."""
+_ADDRESS = r"[^\s@<>,;:\"()\[\]\\]+@[^\s@<>,;:\"()\[\]\\]+"
+
+
+class MailNotifier:
+    """Sends each message to its user. ``context`` makes what verifies the server's certificate."""
+
+    def __init__(self, settings: Email, context: Callable[[], ssl.SSLContext] = ssl.create_default_context) -> None:
+        self._settings = settings
+        self._context = context
+
+    async def send(self, message: Notification) -> None:
+        """Send a message. Raises NotSent."""
+        address = rendered(self._settings.address, {"user": message.user})
+        if not re.fullmatch(_ADDRESS, address):
+            # also a user's name that would add recipients or headers
+            raise NotSent(f"{address!r} is no address: see the field address of email")
+        mail = EmailMessage()
+        mail["From"], mail["To"] = self._settings.sender, address
+        mail["Subject"] = " ".join(message.subject.split())
+        mail["Date"], mail["Message-ID"] = formatdate(), make_msgid(domain=self._settings.sender.rpartition("@")[2])
+        mail["Auto-Submitted"] = "auto-generated"  # RFC 3834: no out-of-office answers
+        mail.set_content(message.text)
+        # a thread cannot be cancelled: it ends by its own time-outs
+        await asyncio.to_thread(self._deliver, mail)
+
+    def _deliver(self, mail: EmailMessage) -> None:
+        settings = self._settings
+        password = settings.password.read() if settings.password is not None else None
+        try:
+            with self._connected() as server:
+                if settings.security == "starttls":
+                    server.starttls(context=self._context())
+                if settings.username is not None and password is not None:
+                    server.login(settings.username, password)
+                server.send_message(mail)
+        except (OSError, smtplib.SMTPException, ValueError) as error:
+            raise NotSent(f"{settings.host}:{settings.port}: {_why(error)}") from error
+
+    def _connected(self) -> smtplib.SMTP:
+        settings = self._settings
+        if settings.security == "tls":
+            return smtplib.SMTP_SSL(settings.host, settings.port, timeout=MAIL_SECONDS, context=self._context())
+        return smtplib.SMTP(settings.host, settings.port, timeout=MAIL_SECONDS)
+
+
+def _why(error: Exception) -> str:
+    """Return the server's answer without what was sent to it: a failed login must not log the password."""
+    if isinstance(error, smtplib.SMTPAuthenticationError):
+        return f"the login was refused ({error.smtp_code})"
+    if isinstance(error, smtplib.SMTPRecipientsRefused):
+        return "the recipient was refused: " + ", ".join(f"{code}" for code, _ in error.recipients.values())
+    return reason(error)
+
+
+WEBHOOK_SECONDS = 15.0
+_ANSWER_BYTES = 64 * 1024
+
+
+class WebhookNotifier:
+    """Posts each message. The address is the admin's; redirects are not followed."""
+
+    def __init__(self, settings: Webhook) -> None:
+        self._settings = settings
+        self._client = AsyncHTTPClient(force_instance=True, max_body_size=_ANSWER_BYTES)
+
+    async def send(self, message: Notification) -> None:
+        """Send a message. Raises NotSent."""
+        url = _read(self._settings.url)
+        if not url.startswith(("https://", "http://")):
+            raise NotSent("the webhook's address does not begin with https:// or http://")
+        headers = {name: _read(value) for name, value in self._settings.headers.items()}
+        request = HTTPRequest(
+            url,
+            method="POST",
+            headers=headers | {"Content-Type": "application/json"},
+            body=json.dumps(self._settings.fields | {"text": self._text(message)}),
+            connect_timeout=WEBHOOK_SECONDS,
+            request_timeout=WEBHOOK_SECONDS,
+            follow_redirects=False,
+        )
+        try:
+            await self._client.fetch(request)
+        except HTTPClientError as error:
+            # neither address nor answer: the one can be a secret, the other can repeat it
+            why = f"answered {error.code}" if error.response is not None else "does not answer"
+            raise NotSent(f"the webhook {why}") from None
+        except (OSError, ValueError) as error:
+            raise NotSent(f"the webhook cannot be reached: {reason(error)}") from None
+
+    def _text(self, message: Notification) -> str:
+        if self._settings.text is None:
+            return f"{_escaped(message.user)}: {_escaped(message.text)}"
+        values = {"user": message.user, "server": message.server, "action": message.action, "text": message.text}
+        values["time"] = utc(message.at)
+        return rendered(self._settings.text, {name: _escaped(value) for name, value in values.items()})
+
+
+def _read(value: str | Secret) -> str:
+    return value.read() if isinstance(value, Secret) else value
+
+
+def _escaped(text: str) -> str:
+    """Return text without Slack's mark-up, so that a server's name cannot mention a channel: Slack's three escapes."""
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

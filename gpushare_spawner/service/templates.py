@@ -1,0 +1,194 @@
+"""The templates in force, by name, with the idle policy, and the quotas, for the culler and the dashboard.
+
+Templates with the idle actions that apply to each user's sessions, under the admin's idle policy.
+
+Which templates have a share that a running session can change to. Pure.
+
+Whether the units are free, and what a quota admits, is another question: `service.actions.share`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from pathlib import Path
+
+from gpushare_spawner.idle import QuietUntil, effective_idle, group_of, never_quiet
+from gpushare_spawner.model.idle_policy import IdlePolicy
+from gpushare_spawner.model.layer_rules import LayersFile
+from gpushare_spawner.model.layers import LayerName
+from gpushare_spawner.model.quota import Quotas
+from gpushare_spawner.model.report import GpuReport, SessionReport
+from gpushare_spawner.model.template import Template
+from gpushare_spawner.placement import suits
+from gpushare_spawner.service.hub.client import HubUser
+from gpushare_spawner.templates.files import QuotaFile, idle_file, layers_file
+from gpushare_spawner.templates.folder import TemplateFolder, Templates
+
+GroupsOf = Callable[[str], Collection[str] | None]
+"""Returns a user's groups; None: they are not known."""
+
+
+def unknown_groups(user: str) -> None:
+    """Return that no groups are known."""
+
+
+class UserGroups:
+    """The groups of the users of running servers, by the hub's list. What it said last counts while it is silent."""
+
+    def __init__(self, users: Callable[[], Iterable[HubUser] | None]) -> None:
+        self._users = users
+        self._seen: Iterable[HubUser] | None = None
+        self._groups: Mapping[str, Collection[str] | None] = {}
+
+    def __call__(self, user: str) -> Collection[str] | None:
+        users = self._users()
+        if users is not None and users is not self._seen:
+            self._seen = users
+            self._groups = {one.name: one.servers[0].groups for one in users if one.servers}
+        return self._groups.get(user)
+
+
+class SessionTemplates(Mapping[str, Template]):
+    """Templates by name. As a mapping it shows what applies to users without a group of the policy."""
+
+    def __init__(
+        self,
+        templates: Mapping[str, Template],
+        policy: IdlePolicy | None = None,
+        groups_of: GroupsOf = unknown_groups,
+        layers: LayersFile | None = None,
+    ) -> None:
+        """``layers``: which nodes are shared by other layers than ours; None: none are."""
+        self._templates = templates
+        self._policy = policy
+        self._groups_of = groups_of
+        self._layers = layers or LayersFile()
+        self._made: dict[tuple[str, str | None], Template] = {}
+        """By the template's name, and the group of the policy; empty: no group, None: not known."""
+
+    @classmethod
+    def of(cls, templates: Mapping[str, Template]) -> SessionTemplates:
+        """Return the same if it is one, else the templates without a policy."""
+        return templates if isinstance(templates, cls) else cls(templates)
+
+    @property
+    def quiet_until(self) -> QuietUntil:
+        """When an idle action can come at the earliest."""
+        return self._policy.quiet_until if self._policy is not None else never_quiet
+
+    def native(self, template: Template) -> bool:
+        """Return whether GPUs with an agent can serve a template."""
+        if template.gpu is None:
+            return False
+        if template.gpu.layer is not None:
+            return template.gpu.layer is LayerName.NATIVE
+        return LayerName.NATIVE in self._layers.layers_for(template.gpu.models)
+
+    def of_user(self, name: str | None, user: str) -> Template | None:
+        """Return the template as it applies to this user's sessions; None: there is none of this name."""
+        if self._policy is None or not self._policy.groups:
+            return self.get(name or "")
+        groups = self._groups_of(user)
+        group = None if groups is None else group_of(self._policy, groups) or ""
+        return self._effective(name or "", group)
+
+    def __getitem__(self, name: str) -> Template:
+        found = self._effective(name, "")
+        if found is None:
+            raise KeyError(name)
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._templates)
+
+    def __len__(self) -> int:
+        return len(self._templates)
+
+    def _effective(self, name: str, group: str | None) -> Template | None:
+        template = self._templates.get(name)
+        if template is None or self._policy is None:
+            return template
+        made = self._made.get((name, group))
+        if made is None:
+            groups = None if group is None else (group,)
+            idle = effective_idle(template, self._policy, groups)
+            made = self._made[name, group] = template.model_copy(update={"idle": idle})
+        return made
+
+
+class TemplateSource:
+    """Reads the folder again when files change. Call it to get the templates."""
+
+    def __init__(self, path: Path, groups_of: GroupsOf = unknown_groups) -> None:
+        """``groups_of``: a user's groups, for what the idle policy says of them."""
+        self.path = path
+        self._folder = TemplateFolder(path)
+        self._quotas = QuotaFile(path)
+        self._idle = idle_file(path)
+        self._layers = layers_file(path)
+        self._groups_of = groups_of
+        self._read: tuple[Templates, IdlePolicy | None, LayersFile | None] | None = None
+        self._now = SessionTemplates({})
+
+    def __call__(self) -> SessionTemplates:
+        read = self._folder.load(), self._idle.load().content, self._layers.load().content
+        if read != self._read:
+            self._read = read
+            templates, policy, layers = read
+            self._now = SessionTemplates({one.name: one for one in templates}, policy, self._groups_of, layers)
+        return self._now
+
+    @property
+    def problems(self) -> list[str]:
+        """What is wrong in the folder, one sentence each."""
+        quotas = self._quotas.load()
+        return [
+            *(f"Template {problem}" for problem in self._folder.load().problems),
+            *map(str, (*quotas.problems, *quotas.warnings, *self._idle.load().problems, *self._layers.load().problems)),
+        ]
+
+    @property
+    def needs_groups(self) -> bool:
+        """Whether quotas or the idle policy depend on users' groups."""
+        policy = self._idle.load().content
+        return self.quotas() is not None or (policy is not None and bool(policy.groups))
+
+    def quotas(self) -> Quotas | None:
+        """Return the quotas in force; None: there are none."""
+        return self._quotas.load().quotas
+
+
+def templates_of_kind(
+    session: SessionReport, gpus: Iterable[GpuReport], templates: Mapping[str, Template]
+) -> list[Template]:
+    """Return the templates with a share of one GPU of the session's kind, and with memory of the same kind.
+
+    ``gpus``: of the session's node. None for a session on several GPUs: it has whole ones.
+    """
+    on = [gpu for gpu in gpus if gpu.uuid in session.gpus]
+    own = templates.get(session.template)
+    if len(session.gpus) != 1 or not on:
+        return []
+    found = []
+    for template in templates.values():
+        gpu = template.gpu
+        if gpu is None or gpu.share.count != 1 or not all(suits(gpu, one.model, one.memory_bytes) for one in on):
+            continue
+        if own is None or own.gpu is None or own.gpu.memory.kind == gpu.memory.kind:
+            found.append(template)
+    return found
+
+
+def allowed(templates: Iterable[Template], user: str, groups: Collection[str] | None) -> list[Template]:
+    """Return those that a user may use. ``groups``: the user's; None: unknown, and none count."""
+    return [one for one in templates if one.access.allows(user, frozenset(groups or ()))]
+
+
+def units_of(template: Template) -> int:
+    """Return the units of a template's share on each GPU; 0 without a GPU."""
+    return template.gpu.share.units if template.gpu is not None else 0
+
+
+def other_units(session: SessionReport, templates: Iterable[Template]) -> tuple[int, ...]:
+    """Return the shares of templates in units, without the session's own, the smallest first."""
+    return tuple(sorted({units_of(one) for one in templates} - {session.share_units, 0}))

@@ -1,0 +1,208 @@
+"""What all pages of the service have in common: the user of the hub who asks, headers, errors.
+
+Who asks a page or the API, and what their scopes allow. Pure.
+
+Who looks at a page, and what they may see. Pure.
+
+The hub's look: its stylesheet, its logo and the links of its page header, as far as a service can use them.
+
+The hub's stylesheet is imported into a cascade layer below the service's own: it gives colours and fonts (Bootstrap's
+variables), and no rule of it can break the page. Where it cannot be loaded, the page has colours of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from jupyterhub.services.auth import HubOAuthenticated
+from tornado.web import HTTPError, RequestHandler
+
+from gpushare_spawner.service.hub.roles import ACT, ACT_OWN, DRAIN, SEE_ALL
+from gpushare_spawner.wording import service as words
+
+
+class Owned(Protocol):
+    """A session, or a server."""
+
+    @property
+    def user(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class Viewer:
+    """The user of the page. ``sees_all``: all sessions with names; otherwise their own, and totals without names."""
+
+    name: str
+    sees_all: bool = False
+
+    def may_see(self, of: Owned) -> bool:
+        return self.sees_all or of.user == self.name
+
+
+FULL_ADMIN = "admin:servers"
+"""A token of an admin that lacks this scope was narrowed when it was made: it has its own scopes and no more."""
+
+
+@dataclass(frozen=True)
+class Caller:
+    """A user, by the browser's login or by a token; or a program that is no user."""
+
+    name: str
+    """Of the user; empty: a program that is no user."""
+    label: str = ""
+    """For logs: the name of the user, or of the service with the word before it."""
+    is_admin: bool = False
+    scopes: frozenset[str] = frozenset()
+    by_token: bool = False
+    groups: frozenset[str] = frozenset()
+    """Of the user on the hub, as far as the login shows them."""
+
+    @classmethod
+    def of(cls, user: Mapping[str, Any], by_token: bool) -> Caller:
+        """Return the caller that the hub describes. ``by_token``: not by the login of a browser."""
+        scopes = frozenset(map(str, user.get("scopes") or ()))
+        groups = frozenset(map(str, user.get("groups") or ()))
+        is_user = user.get("kind", "user") == "user"
+        is_admin = bool(user.get("admin")) and (not by_token or FULL_ADMIN in scopes)
+        name = str(user["name"])
+        label = name if is_user else f"service {name}"
+        return cls(name if is_user else "", label, is_admin, scopes, by_token, groups)
+
+    def has(self, scope: str) -> bool:
+        """Return whether the caller has the scope, or is an admin."""
+        return self.is_admin or scope in self.scopes
+
+    @property
+    def sees_all(self) -> bool:
+        """Whether the caller may see the sessions of all users."""
+        return self.has(SEE_ALL) or self.acts_on_all
+
+    @property
+    def acts_on_all(self) -> bool:
+        """Whether the caller may act on the sessions of all users."""
+        return self.has(ACT)
+
+    @property
+    def acts_on_own(self) -> bool:
+        """Whether the caller may act on sessions of their own: by a token only with a scope for it."""
+        return bool(self.name) and (not self.by_token or self.has(ACT_OWN) or self.acts_on_all)
+
+    @property
+    def drains(self) -> bool:
+        """Whether the caller may cordon and drain GPUs and nodes."""
+        return self.has(DRAIN)
+
+    def may_act_on(self, of: Owned) -> bool:
+        """Return whether the caller may act on this session or server."""
+        return self.acts_on_all or (self.acts_on_own and of.user == self.name)
+
+    @property
+    def viewer(self) -> Viewer:
+        """What the caller may see."""
+        return Viewer(self.name, self.sees_all)
+
+
+class Page(HubOAuthenticated, RequestHandler):  # type: ignore[misc]  # jupyterhub has no types
+    """A page for users of the hub. The hub is asked for the user without blocking the event loop."""
+
+    async def prepare(self) -> None:
+        # the hub's library would keep a token of the address in a cookie, and nothing tells it from a login then:
+        # a token with few scopes would have all rights of its user
+        self.hub_auth.allow_token_in_url = False
+        await self.hub_auth.get_user(self, sync=False)  # kept on this handler, so current_user asks no more
+
+    def set_default_headers(self) -> None:
+        self.set_header("Server", "gpushare")
+        self.set_header("Cache-Control", "no-store")
+        self.set_header("X-Content-Type-Options", "nosniff")
+        self.set_header("Referrer-Policy", "same-origin")
+        hub = self.settings["theme"].source
+        self.set_header(
+            "Content-Security-Policy",
+            # the bars' widths are style attributes; a form that filters may lead to the hub's login
+            f"default-src 'none'; script-src 'self'; style-src 'self'{hub}; style-src-attr 'unsafe-inline'; "
+            f"img-src 'self'{hub}; font-src 'self'{hub}; connect-src 'self'; base-uri 'none'; form-action 'self'{hub}; "
+            "frame-ancestors 'none'",
+        )
+
+    @property
+    def caller(self) -> Caller:
+        """The user who asks, or a program with a token that names none."""
+        # the hub's library says so on the handler, and nowhere else (jupyterhub/services/auth.py, HubAuth._get_user)
+        by_token = bool(getattr(self, "_token_authenticated", False))
+        return Caller.of(self.current_user, by_token)
+
+    @property
+    def viewer(self) -> Viewer:
+        """What the user who asks may see."""
+        return self.caller.viewer
+
+    def may(self, scope: str) -> bool:
+        """Return whether the user is an admin, or has the scope."""
+        return self.caller.has(scope)
+
+    def require_login(self) -> None:
+        """Refuse without a login: a program cannot use a redirect to a login form."""
+        if not self.current_user:
+            raise HTTPError(403, words.LOG_IN)
+
+    def finish_page(self, name: str, **values: Any) -> None:
+        """Answer with a page of `pages/`."""
+        self.set_header("Content-Type", "text/html; charset=utf-8")
+        page = self.settings["pages"].get_template(name)
+        # the hub's library takes the cookie of a script's request only together with the token
+        self.finish(page.render(xsrf=self.xsrf_token.decode(), admin=bool(self.current_user.get("admin")), **values))
+
+    def write_error(self, status_code: int, **kwargs: Any) -> None:
+        error = (kwargs.get("exc_info") or (None, None))[1]
+        said = error.log_message if isinstance(error, HTTPError) else None
+        # tornado keeps a percent sign twice in a message without arguments
+        message = said % error.args if isinstance(error, HTTPError) and said else self._reason
+        self.set_header("Content-Type", "application/json")
+        self.finish(json.dumps({"status": status_code, "message": message}))
+
+
+@dataclass(frozen=True)
+class HubTheme:
+    """Where the hub's pages are.
+
+    ``prefix``: the path of the hub's pages. ``host``: the hub's scheme and host where each server and service has a
+    host of its own (JupyterHub.subdomain_host); else empty.
+    """
+
+    prefix: str = "/hub/"
+    host: str = ""
+
+    @classmethod
+    def of_environment(cls) -> HubTheme:
+        """Return the hub that started this service, by the variables that it sets."""
+        base = os.environ.get("JUPYTERHUB_BASE_URL") or "/"
+        return cls(base.rstrip("/") + "/hub/", os.environ.get("JUPYTERHUB_HOST", ""))
+
+    def page(self, path: str) -> str:
+        """Return the address of a page or file of the hub."""
+        return f"{self.host}{self.prefix}{path}"
+
+    @property
+    def stylesheet(self) -> str:
+        return self.page("static/css/style.min.css")  # in JupyterHub 5 and 6
+
+    @property
+    def source(self) -> str:
+        """The hub as one more source for the Content-Security-Policy; empty where it is on the same host."""
+        return f" {self.host}" if self.host else ""
+
+
+class ThemeStylesheet(RequestHandler):
+    """Imports the hub's stylesheet; the service's own rules are stronger whatever their order."""
+
+    def get(self) -> None:
+        self.set_header("Content-Type", "text/css; charset=utf-8")
+        self.set_header("X-Content-Type-Options", "nosniff")
+        theme: HubTheme = self.settings["theme"]
+        address = theme.stylesheet.replace("\\", "%5C").replace('"', "%22")
+        self.finish(f'@import url("{address}") layer(hub);\n')

@@ -1,0 +1,264 @@
+"""Native sharing in a cluster: a pod's annotations describe its allocation, its limits reserve it on the node.
+
+Native sharing on one machine: the request to the agent, and the environment that connects processes to it.
+
+Native sharing in a cluster whose agents are DRA drivers: the pod names a claim of units, which the agent prepares.
+
+No container names the claim: Kubernetes then resizes the container's CPU and memory in place, and nothing is put into
+the container by the node. So what a device plugin's answer would bring is written into the pod here.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar
+
+from gpushare_spawner.model.control import OpenRequest
+from gpushare_spawner.model.kubernetes import (
+    CLAIMS_API,
+    DEVICE_CLASS,
+    POD_CLAIM,
+    PodSession,
+    claim_folder,
+    claim_spec,
+    labels,
+    pinned,
+    resource_limits,
+)
+from gpushare_spawner.model.layers import LayerName
+from gpushare_spawner.model.placement import Placement, choose_frameworks_defaults, engine_environment
+from gpushare_spawner.model.report import ClaimsReport, GpuReport, MountReport
+from gpushare_spawner.model.template import Template
+from gpushare_spawner.sharing.base import Environment, PodChange, PodSpec, SharingLayer, Tenant, notebook_container
+
+
+class NativePodLayer(SharingLayer[PodSpec]):
+    """A share of GPUs whose nodes have an agent with a device plugin.
+
+    ``gpu_indices``: the index on its node of each GPU, by UUID. ``unit_size``: units of 1 % that one device of the
+    agent's plugin stands for. ``since``: when the share was granted, in seconds since the epoch.
+    """
+
+    name: ClassVar[str] = "native"
+
+    def __init__(
+        self,
+        tenant: Tenant,
+        template: Template,
+        placement: Placement,
+        gpu_indices: Mapping[str, int],
+        *,
+        unit_size: int = 1,
+        since: float,
+    ) -> None:
+        """Raises ValueError for a template without a GPU, and for a GPU whose index is not known."""
+        self.session = granted_session(tenant, template, placement, gpu_indices, since)
+        """Return the content of the pod's annotations."""
+        self._node = placement.node
+        self._unit_size = unit_size
+
+    def render(self, form: PodSpec) -> PodSpec:
+        """Return the pod with the share: annotations and label, limits of the notebook's container alone, and its node.
+
+        The agent's device plugin adds the rest when the kubelet asks it. Raises ValueError for a pod without
+        containers.
+        """
+        session = self.session
+        variables = engine_environment(session.engine)
+        if len(session.gpus) > 1:
+            # each GPU is a separate resource, and the kubelet keeps only the first plugin's answer for a variable
+            uuids = ",".join(session.gpus)
+            variables |= {"NVIDIA_VISIBLE_DEVICES": uuids, "CUDA_VISIBLE_DEVICES": uuids}
+        pod = PodChange(
+            annotations=session.annotations(),
+            labels=labels(),
+            limits=resource_limits(session.share_units, session.gpu_indices, self._unit_size),
+            variables=variables,
+        ).apply(form)
+        spec = pod["spec"]
+        return {**pod, "spec": {**spec, "affinity": pinned(spec.get("affinity"), self._node)}}
+
+
+def granted_session(
+    tenant: Tenant, template: Template, placement: Placement, gpu_indices: Mapping[str, int], since: float
+) -> PodSession:
+    """Return what the pod's annotations say. Raises ValueError for a template without a GPU, and for a GPU that is not
+    among those whose indices are known."""
+    if template.gpu is None:
+        raise ValueError(f"template {template.name} asks for no GPU: there is nothing to grant")
+    unknown = [gpu for gpu in placement.gpus if gpu not in gpu_indices]
+    if unknown:
+        raise ValueError(f"the index of {', '.join(unknown)} on {placement.node} is not known")
+    units = template.gpu.share.units
+    return PodSession(
+        session=tenant.session,
+        template=template.name,
+        quota=tenant.quota,
+        user_units=tenant.user_units,
+        share_units=units,
+        gpus=placement.gpus,
+        gpu_indices=tuple(gpu_indices[gpu] for gpu in placement.gpus),
+        tier_since=since,
+        effective_units=units,
+        borrowed_units=placement.borrowed,
+        memory_limit=template.gpu.memory.limit,
+        oversubscribe=template.gpu.memory.oversubscribe,
+        engine=template.gpu.memory.engine,
+    )
+
+
+class NativeProcessLayer(SharingLayer[Environment]):
+    """A session of the agent on this machine. ``additions``: the environment from the agent's answer."""
+
+    name: ClassVar[str] = "native"
+
+    def __init__(self, additions: Mapping[str, str]) -> None:
+        self._additions = additions
+
+    def render(self, form: Environment) -> Environment:
+        """Return a server's environment with the agent's variables.
+
+        Those are added that keep frameworks from reserving the GPU's memory in advance, unless the environment sets
+        them.
+        """
+        result = merged(form, self._additions)
+        choose_frameworks_defaults(result)
+        return result
+
+
+def open_request(
+    tenant: Tenant, template: Template, placement: Placement, confirm_within: float = 600.0
+) -> OpenRequest:
+    """Return the request to the agent. Raises ValueError for a template without a GPU."""
+    if template.gpu is None:
+        raise ValueError(f"template {template.name} asks for no GPU: there is nothing to open")
+    layer, memory = template.gpu.layer or placement.layer, template.gpu.memory
+    native = layer is LayerName.NATIVE
+    # other layers give a session its guarantee, and no more; a MIG instance is all its own
+    own = "100%" if layer is LayerName.MIG else memory.guarantee or f"{template.gpu.share.units}%"
+    return OpenRequest(
+        id=tenant.session,
+        user=tenant.user,
+        server=tenant.server,
+        uid=tenant.uid,
+        template=template.name,
+        quota=tenant.quota,
+        user_units=tenant.user_units,
+        gpus=placement.gpus,
+        share_units=template.gpu.share.units,
+        borrowed_units=placement.borrowed,
+        memory_limit=memory.limit if native else own,
+        oversubscribe=memory.oversubscribe and native,
+        engine=memory.engine,
+        layer=layer,
+        confirm_within=confirm_within,
+    )
+
+
+def merged(environment: Mapping[str, str], additions: Mapping[str, str]) -> Environment:
+    """Return a server's environment with the agent's variables.
+
+    LD_PRELOAD is appended: a library that the admin preloads keeps its place before ours. LD_LIBRARY_PATH is prepended:
+    the driver that the agent sees is the one that the server gets. Entries that are there already are not repeated.
+    """
+    result = dict(environment)
+    for name, value in additions.items():
+        if name == "LD_PRELOAD":
+            # ld.so takes spaces and colons
+            present = result.get(name, "").replace(":", " ").split()
+            result[name] = " ".join([*(entry for entry in present if entry != value), value])
+        elif name == "LD_LIBRARY_PATH":
+            folders = [entry for entry in result.get(name, "").split(":") if entry and entry != value]
+            result[name] = ":".join([value, *folders])
+        else:
+            result[name] = value
+    return result
+
+
+_VOLUME = "gpushare"
+
+
+class NativeClaimLayer(SharingLayer[PodSpec]):
+    """A share of GPUs whose node's agent is a DRA driver.
+
+    ``gpus``: the node's, those of the placement among them. ``claims``: what the node's report says of claims.
+    ``namespace`` and ``claim``: where the claim is made, and its name. ``since``: when the share was granted, in
+    seconds since the epoch.
+    """
+
+    name: ClassVar[str] = "native"
+
+    def __init__(
+        self,
+        tenant: Tenant,
+        template: Template,
+        placement: Placement,
+        gpus: Iterable[GpuReport],
+        claims: ClaimsReport,
+        *,
+        namespace: str,
+        claim: str,
+        since: float,
+    ) -> None:
+        """Raises ValueError for a template without a GPU, and for a GPU that is not known."""
+        self._gpus = {gpu.uuid: gpu for gpu in gpus}
+        indices = {uuid: gpu.index for uuid, gpu in self._gpus.items()}
+        self.session = granted_session(tenant, template, placement, indices, since)
+        """Return the content of the pod's annotations."""
+        self._node = placement.node
+        self._claims = claims
+        self._namespace = namespace
+        self._claim = claim
+
+    def render(self, form: PodSpec) -> PodSpec:
+        """Return the pod with the share: annotations and label, its claim, its node, and in the notebook's container
+        the environment and files of the session. Raises ValueError for a pod without containers."""
+        folder = posixpath.join(self._claims.folder, claim_folder(self._namespace, self._claim))
+        mounts = [MountReport(host_path=folder, container_path=folder), *self._claims.mounts]
+        variables = self._variables(notebook_container(form.get("spec") or {}), folder)
+        named = {f"{_VOLUME}-{number}": mount for number, mount in enumerate(mounts)}
+        pod = PodChange(
+            annotations=self.session.annotations(),
+            labels=labels(),
+            variables=variables,
+            volumes={name: {"hostPath": {"path": mount.host_path}} for name, mount in named.items()},
+            mounts=[
+                {"name": name, "mountPath": mount.container_path, "readOnly": mount.read_only}
+                for name, mount in named.items()
+            ],
+        ).apply(form)
+        spec = pod["spec"]
+        claim = {"name": POD_CLAIM, "resourceClaimName": self._claim}
+        return {
+            **pod,
+            "spec": {
+                **spec,
+                "affinity": pinned(spec.get("affinity"), self._node),
+                "resourceClaims": [*(spec.get("resourceClaims") or []), claim],
+            },
+        }
+
+    def claim(self, pod_name: str, pod_uid: str) -> dict[str, Any]:
+        """Return the claim of the pod, which goes with it."""
+        owner = {"apiVersion": "v1", "kind": "Pod", "name": pod_name, "uid": pod_uid, "controller": True}
+        memory = {uuid: self._gpus[uuid].memory_bytes for uuid in self.session.gpus}
+        return {
+            "apiVersion": CLAIMS_API.removeprefix("/apis/"),
+            "kind": "ResourceClaim",
+            "metadata": {"name": self._claim, "labels": labels(), "ownerReferences": [owner]},
+            "spec": claim_spec(DEVICE_CLASS, self.session.share_units, memory),
+        }
+
+    def _variables(self, notebook: Mapping[str, Any], folder: str) -> dict[str, str]:
+        uuids = ",".join(self.session.gpus)
+        additions = {
+            **engine_environment(self.session.engine),
+            **self._claims.environment,
+            "GPUSHARE_SOCKET": posixpath.join(folder, self._claims.socket),
+            "CUDA_VISIBLE_DEVICES": uuids,
+        }
+        if not all(self._gpus[uuid].simulated for uuid in self.session.gpus):
+            additions["NVIDIA_VISIBLE_DEVICES"] = uuids
+        there = {one["name"]: one["value"] for one in notebook.get("env") or [] if "value" in one}
+        return {name: value for name, value in merged(there, additions).items() if name in additions}

@@ -1,0 +1,249 @@
+"""The form on which a user chooses a template.
+
+The form on which a person picks a template: cards in, HTML out; and the way back from what was submitted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, select_autoescape
+
+from gpushare_spawner.model.layers import LAYERS, LayerName
+from gpushare_spawner.model.share import Share
+from gpushare_spawner.model.template import Template
+from gpushare_spawner.spawner.options import QUOTA_OPTION, UNLISTED, Profile, default_of
+from gpushare_spawner.spawner.queue.availability import (
+    NO_GPU_NEEDED,
+    UNKNOWN,
+    Availability,
+    AvailabilityNow,
+    UnknownNow,
+    models_of,
+)
+from gpushare_spawner.spawner.queue.quotas import QuotaChoice
+from gpushare_spawner.wording import service as quota_texts
+from gpushare_spawner.wording import spawn_form as card_texts
+from gpushare_spawner.wording import spawn_form as layer_texts
+from gpushare_spawner.wording.amounts import unbroken
+
+OTHER = "unlisted-choice"
+"""Value of a select that stands for the text field beside it; KubeSpawner's."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """One select on a card."""
+
+    field: str
+    """The name of the form field."""
+    label: str
+    choices: Sequence[tuple[str, str]]
+    """Value and text."""
+    selected: str
+    other: Mapping[str, Any] | None = None
+    """Its unlisted_choice, where that is enabled."""
+    text: str = ""
+    """What was written instead of a listed choice."""
+
+
+@dataclass(frozen=True)
+class Card:
+    """What the HTML template needs to know of a profile."""
+
+    profile: Profile
+    checked: bool
+    choosable: bool
+    """False: it can never start here."""
+    units: int
+    """Width of the share's part of the bar, per cent; 0 without a GPU."""
+    borrowed: int
+    """Units of these that a spawn now would borrow."""
+    guaranteed: str
+    maximum: str
+    idle_actions: Sequence[str]
+    takes_idle_share: bool
+    oversubscribes: bool
+    machine: str
+    models: str
+    now: Availability | None
+    """None for a profile without a template: nothing is known of what it needs."""
+    options: Sequence[Option]
+    layer: str
+    """By which sharing layer the GPU is shared; empty: by ours."""
+    quota: str
+    """What the user's only quota says about a spawn now; empty: the user has several to choose from, or none."""
+
+
+class Form:
+    """Renders the cards. ``paths`` are an admin's folders, whose templates go before ours."""
+
+    def __init__(self, paths: Sequence[str] = ()) -> None:
+        self._environment = _environment(tuple(paths))
+
+    def render(
+        self,
+        offered: Sequence[Profile],
+        chosen: Mapping[str, Any],
+        availability_now: AvailabilityNow | UnknownNow | None,
+        unavailable: str = card_texts.AGENT_SILENT,
+        enforces_resources: bool = True,
+        quotas: Callable[[Share], Sequence[QuotaChoice]] = lambda share: (),
+    ) -> str:
+        """HTML to go inside the hub's form element. ``chosen`` are user options, to be shown as they were chosen.
+
+        ``unavailable`` is why nothing is known of the GPUs, as half a sentence. ``enforces_resources``: whether the
+        spawner holds servers to a template's CPU and memory; the cards show them only then. ``quotas``: what the user
+        can charge a server with a share to.
+        """
+        now = {profile.slug: _now(profile.template, availability_now) for profile in offered}
+        choosable = [profile for profile in offered if not _never(now[profile.slug])]
+        default = default_of(offered)
+        slug = chosen.get("profile")
+        if not isinstance(slug, str) or slug not in {profile.slug for profile in choosable}:
+            preselected = default if default in choosable else next(iter(choosable), None)
+            slug = preselected.slug if preselected is not None else None
+        cards = [_card(profile, slug, chosen, now[profile.slug], enforces_resources, quotas) for profile in offered]
+        asks_gpu = any(card.units for card in cards)
+        return self._environment.get_template("form.html").render(
+            cards=cards, unavailable=unavailable if asks_gpu and availability_now is None else ""
+        )
+
+    @staticmethod
+    def read(form_data: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
+        """User options from submitted fields: those of the chosen card, as KubeSpawner names them."""
+        slug = _first(form_data.get("profile"))
+        if not slug:
+            return {}
+        options: dict[str, Any] = {"profile": slug}
+        prefix = f"profile-option-{slug}--"
+        fields = {
+            name.removeprefix(prefix): _first(value) for name, value in form_data.items() if name.startswith(prefix)
+        }
+        for name, value in fields.items():
+            if name.endswith(UNLISTED):
+                # the text field is there even when it is hidden; it counts only where "other" is selected
+                if fields.get(name.removesuffix(UNLISTED), OTHER) == OTHER:
+                    options[name] = value
+            elif value != OTHER:
+                options[name] = value
+        return options
+
+
+@lru_cache
+def _environment(paths: tuple[str, ...]) -> Environment:
+    folders = [*paths, str(Path(__file__).parent / "html")]
+    environment = Environment(
+        loader=FileSystemLoader(folders),
+        autoescape=select_autoescape(default=True, default_for_string=True),
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["tight"] = unbroken
+    return environment
+
+
+def _card(
+    profile: Profile,
+    chosen: str | None,
+    options: Mapping[str, Any],
+    now: Availability | None,
+    enforces_resources: bool,
+    quotas: Callable[[Share], Sequence[QuotaChoice]],
+) -> Card:
+    checked = profile.slug == chosen
+    template = profile.template
+    gpu = template.gpu if template is not None else None
+    whole = [found.memory_bytes for found in now.gpus if found.mig is None] if now is not None else []
+    memory = min(whole, default=None)
+    borrowed = now.borrowed if now is not None else 0
+    name = (now.layer if now is not None else None) or (gpu.layer if gpu is not None else None) or LayerName.NATIVE
+    layer = LAYERS[name] if name is not LayerName.NATIVE else None
+    reach = (layer or LAYERS[LayerName.NATIVE]).reach
+    options_here = options if checked else {}
+    accounts = quotas(gpu.share) if gpu is not None and QUOTA_OPTION not in profile.options else ()
+    return Card(
+        profile=profile,
+        checked=checked,
+        choosable=not _never(now),
+        units=gpu.share.units if gpu is not None else 0,
+        borrowed=borrowed,
+        guaranteed=card_texts.guaranteed(gpu, memory, borrowed) if gpu is not None and layer is None else "",
+        maximum=card_texts.maximum(gpu, memory) if gpu is not None and layer is None else "",
+        idle_actions=card_texts.idle_actions(template, reach) if template is not None else (),
+        takes_idle_share=template is not None and card_texts.takes_idle_share(template, reach),
+        oversubscribes=gpu is not None and gpu.memory.oversubscribe and (layer is None or layer.oversubscribes),
+        machine=card_texts.machine(template.resources) if template is not None and enforces_resources else "",
+        models=card_texts.gpu_models(gpu.share, models_of(now.gpus)) if gpu is not None and now is not None else "",
+        now=now,
+        options=[
+            *([_quota_option(profile, accounts, options_here)] if len(accounts) > 1 else []),
+            *(_option(profile, name, option, options_here) for name, option in profile.options.items()),
+        ],
+        layer=layer_texts.terms(layer, now.profile if now is not None else None) if layer is not None else "",
+        quota=quota_now(accounts) if len(accounts) == 1 else "",
+    )
+
+
+def quota_now(accounts: Sequence[QuotaChoice]) -> str:
+    """Return what a user's quota says about a spawn now: of several the one that is used where none is chosen."""
+    if not accounts or (admission := accounts[0].admission) is None:
+        return ""
+    return quota_texts.on_card(admission) if len(accounts) == 1 else quota_texts.choice(accounts[0].account, admission)
+
+
+def _never(now: Availability | None) -> bool:
+    """Whether no spawn of a card can start here: it is shown, and cannot be chosen."""
+    return now is not None and now.kind == "never"
+
+
+def _now(template: Template | None, availability_now: AvailabilityNow | UnknownNow | None) -> Availability | None:
+    if template is None:
+        return None
+    if template.gpu is None:
+        return NO_GPU_NEEDED
+    return availability_now.availability(template) if availability_now is not None else UNKNOWN
+
+
+def _quota_option(profile: Profile, accounts: Sequence[QuotaChoice], chosen: Mapping[str, Any]) -> Option:
+    names = [one.account.name for one in accounts]
+    wanted = chosen.get(QUOTA_OPTION)
+    return Option(
+        field=f"profile-option-{profile.slug}--{QUOTA_OPTION}",
+        label=quota_texts.LABEL,
+        choices=[(one.account.name, quota_texts.choice(one.account, one.admission)) for one in accounts],
+        selected=wanted if isinstance(wanted, str) and wanted in names else names[0],
+    )
+
+
+def _option(profile: Profile, name: str, option: Mapping[str, Any], chosen: Mapping[str, Any]) -> Option:
+    choices = option.get("choices") or {}
+    unlisted = option.get("unlisted_choice") or {}
+    other = unlisted if unlisted.get("enabled") else None
+    text = chosen.get(name + UNLISTED)
+    default = next((key for key, choice in choices.items() if choice.get("default")), next(iter(choices), OTHER))
+    wanted = chosen.get(name)
+    selected = wanted if isinstance(wanted, str) and wanted in choices else default
+    if other is not None and isinstance(text, str) and text:
+        selected = OTHER
+    return Option(
+        field=f"profile-option-{profile.slug}--{name}",
+        label=_text(option.get("display_name") or name),
+        choices=[(key, _text(choice.get("display_name") or key)) for key, choice in choices.items()],
+        selected=str(selected),
+        other=other,
+        text=text if isinstance(text, str) else "",
+    )
+
+
+def _text(value: Any) -> str:
+    """Text; what is marked as HTML stays so."""
+    return value if isinstance(value, str) else str(value)
+
+
+def _first(value: Any) -> Any:
+    return value[0] if isinstance(value, (list, tuple)) and value else value

@@ -1,1 +1,0 @@
-"""The form on which a user chooses a template."""

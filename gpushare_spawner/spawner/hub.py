@@ -1,0 +1,113 @@
+"""What all spawners of one hub share: the template folder, the queue, the snapshots. Made once, gone with the hub.
+
+Pages of the hub that we extend: they say whether a spawn waits for a GPU, and why a server was stopped.
+
+A spawn that is refused for a reason that the person should read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
+
+import jupyterhub.spawner
+from tornado.web import HTTPError
+
+Shared = TypeVar("Shared")
+
+
+class _NoLoop:
+    """Stands for the event loop where none runs."""
+
+
+_NO_LOOP = _NoLoop()
+
+_without_hub: WeakKeyDictionary[Any, dict[tuple[str, ...], Any]] = WeakKeyDictionary()
+"""What spawners share that belong to no hub (scripts, tests of spawners), by their event loop."""
+
+
+def shared(user: Any, key: tuple[str, ...], make: Callable[[], Shared]) -> Shared:
+    """Return the object of this key that all spawners of the user's hub share; the first call makes it."""
+    # in the hub's settings and not in a module: it lives as long as the hub, and two hubs in one process stay apart
+    settings = getattr(user, "settings", None)
+    if isinstance(settings, dict):
+        store: dict[tuple[str, ...], Any] = settings.setdefault("gpushare", {})
+    else:
+        store = _without_hub.setdefault(_running_loop(), {})
+    if key not in store:
+        store[key] = make()
+    found: Shared = store[key]
+    return found
+
+
+def hub_runs(user: Any, name: str, server: str) -> bool:
+    """Return whether the hub of ``user`` knows the server of user ``name`` to run, or to be starting or stopping."""
+    known = user.settings["users"].get(name)
+    if known is None:
+        return False
+    if server in known.spawners and known.spawners[server].active:
+        return True
+    stored = known.orm_spawners.get(server)
+    return stored is not None and stored.server is not None
+
+
+def _running_loop() -> Any:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return _NO_LOOP
+
+
+FOLDER = str(Path(__file__).parent)
+"""For ``c.JupyterHub.template_paths``."""
+
+
+_SPAWN_EXCEPTION: type[HTTPError] | None = getattr(jupyterhub.spawner, "SpawnException", None)
+"""JupyterHub 6 has an exception for refusals that are nobody's failure; 5.x has not."""
+
+_Base: Any = _SPAWN_EXCEPTION or HTTPError
+
+
+class SpawnRefused(_Base):  # type: ignore[misc]
+    """The server is not started. The hub shows ``message`` on the form, on the spawn page and in the API's answer.
+
+    ``reason`` is a short word for metrics. ``retry_after`` (seconds) goes out as the header of that name.
+    """
+
+    def __init__(
+        self, message: str, *, reason: str, status: int = 400, retry_after: int | None = None, log_message: str = ""
+    ) -> None:
+        if _SPAWN_EXCEPTION is not None:
+            super().__init__(message, reason=reason, log_message=log_message or message, status_code=status)
+        else:
+            super().__init__(status, log_message or message)
+        self.refusal = reason
+        # the attribute that the hub's pages and API of every version show
+        self.jupyterhub_message = message
+        self.headers = {"Retry-After": str(retry_after)} if retry_after is not None else {}
+
+
+def forget_failure(settings: dict[str, Any]) -> None:
+    """Keep a refusal from counting as a failed start on JupyterHub 5.
+
+    There ``consecutive_failure_limit`` counts every start that raises, refusals too, and the hub ends when it is
+    reached (zero-to-jupyterhub sets it to 5). The hub adds one after the spawn has raised, so one is taken off here.
+    """
+    if _SPAWN_EXCEPTION is None:
+        settings["failure_count"] = settings.get("failure_count", 0) - 1
+
+
+@contextlib.contextmanager
+def refusals_reported(spawner: Any) -> Iterator[None]:
+    """Log a refusal of this part of a spawn, and keep it from counting as a failure of the hub."""
+    try:
+        yield
+    except SpawnRefused as error:
+        spawner.log.warning("Not starting %s: %s", spawner._log_name, error.jupyterhub_message)
+        if spawner.handler is not None:
+            forget_failure(spawner.handler.settings)
+        raise

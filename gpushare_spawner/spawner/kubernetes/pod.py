@@ -1,0 +1,447 @@
+"""The pod of one server: what its settings say before there is one, and its manifest with the share.
+
+Builds the pod of a server with a share: KubeSpawner's manifest, and what the sharing layer adds to it.
+
+Which sharing layer renders a share into its pod.
+
+Renders the share of another sharing layer into a pod, and keeps what the admin's template sets itself.
+
+Objects that a sharing layer needs in the server's namespace before the pod, like a ResourceClaimTemplate.
+
+What a spawner's settings say of its pod before there is one: the nodes that can take it, and what it requests there.
+
+``settings`` are values of the spawner's traits, by their names. Pure.
+
+The part of KubeSpawner's manifest that sharing layers see, as plain data, and the way back into the manifest.
+
+KubeSpawner and an admin's `modify_pod_hook` work with models of the Kubernetes client; sharing layers with plain data.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+from kubernetes_asyncio.client import CustomObjectsApi
+from kubernetes_asyncio.client.models import (
+    V1Affinity,
+    V1EnvVar,
+    V1NodeAffinity,
+    V1NodeSelector,
+    V1NodeSelectorTerm,
+    V1Pod,
+    V1PodResourceClaim,
+    V1ResourceRequirements,
+    V1Toleration,
+    V1Volume,
+    V1VolumeMount,
+)
+from kubernetes_asyncio.client.rest import ApiException
+from kubespawner.utils import get_k8s_model
+
+from gpushare_spawner.model.kubernetes import (
+    HOSTNAME_LABEL,
+    HUB,
+    OBSERVER,
+    SESSION_FILES_FOLDER,
+    LayerSession,
+    PodConstraints,
+    PodSession,
+    claim_name,
+    gpu_names,
+    kept_off,
+    memory_bytes,
+    millicores,
+    session_files_volume,
+)
+from gpushare_spawner.model.layers import LAYER_VARIABLE, LAYERS, ObservedBy
+from gpushare_spawner.model.share_status import ANNOTATIONS_VARIABLE
+from gpushare_spawner.placement import Requested
+from gpushare_spawner.sharing.base import NOTEBOOK, LayerCannot, PodChange, PodSpec, SharingLayer, Tenant
+from gpushare_spawner.sharing.native import NativeClaimLayer, NativePodLayer
+from gpushare_spawner.sharing.nodes import suitable
+from gpushare_spawner.sharing.pod_layers import POD_LAYERS
+from gpushare_spawner.spawner.hub import SpawnRefused
+from gpushare_spawner.spawner.kubernetes.cluster.capacity import RESERVATION, pod_requests
+from gpushare_spawner.spawner.kubernetes.reservations import PodShare
+from gpushare_spawner.spawner.queue.snapshot import LayerOffer
+from gpushare_spawner.wording import spawn_failures as words
+from gpushare_spawner.wording import spawn_form as layer_words
+
+_SPEC = {"scheduler_name": "schedulerName", "priority_class_name": "priorityClassName"}
+"""KubeSpawner's settings of one value, and the fields of a pod's spec that they stand for."""
+_BY_KEY = {
+    "extra_annotations": ("metadata", "annotations"),
+    "extra_labels": ("metadata", "labels"),
+    "node_selector": ("spec", "nodeSelector"),
+}
+"""KubeSpawner's settings with names and values, and where these stand in a pod."""
+_VOLUME = "gpushare-session"
+"""The volume by which the server reads its notices."""
+_RESOURCES = {"extra_resource_limits": "limits", "extra_resource_guarantees": "requests"}
+
+
+class ForeignPodLayer(SharingLayer[PodSpec]):
+    """A share that a layer's own scheduler places."""
+
+    name: ClassVar[str] = "another layer"
+
+    def __init__(self, tenant: Tenant, offer: LayerOffer, since: float, observed: bool = True) -> None:
+        """``since``: when the share was granted, in seconds since the epoch. ``observed``: see `PodShare`. Raises
+        ValueError for a template without a GPU."""
+        self._observed = observed
+        share = offer.request.gpu.share
+        self._offer = offer
+        said = PodSession(
+            session=tenant.session,
+            template=offer.request.template.name,
+            quota=tenant.quota,
+            share_units=share.units,
+            gpus=gpu_names(offer.layer, tenant.session, share.count),
+            gpu_indices=tuple(range(share.count)),
+            tier_since=since,
+            effective_units=share.units,
+        )
+        self._session = LayerSession(offer.layer, said)
+
+    def render(self, form: PodSpec) -> PodSpec:
+        """Return the pod with the share.
+
+        What the template's ``kubespawner_override`` sets itself stays as it is. Raises LayerCannot.
+        """
+        request = self._offer.request
+        made = POD_LAYERS[self._offer.layer].render(form, request)
+        limits = {OBSERVER: "1"} if self._observed and observable(self._offer) else {}
+        made = PodChange(
+            variables={LAYER_VARIABLE: str(self._offer.layer), ANNOTATIONS_VARIABLE: SESSION_FILES_FOLDER},
+            limits=limits,
+            volumes={_VOLUME: session_files_volume()},
+            mounts=[{"name": _VOLUME, "mountPath": SESSION_FILES_FOLDER, "readOnly": True}],
+        ).apply(made)
+        made = with_last_word(form, made, request.template.kubespawner_override)
+        if self._offer.kept_off:
+            # also where the template sets its own affinity: an earlier spawn would wait without end
+            affinity = kept_off(made["spec"].get("affinity"), self._offer.kept_off)
+            made = {**made, "spec": {**made["spec"], "affinity": affinity}}
+        metadata = made["metadata"]
+        return {
+            **made,
+            "metadata": {
+                "annotations": {**metadata["annotations"], **self._session.annotations()},
+                "labels": {**metadata["labels"], **self._session.labels()},
+            },
+        }
+
+
+def observable(offer: LayerOffer) -> bool:
+    """Return whether the pod can ask for the library of an agent that observes.
+
+    On a node without a free one the pod could not run, so all nodes must have one that the pod can go to: others than
+    our servers can ask for them too. Elsewhere the agent sees the pod's GPU work as the driver counts it, and without
+    an agent nobody does.
+    """
+    nodes, facts = suitable(offer.request), offer.request.facts
+    by_library = LAYERS[offer.layer].observed_by is ObservedBy.LIBRARY
+    return by_library and bool(nodes) and all(facts.free(node, OBSERVER) for node in nodes)
+
+
+def with_last_word(form: PodSpec, made: PodSpec, override: Mapping[str, Any]) -> PodSpec:
+    """Return what a layer made of a form, with the values of the form where an admin's override sets them."""
+    spec, metadata = dict(made["spec"]), {name: dict(made["metadata"][name]) for name in ("annotations", "labels")}
+    extra: Mapping[str, Any] = override.get("extra_pod_config") or {}
+    for setting, field in _SPEC.items():
+        if setting in override or field in extra or setting in extra:
+            spec[field] = form["spec"].get(field)
+    for setting, (part, field) in _BY_KEY.items():
+        own = {key: form[part].get(field, {}).get(key) for key in override.get(setting) or {}}
+        if own and part == "metadata":
+            metadata[field].update(own)
+        elif own:
+            spec[field] = {**(spec.get(field) or {}), **own}
+    (before,), (container,) = form["spec"]["containers"], spec["containers"]
+    resources = dict(container["resources"])
+    for setting, field in _RESOURCES.items():
+        own = {key: before["resources"].get(field, {}).get(key) for key in override.get(setting) or {}}
+        resources[field] = {**resources.get(field, {}), **own}
+    spec["containers"] = [{**container, "resources": resources}]
+    return {**made, "metadata": {**made["metadata"], **metadata}, "spec": spec}
+
+
+def renderer_of(
+    share: PodShare, unit_size: int, since: float, pod: str = "", namespace: str = ""
+) -> SharingLayer[PodSpec]:
+    """Return the layer that renders a share.
+
+    ``unit_size``: units of 1 % that one device of the agent's plugin stands for; ``since``: when the share was granted,
+    in seconds since the epoch; ``pod``: the name of the pod that is made in ``namespace``.
+    """
+    if share.offer is not None:
+        return ForeignPodLayer(share.request.tenant, share.offer, since, observed=share.observed)
+    if (claims := claim_layer(share, since, pod, namespace)) is not None:
+        return claims
+    indices = {gpu.uuid: gpu.index for gpu in share.gpus}
+    return NativePodLayer(
+        share.request.tenant, share.request.template, share.placement, indices, unit_size=unit_size, since=since
+    )
+
+
+def claim_layer(share: PodShare, since: float, pod: str, namespace: str) -> NativeClaimLayer | None:
+    """Return the layer of a share whose node gives GPUs by claims; None for another node. See `renderer_of`."""
+    if share.claims is None:
+        return None
+    return NativeClaimLayer(
+        share.request.tenant,
+        share.request.template,
+        share.placement,
+        share.gpus,
+        share.claims,
+        namespace=namespace,
+        claim=claim_name(pod, share.token),
+        since=since,
+    )
+
+
+_PLURALS = {"ResourceClaimTemplate": "resourceclaimtemplates"}
+_NOT_FOUND, _CONFLICT = 404, 409
+_TRIES = 3
+"""Of an object that somebody deletes as soon as it is there."""
+
+
+async def create_objects(api: CustomObjectsApi, namespace: str, offer: LayerOffer, log: logging.Logger) -> None:
+    """Create the objects of an offer that are not there yet.
+
+    Raises SpawnRefused where another object has the name of one of them, ApiException and aiohttp.ClientError, and
+    LayerCannot where the layer cannot give the share any more.
+    """
+    layer = POD_LAYERS[offer.layer]
+    for manifest in layer.objects(offer.request):
+        kind, name = manifest["kind"], manifest["metadata"]["name"]
+        found = await _create(api, namespace, manifest)
+        if found is None:
+            log.info("Created %s %s in %s", kind, name, namespace)
+        elif not layer.same(manifest, found):
+            message = layer_words.other_object(kind, name, namespace)
+            raise SpawnRefused(message, reason="other-object", status=409)
+
+
+async def _create(api: CustomObjectsApi, namespace: str, manifest: dict[str, Any]) -> dict[str, Any] | None:
+    """Create an object. Return the one that has its name already; None: it was created."""
+    group, _, version = manifest["apiVersion"].partition("/")
+    where = (group, version, namespace, _PLURALS[manifest["kind"]])
+    tries = 0
+    while True:
+        tries += 1
+        try:
+            await api.create_namespaced_custom_object(*where, manifest)
+        except ApiException as error:
+            if error.status != _CONFLICT:
+                raise
+        else:
+            return None
+        try:
+            found: dict[str, Any] = await api.get_namespaced_custom_object(*where, manifest["metadata"]["name"])
+        except ApiException as error:
+            if error.status != _NOT_FOUND or tries >= _TRIES:
+                raise
+        else:
+            return found
+
+
+CONSTRAINING = ("node_selector", "node_affinity_required", "tolerations", "extra_pod_config", "modify_pod_hook")
+"""The traits that `pod_constraints` and `pinned_node` look at."""
+REQUESTING = (
+    "cpu_guarantee", "mem_guarantee", "extra_resource_guarantees", "cpu_limit", "mem_limit", "extra_resource_limits",
+    "extra_containers", "init_containers",
+)  # fmt: skip
+"""The traits that `requested` looks at."""
+
+
+def pinned_node(settings: Mapping[str, Any]) -> str:
+    """Return the node that the settings pin a server to; empty where they do not."""
+    pinned = settings["node_selector"].get(HOSTNAME_LABEL)
+    for key in ("nodeSelector", "node_selector"):
+        pinned = (settings["extra_pod_config"].get(key) or {}).get(HOSTNAME_LABEL, pinned)
+    return str(pinned or "")
+
+
+def pod_constraints(settings: Mapping[str, Any], values: Callable[[Any], list[Any]]) -> PodConstraints | None:
+    """Return what the pod demands of nodes; None where the hook or ``extra_pod_config`` may change that.
+
+    ``values`` returns the values of a setting that may be a list or a dict; they are models or dicts.
+    """
+    extra = settings["extra_pod_config"]
+    if settings["modify_pod_hook"] is not None:
+        # it may add tolerations: the scheduler decides
+        return None
+    if any(key in extra for key in ("nodeSelector", "node_selector", "affinity", "tolerations")):
+        return None
+    terms, tolerations = values(settings["node_affinity_required"]), values(settings["tolerations"])
+    return PodConstraints.of(
+        settings["node_selector"],
+        [get_k8s_model(V1NodeSelectorTerm, term).to_dict(serialize=True) for term in terms],
+        [get_k8s_model(V1Toleration, toleration).to_dict(serialize=True) for toleration in tolerations],
+    )
+
+
+def requested(settings: Mapping[str, Any]) -> Requested:
+    """Return what the pod requests of its node."""
+    own = {
+        "name": NOTEBOOK,
+        "resources": {
+            "requests": _amounts(settings, "guarantee"),
+            "limits": _amounts(settings, "limit"),
+        },
+    }
+    # containers that an admin wrote as models are rare, and the scheduler counts them all the same
+    others = [container for container in settings["extra_containers"] if isinstance(container, Mapping)]
+    before = [container for container in settings["init_containers"] if isinstance(container, Mapping)]
+    amounts = pod_requests({"spec": {"containers": [own, *others], "initContainers": before}})
+    return Requested(millicores(amounts), memory_bytes(amounts), pods=1)
+
+
+def _amounts(settings: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    amounts = {"cpu": settings[f"cpu_{kind}"], "memory": settings[f"mem_{kind}"]}
+    amounts.update(settings[f"extra_resource_{kind}s"])
+    return {name: amount for name, amount in amounts.items() if amount is not None}
+
+
+_POD = {"nodeSelector": "node_selector", "schedulerName": "scheduler_name", "priorityClassName": "priority_class_name"}
+"""Fields of a pod's spec that a layer can replace, and the model's names of them."""
+_POD_LISTS = {"resourceClaims": ("resource_claims", V1PodResourceClaim), "volumes": ("volumes", V1Volume)}
+"""Lists in a pod's spec that a layer can add to, with the model's names and the types of their items."""
+_AMOUNTS = ("limits", "requests")
+
+
+def fragment(pod: V1Pod) -> PodSpec:
+    """Return the parts of a manifest that a sharing layer looks at and changes, as plain data."""
+    container = _notebook(pod)
+    resources = {name: dict(_get(container.resources, name) or {}) for name in _AMOUNTS}
+    claims = _plain(_get(container.resources, "claims"))
+    spec = {name: _plain(getattr(pod.spec, attribute)) for name, attribute in _POD.items()}
+    spec |= {name: _plain(getattr(pod.spec, attribute)) for name, (attribute, _) in _POD_LISTS.items()}
+    return {
+        "metadata": {"annotations": dict(pod.metadata.annotations or {}), "labels": dict(pod.metadata.labels or {})},
+        "spec": {
+            "affinity": _plain(pod.spec.affinity) or {},
+            **{name: value for name, value in spec.items() if value},
+            "containers": [
+                {
+                    "name": container.name,
+                    "resources": {**resources, **({"claims": claims} if claims else {})},
+                    "env": [_plain(variable) for variable in container.env or []],
+                    "volumeMounts": [_plain(mount) for mount in container.volume_mounts or []],
+                }
+            ],
+        },
+    }
+
+
+def put_back(pod: V1Pod, before: PodSpec, changed: PodSpec) -> V1Pod:
+    """Write what a sharing layer made of the manifest's `fragment` into it; everything else stays as it is.
+
+    ``before``: the fragment, which layers do not change in place.
+    """
+    pod.metadata.annotations = changed["metadata"]["annotations"]
+    pod.metadata.labels = changed["metadata"]["labels"]
+    spec = changed["spec"]
+    if spec["affinity"] != before["spec"]["affinity"]:
+        _require_node(pod.spec, spec["affinity"])
+    for name, attribute in _POD.items():
+        if spec.get(name) != before["spec"].get(name):
+            setattr(pod.spec, attribute, spec.get(name))
+    for name, (attribute, model) in _POD_LISTS.items():
+        _add(pod.spec, attribute, model, before["spec"].get(name) or [], spec.get(name) or [])
+    (was,), (wanted,) = before["spec"]["containers"], spec["containers"]
+    _put_back_container(_notebook(pod), was, wanted)
+    return pod
+
+
+def _put_back_container(container: Any, was: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    if container.resources is None:
+        container.resources = V1ResourceRequirements()
+    resources = wanted["resources"]
+    if isinstance(container.resources, dict):
+        container.resources = {**container.resources, **{name: one for name, one in resources.items() if one}}
+    else:
+        for name in _AMOUNTS:
+            if resources.get(name) != was["resources"].get(name):
+                setattr(container.resources, name, resources[name])
+        # the client's model of these has another name in each of its versions
+        _add(container.resources, "claims", dict, was["resources"].get("claims") or [], resources.get("claims") or [])
+    set_here = {variable["name"]: variable for variable in wanted["env"] if variable not in was["env"]}
+    if set_here:
+        kept = [variable for variable in container.env or [] if _get(variable, "name") not in set_here]
+        container.env = kept + [get_k8s_model(V1EnvVar, variable) for variable in set_here.values()]
+    _add(container, "volume_mounts", V1VolumeMount, was["volumeMounts"], wanted.get("volumeMounts") or [])
+
+
+def _add(target: Any, attribute: str, model: type, before: Sequence[Any], wanted: Sequence[Any]) -> None:
+    """Append to a list of models what a layer has added."""
+    added = [item if model is dict else get_k8s_model(model, item) for item in wanted if item not in before]
+    if added:
+        setattr(target, attribute, [*(getattr(target, attribute) or []), *added])
+
+
+def _require_node(spec: Any, affinity: Mapping[str, Any]) -> None:
+    """Take over the required node affinity. An admin's hook sees models, as KubeSpawner makes them."""
+    required = affinity["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    if isinstance(spec.affinity, Mapping):
+        spec.affinity = dict(affinity)
+        return
+    spec.affinity = spec.affinity or V1Affinity()
+    spec.affinity.node_affinity = spec.affinity.node_affinity or V1NodeAffinity()
+    spec.affinity.node_affinity.required_during_scheduling_ignored_during_execution = V1NodeSelector(
+        node_selector_terms=[get_k8s_model(V1NodeSelectorTerm, term) for term in required["nodeSelectorTerms"]]
+    )
+
+
+def _plain(value: Any) -> Any:
+    """Return models as the API server writes them, without empty fields; everything else as it is."""
+    if hasattr(value, "to_dict"):
+        return _plain(value.to_dict(serialize=True))
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    if isinstance(value, Mapping):
+        return {name: _plain(item) for name, item in value.items() if item is not None}
+    return value
+
+
+def _notebook(pod: V1Pod) -> Any:
+    containers = pod.spec.containers
+    return next((container for container in containers if container.name == NOTEBOOK), containers[0])
+
+
+def _get(thing: Any, name: str) -> Any:
+    # KubeSpawner takes both models and dicts in several settings, and leaves them as they are
+    if thing is None:
+        return None
+    return thing.get(name) if isinstance(thing, Mapping) else getattr(thing, name)
+
+
+WITHOUT_GPU = {"NVIDIA_VISIBLE_DEVICES": "void", "CUDA_VISIBLE_DEVICES": "-1"}
+"""A server whose template has no GPU must not see those of its node because its image says "all". (NVIDIA Container
+Toolkit, environment variables: void is "as if there were no GPU".)"""
+
+
+def build_pod(pod: V1Pod, share: PodShare, unit_size: int, hub: str, namespace: str = "") -> V1Pod:
+    """Return KubeSpawner's manifest with the share in it. ``hub``: the URL of the API of the hub that makes the pod in
+    ``namespace``.
+
+    Raises SpawnRefused for a manifest that is pinned to another node than the share's, and for a share that its sharing
+    layer cannot give.
+    """
+    placed, pinned = share.placement.node, (pod.spec.node_selector or {}).get(HOSTNAME_LABEL)
+    if placed and pinned not in (None, placed):
+        raise SpawnRefused(
+            words.pinned_elsewhere(placed, str(pinned), HOSTNAME_LABEL), reason="bad-template", status=500
+        )
+    layer = renderer_of(share, unit_size, time.time(), pod.metadata.name, namespace)
+    before = fragment(pod)
+    try:
+        changed = layer.render(before)
+    except LayerCannot as error:
+        raise SpawnRefused(str(error), reason="bad-template", status=500) from None
+    changed["metadata"]["annotations"].update({RESERVATION: share.token, HUB: hub})
+    return put_back(pod, before, changed)

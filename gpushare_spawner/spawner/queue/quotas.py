@@ -1,0 +1,263 @@
+"""Applies the quotas in force to the queue: the order of its spawns, and the limits that refuse one.
+
+The rules stand in the package `quota`. What is used comes from the ledger, so a hub that is restarted knows it again.
+
+What accounts used over quota, kept in a file, so that a hub that is restarted knows of sessions that have ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from gpushare_spawner.model.quota import Quotas
+from gpushare_spawner.model.share import Share
+from gpushare_spawner.placement import Allocation, Ledger
+from gpushare_spawner.quota import (
+    Account,
+    Admission,
+    Asking,
+    Charge,
+    FairShare,
+    QuotaAccounts,
+    QuotaUsage,
+    admit,
+    ordered,
+)
+from gpushare_spawner.sharing.base import Tenant
+from gpushare_spawner.spawner.queue.queue import Ticket
+from gpushare_spawner.wall_clock import WallClock
+from gpushare_spawner.wording.amounts import reason
+from gpushare_spawner.wording.service import exceeds_cluster
+
+SAVE_EVERY = 30.0
+"""Seconds between two writes. Ours: a hub that is killed forgets at most so much use, a tenth of the entry penalty."""
+BAD = ".bad"
+"""Added to the name of a file that cannot be read, which is set aside."""
+
+
+class PastUse(BaseModel):
+    """The file's content: JSON."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    version: Literal[1] = 1
+    at: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    """Seconds since the epoch."""
+    used: dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]] = {}
+    """The part of the cluster that each account has used over quota, on average, see `quota.FairShare`."""
+
+
+class QuotaHistory:
+    """The file. It is replaced as a whole: a hub that is killed leaves the old content or the new one.
+
+    A file that cannot be read is set aside, one that cannot be written is given up until the next start of the hub;
+    the log says both once. Nothing is raised.
+    """
+
+    def __init__(self, path: Path | None, log: logging.Logger) -> None:
+        """``path`` None: nothing is kept."""
+        self._path = path
+        self._log = log
+        self._saved: PastUse | None = None
+
+    def load(self) -> PastUse | None:
+        """Return what was kept; None: nothing."""
+        if self._path is None:
+            return None
+        try:
+            return PastUse.model_validate_json(self._path.read_bytes())
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            self._give_up("read", error)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            aside = self._path.with_name(self._path.name + BAD)
+            self._log.error(
+                "The past use over quota in %s is lost: the file is not valid (%s). The file is kept as %s",
+                self._path,
+                first["msg"],
+                aside.name,
+            )
+            with contextlib.suppress(OSError):
+                self._path.replace(aside)
+        return None
+
+    def save(self, now: float, used: Mapping[str, float]) -> None:
+        """Keep what was used, if that is due. ``now``: seconds since the epoch."""
+        last = self._saved
+        if self._path is None or (last is not None and 0 <= now - last.at < SAVE_EVERY):
+            return
+        if not used and (last is None or not last.used) and not self._path.exists():
+            return
+        content = PastUse(at=max(0.0, now), used=dict(used))
+        fresh = self._path.with_name(f".{self._path.name}.new")
+        try:
+            # by its owner alone: it names users
+            with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+                file.write(content.model_dump_json().encode())
+            fresh.replace(self._path)
+        except OSError as error:
+            self._give_up("written", error)
+        else:
+            self._saved = content
+
+    def _give_up(self, what: str, error: OSError) -> None:
+        self._log.warning(
+            "%s cannot be %s (%s): what ended sessions used over quota is forgotten when the hub is restarted. "
+            "Set quota_usage_file to a file that the hub can write",
+            self._path,
+            what,
+            error.strerror or reason(error),
+        )
+        self._path = None
+
+
+@dataclass(frozen=True)
+class QuotaChoice:
+    """An account that a user can choose."""
+
+    account: Account
+    admission: Admission | None
+    """What a server would be there now; None: unknown."""
+
+
+class QueueQuotas:
+    """The accounts of one ledger.
+
+    ``read`` returns the quotas in force, None where there are none. ``clock``: seconds since the epoch. ``history``
+    keeps what was used over quota beyond this process; None: nothing does.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        log: logging.Logger,
+        read: Callable[[], Quotas | None] = lambda: None,
+        clock: Callable[[], float] | None = None,
+        history: QuotaHistory | None = None,
+    ) -> None:
+        self._ledger = ledger
+        self._read = read
+        if clock is None:
+            clock = WallClock()
+            clock.was_set = self._clock_was_set
+        self._clock = clock
+        self._quotas: Quotas | None = None
+        self._usage: QuotaUsage | None = None
+        self._fair: FairShare | None = None
+        self._over_quota: dict[str, int] = {}
+        self._capacity = 0
+        self._log = log
+        self._history = history or QuotaHistory(None, log)
+        self._warned = ""
+        ledger.observers.append(self._changed)
+
+    @property
+    def usage(self) -> QuotaUsage | None:
+        """What each account uses; None where there are no quotas. Up to date after `bring_up_to_date`."""
+        return self._usage
+
+    def bring_up_to_date(self, capacity: int) -> None:
+        """Read the quotas in force, and count what was used over quota since the last call.
+
+        ``capacity``: units of 1 % of all GPUs. The ledger is up to date already.
+        """
+        quotas, self._capacity = self._read(), capacity
+        if quotas is None:
+            self._quotas = self._usage = self._fair = None
+            return
+        if quotas != self._quotas:
+            self._take_over(quotas)
+        self._warn(quotas)
+        if self._fair is None:
+            self._fair = self._past_use(quotas)
+        else:
+            self._fair.half_life = quotas.half_life
+            self._fair.advance(self._clock(), self._over_quota, capacity)
+        self._history.save(self._clock(), self._fair.all_used)
+        self.note_use()
+
+    def _warn(self, quotas: Quotas) -> None:
+        """Log once that guarantees exceed the GPUs that are known."""
+        exceeds = (exceeds_cluster(quotas, self._capacity) or "") if self._capacity else ""
+        if exceeds and exceeds != self._warned:
+            self._log.warning("Quotas: %s", exceeds)
+        self._warned = exceeds
+
+    def note_use(self) -> None:
+        """Note what is used over quota from now on, until the next call."""
+        self._over_quota = self._usage.over_quota() if self._usage is not None else {}
+
+    @property
+    def anything_over_quota(self) -> bool:
+        """Whether something was over quota when that was noted last."""
+        return bool(self._over_quota)
+
+    def order(self, tickets: Iterable[Ticket]) -> list[Ticket]:
+        """Return the tickets in the order in which they are served. ``tickets``: first come first."""
+        first_come = sorted(tickets, key=lambda ticket: ticket.joined)
+        if self._usage is None or self._fair is None:
+            return first_come
+        asking = [
+            Asking(ticket, self._account(self._usage, ticket.request.tenant), ticket.request.share.total_units)
+            for ticket in first_come
+            if not ticket.result.done()
+        ]
+        return ordered(asking, self._usage, self._fair, self._capacity)
+
+    def admission(self, tenant: Tenant, share: Share) -> Admission | None:
+        """Return what a server would be now, in or over quota, and the limit that refuses it; None: no quotas."""
+        if self._usage is None:
+            return None
+        return admit(self._usage, self._account(self._usage, tenant), tenant.user, share.total_units)
+
+    def admitted(self, admission: Admission, share: Share) -> None:
+        """Count the entry penalty of a spawn that was placed over quota."""
+        if self._fair is not None and not admission.in_quota:
+            self._fair.admitted(admission.account.key, share.total_units, self._capacity)
+
+    def _account(self, usage: QuotaUsage, tenant: Tenant) -> Account:
+        return usage.accounts.find(tenant.quota, tenant.user)
+
+    def _take_over(self, quotas: Quotas) -> None:
+        self._quotas = quotas
+        self._usage = QuotaUsage(QuotaAccounts(quotas))
+        for session, allocation in self._ledger.allocations.items():
+            self._changed(session, allocation)
+
+    def _past_use(self, quotas: Quotas) -> FairShare:
+        """Return what earlier hub processes have kept, and what the sessions that are over quota have used since: this
+        hub has not watched them."""
+        now, kept = self._clock(), self._history.load()
+        # a clock that was set back: no time has passed
+        at = min(kept.at, now) if kept is not None else now
+        fair = FairShare.restored(quotas.half_life, kept.used if kept is not None else {}, at)
+        fair.advance(now, {}, self._capacity)
+        if self._usage is not None:
+            for charge in self._usage.over_quota_sessions():
+                since = charge.opened_at if kept is None else max(charge.opened_at, at)
+                fair.past(charge.account.key, charge.units, self._capacity, now - since)
+        return fair
+
+    def _clock_was_set(self, by: float) -> None:
+        if self._fair is not None:
+            self._fair.clock_was_set(by)
+
+    def _changed(self, session: str, allocation: Allocation | None) -> None:
+        if self._usage is None:
+            return
+        if allocation is None:
+            self._usage.drop(session)
+            return
+        account = self._usage.accounts.find(allocation.quota, allocation.user)
+        units = allocation.share_units * len(allocation.gpus)
+        self._usage.put(Charge(session, allocation.user, account, units, allocation.opened_at))

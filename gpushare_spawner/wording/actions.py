@@ -1,0 +1,377 @@
+"""Sentences about what users and admins ask for: keeps, changes of a share, cordons and drains.
+
+What a notebook server says of an ask that the service does not answer. The service's answers: session_controls.
+
+Cordons and drains of GPUs and nodes: what was done, and what the sessions there are told.
+
+Keeps, exemptions, messages and other acts of users and admins: what was done, and why something was not.
+
+The sentences go to users in JupyterLab, to the dashboard and to terminals, in time zones that are not known here: they
+say durations.
+
+Changes of a running session's share: what was done, and why one is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gpushare_spawner.idle import KeepRefusal, KeepsLeft, WhyNoKeep
+from gpushare_spawner.model.frames import AskKind
+from gpushare_spawner.model.layers import Layer
+from gpushare_spawner.model.share import Tier
+from gpushare_spawner.wording.amounts import duration, gpu_share, guarantee, memory, plural, utc
+
+UNREADABLE = "The file with the cordons of this node cannot be read."
+"""Why a node is cordoned that nobody has cordoned."""
+NOT_CORDONED = "New servers can come there already."
+
+
+def cordoned(where: str, drain: bool, stop_after: float | None) -> str:
+    """Return what was done. ``where``: like "GPU 0 of node a"; ``stop_after``: seconds, None: no server is stopped."""
+    said = f"{where} gets no new servers."
+    if not drain:
+        return said
+    if stop_after is None:
+        return f"{said} The users of its sessions are told."
+    when = f"after {duration(stop_after)}, and after their notice period" if stop_after else "after their notice period"
+    return f"{said} The users of its sessions are told. Servers that are still there are stopped {when}."
+
+
+def cordoned_already(where: str, drain: bool) -> str:
+    """Return that nothing has changed."""
+    return f"{where} is already {'drained' if drain else 'cordoned'}."
+
+
+def uncordoned(where: str) -> str:
+    """Return that new servers come again."""
+    return f"{where} gets new servers again."
+
+
+def closed(drain: bool, by: str, reason: str) -> str:
+    """Return why no new sessions come to a GPU or node: "Draining (admin: kernel update). No new sessions."."""
+    return f"{'Draining' if drain else 'Cordoned'} ({by}{f': {reason}' if reason else ''}). No new sessions."
+
+
+def told(where: str, reason: str, stop_at: float | None) -> str:
+    """Return what the user of a session on a drained GPU is told. ``stop_at``: seconds since the epoch; None: the
+    server is not stopped."""
+    end = "Please save your work, and restart your server: it then runs elsewhere."
+    if stop_at is not None:
+        end = (
+            f"Your server will be stopped at {utc(stop_at)}. Save your work, and restart it before then: it then runs "
+            "elsewhere."
+        )
+    return f"{taken_out(where, reason)} {end}"
+
+
+def taken_out(where: str, reason: str) -> str:
+    """Return how each notice of a drain begins."""
+    reason = reason.rstrip()
+    end = "" if not reason or reason[-1] in ".!?" else "."
+    return f"{where} is being taken out of service. {reason}{end}".rstrip()
+
+
+ASK_UNKNOWN = "The GPU agent of this machine is older than your notebook server and does not know this request."
+ASKED_BEFORE = "Another request has the same number. Send the request again."
+ASKED_TOO_OFTEN = "There were too many requests. Try again in a minute."
+ASK_NOT_SUPPORTED = "The service is older than your notebook server and does not know this request."
+
+NOT_YOURS = "This is the session of another user. Only admins may act on it."
+ADMINS_ONLY = "Only admins may do this."
+SESSION_ENDED = "The session has ended."
+WORKED_MEANWHILE = "The session has used the GPU or has changed in the meantime. Nothing was done. Try again."
+AGENT_FAILED = "Nothing was done: the GPU agent of this node could not do it. Try again in a minute, or ask the admin."
+OLDER_AGENT = "The GPU agent of this node is older than the service and cannot do this. Ask the admin to update it."
+
+NO_KEEPS = "Shares of this template cannot be kept. Ask the admin."
+NO_KEEP = "The GPU share is not kept."
+KEEP_NOT_IN_FUTURE = "A keep must end in the future. Give a duration, or a later time."
+KEEP_ENDED = "The GPU share is no longer kept."
+KEEP_WAS_OVER = "The keep expired."
+EXEMPTION_WAS_OVER = "The exemption expired."
+EXEMPTION_NOT_IN_FUTURE = "An exemption must end in the future. Give a later time, or none."
+NOT_EXEMPT = "The session is not exempt from idle actions."
+EXEMPTION_ENDED = "The session is no longer exempt from idle actions."
+MESSAGE_SENT = "The message is shown to the user."
+MESSAGE_SENT_ALREADY = "The user already has this message."
+MESSAGE_WITHDRAWN = "The message is withdrawn."
+NO_MESSAGE = "The user has no message of an admin."
+NO_TEXT = "The message is empty. Write a text."
+
+RELEASED = "The GPU share is released. GPU work runs at once; some seconds of it restore the share."
+NOT_TOLD = "The user could not be told."
+RELEASED_ALREADY = "The GPU share is already released. GPU work runs at once; some seconds of it restore the share."
+TIER_UNDER_WAY = (
+    "The change of the tier is under way: the GPU agent of this node has not confirmed it yet. GPU work that begins "
+    "before that prevents it."
+)
+GPU_BUSY = "The session is using the GPU now. Try again when it is idle."
+STOPS = "The server is being stopped."
+STOPS_ALREADY = "The server is already being stopped."
+NOT_RUNNING = "The server is not running."
+STOP_IS_NO_TIER = "The tier can be active, downgraded or released. To stop the server, use the action stop."
+RESTARTS_ALREADY = "The server is being restarted with another template. Try again when it is running."
+RESTART_FINISHED = "The service was stopped meanwhile, and finished the restart when it started again."
+RESTART_TOO_LATE = (
+    "The service was stopped meanwhile, and started again more than 10 min later, so the server was not started. Start "
+    "it on the hub's home page."
+)
+NOT_SETTLED = "The server is starting or stopping. Try again when it is running."
+STOP_TAKES_LONG = (
+    "The server did not stop within a minute, so it was not started again. When it has stopped, start it on the hub's "
+    "home page."
+)
+GROUPS_UNKNOWN = (
+    "Nothing was done: the hub does not tell the service your groups. Ask the admin to give the service's role the "
+    "scope read:users:groups."
+)
+NOT_STARTING = "No server of this name is starting."
+RUNS_ALREADY = "The server is already running. Stop it instead."
+CANCELLED = "The spawn is cancelled."
+REQUEUED = "The spawn is at the end of the queue."
+
+
+def kept(seconds: float, tier: Tier) -> str:
+    """Return that a share is kept from now on for so long. ``tier``: the session's."""
+    said = f"The GPU share is kept for {duration(seconds)}."
+    return said if tier is Tier.ACTIVE else f"{said} It is {tier} now: some seconds of GPU time restore it."
+
+
+def kept_already(seconds: float) -> str:
+    """Return that a share is kept for so long, as it was before."""
+    return f"The GPU share is already kept for another {duration(seconds)}."
+
+
+def keep_refused(refusal: KeepRefusal, now: float) -> str:
+    """Return why a user may not keep the share, and what is possible. ``now``: seconds since the epoch."""
+    rule = refusal.rule
+    match refusal.why:
+        case WhyNoKeep.NOBODY:
+            return NO_KEEPS
+        case WhyNoKeep.TOO_LONG:
+            return f"A share can be kept for at most {duration(rule.longest)}. Choose a shorter time."
+        case WhyNoKeep.TOO_MANY:
+            kept = plural(rule.at_once, "session")
+            return f"You can keep {kept} at a time. End the keep of another session first."
+        case WhyNoKeep.TOO_OFTEN:
+            times = plural(rule.per_day, "time")
+            wait = max(0.0, (refusal.again_at or now) - now)
+            return f"You can keep shares {times} within 24 hours. You can keep a share again in {duration(wait)}."
+
+
+def keeps_left(keeps: KeepsLeft, now: float) -> str:
+    """Return how many keeps a user has left, and their limits. ``now``: seconds since the epoch."""
+    rule = keeps.rule
+    if not keeps.left and keeps.again_at is None:
+        return NO_KEEPS
+    said = f"{keeps.left} of {plural(rule.per_day, 'keep')} left within 24 hours"
+    if keeps.again_at is not None:
+        return f"{said}. You can keep a share again in {duration(max(0.0, keeps.again_at - now))}."
+    return f"{said}, each for at most {duration(rule.longest)}, {plural(rule.at_once, 'session')} at a time."
+
+
+def exempted(seconds: float | None) -> str:
+    """Return that no idle action comes to a session for so long; None: without end."""
+    return f"The session is exempt from idle actions{_for(seconds)}."
+
+
+def exempt_already(seconds: float | None) -> str:
+    """Return that a session is exempt, as it was before."""
+    return f"The session is already exempt from idle actions{_for(seconds)}."
+
+
+def message_too_long(letters: int, most: int) -> str:
+    """Return that a message has too many letters."""
+    return f"The message has {letters} characters. At most {most} are allowed."
+
+
+def tier_already(tier: Tier) -> str:
+    """Return that a session is in a tier already."""
+    return f"The session is already {tier}."
+
+
+def tier_set(tier: Tier, units: int) -> str:
+    """Return that a session is in a tier now. ``units``: what it has on each of its GPUs."""
+    return f"The session is {tier} now and has {gpu_share(units)}." if units else RELEASED
+
+
+def no_downgrade(template: str) -> str:
+    """Return that a template says no smaller share for a downgraded session."""
+    return f"The template {template} has no downgrade_to, or it is not less than the session's share."
+
+
+def agent_failed(why: str) -> str:
+    """Return that the session's agent gave no good answer. ``why``: a part of a sentence."""
+    return f"Nothing was done: {why.rstrip('.')}. Try again in a minute."
+
+
+def hub_failed(why: str) -> str:
+    """Return that the hub gave no good answer. ``why``: its sentence."""
+    return f"Nothing was done. {why}"
+
+
+def restarts(template: str) -> str:
+    """Return that a server starts anew."""
+    return f"The server restarts with the template {template}. It waits in the queue while no GPU is free for it."
+
+
+def not_started(template: str, why: str) -> str:
+    """Return that a server was stopped and does not start. ``why``: the hub's sentence."""
+    return (
+        f"The server was stopped, and could not start with the template {template}. {why} Start it on the hub's home "
+        "page."
+    )
+
+
+def started_as_before(template: str, why: str) -> str:
+    """Return that a server was restarted with its old template. ``why``: the hub's sentence."""
+    return (
+        f"The server could not start with the template {template}. It restarts with the template that it had before. "
+        f"{why}"
+    )
+
+
+def would_refuse(user: str, why: str) -> str:
+    """Return that a user may not have something. ``why``: what the spawner would say to the user."""
+    return f"Nothing was done. The spawner would say to {user}: {why}"
+
+
+def not_queued_again(why: str) -> str:
+    """Return that a spawn was cancelled and does not start anew. ``why``: the hub's sentence."""
+    return f"The spawn was cancelled, and could not enter the queue again. {why}"
+
+
+def restarted_by(actor: str, template: str, reason: str = "") -> str:
+    """Return why a server was restarted. ``reason``: what the actor says; empty: nothing."""
+    return f"{actor} restarted the server with the template {template}{because(reason)}"
+
+
+def cancelled_by(actor: str, reason: str = "") -> str:
+    """Return why a spawn was cancelled. ``reason``: what the actor says; empty: nothing."""
+    return f"{actor} cancelled the spawn{because(reason)}"
+
+
+def requeued_by(actor: str, reason: str = "") -> str:
+    """Return why a spawn is at the end of the queue. ``reason``: what the actor says; empty: nothing."""
+    return f"{actor} put the spawn at the end of the queue{because(reason)}"
+
+
+def because(reason: str) -> str:
+    """Return the end of a sentence: the reason, if there is one."""
+    return f": {reason.rstrip('.')}." if reason else "."
+
+
+def released_by(actor: str, reason: str = "") -> str:
+    """Return why a share was released. ``reason``: what the actor says; empty: nothing."""
+    return f"{actor} released the share{because(reason)}"
+
+
+def stopped_by(actor: str, reason: str = "") -> str:
+    """Return why a server was stopped. ``reason``: what the actor says; empty: nothing."""
+    return f"{actor} stopped the server{because(reason)}"
+
+
+def tier_set_by(tier: Tier, actor: str, reason: str = "") -> str:
+    """Return why a session is in a tier. ``reason``: what the actor says; empty: nothing."""
+    return f"{actor} set the tier to {tier}{because(reason)}"
+
+
+def _for(seconds: float | None) -> str:
+    return "" if seconds is None else f" for {duration(seconds)}"
+
+
+def out_of_reach(layer: Layer) -> str:
+    """Return that the sharing layer of a session's GPU cannot change its share or tier."""
+    return f"{layer.title} gives this session its GPU, and cannot change its share. You can stop the server."
+
+
+NO_SHARE = "This server has no GPU share: it was started without one."
+OLD_AGENT = ASK_UNKNOWN
+
+
+def no_answer(seconds: float) -> str:
+    """Return that the service has not answered within some seconds, and what to do."""
+    why = "perhaps the idle culler is unavailable"
+    return f"No answer came within {seconds:g} s: {why}. Check the share before you try again."
+
+
+def wrong_kind(kinds: Iterable[str]) -> str:
+    """Return which kinds of asks there are."""
+    return f'"kind" must be one of {", ".join(kinds)}.'
+
+
+def wrong_keep_time(given: str, end: str) -> str:
+    """Return that ``given`` is no time of a keep, and what would be right. ``end``: the word that ends a keep."""
+    return (
+        f"{given!r} is not a time for which a share can be kept. Write a time of at least a second, like 90m or 4h, or "
+        f"{end!r} to end the keep."
+    )
+
+
+def wrong_value(kind: AskKind) -> str:
+    """Return which value an ask of this kind has."""
+    what = "the length of the keep in seconds" if kind is AskKind.KEEP else "the share in units of 1 %"
+    return f'"value" must be a number of at least 1: {what}.'
+
+
+NO_FRACTION = "A share is a fraction of one GPU, from 0.01 to 1 in steps of 0.01, like 0.25."
+WHOLE_GPUS = (
+    "A share of several GPUs cannot be changed while the server runs. Restart the server with another template."
+)
+MAKES_WAY = "This session makes way for servers within their quota. Its share cannot be changed now."
+
+
+def same(units: int) -> str:
+    """Return that a session has this share already."""
+    return f"The share is already {gpu_share(units)}."
+
+
+def changed(before: int, units: int, borrowed: int, tier: Tier, memory_limit: int | None) -> str:
+    """Return that a share was changed. ``borrowed``: units of the new share; ``memory_limit``: bytes, None: as before.
+
+    Units are of 1 % of each of the session's GPUs.
+    """
+    said = f"The share is {gpu_share(units)} now (before: {gpu_share(before)})."
+    if borrowed:
+        owned = gpu_share(units - borrowed) if units > borrowed else ""
+        said += f" Guaranteed: {guarantee(owned, gpu_share(units))}."
+    if memory_limit is not None:
+        said += f" The server's programs can allocate {memory(memory_limit)} of GPU memory."
+    return said if tier is Tier.ACTIVE else f"{said} It is {tier}: some seconds of GPU time restore it."
+
+
+def not_allowed(choices: Iterable[int]) -> str:
+    """Return which shares a user may change to, in units of 1 %."""
+    shares = [gpu_share(units) for units in sorted(set(choices))]
+    if not shares:
+        return "No template that you may use has another share of this kind of GPU. Ask the admin."
+    listed = " or ".join([", ".join(shares[:-1]), shares[-1]]) if len(shares) > 1 else shares[0]
+    return f"You can change this share to {listed}, as your templates say. Ask the admin for another share."
+
+
+def too_many(title: str, most: int) -> str:
+    """Return that a user has as many servers with a template's share as the template allows."""
+    return f"You can have {plural(most, 'server')} with the share of {title} at a time. Stop one first."
+
+
+def no_capacity(more: int, template: str | None) -> str:
+    """Return that a session's GPU has not enough free units. ``template``: the title of one with the wanted share."""
+    return f"The session's GPU does not have {gpu_share(more)} more free now. Try again later{_or_queue(template)}"
+
+
+def others_wait(spawns: int, template: str | None) -> str:
+    """Return that spawns wait, which get free units first."""
+    waiting = f"{plural(spawns, 'server')} {'waits' if spawns == 1 else 'wait'}"
+    return f"{waiting} for this kind of GPU, and free units go to the queue first. Try again later{_or_queue(template)}"
+
+
+def changed_by(actor: str, before: int, units: int, reason: str = "") -> str:
+    """Return who changed a share, and why. ``reason``: what the actor says; empty: nothing."""
+    return f"{actor} changed the share from {gpu_share(before)} to {gpu_share(units)}{because(reason)}"
+
+
+def _or_queue(template: str | None) -> str:
+    if template is None:
+        return "."
+    return f", or restart the server with {template}: then it waits in the queue, and its kernels end."

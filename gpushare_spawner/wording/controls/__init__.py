@@ -1,1 +1,0 @@
-"""Sentences about what users and admins ask for: keeps, changes of a share, cordons and drains."""

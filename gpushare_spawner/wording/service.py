@@ -1,0 +1,386 @@
+"""Sentences of the REST API's answers.
+
+Sentences of the dashboard's answers. What stands on the page itself is in `service/web/pages`.
+
+Sentences of the history: its entries, its page and its refusals.
+
+Sentences about quotas.
+
+Sentences about the CPU and memory that a released session's pod does not request, and about their restoration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from gpushare_spawner.model.kubernetes import Requests
+from gpushare_spawner.model.layers import Layer, LayerName
+from gpushare_spawner.model.quota import Quotas
+from gpushare_spawner.model.share import UNITS_PER_GPU, Tier
+from gpushare_spawner.quota import Account, AccountKind, Admission, Limit, LimitExceeded
+from gpushare_spawner.wording.amounts import elapsed, gpu_share, memory, plural
+from gpushare_spawner.wording.spawn_form import NOT_MEASURED, kept_within, when_idle
+
+UNKNOWN_ADDRESS = "The API has no such address. GET openapi.json lists all addresses."
+XSRF = (
+    "The request has a login cookie but no valid XSRF token. Reload the page. A program must send a token of the hub "
+    "instead of the cookie."
+)
+INTERNAL = "The service failed. Its log says why."
+KEY_REUSED = "This Idempotency-Key was sent with another request. Use a new key for each request."
+
+
+def body_too_large(most: int) -> str:
+    """Return that a request's body is too large. ``most``: the bytes that it may have."""
+    return f"The body is too large: it may have {most:,} bytes."
+
+
+def too_many(seconds: int) -> str:
+    """Return that a caller acts too often. ``seconds``: until the next action."""
+    return f"You have sent many actions in a short time. Try again in {seconds} s."
+
+
+def unknown_node(name: str) -> str:
+    """Return that there is no such node."""
+    return f"There is no node {name!r} with an agent that answers."
+
+
+def unknown_gpu(uuid: str, node: str) -> str:
+    """Return that a node has no such GPU."""
+    return f"Node {node} has no GPU {uuid!r}."
+
+
+def unknown_session(name: str) -> str:
+    """Return that a client asks for a session that it may not see, or that does not exist."""
+    return f"You have no session {name!r}."
+
+
+def unknown_spawn(name: str) -> str:
+    """Return that a client asks for a spawn that it may not see. ``name``: of user and server."""
+    return f"You have no spawn {name!r}."
+
+
+def scope_missing(scopes: Sequence[str]) -> str:
+    """Return that a caller may not do this. ``scopes``: each is enough."""
+    return f"You are not allowed to do this. It is for admins, and for tokens with the scope {' or '.join(scopes)}."
+
+
+def not_your_session(scopes: Sequence[str]) -> str:
+    """Return that a caller sees a session, and may not act on it."""
+    return (
+        f"You are not allowed to act on this session: a token needs the scope {scopes[0]} for its user's own sessions, "
+        f"and {scopes[-1]} for the sessions of all users."
+    )
+
+
+def wrong_method(method: str, allowed: Sequence[str]) -> str:
+    """Return that an address has no such method."""
+    return f"This address has no {method}: use {' or '.join(allowed)}."
+
+
+def wrong_argument(name: str, problem: str) -> str:
+    """Return what is wrong with an argument. ``problem``: a phrase of pydantic."""
+    return f"{name}: {problem[:1].lower()}{problem[1:]}." if name else f"{problem}."
+
+
+def not_json(problem: str) -> str:
+    """Return that a body is no JSON object."""
+    return f"The body is not a JSON object: {problem}."
+
+
+AGENT_UNAVAILABLE = "An agent is unavailable, so sessions can be missing here."
+LOG_IN = "Log in first, or send a token that may access this service."
+MOST_NAMED = 5
+"""Unconfirmed sessions of a node in one sentence: a report may have any number of them."""
+LONGEST_NAME = 60
+"""Letters of each."""
+
+
+def unconfirmed_sessions(node: str, sessions: Sequence[str]) -> str:
+    """Return that a node reports sessions that no pod vouches for. ``sessions``: what it calls them, any text."""
+    names = [repr(name if len(name) <= LONGEST_NAME else name[:LONGEST_NAME] + "…") for name in sessions[:MOST_NAMED]]
+    more = f" and {len(sessions) - MOST_NAMED} more" if len(sessions) > MOST_NAMED else ""
+    one = len(sessions) == 1
+    return (
+        f"Unconfirmed: node {node} reports {'a session' if one else f'{len(sessions)} sessions'} without a pod of this "
+        f"hub on that node: {', '.join(names)}{more}. {'It counts' if one else 'They count'} for nothing. Check the "
+        "node and its agent, and that the service may read the namespaces of all pods with a share."
+    )
+
+
+def not_durable(node: str, reason: str) -> str:
+    """Return that an agent cannot write its records. ``reason``: what the operating system says, with the folder."""
+    return (
+        f"The agent of {node} cannot write its records. Changes of sessions and tiers are in its memory only, and are "
+        f"lost if it stops: {reason}. Free space there; the agent tries again every second."
+    )
+
+
+def restart_offer(node: str) -> str:
+    """Return what a restart gives a borrower whose lender has returned. ``node``: where units are free."""
+    return (
+        "The owners of the borrowed units have reclaimed them. After a restart the server would own its full share: "
+        f"node {node} has units that nobody owns."
+    )
+
+
+def metrics_refused(scope: str) -> str:
+    """Return that a viewer may not read the metrics. ``scope``: of a token that may."""
+    return f"The metrics are for admins, and for tokens with the scope {scope}."
+
+
+def server_name(user: str, server: str) -> str:
+    """Return the name of a server as the dashboard writes it: "ann", "bob / thesis"."""
+    return f"{user} / {server}" if server else user
+
+
+def session_terms(template: str, units: int, gpus: int) -> str:
+    """Return what a session has. ``template``: its title; ``units``: of each GPU. The share can have been changed."""
+    return f"template {template}, share {gpu_share(units, gpus)}" if units else f"template {template}"
+
+
+def node_name(node: str) -> str:
+    """Return what an action on a node names it."""
+    return f"node {node}"
+
+
+def gpu_name(index: int, node: str) -> str:
+    """Return what an action on a GPU names it."""
+    return f"GPU {index} of {node}"
+
+
+def kept(seconds: float, by: str) -> str:
+    """Return that a share is kept. ``seconds``: from now on; ``by``: who gave the keep."""
+    return f"Kept for another {elapsed(seconds)}, by {by}."
+
+
+def not_free(share: str) -> str:
+    """Return a share of a list that no GPU of the session has free now."""
+    return f"{share} (not free now)"
+
+
+def exempt(seconds: float | None, by: str, reason: str) -> str:
+    """Return that no idle action comes to a session. ``seconds``: from now on; None: without end."""
+    said = f"for another {elapsed(seconds)}" if seconds is not None else "without end"
+    return f"Exempt from idle actions {said}, by {by}" + (f": {reason}" if reason else ".")
+
+
+def shared_by(layer: Layer, measured: bool) -> str:
+    """Return by what a session's GPU is shared, and what idle actions can do to it; empty for our own layer.
+
+    ``measured``: an agent sees its GPU work.
+    """
+    if layer.name is LayerName.NATIVE:
+        return ""
+    unmeasured = "" if measured else f" {NOT_MEASURED}"
+    return f"{layer.title} shares its GPU. {kept_within(layer)}{unmeasured} {when_idle(layer)}"
+
+
+NO_HISTORY = (
+    "This service keeps no history. An admin can switch it on: leave out --history=false, or GPUSHARE_HISTORY=false in "
+    "the hub's environment."
+)
+
+UNAVAILABLE = "The database of the history does not answer. The service keeps trying. Admins see the reason here."
+
+
+def restored(was: Tier) -> str:
+    """Return why an agent restored a share. ``was``: the tier before."""
+    return f"The session was {was.value}, and works on the GPU again."
+
+
+def not_a_time(name: str, text: str) -> str:
+    """Return what is wrong with an instant in a request."""
+    return f"{name}: {text!r} is not a time: write a date like 2026-11-01, or 2026-11-01T14:00:00Z."
+
+
+def not_a_key(text: str, known: str) -> str:
+    """Return what is wrong with what sums are to be divided by."""
+    return f"by: {text!r} is not known: choose from {known}."
+
+
+def period_ends_first() -> str:
+    """Return that a period ends before it begins."""
+    return "until: the period ends before it begins: give a later time than since."
+
+
+def not_a_limit(text: str, most: int) -> str:
+    """Return what is wrong with a number of entries."""
+    return f"limit: {text!r} is not a number from 1 to {most}."
+
+
+def not_yours() -> str:
+    """Return that a viewer asked for somebody else's history."""
+    return "user: the history of other users is for admins, and for tokens with the scope custom:gpushare:read."
+
+
+LABEL = "Quota"
+"""The label of the choice between several quotas on the form."""
+OVER_QUOTA_WAITS = "Your spawn is over quota: spawns in quota come first."
+
+
+def exceeded_departments(quotas: Quotas) -> Mapping[str, str]:
+    """Return what to say of each department whose teams are guaranteed more than the department."""
+    said = {}
+    for name, group in quotas.groups.items():
+        limits = {"guarantee": group.guaranteed_units, "maximum": group.maximum_units}
+        for field, limit in limits.items():
+            if limit is not None and group.teams_units > limit:
+                said[name] = (
+                    f"the teams are guaranteed {gpu_share(group.teams_units)} together, more than the department's "
+                    f"{field} of {gpu_share(limit)}: lower the teams' guarantees, or raise the department's {field}"
+                )
+    return said
+
+
+def exceeds_cluster(quotas: Quotas, capacity: int) -> str | None:
+    """Return what to say where guarantees add up to more than the GPUs have; None where they do not.
+
+    ``capacity``: units of 1 % of all GPUs. The default quota is left out: its number of users is not known.
+    """
+    guaranteed = quotas.guaranteed_units
+    if guaranteed <= capacity:
+        return None
+    return (
+        f"the guarantees add up to {gpu_share(guaranteed)}, and there are {gpu_share(capacity)}: lower some guarantees"
+    )
+
+
+def name_of(account: Account) -> str:
+    """Return how an account is named in a sentence: "the quota of group optics"."""
+    match account.kind:
+        case AccountKind.GROUP:
+            return f"the quota of group {account.name}"
+        case AccountKind.USER:
+            return f"the quota of user {account.name}"
+        case _:
+            return f"the default quota of user {account.name}"
+
+
+def exceeded(account: Account, refused: LimitExceeded, units: int) -> str:
+    """Return that a limit of a quota refuses a server. ``units``: of 1 %, what the server needs on all its GPUs."""
+    most, used, needs = refused.most, refused.used, gpu_share(units)
+    match refused.limit:
+        case Limit.MAXIMUM | Limit.DEPARTMENT:
+            whose = name_of(account) if refused.limit is Limit.MAXIMUM else f"department {account.department}"
+            return (
+                f"This needs {needs}, and {whose} is limited to {gpu_share(most)}, of which {gpu_share(used)} "
+                f"{'is' if used <= UNITS_PER_GPU else 'are'} in use. Choose a smaller share, or try again when a "
+                "server of this quota has stopped."
+            )
+        case Limit.SERVERS:
+            return (
+                f"No more than {plural(most, 'server')} with a GPU can use {name_of(account)}, and {used} "
+                f"{'is' if used == 1 else 'are'} running. Try again when one of them has stopped."
+            )
+        case Limit.USER_SERVERS:
+            return (
+                f"You have {plural(used, 'server')} with a GPU in {name_of(account)}, which allows {most} for each "
+                "user. Stop one first, or choose a template without a GPU."
+            )
+
+
+def on_card(admission: Admission) -> str:
+    """Return what a quota means for a spawn now, as a phrase for a card."""
+    refused = admission.refused
+    if refused is not None:
+        limits = {
+            Limit.MAXIMUM: f"{gpu_share(refused.used)} of at most {gpu_share(refused.most)} in use",
+            Limit.DEPARTMENT: f"department: {gpu_share(refused.used)} of at most {gpu_share(refused.most)} in use",
+            Limit.SERVERS: f"{refused.used} of at most {plural(refused.most, 'server')} in use",
+            Limit.USER_SERVERS: f"you have {refused.used} of at most {plural(refused.most, 'server')}",
+        }
+        return f"you cannot start now: {limits[refused.limit]}"
+    if admission.in_quota:
+        return f"in quota, {gpu_share(admission.left)} left"
+    return "over quota: spawns in quota come first"
+
+
+def choice(account: Account, admission: Admission | None) -> str:
+    """Return an account as a choice on the form. ``admission``: what a spawn would be there now; None: unknown."""
+    name = account.name if account.kind is AccountKind.GROUP else "your own"
+    return f"{name}: {on_card(admission)}" if admission is not None else name
+
+
+LACKING = (
+    "This server has less guaranteed CPU and memory at the moment. They were lowered while its GPU share was released, "
+    "and its machine has not granted them again yet, most likely because it is full. They are restored when capacity "
+    "is free. Tell the admin if this lasts."
+)
+"""For the user, in JupyterLab and on the dashboard."""
+_KEPT = "The pod keeps what it was granted, and the service tries again."
+
+
+def requests(amounts: Requests) -> str:
+    """Return what a pod requests: "1.5 CPU and 4 GiB of memory"."""
+    return f"{amounts.cpu / 1000:g} CPU and {memory(amounts.memory)} of memory"
+
+
+def requests_refused(wanted: Requests, why: str) -> str:
+    """Return that the API server or the node refused other requests, for the log. ``why``: in their words."""
+    return (
+        f"API server or node refuse requests of {requests(wanted)}: {why.rstrip('.')}. {_KEPT} "
+        "The node, and the ResourceQuota and the LimitRange of the namespace, must allow what the templates guarantee."
+    )
+
+
+def requests_not_sent(wanted: Requests, why: str) -> str:
+    """Return that the API server could not be asked for other requests, for the log. ``why``: the error."""
+    return f"the API server cannot be asked for requests of {requests(wanted)}: {why}. {_KEPT}"
+
+
+DISCOVERY_WORKS = "The API server has said whether it can resize pods (pods/resize)"
+"""For the log, after `discovery_failed`."""
+GUARANTEED = (
+    "the pod's QoS class is Guaranteed, and Kubernetes keeps that class. Set a limit of CPU or memory that is more "
+    "than its guarantee"
+)
+REQUESTS_UNREADABLE = "its annotation gpushare-spawner.io/requests cannot be read. Restart the server"
+_FIELDS = {
+    "cpu": ("CPU", "resources.cpu.guarantee", "KubeSpawner.cpu_guarantee"),
+    "memory": ("memory", "resources.memory.guarantee", "KubeSpawner.mem_guarantee"),
+}
+
+
+def discovery_failed(why: str) -> str:
+    """Return that the API server did not answer what it has, for the log. ``why``: its status, or the error."""
+    return (
+        f"The API server does not say whether it can resize pods (pods/resize): {why}. Released sessions keep their "
+        "CPU and memory requests meanwhile; the service tries again."
+    )
+
+
+def without_effect(pod: str, template: str, why: str) -> str:
+    """Return that a template's release_resources does nothing for a pod (namespace/name), for the log."""
+    return (
+        f"idle.release_resources of template {template} has no effect on the pod {pod}: {why}. This is logged once "
+        "for each template and cause."
+    )
+
+
+def not_requested(names: Sequence[str]) -> str:
+    """Return that a container requests no cpu, no memory, or neither."""
+    missing, fields = _missing(names)
+    return f"its container requests no {missing}. Give the template {fields}"
+
+
+def perhaps_not_requested(names: Sequence[str]) -> str:
+    """Return that a template gives no such request, and so can have a release_resources without effect."""
+    missing, fields = _missing(names)
+    configured = " and ".join(_FIELDS[name][2] for name in names)
+    return (
+        f"idle.release_resources has no effect on servers that request no {missing}, and this template gives them no "
+        f"such request. Give it {fields}, unless the hub's configuration does ({configured})."
+    )
+
+
+def _missing(names: Sequence[str]) -> tuple[str, str]:
+    return " and no ".join(_FIELDS[name][0] for name in names), " and ".join(_FIELDS[name][1] for name in names)
+
+
+def resize_unknown() -> str:
+    """Return that `release_resources` has no effect here, for the log."""
+    return (
+        "Templates have idle.release_resources, which has no effect on this cluster: its API server has no "
+        "pods/resize, which needs Kubernetes 1.33 or later. Upgrade the cluster, or remove the field."
+    )

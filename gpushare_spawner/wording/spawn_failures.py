@@ -1,0 +1,428 @@
+"""Why a spawn with a share fails after it was placed: the agent, the machine or the cluster stands in the way.
+
+Why a spawn waits or fails, for the person who asked for it: what is wrong, and what helps.
+
+The queue of spawns in words, for the login form's cards and for the page of a spawn that waits or is placed.
+
+What a cluster's scheduler says of a pod that fits nowhere, in words for the server's user.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+from gpushare_spawner.model.share import Share
+from gpushare_spawner.placement import Lacking, Reason, Shortage, Unplaceable
+from gpushare_spawner.wording.amounts import duration, elapsed, gpu_share, guarantee, memory, plural
+
+SERVER_ENDED = "The server ended while it started; its log says why."
+CANCELLED = (
+    "The spawn was cancelled before the server had started: on the hub's pages or by its API, by the server's user or "
+    "by an admin."
+)
+SESSION_CLOSES = "The server's earlier session is being closed."
+POD_NOT_SEEN = "the hub has not seen its pod"
+_NODE_DID = {
+    "UnexpectedAdmissionError": "could not give the server its GPU: the GPU is gone or taken, or the node "
+    "was restarted",
+    "FailedPrepareDynamicResources": "could not give the server its GPU share",
+    "NodeShutdown": "was shut down",
+    "Terminated": "was shut down",
+    "Evicted": "evicted the server",
+    "Preempting": "needed the capacity for a pod of higher priority",
+    "NodeAffinity": "no longer matches the server's node selector or affinity",
+    "TopologyAffinityError": "could not give the server CPUs and a GPU of one NUMA node",
+}
+"""By the kubelet's reason for a failed pod (kubernetes pkg/kubelet)."""
+
+
+def agent_refused_session(why: str) -> str:
+    """Return that the agent did not open the session. ``why``: its words."""
+    return f"The GPU agent refused the session: {why}. Tell the admin."
+
+
+def agent_refused_process(why: str) -> str:
+    """Return that the agent does not accept the process of the session. ``why``: its words."""
+    return f"The GPU agent does not accept the server's process: {why}"
+
+
+def no_such_user(user: str) -> str:
+    """Return that the machine has no user of that name."""
+    return f"There is no user {user!r} on this machine. Ask the admin."
+
+
+def user_not_made(user: str) -> str:
+    """Return that a user of the machine could not be created."""
+    return f"The user {user} could not be created on this machine. Ask the admin."
+
+
+def setting_forbids_gpus(setting: str) -> str:
+    """Return that no template with a GPU works with a setting of the hub."""
+    return f"Templates with a GPU cannot be started while this hub's setting {setting} is on. Tell the admin."
+
+
+def api_unavailable(why: str) -> str:
+    """Return that the cluster's API fails for the moment. ``why``: its answer."""
+    return (
+        f"The cluster's API is unavailable at the moment ({why}). Nothing is reserved for you. Try again in a minute."
+    )
+
+
+def api_refused(why: str) -> str:
+    """Return that the cluster's API does not allow the pod. ``why``: its words, without a full stop."""
+    return f"The cluster refuses the server: {why}. Tell the admin."
+
+
+def quota_exceeded(why: str) -> str:
+    """Return that the namespace's quota does not allow the pod now. ``why``: the API's words, without a full stop."""
+    return (
+        f"The namespace's resource quota does not allow the server: {why}. Nothing is reserved for you. "
+        "Stop another server, or tell the admin."
+    )
+
+
+def not_admitted(why: str, tries: int | None) -> str:
+    """Return that no node took the pod. ``why``: the last node's answer, without a full stop.
+
+    ``tries``: how many there were, where no more are allowed.
+    """
+    last = f" This was the last of {tries} attempts." if tries else ""
+    return f"{why}.{last} Nothing is reserved for you. Try again in a minute. Tell the admin if the problem persists."
+
+
+def another_place(why: str) -> str:
+    """Return that another node is looked for. ``why``: the node's answer, without a full stop."""
+    return f"{why}. Looking for another node."
+
+
+def too_slow(seconds: float, why: str) -> str:
+    """Return that the server did not start in time. ``why``: what it waits for, or empty."""
+    reason = f" ({why})" if why else ""
+    return f"The server did not start within {duration(seconds)}{reason}. Try again, or tell the admin."
+
+
+def pinned_elsewhere(placed: str, pinned: str, label: str) -> str:
+    """Return that settings pin the pod to another node than the one where its share is."""
+    return (
+        f"The server is placed on node {placed}, and its settings pin it to {pinned}. Tell the admin to set "
+        f"{label} in node_selector, which placement takes into account."
+    )
+
+
+def what_node_did(reason: str) -> str:
+    """Return what the node did, as half a sentence after "Node node-a". ``reason``: Kubernetes' word, or empty."""
+    if reason.startswith("OutOf"):
+        return f"has not enough {reason.removeprefix('OutOf')} left for the server"
+    return _NODE_DID.get(reason, "ended the server")
+
+
+def pod_ended(node: str, reason: str, message: str) -> str:
+    """Return which node ended the pod and why, without a full stop. Each argument is Kubernetes' word, or empty."""
+    where = f"Node {node}" if node else "The node"
+    detail = f": {message}" if message else ""
+    return f"{where} {what_node_did(reason)} ({reason or 'no reason given'}{detail})"
+
+
+PLACING_FAILED = (
+    "An internal error of gpushare-spawner kept your server from being placed on a GPU. Nothing stays reserved. "
+    "Tell the admin: the hub's log has the details."
+)
+
+NO_REPORT_YET = "No GPU agent has reported yet."
+AGENT_SILENT = "The GPU agent of this machine does not answer"
+ALLOCATIONS_UNKNOWN = "The allocations on the cluster's GPUs are unknown"
+"""Why nothing can be placed, without a full stop: see `nothing_known`."""
+_SMALLER = "Choose a template with a smaller share."
+
+
+def capacity(why: Unplaceable) -> str:
+    """Return why no GPU can take the share now, as a sentence."""
+    share = why.share
+    match why.reason:
+        case Reason.NO_GPUS:
+            return "No GPU is known: no agent has reported one. Ask the admin whether the agent is running."
+        case Reason.NO_MODEL:
+            return (
+                "No GPU is of a model that the template asks for. "
+                f"Available models: {', '.join(why.models)}. Choose another template, or ask the admin."
+            )
+        case Reason.INELIGIBLE:
+            return (
+                "The nodes with suitable GPUs accept no server of this template, because of their taints or labels. "
+                "Ask the admin."
+            )
+        case Reason.NOT_ADMITTED:
+            nodes = ", ".join(why.left_out)
+            return f"{nodes} did not admit this server just now, and no other node has {share} free."
+        case Reason.NODES_FULL:
+            shortages = "; ".join(_shortage(shortage, why) for shortage in why.shortages)
+            return f"Nodes with {_amount(share)} free lack another resource: {shortages}."
+        case Reason.NODES_TOO_SMALL:
+            shortages = "; ".join(_too_small(shortage, why) for shortage in why.shortages)
+            said = f"{shortages[0].upper()}{shortages[1:]}"
+            return f"{said}. Choose a template that asks for less CPU and memory, or ask the admin."
+        case Reason.UNHEALTHY if share.count == 1:
+            return f"No suitable GPU is healthy ({why.suitable} found). Ask the admin: the agent's log says why."
+        case Reason.UNHEALTHY:
+            return (
+                f"Too few suitable GPUs are healthy: this needs {_amount(share)}. "
+                "Ask the admin: the agent's log says why."
+            )
+        case Reason.CORDONED:
+            return (
+                f"An admin keeps new servers away from the GPUs that could take {_amount(share)}: they are cordoned. "
+                "Ask the admin."
+            )
+        case Reason.TOO_BIG if share.count == 1:
+            return f"This needs {share}, and a GPU here can give at most {gpu_share(why.most_units)}. {_SMALLER}"
+        case Reason.TOO_BIG:
+            found = f"no node has more than {why.most_count} of one model" if why.most_count else "none is usable"
+            return f"This needs {_amount(share)}, and {found}. {_SMALLER}"
+        case _ if share.count == 1:
+            free = f"at most {gpu_share(why.best_units)} is free on any GPU" if why.best_units else "none is free"
+            return f"Not enough free capacity: this needs {share}, and {free}."
+        case _:
+            free = (
+                f"at most {plural(why.best_count, 'is', 'are')} free on any node"
+                if why.best_count
+                else "no whole GPU is free on any node"
+            )
+            return f"Not enough free capacity: this needs {_amount(share)}, and {free}."
+
+
+def _shortage(shortage: Shortage, why: Unplaceable) -> str:
+    nodes = plural(shortage.nodes, "node")
+    match shortage.lacking:
+        case Lacking.CPU:
+            needed, left = f"{why.cpu / 1000:g} CPU", f"{shortage.most_left / 1000:g}"
+        case Lacking.MEMORY:
+            needed, left = f"{memory(why.memory)} of memory", memory(shortage.most_left)
+        case _:
+            return f"{nodes} can run no more pods"
+    return f"this needs {needed}, and at most {left} is free on {nodes}"
+
+
+def _too_small(shortage: Shortage, why: Unplaceable) -> str:
+    if shortage.lacking is Lacking.MOST_CPU:
+        needed, most = f"{why.cpu / 1000:g} CPU", f"{shortage.most_left / 1000:g} CPU"
+    else:
+        needed, most = f"{memory(why.memory)} of memory", memory(shortage.most_left)
+    return f"this needs {needed}, and a node with suitable GPUs has at most {most}, even when nothing runs there"
+
+
+def _amount(share: Share) -> str:
+    return f"{share} on one node" if share.count > 1 else str(share)
+
+
+def queue_full(share: Share, waiting: int) -> str:
+    """Return that a spawn is not queued, because as many spawns as are allowed to are waiting already."""
+    why = (
+        f"The queue is full ({plural(waiting, 'spawn')})"
+        if waiting
+        else f"No GPU has {share} free now, and this hub has no queue"
+    )
+    return f"{why}. Try again in a few minutes, or choose a template without a GPU."
+
+
+def waited_too_long(share: Share, waited: str, why: str) -> str:
+    """Return that a spawn has left the queue without a placement; `why` is a sentence or empty."""
+    reason = f" {why}" if why else ""
+    return (
+        f"No free capacity for {share} after {waited} in the queue.{reason} Nothing stays reserved. "
+        "Try again later, or choose a smaller share."
+    )
+
+
+def impossible(template: str, where: str, node: str, why: str) -> str:
+    """Return that no wait would help a spawn of the template.
+
+    ``template``: its display name; ``where``: like "this machine"; ``why``: a sentence.
+    ``node``: the only node that the spawn may use, or empty.
+    """
+    place = f"node {node}, the only node that your server may use" if node else where
+    return f"{template} cannot be started on {place}: {why}"
+
+
+def node_left_alone(node: str) -> str:
+    """Return that a node that has just not admitted a server gets none for some seconds."""
+    return f"{node} did not admit a server just now, so no server is placed there for some seconds."
+
+
+def report_beyond_node(node: str, gpu: int, reported: int, offered: int) -> str:
+    """Return that a node's report is refused. ``gpu``: its index; the others are units of 1 %."""
+    return (
+        f"The agent of node {node} reports {reported} units of GPU {gpu}, and the node itself offers {offered} "
+        f"(gpushare-spawner.io/gpu-{gpu}), so no server is placed there."
+    )
+
+
+def report_beyond_claims(node: str, gpu: int, reported: int, most: int) -> str:
+    """Return that a node's report is refused where pods get GPUs by claims. The others as `report_beyond_node`."""
+    return (
+        f"The agent of node {node} reports {reported} units of GPU {gpu}, and by the hub's setting claims_overcommit "
+        f"a GPU has at most {most}, so no server is placed there."
+    )
+
+
+def nodes_without_reports(nodes: Sequence[str], age: float) -> str:
+    """Return which nodes send no reports. ``age``: seconds since the latest report of one of them."""
+    who = f"{len(nodes)} nodes send" if len(nodes) > 1 else f"Node {nodes[0]} sends"
+    return f"{who} no reports; the last one is {elapsed(age)} old."
+
+
+def nothing_known(unavailable: str) -> str:
+    """Return that nothing can be placed. ``unavailable`` says what does not answer, without a full stop."""
+    return (
+        f"{unavailable}, so no server with a GPU can start. "
+        "Try again in a minute, or choose a template without a GPU. Tell the admin if the problem persists."
+    )
+
+
+def refused_by_nodes(nodes: Mapping[str, str]) -> str:
+    """Return which nodes did not take the server, and what is missing there: half a sentence for each."""
+    return f"{plural(len(nodes), 'node')} could not take this server: " + "; ".join(
+        f"{node}: {missing}" for node, missing in nodes.items()
+    )
+
+
+def no_node_left(nodes: Mapping[str, str], why: str) -> str:
+    """Return that no node takes the server. ``why``: a sentence about the nodes that were not tried, or nothing."""
+    return " ".join(
+        filter(None, [f"{refused_by_nodes(nodes)}.", why, "Nothing is reserved for you. Try again in a few minutes."])
+    )
+
+
+STARTS_NOW = "Starts now"
+STARTS_ON_LENT = "Starts now on lent units"
+LENT_DETAIL = (
+    "Idle sessions lend these units. When those sessions work again, they reclaim the units, and this share gets "
+    "what is left."
+)
+UNKNOWN = "Unknown"
+UNKNOWN_DETAIL = "Free capacity is unknown at the moment."
+UNKNOWN_AFTER_ERROR = (
+    "Free capacity is unknown because of an internal error; the hub's log has the details. "
+    "You can start a server anyway."
+)
+NO_SUITABLE_GPU = "No suitable GPU"
+NO_SUITABLE_NODE = "No suitable node"
+WAIT_UNKNOWN = "Estimated wait: unknown."
+EARLIER_FIRST = "Earlier spawns are placed first."
+
+
+def too_large(where: str) -> str:
+    """Return that a template can never start at `where`, like "this machine"."""
+    return f"Too large for {where}"
+
+
+def waiting(ahead: int, share: Share, hint: str, minutes: int | None, elsewhere: bool = False) -> str:
+    """Return what the page of a waiting spawn says: its position, what it waits for, and when the wait ends.
+
+    ``hint``: why it waits, as a sentence, or empty. ``minutes``: the estimate; None: there is none. ``elsewhere``: only
+    other sharing layers can serve it. The text has ``{time}`` in it, for the instant at which the wait ends.
+    """
+    # most hints name the share: once is enough
+    what = "" if str(share) in hint else f", waiting for {share}"
+    said = [
+        f"{position(ahead)}{what}.",
+        hint,
+        f"{estimated_wait(minutes)}." if minutes is not None else WAIT_UNKNOWN if elsewhere else "",
+        cancelled_unless_started("{time}"),
+    ]
+    return " ".join(part for part in said if part)
+
+
+def estimated_wait(minutes: int) -> str:
+    """Return an estimate of the wait, without a full stop."""
+    return f"Estimated wait: about {duration(minutes * 60)}"
+
+
+def cancelled_unless_started(time: str) -> str:
+    """Return when a spawn that waits is cancelled."""
+    return f"If the server cannot start by {time}, the spawn is cancelled."
+
+
+def template(title: str) -> str:
+    """Return which template is started. ``title``: its display name."""
+    return f"Template: {title}."
+
+
+def suitable(gpus: str) -> str:
+    """Return the GPUs that a spawn can be placed on, see `cards.gpu_models`; empty where none is known."""
+    return f"Suitable GPUs: {gpus}." if gpus else ""
+
+
+def instead(startable: Sequence[str]) -> str:
+    """Return which templates, by their display names, would start now while a spawn waits; empty for none."""
+    if not startable:
+        return ""
+    if len(startable) == 1:
+        return f"{startable[0]} would start now. To start it instead, cancel this spawn."
+    return f"These templates would start now: {', '.join(startable)}. To start one of them instead, cancel this spawn."
+
+
+def placed_on(gpus: Sequence[tuple[int, str]], node: str) -> str:
+    """Return GPUs, each by its index and model, and the node, if it has a name: "GPU 0 (NVIDIA L4) of node-a"."""
+    return " and ".join(f"GPU {index} ({model})" for index, model in gpus) + (f" of {node}" if node else "")
+
+
+def placed(where: str, share: Share, borrowed: int) -> str:
+    """Return that a spawn has its place. ``where``: see `placed_on`; ``borrowed``: units of 1 % of each GPU."""
+    if borrowed <= 0:
+        return f"Placed on {where}."
+    owned = share.units - borrowed
+    terms = guarantee(gpu_share(owned, share.count) if owned > 0 else "", gpu_share(share.units, share.count))
+    lent = f"idle sessions lend {borrowed} % of each GPU and reclaim it when they work again"
+    return f"Placed on {where}; {lent}. Guaranteed: {terms}."
+
+
+def position(ahead: int) -> str:
+    """Return the position in the queue of a spawn with so many spawns ahead of it."""
+    return "First in queue" if ahead == 0 else f"Position {ahead + 1} in queue"
+
+
+_SENTENCES = (
+    (r"Insufficient gpushare-spawner\.io/gpu-\d+", "it does not offer the units of the GPU that its agent reports"),
+    (r"cannot allocate all claims", "it does not offer the share of the GPU that its agent reports"),
+    (r".*the (?P<what>\S+) feature is disabled.*", "the feature gate {what} is off in the cluster's scheduler"),
+    (r"Insufficient cpu", "it has too little free CPU"),
+    (r"Insufficient memory", "it has too little free memory"),
+    (r"Insufficient ephemeral-storage", "it has too little free ephemeral storage"),
+    (r"Insufficient (?P<what>\S+)", "it has too little free {what}"),
+    (r"Too many pods", "it runs as many pods as it may"),
+    (r".*taint.*node\.kubernetes\.io/(not-ready|unreachable).*", "it is not ready"),
+    (r".*taint.*\{(?P<what>[^:}]+).*", "the server does not tolerate its taint {what}"),
+    (r".*taint.*", "the server does not tolerate one of its taints"),
+    (r"node\(s\) were unschedulable", "it is cordoned"),
+    (r".*(affinity/selector|plugin\(s\) \[NodeAffinity\])", "it does not match the server's node selector or affinity"),
+    (r".*volume node affinity conflict", "a volume of the server cannot be used there"),
+    (r".*max volume count", "it has as many volumes attached as it may"),
+    (r".*unbound immediate PersistentVolumeClaims", "a persistent volume claim of the server is not bound"),
+    (r'persistentvolumeclaim "(?P<what>[^"]+)" not found', "the persistent volume claim {what} does not exist"),
+    (r".*free ports.*", "a port that the server needs is taken there"),
+)
+"""The scheduler's reasons as regular expressions (kubernetes pkg/scheduler/framework/plugins, 1.25 to 1.36), and what
+they mean for a node, after "node-a: "."""
+
+
+def missing(reasons: Iterable[str]) -> str:
+    """Return what is missing on a node, as half a sentence; unknown reasons stay in the scheduler's words."""
+    return " and ".join(dict.fromkeys(_plain(reason) for reason in reasons))
+
+
+def not_taken(node: str, what: str) -> str:
+    """Return that a node cannot take the server, without a full stop. ``what`` is missing there: half a sentence."""
+    return f"Node {node} cannot take the server: {what}"
+
+
+def cannot_start(what: str) -> str:
+    """Return that no node can take the server, without a full stop. ``what`` is missing: half a sentence."""
+    return f"The server cannot start: {what}"
+
+
+def _plain(reason: str) -> str:
+    for pattern, sentence in _SENTENCES:
+        if found := re.fullmatch(pattern, reason):
+            return sentence.format(**{name: text for name, text in found.groupdict().items() if text is not None})
+    return reason

@@ -1,0 +1,409 @@
+"""What a user reads before the server runs: the form's cards, the queue, refusals, failures.
+
+What a template promises, in short phrases for its card on the login form, and why free capacity is unknown.
+
+What the form and the queue say of a server whose GPU another sharing layer gives.
+
+What is wrong with the options of a spawn, and what would be right: for the form, the page and the API.
+
+What users read of a session whose GPU another sharing layer gives: its terms, and what is wrong with the layer.
+
+What the form and the queue say of such a layer: `spawn.layers`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any
+
+from gpushare_spawner.model.layers import LAYERS, IdleReach, Layer, LayerName, MigProfile, Where
+from gpushare_spawner.model.quantity import resolve_bytes
+from gpushare_spawner.model.share import UNITS_PER_GPU, Share, Tier
+from gpushare_spawner.model.template import Idle, Resources, Template, TemplateGpu
+from gpushare_spawner.wording.amounts import duration, gpu_share, guarantee, memory, utc
+
+AGENT_SILENT = "the GPU agent of this machine does not answer"
+CLUSTER_UNREADABLE = "the hub cannot read the cluster's GPUs and pods"
+"""Why free capacity is unknown, as half a sentence for the form."""
+
+
+def guaranteed(gpu: TemplateGpu, memory_bytes: int | None, borrowed: int = 0) -> str:
+    """Return what a session has while others work. ``memory_bytes``: of the smallest suitable GPU; None: unknown.
+
+    ``borrowed``: units of each GPU that idle sessions would lend to it. Their owners have them guaranteed, and the
+    memory that belongs to them.
+    """
+    share = gpu.share
+    full = _whole_gpus(gpu, memory_bytes) if share.units == UNITS_PER_GPU else _part(gpu, share.units, memory_bytes)
+    if borrowed <= 0:
+        return full
+    owned = share.units - borrowed
+    return guarantee(_part(gpu, owned, memory_bytes) if owned > 0 else "", full)
+
+
+def _part(gpu: TemplateGpu, units: int, memory_bytes: int | None) -> str:
+    written = gpu.memory.guarantee if units == gpu.share.units and gpu.memory.guarantee else f"{units}%"
+    gpus, each = ("one GPU's time", "") if gpu.share.count == 1 else (f"the time of {gpu.share.count} GPUs", " each")
+    return f"{units} % of {gpus} and {_memory(written, memory_bytes)}{each}"
+
+
+def _whole_gpus(gpu: TemplateGpu, memory_bytes: int | None) -> str:
+    share = gpu.share
+    whole = "one whole GPU" if share.count == 1 else f"{share.count} whole GPUs"
+    return f"{whole}, with {_memory(gpu.memory.guarantee or '100%', memory_bytes)}{' each' * (share.count > 1)}"
+
+
+def maximum(gpu: TemplateGpu, memory_bytes: int | None) -> str:
+    """Return what a session can use at most; empty where all of it is guaranteed."""
+    if gpu.share.units < UNITS_PER_GPU:
+        return f"100 % of one GPU's time while others are idle, and {_memory(gpu.memory.limit, memory_bytes)}"
+    return "" if gpu.memory.limit == "100%" else _memory(gpu.memory.limit, memory_bytes)
+
+
+def _memory(written: str, memory_bytes: int | None) -> str:
+    if memory_bytes is not None:
+        return f"{memory(resolve_bytes(written, memory_bytes))} of memory"
+    if written == "100%":
+        return "all of its memory"
+    return f"{written[:-1].strip()} % of its memory" if written.endswith("%") else f"{written} of memory"
+
+
+_WHOLE_REACH = LAYERS[LayerName.NATIVE].reach
+
+
+def idle_actions(template: Template, reach: Collection[IdleReach] = _WHOLE_REACH) -> list[str]:
+    """Return what happens to an idle session, one phrase for each action; empty: nothing.
+
+    ``reach``: what the sharing layer of its GPU can do to it.
+    """
+    idle: Idle = template.idle
+    if idle.dry_run:
+        return []
+    actions = []
+    share = template.share
+    waits = " if a spawn waits for it" if idle.when == "pressure" else ""
+    if idle.downgrade_after is not None and share is not None and IdleReach.DOWNGRADE in reach:
+        smaller = gpu_share(idle.units(Tier.DOWNGRADED, share))
+        actions.append(f"after {duration(idle.downgrade_after)}, downgraded to {smaller}{waits}")
+    if idle.release_after is not None and IdleReach.RELEASE in reach:
+        actions.append(f"after {duration(idle.release_after)}, released and lent{waits}")
+    if idle.stop_after is not None:
+        actions.append(f"after {duration(idle.stop_after)}, the server is stopped")
+    return actions
+
+
+def takes_idle_share(template: Template, reach: Collection[IdleReach] = _WHOLE_REACH) -> bool:
+    """Return whether an idle session loses units, and gets them back when it uses the GPU. ``reach``: see
+    `idle_actions`."""
+    idle = template.idle
+    downgraded = idle.downgrade_after is not None and IdleReach.DOWNGRADE in reach
+    released = idle.release_after is not None and IdleReach.RELEASE in reach
+    return not idle.dry_run and (downgraded or released)
+
+
+def machine(resources: Resources) -> str:
+    """Return CPU and memory of the server, beside the GPU."""
+    cpu, host = resources.cpu, resources.memory
+    parts = [
+        _between(cpu.guarantee, cpu.limit, lambda cores: f"{cores:g}", "CPU cores"),
+        _between(host.guarantee, host.limit, memory, "memory"),
+    ]
+    return " · ".join(part for part in parts if part)
+
+
+def _between(guarantee: float | None, limit: float | None, shown: Callable[[float], str], unit: str) -> str:
+    if limit is None:
+        return f"{shown(guarantee)} {unit}" if guarantee is not None else ""
+    if guarantee is None:
+        return f"up to {shown(limit)} {unit}"
+    return f"{shown(guarantee)} {unit}" if guarantee == limit else f"{shown(guarantee)} to {shown(limit)} {unit}"
+
+
+def gpu_models(share: Share, found: Mapping[str, int]) -> str:
+    """Return which GPUs the share is placed on: "1 of 2 × NVIDIA L4". ``found``: suitable GPUs here, by model."""
+    return ", ".join(
+        f"{share.count} of {count} × {model}" if count > share.count else model for model, count in found.items()
+    )
+
+
+LONGEST_SHOWN = 80
+"""Characters of a wrong value that are shown at most."""
+TEMPLATES_AWAITED = (
+    "This hub has no compute templates yet, so no server is started. Try again in a few minutes, or ask the admin of "
+    "this hub."
+)
+NO_TEMPLATE = "There is no compute template that you may use. Ask the admin of this hub."
+
+
+def templates_awaited(folder: str) -> str:
+    """Return for the hub's log what is waited for. ``folder``: of the templates."""
+    return (
+        f"There is no valid compute template in {folder}, which $GPUSHARE_TEMPLATES names: waiting for files there, on "
+        "Kubernetes for the ConfigMap gpushare-templates, whose files come a minute or two after it was made"
+    )
+
+
+def shown(value: object) -> str:
+    """Return what somebody sent, cut short."""
+    text = repr(value)
+    return text if len(text) <= LONGEST_SHOWN else text[: LONGEST_SHOWN - 3] + "..."
+
+
+def named(display_name: str, key: str) -> str:
+    """Return the form's name, with the key that a request writes if that is another: "0.25 GPU (quarter)"."""
+    return display_name if display_name == key else f"{display_name} ({key})"
+
+
+def listed(choices: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return the choices of an option, separated by commas. ``choices``: by the key that a request writes."""
+    names = (named(str(choice.get("display_name") or key), key) for key, choice in choices.items())
+    return ", ".join(names) or "those on the form"
+
+
+def not_an_object(options: object) -> str:
+    """Return that options must be an object."""
+    return f'The options of a server must be an object like {{"profile": "quarter-gpu"}}, not {shown(options)}.'
+
+
+def not_a_name(profile: object) -> str:
+    """Return that the option profile must be text."""
+    return f"profile must be the name of a template, not {shown(profile)}."
+
+
+def not_allowed(template: str, allowed: Iterable[str]) -> str:
+    """Return that the template is for other users. ``template``, ``allowed``: see `named`."""
+    return (
+        f"You may not use the template {template}. It is for certain users and groups. "
+        f"You may use: {', '.join(allowed) or 'none'}."
+    )
+
+
+def unknown_template(template: str, allowed: Iterable[str]) -> str:
+    """Return that there is no such template. ``allowed``: those that this user may use, see `named`."""
+    return f"There is no template {shown(template)}. You may use: {', '.join(allowed) or 'none'}."
+
+
+def unknown_quota(quota: object, known: Iterable[str]) -> str:
+    """Return that the user has no such quota. ``known``: names of those that this user may use."""
+    return f"You have no quota {shown(quota)}. You may use: {', '.join(known)}."
+
+
+def unknown_option(option: object, profile: str, known: Iterable[str]) -> str:
+    """Return that the profile has no such option. ``known``: the options that it has."""
+    return f"Unknown option {shown(option)}; {profile} has: {', '.join(known)}."
+
+
+def limit_reached(limit: int, profile: str) -> str:
+    """Return that the user runs as many servers with the profile as the limit allows."""
+    servers = "one server" if limit == 1 else f"{limit} servers"
+    return f"You may run {servers} with {profile} at a time. Stop one first, or choose another template."
+
+
+def unknown_choice(where: str, choice: object, choices: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return that an option has no such choice. ``where``: the profile and the option; ``choices``: see `listed`."""
+    return f"{where}: there is no choice {shown(choice)}; choose one of {listed(choices)}."
+
+
+def only_listed_choices(where: str, choices: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return that an option takes no other text than its choices, see `listed`."""
+    return f"{where}: choose one of {listed(choices)}."
+
+
+def text_too_long(where: str, most: int) -> str:
+    """Return that the text of an option is no text, or has more than ``most`` characters."""
+    return f"{where}: write at most {most} characters of text."
+
+
+def unusable_pattern(where: str, problem: str) -> str:
+    """Return that the admin's pattern for the text of an option cannot be used. ``problem``: why, and what would do."""
+    return f"{where}: no text can be accepted, because {problem}. Tell the admin of this hub (validation_regex)."
+
+
+def text_does_not_match(where: str, text: str, advice: str) -> str:
+    """Return that the text of an option is not valid. ``advice``: what would be right, without a full stop."""
+    return f"{where}: {shown(text)} is not valid: {advice}."
+
+
+def cannot_apply(template: str, why: str) -> str:
+    """Return that the spawner cannot apply the settings of a template. ``template``: see `named`."""
+    return f"The template {template} cannot be started on this hub: {why}. Tell the admin."
+
+
+NOT_MEASURED = "Nothing measures this server's GPU work."
+"""Of a session without an agent that sees its GPU work."""
+NO_AGENT = "No agent serves this server, so you cannot keep the share or stop the server from here. Use the dashboard."
+"""Of a server whose pod has no session socket."""
+_REACH = {"downgraded": IdleReach.DOWNGRADE, "released": IdleReach.RELEASE}
+
+
+def annotations_unreadable(why: str) -> str:
+    """Return that what the service wrote for a server without an agent cannot be read."""
+    return f"The annotations of this server's pod cannot be read: {why}. Tell the admin."
+
+
+def other_layer(name: str) -> Layer | None:
+    """Return the sharing layer of that name; None: it is ours, or one that only a newer agent knows."""
+    return LAYERS[LayerName(name)] if name in LAYERS and name != LayerName.NATIVE else None
+
+
+def kept_within(layer: Layer) -> str:
+    """Return what keeps a session to its share."""
+    memory, compute = layer.memory.keeps, layer.compute.keeps
+    if memory and compute:
+        return "Each session is kept within its part of the GPU's memory and time."
+    if memory:
+        return "Each session is kept within its part of the GPU's memory. The GPU's time has no fixed parts."
+    if compute:
+        return "Each session is kept within its part of the GPU's time. The GPU's memory has no fixed parts."
+    return "The share counts when GPUs are given out. While sessions work, nothing keeps them to their shares."
+
+
+def when_idle(layer: Layer) -> str:
+    """Return what idle actions can do to a server."""
+    can = [name for name, needed in _REACH.items() if needed in layer.reach]
+    does = f"be {', '.join([*can, 'stopped'])}" if can else "only be stopped"
+    return f"When the server is idle, it can {does}."
+
+
+INSTANCE_GONE = "The MIG instance of this server is gone. GPU work fails: stop the server and start it again."
+
+
+def instance_failed(label: str, trouble: str) -> str:
+    """Return that a session's MIG instance cannot be used. ``label``: its name; ``trouble``: what happened to it."""
+    return f"{label} {trouble}. GPU programs of this server have failed: stop the server and start it again."
+
+
+def daemon_down(gpu: int, why: str) -> str:
+    """Return that a GPU's MPS daemon does not run. ``why``: a part of a sentence."""
+    return f"The MPS daemon of GPU {gpu} does not run, and GPU work fails: {why}."
+
+
+def daemon_restarted(gpu: int, ended_at: float) -> str:
+    """Return that a GPU's MPS daemon ended and runs again. ``ended_at``: seconds since the epoch."""
+    return (
+        f"The MPS daemon of GPU {gpu} ended at {utc(ended_at)} and was started again. GPU programs that ran then have "
+        "failed: restart their kernels."
+    )
+
+
+NOT_READ_YET = "The hub has not read the cluster's nodes and pods yet."
+
+
+def needs_cluster(template: str, title: str) -> str:
+    """Return that a template's layer is none for this machine."""
+    return (
+        f"The template {template} shares GPUs by {title}, which works on Kubernetes only. Tell the admin: remove "
+        "gpu.layer from the template."
+    )
+
+
+def needs_one_gpu(template: str, layer: Layer) -> str:
+    """Return that a layer on one machine gives a server no second GPU."""
+    why = (
+        "CUDA uses one MIG instance only"
+        if layer.name is LayerName.MIG
+        else "On one machine each GPU has an MPS daemon of its own, and a server can use one of them"
+    )
+    return (
+        f"The template {template} asks for several GPUs by {layer.title}. {why}. Tell the admin: write count: 1, or a "
+        "fraction."
+    )
+
+
+def not_on_one_machine(template: Template) -> str:
+    """Return why a template's layer gives a server on one machine no GPU; empty: it can give one."""
+    if template.gpu is None:
+        return ""
+    layer = LAYERS[template.gpu.layer or LayerName.NATIVE]
+    if Where.ONE_MACHINE not in layer.where:
+        return needs_cluster(template.display_name, layer.title)
+    if layer.name is not LayerName.NATIVE and template.gpu.share.count > 1:
+        return needs_one_gpu(template.display_name, layer)
+    return ""
+
+
+def no_instance(share: Share, profiles: Iterable[str]) -> str:
+    """Return that no MIG instance of this machine is large enough. ``profiles``: of those that there are."""
+    there = ", ".join(sorted(set(profiles)))
+    if not there:
+        return "This machine has no MIG instance. Choose another template, or ask the admin."
+    return (
+        f"No MIG instance that the template accepts holds {share} with the memory that it guarantees. This machine "
+        f"has: {there}. Choose another template, or ask the admin."
+    )
+
+
+def layer_taken(share: Share) -> str:
+    """Return that the GPUs on which a share by MPS would fit have sessions that share them in another way."""
+    return (
+        f"{share} is free on a GPU, but the sessions there do not use {LAYERS[LayerName.MPS].title}, and a GPU cannot "
+        "have both kinds. The server starts when they have ended."
+    )
+
+
+def no_node(layers: Iterable[LayerName]) -> str:
+    """Return that no node that the server can run on has one of the layers."""
+    titles = " or ".join(LAYERS[name].title for name in layers)
+    return f"No node that this server can run on shares its GPUs by {titles}. Ask the admin."
+
+
+def not_understood(title: str) -> str:
+    """A layer publishes something that this version fails on."""
+    return f"The hub cannot read what {title} says is free. The hub's log has the error."
+
+
+def unreadable(title: str) -> str:
+    """Return that the hub cannot say what a server needs of a layer, since it may not read the cluster."""
+    return (
+        f"The hub may not read the cluster's nodes and pods, which it needs for {title}. Tell the admin: the agents' "
+        "chart gives the right with hub.readCapacity."
+    )
+
+
+def other_object(kind: str, name: str, namespace: str) -> str:
+    """Return that somebody else has made an object with the name of one that a layer needs."""
+    return (
+        f"The {kind} {name} in namespace {namespace} asks for something else than the template: the hub did not make "
+        f"it. Delete it, or ask the admin to: kubectl -n {namespace} delete {kind.lower()} {name}"
+    )
+
+
+def none_free(title: str, share: Share, limited_by: str) -> str:
+    """Return that a layer has nothing free for the share. ``limited_by``: what else is short, as half a sentence."""
+    return f"Not enough free capacity: this needs {share}, and {title} has no free place for it{_because(limited_by)}."
+
+
+def never_free(title: str, share: Share, limited_by: str) -> str:
+    """Return that a layer could not serve the share even if nothing ran. ``limited_by``: as half a sentence."""
+    return f"No GPU that {title} shares can give {share}{_because(limited_by)}. Choose another template."
+
+
+def _because(limited_by: str) -> str:
+    return f" ({limited_by})" if limited_by else ""
+
+
+def placed(title: str) -> str:
+    """Return that a spawn need not wait any longer."""
+    return f"{title} has a free place. Its scheduler chooses the GPU."
+
+
+def terms(layer: Layer, profile: MigProfile | None = None) -> str:
+    """Return by what a server's GPU is shared, and what that makes of its share, for its card.
+
+    ``profile``: that of the MIG instance that the server gets; None: it gets none, or which one is not known.
+    """
+    if profile is None:
+        return f"By {layer.title}. {kept_within(layer)}"
+    return f"By {layer.title}. A server has a MIG instance ({profile.name}) alone: {_size(profile)}."
+
+
+def _size(profile: MigProfile) -> str:
+    size = memory(profile.memory_bytes)
+    if profile.slices == profile.compute_slices:
+        return f"one whole GPU, with {size} of memory"
+    return f"{instance_time(profile)} and {size} of memory"
+
+
+def instance_time(profile: MigProfile) -> str:
+    """Return the part of a GPU's time that a MIG instance has."""
+    return f"{profile.slices}/{profile.compute_slices} of one GPU's time"
