@@ -27,9 +27,13 @@ from gpushare_spawner.service.api.snapshots import MAX_AGE
 from gpushare_spawner.service.history.recorder import History, HistorySources
 from gpushare_spawner.service.history.store import HOUR, Action, GpuTimeAmounts, HistoryStore, Subject
 from gpushare_spawner.service.hub.client import HubServer
+from gpushare_spawner.service.reports import KnownReport
 from gpushare_spawner.wording.spawn_form import daemon_restarted
+from tests.service.api.conftest import StandInAgent
 from tests.service.dashboard_stand_in import DashboardStandIn, chromium, resize, scheme, signed_in
 from tests.service.dashboards import NOW, afternoon, session
+from tests.service.kubernetes.test_forged_sessions import HOSTILE as NODE
+from tests.service.kubernetes.test_forged_sessions import World, report
 from tests.service.large_cluster import large_cluster
 
 pytestmark = [
@@ -108,6 +112,17 @@ def zone(browser: Chrome, name: str) -> None:
     browser.execute_cdp_cmd("Emulation.setTimezoneOverride", {"timezoneId": name})
 
 
+class SilentAgent(StandInAgent):
+    """An agent of a node that reports no longer, as the service reads it from the cluster."""
+
+    def __init__(self, last: float) -> None:
+        super().__init__(afternoon())
+        self._cluster = World(report(NODE).model_copy(update={"published_at": last})).cluster
+
+    async def report(self) -> KnownReport:
+        return self._cluster.report(NODE)[0]
+
+
 def test_all_times_of_a_page_are_the_browsers_with_the_zone_on_hover(browser: Chrome, tmp_path: Path) -> None:
     now = time.time()
     stop_at, told, cancelled = NOW + 3 * 3600, "Restarted at 2026-11-03\u00a014:05\u00a0UTC.", NOW + 300
@@ -117,6 +132,8 @@ def test_all_times_of_a_page_are_the_browsers_with_the_zone_on_hover(browser: Ch
         exemption=Exemption(until=None, by="ann", reason="until 2026-11-03 14:05 UTC"),
     )  # fmt: skip
     stand_in = DashboardStandIn([afternoon(more).model_copy(update={"cordons": (drain,)})])
+    silent_since = NOW - 5 * HOUR
+    stand_in.agents.append(SilentAgent(silent_since))
     stand_in.pending = (HubServer("uma", "", ready=False, pending="spawn", started=NOW - 9, profile="half"),)
     stand_in.told = {("uma", ""): QueueProgress(queue_position=1, cancelled_at=cancelled)}
     stand_in.history = History(
@@ -131,7 +148,7 @@ def test_all_times_of_a_page_are_the_browsers_with_the_zone_on_hover(browser: Ch
     try:
         with signed_in(stand_in) as served:
             for page, instants in (
-                ("", (stop_at, cancelled, 1_793_714_700.0, NOW)),
+                ("", (stop_at, cancelled, 1_793_714_700.0, NOW, silent_since)),
                 ("history?period=day", (float(hour),)),
                 ("history?period=month", (float(hour),)),
             ):

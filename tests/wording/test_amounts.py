@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
+import gpushare_spawner
 from gpushare_spawner.wording import amounts
 
 GIB, MIB = 2**30, 2**20
@@ -172,3 +175,44 @@ def test_a_number_goes_with_its_noun() -> None:
 )
 def test_gpu_hours_show_small_amounts_too(hours: float, said: str) -> None:
     assert amounts.gpu_hours(hours) == said
+
+
+LOCAL_CLOCKS = {"clock", "near_clock"}
+"""Functions that write an instant as this machine's local time, without a zone."""
+
+
+def local_times_in(tree: ast.AST) -> Iterator[int]:
+    """Yield the lines that take such a function from the wording."""
+    modules = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("gpushare_spawner.wording"):
+            modules |= {name.asname or name.name for name in node.names}
+            if LOCAL_CLOCKS & {name.name for name in node.names}:
+                yield node.lineno
+    for node in ast.walk(tree):
+        named = isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in modules
+        if named and node.attr in LOCAL_CLOCKS:  # type: ignore[attr-defined]
+            yield node.lineno  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("part", ["service", "spawner"])
+def test_no_text_for_a_browser_or_a_mail_has_the_local_time_of_the_hubs_machine(part: str) -> None:
+    folder = Path(gpushare_spawner.__file__).parent / part
+    files = [path for path in folder.rglob("*.py") if "node_modules" not in path.parts]
+    assert files
+    found = [
+        f"{path.relative_to(folder)}:{line}" for path in files for line in local_times_in(ast.parse(path.read_text()))
+    ]
+    assert found == [], "use utc(): pages show it in the reader's zone"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from gpushare_spawner.wording.amounts import clock as clock_time",
+        "from gpushare_spawner.wording.amounts import near_clock",
+        "from gpushare_spawner.wording import amounts\namounts.clock(1, 2)",
+    ],
+)
+def test_each_way_to_take_a_local_time_is_seen(text: str) -> None:
+    assert list(local_times_in(ast.parse(text)))
