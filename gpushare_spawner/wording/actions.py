@@ -196,8 +196,13 @@ def tier_set(tier: Tier, units: int) -> str:
     return f"The session is {tier} now and has {gpu_share(units)}." if units else RELEASED
 
 
-def no_downgrade(template: str) -> str:
-    """Return that a template says no smaller share for a downgraded session."""
+def no_downgrade(template: str | None) -> str:
+    """Return that a template says no smaller share for a downgraded session. ``template``: its title; None: it is
+    gone."""
+    if template is None:
+        return (
+            "The session's template is gone, so the share of a downgraded session is unknown. Change its share instead."
+        )
     return f"The template {template} has no downgrade_to, or it is not less than the session's share."
 
 

@@ -29,7 +29,7 @@ from gpushare_spawner.model.share import Tier
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.service.actions.outcome import ActionRefused, Actor, RefusalCode
 from gpushare_spawner.service.actions.session_actions import SessionActions
-from gpushare_spawner.service.culler.asks import AskHandler
+from gpushare_spawner.service.culler.asks import AskResponder
 from gpushare_spawner.service.culler.culler import Culler
 from gpushare_spawner.service.culler.decisions import CullerSettings
 from gpushare_spawner.service.history.store import Action
@@ -373,7 +373,38 @@ async def test_the_answer_to_a_change_of_a_tier_says_what_the_agent_did(
     if answer == "follows":
         await namespace.publish(ann={"tier": tier, "effective_units": units})
     assert (await task).text == (said if answer == "follows" else words.TIER_UNDER_WAY)
-    assert len(history) == 1
+    assert len(history) == (answer == "follows"), "what the agent may still undo has not happened"
+
+
+@pytest.mark.parametrize("undone", [False, True])
+async def test_a_change_that_is_under_way_is_recorded_and_told_when_its_agent_has_decided(
+    namespace: HubNamespace,
+    nodes: Cluster,
+    hub: Hub,  # noqa: F811
+    templates: dict[str, Template],  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+    undone: bool,
+) -> None:
+    await namespace.open("ann")
+    await namespace.publish()
+    agent = await seen(nodes, "node-a", has("ann", confirmed=True))
+    one = Target(agent, present((await agent.report()).session("ann")))
+    monkeypatch.setattr(node_module, "DECIDED_WITHIN", 0.3)
+    history: list[Action] = []
+    actions = SessionActions(nodes, hub, lambda: templates, record=history.append, clock=namespace.now)
+    outcome = await actions.release(one, Actor("root", is_admin=True), why="A class begins.")
+    assert (outcome.changed, outcome.text) == (True, words.TIER_UNDER_WAY)
+    assert (history, (await namespace.session("ann")).messages) == ([], ())
+    if undone:
+        await namespace.annotate("ann", kubernetes.tier_patch(Tier.ACTIVE, namespace.now(), 25))
+        await eventually(lambda: not actions._tiers._followed)
+        assert (history, (await namespace.session("ann")).messages) == ([], ())
+        return
+    await namespace.publish(ann={"tier": Tier.RELEASED, "effective_units": 0})
+    await eventually(lambda: not actions._tiers._followed)
+    assert [(one.action, one.actor) for one in history] == [("released", "root")]
+    (message,) = (await namespace.session("ann")).messages
+    assert message.text == words.released_by("root", "A class begins.")
 
 
 @pytest.mark.parametrize("work", [{"gpu_busy": True}, {"waiting": True}, {"last_gpu_activity": 1_000_000.5}])
@@ -579,7 +610,7 @@ async def test_what_a_notebook_server_asks_is_carried_out_once_and_answered_on_t
     await seen(nodes, "node-a", has("ann", confirmed=True))
     recorded: list[Action] = []
     actions = SessionActions(nodes, hub, lambda: templates, record=recorded.append, clock=namespace.now)
-    asks = AskHandler(nodes, actions, namespace.now)
+    asks = AskResponder(nodes, actions, namespace.now)
     looking = asyncio.create_task(asks.look())
     await asyncio.sleep(0.05)
     assert not looking.done()
@@ -595,7 +626,7 @@ async def test_what_a_notebook_server_asks_is_carried_out_once_and_answered_on_t
     assert present(said.controls.keep).by == "ann"
     # another service on the same report
     async with as_the_hub(namespace) as others:
-        again = AskHandler(others, SessionActions(others, hub, lambda: templates, clock=namespace.now), namespace.now)
+        again = AskResponder(others, SessionActions(others, hub, lambda: templates, clock=namespace.now), namespace.now)
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(again.look(), 0.2)
         await again.answered()
@@ -621,7 +652,7 @@ async def test_a_stop_that_another_node_asks_in_a_users_name_is_not_carried_out(
     namespace.sessions["node-b"]["ann"] = forged.model_copy(update={"asks": (stop,), "opened_at": namespace.now()})
     keep = Ask(number=8, kind=AskKind.KEEP, value=3600, at=namespace.now())
     await namespace.publish("node-b", bob={"asks": (keep, stop), "user": "ann"})
-    asks = AskHandler(nodes, SessionActions(nodes, hub, lambda: templates, clock=namespace.now), namespace.now)
+    asks = AskResponder(nodes, SessionActions(nodes, hub, lambda: templates, clock=namespace.now), namespace.now)
     await asks.look()
     await asks.answered()
     assert present((await namespace.session("bob")).controls.keep).by == "bob"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import partial
 
 from gpushare_spawner.idle import KeepRule, KeepsLeft
 from gpushare_spawner.model.controls import Controls, MessageCause
@@ -35,7 +36,7 @@ from gpushare_spawner.service.actions.restart import (
     ServerActions,
     SpawnActions,
 )
-from gpushare_spawner.service.actions.share import ShareActions, TierActions
+from gpushare_spawner.service.actions.share import ShareActions, Tell, TierActions, nobody_to_tell
 from gpushare_spawner.service.history.store import Action
 from gpushare_spawner.service.hub.client import Hub, HubServer
 from gpushare_spawner.service.reports import Agent
@@ -150,14 +151,14 @@ class SessionActions:
         nothing. None: the user hears of the action otherwise.
         """
         said = harmless(why or "")
-        outcome = await self._tiers.release(one, actor, asked, said)
-        return await self._explained(one, actor, why, outcome, words.released_by(actor.name, said))
+        tell = self._tell(one, actor, why, words.released_by(actor.name, said))
+        return await self._tiers.release(one, actor, asked, said, tell)
 
     async def tier(self, one: Target, tier: Tier, actor: Actor, why: str | None = None) -> ActionOutcome:
         """Change the tier to active, downgraded or released. For admins."""
         said = harmless(why or "")
-        outcome = await self._tiers.tier(one, tier, actor, said)
-        return await self._explained(one, actor, why, outcome, words.tier_set_by(tier, actor.name, said))
+        tell = self._tell(one, actor, why, words.tier_set_by(tier, actor.name, said))
+        return await self._tiers.tier(one, tier, actor, said, tell)
 
     async def share(self, one: Target, actor: Actor, fraction: float, why: str | None = None) -> ActionOutcome:
         """Change the share to a fraction of its GPU, like 0.5. Kernels keep running."""
@@ -188,9 +189,13 @@ class SessionActions:
         self, one: Target, actor: Actor, why: str | None, outcome: ActionOutcome, text: str
     ) -> ActionOutcome:
         """Show the session's user what was done, where somebody else did it."""
-        if not (outcome.changed and _explains(one, actor, why)) or await self._admin.explain(one, actor, text):
+        if not outcome.changed or await self._tell(one, actor, why, text)():
             return outcome
         return ActionOutcome(True, f"{outcome.text} {words.NOT_TOLD}")
+
+    def _tell(self, one: Target, actor: Actor, why: str | None, text: str) -> Tell:
+        """Return what shows the session's user what was done, where somebody else did it."""
+        return partial(self._admin.explain, one, actor, text) if _explains(one, actor, why) else nobody_to_tell
 
     async def finish_restarts(self) -> None:
         """Finish the restarts that a service which was killed had begun."""

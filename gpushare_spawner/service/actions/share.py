@@ -8,7 +8,10 @@ Changes of a session's tier by its user or by an admin: release now, and any tie
 from __future__ import annotations
 
 import asyncio
+import logging
+import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from gpushare_spawner.idle import Observation
 from gpushare_spawner.model.control import ControlRefused, ResizeRequest, TierRequest
@@ -38,6 +41,8 @@ from gpushare_spawner.service.waiting import quota_use, waiting_spawns
 from gpushare_spawner.wording import actions as session_words
 from gpushare_spawner.wording import actions as words
 from gpushare_spawner.wording import service as quota_words
+
+log = logging.getLogger("gpushare.service.actions")
 
 SHARE = "share"
 """What the history calls it."""
@@ -211,14 +216,49 @@ def _is_full(template: Template, session: SessionReport, reports: Sequence[Repor
     return len(others) >= most
 
 
+FOLLOWED_FOR = 600.0
+"""Seconds for which the service waits for an agent's decision after it has answered that the change is under way. An
+agent that restarts is back within a minute."""
 YIELD_SECONDS = 600.0
 """Seconds for which the agent keeps units for spawns in quota without a further request of the service: as long as it
 waits for the server of a session that was opened (`OpenRequest.confirm_within`). A service that runs ends this sooner,
 or asks again in time."""
 
 
+Tell = Callable[[], Awaitable[bool]]
+"""Tells the session's user of the change; returns whether that worked."""
+
+
+async def nobody_to_tell() -> bool:
+    """Tell nobody."""
+    return True
+
+
+@dataclass(frozen=True)
+class _Change:
+    """A change of a session's tier that was asked of its agent, and what is done when the tier has changed."""
+
+    one: Target
+    request: TierRequest
+    record: Callable[[], None]
+    tell: Tell
+
+    async def decided(self) -> bool:
+        """Return whether the agent has changed the tier; False: it has not said so in time.
+
+        Raises ActionRefused where it has undone the change.
+        """
+        with refusals():
+            return await self.one.agent.carried_out(self.request)
+
+    async def done(self) -> bool:
+        """Record the change and tell the session's user. Returns whether telling worked."""
+        self.record()
+        return await self.tell()
+
+
 class TierActions:
-    """Each method raises ActionRefused."""
+    """Each method raises ActionRefused. What an agent may still undo is neither recorded nor told."""
 
     def __init__(
         self,
@@ -231,22 +271,30 @@ class TierActions:
         self._use_rule = use_rule
         self._log = log
         self._clock = clock
+        self._followed: set[asyncio.Task[None]] = set()
 
-    async def release(self, one: Target, actor: Actor, asked: Asked | None = None, why: str = "") -> ActionOutcome:
+    async def release(
+        self, one: Target, actor: Actor, asked: Asked | None = None, why: str = "", tell: Tell = nobody_to_tell
+    ) -> ActionOutcome:
         """Release the share of an idle session. ``asked``: what this follows; GPU work since then prevents it.
-        ``why``: what the actor says of it."""
+        ``why``: what the actor says of it. ``tell``: called when the share is released."""
         check_own(one, actor)
         session = await current(one)
         if session.tier is Tier.RELEASED:
             return ActionOutcome(False, session_words.RELEASED_ALREADY)
         if asked is not None and (session.last_gpu_activity or 0.0) > asked.ask.at:
             raise ActionRefused(session_words.WORKED_MEANWHILE, RefusalCode.BUSY)
-        done = await self._move(one, session, Tier.RELEASED, 0, session_words.released_by(actor.name))
         reason = session_words.released_by(actor.name, why)
-        self._log.session(session, one.node, Tier.RELEASED, actor.name, units=0, reason=reason)
-        return ActionOutcome(True, session_words.RELEASED if done else session_words.TIER_UNDER_WAY)
+        request = self._request(session, Tier.RELEASED, 0, session_words.released_by(actor.name))
 
-    async def tier(self, one: Target, tier: Tier, actor: Actor, why: str = "") -> ActionOutcome:
+        def record() -> None:
+            self._log.session(session, one.node, Tier.RELEASED, actor.name, units=0, reason=reason)
+
+        return await self._carry_out(_Change(one, request, record, tell), session_words.RELEASED)
+
+    async def tier(
+        self, one: Target, tier: Tier, actor: Actor, why: str = "", tell: Tell = nobody_to_tell
+    ) -> ActionOutcome:
         """Change the tier of a session to active, downgraded or released, by an admin's decision.
 
         GPU work that lasts restores the share, and a session that is made active counts as idle from now on.
@@ -256,10 +304,13 @@ class TierActions:
         units = self._units(session, tier)
         if (session.tier, session.effective_units) == (tier, units):
             return ActionOutcome(False, session_words.tier_already(tier))
-        done = await self._move(one, session, tier, units, session_words.tier_set_by(tier, actor.name))
         reason = session_words.tier_set_by(tier, actor.name, why)
-        self._log.session(session, one.node, tier, actor.name, units=units, reason=reason)
-        return ActionOutcome(True, session_words.tier_set(tier, units) if done else session_words.TIER_UNDER_WAY)
+        request = self._request(session, tier, units, session_words.tier_set_by(tier, actor.name))
+
+        def record() -> None:
+            self._log.session(session, one.node, tier, actor.name, units=units, reason=reason)
+
+        return await self._carry_out(_Change(one, request, record, tell), session_words.tier_set(tier, units))
 
     def _units(self, session: SessionReport, tier: Tier) -> int:
         if tier is Tier.STOPPED:
@@ -269,24 +320,22 @@ class TierActions:
         template = self._template(session)
         units = template.idle.units(tier, session.share) if template is not None else 0
         if not 0 < units < session.share_units:
-            raise ActionRefused(session_words.no_downgrade(session.template), RefusalCode.BAD_REQUEST)
+            title = template.display_name if template is not None else None
+            raise ActionRefused(session_words.no_downgrade(title), RefusalCode.BAD_REQUEST)
         return units
 
     def _template(self, session: SessionReport) -> Template | None:
         return SessionTemplates.of(self._templates()).of_user(session.template, session.user)
 
-    async def _move(self, one: Target, session: SessionReport, tier: Tier, units: int, reason: str) -> bool:
-        """Have the agent change the tier, and return whether it has done so; False: it has not said so in time.
-
-        Units are taken only from a session that is idle, as work restores them.
-        """
+    def _request(self, session: SessionReport, tier: Tier, units: int, reason: str) -> TierRequest:
+        """Return the request to the agent. Units are taken only from a session that is idle, as work restores them."""
         taken = units < session.effective_units
         if taken and (session.gpu_busy or session.waiting):
             raise ActionRefused(session_words.GPU_BUSY, RefusalCode.BUSY)
         yields = session.yields and tier is not Tier.ACTIVE
         template = self._template(session)
         rule = self._use_rule(template.idle) if template is not None and tier is not Tier.ACTIVE else UseRule()
-        request = TierRequest(
+        return TierRequest(
             id=session.id,
             tier=tier,
             effective_units=units,
@@ -295,6 +344,33 @@ class TierActions:
             use=rule if rule.min_use > 0 else None,
             yields_until=self._clock() + YIELD_SECONDS if yields else None,
         )
+
+    async def _carry_out(self, change: _Change, text: str) -> ActionOutcome:
+        """Have the agent change the tier. ``text``: the answer where it has done so within the time of an answer."""
         with refusals():
-            await one.agent.tier(request)
-            return await one.agent.carried_out(request)
+            await change.one.agent.tier(change.request)
+        if not await change.decided():
+            self._follow(change)
+            return ActionOutcome(True, session_words.TIER_UNDER_WAY)
+        return ActionOutcome(True, text if await change.done() else f"{text} {session_words.NOT_TOLD}")
+
+    def _follow(self, change: _Change) -> None:
+        """Wait for the agent's decision beside the answer to the actor."""
+        task = asyncio.create_task(self._follow_to_the_end(change))
+        # asyncio itself keeps no task from being collected
+        self._followed.add(task)
+        task.add_done_callback(self._followed.discard)
+
+    async def _follow_to_the_end(self, change: _Change) -> None:
+        what = f"The change of session {change.request.id} to the tier {change.request.tier}"
+        until = time.monotonic() + FOLLOWED_FOR
+        try:
+            while not await change.decided():
+                if time.monotonic() > until:
+                    log.warning("%s is not confirmed by its agent, and is not in the history", what)
+                    return
+            await change.done()
+        except ActionRefused as error:
+            log.info("%s was undone: %s", what, error.to_admins)
+        except Exception:
+            log.exception("%s: its end is not known", what)

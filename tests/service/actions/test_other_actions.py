@@ -100,7 +100,12 @@ async def test_an_admin_sets_the_tier_and_users_do_not(acting: Acting, clock: Cl
 
 async def test_a_tier_that_the_template_does_not_have_is_refused(acting: Acting, agent: FakeAgent) -> None:
     agent.add("ann", template="gone")
-    assert "no downgrade_to" in (await refusal_of(acting.actions.tier(acting.seen(), Tier.DOWNGRADED, ROOT))).text
+    assert (await refusal_of(acting.actions.tier(acting.seen(), Tier.DOWNGRADED, ROOT))).text == words.no_downgrade(
+        None
+    )
+    agent.add("ann", template="cpu")
+    refusal = await refusal_of(acting.actions.tier(acting.seen(), Tier.DOWNGRADED, ROOT))
+    assert refusal.text.startswith("The template CPU only has no downgrade_to")
     assert (await refusal_of(acting.actions.tier(acting.seen(), Tier.STOPPED, ROOT))).text == words.STOP_IS_NO_TIER
 
 
