@@ -41,17 +41,16 @@ class UseCount:
     def add(self, at: float, gpu_seconds: float, busy: bool, rule: UseRule) -> bool:
         """Add the GPU work until ``at``, and return whether it counts as use.
 
-        ``busy``: work runs or waits. Work since the last call is taken to have come at ``at``, so that no part of it is
-        forgotten yet. A wait counts for nothing.
+        ``busy``: work runs or waits. When work came since the last call is not known: it is taken to have come before
+        anything was forgotten, and to be forgotten only from ``at`` on. A wait counts for nothing.
         """
         lost = gpu_seconds < self._settled - ROUNDING
         grown = 0.0 if lost else gpu_seconds - self.gpu_seconds
         forgotten = max(0.0, at - self.at) * rule.min_use / rule.window
         if busy and self.busy and grown <= 0:
             forgotten *= WAIT_FORGETS
-        self._sum = max(0.0, max(0.0, self._sum - forgotten) + grown)
-        enough = self._sum >= min(rule.min_use, rule.window) - ROUNDING
-        self._sum = min(self._sum, rule.min_use)
+        enough = self._sum + grown >= min(rule.min_use, rule.window) - ROUNDING
+        self._sum = min(rule.min_use, max(0.0, max(0.0, self._sum - forgotten) + grown))
         if lost or not busy:
             self._settled = gpu_seconds
         self.at, self.gpu_seconds, self.busy = at, gpu_seconds, busy
@@ -207,7 +206,8 @@ class _Reported:
     def begin(cls, seen: Observation, at: float, rule: UseRule) -> _Reported:
         """All GPU work before the first report counts as use: nothing is known of its length."""
         count = UseCount(at, seen.gpu_seconds)
-        return cls(seen.opened_at, count, seen.gpu_idle_since, seen.last_gpu_activity, rule)
+        used_at = at if seen.gpu_busy else seen.gpu_idle_since
+        return cls(seen.opened_at, count, used_at, seen.last_gpu_activity, rule)
 
     def continues(self, seen: Observation, at: float) -> bool:
         """Return whether a report is of the same session, by a clock that was not set back."""

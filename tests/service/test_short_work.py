@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from gpushare_spawner.model.delivered import NOTHING
 
 from gpushare_spawner.agent.sessions.session import Activity, Session
 from gpushare_spawner.arbiter import GpuArbiter
+from gpushare_spawner.model.report import NOTHING
 from gpushare_spawner.model.share import Tier
 from gpushare_spawner.model.template import Idle, Template
 from gpushare_spawner.service.culler.culler import Culler
