@@ -11,7 +11,9 @@ import argparse
 import importlib
 import json
 import os
+import re
 import secrets
+import shlex
 import shutil
 import sys
 import time
@@ -24,6 +26,7 @@ from typing import Any
 import yaml
 
 from gpushare_spawner.demo.machine import (
+    PROGRAMS,
     DemoFolder,
     Processes,
     Stack,
@@ -39,6 +42,9 @@ from gpushare_spawner.native import simulated_driver
 from gpushare_spawner.wording.amounts import duration, missing_package
 
 NOTEBOOK = Path(__file__).with_name("gpu-sharing.ipynb")
+_PROFILE_SAYS = "# The demo writes this file anew as long as it has these two lines only."
+_OWN_PROFILE = re.compile(rf'(?:{re.escape(_PROFILE_SAYS)}\n)?export PATH=[^\n]*:"?\$PATH"\n')
+"""A .profile that the demo has written, also an older one."""
 
 
 def prepare_home(spawner: Any) -> None:
@@ -54,9 +60,9 @@ def prepare_home(spawner: Any) -> None:
         lab.parent.mkdir(parents=True, exist_ok=True)
         lab.write_text(json.dumps({"disabledExtensions": {"@jupyterlab/apputils-extension:announcements": True}}))
     profile = home / ".profile"
-    if not profile.exists():
-        # JupyterLab's terminals are login shells, which set PATH anew; `gpushare` must be on it
-        profile.write_text(f'export PATH="{Path(sys.executable).parent}:$PATH"\n')
+    if not profile.exists() or _OWN_PROFILE.fullmatch(profile.read_text(errors="replace")):
+        # JupyterLab's terminals are login shells, and Debian's /etc/profile sets PATH anew
+        profile.write_text(f'{_PROFILE_SAYS}\nexport PATH={shlex.quote(os.environ[PROGRAMS])}:"$PATH"\n')
 
 
 ALL_WORK = {"min_use": 0}

@@ -33,6 +33,8 @@ from typing import IO, Any
 
 from gpushare_spawner.native import simulated_driver
 
+PROGRAMS = "GPUSHARE_DEMO_PROGRAMS"
+"""The hub's variable with `Stack.programs`, as in PATH."""
 SIMULATED = {"SIMGPU_DEVICES": "2", "SIMGPU_MEMORY": "16GiB", "SIMGPU_MODEL": "Simulated GPU 16 GiB"}
 
 
@@ -346,6 +348,11 @@ class Stack:
         host = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "": "127.0.0.1"}.get(self.ip, self.ip)
         return f"http://{f'[{host}]' if ':' in host and not host.startswith('[') else host}:{self.port}"
 
+    @property
+    def programs(self) -> tuple[Path, ...]:
+        """Folders that come first in PATH: nvidia-smi of simulated GPUs, then the programs of this environment."""
+        return (*((self.folder.programs,) if self.simulated else ()), Path(sys.executable).parent)
+
     def agent(self) -> tuple[list[str], dict[str, str]]:
         """Return the agent's command and environment. Raises FileNotFoundError if the simulated driver is not built."""
         command = [sys.executable, "-m", "gpushare_spawner.cli", "agent"]
@@ -357,12 +364,12 @@ class Stack:
         """Return the hub's command and environment."""
         config = Path(__file__).with_name("jupyterhub_config.py")
         command = [sys.executable, "-m", "jupyterhub", "-f", str(config)]
-        programs = [*([self.folder.programs] if self.simulated else []), Path(sys.executable).parent]
+        programs = os.pathsep.join(map(str, self.programs))
         return command, {
             **os.environ,
             **self.settings,
-            # the programs of this Python environment, also for the hub's children; nvidia-smi of simulated GPUs first
-            "PATH": os.pathsep.join([*map(str, programs), os.environ.get("PATH", os.defpath)]),
+            "PATH": os.pathsep.join([programs, os.environ.get("PATH", os.defpath)]),
+            PROGRAMS: programs,
             "GPUSHARE_CONFIG_D": str(self.config_files),
             "GPUSHARE_CONTROL": str(self.folder.control_socket),
             "GPUSHARE_TEMPLATES": str(self.folder.templates),

@@ -62,6 +62,7 @@ class RunningStack:
         self.token = secrets.token_hex(16)
         folder = DemoFolder(self.home / "demo")
         folder.make()
+        folder.write_nvidia_smi()
         config_files = self.home / "config.d"
         config_files.mkdir()
         for config_file in (ROOT / "jupyterhub_config.d").glob("*.py"):

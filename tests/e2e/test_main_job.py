@@ -297,10 +297,11 @@ async def test_the_demo_notebook_runs_from_top_to_bottom(stack: RunningStack) ->
     kernel = await stack.hub.kernel("dave")
     said = [await kernel.run(cell) for cell in cells]
     # JupyterLab's terminals are login shells
-    shell = "import subprocess; print(subprocess.check_output(['bash', '-lc', 'gpushare status'], text=True))"
-    terminal = await kernel.run(shell)
+    shell = "import subprocess; print(subprocess.check_output(['bash', '-lc', '{}'], text=True))"
+    terminal, view = [await kernel.run(shell.format(program)) for program in ("gpushare status", "nvidia-smi")]
     assert "share           0.50 GPU" in terminal
     assert "tier            active" in terminal
+    assert "Simulated GPU 96 MiB" in view
     kernel.close()
     assert "share           0.50 GPU" in said[0]
     assert "Simulated GPU 96 MiB" in said[1]
