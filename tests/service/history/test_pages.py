@@ -6,6 +6,7 @@ import asyncio
 import csv
 import io
 import json
+import re
 import threading
 import time
 from collections.abc import AsyncIterator
@@ -34,6 +35,7 @@ from gpushare_spawner.service.sources import DashboardSources
 from gpushare_spawner.service.web import history as answers
 from gpushare_spawner.service.web.app import Page
 from gpushare_spawner.service.web.dashboard import dashboard_application
+from gpushare_spawner.service.web.history import HEIGHT
 from gpushare_spawner.wording.service import UNAVAILABLE
 
 PREFIX = "/services/gpushare/"
@@ -206,6 +208,57 @@ async def test_the_page_in_all_its_forms(client: Client) -> None:
         assert "1 server got a GPU after 1 min 5 s on average" in page.replace("\xa0", " ")
         assert "<b>bob</b>" not in page
         assert "&lt;b&gt;bob&lt;/b&gt;" in page
+
+
+_BAR = re.compile(r"<g><title>(.*?)</title>(.*?)</g>", re.DOTALL)
+_PART = re.compile(r'<rect class="(working|recovered|idle)" .*?height="([0-9.]+)"')
+_HOVER = re.compile(r": ([0-9.]+) GPU-hours reserved, ([0-9.]+) working, ([0-9.]+) idle, ([0-9.]+) of them recovered$")
+
+
+@pytest.mark.parametrize("period", ["day", "week"])
+async def test_idle_means_the_same_in_plot_hover_text_legend_and_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, period: str
+) -> None:
+    kept = history(tmp_path)
+    await kept.store()
+    hour = 3600.0
+    kept._store.add(
+        {
+            (THIS_HOUR, ANN): GpuTimeAmounts(reserved=8 * hour, idle=5 * hour, recovered=2 * hour),
+            (THIS_HOUR, BOB): GpuTimeAmounts(reserved=2 * hour, idle=0.0, recovered=0.0),
+            (THIS_HOUR - 2 * HOUR, ANN): GpuTimeAmounts(reserved=4 * hour, idle=4 * hour, recovered=4 * hour),
+            (THIS_HOUR - 3 * HOUR, BOB): GpuTimeAmounts(reserved=3 * hour, idle=1.5 * hour, recovered=0.0),
+        },
+        [], [], [], [],
+    )  # fmt: skip
+    async for client in serving(kept, monkeypatch):
+        page = (await client.get(f"history?period={period}&by=user")).body.decode().replace("\xa0", " ")
+    (total,) = re.findall(r"<tfoot><tr>(.*?)</tr>", page, re.DOTALL)
+    reserved, idle, _, recovered = (cell.strip(" %") for cell in re.findall(r"<td>(.*?)</td>", total)[:4])
+    assert (reserved, idle, recovered) == ("17.0", "10.5", "6.00")
+    heights = re.findall(r'<text class="axis" x="-6" y="[0-9.]+" text-anchor="end">([0-9.]+)</text>', page)
+    hours_of = dict.fromkeys(("working", "recovered", "idle"), 0.0)
+    for hover, drawn in _BAR.findall(page):
+        parts = {name: float(height) / HEIGHT * max(map(float, heights)) for name, height in _PART.findall(drawn)}
+        said = _HOVER.search(hover)
+        assert said is not None, hover
+        assert [float(one) for one in said.groups()] == pytest.approx(
+            [
+                sum(parts.values()),
+                parts["working"],
+                parts["idle"] + parts["recovered"],
+                parts["recovered"],
+            ],
+            abs=0.02,
+        )
+        hours_of = {name: hours + parts[name] for name, hours in hours_of.items()}
+    assert hours_of["idle"] + hours_of["recovered"] == pytest.approx(float(idle), abs=0.05)
+    assert hours_of["recovered"] == pytest.approx(float(recovered), abs=0.05)
+    assert hours_of["working"] == pytest.approx(float(reserved) - float(idle), abs=0.05)
+    legend = re.findall(r'<span class="key (\w+)"></span>(.*?)</li>', page)
+    assert {name: text.partition(":")[0] for name, text in legend} == {
+        "working": "working", "recovered": "idle, recovered", "idle": "idle, not recovered",
+    }  # fmt: skip
 
 
 async def test_the_page_names_the_node_of_a_drain_and_says_where_a_name_was_deleted(
