@@ -15,7 +15,7 @@ from gpushare_spawner.model.layers import LAYERS, BrokenPromise, LayerName, Prom
 from gpushare_spawner.model.placement import MemoryEngine
 from gpushare_spawner.model.quantity import Bytes, Cores, PercentOrBytes, Seconds, resolve_bytes
 from gpushare_spawner.model.share import UNITS_PER_GPU, Share, Tier, units_from_fraction
-from gpushare_spawner.model.texts import SHOWN_LINE, SHOWN_TEXT, TextPattern
+from gpushare_spawner.model.texts import SHOWN_LINE, SHOWN_TEXT, ShownLine, TextPattern
 
 IDLE_ORDER = "idle_order"
 """Type of the error of idle actions in the wrong order; its context has the names and seconds of two of them."""
@@ -95,7 +95,7 @@ class TemplateGpu(_Part):
     layer: LayerName | None = None
     """The sharing layer that gives the GPU, like `kai`. Not given: that of the nodes in `layers.yaml`, else
     `native`."""
-    models: tuple[str, ...] = ()
+    models: tuple[ShownLine, ...] = ()
     """Patterns of suitable GPU model names, like `["*A100*", "*H100*"]`; `*` stands for any text, case is ignored. Not
     given: any GPU."""
 
@@ -159,9 +159,9 @@ class Resources(_Part):
 class Access(_Part):
     """Who may use the template: members of any of the groups, and the users; both empty: all users."""
 
-    groups: tuple[str, ...] = ()
+    groups: tuple[ShownLine, ...] = ()
     """JupyterHub groups. Members of any of them may use the template."""
-    users: tuple[str, ...] = ()
+    users: tuple[ShownLine, ...] = ()
     """Names of users who may use the template. Other users do not see its card, and cannot use the template through
     the API."""
 
@@ -297,6 +297,14 @@ class Idle(_Part):
         return 0
 
 
+def _label(value: Any) -> Any:
+    return str(value) if isinstance(value, int | float) else value
+
+
+_Label = Annotated[str, BeforeValidator(_label, json_schema_input_type=str | int | float), SHOWN_LINE]
+"""A number is a text here: admins write `display_name: 2`."""
+
+
 class _FreeForm(_Part):
     # KubeSpawner's further fields stay as they are
     model_config = ConfigDict(extra="allow")
@@ -305,13 +313,30 @@ class _FreeForm(_Part):
 class UnlistedChoice(_FreeForm):
     """Text instead of a listed choice, as KubeSpawner's `unlisted_choice`."""
 
+    display_name: _Label | None = None
+    """The title of the field."""
+    display_name_in_choices: _Label | None = None
+    """What the list of choices calls it."""
+    validation_message: _Label | None = None
+    """What the form says to a text that the pattern does not match."""
     validation_regex: TextPattern | None = None
     """The pattern that the whole text must match, without look-around and backreferences."""
+
+
+class OptionChoice(_FreeForm):
+    """One of the listed choices, as in KubeSpawner's `profile_options`."""
+
+    display_name: _Label | None = None
+    """What the list calls it. Not given: its key."""
 
 
 class ProfileOption(_FreeForm):
     """A further choice on a card, as in KubeSpawner's `profile_options`."""
 
+    display_name: _Label | None = None
+    """The title of the list. Not given: its key."""
+    choices: dict[ShownLine, OptionChoice] | None = None
+    """What users can choose, by the keys that programs use."""
     unlisted_choice: UnlistedChoice | None = None
     """Whether users may write text instead of a listed choice."""
 
@@ -332,7 +357,7 @@ class Template(_Part):
     """The share of a GPU. Not given: no GPU."""
     resources: Resources = Resources()
     """CPU and host memory."""
-    image: Annotated[str, Field(min_length=1)] | None = None
+    image: Annotated[str, Field(min_length=1), SHOWN_LINE] | None = None
     """Container image, where servers run in containers. Not given: the spawner's setting."""
     access: Access = Access()
     """Who may use the template. Not given: all users."""
@@ -340,7 +365,7 @@ class Template(_Part):
     """How often it may be used at a time."""
     idle: Idle = Idle()
     """Idle actions: what happens while the GPU is idle."""
-    profile_options: dict[str, ProfileOption] = {}
+    profile_options: dict[ShownLine, ProfileOption] = {}
     """More choices on the card, as in KubeSpawner's `profile_options`."""
     kubespawner_override: dict[str, Any] = {}
     """More settings of the spawner; they override all others."""

@@ -85,5 +85,8 @@ def _shown(text: str, allowed: str) -> str:
 SHOWN_LINE = AfterValidator(lambda text: _shown(text, ""))
 """Validates one line of text."""
 
+ShownLine = Annotated[str, SHOWN_LINE]
+"""One line of text."""
+
 SHOWN_TEXT = AfterValidator(lambda text: _shown(text, "\n\r\t"))
 """Validates text that can have several lines."""

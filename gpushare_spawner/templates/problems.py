@@ -237,6 +237,7 @@ def _simple(value: Any) -> bool:
     return isinstance(value, str | int | float)
 
 
+_BARE = re.compile(r"\+?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?")
 _ADVICE: dict[Callable[[Any], Any], str] = {
     parse_bytes: "write a unit, like {number}Gi, if you mean another amount",
     parse_percent_or_bytes: "write a unit, like {number}Gi or {number}%, if you mean another amount",
@@ -272,12 +273,12 @@ def _of_value(kinds: list[Any], node: Any, file: str, path: tuple[str, ...]) -> 
         parser: Callable[[Any], Any] | None = next(
             (part.func for part in parts if isinstance(part, BeforeValidator) and part.func in _ADVICE), None
         )
-        if parser is not None and re.fullmatch(r"\d+(\.\d+)?", node.value) and float(node.value):
+        if parser is not None and _BARE.fullmatch(node.value) and float(node.value):
             number = float(node.value)
             amount = f"{number:,.10g} s" + (f" ({duration(number)})" if number >= 60 else "")
             if parser is not parse_seconds:
                 amount = f"{number:,.15g} bytes" + (f" ({memory(int(number))})" if number >= 2**20 else "")
-            advice = _ADVICE[parser].format(number=node.value)
+            advice = _ADVICE[parser].format(number=f"{number:.15g}")
             yield Problem(file, node.start_mark.line + 1, ".".join(path), f"{node.value} means {amount}", advice)
         return
     for model in [part for part in parts if isinstance(part, type) and issubclass(part, BaseModel)]:

@@ -118,10 +118,9 @@ DEFAULT_TEXT = """\
 Hello {{ user }},
 
 {% if action == 'stop' %}
-your notebook server{% if server %} {{ server }}{% endif %} will stop at {{ time }}, in {{ minutes }} min.
+your notebook server{% if server %} {{ server }}{% endif %} will stop at {{ time }}.
 {% else %}
-the GPU share of your notebook server{% if server %} {{ server }}{% endif %} will be {{ action }}d at {{ time }}, in \
-{{ minutes }} min.
+the GPU share of your notebook server{% if server %} {{ server }}{% endif %} will be {{ action }}d at {{ time }}.
 {% endif %}
 {{ explanation }}
 

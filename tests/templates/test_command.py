@@ -132,6 +132,16 @@ def test_numbers_without_a_unit_are_warned_of_with_what_they_mean(
     ]
 
 
+@pytest.mark.parametrize("number", ["1000", "1e3", "1.0e+3", "+1000", "1000."])
+def test_each_way_to_write_a_number_without_a_unit_is_warned_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], number: str
+) -> None:
+    (tmp_path / "a.yaml").write_text(f"name: a\ndisplay_name: A\nidle: {{stop_after: {number}}}\n")
+    assert main(["templates", "check", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert f"a.yaml:3: idle.stop_after: {number} means 1,000 s (16 min 40 s); write a unit, like 1000m" in said
+
+
 def test_check_as_json_has_the_templates_the_problems_and_the_warnings(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 import string
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -332,12 +334,72 @@ def test_a_guarantee_of_gpu_memory_is_at_most_the_limit(memory: str, right: bool
     assert right or "is more than the limit" in problems[0].what
 
 
-@pytest.mark.parametrize("field", ["display_name", "description"])
-@pytest.mark.parametrize("letter", ["\\u202e", "\\u2066", "\\e", "\\a", "\\x7f", "\\u200f", "\\u2028"])
-def test_letters_that_hide_or_reorder_text_are_refused(field: str, letter: str) -> None:
-    text = f'name: a\ndisplay_name: b\n{field}: "0.25 {letter} GPU"\n'
-    text = text.replace("display_name: b\n", "", 1) if field == "display_name" else text
+def with_text(value: Any, text: str, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
+    """Yield what follows from a value when another text stands in the place of one of its texts, keys included; each
+    with the field's name in problems."""
+    if isinstance(value, str):
+        yield ".".join(path), text
+    elif isinstance(value, list):
+        for number, one in enumerate(value):
+            for field, changed in with_text(one, text, path):
+                yield field, [*value[:number], changed, *value[number + 1 :]]
+    elif isinstance(value, dict):
+        for key, one in value.items():
+            for field, changed in with_text(one, text, (*path, key)):
+                yield field, {**value, key: changed}
+
+
+SHOWN: dict[str, Any] = {
+    "name": "a",
+    "display_name": "A quarter",
+    "description": "Prototyping.",
+    "gpu": {"fraction": 0.25, "models": ["*A100*"]},
+    "image": "quay.io/jupyter/base-notebook",
+    "access": {"groups": ["physics", "ml"], "users": ["ann"]},
+    "profile_options": {
+        "page": {
+            "display_name": "Page",
+            "choices": {"lab": {"display_name": "JupyterLab"}, "tree": {"default": True}},
+            "unlisted_choice": {
+                "enabled": True,
+                "display_name": "Another page",
+                "display_name_in_choices": "Another",
+                "validation_message": "A page of the server.",
+            },
+        }
+    },
+}
+"""A template with all texts that users read."""
+CASES = [
+    (field, changed)
+    for field, changed in with_text(SHOWN, "LETTER 0.25 GPU")
+    if field != "name"
+] + [
+    ("profile_options", SHOWN | {"profile_options": {"LETTER": SHOWN["profile_options"]["page"]}}),
+    ("profile_options.page.choices", SHOWN | {"profile_options": {"page": {"choices": {"LETTER": {}}}}}),
+]  # fmt: skip
+
+
+def test_a_template_with_all_texts_is_right() -> None:
+    assert parse_template(yaml.safe_dump(SHOWN), "x.yaml").problems == ()
+    assert len(CASES) == 14
+
+
+@pytest.mark.parametrize(("field", "template"), CASES, ids=[field for field, _ in CASES])
+@pytest.mark.parametrize("letter", ["\u202e", "\u2066", "\x1b", "\a", "\x7f", "\u200f", "\u2028"])
+def test_letters_that_hide_or_reorder_text_are_refused(field: str, template: dict[str, Any], letter: str) -> None:
+    text = json.dumps(template).replace("LETTER", f"\\u{ord(letter):04x}")
     (wrong,) = parse_template(text, "x.yaml").problems
-    assert wrong.field == field
-    assert "U+" in wrong.what
+    assert wrong.field.startswith(field)
+    assert f"U+{ord(letter):04X}" in wrong.what
     assert wrong.advice == "remove it"
+    assert letter not in str(wrong)
+
+
+@pytest.mark.parametrize("label", ["2", "2.5"])
+def test_a_label_of_a_choice_can_be_a_number(label: str) -> None:
+    text = card(f"profile_options: {{cpus: {{display_name: CPUs, choices: {{two: {{display_name: {label}}}}}}}}}\n")
+    parsed = parse_template(text, "x.yaml")
+    assert parsed.problems == ()
+    choices = present(parsed.content).profile_options["cpus"].choices
+    assert present(choices)["two"].display_name == label
