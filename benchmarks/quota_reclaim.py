@@ -11,10 +11,9 @@ import logging
 from dataclasses import dataclass, field
 
 from gpushare_spawner.idle import Observation, decide
-from gpushare_spawner.model.controls import IdleCause
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.report import GpuReport, Notice, Report, SessionReport
-from gpushare_spawner.model.share import UNITS_PER_GPU, Tier
+from gpushare_spawner.model.share import UNITS_PER_GPU, IdleCause, Tier
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.placement import Allocation, EntrySource, LedgerFeed, StrandingAwareFgd, workload_of
 from gpushare_spawner.service.culler.decisions import CullerSettings

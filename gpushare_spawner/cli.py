@@ -39,7 +39,7 @@ def _service() -> Part:
     # before the imports, which take seconds
     end_with_hub(sys.argv[1:])
     from gpushare_spawner.service import command
-    from gpushare_spawner.service.kubernetes.cluster import agents_of_cluster
+    from gpushare_spawner.service.kubernetes.agents import agents_of_cluster
 
     return Part(command.configure, partial(command.run, cluster_agents=agents_of_cluster))
 

@@ -4,7 +4,7 @@
 import os
 import sys
 
-from gpushare_spawner.spawner.hub import FOLDER as _gpushare_pages
+from gpushare_spawner.spawner.hub import HUB_PAGES as _gpushare_pages
 
 # A hub in a cluster starts pods, unless GPUSHARE_CONTROL says that the GPUs are on the hub's own machine.
 _gpushare_in_cluster = bool(os.environ.get("KUBERNETES_SERVICE_HOST")) and not os.environ.get("GPUSHARE_CONTROL")

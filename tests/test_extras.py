@@ -32,7 +32,7 @@ NEED = {
         "gpushare_spawner.agent.kubernetes.",
         "gpushare_spawner.service.kubernetes.",
         "gpushare_spawner.spawner.kubernetes.",
-        "gpushare_spawner.clients.cluster",
+        "gpushare_spawner.clients.object_watch",
         "gpushare_spawner.clients.cluster",
     ),
     "systemd": ("gpushare_spawner.spawner.local.systemd",),
@@ -175,7 +175,7 @@ def check(environment: dict[str, str], python: str, tmp_path: Path, extra: str) 
     allowed = [prefix for other, prefixes in NEED.items() if other != extra for prefix in prefixes]
     assert not {name: error for name, error in modules.items() if not name.startswith((*ELSEWHERE, *allowed))}
     # the hook hides what it should
-    assert extra == "kubernetes" or "gpushare_spawner.agent.kubernetes.api" in modules
+    assert extra == "kubernetes" or "gpushare_spawner.agent.kubernetes.grpc_socket" in modules
 
     for words, outcome in zip(runs, outcomes.items(), strict=True):
         invocation, (status, said) = " ".join(words), outcome[1]

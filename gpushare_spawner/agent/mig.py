@@ -15,7 +15,7 @@ from gpushare_spawner.agent.gpus.nvml import GONE, Gpu, GpuState
 from gpushare_spawner.agent.gpus.samples import in_daemon_thread
 from gpushare_spawner.agent.sessions.session import Session
 from gpushare_spawner.model.layers import LayerName
-from gpushare_spawner.wording.spawn_form import INSTANCE_GONE, instance_failed
+from gpushare_spawner.wording.layers import INSTANCE_GONE, instance_failed
 
 log = logging.getLogger(__name__)
 

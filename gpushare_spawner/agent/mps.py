@@ -26,7 +26,7 @@ from gpushare_spawner.agent.gpus.nvml import Gpu
 from gpushare_spawner.agent.sessions.session import Session
 from gpushare_spawner.agent.state.records import short_name
 from gpushare_spawner.model.layers import LayerName
-from gpushare_spawner.wording.spawn_form import daemon_down, daemon_restarted
+from gpushare_spawner.wording.layers import daemon_down, daemon_restarted
 
 log = logging.getLogger(__name__)
 

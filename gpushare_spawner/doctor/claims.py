@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpushare_spawner.agent.kubernetes.api import ApiFailure, ClusterApi
-from gpushare_spawner.agent.kubernetes.claims.slices import ClaimsUnavailable, ask, socket_paths
+from gpushare_spawner.agent.kubernetes.claims.probe import ClaimsUnavailable, ask, socket_paths
 from gpushare_spawner.clients.agent import AgentClient
-from gpushare_spawner.clients.cluster import NoCluster
+from gpushare_spawner.clients.service_account import NoCluster
 from gpushare_spawner.doctor.finding import Finding, Machine, note, ok, problem, skipped
 from gpushare_spawner.model.control import AgentUnreachable, ControlRefused
 

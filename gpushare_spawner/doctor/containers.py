@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpushare_spawner.agent.gpus.nvml import Gpu
-from gpushare_spawner.agent.kubernetes.devices.container import FOLDERS, cdi_names
+from gpushare_spawner.agent.kubernetes.devices.cdi import FOLDERS, cdi_names
 from gpushare_spawner.doctor.finding import Finding, Machine, ok, problem, skipped
 
 _SOCKETS = (Path("/run/containerd/containerd.sock"), Path("/run/crio/crio.sock"), Path("/run/docker.sock"))

@@ -9,8 +9,8 @@ from gpushare_spawner.agent.gpus.nvml import Gpu
 from gpushare_spawner.agent.mps import PROGRAM as MPS_PROGRAM
 from gpushare_spawner.doctor.finding import Finding, Machine, note, ok, problem, skipped
 from gpushare_spawner.model.idle_policy import IdlePolicy
-from gpushare_spawner.model.layer_rules import LayersFile
-from gpushare_spawner.model.layers import LayerName, guaranteed_memory, smallest
+from gpushare_spawner.model.layer_rules import LayersFile, guaranteed_memory, smallest
+from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.templates.command import layer_notes, layer_problems, legacy_notes
 from gpushare_spawner.templates.files import (

@@ -24,10 +24,9 @@ from gpushare_spawner.idle.schedule import (
     next_idle_action,
 )
 from gpushare_spawner.idle.use import Observation
-from gpushare_spawner.model.controls import IdleCause
 from gpushare_spawner.model.quota import Reclaim
 from gpushare_spawner.model.report import Notice
-from gpushare_spawner.model.share import Tier, UseRule
+from gpushare_spawner.model.share import IdleCause, Tier, UseRule
 from gpushare_spawner.model.template import Idle
 
 

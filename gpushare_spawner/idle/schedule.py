@@ -11,9 +11,8 @@ from enum import StrEnum
 from typing import Any
 
 from gpushare_spawner.idle.use import Observation
-from gpushare_spawner.model.controls import IdleCause
 from gpushare_spawner.model.idle_policy import IdlePolicy, IdleTimes
-from gpushare_spawner.model.share import Share, Tier, units_from_fraction
+from gpushare_spawner.model.share import IdleCause, Share, Tier, units_from_fraction
 from gpushare_spawner.model.template import Idle, KeepLimits, Template
 
 PRESSURE_NOTICE = 60.0

@@ -19,7 +19,6 @@ from gpushare_spawner.model.controls import (
     AskAnswer,
     Controls,
     Cordon,
-    IdleCause,
     Message,
     MessageCause,
     with_message,
@@ -29,7 +28,7 @@ from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.placement import MemoryEngine
 from gpushare_spawner.model.quantity import Instant, PercentOrBytes
 from gpushare_spawner.model.report import Notice
-from gpushare_spawner.model.share import MAX_LENGTH, UNITS_PER_GPU, Tier, UseRule
+from gpushare_spawner.model.share import MAX_LENGTH, UNITS_PER_GPU, IdleCause, Tier, UseRule
 
 CONTROL_VERSION: Literal[1] = 1
 MAX_LINE_BYTES = 16 * 1024 * 1024

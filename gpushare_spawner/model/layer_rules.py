@@ -5,21 +5,35 @@ Pure data. Reference for admins: docs/reference/layers.md
 What admins can set for a sharing layer, in `layers.yaml`. Defaults are what the layer's own installation uses.
 
 Sharing layers: what each can do, what admins set for it, and which nodes it is used on. Pure data.
+
+What a template promises that a sharing layer cannot keep. Pure data and rules.
+
+MIG instances of a GPU: how large each is, and the smallest that holds a share. Pure data.
+
+A GPU in MIG mode has 8 memory slices and up to 7 compute slices; the profile "3g.40gb" has 3 of the compute slices and
+as many memory slices as 40 GB are. (NVIDIA MIG user guide, "Partitioning".)
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from fractions import Fraction
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from gpushare_spawner.model.layers import (
     LAYERS,
+    Enforcement,
+    IdleReach,
+    Layer,
     LayerName,
     Where,
 )
+from gpushare_spawner.model.quantity import resolve_bytes
+from gpushare_spawner.model.share import UNITS_PER_GPU, Share
 
 _QUALIFIED = r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?"
 ResourceName = Annotated[str, Field(pattern=rf"^{_QUALIFIED}$", max_length=317)]
@@ -296,3 +310,155 @@ def _alike(first: str, second: str) -> bool:
     Patterns like "*A100*" and "*80GB*" have models in common too, which only the nodes' own names tell.
     """
     return matches(first.strip("*"), second) or matches(second.strip("*"), first)
+
+
+@dataclass(frozen=True)
+class Promises:
+    """The parts of a template that not every layer can keep. What the template does not give promises nothing."""
+
+    share: Share
+    engine: str | None = None
+    oversubscribe: bool = False
+    guarantee: str | None = None
+    limit: str | None = None
+    downgrade: bool = False
+    release: bool = False
+
+
+@dataclass(frozen=True)
+class BrokenPromise:
+    """A field of a template that a layer cannot keep."""
+
+    field: str
+    """With dots, like ``gpu.memory.limit``."""
+    what: str
+    """What the layer does instead."""
+    advice: str
+    """What would be right."""
+
+
+def broken_promises(promises: Promises, layer: Layer) -> tuple[BrokenPromise, ...]:
+    """Return what the layer cannot keep; empty: it keeps all."""
+    if layer.name is LayerName.NATIVE:
+        return ()
+    return (*_of_share(promises.share, layer), *_of_memory(promises, layer), *_of_idle(promises, layer))
+
+
+def _of_share(share: Share, layer: Layer) -> Iterator[BrokenPromise]:
+    if share.count > 1 and not layer.several_gpus:
+        yield BrokenPromise("gpu.count", f"{layer.title} gives a server one GPU", "write count: 1, or a fraction")
+    if layer.largest_units < share.units < UNITS_PER_GPU:
+        most = f"{layer.largest_units / UNITS_PER_GPU:.2f}"
+        what = f"a part of a GPU with {layer.title} is at most {most}"
+        yield BrokenPromise("gpu.fraction", what, f"write {most} or less, or count: 1")
+    if share.units < (layer.smallest_units or 0):
+        least = f"{(layer.smallest_units or 0) / UNITS_PER_GPU:.2f}"
+        yield BrokenPromise(
+            "gpu.fraction", f"the smallest share of {layer.title} is {least}", f"write at least {least}"
+        )
+
+
+def _of_memory(promises: Promises, layer: Layer) -> Iterator[BrokenPromise]:
+    if promises.engine is not None:
+        what = "the memory engine is a part of the layer native"
+        yield BrokenPromise("gpu.memory.engine", what, "remove the line")
+    if promises.oversubscribe and not layer.oversubscribes:
+        what = f"{layer.title} does not move GPU memory to host memory"
+        yield BrokenPromise("gpu.memory.oversubscribe", what, "write oversubscribe: false, or remove the line")
+    if promises.guarantee is not None and layer.memory is Enforcement.NONE:
+        what = f"{layer.title} does not divide GPU memory"
+        yield BrokenPromise("gpu.memory.guarantee", what, "remove the line")
+    if promises.limit is None:
+        return
+    own = promises.guarantee or f"{promises.share.units}%"
+    if layer.memory in (Enforcement.NONE, Enforcement.ACCOUNTED):
+        if promises.limit != "100%":
+            what = f"{layer.title} does not limit GPU memory: a session can allocate all of it"
+            yield BrokenPromise("gpu.memory.limit", what, "remove the line")
+    elif _size(promises.limit) != _size(own):
+        what = f"with {layer.title} a session has the memory of its guarantee ({own}), and no more"
+        yield BrokenPromise("gpu.memory.limit", what, "remove the line")
+
+
+def _size(written: str) -> tuple[bool, int]:
+    """Return an amount so that equal ones are equal however they are written; a percentage is equal to no bytes."""
+    return written.endswith("%"), resolve_bytes(written, 10**12)
+
+
+def _of_idle(promises: Promises, layer: Layer) -> Iterator[BrokenPromise]:
+    what = f"with {layer.title} an idle server keeps its GPU until it stops"
+    advice = "write stop_after alone"
+    if promises.downgrade and IdleReach.DOWNGRADE not in layer.reach:
+        yield BrokenPromise("idle.downgrade_after", what, advice)
+    if promises.release and IdleReach.RELEASE not in layer.reach:
+        yield BrokenPromise("idle.release_after", what, advice)
+
+
+MEMORY_SLICES = 8
+
+
+Memory = int | Fraction | None
+"""Bytes, or a part of the GPU's memory slices; None: the same part as the share. A profile lacks some of the memory of
+its slices, which programs cannot have on a whole GPU either."""
+
+
+@dataclass(frozen=True)
+class MigProfile:
+    """A MIG profile of one GPU model."""
+
+    name: str
+    """As in the name of its resource: a "+" of the driver's name is a "." there."""
+    slices: int
+    """Compute slices."""
+    compute_slices: int
+    """Compute slices of the whole GPU."""
+    memory_slices: int
+    memory_bytes: int
+    """At least so much."""
+
+    def holds(self, units: int, memory: Memory = None) -> bool:
+        """Return whether it is at least the share (units of 1 %) and has the memory."""
+        if units > self.units:
+            return False
+        if isinstance(memory, int):
+            return self.memory_bytes >= memory
+        part = memory if memory is not None else Fraction(units, UNITS_PER_GPU)
+        return Fraction(self.memory_slices, MEMORY_SLICES) >= part
+
+    @property
+    def units(self) -> int:
+        """The largest share that its compute slices hold, in units of 1 %."""
+        return min(UNITS_PER_GPU, self.slices * UNITS_PER_GPU // self.compute_slices)
+
+    @property
+    def size(self) -> tuple[Fraction, Fraction, int, str]:
+        """What profiles are ordered by: the larger part of the GPU, both parts together, and plain ones first."""
+        compute, memory = Fraction(self.slices, self.compute_slices), Fraction(self.memory_slices, MEMORY_SLICES)
+        return max(compute, memory), compute + memory, len(self.name), self.name
+
+
+@dataclass(frozen=True)
+class MigInstance:
+    """An isolated part of a GPU in MIG mode. One session can have it."""
+
+    gpu: str
+    """UUID of the GPU."""
+    gpu_model: str
+    profile: MigProfile
+
+
+def gpu_label(index: int, instance: MigInstance | None) -> str:
+    """Return how texts name a GPU, or an instance of it: "GPU 0", "GPU 0, MIG 1g.10gb"."""
+    return f"GPU {index}" + (f", MIG {instance.profile.name}" if instance is not None else "")
+
+
+def smallest(profiles: Iterable[MigProfile], units: int, memory: Memory = None) -> MigProfile | None:
+    """Return the smallest profile that holds a share; None: there is none. See `MigProfile.holds`."""
+    return min((one for one in profiles if one.holds(units, memory)), key=lambda one: one.size, default=None)
+
+
+def guaranteed_memory(guarantee: str | None) -> Memory:
+    """Return what a template guarantees of the GPU's memory."""
+    if guarantee is None or not guarantee.endswith("%"):
+        return None if guarantee is None else resolve_bytes(guarantee, 0)
+    return Fraction(guarantee[:-1].strip()) / 100

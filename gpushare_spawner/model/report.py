@@ -4,8 +4,6 @@ GPU time that a session was entitled to while others competed for its GPUs, and 
 
 The arbiter counts (`arbiter/`), the agent keeps the sums over restarts, and report, notebook and metrics show them.
 
-Limits of device memory that a session can meet. Light: notebooks import it.
-
 Allocations of device memory that a limit refused. Pure data.
 """
 
@@ -16,26 +14,25 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from gpushare_spawner.model.controls import (
-    MOST_KEEPS,
-    Ask,
-    Controls,
-    Cordon,
-    Exemption,
-    IdleCause,
-    Keep,
-    Message,
-    MessageCause,
-)
-from gpushare_spawner.model.layers import LayerName, MigInstance, gpu_label
+from gpushare_spawner.model.controls import MOST_KEEPS, Ask, Controls, Cordon, Exemption, Keep, Message, MessageCause
+from gpushare_spawner.model.layer_rules import MigInstance, gpu_label
+from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.placement import MemoryEngine
 from gpushare_spawner.model.quantity import LATEST, Instant
-from gpushare_spawner.model.share import MAX_LENGTH, UNITS_PER_GPU, Share, Tier, UseRule, borrowed_in_use
+from gpushare_spawner.model.share import (
+    MAX_LENGTH,
+    UNITS_PER_GPU,
+    IdleCause,
+    MemoryLimitName,
+    Share,
+    Tier,
+    UseRule,
+    borrowed_in_use,
+)
 
 FIRST_BOUND = 0.001
 """Seconds; every shorter wait is counted as this long: a lease costs about a millisecond anyway."""
@@ -116,30 +113,6 @@ def _added(ours: tuple[int, ...], theirs: tuple[int, ...], sign: int) -> tuple[i
     length = min(max(len(ours), len(theirs)), len(BOUNDS))
     padded = [(*counts, *[0] * (length - len(counts)))[:length] for counts in (ours, theirs)]
     return tuple(max(0, one + sign * other) for one, other in zip(*padded, strict=True))
-
-
-class MemoryLimit(IntEnum):
-    """The limit that refuses an allocation, as RESERVED has it. 0 stands for a granted allocation."""
-
-    SESSION = 1
-    """`gpu.memory.limit` of the template, over all processes of the session."""
-    SESSION_HOST_MEMORY = 2
-    """The host memory of the session's server: memory that could not be paged out is not allocated."""
-    NODE_HOST_MEMORY = 3
-    """The host memory that the node has for paged-out memory."""
-
-    @property
-    def label(self) -> MemoryLimitName:
-        """Its name in reports and metrics."""
-        return _NAMES[self]
-
-
-MemoryLimitName = Literal["session", "session_host_memory", "node_host_memory"]
-_NAMES: dict[MemoryLimit, MemoryLimitName] = {
-    MemoryLimit.SESSION: "session",
-    MemoryLimit.SESSION_HOST_MEMORY: "session_host_memory",
-    MemoryLimit.NODE_HOST_MEMORY: "node_host_memory",
-}
 
 
 class MemoryLimitHit(BaseModel):

@@ -3,6 +3,12 @@
 Tiers: how much of its share a session holds now, and how much GPU work restores the full share.
 
 How a notebook server is named between the hub, the agent and the service.
+
+Why an idle action comes. A notice carries the cause, so that its text can say what keeps the share.
+
+Imports no pydantic: the notebook server imports this module.
+
+Limits of device memory that a session can meet. Light: notebooks import it.
 """
 
 from __future__ import annotations
@@ -10,8 +16,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
-from enum import StrEnum
-from typing import Any
+from enum import IntEnum, StrEnum
+from typing import Any, Literal
 from urllib.parse import quote, unquote
 
 UNITS_PER_GPU = 100
@@ -181,3 +187,62 @@ def split_session_id(value: str) -> tuple[str, str]:
 def _quoted(name: str) -> str:
     # '%' is not allowed in a session id, '=' takes its place; a real '=' is quoted itself
     return quote(name, safe="@._:~-").replace("%", "=")
+
+
+class IdleCause(StrEnum):
+    """The rule that leads to an idle action."""
+
+    IDLE = "idle"
+    """The session was idle for the time in its template. GPU work, or for a stop any activity, prevents the action."""
+    MAX_AGE = "max-age"
+    """The server has run for the longest time allowed. Nothing prevents the action."""
+    OTHER = "other"
+    """A cause that only a newer version knows."""
+    RECLAIM = "reclaim"
+    """A spawn in quota waits for units of this session, which is over quota. GPU work does not prevent the action."""
+
+    @classmethod
+    def _missing_(cls, value: Any) -> IdleCause:
+        return cls.OTHER
+
+    @property
+    def averted_by_work(self) -> bool:
+        """Whether GPU work prevents the action, so that a notice of it is withdrawn when work begins."""
+        return self not in (IdleCause.MAX_AGE, IdleCause.RECLAIM)
+
+    @property
+    def code(self) -> int:
+        """The number that stands for the cause in the wire protocol."""
+        return list(IdleCause).index(self)
+
+    @classmethod
+    def from_code(cls, code: int) -> IdleCause:
+        """Return the cause of this code; OTHER for a number that this version does not know."""
+        causes = list(cls)
+        return causes[code] if 0 <= code < len(causes) else cls.OTHER
+
+
+class MemoryLimit(IntEnum):
+    """The limit that refuses an allocation, as RESERVED has it. 0 stands for a granted allocation."""
+
+    SESSION = 1
+    """`gpu.memory.limit` of the template, over all processes of the session."""
+    SESSION_HOST_MEMORY = 2
+    """The host memory of the session's server: memory that could not be paged out is not allocated."""
+    NODE_HOST_MEMORY = 3
+    """The host memory that the node has for paged-out memory."""
+
+    @property
+    def label(self) -> MemoryLimitName:
+        """Its name in reports and metrics."""
+        return _NAMES[self]
+
+
+MemoryLimitName = Literal["session", "session_host_memory", "node_host_memory"]
+
+
+_NAMES: dict[MemoryLimit, MemoryLimitName] = {
+    MemoryLimit.SESSION: "session",
+    MemoryLimit.SESSION_HOST_MEMORY: "session_host_memory",
+    MemoryLimit.NODE_HOST_MEMORY: "node_host_memory",
+}

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
 
-from gpushare_spawner.model.controls import IdleCause
 from gpushare_spawner.model.frames import (
     LACKS_REQUESTS,
     NO_END,
@@ -22,8 +21,7 @@ from gpushare_spawner.model.frames import (
     TextTopic,
     gpu_name,
 )
-from gpushare_spawner.model.report import MemoryLimit, MemoryLimitName
-from gpushare_spawner.model.share import Tier, borrowed_in_use
+from gpushare_spawner.model.share import IdleCause, MemoryLimit, MemoryLimitName, Tier, borrowed_in_use
 
 ANNOTATIONS_VARIABLE = "GPUSHARE_ANNOTATIONS"
 """Environment of a server in a pod whose GPU another sharing layer gives: the folder with the pod's annotations."""

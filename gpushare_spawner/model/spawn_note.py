@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 NOTE_OPTION = "gpushare_note"
 """The user option. Users can set it too: it says something to themselves alone."""
 STATE_KEY = "gpushare_stopped"
-"""In the spawner's state: why the server was stopped. The hub's pages read it there (`spawner/hub_pages`)."""
+"""In the spawner's state: why the server was stopped. The hub's pages read it there (`spawner/pages/hub`)."""
 MAX_LETTERS = 500
 
 

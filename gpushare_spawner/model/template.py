@@ -11,7 +11,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 from pydantic_core import PydanticCustomError
 
 from gpushare_spawner.model.controls import MOST_KEEPS
-from gpushare_spawner.model.layers import LAYERS, BrokenPromise, LayerName, Promises, broken_promises
+from gpushare_spawner.model.layer_rules import BrokenPromise, Promises, broken_promises
+from gpushare_spawner.model.layers import LAYERS, LayerName
 from gpushare_spawner.model.placement import MemoryEngine
 from gpushare_spawner.model.quantity import Bytes, Cores, PercentOrBytes, Seconds, resolve_bytes
 from gpushare_spawner.model.share import UNITS_PER_GPU, Share, Tier, units_from_fraction

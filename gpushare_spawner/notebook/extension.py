@@ -28,13 +28,13 @@ from jupyter_server.base.handlers import APIHandler
 from jupyter_server.utils import url_path_join
 from tornado import web
 
-from gpushare_spawner.model.controls import IdleCause
 from gpushare_spawner.model.layers import LAYER_VARIABLE, LAYERS, IdleReach, LayerName
 from gpushare_spawner.model.placement import choose_frameworks_defaults
-from gpushare_spawner.model.share import Tier
+from gpushare_spawner.model.share import IdleCause, Tier
 from gpushare_spawner.model.share_status import ControlsStatus, ShareStatus
-from gpushare_spawner.notebook.client import (
-    AgentUnavailable,
+from gpushare_spawner.notebook.client import AgentUnavailable
+from gpushare_spawner.notebook.pod_annotations import PodAnnotations
+from gpushare_spawner.notebook.session_client import (
     KernelActivity,
     NoAnswer,
     ServiceAsk,
@@ -42,12 +42,11 @@ from gpushare_spawner.notebook.client import (
     WrongAsk,
     kernel_activity,
 )
-from gpushare_spawner.notebook.pod_annotations import PodAnnotations
 from gpushare_spawner.wording import notices, share_status
 from gpushare_spawner.wording.actions import out_of_reach
 from gpushare_spawner.wording.amounts import unbroken
+from gpushare_spawner.wording.layers import NO_AGENT, other_layer
 from gpushare_spawner.wording.share_status import why_slow
-from gpushare_spawner.wording.spawn_form import NO_AGENT, other_layer
 
 
 def offered_asks(status: ShareStatus) -> list[str]:

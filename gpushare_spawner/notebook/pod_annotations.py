@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Self
 
-from gpushare_spawner.model.controls import IdleCause
 from gpushare_spawner.model.kubernetes import (
     LAYER,
     MESSAGES,
@@ -22,6 +21,7 @@ from gpushare_spawner.model.kubernetes import (
     layer_session,
 )
 from gpushare_spawner.model.layers import LAYER_VARIABLE
+from gpushare_spawner.model.share import IdleCause
 from gpushare_spawner.model.share_status import (
     ANNOTATIONS_VARIABLE,
     AdminMessage,
@@ -30,7 +30,7 @@ from gpushare_spawner.model.share_status import (
     ShareStatus,
 )
 from gpushare_spawner.wording.amounts import reason
-from gpushare_spawner.wording.spawn_form import annotations_unreadable
+from gpushare_spawner.wording.layers import annotations_unreadable
 
 _CURRENT = "..data"
 """A link to a folder whose name tells when the kubelet wrote the files. The kubelet replaces the link when it has

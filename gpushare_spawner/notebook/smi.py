@@ -24,8 +24,8 @@ from rich.table import Table
 from gpushare_spawner.model.share_status import GpuStatus, ProcessMemory, ShareStatus
 from gpushare_spawner.notebook.client import ask
 from gpushare_spawner.wording.amounts import gpu_share, memory, plural
+from gpushare_spawner.wording.layers import other_layer
 from gpushare_spawner.wording.share_status import page
-from gpushare_spawner.wording.spawn_form import other_layer
 
 NVML_VARIABLE = "GPUSHARE_NVML"
 """Whether NVML shows the share, see docs/reference/library.md."""

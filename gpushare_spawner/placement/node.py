@@ -14,7 +14,8 @@ from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from gpushare_spawner.model.layers import LayerName, MigProfile
+from gpushare_spawner.model.layer_rules import MigProfile
+from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.report import SessionReport
 from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.placement.request import Demand

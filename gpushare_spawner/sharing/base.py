@@ -24,8 +24,7 @@ from functools import cached_property
 from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar
 
 from gpushare_spawner.model.kubernetes import PREFIX, is_mirror, millicores, quantity, required_of_node
-from gpushare_spawner.model.layer_rules import LayerOptions, LayerRule
-from gpushare_spawner.model.layers import MigProfile
+from gpushare_spawner.model.layer_rules import LayerOptions, LayerRule, MigProfile
 from gpushare_spawner.model.share import session_id
 from gpushare_spawner.model.template import Template, TemplateGpu
 

@@ -15,8 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gpushare_spawner.model.kubernetes import REPORT_COMPONENT_LABEL, quantity
-from gpushare_spawner.model.layer_rules import DraOptions, matches
-from gpushare_spawner.model.layers import MigProfile, guaranteed_memory, smallest
+from gpushare_spawner.model.layer_rules import DraOptions, MigProfile, guaranteed_memory, matches, smallest
 from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.sharing.base import (
     ClaimedDevice,

@@ -21,8 +21,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from gpushare_spawner.model.layer_rules import MigOptions
-from gpushare_spawner.model.layers import MEMORY_SLICES, MigProfile, guaranteed_memory, smallest
+from gpushare_spawner.model.layer_rules import MEMORY_SLICES, MigOptions, MigProfile, guaranteed_memory, smallest
 from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.sharing.base import (
     MEMORY_LABEL,

@@ -79,7 +79,7 @@ class GPUShareBase(_Part):  # type: ignore[misc]
 
     @property
     def local_time_script(self) -> str:
-        """The script of `hub_pages/spawn_pending.html` that shows times in the user's time zone."""
+        """The script of `pages/hub/spawn_pending.html` that shows times in the user's time zone."""
         return Path(LOCAL_TIME_SCRIPT).read_text()
 
     templates_dir = Unicode(

@@ -136,7 +136,7 @@ class Form:
 
 @lru_cache
 def _environment(paths: tuple[str, ...]) -> Environment:
-    folders = [*paths, str(Path(__file__).parent / "html")]
+    folders = [*paths, str(Path(__file__).parent / "pages" / "form")]
     environment = Environment(
         loader=FileSystemLoader(folders),
         autoescape=select_autoescape(default=True, default_for_string=True),

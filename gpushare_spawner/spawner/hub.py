@@ -62,7 +62,7 @@ def _running_loop() -> Any:
         return _NO_LOOP
 
 
-FOLDER = str(Path(__file__).parent)
+HUB_PAGES = str(Path(__file__).parent / "pages" / "hub")
 """For ``c.JupyterHub.template_paths``."""
 
 

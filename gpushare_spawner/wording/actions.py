@@ -1,7 +1,5 @@
 """Sentences about what users and admins ask for: keeps, changes of a share, cordons and drains.
 
-What a notebook server says of an ask that the service does not answer. The service's answers: session_controls.
-
 Cordons and drains of GPUs and nodes: what was done, and what the sessions there are told.
 
 Keeps, exemptions, messages and other acts of users and admins: what was done, and why something was not.
@@ -17,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gpushare_spawner.idle import KeepRefusal, KeepsLeft, WhyNoKeep
-from gpushare_spawner.model.frames import AskKind
 from gpushare_spawner.model.layers import Layer
 from gpushare_spawner.model.share import Tier
 from gpushare_spawner.wording.amounts import duration, gpu_share, guarantee, memory, plural, utc
@@ -72,7 +69,6 @@ def taken_out(where: str, reason: str) -> str:
     return f"{where} is being taken out of service. {reason}{end}".rstrip()
 
 
-ASK_UNKNOWN = "The GPU agent of this machine is older than your notebook server and does not know this request."
 ASKED_BEFORE = "Another request has the same number. Send the request again."
 ASKED_TOO_OFTEN = "There were too many requests. Try again in a minute."
 ASK_NOT_SUPPORTED = "The service is older than your notebook server and does not know this request."
@@ -289,35 +285,6 @@ def _for(seconds: float | None) -> str:
 def out_of_reach(layer: Layer) -> str:
     """Return that the sharing layer of a session's GPU cannot change its share or tier."""
     return f"{layer.title} gives this session its GPU, and cannot change its share. You can stop the server."
-
-
-NO_SHARE = "This server has no GPU share: it was started without one."
-OLD_AGENT = ASK_UNKNOWN
-
-
-def no_answer(seconds: float) -> str:
-    """Return that the service has not answered within some seconds, and what to do."""
-    why = "perhaps the idle culler is unavailable"
-    return f"No answer came within {seconds:g} s: {why}. Check the share before you try again."
-
-
-def wrong_kind(kinds: Iterable[str]) -> str:
-    """Return which kinds of asks there are."""
-    return f'"kind" must be one of {", ".join(kinds)}.'
-
-
-def wrong_keep_time(given: str, end: str) -> str:
-    """Return that ``given`` is no time of a keep, and what would be right. ``end``: the word that ends a keep."""
-    return (
-        f"{given!r} is not a time for which a share can be kept. Write a time of at least a second, like 90m or 4h, or "
-        f"{end!r} to end the keep."
-    )
-
-
-def wrong_value(kind: AskKind) -> str:
-    """Return which value an ask of this kind has."""
-    what = "the length of the keep in seconds" if kind is AskKind.KEEP else "the share in units of 1 %"
-    return f'"value" must be a number of at least 1: {what}.'
 
 
 NO_FRACTION = "A share is a fraction of one GPU, from 0.01 to 1 in steps of 0.01, like 0.25."

@@ -6,8 +6,7 @@ A notice to the session's own user is in `wording.notices`. Each sentence about 
 from __future__ import annotations
 
 from gpushare_spawner.idle import Decision, IdleAction, NoAction, Overdue
-from gpushare_spawner.model.controls import IdleCause
-from gpushare_spawner.model.share import Share, Tier, UseRule
+from gpushare_spawner.model.share import IdleCause, Share, Tier, UseRule
 from gpushare_spawner.wording.amounts import duration, elapsed, gpu_share
 
 _NO_ACTION = {

@@ -15,8 +15,7 @@ What the stop by an admin says: `session_controls.stopped_by`.
 from __future__ import annotations
 
 from gpushare_spawner.idle import Decision
-from gpushare_spawner.model.controls import IdleCause
-from gpushare_spawner.model.share import Tier
+from gpushare_spawner.model.share import IdleCause, Tier
 from gpushare_spawner.model.share_status import PendingAction, ShareStatus
 from gpushare_spawner.wording.amounts import duration, gpu_share, utc
 

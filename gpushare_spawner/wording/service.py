@@ -19,7 +19,7 @@ from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.share import UNITS_PER_GPU, Tier
 from gpushare_spawner.quota import Account, AccountKind, Admission, Limit, LimitExceeded
 from gpushare_spawner.wording.amounts import elapsed, gpu_share, memory, plural
-from gpushare_spawner.wording.spawn_form import NOT_MEASURED, kept_within, when_idle
+from gpushare_spawner.wording.layers import NOT_MEASURED, kept_within, when_idle
 
 UNKNOWN_ADDRESS = "The API has no such address. GET openapi.json lists all addresses."
 XSRF = (

@@ -27,9 +27,9 @@ from gpushare_spawner.wording.amounts import (
     near_clock,
     plural,
 )
+from gpushare_spawner.wording.layers import NOT_MEASURED, kept_within, other_layer, when_idle
 from gpushare_spawner.wording.notices import WAITS, notice
 from gpushare_spawner.wording.service import LACKING
-from gpushare_spawner.wording.spawn_form import NOT_MEASURED, kept_within, other_layer, when_idle
 
 SUSPENDED = (
     "This session is suspended: its GPU memory is in host memory, because other sessions need the GPU's memory. Its "

@@ -7,7 +7,8 @@ import pytest
 from gpushare_spawner.agent.sessions.session import ASKS_AT_ONCE, ASKS_PER_SECOND, READS_AT_ONCE, PendingAsks
 from gpushare_spawner.model.controls import ASK_SECONDS, MOST_ASKS, AskAnswer
 from gpushare_spawner.model.frames import AskKind
-from gpushare_spawner.wording.actions import ASK_UNKNOWN, ASKED_BEFORE, ASKED_TOO_OFTEN
+from gpushare_spawner.wording.actions import ASKED_BEFORE, ASKED_TOO_OFTEN
+from gpushare_spawner.wording.asks import ASK_UNKNOWN
 from tests.present import present
 
 HOUR = 3600.0

@@ -9,11 +9,10 @@ import time
 from gpushare_spawner.agent.sessions.conversation import AGENT_FEATURES
 from gpushare_spawner.agent.sockets.connection import MALFORMED, NOT_ALLOWED, SESSION_CLOSED, WRONG_VERSION
 from gpushare_spawner.model.control import AnnounceRequest, TierRequest
-from gpushare_spawner.model.controls import IdleCause
 from gpushare_spawner.model.frames import SUSPENDED, Feature, Frame, Kind, LeaseState, Role, TextPart, gpu_bytes
 from gpushare_spawner.model.placement import MemoryEngine
 from gpushare_spawner.model.report import Notice
-from gpushare_spawner.model.share import Tier
+from gpushare_spawner.model.share import IdleCause, Tier
 from tests.agent.conftest import Agent, Eventually
 from tests.agent.peers import FIRST, GIB, SECOND, Peer
 

@@ -27,8 +27,8 @@ from gpushare_spawner.model.control import (
     ResizeRequest,
     TierRequest,
 )
-from gpushare_spawner.model.controls import Cordon, Exemption, IdleCause, Keep, Message
-from gpushare_spawner.model.share import Tier
+from gpushare_spawner.model.controls import Cordon, Exemption, Keep, Message
+from gpushare_spawner.model.share import IdleCause, Tier
 from tests.agent.conftest import Agent, Eventually, request_for
 from tests.agent.peers import FIRST
 

@@ -26,8 +26,7 @@ from gpushare_spawner.agent.memory.host_memory import (
 from gpushare_spawner.agent.memory.session_limit import SessionLimit
 from gpushare_spawner.model.control import ConfirmRequest, TierRequest
 from gpushare_spawner.model.frames import Kind, ReserveKind
-from gpushare_spawner.model.report import MemoryLimit
-from gpushare_spawner.model.share import Tier
+from gpushare_spawner.model.share import MemoryLimit, Tier
 from tests.agent.conftest import Agent
 from tests.agent.peers import FIRST, GIB, Peer
 

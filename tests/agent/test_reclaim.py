@@ -6,10 +6,9 @@ import time
 
 from gpushare_spawner.agent.state.records import SessionRecord
 from gpushare_spawner.model.control import AnnounceRequest, TierRequest
-from gpushare_spawner.model.controls import IdleCause
 from gpushare_spawner.model.frames import Kind, Role
 from gpushare_spawner.model.report import Notice, SessionReport
-from gpushare_spawner.model.share import Tier
+from gpushare_spawner.model.share import IdleCause, Tier
 from gpushare_spawner.model.share_status import ShareStatus
 from gpushare_spawner.wording.share_status import explanation
 from tests.agent.conftest import Agent, Eventually, request_for

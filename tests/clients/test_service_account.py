@@ -10,8 +10,8 @@ import certifi
 import pytest
 
 from gpushare_spawner.agent.kubernetes.api import ApiFailure, ClusterApi
-from gpushare_spawner.clients import cluster
-from gpushare_spawner.clients.cluster import ServiceAccountConnection
+from gpushare_spawner.clients import service_account
+from gpushare_spawner.clients.service_account import ServiceAccountConnection
 
 MOST_MIB = 80
 """Of the agent with 50 sessions; without one it must stay below that by what sessions take."""
@@ -40,7 +40,7 @@ def test_it_is_there_in_a_pod_alone(folder: Path, monkeypatch: pytest.MonkeyPatc
 async def test_a_renewed_token_is_read_again_and_an_empty_one_is_a_failed_call(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cluster, "READ_TOKEN_EVERY", 0.0)
+    monkeypatch.setattr(service_account, "READ_TOKEN_EVERY", 0.0)
     connection = ServiceAccountConnection("https://127.0.0.1:1", folder)
     assert connection._bearer() == "first"
     (folder / "token").write_text("second")

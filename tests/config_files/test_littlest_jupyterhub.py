@@ -18,7 +18,7 @@ from jupyterhub.app import JupyterHub
 from traitlets.utils.importstring import import_item
 
 from gpushare_spawner.shipped import shipped
-from gpushare_spawner.spawner.hub import FOLDER, SpawnRefused
+from gpushare_spawner.spawner.hub import HUB_PAGES, SpawnRefused
 
 STAND_IN = str(Path(__file__).with_name("stand_in"))
 
@@ -120,7 +120,7 @@ def test_services_and_settings_of_other_files_stay(tljh: TLJH, name: str) -> Non
 
 
 def test_the_page_of_a_pending_spawn_is_ours_before_the_hubs(tljh: TLJH) -> None:
-    assert tljh.read()["pages"][0] == FOLDER
+    assert tljh.read()["pages"][0] == HUB_PAGES
 
 
 def test_a_spawner_of_a_later_file_stays(tljh: TLJH) -> None:

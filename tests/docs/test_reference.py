@@ -217,7 +217,7 @@ def test_the_control_sockets_page_has_every_request() -> None:
     union = get_args(get_args(control.Request)[0])
     assert len(union) >= 6
     for request in union:
-        assert f"model.protocol.control:{request.__name__}\n" in page("control-socket.md")
+        assert f"model.control:{request.__name__}\n" in page("control-socket.md")
 
 
 def test_fields_of_a_class_come_with_type_default_and_text_also_those_of_its_base() -> None:

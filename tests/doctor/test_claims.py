@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpushare_spawner.agent.kubernetes.claims.slices import socket_paths
+from gpushare_spawner.agent.kubernetes.claims.probe import socket_paths
 from gpushare_spawner.doctor.claims import ClaimFacts, check, findings
 from gpushare_spawner.doctor.finding import Level, Machine
 

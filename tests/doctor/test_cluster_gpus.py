@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gpushare_spawner.agent.kubernetes.api import ApiFailure, ClusterApi
-from gpushare_spawner.clients.cluster import NoCluster
+from gpushare_spawner.clients.service_account import NoCluster
 from gpushare_spawner.doctor import cluster_gpus
 from gpushare_spawner.doctor.cluster_gpus import check
 from gpushare_spawner.doctor.finding import Level, Machine

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpushare_spawner.idle import Overdue, overdue
-from gpushare_spawner.model.controls import IdleCause
+from gpushare_spawner.model.share import IdleCause
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,8 @@ import pytest
 
 from gpushare_spawner.idle import NoAction, decide
 from gpushare_spawner.idle.schedule import fair_notice
-from gpushare_spawner.model.controls import IdleCause
 from gpushare_spawner.model.report import Notice, SessionReport
-from gpushare_spawner.model.share import Share, Tier
+from gpushare_spawner.model.share import IdleCause, Share, Tier
 from gpushare_spawner.model.template import Idle
 from tests.idle.sessions import HOUR, IDLE, MINUTE, observed, told
 from tests.present import present

@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpushare_spawner.idle import NoAction, QuietUntil, UnitsNeeded, decide
-from gpushare_spawner.model.controls import IdleCause
 from gpushare_spawner.model.quota import Reclaim
-from gpushare_spawner.model.share import Tier
+from gpushare_spawner.model.share import IdleCause, Tier
 from gpushare_spawner.model.template import Idle
 from tests.idle.sessions import HOUR, IDLE, MINUTE, observed, told
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from gpushare_spawner.idle import Decision, NoAction, UnitsNeeded, decide
-from gpushare_spawner.model.controls import IdleCause
 from gpushare_spawner.model.quota import Reclaim
-from gpushare_spawner.model.share import Tier
+from gpushare_spawner.model.share import IdleCause, Tier
 from gpushare_spawner.model.template import Idle
 from tests.idle.sessions import HOUR, IDLE, MINUTE, observed, told
 

@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 from gpushare_spawner import cli
-from gpushare_spawner.clients import cluster
+from gpushare_spawner.clients import service_account
 
 if __name__ == "__main__":
-    cluster.FOLDER = Path(sys.argv[1])
+    service_account.FOLDER = Path(sys.argv[1])
     sys.exit(cli.main(sys.argv[2:]))

@@ -14,8 +14,9 @@ from typing import Any
 from gpushare_spawner.agent.gpus.nvml import Gpu
 from gpushare_spawner.agent.kubernetes.api import ClusterApi
 from gpushare_spawner.agent.kubernetes.cluster_agent import ClaimSettings, ClusterSettings, OnKubernetes
-from gpushare_spawner.agent.kubernetes.devices.container import CdiNames, ContainerResponses
-from gpushare_spawner.agent.kubernetes.options import HostLibraries
+from gpushare_spawner.agent.kubernetes.devices.cdi import CdiNames
+from gpushare_spawner.agent.kubernetes.devices.container import ContainerResponses
+from gpushare_spawner.agent.kubernetes.host_library import HostLibraries
 from gpushare_spawner.agent.kubernetes.pods.pod_sockets import PodEndpoints
 from gpushare_spawner.agent.kubernetes.report_publisher import PublishSettings
 from gpushare_spawner.agent.node import Node, NodeSettings

@@ -9,8 +9,8 @@ from pathlib import Path
 from gpushare_spawner.agent.gpus.nvml import Gpu, GpuProcess, GpuState, Utilisation
 from gpushare_spawner.agent.kubernetes.api import ClusterApi
 from gpushare_spawner.agent.kubernetes.devices.container import ContainerResponses
+from gpushare_spawner.agent.kubernetes.host_library import HostLibraries
 from gpushare_spawner.agent.kubernetes.observing.node import ObservingNode
-from gpushare_spawner.agent.kubernetes.options import HostLibraries
 from gpushare_spawner.agent.kubernetes.pods.pod_sockets import PodEndpoints
 from gpushare_spawner.agent.node import Node
 from gpushare_spawner.agent.sessions.environment import Libraries

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from gpushare_spawner.agent.gpus.nvml import Gpu
-from gpushare_spawner.agent.kubernetes.devices.container import cdi_names, named_by, tells_of, withheld
+from gpushare_spawner.agent.kubernetes.devices.cdi import cdi_names
+from gpushare_spawner.agent.kubernetes.devices.container import named_by, tells_of, withheld
 from gpushare_spawner.agent.kubernetes.devices.owners import MAX_DEVICES, DeviceIds, devices_for, offered, preferred
 from gpushare_spawner.agent.kubernetes.devices.pod_resources import Handed
 from gpushare_spawner.agent.kubernetes.options import ClusterOptions

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpushare_spawner.agent.kubernetes.options import CannotBeLoaded, install, replace_file
+from gpushare_spawner.agent.kubernetes.host_library import CannotBeLoaded, install, replace_file
 from gpushare_spawner.agent.sessions.environment import Libraries
 
 

@@ -13,7 +13,8 @@ from kubernetes_asyncio.config import ConfigException
 
 from gpushare_spawner.agent.kubernetes.api import ApiFailure, ClusterApi, Json
 from gpushare_spawner.agent.kubernetes.pods.pod_watch import TRIES_OF_A_WATCH, Pods
-from gpushare_spawner.clients.cluster import KubeconfigConnection, ServiceAccountConnection
+from gpushare_spawner.clients.cluster import KubeconfigConnection
+from gpushare_spawner.clients.service_account import ServiceAccountConnection
 from gpushare_spawner.model import kubernetes
 from tests.present import present
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import pytest
 
-from gpushare_spawner.clients import cluster
+from gpushare_spawner.clients import object_watch
 from gpushare_spawner.model import kubernetes
 from gpushare_spawner.model.control import (
     AgentUnreachable,
@@ -529,7 +529,7 @@ async def test_what_happened_while_nobody_listened_is_as_old_as_that(namespace: 
     nodes._maps._heard = present(nodes._maps._heard) - 60  # as if it had been silent for a minute before
     agent = await seen(nodes, "node-a", has("ann", kernels_busy=1))
     assert agent.report_age() >= 60
-    await asyncio.sleep(cluster._CATCHING_UP)
+    await asyncio.sleep(object_watch._CATCHING_UP)
     await namespace.publish(ann={"kernels_busy": 2})
     agent = await seen(nodes, "node-a", has("ann", kernels_busy=2))
     assert agent.report_age() < 5
@@ -553,7 +553,7 @@ async def test_without_rights_it_says_so_and_goes_on_trying(
     await namespace.open("ann")
     await namespace.publish()
     await namespace.rights([])
-    monkeypatch.setattr(cluster, "_LONGEST_PAUSE", 0.2)
+    monkeypatch.setattr(object_watch, "_LONGEST_PAUSE", 0.2)
     async with as_the_hub(namespace, patience=0.3) as nodes:
         (agent,) = nodes
         with pytest.raises(AgentUnreachable, match=r"pods of the namespace .* cannot be read.*refuses"):
@@ -569,7 +569,7 @@ async def test_a_silent_api_server_is_not_believed_for_ever(
     await namespace.open("ann")
     await namespace.publish()
     agent = await seen(nodes, "node-a", has("ann", confirmed=True))
-    monkeypatch.setattr(cluster, "LOST_AFTER", -1.0)
+    monkeypatch.setattr(object_watch, "LOST_AFTER", -1.0)
     with pytest.raises(AgentUnreachable):
         await agent.report()
     assert len(list(nodes)) == 1

@@ -22,8 +22,7 @@ from gpushare_spawner.model.frames import (
     gpu_bytes,
     text_parts,
 )
-from gpushare_spawner.model.report import MemoryLimit
-from gpushare_spawner.model.share import Tier
+from gpushare_spawner.model.share import MemoryLimit, Tier
 
 GPU = "GPU-12345678-1234-1234-1234-123456789abc"
 OTHER_GPU = "GPU-12345678-1234-1234-1234-123456789abd"

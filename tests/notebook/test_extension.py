@@ -16,8 +16,8 @@ from gpushare_spawner import __version__
 from gpushare_spawner.model.frames import AskKind, Feature, Kind
 from gpushare_spawner.model.share import Tier
 from gpushare_spawner.model.share_status import ShareStatus
-from gpushare_spawner.notebook.client import KernelActivity, kernel_activity
 from gpushare_spawner.notebook.extension import dashboard, notice_asks
+from gpushare_spawner.notebook.session_client import KernelActivity, kernel_activity
 from tests.notebook.jupyter import ROOT, Jupyter, running
 from tests.notebook.scripted_agent import Script, ScriptedAgent
 

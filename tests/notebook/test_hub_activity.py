@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from gpushare_spawner.notebook import extension
-from gpushare_spawner.notebook.client import KernelActivity
 from gpushare_spawner.notebook.extension import ACTIVITY, keep_active_while_busy
+from gpushare_spawner.notebook.session_client import KernelActivity
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

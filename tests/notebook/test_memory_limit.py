@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpushare_spawner.model.frames import Feature, Frame, Kind, SessionMemoryTopic, gpu_bytes
-from gpushare_spawner.model.report import MemoryLimit
+from gpushare_spawner.model.share import MemoryLimit
 from gpushare_spawner.model.share_status import LimitHit, ProcessMemory, ShareStatus
 from gpushare_spawner.notebook import status
 from gpushare_spawner.notebook.client import named, process_name

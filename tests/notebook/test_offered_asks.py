@@ -7,7 +7,7 @@ import pytest
 from gpushare_spawner.model.frames import Feature
 from gpushare_spawner.model.share_status import ShareStatus
 from gpushare_spawner.notebook.extension import missing_asks, offered_asks
-from gpushare_spawner.wording.spawn_form import NO_AGENT
+from gpushare_spawner.wording.layers import NO_AGENT
 from tests.notebook.scripted_agent import Script
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gpushare_spawner.cli import main
-from gpushare_spawner.model.controls import Controls, Exemption, IdleCause, Keep, Message
+from gpushare_spawner.model.controls import Controls, Exemption, Keep, Message
 from gpushare_spawner.model.frames import AskKind
 from gpushare_spawner.model.kubernetes import (
     LAYER,
@@ -28,13 +28,14 @@ from gpushare_spawner.model.kubernetes import (
 )
 from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.report import Notice
-from gpushare_spawner.model.share import Tier
+from gpushare_spawner.model.share import IdleCause, Tier
 from gpushare_spawner.model.share_status import AdminMessage, PendingAction
 from gpushare_spawner.notebook import status
-from gpushare_spawner.notebook.client import AgentUnavailable, ServiceAsk, SessionClient
+from gpushare_spawner.notebook.client import AgentUnavailable
 from gpushare_spawner.notebook.extension import answer
 from gpushare_spawner.notebook.pod_annotations import PodAnnotations
-from gpushare_spawner.wording.spawn_form import NO_AGENT
+from gpushare_spawner.notebook.session_client import ServiceAsk, SessionClient
+from gpushare_spawner.wording.layers import NO_AGENT
 from tests.kubernetes.standin.downward_volumes import write_downward_volumes
 from tests.notebook.jupyter import Jupyter, running
 

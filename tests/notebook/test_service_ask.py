@@ -12,7 +12,8 @@ import pytest
 from gpushare_spawner.cli import main
 from gpushare_spawner.model.frames import AskKind, Feature, Frame, Kind, TextPart, TextTopic
 from gpushare_spawner.model.share import Tier
-from gpushare_spawner.notebook.client import AgentUnavailable, NoAnswer, ServiceAsk, WrongAsk, ask_service
+from gpushare_spawner.notebook.client import AgentUnavailable
+from gpushare_spawner.notebook.session_client import NoAnswer, ServiceAsk, WrongAsk, ask_service
 from tests.notebook.scripted_agent import ScriptedAgent
 
 LONG = "The share is kept until tomorrow. " * 10

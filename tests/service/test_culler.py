@@ -12,10 +12,10 @@ from typing import Any, NoReturn
 import pytest
 
 from gpushare_spawner.model.control import AnnounceRequest, Request, TierRequest
-from gpushare_spawner.model.controls import Exemption, IdleCause, Keep
+from gpushare_spawner.model.controls import Exemption, Keep
 from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.report import Notice
-from gpushare_spawner.model.share import Tier
+from gpushare_spawner.model.share import IdleCause, Tier
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.service.actions.session_actions import SessionActions
 from gpushare_spawner.service.culler.culler import Culler

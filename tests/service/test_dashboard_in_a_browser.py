@@ -28,7 +28,7 @@ from gpushare_spawner.service.history.recorder import History, HistorySources
 from gpushare_spawner.service.history.store import HOUR, Action, GpuTimeAmounts, HistoryStore, Subject
 from gpushare_spawner.service.hub.client import HubServer
 from gpushare_spawner.service.reports import KnownReport
-from gpushare_spawner.wording.spawn_form import daemon_restarted
+from gpushare_spawner.wording.layers import daemon_restarted
 from tests.service.api.conftest import StandInAgent
 from tests.service.dashboard_stand_in import DashboardStandIn, chromium, resize, scheme, signed_in
 from tests.service.dashboards import NOW, afternoon, session

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from gpushare_spawner.model.control import AnnounceRequest
-from gpushare_spawner.model.controls import Cordon, IdleCause, MessageCause
+from gpushare_spawner.model.controls import Cordon, MessageCause
 from gpushare_spawner.model.report import Notice
-from gpushare_spawner.model.share import Tier
+from gpushare_spawner.model.share import IdleCause, Tier
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.service.actions.outcome import Actor
 from gpushare_spawner.service.actions.session_actions import SessionActions

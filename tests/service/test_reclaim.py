@@ -11,10 +11,10 @@ import pytest
 
 from gpushare_spawner.idle import Observation, RecentUse
 from gpushare_spawner.model.control import TierRequest
-from gpushare_spawner.model.controls import Exemption, IdleCause, Keep
+from gpushare_spawner.model.controls import Exemption, Keep
 from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.quota import Quotas
-from gpushare_spawner.model.share import Tier, UseRule
+from gpushare_spawner.model.share import IdleCause, Tier, UseRule
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.placement import Ledger
 from gpushare_spawner.service.culler.culler import Culler

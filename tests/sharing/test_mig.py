@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpushare_spawner.model.layer_rules import MigOptions
-from gpushare_spawner.model.layers import MigProfile, smallest
+from gpushare_spawner.model.layer_rules import MigOptions, MigProfile, smallest
 from gpushare_spawner.sharing import mig
 from gpushare_spawner.sharing.base import ClusterFacts, ClusterNode, ClusterPod, LayerCannot, LayerCapacity
 from gpushare_spawner.sharing.mig import profile

@@ -16,7 +16,7 @@ from selenium.webdriver import Keys
 from gpushare_spawner.model.report import Notice
 from gpushare_spawner.model.share import Tier
 from gpushare_spawner.model.spawn_note import SpawnNote
-from gpushare_spawner.spawner.hub import FOLDER
+from gpushare_spawner.spawner.hub import HUB_PAGES
 from gpushare_spawner.wording.amounts import clock
 from tests.e2e import browser as chromium
 
@@ -42,7 +42,7 @@ async def test_the_page_of_a_waiting_spawn_leads_to_a_template_that_starts_now(
 ) -> None:
     hub: RunningHub = await make_hub(
         lambda config: (
-            config.JupyterHub.update({"tornado_settings": {"slow_spawn_timeout": 0}, "template_paths": [FOLDER]})
+            config.JupyterHub.update({"tornado_settings": {"slow_spawn_timeout": 0}, "template_paths": [HUB_PAGES]})
             or config.GPUShareMixin.update({"queue_timeout": 2 * 24 * 3600})
         )
     )
@@ -85,7 +85,7 @@ async def test_the_page_of_a_waiting_spawn_leads_back_to_the_form(
 ) -> None:
     hub: RunningHub = await make_hub(
         lambda config: config.JupyterHub.update(
-            {"tornado_settings": {"slow_spawn_timeout": 0}, "template_paths": [FOLDER]}
+            {"tornado_settings": {"slow_spawn_timeout": 0}, "template_paths": [HUB_PAGES]}
         )
     )
     agent.occupy("there-0", 100, 0)
@@ -105,7 +105,7 @@ async def test_the_page_of_a_waiting_spawn_leads_back_to_the_form(
 async def test_the_form_shows_four_cards_and_a_card_that_never_starts_is_out_of_reach(
     make_hub: Any, agent: FakeAgent, browser: Any
 ) -> None:
-    hub: RunningHub = await make_hub(lambda config: config.JupyterHub.update({"template_paths": [FOLDER]}))
+    hub: RunningHub = await make_hub(lambda config: config.JupyterHub.update({"template_paths": [HUB_PAGES]}))
     page = Visitor(browser, hub)
     await page.size(1366, 768)
     await page.log_in("ada")
@@ -144,7 +144,7 @@ async def test_the_form_shows_four_cards_and_a_card_that_never_starts_is_out_of_
 async def test_the_heading_of_the_page_follows_the_spawn(make_hub: Any, agent: FakeAgent, browser: Any) -> None:
     hub: RunningHub = await make_hub(
         lambda config: (
-            config.JupyterHub.update({"tornado_settings": {"slow_spawn_timeout": 0}, "template_paths": [FOLDER]}),
+            config.JupyterHub.update({"tornado_settings": {"slow_spawn_timeout": 0}, "template_paths": [HUB_PAGES]}),
             config.GPUShareMixin.update({"queue_timeout": 3}),
         )
     )
@@ -166,7 +166,7 @@ async def test_the_page_of_a_spawn_that_an_admin_cancels_says_who_did(
 ) -> None:
     hub: RunningHub = await make_hub(
         lambda config: config.JupyterHub.update(
-            {"tornado_settings": {"slow_spawn_timeout": 0}, "template_paths": [FOLDER]}
+            {"tornado_settings": {"slow_spawn_timeout": 0}, "template_paths": [HUB_PAGES]}
         )
     )
     agent.occupy("there-0", 100, 0)

@@ -19,7 +19,7 @@ from gpushare_spawner.service.counters import Counters
 from gpushare_spawner.service.culler.actions import HubActions, IdleActionLog
 from gpushare_spawner.service.culler.decisions import CullerSettings
 from gpushare_spawner.service.hub.client import Hub
-from gpushare_spawner.spawner.hub import FOLDER
+from gpushare_spawner.spawner.hub import HUB_PAGES
 from tests.present import present
 from tests.spawner.fake_agent import FakeAgent
 from tests.spawner.running_hub import TOKEN, Browser, RunningHub
@@ -30,7 +30,7 @@ STOPPED = "2027-01-15 08:00 UTC: root stopped the server: The exam &lt;begins&gt
 
 
 def with_our_pages(config: Any) -> None:
-    config.JupyterHub.template_paths = [FOLDER]
+    config.JupyterHub.template_paths = [HUB_PAGES]
 
 
 @dataclass(frozen=True)

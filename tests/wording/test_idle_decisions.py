@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpushare_spawner.idle import IdleAction, NoAction, Overdue
-from gpushare_spawner.model.controls import IdleCause
-from gpushare_spawner.model.share import Share, Tier, UseRule
+from gpushare_spawner.model.share import IdleCause, Share, Tier, UseRule
 from gpushare_spawner.wording import idle_decisions
 
 QUARTER = Share(units=25)

@@ -11,7 +11,7 @@ from gpushare_spawner.model.share import Tier
 from gpushare_spawner.model.share_status import PendingAction, ShareStatus
 from gpushare_spawner.wording import share_status
 from gpushare_spawner.wording.amounts import localised
-from gpushare_spawner.wording.spawn_form import daemon_restarted, when_idle
+from gpushare_spawner.wording.layers import daemon_restarted, when_idle
 from tests.notebook.scripted_agent import GIB, GPU, OTHER_GPU, Script
 
 NOON = 1_699_012_800.0

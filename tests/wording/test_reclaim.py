@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from gpushare_spawner.idle import IdleAction
-from gpushare_spawner.model.controls import IdleCause
-from gpushare_spawner.model.share import Share, Tier
+from gpushare_spawner.model.share import IdleCause, Share, Tier
 from gpushare_spawner.model.share_status import GpuStatus, PendingAction, ShareStatus
 from gpushare_spawner.wording.idle_decisions import explained
 from gpushare_spawner.wording.notices import TOAST_LETTERS, changed, notice

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpushare_spawner.idle import Decision, IdleAction
-from gpushare_spawner.model.controls import IdleCause
-from gpushare_spawner.model.share import Tier
+from gpushare_spawner.model.share import IdleCause, Tier
 from gpushare_spawner.wording import notices
 
 HOUR = 3600.0

@@ -14,7 +14,8 @@ from gpushare_spawner.agent.kubernetes.api import ClusterApi
 from gpushare_spawner.agent.kubernetes.claims.allocation import PreparedClaims
 from gpushare_spawner.agent.kubernetes.claims.claim_driver import ClaimDriver
 from gpushare_spawner.agent.kubernetes.devices import container
-from gpushare_spawner.agent.kubernetes.devices.container import CdiNames, ContainerResponses
+from gpushare_spawner.agent.kubernetes.devices.cdi import CdiNames
+from gpushare_spawner.agent.kubernetes.devices.container import ContainerResponses
 from gpushare_spawner.agent.kubernetes.devices.owners import HeldDevices, grant_name
 from gpushare_spawner.agent.kubernetes.devices.plugin import DevicePlugins
 from gpushare_spawner.agent.kubernetes.devices.pod_resources import (

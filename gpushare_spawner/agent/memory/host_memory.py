@@ -37,8 +37,8 @@ from gpushare_spawner.agent.memory.session_limit import SessionLimit
 from gpushare_spawner.agent.state.records import SessionRecord
 from gpushare_spawner.model.frames import ReserveKind
 from gpushare_spawner.model.quantity import resolve_bytes
-from gpushare_spawner.model.report import HostMemoryReport, HostUseReport, MemoryLimit
-from gpushare_spawner.model.share import UNITS_PER_GPU, Tier
+from gpushare_spawner.model.report import HostMemoryReport, HostUseReport
+from gpushare_spawner.model.share import UNITS_PER_GPU, MemoryLimit, Tier
 from gpushare_spawner.wording.amounts import memory
 
 UNLIMITED = 2**62

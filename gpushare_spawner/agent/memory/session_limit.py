@@ -32,7 +32,8 @@ from itertools import count
 
 from gpushare_spawner.agent.sockets.connection import Connection
 from gpushare_spawner.model.frames import Feature, Frame, Kind, ReserveKind, SessionMemoryTopic, gpu_bytes
-from gpushare_spawner.model.report import NO_HITS, MemoryLimit, MemoryLimitHit, MemoryLimitHits
+from gpushare_spawner.model.report import NO_HITS, MemoryLimitHit, MemoryLimitHits
+from gpushare_spawner.model.share import MemoryLimit
 
 PIECES = 16
 """A process gets up to this part of the limit beyond what it asked for."""

@@ -21,7 +21,7 @@ from gpushare_spawner.agent.memory.session_limit import SHOWN_PROCESSES
 from gpushare_spawner.agent.sessions.session import Kernels, Session
 from gpushare_spawner.agent.sockets.connection import MALFORMED, NOT_ALLOWED, Connection, FrameRefused
 from gpushare_spawner.arbiter import WINDOW
-from gpushare_spawner.model.controls import AskAnswer, Controls, IdleCause, Message
+from gpushare_spawner.model.controls import AskAnswer, Controls, Message
 from gpushare_spawner.model.frames import (
     LACKS_REQUESTS,
     MAX_TEXT_LETTERS,
@@ -40,7 +40,7 @@ from gpushare_spawner.model.frames import (
 )
 from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.report import SessionReport
-from gpushare_spawner.model.share import Tier
+from gpushare_spawner.model.share import IdleCause, Tier
 
 BURST_FRAMES = frozenset({Kind.BUSY, Kind.IDLE})
 

@@ -33,8 +33,7 @@ from gpushare_spawner.agent.state.records import Clock, SessionRecord, Store, sh
 from gpushare_spawner.model.control import MessageRequest, OpenRequest
 from gpushare_spawner.model.controls import NO_CONTROLS, AskAnswer, Controls, Message
 from gpushare_spawner.model.frames import ReserveKind
-from gpushare_spawner.model.report import MemoryLimit
-from gpushare_spawner.model.share import Tier
+from gpushare_spawner.model.share import MemoryLimit, Tier
 from gpushare_spawner.wall_clock import STEP, WallClock
 
 log = logging.getLogger(__name__)

@@ -31,7 +31,8 @@ from gpushare_spawner.model.quantity import resolve_bytes
 from gpushare_spawner.model.report import NOTHING, Delivered, MemoryLimitHits
 from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.rate_limit import Budget
-from gpushare_spawner.wording.actions import ASK_UNKNOWN, ASKED_BEFORE, ASKED_TOO_OFTEN
+from gpushare_spawner.wording.actions import ASKED_BEFORE, ASKED_TOO_OFTEN
+from gpushare_spawner.wording.asks import ASK_UNKNOWN
 
 ASKS_AT_ONCE = 8
 """Asks that reach the service after a pause. Ours: nobody presses more buttons in a minute."""

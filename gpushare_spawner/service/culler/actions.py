@@ -19,9 +19,8 @@ from dataclasses import dataclass
 
 from gpushare_spawner.idle import DryRun, IdleAction, overdue
 from gpushare_spawner.model.control import AnnounceRequest, TierRequest
-from gpushare_spawner.model.controls import IdleCause
 from gpushare_spawner.model.report import Notice
-from gpushare_spawner.model.share import Share, Tier, UseRule
+from gpushare_spawner.model.share import IdleCause, Share, Tier, UseRule
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.service.actions.outcome import ActionLog
 from gpushare_spawner.service.actions.share import YIELD_SECONDS

@@ -13,10 +13,9 @@ from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from gpushare_spawner.idle import Observation, RecentUse, UnitsNeeded, exempts, first_work_delay, holds
-from gpushare_spawner.model.controls import IdleCause
 from gpushare_spawner.model.quota import Quota, Quotas
 from gpushare_spawner.model.report import Report, SessionReport
-from gpushare_spawner.model.share import Tier
+from gpushare_spawner.model.share import IdleCause, Tier
 from gpushare_spawner.model.template import Idle, Template
 from gpushare_spawner.placement import Ledger, PlacementRequest, SupposedLedger, suitable_models
 from gpushare_spawner.quota import Account, Asking, OverQuota, QuotaAccounts, QuotaUsage, divided, reclaimed

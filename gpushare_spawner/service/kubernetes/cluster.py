@@ -1,16 +1,12 @@
-"""All nodes of the hub's cluster, kept current by two watches.
-
-The agents of a cluster's nodes, for `gpushare service --namespace`.
-"""
+"""All nodes of the hub's cluster, kept current by two watches."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
@@ -18,20 +14,19 @@ from typing import Any
 from kubernetes_asyncio.client import ApiClient, CoreV1Api
 from pydantic import ValidationError
 
-from gpushare_spawner.clients.cluster import Watched
+from gpushare_spawner.clients.object_watch import Watched
 from gpushare_spawner.model import kubernetes
 from gpushare_spawner.model.control import AgentUnreachable
 from gpushare_spawner.model.controls import ASK_SECONDS
 from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.report import Report, SessionReport, with_known_since
-from gpushare_spawner.model.template import Template
 from gpushare_spawner.service.kubernetes.clock_steps import PodInstants, moved_report
 from gpushare_spawner.service.kubernetes.first_identities import FirstIdentities
 from gpushare_spawner.service.kubernetes.node import NodeAgent
 from gpushare_spawner.service.kubernetes.pod_sessions import SessionPod, known_report, made_by, session_pods, trimmed
-from gpushare_spawner.service.reports import Agents, KnownReport, NoAgents, UnconfirmedSession
+from gpushare_spawner.service.reports import KnownReport, UnconfirmedSession
 from gpushare_spawner.wall_clock import WallClock
-from gpushare_spawner.wording.amounts import missing_package, utc
+from gpushare_spawner.wording.amounts import utc
 from gpushare_spawner.wording.service import unconfirmed_sessions
 
 log = logging.getLogger("gpushare.service.cluster")
@@ -330,56 +325,3 @@ def _precedence(pod: SessionPod) -> tuple[object, ...]:
     """
     created = -pod.created if pod.ending else pod.created
     return pod.ending, not pod.runs, created, pod.namespace, pod.name
-
-
-FIRST_LISTS = 3.0
-"""Seconds that the start waits for a cluster's first lists; it goes on without them, and reports the problem. The hub
-ends if a service that it has started does not listen within 10 s (jupyterhub/objects.py, wait_up)."""
-
-
-@contextlib.asynccontextmanager
-async def agents_of_cluster(
-    namespace: str,
-    all_namespaces: bool,
-    on_change: Callable[[], None],
-    hub: str,
-    templates: Callable[[], Mapping[str, Template]],
-) -> AsyncIterator[Agents]:
-    """The agents of a cluster's nodes, through the API server. Sessions may be in ``all_namespaces``.
-
-    ``on_change`` is called when they may have published something; ``hub`` is the address of the hub's API as the hub
-    itself says it (empty: not known); ``templates`` gives the valid ones by name. Meanwhile the requests of released
-    sessions' pods follow their templates. Raises NoAgents.
-    """
-    try:
-        # an optional extra: on one machine nothing of this is needed
-        from kubernetes_asyncio.client import CoreV1Api
-
-        from gpushare_spawner.clients.cluster import NoCluster, cluster_client
-
-        pass
-        from gpushare_spawner.service.kubernetes.released_requests import ReleasedRequests
-    except ImportError as error:
-        raise NoAgents(missing_package("--namespace", error)) from None
-    try:
-        client = await cluster_client()
-    except NoCluster as error:
-        raise NoAgents(f"--namespace: {error}") from None
-    async with client:
-        listeners = [on_change]
-
-        def tell() -> None:
-            for listener in listeners:
-                listener()
-
-        cluster = Cluster(client, namespace, tell, all_namespaces, hub=hub)
-        requests = ReleasedRequests(CoreV1Api(client), cluster, templates)
-        listeners.append(requests.changed)
-        follow = asyncio.create_task(requests.run())
-        try:
-            await cluster.start(FIRST_LISTS)
-            yield cluster
-        finally:
-            follow.cancel()
-            await asyncio.gather(follow, return_exceptions=True)
-            await cluster.close()

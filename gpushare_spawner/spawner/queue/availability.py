@@ -16,7 +16,8 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Literal
 
-from gpushare_spawner.model.layers import LayerName, MigProfile
+from gpushare_spawner.model.layer_rules import MigProfile
+from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.report import Notice
 from gpushare_spawner.model.share import Share
 from gpushare_spawner.model.template import Template

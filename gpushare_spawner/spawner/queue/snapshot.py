@@ -23,8 +23,8 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Protocol
 
-from gpushare_spawner.model.layer_rules import LayersFile, machine_layer
-from gpushare_spawner.model.layers import LayerName, MigInstance, MigProfile, guaranteed_memory
+from gpushare_spawner.model.layer_rules import LayersFile, MigInstance, MigProfile, guaranteed_memory, machine_layer
+from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.report import GpuReport, Notice, in_order_of_claim
 from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.model.template import Template, TemplateGpu

@@ -10,11 +10,11 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from gpushare_spawner.agent.kubernetes.api import GrpcSocket
 from gpushare_spawner.agent.kubernetes.claims import plugin
 from gpushare_spawner.agent.kubernetes.claims.allocation import AllocatedDevice, ClaimKey
 from gpushare_spawner.agent.kubernetes.claims.plugin import ClaimPlugin, DeviceHealth, DriverSockets
 from gpushare_spawner.agent.kubernetes.devices.owners import DevicesRefused
+from gpushare_spawner.agent.kubernetes.grpc_socket import GrpcSocket
 from gpushare_spawner.agent.kubernetes.kubelet import dra_health_pb2 as health_messages
 from gpushare_spawner.agent.kubernetes.kubelet import dra_health_pb2_grpc as health_services
 from gpushare_spawner.agent.kubernetes.kubelet import dra_pb2 as messages

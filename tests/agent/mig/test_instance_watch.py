@@ -13,7 +13,8 @@ from gpushare_spawner.agent.node import Node
 from gpushare_spawner.agent.state.folder import StateFolder
 from gpushare_spawner.model.control import CloseRequest, ControlRefused, OpenRequest, ResizeRequest
 from gpushare_spawner.model.frames import NO_GPU, Feature, Kind, Role, gpu_name
-from gpushare_spawner.model.layers import LayerName, MigInstance, MigProfile
+from gpushare_spawner.model.layer_rules import MigInstance, MigProfile
+from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.report import SessionReport
 from gpushare_spawner.model.share_status import ShareStatus
 from tests.agent.conftest import LIBRARIES, Agent, Eventually, request_for

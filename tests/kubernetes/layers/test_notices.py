@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from gpushare_spawner.model.control import AnnounceRequest, MessageRequest
-from gpushare_spawner.model.controls import IdleCause, Message
+from gpushare_spawner.model.controls import Message
 from gpushare_spawner.model.report import Notice
-from gpushare_spawner.model.share import Tier
+from gpushare_spawner.model.share import IdleCause, Tier
 from gpushare_spawner.notebook.pod_annotations import PodAnnotations
 from gpushare_spawner.service.kubernetes.cluster import Cluster as ServiceCluster
 from gpushare_spawner.wording import notices

@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 
-from gpushare_spawner.model.controls import IdleCause
 from gpushare_spawner.model.report import Notice, SessionReport
-from gpushare_spawner.model.share import Tier
+from gpushare_spawner.model.share import IdleCause, Tier
 from gpushare_spawner.service.culler.decisions import CullerSettings, SessionDecision, decide_sessions
 from gpushare_spawner.service.hub.client import HubServer
 from gpushare_spawner.service.notifiers import outbox as module

@@ -28,8 +28,8 @@ from gpushare_spawner.model.kubernetes import (
     report_name,
     written_report,
 )
-from gpushare_spawner.model.layer_rules import MigOptions
-from gpushare_spawner.model.layers import LayerName, MigInstance, MigProfile
+from gpushare_spawner.model.layer_rules import MigInstance, MigOptions, MigProfile
+from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.placement import Placement
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.report import ClaimsReport, GpuReport, Notice, Report

@@ -18,10 +18,10 @@ from pathlib import Path
 
 import grpc.aio
 
-from gpushare_spawner.agent.kubernetes.api import GrpcSocket
 from gpushare_spawner.agent.kubernetes.claims.allocation import AllocatedDevice, ClaimKey
-from gpushare_spawner.agent.kubernetes.claims.slices import socket_paths
+from gpushare_spawner.agent.kubernetes.claims.probe import socket_paths
 from gpushare_spawner.agent.kubernetes.devices.owners import DevicesRefused
+from gpushare_spawner.agent.kubernetes.grpc_socket import GrpcSocket
 from gpushare_spawner.agent.kubernetes.kubelet import dra_health_pb2 as health_messages
 from gpushare_spawner.agent.kubernetes.kubelet import dra_health_pb2_grpc as health_services
 from gpushare_spawner.agent.kubernetes.kubelet import dra_pb2 as messages

@@ -6,8 +6,6 @@ Keeps the ResourceSlice of this node at the API server what it should be.
 
 Others delete it: the kubelet deletes all slices of its node when it starts, and those of a driver that has been gone
 for 30 s. Nothing new is placed here until it is written again, so it is watched.
-
-Whether this cluster can give out GPU shares by claims: asked once, before the agent becomes a DRA driver.
 """
 
 from __future__ import annotations
@@ -15,10 +13,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from gpushare_spawner.agent.gpus.nvml import Gpu
@@ -26,7 +22,6 @@ from gpushare_spawner.agent.kubernetes.api import ApiFailure, ClusterApi, Json
 from gpushare_spawner.log_once import LogOnce
 from gpushare_spawner.model.kubernetes import (
     CLAIMS_API,
-    DEVICE_CLASS,
     DRIVER,
     MEMORY_CAPACITY,
     PREFIX,
@@ -37,7 +32,6 @@ from gpushare_spawner.model.kubernetes import (
     quantity,
     slice_name,
 )
-from gpushare_spawner.model.share import UNITS_PER_GPU
 
 log = logging.getLogger(__name__)
 
@@ -339,115 +333,3 @@ def fields_lost(wanted: Json, kept: Json) -> str:
 def _version(item: Json) -> int:
     version = str(item["metadata"].get("resourceVersion", ""))
     return int(version) if version.isdecimal() else 0
-
-
-PAUSE = 5.0
-"""Seconds between tries while the API server does not answer."""
-PATIENCE = 20.0
-"""Seconds for which it is asked. Ours: an agent that starts anew must not keep its sessions waiting for long."""
-ELSE = "use --kubelet device-plugin, the default, where this cannot be changed"
-_PROBED = Gpu(0, "GPU-probe", "probe", 2**30)
-_NAME = "gpushare-probe"
-
-
-def socket_paths(kubelet_dir: Path) -> tuple[Path, Path]:
-    """Return the paths of the DRA driver's own socket, and of the one for its registration."""
-    return kubelet_dir / "plugins" / DRIVER / "dra.sock", kubelet_dir / "plugins_registry" / f"{DRIVER}-reg.sock"
-
-
-class ClaimsUnavailable(Exception):
-    """GPU shares cannot be given out by claims here; the message says why, and what would help."""
-
-
-def check_kubelet_folder(kubelet_dir: Path) -> None:
-    """Raises ClaimsUnavailable where the kubelet's folder for plugins is not there."""
-    for folder in (kubelet_dir / "plugins_registry", kubelet_dir / "plugins"):
-        if not folder.is_dir():
-            raise ClaimsUnavailable(
-                f"--kubelet dra: {folder} is not there. It is the kubelet's folder for plugins: mount it into the "
-                f"agent's container, or {ELSE}"
-            )
-
-
-async def probe(api: ClusterApi, node: str, namespace: str) -> bool:
-    """Find out what the cluster can. While the API server does not answer, it is asked for `PATIENCE` seconds.
-
-    Return whether it keeps taints of devices; False also where it does not answer: before the slice is made the server
-    is asked again what it keeps. `namespace`: where sessions' claims are; empty: in any. Raises ClaimsUnavailable.
-    """
-    told = False
-    until = time.monotonic() + PATIENCE
-    while True:
-        try:
-            return await ask(api, node, namespace)
-        except ApiFailure as failure:
-            if 400 <= failure.status < 500 and failure.status not in (408, 429):
-                raise ClaimsUnavailable(f"--kubelet dra: {failure}; {ELSE}") from None
-            if not told:
-                log.warning("cannot find out whether this cluster has claims of GPU shares; retrying: %s", failure)
-            told = True
-        if time.monotonic() + PAUSE > until:
-            log.warning("starting without these checks; no slice is written from which the API server drops fields")
-            return False
-        await asyncio.sleep(PAUSE)
-
-
-async def ask(api: ClusterApi, node: str, namespace: str) -> bool:
-    """Ask once, as `probe` does. Raises ClaimsUnavailable, and ApiFailure where the API server does not answer."""
-    try:
-        await api.list(SLICES, fieldSelector=f"spec.nodeName={node}")
-    except ApiFailure as failure:
-        if failure.status == 404:
-            raise ClaimsUnavailable(
-                f"--kubelet dra: the API server has no resource.k8s.io/v1 (Kubernetes 1.34 and later have it); {ELSE}"
-            ) from None
-        raise _without_right(failure, "list resourceslices") from None
-    taints = await _keeps_slices(api, node)
-    where = f"{CLAIMS_API}/namespaces/{namespace or 'default'}/resourceclaims/{_NAME}"
-    await _may_read(api, where, "get resourceclaims", missing="")
-    await _may_read(
-        api, f"{CLAIMS_API}/deviceclasses/{DEVICE_CLASS}", "get deviceclasses",
-        missing=f"--kubelet dra: there is no DeviceClass {DEVICE_CLASS}; the chart makes it with kubelet: dra",
-    )  # fmt: skip
-    return taints
-
-
-async def _keeps_slices(api: ClusterApi, node: str) -> bool:
-    """Whether taints of devices are kept. Nothing is made: the server only says what it would keep."""
-    wanted = resource_slice(node, [OfferedGpu(_PROBED, UNITS_PER_GPU)], 1, 1, taints=True)
-    wanted["metadata"]["name"] = _NAME
-    try:
-        await check_kept(api, wanted)
-        tainted = resource_slice(node, [OfferedGpu(_PROBED, UNITS_PER_GPU, "probe")], 1, 1, taints=True)
-        tainted["metadata"]["name"] = _NAME
-        answer = await api.create(SLICES, tainted, dryRun="All")
-    except FieldsLost as error:
-        raise ClaimsUnavailable(f"--kubelet dra: {error}; {ELSE}") from None
-    except ApiFailure as failure:
-        raise _without_right(failure, "create resourceslices") from None
-    if list(lost(tainted["spec"], answer.get("spec"))):
-        log.info(
-            "%s; a GPU that must get no new session is left out of the slice instead", fields_lost(tainted, answer)
-        )
-        return False
-    return True
-
-
-async def _may_read(api: ClusterApi, path: str, what: str, missing: str) -> None:
-    """Raises ClaimsUnavailable where it may not be read, and, with `missing`, where it is not there."""
-    try:
-        await api.get(path)
-    except ApiFailure as failure:
-        if failure.status != 404:
-            raise _without_right(failure, what) from None
-        if missing:
-            raise ClaimsUnavailable(missing) from None
-
-
-def _without_right(failure: ApiFailure, what: str) -> ApiFailure | ClaimsUnavailable:
-    if failure.status not in (401, 403):
-        return failure
-    return ClaimsUnavailable(
-        f"--kubelet dra: the agent's service account may not {what}; the chart gives it the rights with kubelet: dra: "
-        f"{failure}"
-    )

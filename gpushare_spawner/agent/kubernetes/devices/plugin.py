@@ -16,10 +16,11 @@ import grpc
 import grpc.aio
 
 from gpushare_spawner.agent.gpus.nvml import Gpu
-from gpushare_spawner.agent.kubernetes.api import GrpcSocket, Identity, socket_identity
-from gpushare_spawner.agent.kubernetes.devices.container import CdiNames, ContainerResponses
+from gpushare_spawner.agent.kubernetes.devices.cdi import CdiNames
+from gpushare_spawner.agent.kubernetes.devices.container import ContainerResponses
 from gpushare_spawner.agent.kubernetes.devices.owners import DevicesRefused, HeldDevices, preferred
 from gpushare_spawner.agent.kubernetes.devices.pod_resources import Handed
+from gpushare_spawner.agent.kubernetes.grpc_socket import GrpcSocket, Identity, socket_identity
 from gpushare_spawner.agent.kubernetes.kubelet import deviceplugin_pb2 as messages
 from gpushare_spawner.agent.kubernetes.kubelet import deviceplugin_pb2_grpc as services
 from gpushare_spawner.agent.report import GpuHealth

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 from aiohttp import ClientError
 from kubernetes_asyncio.client.rest import ApiException
 
-from gpushare_spawner.clients.cluster import BadObjects, Object, Watched
+from gpushare_spawner.clients.object_watch import BadObjects, Object, Watched
 from gpushare_spawner.model.kubernetes import (
     HUB,
     PREFIX,

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from gpushare_spawner.clients.cluster import Object, Watched
+from gpushare_spawner.clients.object_watch import Object, Watched
 from gpushare_spawner.model.kubernetes import AnnotationProblem, is_layer_session, layer_session
 from gpushare_spawner.model.layer_rules import LayerRule, LayersFile, matches
 from gpushare_spawner.model.layers import LAYERS, LayerName, PlacedBy

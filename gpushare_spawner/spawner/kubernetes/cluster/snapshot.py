@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from gpushare_spawner.clients.cluster import BadObjects
+from gpushare_spawner.clients.object_watch import BadObjects
 from gpushare_spawner.model.kubernetes import (
     REPORT_KEY,
     REPORT_STALE_SECONDS,

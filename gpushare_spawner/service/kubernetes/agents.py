@@ -1,0 +1,65 @@
+"""The agents of a cluster's nodes, for `gpushare service --namespace`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Mapping
+
+from gpushare_spawner.model.template import Template
+from gpushare_spawner.service.reports import Agents, NoAgents
+from gpushare_spawner.wording.amounts import missing_package
+
+FIRST_LISTS = 3.0
+"""Seconds that the start waits for a cluster's first lists; it goes on without them, and reports the problem. The hub
+ends if a service that it has started does not listen within 10 s (jupyterhub/objects.py, wait_up)."""
+
+
+@contextlib.asynccontextmanager
+async def agents_of_cluster(
+    namespace: str,
+    all_namespaces: bool,
+    on_change: Callable[[], None],
+    hub: str,
+    templates: Callable[[], Mapping[str, Template]],
+) -> AsyncIterator[Agents]:
+    """The agents of a cluster's nodes, through the API server. Sessions may be in ``all_namespaces``.
+
+    ``on_change`` is called when they may have published something; ``hub`` is the address of the hub's API as the hub
+    itself says it (empty: not known); ``templates`` gives the valid ones by name. Meanwhile the requests of released
+    sessions' pods follow their templates. Raises NoAgents.
+    """
+    try:
+        # an optional extra: on one machine nothing of this is needed
+        from kubernetes_asyncio.client import CoreV1Api
+
+        from gpushare_spawner.clients.cluster import cluster_client
+        from gpushare_spawner.clients.service_account import NoCluster
+
+        pass
+        from gpushare_spawner.service.kubernetes.cluster import Cluster
+        from gpushare_spawner.service.kubernetes.released_requests import ReleasedRequests
+    except ImportError as error:
+        raise NoAgents(missing_package("--namespace", error)) from None
+    try:
+        client = await cluster_client()
+    except NoCluster as error:
+        raise NoAgents(f"--namespace: {error}") from None
+    async with client:
+        listeners = [on_change]
+
+        def tell() -> None:
+            for listener in listeners:
+                listener()
+
+        cluster = Cluster(client, namespace, tell, all_namespaces, hub=hub)
+        requests = ReleasedRequests(CoreV1Api(client), cluster, templates)
+        listeners.append(requests.changed)
+        follow = asyncio.create_task(requests.run())
+        try:
+            await cluster.start(FIRST_LISTS)
+            yield cluster
+        finally:
+            follow.cancel()
+            await asyncio.gather(follow, return_exceptions=True)
+            await cluster.close()
