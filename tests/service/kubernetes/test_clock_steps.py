@@ -31,7 +31,7 @@ TEMPLATES = {
         idle={"release_after": "45m", "stop_after": "8h", "warn_before": "5m"},
     ),
 }  # fmt: skip
-LAST_WORK = {"idle": NOW - 10 * MINUTE, "noticed": NOW - 43 * MINUTE, "working": NOW - 1, "new": None}
+LAST_WORK = {"idle": NOW - 10 * MINUTE, "noticed": NOW - 43 * MINUTE, "working": NOW, "new": None}
 """By user. The user "new" has never worked, in a pod of a minute ago."""
 
 
