@@ -489,7 +489,9 @@ class GpuArbiter:
 
     def _due(self) -> float | None:
         instants = [self._schedule.due(), self._nested.due]
-        instants += [one.retry_at for one in self._roster.sessions.values() if one.presence is Presence.AWAY]
+        instants += [
+            session.retry_at for session in self._roster.sessions.values() if session.presence is Presence.AWAY
+        ]
         instants += [c.keeps_place_until for c in self._roster.clients if c.parked and not c.lease and not c.waiting]
         instants += map(self._roster.memory_due, self._roster.short)
         if any(client.pace for client in self._roster.holding):

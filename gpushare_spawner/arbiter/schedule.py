@@ -219,7 +219,7 @@ class Schedule:
         is present: it will end."""
         staying = self._roster.staying
         leaving = any(client.revoked is not None and not client.overdue for client in self._roster.holding)
-        leaving = leaving or any(one.presence is Presence.LEAVING for one in self._roster.sessions.values())
+        leaving = leaving or any(session.presence is Presence.LEAVING for session in self._roster.sessions.values())
         if self.time_slice is not None and self.time_slice.start is None and staying and not leaving:
             self.time_slice = TimeSlice(staying[0].session, self._roster.now)
 

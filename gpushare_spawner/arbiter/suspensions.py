@@ -37,13 +37,13 @@ class Suspensions:
         memory themselves."""
         inside = {client.session for client in group}
         return [
-            one
-            for one in self._roster.sessions.values()
-            if one.moves_whole
-            and one.presence is Presence.ON_GPU
-            and one not in inside
-            and not one.holding
-            and not one.short_of_memory
+            session
+            for session in self._roster.sessions.values()
+            if session.moves_whole
+            and session.presence is Presence.ON_GPU
+            and session not in inside
+            and not session.holding
+            and not session.short_of_memory
         ]
 
     def order_for(self, group: Collection[Client]) -> None:
@@ -89,7 +89,7 @@ class Suspensions:
         and the GPU has room for programs that no arbiter knows. A session whose clients ask for a lease stays.
         """
         for session in self.candidates(()):
-            if not session.share and session.present and not any(one.waiting for one in session.clients.values()):
+            if not session.share and session.present and not any(client.waiting for client in session.clients.values()):
                 self.order(session)
 
     def can_come(self, client: Client) -> bool:
@@ -97,9 +97,9 @@ class Suspensions:
         using = [one for one in self._roster.clients if one.occupies_memory and one is not client]
         counted = {one.session for one in using} | {client.session}
         beside = sum(
-            one.present
-            for one in self._roster.sessions.values()
-            if one.moves_whole and one not in counted and self._in_the_way(one, client)
+            session.present
+            for session in self._roster.sessions.values()
+            if session.moves_whole and session not in counted and self._in_the_way(session, client)
         )
         capacity = self._roster.vram_budget().for_managed
         return not beside or min(capacity, together([*using, client])) + beside <= capacity
@@ -124,8 +124,8 @@ class Suspensions:
     def _contexts_to_come(self, inside: Collection[ArbitratedSession]) -> int:
         """What connected processes will need for their CUDA contexts, which the driver does not show yet."""
         waiting = sum(
-            one.device_memory is None and one.session not in inside and not one.session.moves_whole
-            for one in self._roster.clients
+            client.device_memory is None and client.session not in inside and not client.session.moves_whole
+            for client in self._roster.clients
         )
         return waiting * self._settings.context_bytes
 

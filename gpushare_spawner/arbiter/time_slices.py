@@ -92,7 +92,7 @@ class WholeMoves:
         if not self._measured:
             return self._settings.bandwidth_guess
         moves = self._measured.values()
-        return sum(one.amount for one in moves) / sum(one.seconds for one in moves)
+        return sum(move.amount for move in moves) / sum(move.seconds for move in moves)
 
     def learn(self, session: str, amount: int, seconds: float) -> None:
         """Record a move of the session: `amount` in bytes, `seconds`. One of nothing says nothing."""

@@ -69,7 +69,9 @@ def findings(folder: Path, templates: Templates, gpus: tuple[Gpu, ...]) -> list[
 
 def _mps_findings(folder: Path, templates: Templates, machine: Machine) -> list[Finding]:
     """Return whether the program that MPS needs is there; none where no template names MPS."""
-    named = [one.name for one in templates if one.gpu is not None and one.gpu.layer is LayerName.MPS]
+    named = [
+        template.name for template in templates if template.gpu is not None and template.gpu.layer is LayerName.MPS
+    ]
     if not named:
         return []
     program = machine.program(MPS_PROGRAM)

@@ -81,7 +81,7 @@ def with_message(messages: Iterable[Message], message: Message) -> tuple[Message
 
 def without_message(messages: Iterable[Message], cause: MessageCause) -> tuple[Message, ...]:
     """Return the messages without that of a cause."""
-    return tuple(one for one in messages if one.cause is not cause)
+    return tuple(message for message in messages if message.cause is not cause)
 
 
 class Ask(_Control):

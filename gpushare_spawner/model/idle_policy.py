@@ -179,10 +179,10 @@ class IdlePolicy(_Part):
 
         At most eight days later: quiet hours that follow each other without a pause are refused.
         """
-        windows = [one for one in self.quiet_hours if any(_TIERS[action] is tier for action in one.actions)]
+        windows = [hour for hour in self.quiet_hours if any(_TIERS[action] is tier for action in hour.actions)]
         found = instant
         while found < instant + _EIGHT_DAYS:
-            later = max((one.until(found) or found for one in windows), default=found)
+            later = max((window.until(found) or found for window in windows), default=found)
             if later == found:
                 break
             found = later

@@ -454,7 +454,11 @@ def gpu_label(index: int, instance: MigInstance | None) -> str:
 
 def smallest(profiles: Iterable[MigProfile], units: int, memory: Memory = None) -> MigProfile | None:
     """Return the smallest profile that holds a share; None: there is none. See `MigProfile.holds`."""
-    return min((one for one in profiles if one.holds(units, memory)), key=lambda one: one.size, default=None)
+    return min(
+        (profile for profile in profiles if profile.holds(units, memory)),
+        key=lambda profile: profile.size,
+        default=None,
+    )
 
 
 def guaranteed_memory(guarantee: str | None) -> Memory:

@@ -390,7 +390,7 @@ class SessionReport(_Part):
 
     def message_of(self, cause: MessageCause) -> Message | None:
         """Return the message of this cause that its user has."""
-        return next((one for one in self.standing_messages if one.cause is cause), None)
+        return next((message for message in self.standing_messages if message.cause is cause), None)
 
     @property
     def borrowed_now(self) -> int:
@@ -475,14 +475,14 @@ class Report(_Part):
 
     def cordon(self, gpu: str = "") -> Cordon | None:
         """Return the cordon of a GPU (UUID) alone, or, without one, of the node."""
-        return next((one for one in self.cordons if one.gpu == gpu), None)
+        return next((cordon for cordon in self.cordons if cordon.gpu == gpu), None)
 
     def with_cordons(self, cordons: Iterable[Cordon]) -> Self:
         """Return the report with these cordons, and no others."""
         cordons = tuple(cordons)
         if not cordons and not self.cordons:
             return self
-        kept_away = {one.gpu for one in cordons}
+        kept_away = {cordon.gpu for cordon in cordons}
         gpus = tuple(
             gpu if gpu.cordoned == (said := not kept_away.isdisjoint(("", gpu.uuid)))
             else gpu.model_copy(update={"cordoned": said})

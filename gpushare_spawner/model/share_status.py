@@ -270,7 +270,7 @@ class ShareStatus:
                 cause, after = announced[-1].fields[3:5]
                 action = replace(action, cause=IdleCause.from_code(cause), after_seconds=after / NANOSECONDS)
         quiet = min(frame.fields[9] for frame in by_gpu)
-        texts = {one.topic: one for one in _texts(frames)}
+        texts = {text.topic: text for text in _texts(frames)}
         no_text = ReceivedText(0, 0, False, "")
         layer = texts.get(TextTopic.LAYER, no_text)
         controls = _controls(frames)
@@ -343,7 +343,7 @@ def _controls(frames: Sequence[Frame]) -> ControlsStatus | None:
         exempt=exempt_until != 0,
         exempt_until=exempt_until / MILLISECONDS if exempt_until not in (0, NO_END) else None,
         largest_share_units=largest_share,
-        messages=tuple(AdminMessage(one.text, one.number / MILLISECONDS) for one in messages),
+        messages=tuple(AdminMessage(message.text, message.number / MILLISECONDS) for message in messages),
     )
 
 

@@ -132,7 +132,9 @@ _LETTERS = 40
 
 def named(status: Status, proc: Path = Path("/proc")) -> Status:
     """Return the status with the names of its processes, as far as they can be found."""
-    return replace(status, processes=tuple(replace(one, name=process_name(one.pid, proc)) for one in status.processes))
+    return replace(
+        status, processes=tuple(replace(process, name=process_name(process.pid, proc)) for process in status.processes)
+    )
 
 
 def process_name(pid: int, proc: Path = Path("/proc")) -> str:

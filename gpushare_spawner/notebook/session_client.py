@@ -108,7 +108,7 @@ class ServiceAsk:
         return self.number, self.kind, self.value
 
 
-def ask_service(one: ServiceAsk, path: str | None = None, timeout: float = ANSWER_SECONDS) -> ReceivedText:
+def ask_service(ask: ServiceAsk, path: str | None = None, timeout: float = ANSWER_SECONDS) -> ReceivedText:
     """Return the service's answer. ``path`` defaults to $GPUSHARE_SOCKET. Raises AgentUnavailable with a sentence."""
     path = path or session_socket()
     if path is None:
@@ -119,13 +119,13 @@ def ask_service(one: ServiceAsk, path: str | None = None, timeout: float = ANSWE
         nonlocal sent
         if not connection.welcome.fields[6] & Feature.CONTROLS:
             raise AgentUnavailable(ASK_UNKNOWN)
-        connection.send(Kind.ASK, *one.fields)
+        connection.send(Kind.ASK, *ask.fields)
         sent = True
         reader = TextReader()
         while True:
             text = reader.take(connection.next({Kind.TEXT}))
             # answers go to all observers of the session
-            if text is not None and (text.topic, text.number) == (TextTopic.ANSWER, one.number):
+            if text is not None and (text.topic, text.number) == (TextTopic.ANSWER, ask.number):
                 return text
 
     try:
@@ -251,7 +251,7 @@ class SessionClient:
             self._last = (loop.time(), status)
             return status
 
-    async def ask(self, one: ServiceAsk, timeout: float = ANSWER_SECONDS) -> ReceivedText:
+    async def ask(self, ask: ServiceAsk, timeout: float = ANSWER_SECONDS) -> ReceivedText:
         """Ask something of the service. Raises AgentUnavailable with a sentence; NoAnswer after ``timeout`` seconds."""
         if self._path is None:
             raise AgentUnavailable(NO_SHARE if self._pod is None else NO_AGENT)
@@ -260,16 +260,16 @@ class SessionClient:
         if Feature.CONTROLS not in self._features:
             raise AgentUnavailable(ASK_UNKNOWN)
         answered: asyncio.Future[ReceivedText] = asyncio.get_running_loop().create_future()
-        self._asks[one.number] = answered
+        self._asks[ask.number] = answered
         try:
-            await self._send(Kind.ASK, *one.fields)
+            await self._send(Kind.ASK, *ask.fields)
             answer = await asyncio.wait_for(answered, timeout)
         except TimeoutError as error:
             raise NoAnswer(no_answer(timeout)) from error
         except OSError as error:
             raise AgentUnavailable(agent_unavailable(str(error))) from error
         finally:
-            del self._asks[one.number]
+            del self._asks[ask.number]
         self._last = None  # what was asked may have been done
         return answer
 

@@ -233,7 +233,7 @@ class Fragmentation:
         wasted, units = 0.0, 0
         for model, gpus in left:
             table = self._table(model)[bracket]
-            wasted += sum([table.of_units[one] for one in gpus]) + table.of_whole[gpus.count(UNITS_PER_GPU)]
+            wasted += sum([table.of_units[gpu] for gpu in gpus]) + table.of_whole[gpus.count(UNITS_PER_GPU)]
             units += sum(gpus)
         return wasted + self._stranded(units, cpu)
 
@@ -246,7 +246,7 @@ class Fragmentation:
         wasted, units, whole = 0.0, 0, 0
         for other, gpus in left:
             table = self._table(other)[bracket]
-            wasted += sum([table.of_units[one] for one in gpus])
+            wasted += sum([table.of_units[gpu] for gpu in gpus])
             units += sum(gpus)
             if other == model:
                 whole = gpus.count(UNITS_PER_GPU)

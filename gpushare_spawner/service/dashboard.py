@@ -165,29 +165,29 @@ class DialogTargets:
         known = [form for form in may if (FORMS[form][0], kind + FORMS[form][1]) in self.offered]
         return {"address": address, "may": known, "show": show}
 
-    def session(self, one: answers.SessionEntry) -> Target:
+    def session(self, session: answers.SessionEntry) -> Target:
         """Return a session that the caller may act on."""
-        limits, all_sessions, reach = one.keep_limits, self.caller.acts_on_all, LAYERS[one.layer].reach
+        limits, all_sessions, reach = session.keep_limits, self.caller.acts_on_all, LAYERS[session.layer].reach
         may_keep = min(limits.longest_seconds, limits.per_day, limits.at_once) > 0
         # what a drain tells ends with the drain
-        withdrawable = [message.text for message in one.messages if message.cause is not MessageCause.DRAIN]
+        withdrawable = [message.text for message in session.messages if message.cause is not MessageCause.DRAIN]
         forms = {
             "keep": all_sessions or may_keep,
-            "end-keep": one.keep is not None,
-            "release": IdleReach.RELEASE in reach and one.tier is not Tier.RELEASED,
-            "share": IdleReach.RESIZE in reach and bool(one.share_choices),
+            "end-keep": session.keep is not None,
+            "release": IdleReach.RELEASE in reach and session.tier is not Tier.RELEASED,
+            "share": IdleReach.RESIZE in reach and bool(session.share_choices),
             "restart": True,
             "stop": True,
             "message": all_sessions,
             "withdraw-message": all_sessions and bool(withdrawable),
             "exempt": all_sessions,
-            "end-exempt": all_sessions and one.exemption is not None,
+            "end-exempt": all_sessions and session.exemption is not None,
             "tier": all_sessions and not reach.isdisjoint((IdleReach.RELEASE, IdleReach.DOWNGRADE)),
         }
         show = {
-            "name": words.server_name(one.user, one.server),
-            "terms": words.session_terms(one.display_name, one.share_units, one.gpu_count),
-            "kept": words.kept(one.keep.until - self.now, one.keep.by) if one.keep else "",
+            "name": words.server_name(session.user, session.server),
+            "terms": words.session_terms(session.display_name, session.share_units, session.gpu_count),
+            "kept": words.kept(session.keep.until - self.now, session.keep.by) if session.keep else "",
             "keep_terms": ""
             if all_sessions
             else keeps_left(
@@ -199,23 +199,25 @@ class DialogTargets:
                 self.now,
             ),
             "message": " ".join(withdrawable),
-            "exempt": self._exempt(one.exemption) if one.exemption else "",
+            "exempt": self._exempt(session.exemption) if session.exemption else "",
         }
         target = self._target(
-            SESSION, f"sessions/{quote(one.id, safe='')}", [form for form in forms if forms[form]], show
+            SESSION, f"sessions/{quote(session.id, safe='')}", [form for form in forms if forms[form]], show
         )
         return target | {
-            "choices": {"tiers": self._tiers(one), "shares": _shares(one)},
-            "chosen": {"templates": one.template, "shares": _larger_share(one)},
+            "choices": {"tiers": self._tiers(session), "shares": _shares(session)},
+            "chosen": {"templates": session.template, "shares": _larger_share(session)},
         }
 
     def _exempt(self, exemption: answers.ExemptionAnswer) -> str:
         until = exemption.until
         return words.exempt(until - self.now if until is not None else None, exemption.by, exemption.reason)
 
-    def _tiers(self, one: answers.SessionEntry) -> Sequence[tuple[str, str]]:
+    def _tiers(self, session: answers.SessionEntry) -> Sequence[tuple[str, str]]:
         return [
-            (tier.value, tier.value) for tier in (Tier.ACTIVE, Tier.DOWNGRADED, Tier.RELEASED) if tier is not one.tier
+            (tier.value, tier.value)
+            for tier in (Tier.ACTIVE, Tier.DOWNGRADED, Tier.RELEASED)
+            if tier is not session.tier
         ]
 
     def node(self, node: answers.NodeEntry) -> Target:
@@ -228,17 +230,19 @@ class DialogTargets:
         address = f"nodes/{quote(node.name, safe='')}/gpus/{quote(gpu.uuid, safe='')}"
         return self._target(GPU, address, _of_place(gpu.cordon), {"name": words.gpu_name(gpu.index, node.name)})
 
-    def spawn(self, one: answers.SpawnEntry) -> Target:
+    def spawn(self, spawn: answers.SpawnEntry) -> Target:
         """Return a spawn that the caller may act on."""
-        show = {"name": words.server_name(one.user, one.server), "terms": one.display_name}
+        show = {"name": words.server_name(spawn.user, spawn.server), "terms": spawn.display_name}
         forms = ("requeue", "cancel") if self.caller.acts_on_all else ("cancel",)
-        return self._target(SPAWN, one.address, forms, show)
+        return self._target(SPAWN, spawn.address, forms, show)
 
 
 def choices_of_sessions(caller: Caller, templates: Iterable[Template]) -> Mapping[str, Sequence[tuple[str, str]]]:
     """Return what lists of the sessions' dialogs offer: values with their texts. The same for all sessions that a
     caller may act on: what the caller may use, or for those who act on all sessions everything."""
-    allowed = [one for one in templates if caller.acts_on_all or one.access.allows(caller.name, caller.groups)]
+    allowed = [
+        template for template in templates if caller.acts_on_all or template.access.allows(caller.name, caller.groups)
+    ]
     return {"templates": sorted(((one.name, one.display_name) for one in allowed), key=lambda one: one[1])}
 
 
@@ -248,23 +252,23 @@ def _of_place(cordon: answers.CordonEntry | None) -> Sequence[str]:
     return ("end-drain",) if cordon.drain else ("end-cordon", "drain")
 
 
-def _larger_share(one: answers.SessionEntry) -> str:
+def _larger_share(session: answers.SessionEntry) -> str:
     """Return the value of the next larger share that is free, which most who change theirs want; empty: none is."""
-    larger = (units for units in one.share_choices if one.share_units < units <= one.largest_share_units)
+    larger = (units for units in session.share_choices if session.share_units < units <= session.largest_share_units)
     return next((f"{units / UNITS_PER_GPU:g}" for units in larger), "")
 
 
-def _shares(one: answers.SessionEntry) -> Sequence[tuple[str, str]]:
+def _shares(session: answers.SessionEntry) -> Sequence[tuple[str, str]]:
     return [
         (
             f"{units / UNITS_PER_GPU:g}",
-            gpu_share(units) if units <= one.largest_share_units else words.not_free(gpu_share(units)),
+            gpu_share(units) if units <= session.largest_share_units else words.not_free(gpu_share(units)),
         )
-        for units in one.share_choices
+        for units in session.share_choices
     ]
 
 
-OFFERED = frozenset((one.method, one.path) for one in OPERATIONS)
+OFFERED = frozenset((operation.method, operation.path) for operation in OPERATIONS)
 MOST_GPUS = 48
 """About so many on one page; a node is never cut in two."""
 MOST_ROWS = 100

@@ -135,7 +135,9 @@ class TemplateSource:
         if read != self._read:
             self._read = read
             templates, policy, layers = read
-            self._now = SessionTemplates({one.name: one for one in templates}, policy, self._groups_of, layers)
+            self._now = SessionTemplates(
+                {template.name: template for template in templates}, policy, self._groups_of, layers
+            )
         return self._now
 
     @property
@@ -181,7 +183,7 @@ def templates_of_kind(
 
 def allowed(templates: Iterable[Template], user: str, groups: Collection[str] | None) -> list[Template]:
     """Return those that a user may use. ``groups``: the user's; None: unknown, and none count."""
-    return [one for one in templates if one.access.allows(user, frozenset(groups or ()))]
+    return [template for template in templates if template.access.allows(user, frozenset(groups or ()))]
 
 
 def units_of(template: Template) -> int:
@@ -191,4 +193,4 @@ def units_of(template: Template) -> int:
 
 def other_units(session: SessionReport, templates: Iterable[Template]) -> tuple[int, ...]:
     """Return the shares of templates in units, without the session's own, the smallest first."""
-    return tuple(sorted({units_of(one) for one in templates} - {session.share_units, 0}))
+    return tuple(sorted({units_of(template) for template in templates} - {session.share_units, 0}))

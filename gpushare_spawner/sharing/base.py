@@ -238,11 +238,13 @@ class ClusterClaim:
             name=claim["metadata"]["name"],
             namespace=claim["metadata"]["namespace"],
             devices=tuple(
-                ClaimedDevice(one["driver"], one["pool"], one["device"], amounts(one.get("consumedCapacity")))
-                for one in results
-                if not one.get("adminAccess")
+                ClaimedDevice(
+                    result["driver"], result["pool"], result["device"], amounts(result.get("consumedCapacity"))
+                )
+                for result in results
+                if not result.get("adminAccess")
             ),
-            pods=frozenset(one["name"] for one in users),
+            pods=frozenset(user["name"] for user in users),
         )
 
 

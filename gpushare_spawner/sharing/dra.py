@@ -204,19 +204,19 @@ def _quantity(name: str, amount: int) -> str:
 
 def _slices(request: LayerRequest) -> list[ClusterSlice]:
     """Return the driver's slices of the newest generation of each pool."""
-    ours = [one for one in request.facts.slices if one.driver == _options(request).driver]
+    ours = [slice for slice in request.facts.slices if slice.driver == _options(request).driver]
     newest: dict[str, int] = {}
-    for one in ours:
-        newest[one.pool] = max(one.generation, newest.get(one.pool, 0))
-    return [one for one in ours if one.generation == newest[one.pool]]
+    for our in ours:
+        newest[our.pool] = max(our.generation, newest.get(our.pool, 0))
+    return [our for our in ours if our.generation == newest[our.pool]]
 
 
 def _devices(request: LayerRequest) -> Iterator[tuple[ClusterSlice, ClusterDevice]]:
     nodes = {node.name for node in request.facts.nodes}
-    for one in _slices(request):
-        if one.node in nodes:
-            for device in one.devices:
-                yield one, device
+    for slice in _slices(request):
+        if slice.node in nodes:
+            for device in slice.devices:
+                yield slice, device
 
 
 def _suitable(request: LayerRequest, device: ClusterDevice, kind: str) -> bool:
@@ -257,11 +257,11 @@ def _parent(device: ClusterDevice) -> str:
 def _pools(request: LayerRequest, nodes: set[str]) -> dict[str, dict[str, _Pool]]:
     """Return the devices of each node by pool, as if nothing were allocated."""
     found: dict[str, dict[str, _Pool]] = {}
-    for one in _slices(request):
-        if one.node in nodes:
-            pool = found.setdefault(one.node, {}).setdefault(one.pool, _Pool())
-            pool.devices += one.devices
-            pool.counters.update(one.counters)
+    for slice in _slices(request):
+        if slice.node in nodes:
+            pool = found.setdefault(slice.node, {}).setdefault(slice.pool, _Pool())
+            pool.devices += slice.devices
+            pool.counters.update(slice.counters)
     return found
 
 

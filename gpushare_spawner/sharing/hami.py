@@ -86,7 +86,7 @@ def render(form: PodSpec, request: LayerRequest) -> PodSpec:
 
 def free(request: LayerRequest) -> LayerCapacity:
     """Return what is free by HAMi's annotations, for GPUs in the mode of HAMi-core."""
-    nodes = [node for node in request.facts.nodes if any(_accepted(request, one) for one in gpus(node))]
+    nodes = [node for node in request.facts.nodes if any(_accepted(request, gpu) for gpu in gpus(node))]
     allocated = _allocated(request.facts.pods)
     return counted(
         request,
@@ -116,7 +116,7 @@ def _registered(written: str) -> tuple[HamiGpu, ...]:
     """Return the GPUs of an annotation. A large cluster's are read for each card of the form, and seldom change."""
     try:
         if written.lstrip().startswith("["):
-            return tuple(_of_json(one) for one in json.loads(written))
+            return tuple(_of_json(load) for load in json.loads(written))
         return tuple(_of_text(one) for one in written.split(":") if one)
     except (ValueError, TypeError, KeyError, AttributeError, IndexError, OverflowError, RecursionError):
         return ()
@@ -172,7 +172,7 @@ def _allocated(pods: Iterable[ClusterPod]) -> dict[str, list[tuple[str, int, int
 def _servers(request: LayerRequest, node: ClusterNode, allocated: Iterable[tuple[str, int, int]]) -> int:
     """Return the servers that fit on a node's GPUs, as HAMi's `Fit` decides it."""
     cordoned = {uuid.strip() for uuid in node.annotations.get(CORDON, "").split(",")}
-    usable = [one for one in gpus(node) if one.healthy and one.uuid not in cordoned and _accepted(request, one)]
+    usable = [gpu for gpu in gpus(node) if gpu.healthy and gpu.uuid not in cordoned and _accepted(request, gpu)]
     left = {one.uuid: _Left(one.slots, one.memory_mib, one.cores) for one in usable}
     for uuid, mib, cores in allocated:
         if uuid in left:

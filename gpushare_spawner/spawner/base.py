@@ -245,7 +245,9 @@ class GPUShareBase(_Part):  # type: ignore[misc]
         if policy is None:
             return templates
         groups = self.group_names
-        return tuple(one.model_copy(update={"idle": effective_idle(one, policy, groups)}) for one in templates)
+        return tuple(
+            template.model_copy(update={"idle": effective_idle(template, policy, groups)}) for template in templates
+        )
 
     def _shared(self, key: tuple[str, ...], make: Callable[[], _Shared]) -> _Shared:
         return hub.shared(self.user, key, make)
@@ -510,7 +512,9 @@ class GPUShareBase(_Part):  # type: ignore[misc]
 
     def _alternatives(self) -> tuple[Alternative, ...]:
         """The other templates that the user may start, for the page of a spawn that waits."""
-        return tuple(Alternative(one, self._ineligible_for(one)) for one in self._attempt.alternatives)
+        return tuple(
+            Alternative(alternative, self._ineligible_for(alternative)) for alternative in self._attempt.alternatives
+        )
 
     def _forget_attempt(self) -> None:
         self._attempt.cancel()

@@ -210,12 +210,14 @@ def _now(template: Template | None, availability_now: AvailabilityNow | UnknownN
 
 
 def _quota_option(profile: Profile, accounts: Sequence[QuotaChoice], chosen: Mapping[str, Any]) -> Option:
-    names = [one.account.name for one in accounts]
+    names = [account.account.name for account in accounts]
     wanted = chosen.get(QUOTA_OPTION)
     return Option(
         field=f"profile-option-{profile.slug}--{QUOTA_OPTION}",
         label=quota_texts.LABEL,
-        choices=[(one.account.name, quota_texts.choice(one.account, one.admission)) for one in accounts],
+        choices=[
+            (account.account.name, quota_texts.choice(account.account, account.admission)) for account in accounts
+        ],
         selected=wanted if isinstance(wanted, str) and wanted in names else names[0],
     )
 

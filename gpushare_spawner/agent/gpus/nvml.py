@@ -501,9 +501,9 @@ class Nvml:
                 return None if error.value in _TELLS_NOTHING else ()
             # some drivers fill the rest of their buffer with zeros or with old and senseless values
             return tuple(
-                Utilisation(pid=int(one.pid), at=one.timeStamp / 1e6, busy=one.smUtil / 100)
-                for one in samples
-                if one.pid > 0 and one.smUtil <= 100 and one.timeStamp / 1e6 > since
+                Utilisation(pid=int(sample.pid), at=sample.timeStamp / 1e6, busy=sample.smUtil / 100)
+                for sample in samples
+                if sample.pid > 0 and sample.smUtil <= 100 and sample.timeStamp / 1e6 > since
             )
         return ()
 

@@ -146,7 +146,6 @@ class ClusterOptions:
 
     def source(self, nvml: GpuSource, gpus: tuple[Gpu, ...]) -> GpuSource:
         """Return NVML as far as it can be matched with the processes that connect."""
-        pass
 
         return matched(nvml, gpus)
 
@@ -171,8 +170,6 @@ class ClusterOptions:
         from gpushare_spawner.agent.kubernetes.cluster_agent import ClaimSettings, ClusterSettings, OnKubernetes
         from gpushare_spawner.agent.kubernetes.devices.cdi import CdiNames
         from gpushare_spawner.agent.kubernetes.devices.container import ContainerResponses
-
-        pass
         from gpushare_spawner.agent.kubernetes.observing.node import ObservingNode
         from gpushare_spawner.clients.service_account import NoCluster
 

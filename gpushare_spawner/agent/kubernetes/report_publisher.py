@@ -176,8 +176,8 @@ def _capacity(report: Report) -> object:
     """What placement depends on: GPUs, and what is held and lent of them."""
     gpus = [(gpu.uuid, gpu.healthy, gpu.cordoned, gpu.capacity_units) for gpu in report.gpus]
     sessions = [
-        (one.id, one.gpus, one.share_units, one.borrowed_units, one.effective_units, one.tier)
-        for one in report.sessions
+        (session.id, session.gpus, session.share_units, session.borrowed_units, session.effective_units, session.tier)
+        for session in report.sessions
     ]
     return gpus, sessions
 

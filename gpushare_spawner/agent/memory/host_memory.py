@@ -75,7 +75,7 @@ class GpuMemoryBudget:
     @property
     def needed(self) -> int:
         """Bytes of allocations, and of guarantees that are not used."""
-        return sum(one.needed for one in self.sessions.values())
+        return sum(session.needed for session in self.sessions.values())
 
     @property
     def beyond(self) -> int:

@@ -523,7 +523,7 @@ class Conversation:
         if Feature.DELIVERED in connection.features:
             got = report.delivered
             seconds = (got.entitled_seconds, got.delivered_seconds, got.wait_p50_seconds, got.wait_p95_seconds)
-            entitled, delivered, half, most = (round(one * NANOSECONDS) for one in seconds)
+            entitled, delivered, half, most = (round(second * NANOSECONDS) for second in seconds)
             connection.send(Kind.DELIVERED, entitled, delivered, got.waits, half, most)
         uses = self._uses() if Feature.USE in connection.features else {}
         self._limits.tell_observer(connection, {uuid: dict(busiest) for uuid, (_, busiest) in uses.items()})

@@ -85,11 +85,11 @@ def attributed(
     which the kernel's facts attribute a process alike: two sessions of one user, for example.
     """
     owners = list(owners)
-    by_server = _sessions_by((one.server, one.session) for one in reversed(owners) if one.server is not None)
+    by_server = _sessions_by((owner.server, owner.session) for owner in reversed(owners) if owner.server is not None)
     by_cgroup = _own_cgroups(owners)
-    by_pod = _sessions_by((one.pod, one.session) for one in reversed(owners) if one.pod)
+    by_pod = _sessions_by((owner.pod, owner.session) for owner in reversed(owners) if owner.pod)
     by_uid: dict[int | None, list[str]] = _sessions_by(
-        (one.uid, one.session) for one in owners if one.uid not in (None, 0, os.geteuid())
+        (owner.uid, owner.session) for owner in owners if owner.uid not in (None, 0, os.geteuid())
     )
     found: dict[str, set[int]] = {}
     for pid in pids:
@@ -226,10 +226,10 @@ def _pod_uid(cgroup: str) -> str:
 def _own_cgroups(owners: Iterable[ProcessOwner]) -> dict[tuple[str, int | None], list[str]]:
     """(cgroup, uid) -> its session, for cgroups that hold one session and not the agent too."""
     found: dict[str, list[ProcessOwner]] = {}
-    for one in owners:
-        path = processes.cgroup(one.server) if one.server is not None else None
+    for owner in owners:
+        path = processes.cgroup(owner.server) if owner.server is not None else None
         if path is not None:
-            found.setdefault(path, []).append(one)
+            found.setdefault(path, []).append(owner)
     own = processes.cgroup_of_self()
     return {(path, ones[0].uid): [ones[0].session] for path, ones in found.items() if len(ones) == 1 and path != own}
 

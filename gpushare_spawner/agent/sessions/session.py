@@ -114,8 +114,8 @@ class PendingAsks:
         self._answers = {number: one for number, one in self._answers.items() if one[0] > long_ago}
 
 
-def _same(one: Ask, other: Ask) -> bool:
-    return (one.kind, one.value) == (other.kind, other.value)
+def _same(ask: Ask, other: Ask) -> bool:
+    return (ask.kind, ask.value) == (other.kind, other.value)
 
 
 class SessionListener(Listener, Protocol):

@@ -48,7 +48,7 @@ class Cordons:
 
     async def replace(self, cordons: Iterable[Cordon]) -> None:
         """Set all cordons; nothing is written where they are as known. Raises OSError."""
-        cordons = sorted(cordons, key=lambda one: one.gpu)
+        cordons = sorted(cordons, key=lambda cordon: cordon.gpu)
         async with self._writing:
             if cordons != sorted(self.now, key=lambda one: one.gpu):
                 await self._write(cordons)

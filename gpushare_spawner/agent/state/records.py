@@ -187,7 +187,7 @@ class SessionRecord(BaseModel):
         elif self.notice is not None:
             self.notice = self.notice.model_copy(update={"at": _moved(self.notice.at, by)})
         # the notice period of a drain counts from its message
-        self.messages = tuple(one.model_copy(update={"at": _moved(one.at, by)}) for one in self.messages)
+        self.messages = tuple(message.model_copy(update={"at": _moved(message.at, by)}) for message in self.messages)
         keeps = tuple(_moved(begun, by) for begun in self.controls.keeps)
         self.controls = self.controls.model_copy(update={"keeps": keeps})
 
@@ -278,7 +278,7 @@ def _file_name(record: SessionRecord) -> str:
 def _left_name(record: SessionRecord) -> str:
     """A session can leave several processes behind, one after the other."""
     pids = record.suspension.processes if record.suspension is not None else ()
-    return f"{short_name(record.request.id)}-{'-'.join(str(one.pid) for one in pids[:4])}.left"
+    return f"{short_name(record.request.id)}-{'-'.join(str(pid.pid) for pid in pids[:4])}.left"
 
 
 class RecordFolder:

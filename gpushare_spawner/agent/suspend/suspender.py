@@ -104,7 +104,7 @@ class Suspender:
         for progress in self._progress.values():
             progress.cancel_timers()
         records = [one.session.record for one in under_way] + await self._left.close()
-        suspended = [one.suspension.processes for one in records if one.suspension is not None]
+        suspended = [record.suspension.processes for record in records if record.suspension is not None]
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(UNLOCK_WITHIN):
                 await self._resume_steps.unlock(chain.from_iterable(suspended))
@@ -344,7 +344,7 @@ class Suspender:
         session, suspension = progress.session, progress.session.record.suspension
         assert suspension is not None
         states = [await self._checkpoints.state(name) for name in suspension.processes if processes.alive(name)]
-        if states and all(one.ok and one.state is ProcessState.CHECKPOINTED for one in states):
+        if states and all(state.ok and state.state is ProcessState.CHECKPOINTED for state in states):
             log.info("session %s is suspended since before the agent started", session.id)
             session.record.suspension = suspension.model_copy(update={"complete": True})
             return

@@ -88,7 +88,7 @@ def cordon_name(gpu: str) -> str:
 
 def cordon_annotations(cordons: Iterable[Cordon]) -> dict[str, str]:
     """Return these cordons as annotations."""
-    return {cordon_name(one.gpu): one.model_dump_json(exclude_defaults=True) for one in cordons}
+    return {cordon_name(cordon.gpu): cordon.model_dump_json(exclude_defaults=True) for cordon in cordons}
 
 
 def cordons_of(annotations: Mapping[str, str] | None) -> tuple[Cordon, ...]:

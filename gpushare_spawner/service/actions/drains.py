@@ -77,12 +77,12 @@ class DrainActions:
         return ActionOutcome(True, text)
 
 
-def _same(one: Cordon, other: Cordon) -> bool:
-    if (one.drain, one.reason) != (other.drain, other.reason):
+def _same(cordon: Cordon, other: Cordon) -> bool:
+    if (cordon.drain, cordon.reason) != (other.drain, other.reason):
         return False
-    if one.stop_at is None or other.stop_at is None:
-        return one.stop_at is other.stop_at
-    return abs(one.stop_at - other.stop_at) <= SAME
+    if cordon.stop_at is None or other.stop_at is None:
+        return cordon.stop_at is other.stop_at
+    return abs(cordon.stop_at - other.stop_at) <= SAME
 
 
 def _name(place: CordonTarget, report: Report) -> str:

@@ -79,14 +79,14 @@ class KeepActions:
         template = SessionTemplates.of(self._templates()).of_user(session.template, session.user)
         return self._rule_of(template.idle if template is not None else None)
 
-    async def keep(self, one: Target, actor: Actor, wanted: Wanted, asked: Asked | None = None) -> ActionOutcome:
+    async def keep(self, target: Target, actor: Actor, wanted: Wanted, asked: Asked | None = None) -> ActionOutcome:
         """Keep a share, extend a keep, or let it end sooner. Only the last needs no permission of the limits.
 
         ``asked``: what this follows; the same ask once more leads to the same end of the keep.
         """
-        check_own(one, actor)
-        async with self._controls.of_user(one.session.user):
-            session, controls = await self._controls.read(one)
+        check_own(target, actor)
+        async with self._controls.of_user(target.session.user):
+            session, controls = await self._controls.read(target)
             now = self._controls.clock()
             begin = now if asked is None else min(now, max(asked.at, now - ASK_SECONDS))
             until = wanted.until if wanted.until is not None else begin + (wanted.seconds or 0.0)
@@ -101,28 +101,28 @@ class KeepActions:
             else:
                 changed = await self._extended(session, controls, actor, until, until - begin, now)
             text = words.kept(until - begin, session.tier)
-            await self._controls.write(one, changed, answer_to(asked, text, now))
-            self._remember(session, one.node, changed, now)
-        self._log.session(session, one.node, KEEP, actor.name, reason=text)
+            await self._controls.write(target, changed, answer_to(asked, text, now))
+            self._remember(session, target.node, changed, now)
+        self._log.session(session, target.node, KEEP, actor.name, reason=text)
         return ActionOutcome(True, text)
 
-    async def end_keep(self, one: Target, actor: Actor, asked: Asked | None = None) -> ActionOutcome:
+    async def end_keep(self, target: Target, actor: Actor, asked: Asked | None = None) -> ActionOutcome:
         """End a keep: idle actions apply again, each after its notice."""
-        check_own(one, actor)
-        async with self._controls.of_user(one.session.user):
-            session, controls = await self._controls.read(one)
+        check_own(target, actor)
+        async with self._controls.of_user(target.session.user):
+            session, controls = await self._controls.read(target)
             if controls.keep is None:
                 return ActionOutcome(False, words.NO_KEEP)
             changed = controls.model_copy(update={"keep": None})
-            await self._controls.write(one, changed, answer_to(asked, words.KEEP_ENDED, self._controls.clock()))
+            await self._controls.write(target, changed, answer_to(asked, words.KEEP_ENDED, self._controls.clock()))
             self._standing.get(session.user, {}).pop(session.id, None)
-        self._log.session(session, one.node, KEEP_ENDED, actor.name, reason=words.KEEP_ENDED)
+        self._log.session(session, target.node, KEEP_ENDED, actor.name, reason=words.KEEP_ENDED)
         return ActionOutcome(True, words.KEEP_ENDED)
 
-    async def ask_left(self, one: Target, actor: Actor) -> ActionOutcome:
+    async def ask_left(self, target: Target, actor: Actor) -> ActionOutcome:
         """Answer how many keeps the session's user has left. Changes nothing."""
-        check_own(one, actor)
-        session, controls = await self._controls.read(one)
+        check_own(target, actor)
+        session, controls = await self._controls.read(target)
         others = await self._controls.of_others(session)
         now = self._controls.clock()
         return ActionOutcome(
@@ -140,22 +140,22 @@ class KeepActions:
         began |= _those(self._began.get(user, Counter()), lambda begin: begin <= now)
         return [begin for _, begin in began.elements()]
 
-    async def settle(self, one: Target) -> bool:
+    async def settle(self, target: Target) -> bool:
         """Remove what is over, and date keeps of the future as of now. Returns whether that was necessary.
 
         Otherwise a clock that is set back would bring back a keep that was over, and keeps would count as of today
         until the clock has caught up.
         """
-        async with self._controls.of_user(one.session.user):
-            session, controls = await self._controls.read(one)
+        async with self._controls.of_user(target.session.user):
+            session, controls = await self._controls.read(target)
             before = session.controls
             if not has_to_settle(session, self._controls.clock()):
                 return False
-            await self._controls.write(one, controls)
+            await self._controls.write(target, controls)
         if before.keep is not None and controls.keep is None:
-            self._log.session(session, one.node, KEEP_ENDED, CULLER, reason=words.KEEP_WAS_OVER)
+            self._log.session(session, target.node, KEEP_ENDED, CULLER, reason=words.KEEP_WAS_OVER)
         if before.exemption is not None and controls.exemption is None:
-            self._log.session(session, one.node, EXEMPTION_ENDED, CULLER, reason=words.EXEMPTION_WAS_OVER)
+            self._log.session(session, target.node, EXEMPTION_ENDED, CULLER, reason=words.EXEMPTION_WAS_OVER)
         return True
 
     async def _extended(
@@ -232,12 +232,12 @@ class AdminActions:
         self._controls = controls
         self._log = log
 
-    async def exempt(self, one: Target, actor: Actor, until: float | None = None, reason: str = "") -> ActionOutcome:
+    async def exempt(self, target: Target, actor: Actor, until: float | None = None, reason: str = "") -> ActionOutcome:
         """Exempt a session from idle actions until an instant (seconds since the epoch); None: without end."""
         check_admin(actor)
         reason = harmless(reason)
-        async with self._controls.of_user(one.session.user):
-            session, controls = await self._controls.read(one)
+        async with self._controls.of_user(target.session.user):
+            session, controls = await self._controls.read(target)
             now = self._controls.clock()
             if until is not None and not now < until <= LATEST:
                 raise ActionRefused(words.EXEMPTION_NOT_IN_FUTURE, RefusalCode.BAD_REQUEST)
@@ -246,23 +246,25 @@ class AdminActions:
             if standing is not None and _same_end(standing.until, until) and standing.reason == reason:
                 return ActionOutcome(False, words.exempt_already(seconds))
             exemption = Exemption(until=until, by=actor.name, reason=reason)
-            await self._controls.write(one, controls.model_copy(update={"exemption": exemption}))
-        self._log.session(session, one.node, EXEMPT, actor.name, reason=f"{words.exempted(seconds)} {reason}".strip())
+            await self._controls.write(target, controls.model_copy(update={"exemption": exemption}))
+        self._log.session(
+            session, target.node, EXEMPT, actor.name, reason=f"{words.exempted(seconds)} {reason}".strip()
+        )
         return ActionOutcome(True, words.exempted(seconds))
 
-    async def end_exemption(self, one: Target, actor: Actor) -> ActionOutcome:
+    async def end_exemption(self, target: Target, actor: Actor) -> ActionOutcome:
         """End an exemption: idle actions apply again, each after its notice."""
         check_admin(actor)
-        async with self._controls.of_user(one.session.user):
-            session, controls = await self._controls.read(one)
+        async with self._controls.of_user(target.session.user):
+            session, controls = await self._controls.read(target)
             if controls.exemption is None:
                 return ActionOutcome(False, words.NOT_EXEMPT)
-            await self._controls.write(one, controls.model_copy(update={"exemption": None}))
-        self._log.session(session, one.node, EXEMPTION_ENDED, actor.name, reason=words.EXEMPTION_ENDED)
+            await self._controls.write(target, controls.model_copy(update={"exemption": None}))
+        self._log.session(session, target.node, EXEMPTION_ENDED, actor.name, reason=words.EXEMPTION_ENDED)
         return ActionOutcome(True, words.EXEMPTION_ENDED)
 
     async def message(
-        self, one: Target, actor: Actor, text: str, cause: MessageCause = MessageCause.ADMIN
+        self, target: Target, actor: Actor, text: str, cause: MessageCause = MessageCause.ADMIN
     ) -> ActionOutcome:
         """Show the session's user a text, in JupyterLab and in `gpushare status`, instead of the one of this cause."""
         check_admin(actor)
@@ -271,48 +273,48 @@ class AdminActions:
             raise ActionRefused(words.NO_TEXT, RefusalCode.BAD_REQUEST)
         if len(text) > MAX_TEXT_LETTERS:
             raise ActionRefused(words.message_too_long(len(text), MAX_TEXT_LETTERS), RefusalCode.BAD_REQUEST)
-        async with self._controls.of_user(one.session.user):
-            session, _ = await self._controls.read(one)
+        async with self._controls.of_user(target.session.user):
+            session, _ = await self._controls.read(target)
             now, last = self._controls.clock(), session.message_of(cause)
             if last is not None and (last.text, last.by) == (text, actor.name) and abs(now - last.at) < SAME_MESSAGE:
                 return ActionOutcome(False, words.MESSAGE_SENT_ALREADY)
             with refusals():
                 message = Message(text=text, by=actor.name, at=now, cause=cause)
-                await one.agent.message(MessageRequest(id=session.id, message=message))
-        self._log.session(session, one.node, MESSAGE, actor.name, reason=text)
+                await target.agent.message(MessageRequest(id=session.id, message=message))
+        self._log.session(session, target.node, MESSAGE, actor.name, reason=text)
         return ActionOutcome(True, words.MESSAGE_SENT)
 
-    async def explain(self, one: Target, actor: Actor, text: str) -> bool:
+    async def explain(self, target: Target, actor: Actor, text: str) -> bool:
         """Show the session's user why somebody else acts on the session. Returns whether that worked: the action is
         done all the same, and has its own line in the history."""
         message = Message(
             text=text[:MAX_TEXT_LETTERS], by=actor.name, at=self._controls.clock(), cause=MessageCause.ACTION
         )
         try:
-            async with self._controls.of_user(one.session.user):
-                session, _ = await self._controls.read(one)
+            async with self._controls.of_user(target.session.user):
+                session, _ = await self._controls.read(target)
                 with refusals():
-                    await one.agent.message(MessageRequest(id=session.id, message=message))
+                    await target.agent.message(MessageRequest(id=session.id, message=message))
         except ActionRefused as error:
-            log.info("The user of session %s is not told of an action: %s", one.session.id, error.to_admins)
+            log.info("The user of session %s is not told of an action: %s", target.session.id, error.to_admins)
             return False
         return True
 
-    async def withdraw_messages(self, one: Target, actor: Actor, *causes: MessageCause) -> ActionOutcome:
+    async def withdraw_messages(self, target: Target, actor: Actor, *causes: MessageCause) -> ActionOutcome:
         """Withdraw the messages of these causes that the session's user has."""
         check_admin(actor)
-        async with self._controls.of_user(one.session.user):
-            session, _ = await self._controls.read(one)
+        async with self._controls.of_user(target.session.user):
+            session, _ = await self._controls.read(target)
             standing = [message for cause in causes if (message := session.message_of(cause)) is not None]
             if not standing:
                 return ActionOutcome(False, words.NO_MESSAGE)
             for number, message in enumerate(standing):
                 if number:
-                    await self._controls.read(one)  # on Kubernetes the pod has changed
+                    await self._controls.read(target)  # on Kubernetes the pod has changed
                 with refusals():
-                    await one.agent.message(MessageRequest.withdraw(session.id, message.cause))
+                    await target.agent.message(MessageRequest.withdraw(session.id, message.cause))
         reason = " ".join(message.text for message in standing)
-        self._log.session(session, one.node, MESSAGE_WITHDRAWN, actor.name, reason=reason)
+        self._log.session(session, target.node, MESSAGE_WITHDRAWN, actor.name, reason=reason)
         return ActionOutcome(True, words.MESSAGE_WITHDRAWN)
 
 

@@ -112,9 +112,9 @@ class Target(Protocol):
     def session(self) -> SessionReport: ...
 
 
-def check_own(one: Target, actor: Actor) -> None:
+def check_own(target: Target, actor: Actor) -> None:
     """Raise ActionRefused unless the session is the actor's, or the actor is an admin."""
-    if not actor.is_admin and actor.name != one.session.user:
+    if not actor.is_admin and actor.name != target.session.user:
         raise ActionRefused(words.NOT_YOURS, RefusalCode.FORBIDDEN)
 
 
@@ -124,10 +124,10 @@ def check_admin(actor: Actor) -> None:
         raise ActionRefused(words.ADMINS_ONLY, RefusalCode.FORBIDDEN)
 
 
-async def current(one: Target) -> SessionReport:
+async def current(target: Target) -> SessionReport:
     """Return the session as its agent reports it now. Raises ActionRefused."""
     with refusals():
-        session = (await one.agent.report()).session(one.session.id)
+        session = (await target.agent.report()).session(target.session.id)
     if session is None:
         raise ActionRefused(words.SESSION_ENDED, RefusalCode.UNKNOWN_SESSION)
     return session
@@ -319,9 +319,9 @@ class ControlsOfSessions:
         async with lock:
             yield
 
-    async def read(self, one: Target) -> tuple[SessionReport, Controls]:
+    async def read(self, target: Target) -> tuple[SessionReport, Controls]:
         """Return the session as it is now, and its controls."""
-        session = await current(one)
+        session = await current(target)
         return session, in_force(session.controls, self.clock())
 
     async def of_others(self, session: SessionReport) -> SessionsOfUser:
@@ -335,19 +335,19 @@ class ControlsOfSessions:
         }
         return SessionsOfUser(controls, frozenset(report.node for report in reports))
 
-    async def write(self, one: Target, controls: Controls, answer: AskAnswer | None = None) -> None:
+    async def write(self, target: Target, controls: Controls, answer: AskAnswer | None = None) -> None:
         """Set a session's controls, and answer the ask that they come from."""
-        request = ControlsRequest.of(one.session.id, controls, answer)
+        request = ControlsRequest.of(target.session.id, controls, answer)
         with refusals():
             for pause in (*PAUSES, None):
                 try:
-                    await one.agent.controls(request)
+                    await target.agent.controls(request)
                     break
                 except ControlRefused as error:
                     if error.code != "busy" or pause is None:
                         raise
                 await asyncio.sleep(pause)
-                await one.agent.report()
+                await target.agent.report()
 
 
 def answer_to(asked: Asked | None, text: str, at: float) -> AskAnswer | None:

@@ -98,7 +98,9 @@ def never_placed(template: Template, snapshots: Sequence[NodeSnapshot]) -> str:
     if template.gpu is None:
         return ""
     # sessions pass: only the GPUs count
-    reports = [one.report.model_copy(update={"sessions": ()}) for one in snapshots if one.report is not None]
+    reports = [
+        snapshot.report.model_copy(update={"sessions": ()}) for snapshot in snapshots if snapshot.report is not None
+    ]
     if len(reports) < len(snapshots):
         return ""
     kinds = {(gpu.model, gpu.memory_bytes) for report in reports for gpu in report.gpus}
@@ -155,22 +157,22 @@ class RestartActions:
         self._running: dict[tuple[str, str], _Running] = {}
 
     async def restart(
-        self, one: Target, actor: Actor, template: str, why: str = "", first: First = nothing_first
+        self, target: Target, actor: Actor, template: str, why: str = "", first: First = nothing_first
     ) -> ActionOutcome:
         """Restart a server with a template. The same restart once more, while it runs, changes nothing.
 
         ``why``: what the actor says of it; the hub's page of the new server says it if its user does not act.
         ``first`` is awaited when nothing stands in the way.
         """
-        check_own(one, actor)
-        server = (one.session.user, one.session.server)
+        check_own(target, actor)
+        server = (target.session.user, target.session.server)
         running = self._running.get(server)
         if running is not None:
             if running.template != template:
                 raise ActionRefused(words.RESTARTS_ALREADY, RefusalCode.BUSY)
             return ActionOutcome(False, (await asyncio.shield(running.task)).text)
         # a client that is gone leaves no server stopped
-        return await asyncio.shield(self._run(server, template, self._restart(one, actor, template, why, first)))
+        return await asyncio.shield(self._run(server, template, self._restart(target, actor, template, why, first)))
 
     async def finish(self) -> None:
         """Finish the restarts of a service that was killed between the stop of a server and its start."""
@@ -189,8 +191,8 @@ class RestartActions:
         task.add_done_callback(lambda _: self._running.pop(server, None))
         return task
 
-    async def _restart(self, one: Target, actor: Actor, name: str, why: str, first: First) -> ActionOutcome:
-        session = one.session
+    async def _restart(self, target: Target, actor: Actor, name: str, why: str, first: First) -> ActionOutcome:
+        session = target.session
         with refusals():
             servers = await self._hub.servers(session.user)
         old = next((server for server in servers if server.name == session.server), None)
@@ -206,7 +208,7 @@ class RestartActions:
             at=self._clock(),
             user=session.user,
             server=session.server,
-            node=one.node,
+            node=target.node,
             group=group_of_session(session, {}),
             old_template=session.template,
             template=name,
@@ -315,7 +317,7 @@ class RestartActions:
         account = usage.accounts.find(session.quota, session.user)
         if groups is not None:
             choices = usage.accounts.of_user(session.user, groups)
-            account = next((one for one in choices if one.key == account.key), choices[0])
+            account = next((choice for choice in choices if choice.key == account.key), choices[0])
         units = template.gpu.share.total_units
         refused = admit(usage, account, session.user, units).refused
         if refused is not None:
@@ -360,12 +362,12 @@ class ServerActions:
         self._log = log
         self._notes = ServerNotes(hub)
 
-    async def stop(self, one: Target, actor: Actor, why: str = "", first: First = nothing_first) -> ActionOutcome:
+    async def stop(self, target: Target, actor: Actor, why: str = "", first: First = nothing_first) -> ActionOutcome:
         """Stop the server of a session. A named server stays in its user's list. ``why``: what the actor says of it;
         the hub's pages say it if the server's user does not act. ``first`` is awaited when nothing stands in the way.
         """
-        check_own(one, actor)
-        session = one.session
+        check_own(target, actor)
+        session = target.session
         with refusals():
             server = await self._hub.server(session.user, session.server)
             if server is None or not (server.ready or server.pending):
@@ -375,7 +377,7 @@ class ServerActions:
             await first()
             await self._hub.stop(session.user, session.server)
         reason = words.stopped_by(actor.name, why)
-        at = self._log.session(session, one.node, Tier.STOPPED, actor.name, units=0, reason=reason)
+        at = self._log.session(session, target.node, Tier.STOPPED, actor.name, units=0, reason=reason)
         if actor.name != session.user:
             self._notes.stopped(server, reason, at)
         return ActionOutcome(True, words.STOPS)

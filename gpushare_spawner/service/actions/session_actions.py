@@ -48,15 +48,15 @@ async def _unknown() -> None:
     """Nothing is known of pending spawns."""
 
 
-def _explains(one: Target, actor: Actor, why: str | None) -> bool:
-    return why is not None and actor.name != one.session.user
+def _explains(target: Target, actor: Actor, why: str | None) -> bool:
+    return why is not None and actor.name != target.session.user
 
 
 class _ToldBefore:
     """The end of a server, of which its user is told right before: afterwards no JupyterLab shows it."""
 
-    def __init__(self, admin: AdminActions, one: Target, actor: Actor, text: str, wanted: bool) -> None:
-        self._admin, self._one, self._actor, self._text, self._wanted = admin, one, actor, text, wanted
+    def __init__(self, admin: AdminActions, target: Target, actor: Actor, text: str, wanted: bool) -> None:
+        self._admin, self._one, self._actor, self._text, self._wanted = admin, target, actor, text, wanted
         self._told = False
 
     async def tell(self) -> None:
@@ -118,13 +118,13 @@ class SessionActions:
         the user, by their ids."""
         return self._keeps.left(session, controls, now)
 
-    async def ask_keeps_left(self, one: Target, actor: Actor) -> ActionOutcome:
+    async def ask_keeps_left(self, target: Target, actor: Actor) -> ActionOutcome:
         """Answer how many keeps the session's user has left. Changes nothing."""
-        return await self._keeps.ask_left(one, actor)
+        return await self._keeps.ask_left(target, actor)
 
     async def keep(
         self,
-        one: Target,
+        target: Target,
         actor: Actor,
         *,
         seconds: float | None = None,
@@ -132,18 +132,18 @@ class SessionActions:
         asked: Asked | None = None,
     ) -> ActionOutcome:
         """Keep the share against idle actions for some seconds, or until an instant (seconds since the epoch)."""
-        return await self._keeps.keep(one, actor, Wanted(seconds, until), asked)
+        return await self._keeps.keep(target, actor, Wanted(seconds, until), asked)
 
-    async def end_keep(self, one: Target, actor: Actor, asked: Asked | None = None) -> ActionOutcome:
+    async def end_keep(self, target: Target, actor: Actor, asked: Asked | None = None) -> ActionOutcome:
         """End the keep of a share."""
-        return await self._keeps.end_keep(one, actor, asked)
+        return await self._keeps.end_keep(target, actor, asked)
 
-    async def settle(self, one: Target) -> bool:
+    async def settle(self, target: Target) -> bool:
         """Remove a keep or an exemption that is over. Returns whether there was one."""
-        return await self._keeps.settle(one)
+        return await self._keeps.settle(target)
 
     async def release(
-        self, one: Target, actor: Actor, asked: Asked | None = None, why: str | None = None
+        self, target: Target, actor: Actor, asked: Asked | None = None, why: str | None = None
     ) -> ActionOutcome:
         """Release the share of an idle session; GPU work that lasts restores it.
 
@@ -151,73 +151,75 @@ class SessionActions:
         nothing. None: the user hears of the action otherwise.
         """
         said = harmless(why or "")
-        tell = self._tell(one, actor, why, words.released_by(actor.name, said))
-        return await self._tiers.release(one, actor, asked, said, tell)
+        tell = self._tell(target, actor, why, words.released_by(actor.name, said))
+        return await self._tiers.release(target, actor, asked, said, tell)
 
-    async def tier(self, one: Target, tier: Tier, actor: Actor, why: str | None = None) -> ActionOutcome:
+    async def tier(self, target: Target, tier: Tier, actor: Actor, why: str | None = None) -> ActionOutcome:
         """Change the tier to active, downgraded or released. For admins."""
         said = harmless(why or "")
-        tell = self._tell(one, actor, why, words.tier_set_by(tier, actor.name, said))
-        return await self._tiers.tier(one, tier, actor, said, tell)
+        tell = self._tell(target, actor, why, words.tier_set_by(tier, actor.name, said))
+        return await self._tiers.tier(target, tier, actor, said, tell)
 
-    async def share(self, one: Target, actor: Actor, fraction: float, why: str | None = None) -> ActionOutcome:
+    async def share(self, target: Target, actor: Actor, fraction: float, why: str | None = None) -> ActionOutcome:
         """Change the share to a fraction of its GPU, like 0.5. Kernels keep running."""
-        said, before = harmless(why or ""), one.session.share_units
-        outcome = await self._shares.share(one, actor, fraction, said)
+        said, before = harmless(why or ""), target.session.share_units
+        outcome = await self._shares.share(target, actor, fraction, said)
         units = units_from_fraction(fraction)
-        return await self._explained(one, actor, why, outcome, share_words.changed_by(actor.name, before, units, said))
+        return await self._explained(
+            target, actor, why, outcome, share_words.changed_by(actor.name, before, units, said)
+        )
 
-    async def other_shares(self, one: Target, actor: Actor) -> tuple[int, ...]:
+    async def other_shares(self, target: Target, actor: Actor) -> tuple[int, ...]:
         """Return the shares in units that the user can change to by templates, the smallest first. Changes nothing."""
-        return await self._shares.others(one, actor)
+        return await self._shares.others(target, actor)
 
-    async def stop(self, one: Target, actor: Actor, why: str | None = None) -> ActionOutcome:
+    async def stop(self, target: Target, actor: Actor, why: str | None = None) -> ActionOutcome:
         """Stop the server."""
         said = harmless(why or "")
-        end = _ToldBefore(self._admin, one, actor, words.stopped_by(actor.name, said), _explains(one, actor, why))
-        return await end.run(self._servers.stop(one, actor, said, end.tell))
+        end = _ToldBefore(self._admin, target, actor, words.stopped_by(actor.name, said), _explains(target, actor, why))
+        return await end.run(self._servers.stop(target, actor, said, end.tell))
 
-    async def restart(self, one: Target, template: str, actor: Actor, why: str | None = None) -> ActionOutcome:
+    async def restart(self, target: Target, template: str, actor: Actor, why: str | None = None) -> ActionOutcome:
         """Stop the server, and start it with a template."""
         said, found = harmless(why or ""), self._templates().get(template)
         title = found.display_name if found is not None else template
         text = words.restarted_by(actor.name, title, said)
-        end = _ToldBefore(self._admin, one, actor, text, _explains(one, actor, why))
-        return await end.run(self._restarts.restart(one, actor, template, said, end.tell))
+        end = _ToldBefore(self._admin, target, actor, text, _explains(target, actor, why))
+        return await end.run(self._restarts.restart(target, actor, template, said, end.tell))
 
     async def _explained(
-        self, one: Target, actor: Actor, why: str | None, outcome: ActionOutcome, text: str
+        self, target: Target, actor: Actor, why: str | None, outcome: ActionOutcome, text: str
     ) -> ActionOutcome:
         """Show the session's user what was done, where somebody else did it."""
-        if not outcome.changed or await self._tell(one, actor, why, text)():
+        if not outcome.changed or await self._tell(target, actor, why, text)():
             return outcome
         return ActionOutcome(True, f"{outcome.text} {words.NOT_TOLD}")
 
-    def _tell(self, one: Target, actor: Actor, why: str | None, text: str) -> Tell:
+    def _tell(self, target: Target, actor: Actor, why: str | None, text: str) -> Tell:
         """Return what shows the session's user what was done, where somebody else did it."""
-        return partial(self._admin.explain, one, actor, text) if _explains(one, actor, why) else nobody_to_tell
+        return partial(self._admin.explain, target, actor, text) if _explains(target, actor, why) else nobody_to_tell
 
     async def finish_restarts(self) -> None:
         """Finish the restarts that a service which was killed had begun."""
         await self._restarts.finish()
 
-    async def exempt(self, one: Target, actor: Actor, until: float | None = None, reason: str = "") -> ActionOutcome:
+    async def exempt(self, target: Target, actor: Actor, until: float | None = None, reason: str = "") -> ActionOutcome:
         """Exempt the session from idle actions until an instant (seconds since the epoch); None: forever.
 
         For admins.
         """
-        return await self._admin.exempt(one, actor, until, reason)
+        return await self._admin.exempt(target, actor, until, reason)
 
-    async def end_exemption(self, one: Target, actor: Actor) -> ActionOutcome:
+    async def end_exemption(self, target: Target, actor: Actor) -> ActionOutcome:
         """End the exemption. For admins."""
-        return await self._admin.end_exemption(one, actor)
+        return await self._admin.end_exemption(target, actor)
 
     async def message(
-        self, one: Target, actor: Actor, text: str, cause: MessageCause = MessageCause.ADMIN
+        self, target: Target, actor: Actor, text: str, cause: MessageCause = MessageCause.ADMIN
     ) -> ActionOutcome:
         """Show the session's user a message instead of the one of this cause. For admins."""
-        return await self._admin.message(one, actor, text, cause)
+        return await self._admin.message(target, actor, text, cause)
 
-    async def withdraw_messages(self, one: Target, actor: Actor, *causes: MessageCause) -> ActionOutcome:
+    async def withdraw_messages(self, target: Target, actor: Actor, *causes: MessageCause) -> ActionOutcome:
         """Withdraw the messages of these causes. For admins."""
-        return await self._admin.withdraw_messages(one, actor, *causes)
+        return await self._admin.withdraw_messages(target, actor, *causes)

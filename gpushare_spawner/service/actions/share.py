@@ -71,16 +71,16 @@ class ShareActions:
         self._changing = asyncio.Lock()
         """One change at a time: two sessions of an account must not grow beyond its quota together."""
 
-    async def share(self, one: Target, actor: Actor, fraction: float, why: str = "") -> ActionOutcome:
+    async def share(self, target: Target, actor: Actor, fraction: float, why: str = "") -> ActionOutcome:
         """Change the share to a fraction of its GPU. Kernels keep running; the memory limit is that of the user's
         template with this share. ``why``: what the actor says of it."""
-        check_own(one, actor)
+        check_own(target, actor)
         try:
             units = units_from_fraction(fraction)
         except ValueError as error:
             raise ActionRefused(words.NO_FRACTION, RefusalCode.BAD_REQUEST) from error
         async with self._changing:
-            session = await current(one)
+            session = await current(target)
             if units == session.share_units:
                 return ActionOutcome(False, words.same(units))
             if len(session.gpus) != 1:
@@ -92,11 +92,11 @@ class ShareActions:
             if not actor.is_admin and units > session.share_units:
                 self._check_quota(session, units, reports)
                 await self._check_queue(session, template, reports)
-            await self._resize(one, session, units, template, actor)
-            after = await current(one)
+            await self._resize(target, session, units, template, actor)
+            after = await current(target)
         self._log.session(
             after,
-            one.node,
+            target.node,
             SHARE,
             actor.name,
             units=after.effective_units,
@@ -106,13 +106,13 @@ class ShareActions:
         text = words.changed(session.share_units, units, after.borrowed_units, after.tier, memory)
         return ActionOutcome(True, text)
 
-    async def others(self, one: Target, actor: Actor) -> tuple[int, ...]:
+    async def others(self, target: Target, actor: Actor) -> tuple[int, ...]:
         """Return the shares in units that `share` accepts by the user's templates, the smallest first; never empty.
 
         Whether the units are free and within the quota is not looked at.
         """
-        check_own(one, actor)
-        session = await current(one)
+        check_own(target, actor)
+        session = await current(target)
         if len(session.gpus) != 1:
             raise ActionRefused(words.WHOLE_GPUS, RefusalCode.BAD_REQUEST)
         reports = [snapshot.report for snapshot in await ask_all(self._agents) if snapshot.report is not None]
@@ -123,7 +123,7 @@ class ShareActions:
 
     async def _resize(
         self,
-        one: Target,
+        target: Target,
         session: SessionReport,
         units: int,
         template: Template | None,
@@ -139,7 +139,7 @@ class ShareActions:
         )
         with refusals():
             try:
-                await one.agent.resize(request)
+                await target.agent.resize(request)
             except ControlRefused as error:
                 if error.code != "no-capacity":
                     raise
@@ -274,12 +274,12 @@ class TierActions:
         self._followed: set[asyncio.Task[None]] = set()
 
     async def release(
-        self, one: Target, actor: Actor, asked: Asked | None = None, why: str = "", tell: Tell = nobody_to_tell
+        self, target: Target, actor: Actor, asked: Asked | None = None, why: str = "", tell: Tell = nobody_to_tell
     ) -> ActionOutcome:
         """Release the share of an idle session. ``asked``: what this follows; GPU work since then prevents it.
         ``why``: what the actor says of it. ``tell``: called when the share is released."""
-        check_own(one, actor)
-        session = await current(one)
+        check_own(target, actor)
+        session = await current(target)
         if session.tier is Tier.RELEASED:
             return ActionOutcome(False, session_words.RELEASED_ALREADY)
         if asked is not None and (session.last_gpu_activity or 0.0) > asked.ask.at:
@@ -288,19 +288,19 @@ class TierActions:
         request = self._request(session, Tier.RELEASED, 0, session_words.released_by(actor.name))
 
         def record() -> None:
-            self._log.session(session, one.node, Tier.RELEASED, actor.name, units=0, reason=reason)
+            self._log.session(session, target.node, Tier.RELEASED, actor.name, units=0, reason=reason)
 
-        return await self._carry_out(_Change(one, request, record, tell), session_words.RELEASED)
+        return await self._carry_out(_Change(target, request, record, tell), session_words.RELEASED)
 
     async def tier(
-        self, one: Target, tier: Tier, actor: Actor, why: str = "", tell: Tell = nobody_to_tell
+        self, target: Target, tier: Tier, actor: Actor, why: str = "", tell: Tell = nobody_to_tell
     ) -> ActionOutcome:
         """Change the tier of a session to active, downgraded or released, by an admin's decision.
 
         GPU work that lasts restores the share, and a session that is made active counts as idle from now on.
         """
         check_admin(actor)
-        session = await current(one)
+        session = await current(target)
         units = self._units(session, tier)
         if (session.tier, session.effective_units) == (tier, units):
             return ActionOutcome(False, session_words.tier_already(tier))
@@ -308,9 +308,9 @@ class TierActions:
         request = self._request(session, tier, units, session_words.tier_set_by(tier, actor.name))
 
         def record() -> None:
-            self._log.session(session, one.node, tier, actor.name, units=units, reason=reason)
+            self._log.session(session, target.node, tier, actor.name, units=units, reason=reason)
 
-        return await self._carry_out(_Change(one, request, record, tell), session_words.tier_set(tier, units))
+        return await self._carry_out(_Change(target, request, record, tell), session_words.tier_set(tier, units))
 
     def _units(self, session: SessionReport, tier: Tier) -> int:
         if tier is Tier.STOPPED:

@@ -44,8 +44,8 @@ def document(operations: Sequence[AnyOperation], version: str, prefix: str) -> d
     """Return the document. ``version``: of the package; ``prefix``: of all addresses, on the hub's site."""
     schemas, refs = _schemas(operations)
     paths: dict[str, dict[str, Any]] = {}
-    for one in operations:
-        paths.setdefault(f"/{one.path}", {})[one.method.lower()] = _operation(one, refs)
+    for operation in operations:
+        paths.setdefault(f"/{operation.path}", {})[operation.method.lower()] = _operation(operation, refs)
     return {
         "openapi": "3.1.0",
         "info": {"title": "gpushare service", "version": version, "description": ABOUT},
@@ -72,37 +72,37 @@ def document(operations: Sequence[AnyOperation], version: str, prefix: str) -> d
     }
 
 
-def statuses_of(one: AnyOperation) -> dict[int, str]:
+def statuses_of(operation: AnyOperation) -> dict[int, str]:
     """Return the errors that an operation can answer with, and what they mean."""
     found = {403, 413}  # the server reads a body before the operation is known
-    if one.query is not Nothing:
+    if operation.query is not Nothing:
         found.add(400)
-    if "{" in one.path:
+    if "{" in operation.path:
         found.add(404)
-    if one.acts:
+    if operation.acts:
         found |= {400, 409, 429, 502}
-    if one.body is not Nothing:
+    if operation.body is not Nothing:
         found.add(400)
-    return dict(sorted(({status: _ERRORS[status] for status in found} | dict(one.errors)).items()))
+    return dict(sorted(({status: _ERRORS[status] for status in found} | dict(operation.errors)).items()))
 
 
-def _operation(one: AnyOperation, refs: Mapping[tuple[Any, JsonSchemaMode], Any]) -> dict[str, Any]:
-    content = {"schema": refs[one.answer, "serialization"]}
+def _operation(operation: AnyOperation, refs: Mapping[tuple[Any, JsonSchemaMode], Any]) -> dict[str, Any]:
+    content = {"schema": refs[operation.answer, "serialization"]}
     said: dict[str, Any] = {
-        "operationId": one.name,
-        "summary": one.summary,
-        "description": " ".join(one.description.split()),
-        "tags": [one.path.partition("/")[0]],
-        "parameters": [*_of_path(one.path), *_of_query(one.query), *_of_headers(one)],
+        "operationId": operation.name,
+        "summary": operation.summary,
+        "description": " ".join(operation.description.split()),
+        "tags": [operation.path.partition("/")[0]],
+        "parameters": [*_of_path(operation.path), *_of_query(operation.query), *_of_headers(operation)],
         # each entry is one way; the scopes of an entry are all needed, so each that is enough is an entry of its own
-        "security": [*({"token": [scope]} for scope in one.needs.scopes or ()), {"login": []}]
-        if one.needs.scopes
+        "security": [*({"token": [scope]} for scope in operation.needs.scopes or ()), {"login": []}]
+        if operation.needs.scopes
         else [{"token": []}, {"login": []}],
         "responses": {
             "200": {
-                "description": "Server-sent events; this is the data of each." if one.streams else "The answer.",
-                "content": {"text/event-stream" if one.streams else "application/json": content}
-                | {kind: {"schema": {"type": "string"}} for kind in one.other_content},
+                "description": "Server-sent events; this is the data of each." if operation.streams else "The answer.",
+                "content": {"text/event-stream" if operation.streams else "application/json": content}
+                | {kind: {"schema": {"type": "string"}} for kind in operation.other_content},
             },
             **{
                 str(status): {
@@ -110,14 +110,14 @@ def _operation(one: AnyOperation, refs: Mapping[tuple[Any, JsonSchemaMode], Any]
                     "content": {"application/json": {"schema": refs[Refusal, "serialization"]}},
                     **({"headers": _RETRY_AFTER} if status == 429 else {}),
                 }
-                for status, meaning in statuses_of(one).items()
+                for status, meaning in statuses_of(operation).items()
             },
         },
     }
-    if one.body is not Nothing:
-        body: dict[str, Any] = {"schema": refs[one.body, "validation"]}
-        if one.example is not None:
-            body["example"] = dict(one.example)
+    if operation.body is not Nothing:
+        body: dict[str, Any] = {"schema": refs[operation.body, "validation"]}
+        if operation.example is not None:
+            body["example"] = dict(operation.example)
         said["requestBody"] = {"required": True, "content": {"application/json": body}}
     return said
 
@@ -126,10 +126,10 @@ def _schemas(
     operations: Iterable[AnyOperation],
 ) -> tuple[dict[str, Any], dict[tuple[Any, JsonSchemaMode], Any]]:
     wanted: dict[tuple[type[BaseModel], JsonSchemaMode], None] = {(Refusal, "serialization"): None}
-    for one in operations:
-        wanted[one.answer, "serialization"] = None
-        if one.body is not Nothing:
-            wanted[one.body, "validation"] = None
+    for operation in operations:
+        wanted[operation.answer, "serialization"] = None
+        if operation.body is not Nothing:
+            wanted[operation.body, "validation"] = None
     refs, made = models_json_schema(list(wanted), ref_template=_REF)
     return made.get("$defs", {}), dict(refs)
 
@@ -171,8 +171,8 @@ def _inlined(part: Any, schema: dict[str, Any]) -> Any:
     return {key: _inlined(value, schema) for key, value in part.items()}
 
 
-def _of_headers(one: AnyOperation) -> list[dict[str, Any]]:
-    if not one.acts:
+def _of_headers(operation: AnyOperation) -> list[dict[str, Any]]:
+    if not operation.acts:
         return []
     return [
         {

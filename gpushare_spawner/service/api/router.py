@@ -283,8 +283,8 @@ Rule = tuple[str, type[Page], dict[str, Any]]
 def routes(operations: Sequence[AnyOperation], services: Services, prefix: str) -> list[Rule]:
     """Return the rules of the addresses under ``prefix``, which ends with a slash."""
     by_path: dict[str, dict[str, AnyOperation]] = {}
-    for one in operations:
-        by_path.setdefault(one.path, {})[one.method] = one
+    for operation in operations:
+        by_path.setdefault(operation.path, {})[operation.method] = operation
     repeated: Idempotency[str] = Idempotency()
     budgets = ActionBudgets()
     rules: list[Rule] = [

@@ -74,13 +74,13 @@ class ServiceSnapshot:
     @cached_property
     def reports(self) -> list[KnownReport]:
         """Of the agents that answered."""
-        return [one.report for one in self.snapshots if one.report is not None]
+        return [snapshot.report for snapshot in self.snapshots if snapshot.report is not None]
 
     @cached_property
     def rows(self) -> list[Row]:
         """All sessions."""
         reports = {report.node: report for report in self.reports}
-        return [Row(one, reports[one.node]) for one in self.decisions]
+        return [Row(decision, reports[decision.node]) for decision in self.decisions]
 
     @cached_property
     def by_id(self) -> Mapping[str, Row]:
@@ -188,7 +188,7 @@ class ServiceSnapshots:
         pending = await sources.pending()
         # versions go on over restarts of the service
         version = before.version if before is not None else int(now)
-        reports = [one.report for one in snapshots if one.report is not None]
+        reports = [snapshot.report for snapshot in snapshots if snapshot.report is not None]
         waiting = await sources.waiting(pending, reports, templates)
         taken = ServiceSnapshot(
             version, now, snapshots, decisions, templates, pending, sources.quotas(), waiting, tuple(sources.notes())
@@ -227,10 +227,10 @@ def _nodes_differ(before: Sequence[NodeSnapshot], after: Sequence[NodeSnapshot])
     return [_shown(one) for one in before] != [_shown(one) for one in after]
 
 
-def _shown(one: NodeSnapshot) -> tuple[Any, ...]:
-    report = one.report
+def _shown(snapshot: NodeSnapshot) -> tuple[Any, ...]:
+    report = snapshot.report
     if report is None:
-        return (one.problem,)
+        return (snapshot.problem,)
     # heat and power change all the time: pages take them along with the rest
     gpus = [gpu.model_copy(update={"temperature_celsius": None, "power_watts": None}) for gpu in report.gpus]
     return report.node, gpus, report.cordons, report.host_memory, report.state_trouble

@@ -40,28 +40,33 @@ class IdleActionLog:
     def __init__(self, actions: ActionLog) -> None:
         self._actions = actions
 
-    def gpu_action(self, one: SessionDecision) -> None:
+    def gpu_action(self, decision: SessionDecision) -> None:
         """Log that a session was downgraded or released, as decided; or, in a dry run, that it would have been."""
-        self._session(one, one.decision.tier, one.decision.units, decided(one.decision, one.session.share))
+        self._session(
+            decision,
+            decision.decision.tier,
+            decision.decision.units,
+            decided(decision.decision, decision.session.share),
+        )
 
-    def stopped_session(self, one: SessionDecision, reason: str) -> None:
+    def stopped_session(self, decision: SessionDecision, reason: str) -> None:
         """Log that a session's server was stopped."""
-        self._session(one, Tier.STOPPED, 0, reason)
+        self._session(decision, Tier.STOPPED, 0, reason)
 
     def stopped_server(self, server: HubServer, reason: str, dry_run: bool = False) -> None:
         """Log that a server without a share was stopped."""
         self._actions.server(server, Tier.STOPPED, reason=reason, dry_run=dry_run)
 
-    def _session(self, one: SessionDecision, tier: Tier, units: int, reason: str) -> None:
-        upcoming = one.decision.upcoming
+    def _session(self, decision: SessionDecision, tier: Tier, units: int, reason: str) -> None:
+        upcoming = decision.decision.upcoming
         self._actions.session(
-            one.session,
-            one.node,
+            decision.session,
+            decision.node,
             tier,
             units=units,
             cause=upcoming.cause.value if upcoming is not None else "",
             reason=reason,
-            dry_run=one.dry_run,
+            dry_run=decision.dry_run,
         )
 
 
@@ -107,49 +112,51 @@ async def suppose(one: SessionDecision, dry_run: DryRun, actions: IdleActionLog)
     return False
 
 
-async def go_on_yielding(one: SessionDecision) -> bool:
+async def go_on_yielding(decision: SessionDecision) -> bool:
     """Have the agent keep what the session yields for longer: the server that it is for does not run yet. Returns
     False: nothing has changed."""
-    session = one.session
-    await one.agent.tier(
+    session = decision.session
+    await decision.agent.tier(
         TierRequest(
             id=session.id,
             tier=session.tier,
             effective_units=session.effective_units,
             reason="a spawn in quota still waits for its units, or has them and starts",
-            use=one.observation.use_rule,
-            yields_until=one.decided_at + YIELD_SECONDS,
+            use=decision.observation.use_rule,
+            yields_until=decision.decided_at + YIELD_SECONDS,
         )
     )
     return False
 
 
-async def stop_yielding(one: SessionDecision) -> bool:
+async def stop_yielding(decision: SessionDecision) -> bool:
     """Tell the agent that no spawn in quota needs what the session yields. Returns True."""
-    session, reason = one.session, "no spawn in quota waits for its units any longer"
+    session, reason = decision.session, "no spawn in quota waits for its units any longer"
     works = session.gpu_busy or session.waiting
     tier, units = (Tier.ACTIVE, session.share_units) if works else (session.tier, session.effective_units)
     if tier is not Tier.STOPPED:
-        use = one.observation.use_rule if tier is not Tier.ACTIVE else None
-        await one.agent.tier(TierRequest(id=session.id, tier=tier, effective_units=units, reason=reason, use=use))
-        log.info("%s: %s", one.name, reason)
+        use = decision.observation.use_rule if tier is not Tier.ACTIVE else None
+        await decision.agent.tier(TierRequest(id=session.id, tier=tier, effective_units=units, reason=reason, use=use))
+        log.info("%s: %s", decision.name, reason)
     return True
 
 
-async def update_notice(one: SessionDecision, counters: Counters) -> bool:
+async def update_notice(decision: SessionDecision, counters: Counters) -> bool:
     """Send the notice that should stand, or withdraw one that should not. Returns False: the tier stays."""
-    told, coming = one.session.notice, one.decision.notice
-    share = one.session.share
+    told, coming = decision.session.notice, decision.decision.notice
+    share = decision.session.share
     if coming is None:
         if told is not None:
-            await one.agent.announce(AnnounceRequest(id=one.session.id, tier=None, reason=decided(one.decision, share)))
-            why = decided(one.decision, share)
-            log.info("%s: notice withdrawn (%s at %s): %s", one.name, told.tier, _time(told.at), why)
+            await decision.agent.announce(
+                AnnounceRequest(id=decision.session.id, tier=None, reason=decided(decision.decision, share))
+            )
+            why = decided(decision.decision, share)
+            log.info("%s: notice withdrawn (%s at %s): %s", decision.name, told.tier, _time(told.at), why)
             counters.withdrew(told.tier)
     elif told is None or not _same(told, coming):
-        notice = notice_of(coming, share, one.observation.use_rule)
-        await one.agent.announce(AnnounceRequest.of(one.session.id, notice))
-        log.info("%s: user notified: %s at %s", one.name, coming.tier, _time(coming.at))
+        notice = notice_of(coming, share, decision.observation.use_rule)
+        await decision.agent.announce(AnnounceRequest.of(decision.session.id, notice))
+        log.info("%s: user notified: %s at %s", decision.name, coming.tier, _time(coming.at))
         counters.notified(coming.tier)
     return False
 
@@ -255,22 +262,24 @@ class HubActions:
         self.awaiting_reports = False
         """Whether a stop waits for the agent's next report."""
 
-    async def stop_session(self, one: SessionDecision) -> bool:
+    async def stop_session(self, decision: SessionDecision) -> bool:
         """Stop the server of a session, if that is still due."""
-        session = one.session
-        if self._too_old(one.agent.report_age()):
+        session = decision.session
+        if self._too_old(decision.agent.report_age()):
             return False
         server = await self._hub.server(session.user, session.server)
-        snapshot = await ask(one.agent)
+        snapshot = await ask(decision.agent)
         current = snapshot.report.session(session.id) if snapshot.report is not None else None
         if snapshot.report is None or current is None or server is None or not server.settled:
             return False
         if self._too_old(snapshot.age):
             return False
         templates, now = self._templates(), self._clock()
-        fresh = decide_session(one.agent, snapshot.report, current, server, templates, now, self._settings, one.claim)
+        fresh = decide_session(
+            decision.agent, snapshot.report, current, server, templates, now, self._settings, decision.claim
+        )
         if fresh.decision.tier is current.tier:
-            log.info("%s: not stopped: %s", one.name, decided(fresh.decision, current.share))
+            log.info("%s: not stopped: %s", decision.name, decided(fresh.decision, current.share))
             return await update_notice(fresh, self._counters)
         if fresh.decision.tier is not Tier.STOPPED or fresh.dry_run:
             return False

@@ -186,14 +186,18 @@ class Culler:
         self._notify(decisions)
         if all(snapshot.report is not None for snapshot in snapshots):
             # sessions of an agent that is silent have not ended
-            self.dry_run.keep({one.session.id for one in decisions})
+            self.dry_run.keep({decision.session.id for decision in decisions})
         kept_on = self.pressure.kept_on
-        names = {one.name for one in decisions}
+        names = {decision.name for decision in decisions}
         self._refused = {name: text for name, text in self._refused.items() if name in names}
         self._kept_since = {session: since for session, since in self._kept_since.items() if session in kept_on}
         done = await asyncio.gather(
-            *(self._guarded(one.name, action) for one in decisions if (action := self._gpu_action(one))),
-            *(self._guarded(one.name, action) for one in decisions if (action := self._end_of_controls(one))),
+            *(self._guarded(decision.name, action) for decision in decisions if (action := self._gpu_action(decision))),
+            *(
+                self._guarded(decision.name, action)
+                for decision in decisions
+                if (action := self._end_of_controls(decision))
+            ),
         )
         if self._drains is not None and not self._settings.dry_run:
             due = list(self._drains.due(snapshots, decisions, now))
@@ -202,7 +206,9 @@ class Culler:
         self._say_once(dict(self._lasting_problems(snapshots, templates, now)) | dict(_short_work(decisions)))
         self.counters.failures["agent"] += sum(snapshot.report is None for snapshot in snapshots)
         self.counters.round_done(self._clock())
-        instants = [one.decision.decide_again_at for one in decisions if one.decision.decide_again_at is not None]
+        instants = [
+            decision.decision.decide_again_at for decision in decisions if decision.decision.decide_again_at is not None
+        ]
         if self._drains is not None and (stop_at := self._drains.next_stop(snapshots, decisions, now)) is not None:
             instants.append(stop_at)
         return min([*instants, now + _SOON]) if any(done) or stopped else min(instants, default=None)
@@ -215,12 +221,15 @@ class Culler:
         Sessions of an agent that is silent count as in its last report, and none of them makes way. Nothing while an
         agent has not reported at all, since it is not known who is in quota.
         """
-        last = {one.agent: one.report if one.report is not None else self._last.get(one.agent) for one in snapshots}
+        last = {
+            snapshot.agent: snapshot.report if snapshot.report is not None else self._last.get(snapshot.agent)
+            for snapshot in snapshots
+        }
         self._last = {agent: report for agent, report in last.items() if report is not None}
         if len(self._last) < len(snapshots):
             return NO_PRESSURE
-        reports = [one.report for one in snapshots if one.report is not None]
-        silent = [self._last[one.agent] for one in snapshots if one.report is None]
+        reports = [snapshot.report for snapshot in snapshots if snapshot.report is not None]
+        silent = [self._last[snapshot.agent] for snapshot in snapshots if snapshot.report is None]
         quotas = self._quotas()
         idle, reclaims = candidates(reports, templates, now, self._settings, self.use), may_matter(quotas, reports)
         if not idle and not reclaims:
@@ -252,39 +261,39 @@ class Culler:
         wait = longest if again is None else again - self._clock()
         return max(min(_SOON, longest), min(wait, longest))
 
-    def _gpu_action(self, one: SessionDecision) -> Action | None:
+    def _gpu_action(self, decision: SessionDecision) -> Action | None:
         """Return what the agent has to do for a session; None where the session starts or stops."""
-        if _starts_or_stops(one):
+        if _starts_or_stops(decision):
             return None
-        if one.dry_run:
-            return partial(suppose, one, self.dry_run, self._actions)
-        if one.decision.tier is Tier.STOPPED:
+        if decision.dry_run:
+            return partial(suppose, decision, self.dry_run, self._actions)
+        if decision.decision.tier is Tier.STOPPED:
             return None
-        if one.session.yields and one.session.id in self.pressure.free_again:
-            return partial(stop_yielding, one)
-        if one.decision.tier is not one.session.tier:
-            self._kept_since[one.session.id] = one.decided_at
-            return partial(take_gpu_action, one, self.counters, self._actions)
-        if self._has_to_go_on_yielding(one):
-            self._kept_since[one.session.id] = one.decided_at
-            return partial(go_on_yielding, one)
-        return partial(update_notice, one, self.counters)
+        if decision.session.yields and decision.session.id in self.pressure.free_again:
+            return partial(stop_yielding, decision)
+        if decision.decision.tier is not decision.session.tier:
+            self._kept_since[decision.session.id] = decision.decided_at
+            return partial(take_gpu_action, decision, self.counters, self._actions)
+        if self._has_to_go_on_yielding(decision):
+            self._kept_since[decision.session.id] = decision.decided_at
+            return partial(go_on_yielding, decision)
+        return partial(update_notice, decision, self.counters)
 
-    def _end_of_controls(self, one: SessionDecision) -> Action | None:
+    def _end_of_controls(self, decision: SessionDecision) -> Action | None:
         """Return how a keep or an exemption that is over is removed; None: there is none."""
-        if self._session_actions is None or not has_to_settle(one.session, one.decided_at):
+        if self._session_actions is None or not has_to_settle(decision.session, decision.decided_at):
             return None
-        return partial(self._session_actions.settle, one)
+        return partial(self._session_actions.settle, decision)
 
-    def _has_to_go_on_yielding(self, one: SessionDecision) -> bool:
+    def _has_to_go_on_yielding(self, decision: SessionDecision) -> bool:
         """Return whether the agent must hear again that it keeps what the session yields. Not while the user has a
         notice, which a change of the tier withdraws."""
-        if not one.session.yields or one.session.id not in self.pressure.kept_on:
+        if not decision.session.yields or decision.session.id not in self.pressure.kept_on:
             return False
-        since = self._kept_since.get(one.session.id)
-        silent = one.session.notice is None and one.decision.notice is None
+        since = self._kept_since.get(decision.session.id)
+        silent = decision.session.notice is None and decision.decision.notice is None
         # an unknown or later instant: another process of this service, or a clock that was set back
-        return silent and (since is None or not 0 <= one.decided_at - since < YIELD_SECONDS / 2)
+        return silent and (since is None or not 0 <= decision.decided_at - since < YIELD_SECONDS / 2)
 
     def _due_hub_actions(
         self,
@@ -294,9 +303,9 @@ class Culler:
         now: float,
     ) -> Iterator[tuple[str, Action]]:
         """Yield what the hub has to do, each with a unique name."""
-        for one in decisions:
-            if one.decision.tier is Tier.STOPPED and not one.dry_run and not _starts_or_stops(one):
-                yield f"server {one.name}", partial(self._hub_actions.stop_session, one)
+        for decision in decisions:
+            if decision.decision.tier is Tier.STOPPED and not decision.dry_run and not _starts_or_stops(decision):
+                yield f"server {decision.name}", partial(self._hub_actions.stop_session, decision)
         if self._settings.dry_run:
             known = self.hub_snapshot is not None and all(snapshot.report is not None for snapshot in snapshots)
             self._say_what_would_come(self._judged(snapshots, templates, now), now, known)
@@ -404,11 +413,11 @@ class Culler:
 
 def _short_work(decisions: Sequence[SessionDecision]) -> Iterator[tuple[str, str]]:
     """Yield a sentence on each session whose share short GPU work would have kept."""
-    for one in decisions:
-        work = one.observation.short_work
-        if work is not None and one.kept_by_short_work:
-            yield f"session {one.name}", kept_by_short_work(work.rule)
+    for decision in decisions:
+        work = decision.observation.short_work
+        if work is not None and decision.kept_by_short_work:
+            yield f"session {decision.name}", kept_by_short_work(work.rule)
 
 
-def _starts_or_stops(one: SessionDecision) -> bool:
-    return not one.session.confirmed or (one.server is not None and not one.server.settled)
+def _starts_or_stops(decision: SessionDecision) -> bool:
+    return not decision.session.confirmed or (decision.server is not None and not decision.server.settled)

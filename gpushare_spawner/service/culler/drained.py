@@ -57,19 +57,23 @@ class Drained:
 
 def drained(snapshots: Sequence[NodeSnapshot], decisions: Sequence[SessionDecision]) -> Iterator[Drained]:
     """Yield the sessions on drained GPUs, with the drain that ends first."""
-    reports = {one.report.node: one.report for one in snapshots if one.report is not None and one.report.cordons}
-    for one in decisions:
-        report = reports.get(one.node)
-        found = _drain_of(one.session, report) if report is not None else None
-        if report is not None and found is not None and one.session.confirmed:
+    reports = {
+        snapshot.report.node: snapshot.report
+        for snapshot in snapshots
+        if snapshot.report is not None and snapshot.report.cordons
+    }
+    for decision in decisions:
+        report = reports.get(decision.node)
+        found = _drain_of(decision.session, report) if report is not None else None
+        if report is not None and found is not None and decision.session.confirmed:
             index = next((gpu.index for gpu in report.gpus if gpu.uuid == found.gpu), None)
             where = f"node {report.node}" if index is None else f"GPU {index} of node {report.node}"
-            yield Drained(one, found, where)
+            yield Drained(decision, found, where)
 
 
 def _drain_of(session: SessionReport, report: Report) -> Cordon | None:
-    drains = [one for one in report.cordons if one.drain and (not one.gpu or one.gpu in session.gpus)]
-    return min(drains, key=lambda one: one.stop_at if one.stop_at is not None else float("inf"), default=None)
+    drains = [cordon for cordon in report.cordons if cordon.drain and (not cordon.gpu or cordon.gpu in session.gpus)]
+    return min(drains, key=lambda drain: drain.stop_at if drain.stop_at is not None else float("inf"), default=None)
 
 
 class Drains:
@@ -91,7 +95,7 @@ class Drains:
         """Yield what is to be done now, by the session's name."""
         self._stopped = {name: at for name, at in self._stopped.items() if 0 <= now - at < STOP_AGAIN}
         found = {one.decision.session.id: one for one in drained(snapshots, decisions)}
-        if all(one.report is not None for one in snapshots):
+        if all(snapshot.report is not None for snapshot in snapshots):
             # sessions of an agent that is silent have not ended
             self._told = {name: told for name, told in self._told.items() if name in found}
         for decision in decisions:

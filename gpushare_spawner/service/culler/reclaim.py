@@ -108,13 +108,13 @@ def _in_quota(
 ) -> Iterator[Asking[ReclaimingSpawn]]:
     kinds = {(gpu.model, gpu.memory_bytes) for report in reports for gpu in report.gpus}
     asking = []
-    for one in waiting_spawns(pending, reports, templates):
-        account, gpu = _account_of(usage.accounts, one.server), one.template.gpu
-        if account is None or gpu is None or not SessionTemplates.of(templates).native(one.template):
+    for spawn in waiting_spawns(pending, reports, templates):
+        account, gpu = _account_of(usage.accounts, spawn.server), spawn.template.gpu
+        if account is None or gpu is None or not SessionTemplates.of(templates).native(spawn.template):
             # what sessions of ours give up is no GPU of another layer
             continue
-        request = PlacementRequest(gpu.share, models=suitable_models(gpu, kinds), template=one.template.name)
-        asking.append(Asking(ReclaimingSpawn(one.server.label, request), account, gpu.share.total_units))
+        request = PlacementRequest(gpu.share, models=suitable_models(gpu, kinds), template=spawn.template.name)
+        asking.append(Asking(ReclaimingSpawn(spawn.server.label, request), account, gpu.share.total_units))
     yield from divided(asking, usage)[0]
 
 
@@ -273,7 +273,7 @@ def needed(
     if not waiting or not idle_sessions:
         return {}
     ledger = Ledger.of(reports)
-    known = (one for one in idle_sessions if ledger.node_of(one.session) == one.node)
+    known = (session for session in idle_sessions if ledger.node_of(session.session) == session.node)
     return reclaimed(waiting, known, SupposedGpus(ledger, lent=True))
 
 
@@ -281,8 +281,8 @@ def _asking(
     reports: Sequence[Report], pending: Sequence[HubServer], templates: Mapping[str, Template]
 ) -> Iterator[Asking[ReclaimingSpawn]]:
     kinds = {(gpu.model, gpu.memory_bytes) for report in reports for gpu in report.gpus}
-    for one in waiting_spawns(pending, reports, templates):
-        gpu = one.template.gpu
-        if gpu is not None and SessionTemplates.of(templates).native(one.template):
-            request = PlacementRequest(gpu.share, models=suitable_models(gpu, kinds), template=one.template.name)
-            yield Asking(ReclaimingSpawn(one.server.label, request), _NO_ACCOUNT, gpu.share.total_units)
+    for spawn in waiting_spawns(pending, reports, templates):
+        gpu = spawn.template.gpu
+        if gpu is not None and SessionTemplates.of(templates).native(spawn.template):
+            request = PlacementRequest(gpu.share, models=suitable_models(gpu, kinds), template=spawn.template.name)
+            yield Asking(ReclaimingSpawn(spawn.server.label, request), _NO_ACCOUNT, gpu.share.total_units)

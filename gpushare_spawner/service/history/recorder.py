@@ -407,7 +407,7 @@ class History:
         reports = [snapshot.report for snapshot in snapshots if snapshot.report is not None]
         if pending is None or len(reports) < len(snapshots):
             return
-        waiting = [one.server for one in waiting_spawns(pending, reports, self._sources.templates())]
+        waiting = [spawn.server for spawn in waiting_spawns(pending, reports, self._sources.templates())]
         self._add_waits(self._spawns.observe_queue(waiting, self._sources.clock()))
 
     def record(self, action: Action) -> None:

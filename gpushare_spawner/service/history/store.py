@@ -384,14 +384,14 @@ class HistoryStore:
                     [{"old_node": node, "old_session": session} for node, session in gone],
                 )
             _insert(connection, COUNTERS, (asdict(one) for one in counted))
-            _insert(connection, ACTION, (asdict(one) for one in actions))
-            _insert(connection, WAIT, (asdict(one) for one in waits))
+            _insert(connection, ACTION, (asdict(action) for action in actions))
+            _insert(connection, WAIT, (asdict(wait) for wait in waits))
 
-    def begin_restart(self, one: BegunRestart) -> None:
+    def begin_restart(self, restart: BegunRestart) -> None:
         """Add a restart that is under way, instead of an earlier one of the same server."""
-        row = asdict(one) | {name: json.dumps(dict(getattr(one, name))) for name in _OPTIONS}
+        row = asdict(restart) | {name: json.dumps(dict(getattr(restart, name))) for name in _OPTIONS}
         with self._failing("cannot be written"), self._engine.begin() as connection:
-            connection.execute(_restart_of(one.user, one.server))
+            connection.execute(_restart_of(restart.user, restart.server))
             connection.execute(insert(RESTART).values(row))
 
     def end_restart(self, user: str, server: str) -> None:

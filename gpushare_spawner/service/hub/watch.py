@@ -129,7 +129,7 @@ class QueueOfHub:
         }
 
     async def _first_events(self, spawns: Sequence[_Followed]) -> None:
-        waiters = [asyncio.ensure_future(one.known.wait()) for one in spawns]
+        waiters = [asyncio.ensure_future(spawn.known.wait()) for spawn in spawns]
         if waiters:
             await asyncio.wait(waiters, timeout=self._patience)
         for waiter in waiters:

@@ -35,8 +35,6 @@ async def agents_of_cluster(
 
         from gpushare_spawner.clients.cluster import cluster_client
         from gpushare_spawner.clients.service_account import NoCluster
-
-        pass
         from gpushare_spawner.service.kubernetes.cluster import Cluster
         from gpushare_spawner.service.kubernetes.released_requests import ReleasedRequests
     except ImportError as error:

@@ -105,7 +105,7 @@ def _moved_annotations(said: PodSession, steps: Mapping[_Instant, float]) -> Pod
         tier_since=moved("tier", said.tier_since),
         notice=notice.model_copy(update={"at": moved("notice", notice.at)}) if notice is not None else None,
         controls=said.controls.model_copy(update={"keeps": tuple(moved("keep", at) for at in said.controls.keeps)}),
-        messages=tuple(one.model_copy(update={"at": moved("message", one.at)}) for one in messages),
+        messages=tuple(message.model_copy(update={"at": moved("message", message.at)}) for message in messages),
     )
 
 

@@ -116,33 +116,39 @@ class Outbox:
         """Put the messages of these decisions into the queue that are due. Raises nothing, and waits for nothing."""
         try:
             config, now = self._file.load(max_age=1.0).content, self._clock()
-            standing = {key: told for one in decisions if (told := one.session.notice) and (key := _key(one, told))}
+            standing = {
+                key: told
+                for decision in decisions
+                if (told := decision.session.notice) and (key := _key(decision, told))
+            }
             # a notice that is sent again for a later time is a new one
             self._progress = {
                 key: known
                 for key, known in self._progress.items()
                 if key in standing and abs(standing[key].at - known.action_at) < 1.0
             }
-            for one in decisions:
-                told = one.session.notice
-                if told is None or one.dry_run:
+            for decision in decisions:
+                told = decision.session.notice
+                if told is None or decision.dry_run:
                     continue
-                known = self._progress.setdefault(_key(one, told), _Progress(told.at, done=not self._began))
-                if config is not None and self._due(one, told, known, config, now):
-                    self._enqueue(_key(one, told), known, _message(one, told, config, now))
+                known = self._progress.setdefault(_key(decision, told), _Progress(told.at, done=not self._began))
+                if config is not None and self._due(decision, told, known, config, now):
+                    self._enqueue(_key(decision, told), known, _message(decision, told, config, now))
             self._began = True
         except Exception:
             log.exception("Messages about coming idle actions could not be made")
 
-    def _due(self, one: SessionDecision, told: Notice, known: _Progress, config: NotifierConfig, now: float) -> bool:
+    def _due(
+        self, decision: SessionDecision, told: Notice, known: _Progress, config: NotifierConfig, now: float
+    ) -> bool:
         if known.done or known.waiting or now < known.next_at or told.at <= now:
             return False
-        if ACTIONS.get(told.tier) not in config.actions or one.session.kernels_busy:
+        if ACTIONS.get(told.tier) not in config.actions or decision.session.kernels_busy:
             return False
-        seen = one.server.last_activity if one.server is not None else None
+        seen = decision.server.last_activity if decision.server is not None else None
         if seen is None or now - seen < config.closed_after:
             return False
-        return self._rates.user_may(one.session.user, config.rates.per_user, now)
+        return self._rates.user_may(decision.session.user, config.rates.per_user, now)
 
     def _enqueue(self, key: Key, known: _Progress, message: Notification) -> None:
         with contextlib.suppress(asyncio.QueueFull):
@@ -218,12 +224,12 @@ def _own(one: OwnClass) -> Notifier:
     return made
 
 
-def _key(one: SessionDecision, told: Notice) -> Key:
-    return one.session.id, one.session.opened_at, told.tier
+def _key(decision: SessionDecision, told: Notice) -> Key:
+    return decision.session.id, decision.session.opened_at, told.tier
 
 
-def _message(one: SessionDecision, told: Notice, config: NotifierConfig, now: float) -> Notification:
-    session, action = one.session, ACTIONS[told.tier]
+def _message(decision: SessionDecision, told: Notice, config: NotifierConfig, now: float) -> Notification:
+    session, action = decision.session, ACTIONS[told.tier]
     values = {
         "user": session.user,
         "server": session.server,

@@ -114,7 +114,7 @@ def _gpus(snapshots: Sequence[NodeSnapshot]) -> Iterator[Metric]:
 def _sessions(decisions: Sequence[SessionDecision], now: float) -> Iterator[Metric]:
     count = GaugeMetricFamily("gpushare_sessions", "Number of sessions", labels=["node", "template", "tier"])
     for (node, template, tier), number in Counter(
-        (one.node, one.session.template, one.session.tier.value) for one in decisions
+        (decision.node, decision.session.template, decision.session.tier.value) for decision in decisions
     ).items():
         count.add_metric([node, template, tier], number)
     yield count
@@ -125,10 +125,10 @@ def _sessions(decisions: Sequence[SessionDecision], now: float) -> Iterator[Metr
         labels=labels,
     )
     sessions = []
-    for one in decisions:
-        key = (one.node, one.session.user, one.session.server, one.session.template)
-        sessions.append((key, one.session))
-        idle.add_metric(key, 0.0 if one.session.gpu_busy else max(0.0, now - one.decision.idle_since))
+    for decision in decisions:
+        key = (decision.node, decision.session.user, decision.session.server, decision.session.template)
+        sessions.append((key, decision.session))
+        idle.add_metric(key, 0.0 if decision.session.gpu_busy else max(0.0, now - decision.decision.idle_since))
     yield idle
     yield from session_families(labels, sessions)
 

@@ -119,10 +119,10 @@ class UnitsToOwn:
         found = []
         for report in self._reports:
             owned: dict[str, Counter[str]] = {gpu.uuid: Counter() for gpu in report.gpus}
-            for one in report.sessions:
-                for uuid in one.gpus:
+            for session in report.sessions:
+                for uuid in session.gpus:
                     if uuid in owned:
-                        owned[uuid][one.id] += max(0, one.share_units - one.borrowed_units)
+                        owned[uuid][session.id] += max(0, session.share_units - session.borrowed_units)
             gpus = [
                 (gpu, gpu.capacity_units - owned[gpu.uuid].total(), owned[gpu.uuid])
                 for gpu in report.gpus
@@ -150,8 +150,8 @@ def dashboard_data(
     # a session that is restarted waits behind them, and what is free may be kept for one of them
     to_own = UnitsToOwn(() if waiting else reports)
     usage = quota_use(quotas, reports) if quotas is not None else None
-    by_session = {(one.node, one.session.id): one for one in decisions}
-    visible = [one for one in decisions if viewer.may_see(one.session)]
+    by_session = {(decision.node, decision.session.id): decision for decision in decisions}
+    visible = [decision for decision in decisions if viewer.may_see(decision.session)]
     return {
         "now": now,
         "viewer": {"name": viewer.name, "sees_all": viewer.sees_all},
@@ -177,7 +177,9 @@ def problems_data(snapshots: Sequence[NodeSnapshot], viewer: Viewer, notes: Sequ
     if viewer.sees_all:
         reports = [snapshot.report for snapshot in snapshots if snapshot.report is not None]
         doubled = (doubled_gpu(uuid, nodes) for uuid, nodes in doubled_gpus(reports).items())
-        forgetful = (not_durable(one.node, one.state_trouble) for one in reports if one.state_trouble is not None)
+        forgetful = (
+            not_durable(report.node, report.state_trouble) for report in reports if report.state_trouble is not None
+        )
         return [*silent, *_unconfirmed(snapshots), *doubled, *forgetful, *notes]
     return [AGENT_UNAVAILABLE] if silent else []
 
@@ -197,18 +199,18 @@ def _queue(waiting: Sequence[WaitingSpawn], viewer: Viewer, now: float) -> dict[
     return {"spawns": [spawn_data(one, viewer, now) for one in visible], "others": len(waiting) - len(visible)}
 
 
-def spawn_data(one: WaitingSpawn, viewer: Viewer, now: float) -> dict[str, Any]:
-    share, told = one.template.share, one.told
+def spawn_data(spawn: WaitingSpawn, viewer: Viewer, now: float) -> dict[str, Any]:
+    share, told = spawn.template.share, spawn.told
     return {
-        "position": one.position,
-        "user": one.server.user,
-        "server": one.server.name,
-        "own": one.server.user == viewer.name,
-        "template": one.template.name,
-        "display_name": one.template.display_name,
+        "position": spawn.position,
+        "user": spawn.server.user,
+        "server": spawn.server.name,
+        "own": spawn.server.user == viewer.name,
+        "template": spawn.template.name,
+        "display_name": spawn.template.display_name,
         "share": str(share) if share is not None else "",
-        "since": one.server.started,
-        "seconds": max(0.0, now - one.server.started) if one.server.started is not None else None,
+        "since": spawn.server.started,
+        "seconds": max(0.0, now - spawn.server.started) if spawn.server.started is not None else None,
         "estimated_minutes": told.estimated_minutes if told is not None else None,
         "waits_for": told.waits_for if told is not None else "",
         "cancelled_at": told.cancelled_at if told is not None else None,
@@ -220,7 +222,7 @@ def node_data(report: KnownReport, viewer: Viewer) -> dict[str, Any]:
     return {
         "name": report.node,
         "published_at": report.published_at,
-        "layers": _other_layers(one for one in report.sessions if known.isdisjoint(one.gpus)),
+        "layers": _other_layers(session for session in report.sessions if known.isdisjoint(session.gpus)),
         "gpus": [_gpu(gpu, report, viewer) for gpu in report.gpus],
         "host_memory": report.host_memory.model_dump() if report.host_memory is not None else None,
         "unconfirmed": [one.model_dump() for one in report.unconfirmed] if viewer.sees_all else [],
@@ -258,7 +260,7 @@ def _gpu(gpu: GpuReport, report: Report, viewer: Viewer) -> dict[str, Any]:
 
 def _other_layers(sessions: Iterable[SessionReport]) -> list[str]:
     """Return the titles of the sharing layers that are not ours: that one would say nothing."""
-    return _distinct(LAYERS[one.layer].title for one in sessions if one.layer is not LayerName.NATIVE)
+    return _distinct(LAYERS[session.layer].title for session in sessions if session.layer is not LayerName.NATIVE)
 
 
 def _distinct(texts: Iterable[str]) -> list[str]:
@@ -286,10 +288,10 @@ def quota_data(session: SessionReport, usage: QuotaUsage | None) -> dict[str, An
     return {"quota": name_of(account), "in_quota": usage.in_quota(session.id)}
 
 
-def _short_work(one: SessionDecision, viewer: Viewer) -> str:
+def _short_work(decision: SessionDecision, viewer: Viewer) -> str:
     """For viewers who see all: that short GPU work would have kept the share; else nothing."""
-    work = one.observation.short_work
-    flagged = work is not None and viewer.sees_all and one.kept_by_short_work
+    work = decision.observation.short_work
+    flagged = work is not None and viewer.sees_all and decision.kept_by_short_work
     return kept_by_short_work(work.rule) if work is not None and flagged else ""
 
 

@@ -105,7 +105,7 @@ class AvailabilityNow:
         met = self._met_by(request)
         if met.layer is LayerName.MIG and met.profile is None:
             instances = [kind.mig.profile for kind in gpus if kind.mig is not None]
-            met = replace(met, profile=min(instances, key=lambda one: one.size, default=None))
+            met = replace(met, profile=min(instances, key=lambda instance: instance.size, default=None))
         return replace(met, gpus=gpus)
 
     def suitable_gpus(self, template: Template) -> str:
@@ -124,31 +124,33 @@ class AvailabilityNow:
 
         ``instead_of``: the claim of the spawn that would end first; it is not in the way.
         """
-        would_start = (one.template for one in alternatives if self._would_start(one, instead_of))
+        would_start = (
+            alternative.template for alternative in alternatives if self._would_start(alternative, instead_of)
+        )
         return tuple(Startable(template.name, template.display_name) for template in would_start)
 
     def preparing_startable(self, alternatives: Iterable[Alternative]) -> Iterator[None]:
         """Do in pieces what `startable` needs."""
-        for one in alternatives:
-            if one.template.gpu is not None and self.check.snapshot.native(one.template):
-                yield from self._preparing(self._alternative(one))
+        for alternative in alternatives:
+            if alternative.template.gpu is not None and self.check.snapshot.native(alternative.template):
+                yield from self._preparing(self._alternative(alternative))
 
-    def _would_start(self, one: Alternative, instead_of: str) -> bool:
-        if one.template.gpu is None:
+    def _would_start(self, alternative: Alternative, instead_of: str) -> bool:
+        if alternative.template.gpu is None:
             return True
         try:
-            return self._has_capacity(one, instead_of)
+            return self._has_capacity(alternative, instead_of)
         except Exception as error:
             self.failed(error)
             return False
 
-    def _has_capacity(self, one: Alternative, instead_of: str) -> bool:
-        layers = self.check.snapshot.other_layers(one.template)
+    def _has_capacity(self, alternative: Alternative, instead_of: str) -> bool:
+        layers = self.check.snapshot.other_layers(alternative.template)
         if layers is not None:
-            return self._by_layers(one.template, layers, one.ineligible(), instead_of).kind == "now"
-        if not_on_one_machine(one.template):
+            return self._by_layers(alternative.template, layers, alternative.ineligible(), instead_of).kind == "now"
+        if not_on_one_machine(alternative.template):
             return False
-        request = self._alternative(one)
+        request = self._alternative(alternative)
         return self._met_by(request).kind == "now" or self.check.fits_without(request, (instead_of,))
 
     def _request(self, template: Template) -> PlacementRequest:
@@ -158,8 +160,8 @@ class AvailabilityNow:
             known = self._requests[id(template)] = (template, request)
         return known[1]
 
-    def _alternative(self, one: Alternative) -> PlacementRequest:
-        return replace(self.check.snapshot.request(one.template), ineligible=one.ineligible())
+    def _alternative(self, alternative: Alternative) -> PlacementRequest:
+        return replace(self.check.snapshot.request(alternative.template), ineligible=alternative.ineligible())
 
     def _preparing(self, request: PlacementRequest) -> Iterator[None]:
         if request.demand not in self._prepared:

@@ -211,17 +211,17 @@ class Positions:
             known = self._requests[ticket] = self._check.counted_request(asked)
         return known
 
-    def _competes(self, one: PlacementRequest, other: PlacementRequest) -> bool:
-        key = ((one.demand, one.node), (other.demand, other.node))
+    def _competes(self, request: PlacementRequest, other: PlacementRequest) -> bool:
+        key = ((request.demand, request.node), (other.demand, other.node))
         known = self._compete.get(key)
         if known is None:
-            known = self._compete[key] = self._share_gpus(one, other)
+            known = self._compete[key] = self._share_gpus(request, other)
         return known
 
-    def _share_gpus(self, one: PlacementRequest, other: PlacementRequest) -> bool:
-        if one.models is not None and other.models is not None and one.models.isdisjoint(other.models):
+    def _share_gpus(self, request: PlacementRequest, other: PlacementRequest) -> bool:
+        if request.models is not None and other.models is not None and request.models.isdisjoint(other.models):
             return False
-        these, those = self._able(one), self._able(other)
+        these, those = self._able(request), self._able(other)
         # none: it waits for GPUs to become healthy, or for nodes that are not there
         return not (these and those) or not these.isdisjoint(those)
 

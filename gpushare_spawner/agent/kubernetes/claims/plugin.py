@@ -201,7 +201,7 @@ class DriverSockets(registration_services.RegistrationServicer):
             await asyncio.sleep(LOOK_EVERY)
             # a try that failed has left one of them, or none
             complete = len(self._sockets) == len(self._paths)
-            if complete and all(one.is_there for one in self._sockets):
+            if complete and all(socket.is_there for socket in self._sockets):
                 continue
             if complete:
                 log.warning("a socket of the DRA driver was removed; both are made again")

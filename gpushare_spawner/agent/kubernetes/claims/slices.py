@@ -59,7 +59,7 @@ def resource_slice(node: str, gpus: Iterable[OfferedGpu], unit_size: int, genera
 
     `taints`: the server keeps taints of devices. Where it does not, a GPU with a trouble is left out.
     """
-    devices = [_device(one, unit_size) for one in gpus if one.units > 0 and (taints or one.trouble is None)]
+    devices = [_device(gpu, unit_size) for gpu in gpus if gpu.units > 0 and (taints or gpu.trouble is None)]
     return {
         "apiVersion": API_VERSION,
         "kind": "ResourceSlice",

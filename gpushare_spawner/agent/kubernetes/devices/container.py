@@ -106,8 +106,8 @@ class ContainerResponses:
 def _response(mounts: Iterable[MountReport]) -> messages.ContainerAllocateResponse:
     return messages.ContainerAllocateResponse(
         mounts=[
-            messages.Mount(host_path=one.host_path, container_path=one.container_path, read_only=one.read_only)
-            for one in mounts
+            messages.Mount(host_path=mount.host_path, container_path=mount.container_path, read_only=mount.read_only)
+            for mount in mounts
         ]
     )
 

@@ -157,7 +157,9 @@ class ObservingNode:
     def report(self) -> Report:
         """Return the node's report as it is now: sessions, and no GPU, since the agent gives none."""
         report = self._node.report()
-        sessions = tuple(one.model_copy(update={"gpu_use_known": self._is_observed(one.id)}) for one in report.sessions)
+        sessions = tuple(
+            session.model_copy(update={"gpu_use_known": self._is_observed(session.id)}) for session in report.sessions
+        )
         return report.model_copy(update={"gpus": (), "host_memory": None, "sessions": sessions})
 
     def _is_observed(self, session: str) -> bool:

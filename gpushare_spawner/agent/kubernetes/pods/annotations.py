@@ -142,7 +142,7 @@ class TierAnnotations:
         """Carry out what is new in the annotations of the session's pod. `said`: the same, parsed."""
         hold = session.record.pod
         assert hold is not None
-        fresh = [one for one in decisions(annotations) if one not in hold.seen]
+        fresh = [decision for decision in decisions(annotations) if decision not in hold.seen]
         if fresh:
             # before it is carried out: that saves the record, and the record is looked at again
             remember(hold, fresh)
@@ -215,8 +215,8 @@ def decisions(annotations: Mapping[str, str]) -> tuple[str, ...]:
     return (f"tier {' '.join(annotations.get(name, '') for name in tier)}" + (f" yields {kept}" if kept else ""),)
 
 
-def _tier_of(one: PodSession | SessionRecord) -> tuple[Tier, int, float | None]:
-    return one.tier, one.effective_units, one.yields_until
+def _tier_of(session: PodSession | SessionRecord) -> tuple[Tier, int, float | None]:
+    return session.tier, session.effective_units, session.yields_until
 
 
 def remember(hold: PodOwner, dealt_with: Iterable[str]) -> None:

@@ -279,7 +279,8 @@ class PodSessions:
     def handed(self, handed: Handed) -> None:
         """The kubelet's newest word."""
         self._listed.take(
-            handed, {one.record.pod.key for one in self._node.sessions.values() if one.record.pod is not None}
+            handed,
+            {session.record.pod.key for session in self._node.sessions.values() if session.record.pod is not None},
         )
         self.changed()
 
