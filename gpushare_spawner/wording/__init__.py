@@ -1,4 +1,4 @@
-"""Every sentence that a user reads about shares, tiers, notices and limits, in one place. Pure functions of data.
+"""Every sentence that a user reads about shares, tiers, notices and limits. Pure functions of data.
 
-Problems of template files, for admins, are worded in `templates.problems`.
+The problems of template files, for admins, are in `templates.problems`.
 """

@@ -1,13 +1,8 @@
-"""Sentences about what users and admins ask for: keeps, changes of a share, cordons and drains.
+"""Results and refusals of the actions of users and admins.
 
-Cordons and drains of GPUs and nodes: what was done, and what the sessions there are told.
-
-Keeps, exemptions, messages and other acts of users and admins: what was done, and why something was not.
-
-The sentences go to users in JupyterLab, to the dashboard and to terminals, in time zones that are not known here: they
-say durations.
-
-Changes of a running session's share: what was done, and why one is refused.
+The actions are cordons and drains, keeps, exemptions, messages, changes of a tier or share, stops and restarts. The
+sentences appear in JupyterLab, on the dashboard and in terminals. The reader's time zone is unknown here, so the
+sentences give durations. Sentences about idle actions are in `wording.idle_decisions`.
 """
 
 from __future__ import annotations
@@ -20,19 +15,19 @@ from gpushare_spawner.model.share import Tier
 from gpushare_spawner.wording.amounts import duration, gpu_share, guarantee, memory, plural, utc
 
 UNREADABLE = "The file with the cordons of this node cannot be read."
-"""Why a node is cordoned that nobody has cordoned."""
+"""Why a node is cordoned without an admin's request."""
 NOT_CORDONED = "New servers can come there already."
 
 
 def cordoned(where: str, drain: bool, stop_after: float | None) -> str:
-    """Return what was done. ``where``: like "GPU 0 of node a"; ``stop_after``: seconds, None: no server is stopped."""
-    said = f"{where} gets no new servers."
+    """Return the result. ``where``: like "GPU 0 of node a"; ``stop_after``: seconds, None: no server is stopped."""
+    text = f"{where} gets no new servers."
     if not drain:
-        return said
+        return text
     if stop_after is None:
-        return f"{said} The users of its sessions are told."
+        return f"{text} The users of its sessions are told."
     when = f"after {duration(stop_after)}, and after their notice period" if stop_after else "after their notice period"
-    return f"{said} The users of its sessions are told. Servers that are still there are stopped {when}."
+    return f"{text} The users of its sessions are told. Servers that are still there are stopped {when}."
 
 
 def cordoned_already(where: str, drain: bool) -> str:
@@ -41,18 +36,20 @@ def cordoned_already(where: str, drain: bool) -> str:
 
 
 def uncordoned(where: str) -> str:
-    """Return that new servers come again."""
+    """Return that new servers are placed there again."""
     return f"{where} gets new servers again."
 
 
 def closed(drain: bool, by: str, reason: str) -> str:
-    """Return why no new sessions come to a GPU or node: "Draining (admin: kernel update). No new sessions."."""
+    """Return why a GPU or node gets no new sessions: "Draining (admin: kernel update). No new sessions."."""
     return f"{'Draining' if drain else 'Cordoned'} ({by}{f': {reason}' if reason else ''}). No new sessions."
 
 
 def told(where: str, reason: str, stop_at: float | None) -> str:
-    """Return what the user of a session on a drained GPU is told. ``stop_at``: seconds since the epoch; None: the
-    server is not stopped."""
+    """Return the notice for the user of a session on a drained GPU.
+
+    ``stop_at``: seconds since the epoch; None: the server is not stopped.
+    """
     end = "Please save your work, and restart your server: it then runs elsewhere."
     if stop_at is not None:
         end = (
@@ -63,7 +60,7 @@ def told(where: str, reason: str, stop_at: float | None) -> str:
 
 
 def taken_out(where: str, reason: str) -> str:
-    """Return how each notice of a drain begins."""
+    """Return the beginning of each notice of a drain."""
     reason = reason.rstrip()
     end = "" if not reason or reason[-1] in ".!?" else "."
     return f"{where} is being taken out of service. {reason}{end}".rstrip()
@@ -129,18 +126,18 @@ REQUEUED = "The spawn is at the end of the queue."
 
 
 def kept(seconds: float, tier: Tier) -> str:
-    """Return that a share is kept from now on for so long. ``tier``: the session's."""
-    said = f"The GPU share is kept for {duration(seconds)}."
-    return said if tier is Tier.ACTIVE else f"{said} It is {tier} now: some seconds of GPU time restore it."
+    """Return that a share is kept for some seconds from now. ``tier``: the session's."""
+    text = f"The GPU share is kept for {duration(seconds)}."
+    return text if tier is Tier.ACTIVE else f"{text} It is {tier} now: some seconds of GPU time restore it."
 
 
 def kept_already(seconds: float) -> str:
-    """Return that a share is kept for so long, as it was before."""
+    """Return that a share is already kept for some seconds."""
     return f"The GPU share is already kept for another {duration(seconds)}."
 
 
 def keep_refused(refusal: KeepRefusal, now: float) -> str:
-    """Return why a user may not keep the share, and what is possible. ``now``: seconds since the epoch."""
+    """Return why a user may not keep the share, and the alternative. ``now``: seconds since the epoch."""
     rule = refusal.rule
     match refusal.why:
         case WhyNoKeep.NOBODY:
@@ -161,40 +158,42 @@ def keeps_left(keeps: KeepsLeft, now: float) -> str:
     rule = keeps.rule
     if not keeps.left and keeps.again_at is None:
         return NO_KEEPS
-    said = f"{keeps.left} of {plural(rule.per_day, 'keep')} left within 24 hours"
+    text = f"{keeps.left} of {plural(rule.per_day, 'keep')} left within 24 hours"
     if keeps.again_at is not None:
-        return f"{said}. You can keep a share again in {duration(max(0.0, keeps.again_at - now))}."
-    return f"{said}, each for at most {duration(rule.longest)}, {plural(rule.at_once, 'session')} at a time."
+        return f"{text}. You can keep a share again in {duration(max(0.0, keeps.again_at - now))}."
+    return f"{text}, each for at most {duration(rule.longest)}, {plural(rule.at_once, 'session')} at a time."
 
 
 def exempted(seconds: float | None) -> str:
-    """Return that no idle action comes to a session for so long; None: without end."""
+    """Return that a session has no idle actions for some seconds; None: without end."""
     return f"The session is exempt from idle actions{_for(seconds)}."
 
 
 def exempt_already(seconds: float | None) -> str:
-    """Return that a session is exempt, as it was before."""
+    """Return that a session is already exempt. ``seconds``: None: without end."""
     return f"The session is already exempt from idle actions{_for(seconds)}."
 
 
 def message_too_long(letters: int, most: int) -> str:
-    """Return that a message has too many letters."""
+    """Return that a message has too many characters."""
     return f"The message has {letters} characters. At most {most} are allowed."
 
 
 def tier_already(tier: Tier) -> str:
-    """Return that a session is in a tier already."""
+    """Return that a session is already in a tier."""
     return f"The session is already {tier}."
 
 
 def tier_set(tier: Tier, units: int) -> str:
-    """Return that a session is in a tier now. ``units``: what it has on each of its GPUs."""
+    """Return that a session is in a tier now. ``units``: the session's on each of its GPUs."""
     return f"The session is {tier} now and has {gpu_share(units)}." if units else RELEASED
 
 
 def no_downgrade(template: str | None) -> str:
-    """Return that a template says no smaller share for a downgraded session. ``template``: its title; None: it is
-    gone."""
+    """Return that a template has no smaller share for a downgraded session.
+
+    ``template``: its title; None: the template was removed.
+    """
     if template is None:
         return (
             "The session's template is gone, so the share of a downgraded session is unknown. Change its share instead."
@@ -203,22 +202,22 @@ def no_downgrade(template: str | None) -> str:
 
 
 def agent_failed(why: str) -> str:
-    """Return that the session's agent gave no good answer. ``why``: a part of a sentence."""
+    """Return that a request to the session's agent failed. ``why``: a part of a sentence."""
     return f"Nothing was done: {why.rstrip('.')}. Try again in a minute."
 
 
 def hub_failed(why: str) -> str:
-    """Return that the hub gave no good answer. ``why``: its sentence."""
+    """Return that a request to the hub failed. ``why``: the hub's sentence."""
     return f"Nothing was done. {why}"
 
 
 def restarts(template: str) -> str:
-    """Return that a server starts anew."""
+    """Return that a server restarts."""
     return f"The server restarts with the template {template}. It waits in the queue while no GPU is free for it."
 
 
 def not_started(template: str, why: str) -> str:
-    """Return that a server was stopped and does not start. ``why``: the hub's sentence."""
+    """Return that a server was stopped and could not start again. ``why``: the hub's sentence."""
     return (
         f"The server was stopped, and could not start with the template {template}. {why} Start it on the hub's home "
         "page."
@@ -234,27 +233,27 @@ def started_as_before(template: str, why: str) -> str:
 
 
 def would_refuse(user: str, why: str) -> str:
-    """Return that a user may not have something. ``why``: what the spawner would say to the user."""
+    """Return that the spawner would refuse the user's request. ``why``: the spawner's sentence to the user."""
     return f"Nothing was done. The spawner would say to {user}: {why}"
 
 
 def not_queued_again(why: str) -> str:
-    """Return that a spawn was cancelled and does not start anew. ``why``: the hub's sentence."""
+    """Return that a spawn was cancelled and could not enter the queue again. ``why``: the hub's sentence."""
     return f"The spawn was cancelled, and could not enter the queue again. {why}"
 
 
 def restarted_by(actor: str, template: str, reason: str = "") -> str:
-    """Return why a server was restarted. ``reason``: what the actor says; empty: nothing."""
+    """Return why a server was restarted. ``reason``: the actor's text, or empty."""
     return f"{actor} restarted the server with the template {template}{because(reason)}"
 
 
 def cancelled_by(actor: str, reason: str = "") -> str:
-    """Return why a spawn was cancelled. ``reason``: what the actor says; empty: nothing."""
+    """Return why a spawn was cancelled. ``reason``: the actor's text, or empty."""
     return f"{actor} cancelled the spawn{because(reason)}"
 
 
 def requeued_by(actor: str, reason: str = "") -> str:
-    """Return why a spawn is at the end of the queue. ``reason``: what the actor says; empty: nothing."""
+    """Return why a spawn is at the end of the queue. ``reason``: the actor's text, or empty."""
     return f"{actor} put the spawn at the end of the queue{because(reason)}"
 
 
@@ -264,17 +263,17 @@ def because(reason: str) -> str:
 
 
 def released_by(actor: str, reason: str = "") -> str:
-    """Return why a share was released. ``reason``: what the actor says; empty: nothing."""
+    """Return why a share was released. ``reason``: the actor's text, or empty."""
     return f"{actor} released the share{because(reason)}"
 
 
 def stopped_by(actor: str, reason: str = "") -> str:
-    """Return why a server was stopped. ``reason``: what the actor says; empty: nothing."""
+    """Return why a server was stopped. ``reason``: the actor's text, or empty."""
     return f"{actor} stopped the server{because(reason)}"
 
 
 def tier_set_by(tier: Tier, actor: str, reason: str = "") -> str:
-    """Return why a session is in a tier. ``reason``: what the actor says; empty: nothing."""
+    """Return why a session is in a tier. ``reason``: the actor's text, or empty."""
     return f"{actor} set the tier to {tier}{because(reason)}"
 
 
@@ -295,7 +294,7 @@ MAKES_WAY = "This session makes way for servers within their quota. Its share ca
 
 
 def same(units: int) -> str:
-    """Return that a session has this share already."""
+    """Return that a session already has this share."""
     return f"The share is already {gpu_share(units)}."
 
 
@@ -304,13 +303,13 @@ def changed(before: int, units: int, borrowed: int, tier: Tier, memory_limit: in
 
     Units are of 1 % of each of the session's GPUs.
     """
-    said = f"The share is {gpu_share(units)} now (before: {gpu_share(before)})."
+    text = f"The share is {gpu_share(units)} now (before: {gpu_share(before)})."
     if borrowed:
         owned = gpu_share(units - borrowed) if units > borrowed else ""
-        said += f" Guaranteed: {guarantee(owned, gpu_share(units))}."
+        text += f" Guaranteed: {guarantee(owned, gpu_share(units))}."
     if memory_limit is not None:
-        said += f" The server's programs can allocate {memory(memory_limit)} of GPU memory."
-    return said if tier is Tier.ACTIVE else f"{said} It is {tier}: some seconds of GPU time restore it."
+        text += f" The server's programs can allocate {memory(memory_limit)} of GPU memory."
+    return text if tier is Tier.ACTIVE else f"{text} It is {tier}: some seconds of GPU time restore it."
 
 
 def not_allowed(choices: Iterable[int]) -> str:
@@ -328,18 +327,18 @@ def too_many(title: str, most: int) -> str:
 
 
 def no_capacity(more: int, template: str | None) -> str:
-    """Return that a session's GPU has not enough free units. ``template``: the title of one with the wanted share."""
+    """Return that a session's GPU lacks free units. ``template``: the title of a template with the requested share."""
     return f"The session's GPU does not have {gpu_share(more)} more free now. Try again later{_or_queue(template)}"
 
 
 def others_wait(spawns: int, template: str | None) -> str:
-    """Return that spawns wait, which get free units first."""
+    """Return that waiting spawns get free units first."""
     waiting = f"{plural(spawns, 'server')} {'waits' if spawns == 1 else 'wait'}"
     return f"{waiting} for this kind of GPU, and free units go to the queue first. Try again later{_or_queue(template)}"
 
 
 def changed_by(actor: str, before: int, units: int, reason: str = "") -> str:
-    """Return who changed a share, and why. ``reason``: what the actor says; empty: nothing."""
+    """Return which actor changed a share, and why. ``reason``: the actor's text, or empty."""
     return f"{actor} changed the share from {gpu_share(before)} to {gpu_share(units)}{because(reason)}"
 
 

@@ -1,8 +1,6 @@
-"""Amounts as people read them: GPU shares, memory, durations, instants. The only place that writes them.
+"""Amounts as text: GPU shares, memory, durations, instants. Also short texts of errors that several parts use.
 
-`model.quantity` reads what admins write ("4Gi", "15m").
-
-Texts of errors: of an exception, an HTTP status, an agent that gives no answer, a GPU that two nodes report.
+No other module formats amounts. The other direction is in `model.quantity`: it parses amounts of files ("4Gi", "15m").
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ from gpushare_spawner.model.share import UNITS_PER_GPU
 MIB, GIB, TIB = 2**20, 2**30, 2**40
 
 LOCAL_TIME_SCRIPT = __file__.removesuffix("amounts.py") + "local_time.js"
-"""The path of the script that shows the instants of a web page, as `utc` writes them, in the reader's time zone."""
+"""The path of the script that converts instants of a web page, as `utc` formats them, to the reader's time zone."""
 
 SOON_SECONDS = 120.0
 """Nearer than this, the minute of an instant alone does not tell how much time is left."""
@@ -40,8 +38,7 @@ def near_clock(at: float, now: float) -> str:
 def utc(at: float) -> str:
     """Return an instant for readers in unknown time zones, in full: "2026-11-03 14:05 UTC".
 
-    Readers that know their time zone show it with `localised`, and pages with LOCAL_TIME_SCRIPT; for all others it is
-    right as it stands.
+    Programs that know the reader's time zone convert it with `localised`, web pages with LOCAL_TIME_SCRIPT.
     """
     return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M} UTC"
 
@@ -50,13 +47,13 @@ _UTC = re.compile(r"\b\d{4}-\d\d-\d\d[ \u00a0]\d\d:\d\d[ \u00a0]UTC\b")
 
 
 def localised(text: str, now: float) -> str:
-    """Return a text with its instants, as `utc` writes them, in local time, see `clock`."""
+    """Return a text with its instants, as `utc` formats them, in local time, see `clock`."""
 
-    def shown(found: re.Match[str]) -> str:
+    def shown(match: re.Match[str]) -> str:
         try:
-            at = datetime.strptime(found[0].replace("\u00a0", " "), "%Y-%m-%d %H:%M UTC").replace(tzinfo=UTC)
+            at = datetime.strptime(match[0].replace("\u00a0", " "), "%Y-%m-%d %H:%M UTC").replace(tzinfo=UTC)
         except ValueError:
-            return found[0]
+            return match[0]
         return clock(at.timestamp(), now)
 
     return _UTC.sub(shown, text)
@@ -73,16 +70,16 @@ def gpu_share(units: int, gpus: int = 1) -> str:
 
 
 def number_of_gpus(units: int, gpus: int = 1) -> str:
-    """Return the number of `gpu_share`, where the unit stands beside it: 25 -> "0.25", 100 -> "1", 0 -> "0"."""
+    """Return the number of `gpu_share`, for a place that shows the unit itself: 25 -> "0.25", 100 -> "1", 0 -> "0"."""
     count = units * gpus / UNITS_PER_GPU
     return f"{count:.0f}" if count == round(count) else f"{count:.2f}"
 
 
 def guarantee(now: str, full: str, reclaimed: bool = False) -> str:
-    """Return what a session on lent units is guaranteed now, and from when the full share is. Amounts are texts.
+    """Return the present guarantee of a session on lent units, and when the full share is guaranteed.
 
-    ``now``: of the units that the session owns; empty: it owns none. ``reclaimed``: whether the owners of the lent
-    units use all of them again.
+    ``now``: the text of the units that the session owns; empty: it owns none. ``full``: the text of its share.
+    ``reclaimed``: whether the owners of the lent units use all of them again.
     """
     where = "reclaimed by its owners" if reclaimed else "borrowed from idle sessions"
     lent = f"the rest is {where}" if now else f"all units are {where.replace('its', 'their')}"
@@ -90,7 +87,7 @@ def guarantee(now: str, full: str, reclaimed: bool = False) -> str:
 
 
 def gpu_hours(hours: float) -> str:
-    """Return GPU-hours with three digits that say something: 0.034 -> "0.03", 12.34 -> "12.3", 1234 -> "1,234"."""
+    """Return GPU-hours with about three significant digits: 0.034 -> "0.03", 12.34 -> "12.3", 1234 -> "1,234"."""
     if 0 < hours < 0.005:
         return "< 0.01"
     digits = 2 if hours < 9.995 else 1 if hours < 99.95 else 0
@@ -128,7 +125,7 @@ def duration(seconds: float) -> str:
 
 
 def elapsed(seconds: float) -> str:
-    """Return a time that grows, in whole seconds, and from 5 min on in whole minutes: it changes seldom on a page."""
+    """Return a growing time in whole seconds, and from 5 min on in whole minutes, so that a page seldom changes."""
     return duration(round(seconds) if seconds < 300 else 60 * (seconds // 60))
 
 
@@ -146,9 +143,9 @@ def unbroken(text: str) -> str:
     return re.sub(r"(?<=\u00a0h) (?=\d+\u00a0min\b)|(?<=\u00a0min) (?=\d+\u00a0s\b)", "\u00a0", joined)
 
 
-def plural(count: int, one: str, more: str | None = None) -> str:
+def plural(count: int, singular: str, more: str | None = None) -> str:
     """Return a number with its noun: 1 -> "1 session", 2 -> "2 sessions"."""
-    return f"{count} {one if count == 1 else more or one + 's'}"
+    return f"{count} {singular if count == 1 else more or singular + 's'}"
 
 
 _GOES_ON = "GPU work continues without the agent."
@@ -177,17 +174,17 @@ AGENT_CLOSED = f"The agent closed the connection. {_GOES_ON}"
 
 
 def reason(error: BaseException) -> str:
-    """Return the text of an exception; the name of its class where it has none, as a bare ``TimeoutError()``."""
+    """Return the text of an exception, or the name of its class if it has no text, like ``TimeoutError()``."""
     return str(error) or type(error).__name__
 
 
 def belongs_to_extra(error: ImportError) -> bool:
-    """Return whether an extra of gpushare-spawner installs the module that is missing."""
+    """Return whether an extra of gpushare-spawner installs the missing module."""
     return _module(error) in _EXTRAS
 
 
 def missing_package(feature: str, error: ImportError) -> str:
-    """Return which package a feature (an option, a class, a command) lacks, and the command that installs it."""
+    """Return the missing package of a feature (an option, a class, a command), and the command that installs it."""
     module = _module(error)
     missing = f"{feature} needs the Python package {module}, which is not installed."
     if module not in _EXTRAS:
@@ -205,7 +202,7 @@ def http_status(code: int | None, phrase: str | None) -> str:
 
 
 def agent_refused(code: int) -> str:
-    """Return what the code of an ERROR frame means to the session's user."""
+    """Return the meaning of an ERROR frame's code for the session's user."""
     return _REFUSALS.get(code, f"The agent refused the request (code {code}).")
 
 
@@ -220,7 +217,7 @@ def agent_unavailable(reason: str) -> str:
 
 
 def doubled_gpu(uuid: str, nodes: Sequence[str]) -> str:
-    """Return that several nodes report one GPU. ``nodes``: the first has it, since it was seen there first."""
+    """Return that several nodes report one GPU. ``nodes``: the first reported it first, so the GPU counts for it."""
     return (
         f"GPU {uuid} is reported by the nodes {', '.join(nodes[:-1])} and {nodes[-1]}. It counts for {nodes[0]} alone, "
         "and no server is placed on it elsewhere. Two GPUs never have one UUID: "

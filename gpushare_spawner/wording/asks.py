@@ -1,4 +1,7 @@
-"""What a notebook server says of an ask that the service does not answer. The service's answers: session_controls."""
+"""A notebook server's sentences about a request that the service does not answer.
+
+The service's answers are in `wording.actions`.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +20,12 @@ def no_answer(seconds: float) -> str:
 
 
 def wrong_kind(kinds: Iterable[str]) -> str:
-    """Return which kinds of asks there are."""
+    """Return which kinds of requests there are."""
     return f'"kind" must be one of {", ".join(kinds)}.'
 
 
 def wrong_keep_time(given: str, end: str) -> str:
-    """Return that ``given`` is no time of a keep, and what would be right. ``end``: the word that ends a keep."""
+    """Return that ``given`` is not the length of a keep, and a valid value. ``end``: the word that ends a keep."""
     return (
         f"{given!r} is not a time for which a share can be kept. Write a time of at least a second, like 90m or 4h, or "
         f"{end!r} to end the keep."
@@ -30,6 +33,6 @@ def wrong_keep_time(given: str, end: str) -> str:
 
 
 def wrong_value(kind: AskKind) -> str:
-    """Return which value an ask of this kind has."""
+    """Return which value a request of this kind has."""
     what = "the length of the keep in seconds" if kind is AskKind.KEEP else "the share in units of 1 %"
     return f'"value" must be a number of at least 1: {what}.'

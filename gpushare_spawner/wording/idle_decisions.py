@@ -1,6 +1,7 @@
-"""Idle actions in words: what comes, why, and why nothing comes. For the dashboard, for logs and for agents.
+"""Idle actions in words: the next action, its reason, and why none is due. For the dashboard, logs and agents.
 
-A notice to the session's own user is in `wording.notices`. Each sentence about an action holds before and after it.
+The notices for the session's own user are in `wording.notices`. Each sentence about an action is true before and after
+it.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def why_none(reason: NoAction) -> str:
 
 
 def explained(action: IdleAction, share: Share) -> str:
-    """Return what an idle action does to a session with this share, and why, in some sentences."""
+    """Return the effect of an idle action on a session with this share, and its reason, in some sentences."""
     after = duration(action.after)
     without = f"without GPU work of {least_use(action.short_of)}" if action.short_of else "without GPU work"
     if action.cause is IdleCause.RECLAIM:
@@ -59,7 +60,7 @@ def least_use(rule: UseRule) -> str:
 
 
 def kept_by_short_work(rule: UseRule) -> str:
-    """Return what short GPU work does, as a sentence for admins."""
+    """Return that short GPU work does not count as use, as a sentence for admins."""
     return (
         "Short GPU work comes again and again, and would keep the share if it counted as use. "
         f"Use is GPU work of {least_use(rule)}."
@@ -72,15 +73,15 @@ def _reclaimed(action: IdleAction, share: Share) -> str:
         case Tier.STOPPED:
             return f"{why} After {duration(action.after)} without activity, this server is stopped. {_VARIABLES_LOST}"
         case Tier.RELEASED:
-            said = f"Its share ({share}) is released: its GPU work uses what others leave."
+            change = f"Its share ({share}) is released: its GPU work uses what others leave."
         case _:
             left = gpu_share(action.units) + (f" on each of its {share.count} GPUs" if share.count > 1 else "")
-            said = f"Its share is downgraded from {share} to {left}."
-    return f"{why} {said} {_KERNELS_RUN}"
+            change = f"Its share is downgraded from {share} to {left}."
+    return f"{why} {change} {_KERNELS_RUN}"
 
 
 def decided(decision: Decision, share: Share) -> str:
-    """Return the reason of a decision: of the action that is due now, or why none is."""
+    """Return the reason of a decision: why an action is due now, or why none is."""
     if decision.no_action is not None:
         return why_none(decision.no_action)
     return explained(decision.upcoming, share) if decision.upcoming is not None else ""
@@ -97,7 +98,7 @@ def upcoming(tier: Tier, units: int) -> str:
             return "stop of the server"
 
 
-def overdue(found: Overdue) -> str:
-    """Return why a server or a user is to go, as a part of a sentence: "no activity for 8 h"."""
-    time = elapsed(found.seconds)
-    return f"{time} old" if found.cause is IdleCause.MAX_AGE else f"no activity for {time}"
+def overdue(verdict: Overdue) -> str:
+    """Return why a server is to be stopped or a user deleted, as a part of a sentence: "no activity for 8 h"."""
+    time = elapsed(verdict.seconds)
+    return f"{time} old" if verdict.cause is IdleCause.MAX_AGE else f"no activity for {time}"

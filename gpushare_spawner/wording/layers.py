@@ -1,6 +1,6 @@
-"""What users read of a session whose GPU another sharing layer gives: its terms, and what is wrong with the layer.
+"""Sentences about a session whose GPU another sharing layer provides: its terms, and problems of the layer.
 
-What the form and the queue say of such a layer: `spawn.layers`.
+The sentences of the form and the queue are in `wording.spawn_form`.
 """
 
 from __future__ import annotations
@@ -9,28 +9,28 @@ from gpushare_spawner.model.layers import LAYERS, IdleReach, Layer, LayerName
 from gpushare_spawner.wording.amounts import utc
 
 NOT_MEASURED = "Nothing measures this server's GPU work."
-"""Of a session without an agent that sees its GPU work."""
+"""For a session without an agent that measures its GPU work."""
 
 
 NO_AGENT = "No agent serves this server, so you cannot keep the share or stop the server from here. Use the dashboard."
-"""Of a server whose pod has no session socket."""
+"""For a server whose pod has no session socket."""
 
 
 _REACH = {"downgraded": IdleReach.DOWNGRADE, "released": IdleReach.RELEASE}
 
 
 def annotations_unreadable(why: str) -> str:
-    """Return that what the service wrote for a server without an agent cannot be read."""
+    """Return that the service's annotations for a server without an agent cannot be read."""
     return f"The annotations of this server's pod cannot be read: {why}. Tell the admin."
 
 
 def other_layer(name: str) -> Layer | None:
-    """Return the sharing layer of that name; None: it is ours, or one that only a newer agent knows."""
+    """Return the sharing layer of that name; None: our own layer, or a layer of a newer agent."""
     return LAYERS[LayerName(name)] if name in LAYERS and name != LayerName.NATIVE else None
 
 
 def kept_within(layer: Layer) -> str:
-    """Return what keeps a session to its share."""
+    """Return which limits keep a session within its share."""
     memory, compute = layer.memory.keeps, layer.compute.keeps
     if memory and compute:
         return "Each session is kept within its part of the GPU's memory and time."
@@ -42,7 +42,7 @@ def kept_within(layer: Layer) -> str:
 
 
 def when_idle(layer: Layer) -> str:
-    """Return what idle actions can do to a server."""
+    """Return which idle actions a server can have."""
     can = [name for name, needed in _REACH.items() if needed in layer.reach]
     does = f"be {', '.join([*can, 'stopped'])}" if can else "only be stopped"
     return f"When the server is idle, it can {does}."
@@ -52,7 +52,7 @@ INSTANCE_GONE = "The MIG instance of this server is gone. GPU work fails: stop t
 
 
 def instance_failed(label: str, trouble: str) -> str:
-    """Return that a session's MIG instance cannot be used. ``label``: its name; ``trouble``: what happened to it."""
+    """Return that a session's MIG instance cannot be used. ``label``: its name; ``trouble``: the fault."""
     return f"{label} {trouble}. GPU programs of this server have failed: stop the server and start it again."
 
 

@@ -1,15 +1,10 @@
-"""Notifications for a session's own user in JupyterLab: a notice before an idle action, and each change of the tier.
+"""Notices for a session's own user: in JupyterLab, in messages of the notifiers, and on the hub's pages.
 
-Where an instant is meant, the text has ``{time}`` in it: only the reader's browser or terminal knows the reader's time
-zone.
-
-Messages to users whose notebook tab is closed, as Jinja templates: an admin can write others.
-
-The names in them are in docs/reference/notifiers.md.
-
-Why a server was stopped, for its user, on the hub's pages.
-
-What the stop by an admin says: `session_controls.stopped_by`.
+- In JupyterLab: a notice before an idle action, and each change of the tier. ``{time}`` in a text stands for an
+  instant, because only the reader's browser or terminal knows the reader's time zone.
+- For a user with a closed notebook tab: Jinja templates, which an admin can replace. docs/reference/notifiers.md lists
+  the names in them.
+- On the hub's pages: why a server was stopped. For a stop by an admin see `wording.actions.stopped_by`.
 """
 
 from __future__ import annotations
@@ -24,7 +19,7 @@ TOAST_LETTERS = 140
 
 
 def notice(status: ShareStatus, action: PendingAction) -> str:
-    """Return what happens at ``{time}``, and how to avert it; at most TOAST_LETTERS long."""
+    """Return the action at ``{time}``, and how to prevent it; at most TOAST_LETTERS long."""
     keep = "Run a GPU cell to keep it."
     if action.cause is IdleCause.RECLAIM:
         return _reclaim_notice(status, action)
@@ -41,29 +36,29 @@ def notice(status: ShareStatus, action: PendingAction) -> str:
 
 
 def reclaimed(status: ShareStatus) -> str:
-    """Return that owners have reclaimed units that the session borrowed; at most TOAST_LETTERS long; else nothing."""
+    """Return that owners have reclaimed borrowed units, in at most TOAST_LETTERS characters; empty if they have not."""
     if not status.known or status.tier is not Tier.ACTIVE or status.borrowed_now >= status.borrowed_units:
         return ""
     gpus = status.gpu_count
     now, share = gpu_share(status.guaranteed_units, gpus), gpu_share(status.share_units, gpus)
-    # what is still borrowed is not guaranteed
+    # units that are still borrowed are not guaranteed
     left = f"You have {now} of your {share} now" if status.borrowed_now else f"{now} of your {share} is guaranteed now"
-    said = f"{left}: others reclaimed the rest."
-    return f"{said} The dashboard says whether a restart helps."
+    change = f"{left}: others reclaimed the rest."
+    return f"{change} The dashboard says whether a restart helps."
 
 
 def _idle(status: ShareStatus) -> str:
-    """Return why the share counts as idle: idle time counts from the last GPU work, or else from the server's start."""
+    """Return why the share is idle: idle time counts from the last GPU work, or else from the server's start."""
     return "no GPU work since the start" if status.idle_seconds is None else "it is idle"
 
 
 def _while_idle(status: ShareStatus) -> str:
-    """Return when the share was taken. Not why: its user or an admin can have done it."""
+    """Return when the share was lowered. The cause can be its user or an admin."""
     return ": no GPU work since the start" if status.idle_seconds is None else " while it was idle"
 
 
 def _reclaim_notice(status: ShareStatus, action: PendingAction) -> str:
-    """Return what happens to a session over quota while a spawn in quota waits."""
+    """Return the notice for a session over quota while a spawn in quota waits."""
     if action.tier is Tier.STOPPED:
         return f"Your server will stop at {{time}}: it is idle, and {WAITS}. Save your work, or run a cell."
     if not action.effective_units:
@@ -86,12 +81,12 @@ def _stop_notice(action: PendingAction) -> str:
 
 
 WAITS = "somebody within their quota waits for this GPU"
-"""Why a session over quota makes way."""
+"""Why units of a session over quota are reclaimed."""
 _RELEASED_FOR_OTHERS = "Data is kept; cells use what others leave."
 
 
 def changed(status: ShareStatus) -> str:
-    """Return what to say when the tier has just become what it is; at most TOAST_LETTERS long."""
+    """Return the sentences about a new tier; at most TOAST_LETTERS long."""
     gpus = status.gpu_count
     kept = "Your data is kept. GPU cells run at once and soon restore the share."
     if status.yields:

@@ -1,12 +1,6 @@
-"""Sentences of the REST API's answers.
+"""Sentences of the service: the REST API, the dashboard, the history, quotas, and requests of released sessions' pods.
 
-Sentences of the dashboard's answers. What stands on the page itself is in `service/web/pages`.
-
-Sentences of the history: its entries, its page and its refusals.
-
-Sentences about quotas.
-
-Sentences about the CPU and memory that a released session's pod does not request, and about their restoration.
+The texts of the dashboard's page itself are in `service/web/pages`. The results of actions are in `wording.actions`.
 """
 
 from __future__ import annotations
@@ -31,12 +25,12 @@ KEY_REUSED = "This Idempotency-Key was sent with another request. Use a new key 
 
 
 def body_too_large(most: int) -> str:
-    """Return that a request's body is too large. ``most``: the bytes that it may have."""
+    """Return that a request's body is too large. ``most``: the largest size in bytes."""
     return f"The body is too large: it may have {most:,} bytes."
 
 
 def too_many(seconds: int) -> str:
-    """Return that a caller acts too often. ``seconds``: until the next action."""
+    """Return that a caller acts too often. ``seconds``: until the next action is allowed."""
     return f"You have sent many actions in a short time. Try again in {seconds} s."
 
 
@@ -51,22 +45,22 @@ def unknown_gpu(uuid: str, node: str) -> str:
 
 
 def unknown_session(name: str) -> str:
-    """Return that a client asks for a session that it may not see, or that does not exist."""
+    """Return that a session does not exist, or that the client may not see it."""
     return f"You have no session {name!r}."
 
 
 def unknown_spawn(name: str) -> str:
-    """Return that a client asks for a spawn that it may not see. ``name``: of user and server."""
+    """Return that the client may not see a spawn. ``name``: of user and server."""
     return f"You have no spawn {name!r}."
 
 
 def scope_missing(scopes: Sequence[str]) -> str:
-    """Return that a caller may not do this. ``scopes``: each is enough."""
+    """Return that a caller may not do this. ``scopes``: any of them is enough."""
     return f"You are not allowed to do this. It is for admins, and for tokens with the scope {' or '.join(scopes)}."
 
 
 def not_your_session(scopes: Sequence[str]) -> str:
-    """Return that a caller sees a session, and may not act on it."""
+    """Return that a caller may see a session but may not act on it."""
     return (
         f"You are not allowed to act on this session: a token needs the scope {scopes[0]} for its user's own sessions, "
         f"and {scopes[-1]} for the sessions of all users."
@@ -79,37 +73,37 @@ def wrong_method(method: str, allowed: Sequence[str]) -> str:
 
 
 def wrong_argument(name: str, problem: str) -> str:
-    """Return what is wrong with an argument. ``problem``: a phrase of pydantic."""
+    """Return the problem of an argument. ``problem``: a phrase of pydantic."""
     return f"{name}: {problem[:1].lower()}{problem[1:]}." if name else f"{problem}."
 
 
 def not_json(problem: str) -> str:
-    """Return that a body is no JSON object."""
+    """Return that a body is not a JSON object."""
     return f"The body is not a JSON object: {problem}."
 
 
 AGENT_UNAVAILABLE = "An agent is unavailable, so sessions can be missing here."
 LOG_IN = "Log in first, or send a token that may access this service."
 MOST_NAMED = 5
-"""Unconfirmed sessions of a node in one sentence: a report may have any number of them."""
+"""Unconfirmed sessions of a node in one sentence: a report can have any number of them."""
 LONGEST_NAME = 60
-"""Letters of each."""
+"""Characters of each name."""
 
 
 def unconfirmed_sessions(node: str, sessions: Sequence[str]) -> str:
-    """Return that a node reports sessions that no pod vouches for. ``sessions``: what it calls them, any text."""
+    """Return that a node reports sessions without a pod. ``sessions``: their names in the report, any text."""
     names = [repr(name if len(name) <= LONGEST_NAME else name[:LONGEST_NAME] + "…") for name in sessions[:MOST_NAMED]]
     more = f" and {len(sessions) - MOST_NAMED} more" if len(sessions) > MOST_NAMED else ""
-    one = len(sessions) == 1
+    reported, count = ("a session", "It counts") if len(sessions) == 1 else (f"{len(sessions)} sessions", "They count")
     return (
-        f"Unconfirmed: node {node} reports {'a session' if one else f'{len(sessions)} sessions'} without a pod of this "
-        f"hub on that node: {', '.join(names)}{more}. {'It counts' if one else 'They count'} for nothing. Check the "
-        "node and its agent, and that the service may read the namespaces of all pods with a share."
+        f"Unconfirmed: node {node} reports {reported} without a pod of this hub on that node: {', '.join(names)}"
+        f"{more}. {count} for nothing. Check the node and its agent, and that the service may read the namespaces of "
+        "all pods with a share."
     )
 
 
 def not_durable(node: str, reason: str) -> str:
-    """Return that an agent cannot write its records. ``reason``: what the operating system says, with the folder."""
+    """Return that an agent cannot write its records. ``reason``: the operating system's error, with the folder."""
     return (
         f"The agent of {node} cannot write its records. Changes of sessions and tiers are in its memory only, and are "
         f"lost if it stops: {reason}. Free space there; the agent tries again every second."
@@ -117,7 +111,7 @@ def not_durable(node: str, reason: str) -> str:
 
 
 def restart_offer(node: str) -> str:
-    """Return what a restart gives a borrower whose lender has returned. ``node``: where units are free."""
+    """Return the benefit of a restart after owners reclaimed borrowed units. ``node``: where units are free."""
     return (
         "The owners of the borrowed units have reclaimed them. After a restart the server would own its full share: "
         f"node {node} has units that nobody owns."
@@ -125,50 +119,50 @@ def restart_offer(node: str) -> str:
 
 
 def metrics_refused(scope: str) -> str:
-    """Return that a viewer may not read the metrics. ``scope``: of a token that may."""
+    """Return that a viewer may not read the metrics. ``scope``: required of a token."""
     return f"The metrics are for admins, and for tokens with the scope {scope}."
 
 
 def server_name(user: str, server: str) -> str:
-    """Return the name of a server as the dashboard writes it: "ann", "bob / thesis"."""
+    """Return the name of a server as on the dashboard: "ann", "bob / thesis"."""
     return f"{user} / {server}" if server else user
 
 
 def session_terms(template: str, units: int, gpus: int) -> str:
-    """Return what a session has. ``template``: its title; ``units``: of each GPU. The share can have been changed."""
+    """Return a session's template and share. ``template``: its title; ``units``: of each GPU, perhaps changed since."""
     return f"template {template}, share {gpu_share(units, gpus)}" if units else f"template {template}"
 
 
 def node_name(node: str) -> str:
-    """Return what an action on a node names it."""
+    """Return the name of a node in the text of an action."""
     return f"node {node}"
 
 
 def gpu_name(index: int, node: str) -> str:
-    """Return what an action on a GPU names it."""
+    """Return the name of a GPU in the text of an action."""
     return f"GPU {index} of {node}"
 
 
 def kept(seconds: float, by: str) -> str:
-    """Return that a share is kept. ``seconds``: from now on; ``by``: who gave the keep."""
+    """Return that a share is kept. ``seconds``: from now on; ``by``: the user or admin."""
     return f"Kept for another {elapsed(seconds)}, by {by}."
 
 
 def not_free(share: str) -> str:
-    """Return a share of a list that no GPU of the session has free now."""
+    """Return a share of a list that the session's GPUs do not have free now."""
     return f"{share} (not free now)"
 
 
 def exempt(seconds: float | None, by: str, reason: str) -> str:
-    """Return that no idle action comes to a session. ``seconds``: from now on; None: without end."""
-    said = f"for another {elapsed(seconds)}" if seconds is not None else "without end"
-    return f"Exempt from idle actions {said}, by {by}" + (f": {reason}" if reason else ".")
+    """Return that a session has no idle actions. ``seconds``: from now on; None: without end."""
+    period = f"for another {elapsed(seconds)}" if seconds is not None else "without end"
+    return f"Exempt from idle actions {period}, by {by}" + (f": {reason}" if reason else ".")
 
 
 def shared_by(layer: Layer, measured: bool) -> str:
-    """Return by what a session's GPU is shared, and what idle actions can do to it; empty for our own layer.
+    """Return which layer shares a session's GPU, and its possible idle actions; empty for our own layer.
 
-    ``measured``: an agent sees its GPU work.
+    ``measured``: whether an agent measures its GPU work.
     """
     if layer.name is LayerName.NATIVE:
         return ""
@@ -190,13 +184,13 @@ def restored(was: Tier) -> str:
 
 
 def not_a_time(name: str, text: str) -> str:
-    """Return what is wrong with an instant in a request."""
+    """Return that an instant in a request is not valid."""
     return f"{name}: {text!r} is not a time: write a date like 2026-11-01, or 2026-11-01T14:00:00Z."
 
 
-def not_a_key(text: str, known: str) -> str:
-    """Return what is wrong with what sums are to be divided by."""
-    return f"by: {text!r} is not known: choose from {known}."
+def not_a_key(text: str, keys: str) -> str:
+    """Return that sums cannot be grouped by this key. ``keys``: the valid ones."""
+    return f"by: {text!r} is not known: choose from {keys}."
 
 
 def period_ends_first() -> str:
@@ -205,12 +199,12 @@ def period_ends_first() -> str:
 
 
 def not_a_limit(text: str, most: int) -> str:
-    """Return what is wrong with a number of entries."""
+    """Return that a number of entries is not valid."""
     return f"limit: {text!r} is not a number from 1 to {most}."
 
 
 def not_yours() -> str:
-    """Return that a viewer asked for somebody else's history."""
+    """Return that a viewer may not read another user's history."""
     return "user: the history of other users is for admins, and for tokens with the scope custom:gpushare:read."
 
 
@@ -220,23 +214,23 @@ OVER_QUOTA_WAITS = "Your spawn is over quota: spawns in quota come first."
 
 
 def exceeded_departments(quotas: Quotas) -> Mapping[str, str]:
-    """Return what to say of each department whose teams are guaranteed more than the department."""
-    said = {}
+    """Return a problem for each department with a lower limit than its teams' guarantees together."""
+    problems = {}
     for name, group in quotas.groups.items():
         limits = {"guarantee": group.guaranteed_units, "maximum": group.maximum_units}
         for field, limit in limits.items():
             if limit is not None and group.teams_units > limit:
-                said[name] = (
+                problems[name] = (
                     f"the teams are guaranteed {gpu_share(group.teams_units)} together, more than the department's "
                     f"{field} of {gpu_share(limit)}: lower the teams' guarantees, or raise the department's {field}"
                 )
-    return said
+    return problems
 
 
 def exceeds_cluster(quotas: Quotas, capacity: int) -> str | None:
-    """Return what to say where guarantees add up to more than the GPUs have; None where they do not.
+    """Return the problem if guarantees add up to more than the GPUs have; None otherwise.
 
-    ``capacity``: units of 1 % of all GPUs. The default quota is left out: its number of users is not known.
+    ``capacity``: units of 1 % of all GPUs. The default quota is left out: its number of users is unknown.
     """
     guaranteed = quotas.guaranteed_units
     if guaranteed <= capacity:
@@ -247,7 +241,7 @@ def exceeds_cluster(quotas: Quotas, capacity: int) -> str | None:
 
 
 def name_of(account: Account) -> str:
-    """Return how an account is named in a sentence: "the quota of group optics"."""
+    """Return the name of an account in a sentence: "the quota of group optics"."""
     match account.kind:
         case AccountKind.GROUP:
             return f"the quota of group {account.name}"
@@ -258,13 +252,13 @@ def name_of(account: Account) -> str:
 
 
 def exceeded(account: Account, refused: LimitExceeded, units: int) -> str:
-    """Return that a limit of a quota refuses a server. ``units``: of 1 %, what the server needs on all its GPUs."""
+    """Return that a limit of a quota refuses a server. ``units``: of 1 %, needed on all its GPUs together."""
     most, used, needs = refused.most, refused.used, gpu_share(units)
     match refused.limit:
         case Limit.MAXIMUM | Limit.DEPARTMENT:
-            whose = name_of(account) if refused.limit is Limit.MAXIMUM else f"department {account.department}"
+            owner = name_of(account) if refused.limit is Limit.MAXIMUM else f"department {account.department}"
             return (
-                f"This needs {needs}, and {whose} is limited to {gpu_share(most)}, of which {gpu_share(used)} "
+                f"This needs {needs}, and {owner} is limited to {gpu_share(most)}, of which {gpu_share(used)} "
                 f"{'is' if used <= UNITS_PER_GPU else 'are'} in use. Choose a smaller share, or try again when a "
                 "server of this quota has stopped."
             )
@@ -281,7 +275,7 @@ def exceeded(account: Account, refused: LimitExceeded, units: int) -> str:
 
 
 def on_card(admission: Admission) -> str:
-    """Return what a quota means for a spawn now, as a phrase for a card."""
+    """Return the effect of a quota on a spawn now, as a phrase for a card."""
     refused = admission.refused
     if refused is not None:
         limits = {
@@ -297,7 +291,7 @@ def on_card(admission: Admission) -> str:
 
 
 def choice(account: Account, admission: Admission | None) -> str:
-    """Return an account as a choice on the form. ``admission``: what a spawn would be there now; None: unknown."""
+    """Return an account as a choice on the form. ``admission``: of a spawn in it now; None: unknown."""
     name = account.name if account.kind is AccountKind.GROUP else "your own"
     return f"{name}: {on_card(admission)}" if admission is not None else name
 
@@ -312,21 +306,21 @@ _KEPT = "The pod keeps what it was granted, and the service tries again."
 
 
 def requests(amounts: Requests) -> str:
-    """Return what a pod requests: "1.5 CPU and 4 GiB of memory"."""
+    """Return the amounts that a pod requests: "1.5 CPU and 4 GiB of memory"."""
     return f"{amounts.cpu / 1000:g} CPU and {memory(amounts.memory)} of memory"
 
 
-def requests_refused(wanted: Requests, why: str) -> str:
-    """Return that the API server or the node refused other requests, for the log. ``why``: in their words."""
+def requests_refused(amounts: Requests, why: str) -> str:
+    """Return that the API server or the node refused other requests, for the log. ``why``: their message."""
     return (
-        f"API server or node refuse requests of {requests(wanted)}: {why.rstrip('.')}. {_KEPT} "
+        f"API server or node refuse requests of {requests(amounts)}: {why.rstrip('.')}. {_KEPT} "
         "The node, and the ResourceQuota and the LimitRange of the namespace, must allow what the templates guarantee."
     )
 
 
-def requests_not_sent(wanted: Requests, why: str) -> str:
-    """Return that the API server could not be asked for other requests, for the log. ``why``: the error."""
-    return f"the API server cannot be asked for requests of {requests(wanted)}: {why}. {_KEPT}"
+def requests_not_sent(amounts: Requests, why: str) -> str:
+    """Return that the API server could not be called to change requests, for the log. ``why``: the error."""
+    return f"the API server cannot be asked for requests of {requests(amounts)}: {why}. {_KEPT}"
 
 
 DISCOVERY_WORKS = "The API server has said whether it can resize pods (pods/resize)"
@@ -343,7 +337,7 @@ _FIELDS = {
 
 
 def discovery_failed(why: str) -> str:
-    """Return that the API server did not answer what it has, for the log. ``why``: its status, or the error."""
+    """Return that the API server's resources cannot be discovered, for the log. ``why``: its status, or the error."""
     return (
         f"The API server does not say whether it can resize pods (pods/resize): {why}. Released sessions keep their "
         "CPU and memory requests meanwhile; the service tries again."
@@ -365,7 +359,7 @@ def not_requested(names: Sequence[str]) -> str:
 
 
 def perhaps_not_requested(names: Sequence[str]) -> str:
-    """Return that a template gives no such request, and so can have a release_resources without effect."""
+    """Return that a template gives no such request, so that its release_resources can be without effect."""
     missing, fields = _missing(names)
     configured = " and ".join(_FIELDS[name][2] for name in names)
     return (

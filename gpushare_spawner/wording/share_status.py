@@ -1,11 +1,8 @@
-"""A session's share in words: for the status bar, its tooltip and the terminal.
+"""A session's share in words: for the status bar, its tooltip, the terminal and a notebook cell.
 
-Where an instant is meant, the text has ``{time}`` in it: only the reader's browser or terminal knows the reader's time
-zone.
-
-Why GPU work of a session is slow now: who computes on its GPUs, and which of its memory is not on the GPU.
-
-A session's device memory in words: refused allocations, who holds the memory, what helps; suspended sessions.
+Also its device memory (refused allocations, the processes with the most memory, suspended sessions), and why its GPU
+work is slow now. ``{time}`` in a text stands for an instant, because only the reader's browser or terminal knows the
+reader's time zone. Notices are in `wording.notices`.
 """
 
 from __future__ import annotations
@@ -35,11 +32,11 @@ SUSPENDED = (
     "This session is suspended: its GPU memory is in host memory, because other sessions need the GPU's memory. Its "
     "next GPU work resumes it."
 )
-"""Of a session of the memory engine `suspend`."""
+"""For a session of the memory engine `suspend`."""
 
 
 def limit_hit(status: ShareStatus, hit: LimitHit) -> str:
-    """Return which limit refused the last failed allocation, and what helps."""
+    """Return which limit refused the last failed allocation, and the remedy."""
     ago = "just now" if hit.seconds_ago < 1 else f"{elapsed(hit.seconds_ago)} ago"
     failed = f"An allocation of {memory(hit.requested_bytes)} failed {ago} (CUDA out of memory): "
     most = max((gpu.limit_bytes for gpu in status.gpus), default=0)
@@ -69,12 +66,12 @@ def limit_hit(status: ShareStatus, hit: LimitHit) -> str:
 
 
 def _advice(first: list[str], last: str) -> str:
-    """What the user can try, the last of it as the alternative."""
+    """Return the remedies that the user can try, the last as the alternative."""
     return " ".join([*first, f"Or {last}" if first else f"{last[0].upper()}{last[1:]}"])
 
 
 def refused(status: ShareStatus, hit: LimitHit) -> str:
-    """Return the refused allocation and its limit, as short as a notice must be; `limit_hit` says what helps."""
+    """Return the refused allocation and its limit, short enough for a notice; `limit_hit` gives the remedy too."""
     more = memory(hit.requested_bytes)
     match hit.limit:
         case "session":
@@ -87,8 +84,10 @@ def refused(status: ShareStatus, hit: LimitHit) -> str:
 
 
 def _restart(status: ShareStatus, lacking: int) -> str:
-    """Return advice to restart the fewest processes that hold what an allocation lacked, in bytes; empty where all of
-    them hold less: to restart them would not help."""
+    """Return advice to restart the fewest processes that would free the `lacking` bytes.
+
+    The advice is empty if all processes together hold less.
+    """
     if not status.processes:
         return "Restart a kernel that you no longer need: that frees its GPU memory."
     held = sorted(_by_process(status).items(), key=lambda entry: -entry[1])
@@ -124,8 +123,7 @@ def holders(status: ShareStatus) -> str:
 
 
 def stays(reason: str, suspended: bool = False) -> str:
-    """Return what it means that a session cannot be suspended, or, if it is suspended, that it cannot be resumed;
-    nothing without a reason."""
+    """Return that a session cannot be suspended or, if it is suspended, cannot be resumed; empty without a reason."""
     if not reason:
         return ""
     if suspended:
@@ -168,58 +166,58 @@ def explanation(status: ShareStatus) -> str:
         return status.problem
     gpus = status.gpu_count
     share = gpu_share(status.share_units, gpus)
-    said = summary(status)
+    sentences = summary(status)
     if status.announced is not None:
-        said.append(notice(status, status.announced))
+        sentences.append(notice(status, status.announced))
     if status.lease == "waiting":
-        said.append(
+        sentences.append(
             "Your GPU work is waiting: other sessions are using the GPU. It continues when this session gets the GPU."
         )
     if status.borrowed_now:
-        said.append(
+        sentences.append(
             f"{gpu_share(status.borrowed_now, gpus)} of {share} is borrowed from idle sessions and is reclaimed "
             "when they work again."
         )
     if _on_lent_units(status):
-        said.append(f"Guaranteed: {guaranteed(status)}.")
+        sentences.append(f"Guaranteed: {guaranteed(status)}.")
     if status.lacks_requests:
-        said.append(LACKING)
+        sentences.append(LACKING)
     if status.suspended:
-        said.append(SUSPENDED)
+        sentences.append(SUSPENDED)
     if status.not_suspendable:
-        said.append(stays(status.not_suspendable, status.suspended))
+        sentences.append(stays(status.not_suspendable, status.suspended))
     if not status.measured:
-        return "\n".join([*said, NOT_MEASURED])
-    said.append(f"Memory: {_memory(status)}.")
+        return "\n".join([*sentences, NOT_MEASURED])
+    sentences.append(f"Memory: {_memory(status)}.")
     if held := holders(status):
-        said.append(f"Allocated by {held}.")
+        sentences.append(f"Allocated by {held}.")
     if status.limit_hit is not None:
-        said.append(limit_hit(status, status.limit_hit))
-    said += [f"{name[0].upper()}{name[1:]}: {text}." for name, text in delivered(status)]
+        sentences.append(limit_hit(status, status.limit_hit))
+    sentences += [f"{name[0].upper()}{name[1:]}: {text}." for name, text in delivered(status)]
     others = status.neighbours
-    said.append(
+    sentences.append(
         f"{plural(others, 'other session shares', 'other sessions share')} the GPU."
         if others
         else "No other session shares the GPU."
     )
-    return "\n".join(said)
+    return "\n".join(sentences)
 
 
 def delivered(status: ShareStatus) -> list[tuple[str, str]]:
-    """Return GPU time and waits as (name, text); nothing while no other session has competed for the GPU."""
+    """Return GPU time and waits as (name, text); empty until another session has competed for the GPU."""
     got = status.delivered
-    said = []
+    rows = []
     if got is not None and got.entitled_seconds >= 1:
         time = received_time(got.delivered_seconds, got.entitled_seconds)
-        said.append(("GPU time", f"received {time} while other sessions competed"))
+        rows.append(("GPU time", f"received {time} while other sessions competed"))
     if got is not None and got.waits:
         half, most = latency(got.wait_p50_seconds), latency(got.wait_p95_seconds)
-        said.append(("waits", f"{got.waits}: half under {half}, 95 % under {most}"))
-    return said
+        rows.append(("waits", f"{got.waits}: half under {half}, 95 % under {most}"))
+    return rows
 
 
 def received_time(received: float, entitled: float) -> str:
-    """Return the GPU time that a session received of what it was entitled to, as the object of "received"; seconds."""
+    """Return the received part of the entitled GPU time, both in seconds, as the object of "received"."""
     if received >= entitled or elapsed(received) == elapsed(entitled):
         return f"all that it was entitled to ({elapsed(entitled)})"
     return f"{elapsed(received)} of the {elapsed(entitled)} that it was entitled to"
@@ -228,24 +226,24 @@ def received_time(received: float, entitled: float) -> str:
 def _memory(of: ShareStatus | GpuStatus) -> str:
     """Return allocated memory, its limit, and the part that is on the GPU.
 
-    Memory that no kernel has touched yet is nowhere, so what is not on the GPU is not all in host memory.
+    Memory that no kernel has touched yet is neither on the GPU nor in host memory.
     """
     return f"{memory_of(of.memory_bytes, of.limit_bytes)} allocated, {memory(of.resident_bytes)} of it on the GPU"
 
 
 def summary(status: ShareStatus) -> list[str]:
-    """Return what the share means to the user now, and what is wrong with it; nothing where it is unknown.
+    """Return the meaning of the share for the user now, and its problems; empty if the share is unknown.
 
-    A refused allocation comes first: the user has just met it.
+    A refused allocation comes first, because the user has just had the error.
     """
     if not status.known:
         return []
     out_of_memory = limit_hit(status, status.limit_hit) if status.limit_hit is not None else ""
-    return [said for said in (out_of_memory, status.layer_trouble, tier_now(status)) if said]
+    return [sentence for sentence in (out_of_memory, status.layer_trouble, tier_now(status)) if sentence]
 
 
 def tier_now(status: ShareStatus) -> str:
-    """Return what the tier, or another sharing layer, means to the user, in a few sentences."""
+    """Return the meaning of the tier, or of another sharing layer, for the user, in a few sentences."""
     gpus, layer = status.gpu_count, other_layer(status.layer)
     share = gpu_share(status.share_units, gpus)
     if layer is not None:
@@ -254,10 +252,10 @@ def tier_now(status: ShareStatus) -> str:
     if status.yields:
         if status.effective_units:
             now = gpu_share(status.effective_units, gpus)
-            said = f"Your GPU share is downgraded from {share} to {now}: {WAITS}."
+            change = f"Your GPU share is downgraded from {share} to {now}: {WAITS}."
         else:
-            said = f"Your GPU share ({share}) is released: {WAITS}. GPU cells use what others leave."
-        return f"{said} Variables and GPU memory are kept. You get the share back when the units are free."
+            change = f"Your GPU share ({share}) is released: {WAITS}. GPU cells use what others leave."
+        return f"{change} Variables and GPU memory are kept. You get the share back when the units are free."
     match status.tier:
         case Tier.DOWNGRADED:
             now = gpu_share(status.effective_units, gpus)
@@ -278,7 +276,7 @@ def tier_now(status: ShareStatus) -> str:
 
 
 def guaranteed(status: ShareStatus) -> str:
-    """Return what the session is guaranteed now, and on lent units from when it has more: the words of its card."""
+    """Return the units guaranteed now and, on lent units, when the session gets the rest, worded as on its card."""
     gpus, now = status.gpu_count, status.guaranteed_now
     owned = gpu_share(now, gpus)
     if not _on_lent_units(status):
@@ -287,7 +285,7 @@ def guaranteed(status: ShareStatus) -> str:
 
 
 def _on_lent_units(status: ShareStatus) -> bool:
-    """Return whether other sessions own some of the units that the session would have now."""
+    """Return whether other sessions own some of the session's units."""
     return status.tier is Tier.ACTIVE and status.borrowed_units > 0
 
 
@@ -301,7 +299,7 @@ class Term:
 
     name: str
     text: str
-    """With ``{time}`` where the instant `at` is meant."""
+    """``{time}`` in it stands for the instant `at`."""
     at: float | None = None
     """Seconds since the epoch."""
 
@@ -316,7 +314,7 @@ def page(status: ShareStatus, now: float) -> str:
     if status.limit_hit is not None:
         rows.append(("memory limit", limit_hit(status, status.limit_hit)))
     for message in status.controls.messages if status.controls is not None else ():
-        # on one line: a further line of the message would look like a row of the service's own
+        # on one line: a second line of the message would look like a row of the service
         text = localised(" ".join(message.text.split()), now)
         rows.append(("message", f"{text} (an admin, {clock(message.at, now)})"))
     width = max(len(name) for name, _ in rows) + 2
@@ -329,7 +327,7 @@ def _at_local_time(term: Term, now: float) -> str:
 
 
 def terms(status: ShareStatus) -> list[Term]:
-    """Return what the user has, row by row, without a refused allocation; nothing where the share is unknown."""
+    """Return the terms of the share, row by row, without a refused allocation; empty if the share is unknown."""
     if not status.known:
         return []
     gpus, layer = status.gpu_count, other_layer(status.layer)
@@ -396,45 +394,48 @@ def _gpu_work(status: ShareStatus) -> str:
 
 
 _SHORT = 0.95
-"""The user reads of less than this part of the entitled GPU time; the agent's samples are that exact."""
+"""The user gets a sentence below this part of the entitled GPU time. The agent's samples are accurate to 5 %."""
 _LITTLE = 64 * 2**20
 """Bytes: less memory than this is paged in within milliseconds."""
 
 
 def why_slow(status: ShareStatus) -> list[str]:
-    """Return the reasons that hold now, in sentences, the strongest first; nothing where the share is unknown."""
+    """Return why GPU work is slow now, in sentences, the strongest reason first; empty if the share is unknown."""
     if not status.known:
         return []
     layer = other_layer(status.layer)
     if layer is not None:
         return _beside_layer(status, layer)
-    # GPU work weighs what its share does before it waits, so only units that others keep are a reason
+    # GPU work has the weight of its full share before it waits, so only units that others keep are a reason
     lost = status.yields or (status.tier is Tier.ACTIVE and status.borrowed_now < status.borrowed_units)
-    said = [tier_now(status)] if lost else []
+    reasons = [tier_now(status)] if lost else []
     for number, gpu in enumerate(status.gpus):
         where = f"GPU {number}" if len(status.gpus) > 1 else "the GPU"
-        said += _from_others(status, gpu, where) + _from_memory(gpu, where)
+        reasons += _from_others(status, gpu, where) + _from_memory(gpu, where)
     if status.lacks_requests:
-        said.append(LACKING)
-    return said + _from_delivered(status) or [_from_the_program(status)]
+        reasons.append(LACKING)
+    return reasons + _from_delivered(status) or [_from_the_program(status)]
 
 
 def _beside_layer(status: ShareStatus, layer: Layer) -> list[str]:
-    """Where another layer shares the GPU: what is wrong with it, who else computes, and what keeps sessions apart."""
-    said = [status.layer_trouble] if status.layer_trouble else []
+    """Return, for another sharing layer: its problem, how many other sessions compute, and how it separates them."""
+    reasons = [status.layer_trouble] if status.layer_trouble else []
     for number, gpu in enumerate(status.gpus):
         where = f"GPU {number}" if len(status.gpus) > 1 else "the GPU"
         # the figure includes this session, which has work while its last work has just ended
         working = gpu.sessions_with_work - status.works_now
         if working > 0:
-            said.append(_computing(working, where))
+            reasons.append(_computing(working, where))
     if not status.measured:
-        said.append(f"{NOT_MEASURED} It is unknown here whether other sessions compute on the GPU.")
-    return [*said, kept_within(layer)]
+        reasons.append(f"{NOT_MEASURED} It is unknown here whether other sessions compute on the GPU.")
+    return [*reasons, kept_within(layer)]
 
 
 def _from_others(status: ShareStatus, gpu: GpuStatus, where: str) -> list[str]:
-    """Other sessions that compute. This session counts among those with work while it has a lease or waits for one."""
+    """Return that other sessions compute.
+
+    `sessions_with_work` includes this session while it has a lease or waits for one.
+    """
     working = gpu.sessions_with_work - (gpu.lease != "none")
     if working < 1:
         return []
@@ -450,7 +451,7 @@ def _computing(working: int, where: str) -> str:
 
 
 def _from_memory(gpu: GpuStatus, where: str) -> list[str]:
-    """Memory that is not on the GPU. It can also be memory that no kernel has touched yet."""
+    """Return how much memory is not on the GPU. No kernel may have touched it yet."""
     away = gpu.memory_bytes - gpu.resident_bytes
     if away < _LITTLE:
         return []

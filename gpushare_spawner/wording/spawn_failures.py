@@ -1,10 +1,8 @@
-"""Why a spawn with a share fails after it was placed: the agent, the machine or the cluster stands in the way.
+"""Why a spawn waits or fails, and the remedy, for its user.
 
-Why a spawn waits or fails, for the person who asked for it: what is wrong, and what helps.
-
-The queue of spawns in words, for the login form's cards and for the page of a spawn that waits or is placed.
-
-What a cluster's scheduler says of a pod that fits nowhere, in words for the server's user.
+The sentences cover placement, the queue (on the form's cards and on the page of a spawn), the cluster's scheduler, and
+failures after placement: of the agent, the machine or the cluster. The terms of a template and wrong options are in
+`wording.spawn_form`.
 """
 
 from __future__ import annotations
@@ -38,12 +36,12 @@ _NODE_DID = {
 
 
 def agent_refused_session(why: str) -> str:
-    """Return that the agent did not open the session. ``why``: its words."""
+    """Return that the agent did not open the session. ``why``: its message."""
     return f"The GPU agent refused the session: {why}. Tell the admin."
 
 
 def agent_refused_process(why: str) -> str:
-    """Return that the agent does not accept the process of the session. ``why``: its words."""
+    """Return that the agent does not accept the process of the session. ``why``: its message."""
     return f"The GPU agent does not accept the server's process: {why}"
 
 
@@ -63,19 +61,19 @@ def setting_forbids_gpus(setting: str) -> str:
 
 
 def api_unavailable(why: str) -> str:
-    """Return that the cluster's API fails for the moment. ``why``: its answer."""
+    """Return that the cluster's API is unavailable. ``why``: its answer."""
     return (
         f"The cluster's API is unavailable at the moment ({why}). Nothing is reserved for you. Try again in a minute."
     )
 
 
 def api_refused(why: str) -> str:
-    """Return that the cluster's API does not allow the pod. ``why``: its words, without a full stop."""
+    """Return that the cluster's API does not allow the pod. ``why``: its message, without a full stop."""
     return f"The cluster refuses the server: {why}. Tell the admin."
 
 
 def quota_exceeded(why: str) -> str:
-    """Return that the namespace's quota does not allow the pod now. ``why``: the API's words, without a full stop."""
+    """Return that the namespace's quota does not allow the pod now. ``why``: the API's message, without a full stop."""
     return (
         f"The namespace's resource quota does not allow the server: {why}. Nothing is reserved for you. "
         "Stop another server, or tell the admin."
@@ -83,27 +81,27 @@ def quota_exceeded(why: str) -> str:
 
 
 def not_admitted(why: str, tries: int | None) -> str:
-    """Return that no node took the pod. ``why``: the last node's answer, without a full stop.
+    """Return that no node admitted the pod. ``why``: the last node's answer, without a full stop.
 
-    ``tries``: how many there were, where no more are allowed.
+    ``tries``: the number of attempts, if no more are allowed.
     """
     last = f" This was the last of {tries} attempts." if tries else ""
     return f"{why}.{last} Nothing is reserved for you. Try again in a minute. Tell the admin if the problem persists."
 
 
 def another_place(why: str) -> str:
-    """Return that another node is looked for. ``why``: the node's answer, without a full stop."""
+    """Return that the hub tries another node. ``why``: the node's answer, without a full stop."""
     return f"{why}. Looking for another node."
 
 
 def too_slow(seconds: float, why: str) -> str:
-    """Return that the server did not start in time. ``why``: what it waits for, or empty."""
+    """Return that the server did not start in time. ``why``: the missing condition, or empty."""
     reason = f" ({why})" if why else ""
     return f"The server did not start within {duration(seconds)}{reason}. Try again, or tell the admin."
 
 
 def pinned_elsewhere(placed: str, pinned: str, label: str) -> str:
-    """Return that settings pin the pod to another node than the one where its share is."""
+    """Return that settings pin the pod to another node than the node of its share."""
     return (
         f"The server is placed on node {placed}, and its settings pin it to {pinned}. Tell the admin to set "
         f"{label} in node_selector, which placement takes into account."
@@ -111,7 +109,7 @@ def pinned_elsewhere(placed: str, pinned: str, label: str) -> str:
 
 
 def what_node_did(reason: str) -> str:
-    """Return what the node did, as half a sentence after "Node node-a". ``reason``: Kubernetes' word, or empty."""
+    """Return the node's action, as half a sentence after "Node node-a". ``reason``: Kubernetes' word, or empty."""
     if reason.startswith("OutOf"):
         return f"has not enough {reason.removeprefix('OutOf')} left for the server"
     return _NODE_DID.get(reason, "ended the server")
@@ -160,8 +158,8 @@ def capacity(why: Unplaceable) -> str:
             return f"Nodes with {_amount(share)} free lack another resource: {shortages}."
         case Reason.NODES_TOO_SMALL:
             shortages = "; ".join(_too_small(shortage, why) for shortage in why.shortages)
-            said = f"{shortages[0].upper()}{shortages[1:]}"
-            return f"{said}. Choose a template that asks for less CPU and memory, or ask the admin."
+            sentence = f"{shortages[0].upper()}{shortages[1:]}"
+            return f"{sentence}. Choose a template that asks for less CPU and memory, or ask the admin."
         case Reason.UNHEALTHY if share.count == 1:
             return f"No suitable GPU is healthy ({why.suitable} found). Ask the admin: the agent's log says why."
         case Reason.UNHEALTHY:
@@ -177,8 +175,8 @@ def capacity(why: Unplaceable) -> str:
         case Reason.TOO_BIG if share.count == 1:
             return f"This needs {share}, and a GPU here can give at most {gpu_share(why.most_units)}. {_SMALLER}"
         case Reason.TOO_BIG:
-            found = f"no node has more than {why.most_count} of one model" if why.most_count else "none is usable"
-            return f"This needs {_amount(share)}, and {found}. {_SMALLER}"
+            limit = f"no node has more than {why.most_count} of one model" if why.most_count else "none is usable"
+            return f"This needs {_amount(share)}, and {limit}. {_SMALLER}"
         case _ if share.count == 1:
             free = f"at most {gpu_share(why.best_units)} is free on any GPU" if why.best_units else "none is free"
             return f"Not enough free capacity: this needs {share}, and {free}."
@@ -216,7 +214,7 @@ def _amount(share: Share) -> str:
 
 
 def queue_full(share: Share, waiting: int) -> str:
-    """Return that a spawn is not queued, because as many spawns as are allowed to are waiting already."""
+    """Return that a spawn is not queued, because the queue is full."""
     why = (
         f"The queue is full ({plural(waiting, 'spawn')})"
         if waiting
@@ -226,7 +224,7 @@ def queue_full(share: Share, waiting: int) -> str:
 
 
 def waited_too_long(share: Share, waited: str, why: str) -> str:
-    """Return that a spawn has left the queue without a placement; `why` is a sentence or empty."""
+    """Return that a spawn left the queue without a placement; `why` is a sentence or empty."""
     reason = f" {why}" if why else ""
     return (
         f"No free capacity for {share} after {waited} in the queue.{reason} Nothing stays reserved. "
@@ -235,7 +233,7 @@ def waited_too_long(share: Share, waited: str, why: str) -> str:
 
 
 def impossible(template: str, where: str, node: str, why: str) -> str:
-    """Return that no wait would help a spawn of the template.
+    """Return that a spawn of the template can never start.
 
     ``template``: its display name; ``where``: like "this machine"; ``why``: a sentence.
     ``node``: the only node that the spawn may use, or empty.
@@ -245,7 +243,7 @@ def impossible(template: str, where: str, node: str, why: str) -> str:
 
 
 def node_left_alone(node: str) -> str:
-    """Return that a node that has just not admitted a server gets none for some seconds."""
+    """Return that a node gets no server for some seconds, because it has just not admitted one."""
     return f"{node} did not admit a server just now, so no server is placed there for some seconds."
 
 
@@ -258,7 +256,7 @@ def report_beyond_node(node: str, gpu: int, reported: int, offered: int) -> str:
 
 
 def report_beyond_claims(node: str, gpu: int, reported: int, most: int) -> str:
-    """Return that a node's report is refused where pods get GPUs by claims. The others as `report_beyond_node`."""
+    """Return that a node's report is refused where pods get GPUs by claims. Arguments: as in `report_beyond_node`."""
     return (
         f"The agent of node {node} reports {reported} units of GPU {gpu}, and by the hub's setting claims_overcommit "
         f"a GPU has at most {most}, so no server is placed there."
@@ -267,12 +265,12 @@ def report_beyond_claims(node: str, gpu: int, reported: int, most: int) -> str:
 
 def nodes_without_reports(nodes: Sequence[str], age: float) -> str:
     """Return which nodes send no reports. ``age``: seconds since the latest report of one of them."""
-    who = f"{len(nodes)} nodes send" if len(nodes) > 1 else f"Node {nodes[0]} sends"
-    return f"{who} no reports; the last one is {elapsed(age)} old."
+    subject = f"{len(nodes)} nodes send" if len(nodes) > 1 else f"Node {nodes[0]} sends"
+    return f"{subject} no reports; the last one is {elapsed(age)} old."
 
 
 def nothing_known(unavailable: str) -> str:
-    """Return that nothing can be placed. ``unavailable`` says what does not answer, without a full stop."""
+    """Return that nothing can be placed. ``unavailable``: the part that does not answer, without a full stop."""
     return (
         f"{unavailable}, so no server with a GPU can start. "
         "Try again in a minute, or choose a template without a GPU. Tell the admin if the problem persists."
@@ -280,14 +278,14 @@ def nothing_known(unavailable: str) -> str:
 
 
 def refused_by_nodes(nodes: Mapping[str, str]) -> str:
-    """Return which nodes did not take the server, and what is missing there: half a sentence for each."""
+    """Return which nodes did not take the server, each with the missing resource as half a sentence."""
     return f"{plural(len(nodes), 'node')} could not take this server: " + "; ".join(
         f"{node}: {missing}" for node, missing in nodes.items()
     )
 
 
 def no_node_left(nodes: Mapping[str, str], why: str) -> str:
-    """Return that no node takes the server. ``why``: a sentence about the nodes that were not tried, or nothing."""
+    """Return that no node takes the server. ``why``: a sentence about the nodes that were not tried, or empty."""
     return " ".join(
         filter(None, [f"{refused_by_nodes(nodes)}.", why, "Nothing is reserved for you. Try again in a few minutes."])
     )
@@ -317,20 +315,20 @@ def too_large(where: str) -> str:
 
 
 def waiting(ahead: int, share: Share, hint: str, minutes: int | None, elsewhere: bool = False) -> str:
-    """Return what the page of a waiting spawn says: its position, what it waits for, and when the wait ends.
+    """Return the text for the page of a waiting spawn: its position, its share, and when the wait ends.
 
     ``hint``: why it waits, as a sentence, or empty. ``minutes``: the estimate; None: there is none. ``elsewhere``: only
-    other sharing layers can serve it. The text has ``{time}`` in it, for the instant at which the wait ends.
+    other sharing layers can serve it. ``{time}`` in the text stands for the instant at which the wait ends.
     """
     # most hints name the share: once is enough
     what = "" if str(share) in hint else f", waiting for {share}"
-    said = [
+    parts = [
         f"{position(ahead)}{what}.",
         hint,
         f"{estimated_wait(minutes)}." if minutes is not None else WAIT_UNKNOWN if elsewhere else "",
         cancelled_unless_started("{time}"),
     ]
-    return " ".join(part for part in said if part)
+    return " ".join(part for part in parts if part)
 
 
 def estimated_wait(minutes: int) -> str:
@@ -339,7 +337,7 @@ def estimated_wait(minutes: int) -> str:
 
 
 def cancelled_unless_started(time: str) -> str:
-    """Return when a spawn that waits is cancelled."""
+    """Return when a waiting spawn is cancelled."""
     return f"If the server cannot start by {time}, the spawn is cancelled."
 
 
@@ -349,7 +347,7 @@ def template(title: str) -> str:
 
 
 def suitable(gpus: str) -> str:
-    """Return the GPUs that a spawn can be placed on, see `cards.gpu_models`; empty where none is known."""
+    """Return the GPUs that a spawn can be placed on, see `spawn_form.gpu_models`; empty if there are none."""
     return f"Suitable GPUs: {gpus}." if gpus else ""
 
 
@@ -368,7 +366,7 @@ def placed_on(gpus: Sequence[tuple[int, str]], node: str) -> str:
 
 
 def placed(where: str, share: Share, borrowed: int) -> str:
-    """Return that a spawn has its place. ``where``: see `placed_on`; ``borrowed``: units of 1 % of each GPU."""
+    """Return that a spawn is placed. ``where``: see `placed_on`; ``borrowed``: units of 1 % of each GPU."""
     if borrowed <= 0:
         return f"Placed on {where}."
     owned = share.units - borrowed
@@ -378,7 +376,7 @@ def placed(where: str, share: Share, borrowed: int) -> str:
 
 
 def position(ahead: int) -> str:
-    """Return the position in the queue of a spawn with so many spawns ahead of it."""
+    """Return the position in the queue of a spawn. ``ahead``: the number of spawns before it."""
     return "First in queue" if ahead == 0 else f"Position {ahead + 1} in queue"
 
 
@@ -402,27 +400,27 @@ _SENTENCES = (
     (r'persistentvolumeclaim "(?P<what>[^"]+)" not found', "the persistent volume claim {what} does not exist"),
     (r".*free ports.*", "a port that the server needs is taken there"),
 )
-"""The scheduler's reasons as regular expressions (kubernetes pkg/scheduler/framework/plugins, 1.25 to 1.36), and what
-they mean for a node, after "node-a: "."""
+"""The scheduler's reasons as regular expressions (kubernetes pkg/scheduler/framework/plugins, 1.25 to 1.36), and their
+meaning for a node, after "node-a: "."""
 
 
 def missing(reasons: Iterable[str]) -> str:
-    """Return what is missing on a node, as half a sentence; unknown reasons stay in the scheduler's words."""
+    """Return the missing resources of a node, as half a sentence; unknown reasons stay in the scheduler's words."""
     return " and ".join(dict.fromkeys(_plain(reason) for reason in reasons))
 
 
 def not_taken(node: str, what: str) -> str:
-    """Return that a node cannot take the server, without a full stop. ``what`` is missing there: half a sentence."""
+    """Return that a node cannot take the server, without a full stop. ``what``: the reason, as half a sentence."""
     return f"Node {node} cannot take the server: {what}"
 
 
 def cannot_start(what: str) -> str:
-    """Return that no node can take the server, without a full stop. ``what`` is missing: half a sentence."""
+    """Return that no node can take the server, without a full stop. ``what``: the reason, as half a sentence."""
     return f"The server cannot start: {what}"
 
 
 def _plain(reason: str) -> str:
     for pattern, sentence in _SENTENCES:
-        if found := re.fullmatch(pattern, reason):
-            return sentence.format(**{name: text for name, text in found.groupdict().items() if text is not None})
+        if match := re.fullmatch(pattern, reason):
+            return sentence.format(**{name: text for name, text in match.groupdict().items() if text is not None})
     return reason

@@ -1,10 +1,7 @@
-"""What a user reads before the server runs: the form's cards, the queue, refusals, failures.
+"""Sentences of the spawn form: the cards of templates, other sharing layers, and wrong options of a spawn.
 
-What a template promises, in short phrases for its card on the login form, and why free capacity is unknown.
-
-What the form and the queue say of a server whose GPU another sharing layer gives.
-
-What is wrong with the options of a spawn, and what would be right: for the form, the page and the API.
+The page of a waiting spawn and the API use them too. The sentences of the queue and of failures are in
+`wording.spawn_failures`.
 """
 
 from __future__ import annotations
@@ -26,10 +23,10 @@ CLUSTER_UNREADABLE = "the hub cannot read the cluster's GPUs and pods"
 
 
 def guaranteed(gpu: TemplateGpu, memory_bytes: int | None, borrowed: int = 0) -> str:
-    """Return what a session has while others work. ``memory_bytes``: of the smallest suitable GPU; None: unknown.
+    """Return the guarantee of a session. ``memory_bytes``: of the smallest suitable GPU; None: unknown.
 
-    ``borrowed``: units of each GPU that idle sessions would lend to it. Their owners have them guaranteed, and the
-    memory that belongs to them.
+    ``borrowed``: units of each GPU that idle sessions would lend to it. Lent units, and their memory, stay guaranteed
+    to their owners.
     """
     share = gpu.share
     full = _whole_gpus(gpu, memory_bytes) if share.units == UNITS_PER_GPU else _part(gpu, share.units, memory_bytes)
@@ -52,7 +49,7 @@ def _whole_gpus(gpu: TemplateGpu, memory_bytes: int | None) -> str:
 
 
 def maximum(gpu: TemplateGpu, memory_bytes: int | None) -> str:
-    """Return what a session can use at most; empty where all of it is guaranteed."""
+    """Return the most that a session can use; empty if all of it is guaranteed."""
     if gpu.share.units < UNITS_PER_GPU:
         return f"100 % of one GPU's time while others are idle, and {_memory(gpu.memory.limit, memory_bytes)}"
     return "" if gpu.memory.limit == "100%" else _memory(gpu.memory.limit, memory_bytes)
@@ -70,9 +67,9 @@ _WHOLE_REACH = LAYERS[LayerName.NATIVE].reach
 
 
 def idle_actions(template: Template, reach: Collection[IdleReach] = _WHOLE_REACH) -> list[str]:
-    """Return what happens to an idle session, one phrase for each action; empty: nothing.
+    """Return the idle actions of a template, one phrase for each; empty: none.
 
-    ``reach``: what the sharing layer of its GPU can do to it.
+    ``reach``: the idle actions that the GPU's sharing layer supports.
     """
     idle: Idle = template.idle
     if idle.dry_run:
@@ -91,8 +88,7 @@ def idle_actions(template: Template, reach: Collection[IdleReach] = _WHOLE_REACH
 
 
 def takes_idle_share(template: Template, reach: Collection[IdleReach] = _WHOLE_REACH) -> bool:
-    """Return whether an idle session loses units, and gets them back when it uses the GPU. ``reach``: see
-    `idle_actions`."""
+    """Return whether an idle session loses units until it uses the GPU again. ``reach``: see `idle_actions`."""
     idle = template.idle
     downgraded = idle.downgrade_after is not None and IdleReach.DOWNGRADE in reach
     released = idle.release_after is not None and IdleReach.RELEASE in reach
@@ -117,15 +113,15 @@ def _between(guarantee: float | None, limit: float | None, shown: Callable[[floa
     return f"{shown(guarantee)} {unit}" if guarantee == limit else f"{shown(guarantee)} to {shown(limit)} {unit}"
 
 
-def gpu_models(share: Share, found: Mapping[str, int]) -> str:
-    """Return which GPUs the share is placed on: "1 of 2 × NVIDIA L4". ``found``: suitable GPUs here, by model."""
+def gpu_models(share: Share, counts: Mapping[str, int]) -> str:
+    """Return the GPUs that can have the share: "1 of 2 × NVIDIA L4". ``counts``: number of suitable GPUs by model."""
     return ", ".join(
-        f"{share.count} of {count} × {model}" if count > share.count else model for model, count in found.items()
+        f"{share.count} of {count} × {model}" if count > share.count else model for model, count in counts.items()
     )
 
 
 LONGEST_SHOWN = 80
-"""Characters of a wrong value that are shown at most."""
+"""Characters of a wrong value that a message quotes at most."""
 TEMPLATES_AWAITED = (
     "This hub has no compute templates yet, so no server is started. Try again in a few minutes, or ask the admin of "
     "this hub."
@@ -134,7 +130,7 @@ NO_TEMPLATE = "There is no compute template that you may use. Ask the admin of t
 
 
 def templates_awaited(folder: str) -> str:
-    """Return for the hub's log what is waited for. ``folder``: of the templates."""
+    """Return for the hub's log that the hub waits for templates. ``folder``: of the templates."""
     return (
         f"There is no valid compute template in {folder}, which $GPUSHARE_TEMPLATES names: waiting for files there, on "
         "Kubernetes for the ConfigMap gpushare-templates, whose files come a minute or two after it was made"
@@ -142,18 +138,18 @@ def templates_awaited(folder: str) -> str:
 
 
 def shown(value: object) -> str:
-    """Return what somebody sent, cut short."""
+    """Return a value of a request as text, cut short."""
     text = repr(value)
     return text if len(text) <= LONGEST_SHOWN else text[: LONGEST_SHOWN - 3] + "..."
 
 
 def named(display_name: str, key: str) -> str:
-    """Return the form's name, with the key that a request writes if that is another: "0.25 GPU (quarter)"."""
+    """Return the name on the form, with the key for requests if it differs: "0.25 GPU (quarter)"."""
     return display_name if display_name == key else f"{display_name} ({key})"
 
 
 def listed(choices: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return the choices of an option, separated by commas. ``choices``: by the key that a request writes."""
+    """Return the choices of an option, separated by commas. ``choices``: by the key for requests."""
     names = (named(str(choice.get("display_name") or key), key) for key, choice in choices.items())
     return ", ".join(names) or "those on the form"
 
@@ -177,18 +173,18 @@ def not_allowed(template: str, allowed: Iterable[str]) -> str:
 
 
 def unknown_template(template: str, allowed: Iterable[str]) -> str:
-    """Return that there is no such template. ``allowed``: those that this user may use, see `named`."""
+    """Return that there is no such template. ``allowed``: the names that this user may use, see `named`."""
     return f"There is no template {shown(template)}. You may use: {', '.join(allowed) or 'none'}."
 
 
-def unknown_quota(quota: object, known: Iterable[str]) -> str:
-    """Return that the user has no such quota. ``known``: names of those that this user may use."""
-    return f"You have no quota {shown(quota)}. You may use: {', '.join(known)}."
+def unknown_quota(quota: object, quotas: Iterable[str]) -> str:
+    """Return that the user has no such quota. ``quotas``: the names that this user may use."""
+    return f"You have no quota {shown(quota)}. You may use: {', '.join(quotas)}."
 
 
-def unknown_option(option: object, profile: str, known: Iterable[str]) -> str:
-    """Return that the profile has no such option. ``known``: the options that it has."""
-    return f"Unknown option {shown(option)}; {profile} has: {', '.join(known)}."
+def unknown_option(option: object, profile: str, options: Iterable[str]) -> str:
+    """Return that the profile has no such option. ``options``: the options of the profile."""
+    return f"Unknown option {shown(option)}; {profile} has: {', '.join(options)}."
 
 
 def limit_reached(limit: int, profile: str) -> str:
@@ -203,7 +199,7 @@ def unknown_choice(where: str, choice: object, choices: Mapping[str, Mapping[str
 
 
 def only_listed_choices(where: str, choices: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return that an option takes no other text than its choices, see `listed`."""
+    """Return that an option accepts no text other than its choices, see `listed`."""
     return f"{where}: choose one of {listed(choices)}."
 
 
@@ -213,12 +209,12 @@ def text_too_long(where: str, most: int) -> str:
 
 
 def unusable_pattern(where: str, problem: str) -> str:
-    """Return that the admin's pattern for the text of an option cannot be used. ``problem``: why, and what would do."""
+    """Return that the admin's pattern for the text of an option cannot be used. ``problem``: why, and the remedy."""
     return f"{where}: no text can be accepted, because {problem}. Tell the admin of this hub (validation_regex)."
 
 
 def text_does_not_match(where: str, text: str, advice: str) -> str:
-    """Return that the text of an option is not valid. ``advice``: what would be right, without a full stop."""
+    """Return that the text of an option is not valid. ``advice``: a valid text, without a full stop."""
     return f"{where}: {shown(text)} is not valid: {advice}."
 
 
@@ -231,7 +227,7 @@ NOT_READ_YET = "The hub has not read the cluster's nodes and pods yet."
 
 
 def needs_cluster(template: str, title: str) -> str:
-    """Return that a template's layer is none for this machine."""
+    """Return that a template's layer does not work on this machine."""
     return (
         f"The template {template} shares GPUs by {title}, which works on Kubernetes only. Tell the admin: remove "
         "gpu.layer from the template."
@@ -239,7 +235,7 @@ def needs_cluster(template: str, title: str) -> str:
 
 
 def needs_one_gpu(template: str, layer: Layer) -> str:
-    """Return that a layer on one machine gives a server no second GPU."""
+    """Return that a layer on one machine cannot give a server a second GPU."""
     why = (
         "CUDA uses one MIG instance only"
         if layer.name is LayerName.MIG
@@ -252,7 +248,7 @@ def needs_one_gpu(template: str, layer: Layer) -> str:
 
 
 def not_on_one_machine(template: Template) -> str:
-    """Return why a template's layer gives a server on one machine no GPU; empty: it can give one."""
+    """Return why a template's layer cannot give a server on one machine a GPU; empty if it can."""
     if template.gpu is None:
         return ""
     layer = LAYERS[template.gpu.layer or LayerName.NATIVE]
@@ -264,7 +260,7 @@ def not_on_one_machine(template: Template) -> str:
 
 
 def no_instance(share: Share, profiles: Iterable[str]) -> str:
-    """Return that no MIG instance of this machine is large enough. ``profiles``: of those that there are."""
+    """Return that no MIG instance of this machine is large enough. ``profiles``: of the machine's instances."""
     there = ", ".join(sorted(set(profiles)))
     if not there:
         return "This machine has no MIG instance. Choose another template, or ask the admin."
@@ -275,7 +271,7 @@ def no_instance(share: Share, profiles: Iterable[str]) -> str:
 
 
 def layer_taken(share: Share) -> str:
-    """Return that the GPUs on which a share by MPS would fit have sessions that share them in another way."""
+    """Return that the GPUs with free capacity for a share by MPS have sessions of another layer."""
     return (
         f"{share} is free on a GPU, but the sessions there do not use {LAYERS[LayerName.MPS].title}, and a GPU cannot "
         "have both kinds. The server starts when they have ended."
@@ -283,18 +279,18 @@ def layer_taken(share: Share) -> str:
 
 
 def no_node(layers: Iterable[LayerName]) -> str:
-    """Return that no node that the server can run on has one of the layers."""
+    """Return that none of the server's possible nodes has one of the layers."""
     titles = " or ".join(LAYERS[name].title for name in layers)
     return f"No node that this server can run on shares its GPUs by {titles}. Ask the admin."
 
 
 def not_understood(title: str) -> str:
-    """A layer publishes something that this version fails on."""
+    """Return that the hub failed on an object that a layer published."""
     return f"The hub cannot read what {title} says is free. The hub's log has the error."
 
 
 def unreadable(title: str) -> str:
-    """Return that the hub cannot say what a server needs of a layer, since it may not read the cluster."""
+    """Return that the hub lacks the right to read the cluster, which the layer needs."""
     return (
         f"The hub may not read the cluster's nodes and pods, which it needs for {title}. Tell the admin: the agents' "
         "chart gives the right with hub.readCapacity."
@@ -302,7 +298,7 @@ def unreadable(title: str) -> str:
 
 
 def other_object(kind: str, name: str, namespace: str) -> str:
-    """Return that somebody else has made an object with the name of one that a layer needs."""
+    """Return that another program made an object with the name that a layer needs."""
     return (
         f"The {kind} {name} in namespace {namespace} asks for something else than the template: the hub did not make "
         f"it. Delete it, or ask the admin to: kubectl -n {namespace} delete {kind.lower()} {name}"
@@ -310,12 +306,12 @@ def other_object(kind: str, name: str, namespace: str) -> str:
 
 
 def none_free(title: str, share: Share, limited_by: str) -> str:
-    """Return that a layer has nothing free for the share. ``limited_by``: what else is short, as half a sentence."""
+    """Return that a layer has no free capacity for the share. ``limited_by``: another shortage, as half a sentence."""
     return f"Not enough free capacity: this needs {share}, and {title} has no free place for it{_because(limited_by)}."
 
 
 def never_free(title: str, share: Share, limited_by: str) -> str:
-    """Return that a layer could not serve the share even if nothing ran. ``limited_by``: as half a sentence."""
+    """Return that a layer could not serve the share even on empty GPUs. ``limited_by``: as half a sentence."""
     return f"No GPU that {title} shares can give {share}{_because(limited_by)}. Choose another template."
 
 
@@ -324,14 +320,14 @@ def _because(limited_by: str) -> str:
 
 
 def placed(title: str) -> str:
-    """Return that a spawn need not wait any longer."""
+    """Return that a spawn no longer waits."""
     return f"{title} has a free place. Its scheduler chooses the GPU."
 
 
 def terms(layer: Layer, profile: MigProfile | None = None) -> str:
-    """Return by what a server's GPU is shared, and what that makes of its share, for its card.
+    """Return which layer shares a server's GPU, and the effect on its share, for its card.
 
-    ``profile``: that of the MIG instance that the server gets; None: it gets none, or which one is not known.
+    ``profile``: of the server's MIG instance; None: it gets none, or the profile is unknown.
     """
     if profile is None:
         return f"By {layer.title}. {kept_within(layer)}"
