@@ -132,14 +132,14 @@ async def test_a_pod_that_no_list_has_shown_is_not_called_unlabelled(
 async def test_a_pod_that_cannot_be_dealt_with_is_no_trouble_to_others(
     agent: NodeAgent, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    deal = agent.on_kubernetes.sessions._bring_together
+    deal = agent.on_kubernetes.sessions._reconcile_pod
 
     def fails_for_ada(key: PodKey, devices: dict[str, Given]) -> None:
         if key[1] == "ada":
             raise RuntimeError("what a pod")
         deal(key, devices)
 
-    monkeypatch.setattr(agent.on_kubernetes.sessions, "_bring_together", fails_for_ada)
+    monkeypatch.setattr(agent.on_kubernetes.sessions, "_reconcile_pod", fails_for_ada)
     await agent.pod("ada")
     await agent.until(lambda: "/ada; retrying" in caplog.text)
     await agent.running("ben")

@@ -391,8 +391,8 @@ async def test_sessions_stay_while_the_api_server_is_unavailable(agent: NodeAgen
     peer.send(Kind.REQUEST, GIB, 0, gpu=FIRST.uuid)
     await peer.until(Kind.GRANT)
     agent.cluster.faults.clear()
-    assert not agent.on_kubernetes.pods.known
-    await agent.until(lambda: agent.on_kubernetes.pods.known)
+    assert not agent.on_kubernetes.pods.listed
+    await agent.until(lambda: agent.on_kubernetes.pods.listed)
     assert "ada" in agent.node.sessions
 
 

@@ -106,7 +106,7 @@ async def test_a_list_that_takes_long_is_not_begun_anew(monkeypatch: pytest.Monk
         assert script.lists == 1
         go_on.set()
         async with asyncio.timeout(10):
-            while not pods.known:
+            while not pods.listed:
                 await asyncio.sleep(0.01)
         pods.list_again()
         await asyncio.sleep(0.05)

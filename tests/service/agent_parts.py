@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from gpushare_spawner.agent.kubernetes.pods.annotations import TierAnnotations, decisions, patch_wanted, remember
+from gpushare_spawner.agent.kubernetes.pods.annotations import TierAnnotations, decisions, needed_patch, remember
 from gpushare_spawner.agent.report import session_report
 from gpushare_spawner.agent.sessions.registry import SessionControls
 from gpushare_spawner.agent.sessions.session import Activity, Session
@@ -31,7 +31,7 @@ from gpushare_spawner.model.controls import Cordon
 from gpushare_spawner.model.kubernetes import PodSession, labels, pod_session
 from gpushare_spawner.model.report import NOTHING, GpuReport, Report, SessionReport
 from gpushare_spawner.service.kubernetes.node import NodeAgent
-from gpushare_spawner.service.kubernetes.pod_sessions import SessionPod, known_report
+from gpushare_spawner.service.kubernetes.pod_sessions import SessionPod, joined_report
 from gpushare_spawner.service.reports import KnownReport
 from tests.service.conftest import Clock
 
@@ -169,7 +169,7 @@ class PodAgent(AgentParts):
         part.follow(self.session, said, self.annotations)
         self.controls_part.follow(self.session, said.controls, said.messages, said.answers)
         for _ in range(3):
-            patch = patch_wanted(pod_session(self.annotations), self.session.record, self.clock())
+            patch = needed_patch(pod_session(self.annotations), self.session.record, self.clock())
             if not patch:
                 return
             self.patch(patch)
@@ -217,7 +217,7 @@ class _KnownCluster:
         self._here = here
 
     def report(self, node: str) -> tuple[KnownReport, float]:
-        return known_report(self._here.own_report(), self.pods(node).values()), 0.0
+        return joined_report(self._here.own_report(), self.pods(node).values()), 0.0
 
     def pods(self, node: str) -> Mapping[str, SessionPod]:
         return {"ann": SessionPod.of(self._here.pod())}

@@ -1,1 +1,1 @@
-"""What makes an agent one of a cluster. Without --kubernetes nothing here is imported."""
+"""The agent in a Kubernetes cluster. It is imported only with --kubernetes."""

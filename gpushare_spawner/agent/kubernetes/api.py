@@ -1,6 +1,6 @@
-"""The Kubernetes API, as far as the agent needs it: JSON in and out, without the client's model classes.
+"""The part of the Kubernetes API that the agent needs: JSON in and out, without the client's model classes.
 
-Those would cost as much memory as the rest of the agent.
+The model classes would cost as much memory as the rest of the agent.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from gpushare_spawner.wording.amounts import missing_package, reason
 Json = dict[str, Any]
 
 _ANSWER_WITHIN = 15.0
-"""Seconds for a call that is no watch."""
+"""Seconds for a call other than a watch."""
 _WATCH_FOR = 60
-"""Seconds that a watch lasts; then it is renewed, which also finds connections that died in silence."""
+"""Seconds of a watch. Then it is renewed, which also detects dead connections."""
 _BROKEN = (aiohttp.ClientError, OSError, TimeoutError, ValueError)
-"""What keeps a call from an answer. The service account's token is read from a file, which may be empty for a moment:
-ValueError."""
+"""Errors that end a call without an answer. ValueError: the file of the service account's token can be empty for a
+moment."""
 
 
 class ApiConnection(Protocol):
-    """How requests reach the API server. A failure is one of `_BROKEN`."""
+    """A connection that sends requests to the API server. A failure is one of `_BROKEN`."""
 
     async def request(
         self,
@@ -37,14 +37,14 @@ class ApiConnection(Protocol):
         body: Any,
         timeout: aiohttp.ClientTimeout | None,
     ) -> aiohttp.ClientResponse:
-        """Ask; ``content`` is the type of the JSON ``body``."""
+        """Send a request. ``content`` is the type of the JSON ``body``."""
 
     async def close(self) -> None:
         """End the connection."""
 
 
 class ApiFailure(Exception):
-    """A call failed. `status` is HTTP's, 0 where no answer came."""
+    """A failed call. `status` is HTTP's; 0: no answer came."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -59,11 +59,11 @@ class ClusterApi:
 
     @classmethod
     async def connect(cls) -> ClusterApi:
-        """As the pod that this runs in, else as $KUBECONFIG says. Raises NoCluster."""
+        """Connect as the pod of this process, else by $KUBECONFIG. Raises NoCluster."""
         connection = ServiceAccountConnection.of_this_pod()
         if connection is not None:
             return cls(connection)
-        # outside of a cluster, where memory does not matter
+        # outside a cluster memory does not matter
         try:
             from gpushare_spawner.clients.cluster import KubeconfigConnection, cluster_client
         except ImportError as error:
@@ -76,31 +76,34 @@ class ClusterApi:
         await self._connection.close()
 
     async def list(self, path: str, **query: str) -> Json:
-        """A collection: `items`, and `metadata.resourceVersion` to watch from."""
+        """Return a collection: `items`, and `metadata.resourceVersion` to watch from."""
         return await self._call("GET", path, query)
 
     async def get(self, path: str) -> Json:
-        """One object."""
+        """Return one object."""
         return await self._call("GET", path)
 
     async def create(self, path: str, item: Json, **query: str) -> Json:
-        """A new object in a collection."""
+        """Add an object to a collection."""
         return await self._call("POST", path, query, body=item)
 
     async def replace(self, path: str, item: Json) -> Json:
-        """Put an object in place of the one that it names; its version must be the present one."""
+        """Replace the object of the same name; its version must be the present one."""
         return await self._call("PUT", path, body=item)
 
     async def delete(self, path: str) -> Json:
-        """Remove an object."""
+        """Delete an object."""
         return await self._call("DELETE", path)
 
     async def patch(self, path: str, patch: Json) -> Json:
-        """Merge into an object (RFC 7386); the object as it is then."""
+        """Merge into an object (RFC 7386). Return the merged object."""
         return await self._call("PATCH", path, body=patch, content="application/merge-patch+json")
 
     async def watch(self, path: str, version: str, **query: str) -> AsyncIterator[Json]:
-        """Events after a version until the server ends the watch. Raises ApiFailure, 410 for too old a version."""
+        """Yield events after a version until the server ends the watch.
+
+        Raises ApiFailure; 410: the version is too old.
+        """
         query |= {
             "watch": "true", "allowWatchBookmarks": "true", "resourceVersion": version,
             "timeoutSeconds": str(_WATCH_FOR),

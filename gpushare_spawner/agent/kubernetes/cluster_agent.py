@@ -1,4 +1,7 @@
-"""The agent's part in a cluster, composed: device plugins or a DRA driver, sessions of pods, the published report."""
+"""The agent as part of a cluster, composed: device plugins or a DRA driver, sessions of pods, the published report.
+
+A node whose GPUs another layer gives out: observing/node.py.
+"""
 
 from __future__ import annotations
 
@@ -44,13 +47,13 @@ from gpushare_spawner.model.report import Report
 
 log = logging.getLogger(__name__)
 
-LOOK_EVERY = 1.0
-"""Seconds between looks at health and what is to be offered, beside those that changes cause."""
+POLL_EVERY = 1.0
+"""Seconds between checks of health and of the devices to offer, besides those after changes."""
 
 
 @dataclass(frozen=True)
 class ClaimSettings:
-    """What the cluster has of dynamic resource allocation."""
+    """The cluster's features of dynamic resource allocation."""
 
     taints: bool = True
     """The API server keeps taints of devices."""
@@ -58,20 +61,20 @@ class ClaimSettings:
 
 @dataclass(frozen=True)
 class ClusterSettings:
-    """Where an agent is in its cluster."""
+    """The agent's place in its cluster."""
 
     namespace: str
-    """Where the report is published, and the notebooks' pods are."""
+    """Namespace of the report and of the notebooks' pods."""
     all_namespaces: bool = False
-    """The notebooks' pods may be in any."""
+    """The notebooks' pods can be in any namespace."""
     kubelet_dir: Path = Path("/var/lib/kubelet")
     """Its root folder."""
     device_plugins_dir: Path = Path("/var/lib/kubelet/device-plugins")
-    """Where device plugins have their sockets: a constant of the kubelet, wherever its root folder is."""
+    """The folder for sockets of device plugins: a constant of the kubelet, wherever its root folder is."""
     unit_size: int = 1
     """Share units of 1 % that one device stands for."""
     claims: ClaimSettings | None = None
-    """Pods get GPUs by claims; None: by device plugins."""
+    """None: pods get GPUs by device plugins, not by claims."""
     own_pod: PodKey | None = None
     """(namespace, name) of the agent's own pod."""
     own_pod_uid: str | None = None
@@ -79,12 +82,12 @@ class ClusterSettings:
 
     @property
     def pod_resources(self) -> Path:
-        """The kubelet's socket that tells who holds what."""
+        """The kubelet's socket that lists devices by pod."""
         return self.kubelet_dir / "pod-resources" / "kubelet.sock"
 
 
 class KubeletSide(Protocol):
-    """How pods get their GPUs: by device plugins, or by claims."""
+    """The way in which pods get their GPUs: by device plugins or by claims."""
 
     async def start(self) -> None:
         """Serve the kubelet. Raises OSError."""
@@ -92,15 +95,15 @@ class KubeletSide(Protocol):
     async def close(self) -> None:
         """Stop serving; pods run on."""
 
-    def look(self) -> bool:
-        """See whether something else is to be offered, and offer it then; whether it is."""
+    def poll(self) -> bool:
+        """Offer the devices that have changed. Return whether any have."""
 
     def joined(self, handed: Handed) -> Handed:
-        """The kubelet's list of who holds what, with what it does not list."""
+        """Return the kubelet's list of devices by pod, completed."""
 
 
 class OnKubernetes:
-    """A started node's part in the cluster."""
+    """A started node as part of the cluster."""
 
     def __init__(
         self, node: Node, api: ClusterApi, allocation: ContainerResponses, cdi: CdiNames, settings: ClusterSettings
@@ -120,7 +123,7 @@ class OnKubernetes:
         where = "" if settings.all_namespaces else settings.namespace
         self.pods = Pods(api, where, node.settings.name, self._changed)
         self._questions = KubeletQuestions(
-            self._hear_kubelet, lambda: not self.held.pending and self._kubelet_is_trusted
+            self._read_kubelet, lambda: not self.held.pending and self._kubelet_is_trusted
         )
         self.sessions = PodSessions(node, self.pods, api, self.held, self._questions.soon)
         self._allocation = allocation
@@ -129,19 +132,19 @@ class OnKubernetes:
         )
         self._kubelet_side = self._side(api, allocation, cdi, prepared)
         self._handed = Handed({}, {})
-        self._looking: asyncio.Task[None] | None = None
-        self._look_due: asyncio.Handle | None = None
-        self._kubelet_asked = False
+        self._polling: asyncio.Task[None] | None = None
+        self._poll_due: asyncio.Handle | None = None
+        self._kubelet_read = False
         self._kubelet_is_trusted = True
         self._kubelet_trouble = kubelet_trouble(log)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """While this is open the node is one of the cluster."""
+        """Run as part of the cluster while the context is open."""
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._stop)
             self._node.changed = self._changed
-            # the list of the pods and of their devices first: then what is offered is right from the start
+            # the list of pods and devices first, so that the first offer is right
             await self._questions.once()
             self.pods.start()
             stack.push_async_callback(self.pods.close)
@@ -151,7 +154,7 @@ class OnKubernetes:
             stack.push_async_callback(self.published.close)
             self._questions.start()
             stack.push_async_callback(self._questions.close)
-            self._looking = asyncio.create_task(self._keep_looking())
+            self._polling = asyncio.create_task(self._keep_polling())
             yield
 
     async def answer(self, request: Request) -> dict[str, Any]:
@@ -159,7 +162,7 @@ class OnKubernetes:
         return await answer_in_cluster(self._node, request)
 
     def report(self) -> Report:
-        """The node's report, as it is now."""
+        """Return the node's report now."""
         report = self._node.report()
         if self._settings.claims is None:
             return report
@@ -188,38 +191,38 @@ class OnKubernetes:
         self._questions.soon()
 
     def _changed(self) -> None:
-        """Handle a change of a session or a pod: check all that depends on it soon, once."""
+        """Handle a change of a session or a pod: check everything that depends on it soon, once."""
         self.sessions.changed()
         self.published.changed()
-        if self._look_due is None:
-            self._look_due = asyncio.get_running_loop().call_soon(self._look)
+        if self._poll_due is None:
+            self._poll_due = asyncio.get_running_loop().call_soon(self._poll)
 
-    def _look(self) -> None:
-        self._look_due = None
-        if self._kubelet_side.look():
+    def _poll(self) -> None:
+        self._poll_due = None
+        if self._kubelet_side.poll():
             self.published.changed()
 
-    async def _keep_looking(self) -> None:
+    async def _keep_polling(self) -> None:
         while True:
-            await asyncio.sleep(LOOK_EVERY)
+            await asyncio.sleep(POLL_EVERY)
             try:
-                self._look()
+                self._poll()
             except Exception:
                 log.exception("cannot compute the devices to offer; retrying")
 
-    async def _hear_kubelet(self) -> None:
+    async def _read_kubelet(self) -> None:
         try:
             handed = await self._resources.handed()
         except KubeletUnavailable as error:
             self._kubelet_trouble.about(error)
             if self._settings.claims is not None:
-                # claims are the agent's own to know
+                # the agent itself has the claims
                 self.sessions.handed(self._kubelet_side.joined(self._handed))
             return
         self._handed = handed
         self._kubelet_trouble.settled()
         self._kubelet_is_trusted = container.tells_of(handed, self._settings.own_pod)
-        if self._kubelet_is_trusted or not self._kubelet_asked:
+        if self._kubelet_is_trusted or not self._kubelet_read:
             withheld = container.withheld(self._node.gpus.values(), handed, self._settings.own_pod)
             for uuid, reason in withheld.items():
                 if uuid not in self._node.health.withheld:
@@ -227,30 +230,32 @@ class OnKubernetes:
             for uuid in self._node.health.withheld.keys() - withheld.keys():
                 log.info("GPU %d can be shared again", self._node.gpus[uuid].index)
             self._node.health.withheld = withheld
-            self._kubelet_asked = True
+            self._kubelet_read = True
         self.sessions.handed(self._kubelet_side.joined(handed))
         self._changed()
 
     async def _stop(self) -> None:
         self._node.changed = lambda: None
-        if self._looking is not None:
-            self._looking.cancel()
-            await asyncio.gather(self._looking, return_exceptions=True)
-        if self._look_due is not None:
-            self._look_due.cancel()
+        if self._polling is not None:
+            self._polling.cancel()
+            await asyncio.gather(self._polling, return_exceptions=True)
+        if self._poll_due is not None:
+            self._poll_due.cancel()
         await self.sessions.close()
 
 
 def owner_of(settings: ClusterSettings) -> OwnerPod | None:
-    """Return the agent's pod as the owner of the report; None: it is in another namespace, or not known."""
+    """Return the agent's pod as the owner of the report; None: it is in another namespace, or unknown."""
     if settings.own_pod is None or not settings.own_pod_uid or settings.own_pod[0] != settings.namespace:
         return None
     return OwnerPod(settings.own_pod[1], settings.own_pod_uid)
 
 
 async def answer_in_cluster(node: Node, request: Request) -> dict[str, Any]:
-    """Answer the control socket of an agent whose sessions follow pods: refuse to open, confirm, close or resize one.
-    Raises ControlRefused."""
+    """Answer the control socket of an agent whose sessions follow pods. Raises ControlRefused.
+
+    Sessions cannot be opened, confirmed, closed or resized here, and GPUs cannot be cordoned.
+    """
     if isinstance(request, OpenRequest | ConfirmRequest | CloseRequest | ResizeRequest):
         message = f"{request.op}: this agent is one of a Kubernetes cluster, its sessions come and go with pods"
         raise ControlRefused(Failure(code="bad-request", message=message))

@@ -1,4 +1,4 @@
-"""A gRPC server on a unix socket in a folder that others use too: only what is our own is taken away from it."""
+"""A gRPC server on a unix socket in a shared folder: only its own socket is ever removed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Identity = tuple[int, int, int]
 
 
 class GrpcSocket:
-    """A server that runs. `serve` makes one."""
+    """A running server. `serve` makes it."""
 
     def __init__(self, path: Path, server: grpc.aio.Server) -> None:
         self._path = path
@@ -21,7 +21,7 @@ class GrpcSocket:
 
     @classmethod
     async def serve(cls, path: Path, server: grpc.aio.Server) -> GrpcSocket:
-        """Start the server on a new socket; one that lies there is replaced. Raises OSError or RuntimeError."""
+        """Start the server on a new socket, in place of an existing file. Raises OSError or RuntimeError."""
         with contextlib.suppress(FileNotFoundError):
             path.unlink()
         server.add_insecure_port(f"unix://{path}")
@@ -30,11 +30,11 @@ class GrpcSocket:
 
     @property
     def is_there(self) -> bool:
-        """Whether the socket still lies there: it was not removed, and no other one has its place."""
+        """Whether the socket still exists: it was neither removed nor replaced."""
         return socket_identity(self._path) == self._identity
 
     async def close(self) -> None:
-        """Stop the server, and remove its socket, unless another one has its place by now."""
+        """Stop the server, and remove its socket unless it was replaced."""
         own = self.is_there
         await self._server.stop(grace=None)
         if own:
@@ -43,7 +43,7 @@ class GrpcSocket:
 
 
 def socket_identity(path: Path) -> Identity | None:
-    """Return which file lies there now: a socket that was made again is another one. None: there is none."""
+    """Return the identity of the file at this path; it changes when a socket is made again. None: no file."""
     with contextlib.suppress(OSError):
         seen = path.stat()
         return seen.st_dev, seen.st_ino, seen.st_ctime_ns

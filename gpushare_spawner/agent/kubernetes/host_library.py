@@ -1,7 +1,7 @@
-"""The libraries on the node, where containers get them mounted from.
+"""The libraries on the node, from where containers mount them.
 
-A file that a process has mapped is never written to: each version is a new file, renamed into its place. Who has the
-old one open or mounted keeps it; who starts later gets the new one.
+A file that a process has mapped is never written to: each version is a new file that is renamed into place. A process
+that has the old file open or mounted keeps it; later processes get the new one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SIMULATED = ("libcuda.so.1", "libnvidia-ml.so.1")
 
 
 class CannotBeLoaded(RuntimeError):
-    """What lies in this folder is not to be executed; the message says why, and what would be right."""
+    """Libraries in this folder cannot be loaded; the message has the reason and a remedy."""
 
 
 @dataclass(frozen=True)
@@ -40,16 +40,16 @@ class HostLibraries:
 
     @property
     def as_seen(self) -> Libraries:
-        """For the environment of a session."""
+        """The libraries for the environment of a session."""
         return Libraries(preload=self.preload, simulated_driver=self.simulated_driver)
 
 
 def install(libraries: Libraries, folder: Path) -> HostLibraries:
-    """Put the libraries that came with the agent into a folder of the node. Raises OSError or CannotBeLoaded."""
+    """Copy the agent's libraries into a folder of the node. Raises OSError or CannotBeLoaded."""
     folder.mkdir(parents=True, exist_ok=True)
     os.chmod(folder, 0o755)
     if os.statvfs(folder).f_flag & os.ST_NOEXEC:
-        # a mount of it into a container would be so too: programs would start without the library
+        # its mount in a container would be noexec too: programs would start without the library
         raise CannotBeLoaded(
             f"{folder} is on a file system that is mounted with noexec, so that no program can load a library from "
             "it; use a folder on another one"
@@ -71,7 +71,7 @@ def install(libraries: Libraries, folder: Path) -> HostLibraries:
 
 
 def replace_file(content: bytes, target: Path, mode: int) -> bool:
-    """Put a file with this content into its place at one stroke; False where it is there already. Raises OSError."""
+    """Put a file with this content into place atomically; False: it is already there. Raises OSError."""
     with contextlib.suppress(OSError):
         if target.is_file() and not target.is_symlink() and target.read_bytes() == content:
             if target.stat().st_mode & 0o777 != mode:
@@ -85,7 +85,7 @@ def replace_file(content: bytes, target: Path, mode: int) -> bool:
             file.flush()
             os.fsync(file.fileno())
         if target.is_dir() and not target.is_symlink():
-            # a container runtime makes a folder where a file to be mounted was missing
+            # a container runtime makes a folder in place of a missing file of a mount
             target.rmdir()
         os.replace(fresh, target)
     except BaseException:
@@ -97,7 +97,7 @@ def replace_file(content: bytes, target: Path, mode: int) -> bool:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Take away what an installation left that was killed."""
+    """Remove the files of an installation that was killed."""
     for path in folder.glob(f".*{_FRESH}"):
         with contextlib.suppress(OSError):
             path.unlink()

@@ -1,11 +1,10 @@
-"""``gpushare agent --kubernetes``: its options and the cluster that they describe. Without the option no package for
-Kubernetes is imported.
+"""``gpushare agent --kubernetes``: its options, and the cluster that they describe.
 
-NVML for an agent that does not see the host's processes: without NVML's figures of processes.
+Without the option no package for Kubernetes is imported.
 
-The driver uses the host's process ids. In a pid namespace of its own (a pod without hostPID) the agent can match none
-of them: the kernel gives it pid 0 for a process of another namespace, and an id that exists in both belongs to another
-process.
+`WithoutProcesses` is NVML without its figures of processes. The driver uses the host's process ids. In a pid namespace
+of its own (a pod without hostPID) the agent can match none of them: the kernel gives it pid 0 for a process of another
+namespace, and an id that exists in both belongs to another process.
 """
 
 from __future__ import annotations
@@ -119,7 +118,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True)
 class ClusterOptions:
-    """What `--kubernetes` and its options say."""
+    """The values of `--kubernetes` and its options."""
 
     namespace: str
     all_namespaces: bool
@@ -132,10 +131,10 @@ class ClusterOptions:
     claims: bool = False
     """Pods get GPUs by claims."""
     observes: bool = False
-    """The GPUs are another layer's to give out."""
+    """Another layer gives out the GPUs."""
 
     def claimed(self, gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
-        """Those of the GPUs here that are the agent's. Raises NoGpu."""
+        """Return the agent's GPUs among those here. Raises NoGpu."""
         from gpushare_spawner.agent.kubernetes.devices.container import named_by
 
         visible = os.environ.get("NVIDIA_VISIBLE_DEVICES")
@@ -145,23 +144,23 @@ class ClusterOptions:
         return mine
 
     def source(self, nvml: GpuSource, gpus: tuple[Gpu, ...]) -> GpuSource:
-        """Return NVML as far as it can be matched with the processes that connect."""
+        """Return NVML without the figures that cannot be matched with the connected processes."""
 
         return matched(nvml, gpus)
 
     def endpoints(self, folder: StateFolder) -> SessionEndpoints:
-        """Return what makes the sockets of sessions that are pods."""
+        """Return the factory of sockets for sessions of pods."""
         from gpushare_spawner.agent.kubernetes.pods.pod_sockets import PodEndpoints
 
         return PodEndpoints(folder)
 
     def whole_devices(self, units: int) -> int:
-        """The share units of a GPU that devices can be made of: what is less than a device is nobody's."""
+        """Return the share units of a GPU in whole devices: the remainder is not used."""
         return units // self.unit_size * self.unit_size
 
     @asynccontextmanager
     async def joined(self, node: Node, libraries: Libraries, source: GpuSource) -> AsyncIterator[Answer]:
-        """While this is open the node is one of the cluster; gives what answers the control socket.
+        """Run the node as part of the cluster while the context is open; yield the handler of control requests.
 
         Raises Unusable or OSError.
         """
@@ -178,7 +177,7 @@ class ClusterOptions:
         except CannotBeLoaded as error:
             raise Unusable(f"--host-dir: {error}") from None
         if installed.simulated_driver is not None:
-            # the notebooks' users are others than the agent's
+            # notebooks run as other users than the agent
             os.chmod(simulated_state(), 0o666)
         gpus = node.gpus.values()
         allocation = ContainerResponses(installed, self.preload_file)
@@ -216,13 +215,13 @@ class ClusterOptions:
 
 
 def read(options: argparse.Namespace) -> ClusterOptions | None:
-    """None without `--kubernetes`. Raises Unusable."""
+    """Return the options; None without `--kubernetes`. Raises Unusable."""
     if not options.kubernetes:
         if options.observe:
             raise Unusable("--observe needs --kubernetes: on one machine the agent observes MPS and MIG by itself")
         return None
     try:
-        # the kubelet's protocol; here, before the agent makes or locks anything
+        # the kubelet's protocol; checked before the agent makes or locks anything
         importlib.import_module("grpc")
         importlib.import_module("google.protobuf")
     except ImportError as error:
@@ -235,10 +234,10 @@ def read(options: argparse.Namespace) -> ClusterOptions | None:
     if options.observe and options.kubelet == DRA:
         raise Unusable(f"--observe needs the device plugin's API: leave out --kubelet {DRA}")
     host_dir = Path(os.path.abspath(options.host_dir))
-    # simulated GPUs, if there are any, have the same state file on all nodes, and must not have the same UUIDs
+    # simulated GPUs have the same state file on all nodes, and must not have the same UUIDs
     os.environ.setdefault("SIMGPU_NODE", options.node)
     if "SIMGPU_STATE" not in os.environ:
-        # simulated GPUs, if there are any: their state has to be where containers can be given it
+        # the state of simulated GPUs must be in a folder that containers can mount
         state = host_dir / "simgpu-state"
         state.mkdir(parents=True, exist_ok=True)
         os.environ["SIMGPU_STATE"] = str(state / "gpus")
@@ -264,7 +263,7 @@ def _unit_size(text: str) -> int:
 
 def _namespace_of_this_pod() -> str | None:
     if not os.environ.get("KUBERNETES_SERVICE_HOST"):
-        return None  # as for clients/cluster.py: the mounted files alone do not make an agent one of a pod
+        return None  # as for clients/cluster.py: the mounted files alone do not mean that the agent is in a pod
     try:
         return _SERVICE_ACCOUNT.read_text().strip() or None
     except OSError:
@@ -272,29 +271,29 @@ def _namespace_of_this_pod() -> str | None:
 
 
 class WithoutProcesses:
-    """A source of figures of GPUs, without those of processes."""
+    """Figures of GPUs without those of processes."""
 
     def __init__(self, source: GpuSource) -> None:
         self._source = source
 
     def state(self, gpu: Gpu) -> GpuState:
-        """Return what the source says now, without its processes. May block for milliseconds."""
+        """Return the source's figures now, without its processes. Can block for milliseconds."""
         return replace(self._source.state(gpu), processes={})
 
     def memory(self, gpu: Gpu) -> GpuState | None:
-        """Return what the source says of the memory now, without its processes. May block for milliseconds."""
+        """Return the source's memory figures now, without its processes. Can block for milliseconds."""
         state = self._source.memory(gpu)
         return None if state is None else replace(state, processes={})
 
     def utilisation(self, gpu: Gpu, since: float) -> tuple[Utilisation, ...] | None:
-        """Return None: never known here. GPU time is then estimated from leases."""
+        """Return None: it is unknown here. GPU time is then estimated from leases."""
         return None
 
 
 def matched(source: GpuSource, gpus: tuple[Gpu, ...]) -> GpuSource:
-    """Return a source whose pids are those of the agent's own pid namespace: this one, or one without processes.
+    """Return a source with pids of the agent's own pid namespace: this source, or one without processes.
 
-    The simulated driver numbers processes as they see themselves.
+    The simulated driver counts processes by their own pids.
     """
     if all(gpu.simulated for gpu in gpus) or processes.sees_the_host():
         return source

@@ -1,4 +1,4 @@
-"""The node's report for the hub: a ConfigMap, written when something changed, but not often."""
+"""The node's report for the hub: a ConfigMap, written after changes at limited rates."""
 
 from __future__ import annotations
 
@@ -19,34 +19,34 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class PublishSettings:
-    """How often, in seconds."""
+    """Rates, in seconds."""
 
     at_most_every: float = 15.0
-    """Between two writes for no more than activity."""
+    """Between two writes for changes of activity only."""
     refresh_every: float = kubernetes.REPORT_REFRESH_SECONDS - 5
-    """A report is written anew after this long even where nothing changed: the hub distrusts an old one."""
+    """A report is written again after this long without a change: the hub does not trust an old one."""
     settle: float = 0.2
-    """A change of capacity is written after this long: several that come together are one."""
+    """A change of capacity is written after this long, so that several changes need one write."""
     capacity_every: float = 1.0
-    """Between two writes at all."""
-    look_every: float = 3.0
-    """Between two looks for no more than activity."""
+    """Between any two writes."""
+    poll_every: float = 3.0
+    """Between two checks for changes of activity only."""
 
 
 @dataclass(frozen=True)
 class OwnerPod:
-    """The agent's pod: with it, when it is gone for good, the cluster removes the ConfigMap."""
+    """The agent's pod as the owner of the ConfigMap: the cluster removes the ConfigMap after the pod."""
 
     name: str
     uid: str
 
     def reference(self) -> Json:
-        """For metadata.ownerReferences."""
+        """Return the entry for metadata.ownerReferences."""
         return {"apiVersion": "v1", "kind": "Pod", "name": self.name, "uid": self.uid, "controller": False}
 
 
 class PublishedReport:
-    """Keeps the ConfigMap up to date. What cannot be written is tried again; nothing waits for it."""
+    """Keeps the ConfigMap up to date. A failed write is tried again; nothing waits for it."""
 
     def __init__(
         self,
@@ -57,8 +57,10 @@ class PublishedReport:
         owner: OwnerPod | None = None,
         cordons: Cordons | None = None,
     ) -> None:
-        """`report` makes the newest one. `cordons`: where what the service has written to the ConfigMap is kept, in
-        case that the ConfigMap is lost."""
+        """`report` makes the newest report.
+
+        `cordons` keeps the cordons that the service has written to the ConfigMap, in case it is lost.
+        """
         self._cordons = cordons
         self._api = api
         self._namespace = namespace
@@ -76,11 +78,11 @@ class PublishedReport:
         )
 
     def start(self) -> None:
-        """Begin, with a first report at once."""
+        """Start, with a first report at once."""
         self._task = asyncio.create_task(self._keep())
 
     def changed(self) -> None:
-        """Look soon whether something is to be written."""
+        """Publish the report soon if it is due."""
         self._poke.set()
 
     async def close(self) -> None:
@@ -104,15 +106,15 @@ class PublishedReport:
                 if not isinstance(failure, ApiFailure):
                     log.exception("cannot publish the report of this node; retrying")
                 self._trouble.about(failure)
-                self._poke.set()  # it is due all the same
+                self._poke.set()  # it is still due
                 pause = min(2 * pause, self._settings.at_most_every)
                 await asyncio.sleep(pause)
             await self._news()
 
     async def _news(self) -> None:
-        """Wait until it is worth a look: at once where something was changed, else now and then."""
+        """Wait for the next check: soon after a change, else after `poll_every` or later."""
         settings = self._settings
-        patience = max(settings.look_every, self._written_at + settings.at_most_every - _now())
+        patience = max(settings.poll_every, self._written_at + settings.at_most_every - _now())
         try:
             async with asyncio.timeout(patience):
                 await self._poke.wait()
@@ -135,7 +137,7 @@ class PublishedReport:
         except ApiFailure as failure:
             if failure.status != 403 or self._owner is None:
                 raise
-            # some clusters let only those name an owner who may delete the object
+            # some clusters let an account set an owner only if it may delete the object
             await self._put(report, None)
             log.info(
                 "the report's ConfigMap stays when this agent's pod is deleted; the pod cannot be set as its owner: %s",
@@ -173,7 +175,7 @@ class PublishedReport:
 
 
 def _capacity(report: Report) -> object:
-    """What placement depends on: GPUs, and what is held and lent of them."""
+    """Return the part that placement depends on: GPUs, and their allocated and lent units."""
     gpus = [(gpu.uuid, gpu.healthy, gpu.cordoned, gpu.capacity_units) for gpu in report.gpus]
     sessions = [
         (session.id, session.gpus, session.share_units, session.borrowed_units, session.effective_units, session.tier)
@@ -183,14 +185,14 @@ def _capacity(report: Report) -> object:
 
 
 def _asks(report: Report) -> object:
-    """What notebook servers ask: somebody waits for each answer."""
+    """Return the requests of notebook servers: their users wait for the answers."""
     return [(session.id, session.asks) for session in report.sessions if session.asks]
 
 
 def _works_before_its_stop(report: Report, written: Report) -> bool:
-    """Whether a session works that is about to be stopped, and that the service takes for idle.
+    """Return whether a session that is about to be stopped works, and the service counts it as idle.
 
-    Once: when it is idle again that can wait, a server that is not stopped loses nothing.
+    Only the begin of work counts: a later idle session can wait, since it loses nothing.
     """
     for session in report.sessions:
         works = session.gpu_busy or session.kernels_busy
@@ -202,7 +204,7 @@ def _works_before_its_stop(report: Report, written: Report) -> bool:
 
 
 def _content(report: Report) -> Report:
-    # what the kernel has available, heat and power change all the time, and are published with the rest
+    # host memory, temperature and power change all the time, and are published with the rest
     gpus = tuple(gpu.model_copy(update={"temperature_celsius": None, "power_watts": None}) for gpu in report.gpus)
     return report.model_copy(update={"published_at": 0.0, "host_memory": None, "gpus": gpus})
 

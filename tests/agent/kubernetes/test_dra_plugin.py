@@ -128,7 +128,7 @@ async def test_health_is_told_whole_at_first_with_each_change_and_before_the_kub
         stream = stub.NodeWatchResources(health_messages.NodeWatchResourcesRequest())
         seen = [await _healths(stream)]
         driver.healthy = {"gpu-0": True, "gpu-1": False}
-        driver.health.look()
+        driver.health.poll()
         async with asyncio.timeout(5):
             while (said := await _healths(stream)) == seen[0]:
                 seen.append(said)

@@ -29,7 +29,7 @@ async def test_sockets_that_cannot_be_made_are_tried_again(
     caplog: pytest.LogCaptureFixture,
     blocked: str,
 ) -> None:
-    monkeypatch.setattr(driver_sockets, "LOOK_EVERY", 0.05)
+    monkeypatch.setattr(driver_sockets, "CHECK_EVERY", 0.05)
     plugin, health = ClaimPlugin(_prepare, _unprepare), DeviceHealth("node-a", dict)
     sockets = DriverSockets(plugin, health, short_folder, lambda: None)
     await sockets.start()

@@ -62,7 +62,7 @@ async def world(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
 
 
 async def test_patch_names_the_uid_of_the_pod(world: World, eventually: Eventually) -> None:  # noqa: F811
-    world.writer.look(world.session)
+    world.writer.patch_if_needed(world.session)
     await eventually(lambda: world.ended == 1)
     assert world.bodies == [{"metadata": {"uid": "uid-1", "annotations": PATCH}}]
     assert world.written == [{"metadata": {"uid": "uid-1"}}]
@@ -70,14 +70,14 @@ async def test_patch_names_the_uid_of_the_pod(world: World, eventually: Eventual
 
 async def test_session_without_a_difference_is_not_patched(world: World) -> None:
     world.missing = {}
-    world.writer.look(world.session)
+    world.writer.patch_if_needed(world.session)
     await asyncio.sleep(0.03)
     assert (world.bodies, world.ended) == ([], 0)
 
 
 async def test_one_patch_of_a_session_is_on_its_way_at_a_time(world: World, eventually: Eventually) -> None:  # noqa: F811
     for _ in range(3):
-        world.writer.look(world.session)
+        world.writer.patch_if_needed(world.session)
     await eventually(lambda: world.ended == 1)
     assert len(world.bodies) == 1
 
@@ -89,7 +89,7 @@ async def test_patch_is_tried_until_the_api_server_answers(
 ) -> None:
     caplog.set_level(logging.INFO)
     world.failures = [ApiFailure(500, "no"), ApiFailure(0, "no answer")]
-    world.writer.look(world.session)
+    world.writer.patch_if_needed(world.session)
     await eventually(lambda: world.ended == 1)
     assert len(world.bodies) == 3
     assert [record.message for record in caplog.records] == [
@@ -108,7 +108,7 @@ async def test_pod_that_was_replaced_is_no_trouble(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     world.failures = [failure]
-    world.writer.look(world.session)
+    world.writer.patch_if_needed(world.session)
     await eventually(lambda: len(world.bodies) == 1)
     # the watch says that the pod is gone
     world.pod = None
@@ -122,14 +122,14 @@ async def test_patch_that_fails_by_a_fault_of_ours_is_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     world.failures = [RuntimeError("a fault")]
-    world.writer.look(world.session)
+    world.writer.patch_if_needed(world.session)
     await eventually(lambda: world.ended == 1)
     assert [record.message for record in caplog.records] == ["the pod of session ada cannot be patched"]
 
 
 async def test_closed_writer_gives_up_its_patches(world: World) -> None:
     world.failures = [ApiFailure(500, "no")] * 1000
-    world.writer.look(world.session)
+    world.writer.patch_if_needed(world.session)
     await asyncio.sleep(0.03)
     await world.writer.close()
     tried = len(world.bodies)

@@ -10,7 +10,7 @@ from gpushare_spawner.agent.kubernetes.pods.annotations import (
     MAX_SEEN,
     TierAnnotations,
     decisions,
-    patch_wanted,
+    needed_patch,
     remember,
 )
 from gpushare_spawner.agent.sessions.session import Activity, Session
@@ -110,7 +110,7 @@ def test_session_that_worked_in_the_meantime_follows_no_idle_action(world: World
     world.says(down())
     assert world.moves == []
     # and its pod is patched back
-    assert patch_wanted(down(), world.session.record, 1700.0)[TIER] == "active"
+    assert needed_patch(down(), world.session.record, 1700.0)[TIER] == "active"
 
 
 def test_session_that_worked_before_the_service_looked_follows(world: World) -> None:
@@ -136,7 +136,7 @@ def test_notice_reaches_an_idle_session(world: World) -> None:
     assert world.announced == [SOON]
     world.says(SAID)
     assert world.announced == [SOON, None], "withdrawn, though the annotations are those of the beginning"
-    assert patch_wanted(SAID, world.session.record, 1700.0) == {}
+    assert needed_patch(SAID, world.session.record, 1700.0) == {}
 
 
 def test_notice_does_not_reach_a_session_that_works(world: World) -> None:
@@ -145,7 +145,7 @@ def test_notice_does_not_reach_a_session_that_works(world: World) -> None:
     assert world.announced == []
     world.says(replace(SAID, notice=SOON))
     assert (world.announced, world.saved) == ([], 1)
-    patch = patch_wanted(replace(SAID, notice=SOON), world.session.record, 1700.0)
+    patch = needed_patch(replace(SAID, notice=SOON), world.session.record, 1700.0)
     assert patch[NOTICE] is None
 
 
@@ -168,19 +168,19 @@ def test_notice_of_before_a_step_of_the_clock_is_shown_with_the_time_that_it_has
     record.clock_was_set(-step)
     world.says(said)
     assert record.notice is None, "work averted it"
-    assert patch_wanted(said, record, began)[NOTICE] is None
+    assert needed_patch(said, record, began)[NOTICE] is None
     later = replace(said, notice=SOON.model_copy(update={"at": began + 900}))
     world.says(later)
     assert record.notice == later.notice
 
 
 def test_no_patch_is_wanted_while_both_say_the_same(world: World) -> None:
-    assert patch_wanted(SAID, world.session.record, 1700.0) == {}
+    assert needed_patch(SAID, world.session.record, 1700.0) == {}
 
 
 def test_restored_session_wants_its_pod_patched(world: World) -> None:
     world.session.record.tier_since = 1650.0
-    assert patch_wanted(down(), world.session.record, 1700.0) == {
+    assert needed_patch(down(), world.session.record, 1700.0) == {
         TIER: "active", TIER_SINCE: "1650.000", EFFECTIVE_SHARE: "25", IDLE_SINCE: None, IF_GPU_SECONDS: None,
         USE: None, NOTICE: None, YIELDS_UNTIL: None,
     }  # fmt: skip
@@ -189,7 +189,7 @@ def test_restored_session_wants_its_pod_patched(world: World) -> None:
 def test_withdrawn_notice_starts_the_idle_time_anew(world: World) -> None:
     world.doing = replace(IDLE, busy=True)
     world.says(replace(SAID, notice=SOON))
-    patch = patch_wanted(replace(SAID, notice=SOON), world.session.record, 1700.0)
+    patch = needed_patch(replace(SAID, notice=SOON), world.session.record, 1700.0)
     assert (patch[TIER_SINCE], patch[NOTICE]) == ("1700.000", None)
 
 

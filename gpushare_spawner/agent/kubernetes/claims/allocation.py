@@ -1,9 +1,9 @@
-"""The claims that are prepared on this node, one JSON file each: the kubelet does not say them again to a new agent.
+"""Allocations of ResourceClaims, and the claims that are prepared on this node.
 
-A prepared claim holds devices by their numbers, as a pod of the device plugin does; here the agent chooses them itself.
-So everything that counts and follows devices is the same for both.
-
-What a ResourceClaim of the API server says that one of this node's sessions may have. Pure.
+`claim_allocation` reads a ResourceClaim of the API server and checks that a session of this node can have it.
+`PreparedClaims` keeps the prepared claims on disk, one JSON file each: the kubelet does not list them for a new agent.
+A prepared claim holds devices by number, like a pod of the device plugin; here the agent chooses them. So the same code
+counts devices for both. The driver: claim_driver.py.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ClaimKey:
-    """A claim as the kubelet names it."""
+    """A claim by the kubelet's names."""
 
     namespace: str
     name: str
@@ -52,7 +52,7 @@ class ClaimKey:
 
 
 class AllocatedDevice(BaseModel):
-    """One of a claim's devices, as the kubelet is told it."""
+    """A device of a claim, as the driver returns it to the kubelet."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -65,7 +65,7 @@ class AllocatedDevice(BaseModel):
 
 @dataclass(frozen=True)
 class ClaimAllocation:
-    """What the scheduler has allocated to a claim on this node."""
+    """The devices that the scheduler has allocated to a claim on this node."""
 
     pod: str
     """Name of the pod that the claim is reserved for."""
@@ -76,12 +76,15 @@ class ClaimAllocation:
 
 
 def claim_allocation(claim: Json, key: ClaimKey, node: str, gpus: Mapping[str, Any]) -> ClaimAllocation:
-    """Read a claim. `gpus`: the node's, by UUID. Raises Refused, with the reason, where no session can have it."""
+    """Return the allocation of a claim. `gpus`: the node's, by UUID.
+
+    Raises DevicesRefused, with the reason, if no session can have it.
+    """
     uid = (claim.get("metadata") or {}).get("uid")
     if uid != key.uid:
         raise DevicesRefused(f"{key} is another one than the kubelet asks for: its uid is {uid}, not {key.uid}")
     status = claim.get("status") or {}
-    pods = [one for one in status.get("reservedFor") or [] if one.get("resource") == "pods"]
+    pods = [consumer for consumer in status.get("reservedFor") or [] if consumer.get("resource") == "pods"]
     if not pods:
         raise DevicesRefused(f"{key} is not reserved for a pod")
     results = ((status.get("allocation") or {}).get("devices") or {}).get("results") or []
@@ -103,7 +106,7 @@ def claim_allocation(claim: Json, key: ClaimKey, node: str, gpus: Mapping[str, A
             )
         consumed = (result.get("consumedCapacity") or {}).get(UNITS_CAPACITY)
         if consumed is None:
-            # a whole device: the scheduler would give it to nobody else
+            # a whole device: the scheduler would give it to no other claim
             raise DevicesRefused(
                 f"{key} has device {result.get('device')} as a whole, without units: the feature gate "
                 "DRAConsumableCapacity is off in the scheduler"
@@ -129,7 +132,7 @@ def claim_allocation(claim: Json, key: ClaimKey, node: str, gpus: Mapping[str, A
 
 
 class PreparedClaim(BaseModel):
-    """A claim that the kubelet had prepared."""
+    """A claim that was prepared for the kubelet."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -141,7 +144,7 @@ class PreparedClaim(BaseModel):
     held: dict[str, tuple[str, ...]]
     """GPU's UUID -> ids of the devices that stand for the claim's units."""
     devices: tuple[AllocatedDevice, ...]
-    """What the kubelet was told."""
+    """The devices that were returned to the kubelet."""
 
     @property
     def folder(self) -> str:
@@ -155,10 +158,10 @@ class PreparedClaim(BaseModel):
 
 
 class PreparedClaims:
-    """Keeps them in memory and on the disk."""
+    """The prepared claims, in memory and on disk."""
 
     def __init__(self, folder: Path) -> None:
-        """Reads the files. One that cannot be read is left aside, and the log says so. Raises OSError."""
+        """Read the files. A file that cannot be read is left out and logged. Raises OSError."""
         self._folder = folder
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._claims: dict[str, PreparedClaim] = {}
@@ -175,16 +178,16 @@ class PreparedClaims:
                 self._claims[claim.uid] = claim
 
     def get(self, uid: str) -> PreparedClaim | None:
-        """The claim of that uid, if it is prepared."""
+        """Return the claim with that uid; None: it is not prepared."""
         return self._claims.get(uid)
 
     def put(self, claim: PreparedClaim) -> None:
-        """Keep a claim, on the disk first. Raises OSError, and has changed nothing then."""
+        """Keep a claim, on disk first. After an OSError nothing has changed."""
         replace_file(self._path(claim.uid), claim.model_dump_json().encode())
         self._claims[claim.uid] = claim
 
     def remove(self, uid: str) -> None:
-        """Forget a claim. Raises OSError, and has changed nothing then."""
+        """Remove a claim. After an OSError nothing has changed."""
         self._path(uid).unlink(missing_ok=True)
         sync_folder(self._folder)
         self._claims.pop(uid, None)
@@ -195,19 +198,19 @@ class PreparedClaims:
         return frozenset(id for claim in self._claims.values() for id in claim.ids)
 
     def without(self, held: Collection[str]) -> list[PreparedClaim]:
-        """The claims of which none of these ids is."""
+        """Return the claims that hold none of these ids."""
         return [claim for claim in self._claims.values() if claim.ids.isdisjoint(held)]
 
     def folder_name(self, ids: Iterable[str]) -> str:
-        """The name of the folder for devices that were given together; of a claim's: the claim's folder."""
-        wanted = frozenset(ids)
+        """Return the folder's name for devices that were given together: the claim's folder, if it is a claim's."""
+        requested = frozenset(ids)
         for claim in self._claims.values():
-            if not wanted.isdisjoint(claim.ids):
+            if not requested.isdisjoint(claim.ids):
                 return claim.folder
-        return grant_name(wanted)
+        return grant_name(requested)
 
     def joined(self, handed: Handed, indices: Mapping[str, int]) -> Handed:
-        """The kubelet's list with the claims' pods in it, which it leaves out: no container of theirs names the claim.
+        """Return the kubelet's list with the claims' pods, which it lacks: none of their containers names the claim.
 
         `indices`: of the GPUs, by UUID.
         """

@@ -1,9 +1,9 @@
-"""GPUs for pods by claims: prepares and unprepares them, and keeps the node's ResourceSlice, sockets and health.
+"""GPUs for pods by claims: prepares and unprepares claims, and keeps the node's ResourceSlice, sockets and health.
 
-A share is a claim that the pod names and none of its containers does. So Kubernetes resizes the container's CPU and
-memory in place, which it refuses for a container with a claim; and the driver puts nothing into the container: the
-spawner writes environment and mounts into the pod, by what the node's report says. CDI, by which a driver could do it,
-is passed over without an error by containerd before 1.7.2.
+The pod names the claim of a share, and none of its containers does. So Kubernetes can resize the container's CPU and
+memory in place, which it refuses for a container with a claim. The driver adds nothing to the container: the spawner
+writes environment and mounts into the pod, from the node's report. The driver could add them by CDI, but containerd
+before 1.7.2 ignores CDI names without an error. GPUs by device plugins: devices/plugin.py.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ UNHEALTHY, CORDONED = "unhealthy", "cordoned"
 
 
 FORGOTTEN_EVERY = 30.0
-"""Seconds between looks for claims that the kubelet will never have unprepared. Of those that are gone from the API in
-two looks the containers have ended: a pod's end takes 30 s by default."""
+"""Seconds between checks for claims that the kubelet will never unprepare. The containers of a claim that is gone from
+the API in two checks have ended: the end of a pod takes 30 s by default."""
 
 
 class ClaimDriver:
-    """The agent as a DRA driver. cluster_agent.py runs it in the place of device plugins."""
+    """The agent as a DRA driver; cluster_agent.py runs it, or device plugins."""
 
     def __init__(
         self,
@@ -59,8 +59,10 @@ class ClaimDriver:
         end: Callable[[Session, str], None],
         registered: Callable[[], None],
     ) -> None:
-        """`ask_kubelet` reads its assignments now. `changed` has sessions and claims brought together soon. `end` ends
-        a session. `taints`: see `resource_slice`."""
+        """`ask_kubelet` reads the device assignments now. `end` ends a session. `taints`: see `resource_slice`.
+
+        `changed` reconciles sessions and claims soon.
+        """
         self._node = node
         self._api = api
         self._held = held
@@ -75,25 +77,25 @@ class ClaimDriver:
         self._sockets = DriverSockets(ClaimPlugin(self.prepare, self.unprepare), self._health, kubelet_dir, registered)
         self._last: list[OfferedGpu] = []
         self._gone: frozenset[str] = frozenset()
-        self._looking: asyncio.Task[None] | None = None
+        self._checking: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Serve the kubelet, and publish the slice."""
         await self._sockets.start()
         self._slice.start()
-        self._looking = asyncio.create_task(self._keep_looking())
+        self._checking = asyncio.create_task(self._keep_checking())
 
     async def close(self) -> None:
         """Stop; pods run on."""
-        if self._looking is not None:
-            self._looking.cancel()
-            await asyncio.gather(self._looking, return_exceptions=True)
+        if self._checking is not None:
+            self._checking.cancel()
+            await asyncio.gather(self._checking, return_exceptions=True)
         await self._slice.close()
         await self._sockets.close()
 
-    def look(self) -> bool:
-        """See whether something else is to be offered, and publish it then; whether it is."""
-        self._health.look()
+    def poll(self) -> bool:
+        """Publish the GPUs to offer if they have changed. Return whether they have."""
+        self._health.poll()
         now = self.offered()
         if now == self._last:
             return False
@@ -102,11 +104,11 @@ class ClaimDriver:
         return True
 
     def joined(self, handed: Handed) -> Handed:
-        """The kubelet's list with the pods of prepared claims in it."""
+        """Return the kubelet's list with the pods of prepared claims."""
         return self._prepared.joined(handed, {uuid: gpu.index for uuid, gpu in self._node.gpus.items()})
 
     def offered(self) -> list[OfferedGpu]:
-        """The GPUs as the scheduler is to see them now: their capacity rises while sessions lend units."""
+        """Return the GPUs to offer to the scheduler now: their capacity rises while sessions lend units."""
         claimed, size = self._prepared.ids, self._held.unit_size
         return [
             OfferedGpu(gpu, self._held.claimable(uuid, claimed) * size, self._trouble(gpu))
@@ -114,32 +116,32 @@ class ClaimDriver:
         ]
 
     async def prepare(self, key: ClaimKey) -> tuple[AllocatedDevice, ...]:
-        """Give a claim's session its folder, and count its units. Raises Refused."""
+        """Make the folder of a claim's session, and reserve its units. Raises DevicesRefused."""
         async with self._one_by_one:
-            known = self._prepared.get(key.uid)
-            if known is not None:
-                # the kubelet asks again after a failure of its own: what a session has in its folder stays
-                owners.make(self._held.folder / known.folder)
-                return known.devices
+            previous = self._prepared.get(key.uid)
+            if previous is not None:
+                # the kubelet asks again after a failure of its own: the session's files in the folder stay
+                owners.make(self._held.folder / previous.folder)
+                return previous.devices
             try:
                 claim = await self._api.get(key.path)
             except ApiFailure as failure:
                 raise DevicesRefused(f"{key} cannot be read: {failure}") from None
             allocation = claim_allocation(claim, key, self._node.settings.name, self._node.gpus)
-            # another plugin for this GPU may have come a moment ago
+            # another plugin for this GPU can be new
             await self._ask_kubelet()
-            # from here on at one stroke: what is counted now is what is given
+            # no await from here on, so that the counts stay valid
             held: dict[str, tuple[str, ...]] = {}
             for uuid, units in allocation.units.items():
                 if (trouble := self._node.health.trouble(uuid)) is not None:
                     raise DevicesRefused(trouble)
-                wanted, free = devices_for(units, self._held.unit_size), self._held.free_ids(uuid, self._prepared.ids)
-                if len(free) < wanted:
+                count, free = devices_for(units, self._held.unit_size), self._held.free_ids(uuid, self._prepared.ids)
+                if len(free) < count:
                     raise DevicesRefused(
                         f"GPU {self._node.gpus[uuid].index} has {len(free) * self._held.unit_size} free units and "
                         f"{key} has {units}: sessions that had lent units work again. The kubelet tries again"
                     )
-                held[uuid] = tuple(free[:wanted])
+                held[uuid] = tuple(free[:count])
             prepared = PreparedClaim(
                 namespace=key.namespace,
                 name=key.name,
@@ -157,7 +159,7 @@ class ClaimDriver:
                 for uuid, ids in held.items():
                     granted.append(self._held.grant(uuid, ids))
             except DevicesRefused:
-                # first the grants: their folder is named after the prepared claim
+                # the grants first: their folder has the name of the prepared claim
                 for grant in granted:
                     self._held.forget(grant)
                 self._prepared.remove(key.uid)
@@ -169,24 +171,24 @@ class ClaimDriver:
         return prepared.devices
 
     async def unprepare(self, key: ClaimKey) -> None:
-        """Free what a claim holds: its pod has ended. Raises Refused."""
+        """Free the devices of a claim: its pod has ended. Raises DevicesRefused."""
         async with self._one_by_one:
-            known = self._prepared.get(key.uid)
-            if known is None:
+            claim = self._prepared.get(key.uid)
+            if claim is None:
                 return
             try:
                 self._prepared.remove(key.uid)
             except OSError as error:
                 raise DevicesRefused(f"{key} cannot be forgotten: {error}") from None
-            for uuid, ids in known.held.items():
+            for uuid, ids in claim.held.items():
                 for session in self._held.holders(uuid, ids):
                     self._end(session, f"{key} was unprepared")
                 self._held.settled(uuid, frozenset(ids))
-            owners.remove(self._held.folder / known.folder)
+            owners.remove(self._held.folder / claim.folder)
         log.info("%s is unprepared", key)
         self._changed()
 
-    async def _keep_looking(self) -> None:
+    async def _keep_checking(self) -> None:
         while True:
             await asyncio.sleep(FORGOTTEN_EVERY)
             try:
@@ -195,17 +197,17 @@ class ClaimDriver:
                 log.exception("cannot look for claims that were forgotten; retrying")
 
     async def _unprepare_forgotten(self) -> None:
-        """Free claims that are gone from the API: a kubelet that lost its state does not unprepare them."""
+        """Free claims that are gone from the API: a kubelet that has lost its state does not unprepare them."""
         gone = set()
-        for claim in self._prepared.without(self._held.ids_of_known_pods()):
+        for claim in self._prepared.without(self._held.ids_of_visible_pods()):
             key = ClaimKey(claim.namespace, claim.name, claim.uid)
             try:
-                found = await self._api.get(key.path)
+                stored = await self._api.get(key.path)
             except ApiFailure as failure:
                 if failure.status != 404:
                     continue
-                found = {}
-            if (found.get("metadata") or {}).get("uid") != claim.uid:
+                stored = {}
+            if (stored.get("metadata") or {}).get("uid") != claim.uid:
                 gone.add(claim.uid)
                 if claim.uid in self._gone:
                     log.warning("%s is gone from the API, and the kubelet has not had it unprepared", key)

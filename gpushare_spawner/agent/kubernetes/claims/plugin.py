@@ -1,11 +1,8 @@
-"""The agent as a DRA plugin of the kubelet: the DRAPlugin API (v1), and the health of its devices (v1alpha1).
+"""The agent as a DRA plugin of the kubelet: the DRAPlugin API (v1), the health of its devices (v1alpha1), the sockets.
 
-Answers gRPC only: claim_driver.py prepares claims, plugin.py serves this.
-
-The two sockets of a DRA driver. The kubelet finds the one for registration and connects to both; it is called by
-nobody.
-
-It watches its folder plugins_registry, also when it starts anew, so the agent has nothing to do then.
+`ClaimPlugin` and `DeviceHealth` answer gRPC calls only; claim_driver.py prepares claims. `DriverSockets` serves both
+sockets of a DRA driver. The kubelet watches its folder plugins_registry, also after its own restart: it finds the
+socket for registration there and connects to both, so the driver calls nothing.
 """
 
 from __future__ import annotations
@@ -34,32 +31,32 @@ log = logging.getLogger(__name__)
 
 
 HEALTH_EVERY = 10.0
-"""Seconds between two lists at most: the kubelet takes a device for unknown that it has not heard of for 30 s."""
+"""Seconds between two lists at most: the health of a device is unknown to the kubelet 30 s after its last list."""
 
 
 class ClaimPlugin(services.DRAPluginServicer):
-    """Has an answer for each claim that the kubelet asks for; what fails for one is no other one's trouble."""
+    """Answers for each claim of a request separately: a failure of one does not affect the others."""
 
     def __init__(
         self,
         prepare: Callable[[ClaimKey], Awaitable[tuple[AllocatedDevice, ...]]],
         unprepare: Callable[[ClaimKey], Awaitable[None]],
     ) -> None:
-        """Both may be called again for the same claim, and raise Refused where it cannot be done now."""
+        """Both can be called again for the same claim, and raise DevicesRefused if it is not possible now."""
         self._prepare = prepare
         self._unprepare = unprepare
 
     async def NodePrepareResources(
         self, request: messages.NodePrepareResourcesRequest, context: grpc.aio.ServicerContext
     ) -> messages.NodePrepareResourcesResponse:
-        """A failure here keeps the pod waiting: the kubelet tries again by itself."""
+        """Prepare claims. A failure keeps the pod waiting: the kubelet tries again by itself."""
         response = messages.NodePrepareResourcesResponse()
         for claim in request.claims:
             answer = response.claims[claim.uid]
             try:
                 devices = await self._prepare(_key(claim))
             except Exception as error:
-                answer.error = _said("prepared", claim, error)
+                answer.error = _failure_text("prepared", claim, error)
                 continue
             for device in devices:
                 answer.devices.append(
@@ -75,39 +72,39 @@ class ClaimPlugin(services.DRAPluginServicer):
     async def NodeUnprepareResources(
         self, request: messages.NodeUnprepareResourcesRequest, context: grpc.aio.ServicerContext
     ) -> messages.NodeUnprepareResourcesResponse:
-        """The pods of these claims have ended."""
+        """Unprepare claims: their pods have ended."""
         response = messages.NodeUnprepareResourcesResponse()
         for claim in request.claims:
             answer = response.claims[claim.uid]
             try:
                 await self._unprepare(_key(claim))
             except Exception as error:
-                answer.error = _said("unprepared", claim, error)
+                answer.error = _failure_text("unprepared", claim, error)
         return response
 
 
 class DeviceHealth(health_services.DRAResourceHealthServicer):
-    """Tells the kubelet which devices are healthy. It shows that in pods' status, and places pods all the same."""
+    """Sends the kubelet the health of devices. It shows it in the status of pods, and still places pods."""
 
     def __init__(self, pool: str, healthy: Callable[[], Mapping[str, bool]]) -> None:
         """`healthy`: by the device's name."""
         self._pool = pool
         self._healthy = healthy
         self._listeners: set[asyncio.Event] = set()
-        self._said: Mapping[str, bool] = {}
+        self._reported: Mapping[str, bool] = {}
 
-    def look(self) -> None:
-        """See whether the health of a device is another one, and tell the kubelet then."""
+    def poll(self) -> None:
+        """Send the kubelet a new list if the health of a device has changed."""
         now = self._healthy()
-        if now != self._said:
-            self._said = now
+        if now != self._reported:
+            self._reported = now
             for listener in self._listeners:
                 listener.set()
 
     async def NodeWatchResources(
         self, request: health_messages.NodeWatchResourcesRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[health_messages.NodeWatchResourcesResponse]:
-        """The whole list at first, with every change, and now and then."""
+        """Send the whole list at first, after each change, and every `HEALTH_EVERY` seconds."""
         news = asyncio.Event()
         self._listeners.add(news)
         try:
@@ -137,8 +134,8 @@ def _key(claim: messages.Claim) -> ClaimKey:
     return ClaimKey(namespace=claim.namespace, name=claim.name, uid=claim.uid)
 
 
-def _said(done: str, claim: messages.Claim, error: Exception) -> str:
-    """What the kubelet writes into the pod's event; the log says it too."""
+def _failure_text(done: str, claim: messages.Claim, error: Exception) -> str:
+    """Log a failure. Return the text that the kubelet writes into the pod's event."""
     if isinstance(error, DevicesRefused):
         log.warning("claim %s/%s is not %s: %s", claim.namespace, claim.name, done, error)
     else:
@@ -147,18 +144,18 @@ def _said(done: str, claim: messages.Claim, error: Exception) -> str:
 
 
 SUPPORTED = ("v1.DRAPlugin", "v1alpha1.DRAResourceHealth")
-"""Names of services, by which a kubelet chooses (kubernetes pkg/kubelet/cm/dra/plugin)."""
-LOOK_EVERY = 2.0
-"""Seconds between looks whether the sockets are still there: one stat each."""
+"""Service names by which a kubelet chooses (kubernetes pkg/kubelet/cm/dra/plugin)."""
+CHECK_EVERY = 2.0
+"""Seconds between checks that the sockets still exist: one stat each."""
 
 
 class DriverSockets(registration_services.RegistrationServicer):
-    """Keeps them served."""
+    """Keeps the sockets served."""
 
     def __init__(
         self, plugin: ClaimPlugin, health: DeviceHealth, kubelet_dir: Path, registered: Callable[[], None]
     ) -> None:
-        """`registered` is called each time that a kubelet has taken the driver up."""
+        """Make the sockets on `start`. `registered` is called each time a kubelet registers the driver."""
         self._plugin = plugin
         self._health = health
         self._registered = registered
@@ -168,12 +165,12 @@ class DriverSockets(registration_services.RegistrationServicer):
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Serve, and keep serving. Raises OSError or RuntimeError where the sockets cannot be made."""
+        """Serve, and keep serving. Raises OSError or RuntimeError if the sockets cannot be made."""
         await self._serve()
         self._task = asyncio.create_task(self._keep())
 
     async def close(self) -> None:
-        """Stop serving. The sockets go; 30 s later the kubelet removes the slice."""
+        """Stop serving and remove the sockets; 30 s later the kubelet removes the slice."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -198,8 +195,8 @@ class DriverSockets(registration_services.RegistrationServicer):
 
     async def _keep(self) -> None:
         while True:
-            await asyncio.sleep(LOOK_EVERY)
-            # a try that failed has left one of them, or none
+            await asyncio.sleep(CHECK_EVERY)
+            # a failed try has left one socket or none
             complete = len(self._sockets) == len(self._paths)
             if complete and all(socket.is_there for socket in self._sockets):
                 continue
@@ -209,7 +206,7 @@ class DriverSockets(registration_services.RegistrationServicer):
                 await self._stop()
                 await self._serve()
             except Exception:
-                # without a next try the node would prepare no claim until the agent starts anew
+                # without another try the node would prepare no claim until the agent restarts
                 log.exception("the sockets of the DRA driver cannot be made; retrying")
 
     async def _serve(self) -> None:
@@ -223,6 +220,6 @@ class DriverSockets(registration_services.RegistrationServicer):
             self._sockets.append(await GrpcSocket.serve(path, server))
 
     async def _stop(self) -> None:
-        # the registration's first: then the kubelet does not connect again
+        # the socket for registration first, so that the kubelet does not connect again
         while self._sockets:
             await self._sockets.pop().close()

@@ -1,4 +1,4 @@
-"""Whether this cluster can give out GPU shares by claims: asked once, before the agent becomes a DRA driver."""
+"""The check that this cluster can give out GPU shares by claims, made once before the agent becomes a DRA driver."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PAUSE = 5.0
 
 
 PATIENCE = 20.0
-"""Seconds for which it is asked. Ours: an agent that starts anew must not keep its sessions waiting for long."""
+"""Seconds of tries. Our value: an agent that restarts must not keep its sessions waiting for long."""
 
 
 ELSE = "use --kubelet device-plugin, the default, where this cannot be changed"
@@ -50,11 +50,11 @@ def socket_paths(kubelet_dir: Path) -> tuple[Path, Path]:
 
 
 class ClaimsUnavailable(Exception):
-    """GPU shares cannot be given out by claims here; the message says why, and what would help."""
+    """GPU shares cannot be given out by claims here; the message has the reason and a remedy."""
 
 
 def check_kubelet_folder(kubelet_dir: Path) -> None:
-    """Raises ClaimsUnavailable where the kubelet's folder for plugins is not there."""
+    """Raise ClaimsUnavailable if the kubelet's folder for plugins does not exist."""
     for folder in (kubelet_dir / "plugins_registry", kubelet_dir / "plugins"):
         if not folder.is_dir():
             raise ClaimsUnavailable(
@@ -64,12 +64,12 @@ def check_kubelet_folder(kubelet_dir: Path) -> None:
 
 
 async def probe(api: ClusterApi, node: str, namespace: str) -> bool:
-    """Find out what the cluster can. While the API server does not answer, it is asked for `PATIENCE` seconds.
+    """Check the cluster, with tries for `PATIENCE` seconds while the API server does not answer.
 
-    Return whether it keeps taints of devices; False also where it does not answer: before the slice is made the server
-    is asked again what it keeps. `namespace`: where sessions' claims are; empty: in any. Raises ClaimsUnavailable.
+    Return whether it keeps taints of devices. False also if it does not answer: it is checked again before the slice is
+    made. `namespace`: that of sessions' claims; empty: any. Raises ClaimsUnavailable.
     """
-    told = False
+    logged = False
     until = time.monotonic() + PATIENCE
     while True:
         try:
@@ -77,9 +77,9 @@ async def probe(api: ClusterApi, node: str, namespace: str) -> bool:
         except ApiFailure as failure:
             if 400 <= failure.status < 500 and failure.status not in (408, 429):
                 raise ClaimsUnavailable(f"--kubelet dra: {failure}; {ELSE}") from None
-            if not told:
+            if not logged:
                 log.warning("cannot find out whether this cluster has claims of GPU shares; retrying: %s", failure)
-            told = True
+            logged = True
         if time.monotonic() + PAUSE > until:
             log.warning("starting without these checks; no slice is written from which the API server drops fields")
             return False
@@ -87,7 +87,7 @@ async def probe(api: ClusterApi, node: str, namespace: str) -> bool:
 
 
 async def ask(api: ClusterApi, node: str, namespace: str) -> bool:
-    """Ask once, as `probe` does. Raises ClaimsUnavailable, and ApiFailure where the API server does not answer."""
+    """Check once, as `probe` does. Raises ClaimsUnavailable, and ApiFailure if the API server does not answer."""
     try:
         await api.list(SLICES, fieldSelector=f"spec.nodeName={node}")
     except ApiFailure as failure:
@@ -107,11 +107,11 @@ async def ask(api: ClusterApi, node: str, namespace: str) -> bool:
 
 
 async def _keeps_slices(api: ClusterApi, node: str) -> bool:
-    """Whether taints of devices are kept. Nothing is made: the server only says what it would keep."""
-    wanted = resource_slice(node, [OfferedGpu(_PROBED, UNITS_PER_GPU)], 1, 1, taints=True)
-    wanted["metadata"]["name"] = _NAME
+    """Return whether taints of devices are kept. Nothing is made: the requests are dry runs."""
+    untainted = resource_slice(node, [OfferedGpu(_PROBED, UNITS_PER_GPU)], 1, 1, taints=True)
+    untainted["metadata"]["name"] = _NAME
     try:
-        await check_kept(api, wanted)
+        await check_kept(api, untainted)
         tainted = resource_slice(node, [OfferedGpu(_PROBED, UNITS_PER_GPU, "probe")], 1, 1, taints=True)
         tainted["metadata"]["name"] = _NAME
         answer = await api.create(SLICES, tainted, dryRun="All")
@@ -128,7 +128,7 @@ async def _keeps_slices(api: ClusterApi, node: str) -> bool:
 
 
 async def _may_read(api: ClusterApi, path: str, what: str, missing: str) -> None:
-    """Raises ClaimsUnavailable where it may not be read, and, with `missing`, where it is not there."""
+    """Raise ClaimsUnavailable if the object cannot be read or, with `missing`, does not exist."""
     try:
         await api.get(path)
     except ApiFailure as failure:

@@ -1,11 +1,8 @@
-"""The ResourceSlice of a node's GPUs, as the API server is given it. Pure: slices.py writes it.
+"""The ResourceSlice of a node's GPUs: its content, and the loop that keeps it at the API server.
 
-A feature gate that is off drops fields without an error, so what the server keeps is compared with what was written.
-
-Keeps the ResourceSlice of this node at the API server what it should be.
-
-Others delete it: the kubelet deletes all slices of its node when it starts, and those of a driver that has been gone
-for 30 s. Nothing new is placed here until it is written again, so it is watched.
+A feature gate that is off drops fields without an error, so the stored slice is compared with the written one. The
+kubelet deletes all slices of its node when it starts, and those of a driver that has been gone for 30 s. No pod gets a
+share here until the slice is written again, so it is watched.
 """
 
 from __future__ import annotations
@@ -44,20 +41,20 @@ UNUSABLE = PREFIX + "unusable"
 
 @dataclass(frozen=True)
 class OfferedGpu:
-    """A GPU as the scheduler is to see it."""
+    """A GPU as it is offered to the scheduler."""
 
     gpu: Gpu
     units: int
-    """Units of 1 % that claims may take in all, those that they have taken included: more than the GPU has while idle
-    sessions lend theirs."""
+    """Units of 1 % for all claims together, those in use included: more than the GPU has while idle sessions lend
+    units."""
     trouble: str | None = None
-    """Why no new session may come, in one word; None: one may."""
+    """The reason against new sessions, in one word; None: there is none."""
 
 
 def resource_slice(node: str, gpus: Iterable[OfferedGpu], unit_size: int, generation: int, taints: bool) -> Json:
     """Return the slice of a node. `unit_size`: claims are rounded up to a multiple of it.
 
-    `taints`: the server keeps taints of devices. Where it does not, a GPU with a trouble is left out.
+    `taints`: the server keeps taints of devices. If it does not, a GPU with a trouble is left out.
     """
     devices = [_device(gpu, unit_size) for gpu in gpus if gpu.units > 0 and (taints or gpu.trouble is None)]
     return {
@@ -73,30 +70,30 @@ def resource_slice(node: str, gpus: Iterable[OfferedGpu], unit_size: int, genera
     }
 
 
-def lost(wanted: Any, kept: Any, where: str = "") -> Iterator[str]:
-    """Yield the path of each field that was written and is not kept. What the server adds by itself is no loss."""
-    if isinstance(wanted, Mapping):
-        for key, value in wanted.items():
+def lost(desired: Any, kept: Any, where: str = "") -> Iterator[str]:
+    """Yield the path of each field that was written and is not kept. Fields that the server adds do not count."""
+    if isinstance(desired, Mapping):
+        for key, value in desired.items():
             path = f"{where}.{key}" if where else key
             if not isinstance(kept, Mapping) or key not in kept:
                 if value not in ({}, []):
                     yield path
             else:
                 yield from lost(value, kept[key], path)
-    elif isinstance(wanted, list):
-        if not isinstance(kept, list) or len(kept) != len(wanted):
+    elif isinstance(desired, list):
+        if not isinstance(kept, list) or len(kept) != len(desired):
             yield where
         else:
-            for number, (one, other) in enumerate(zip(wanted, kept, strict=True)):
-                yield from lost(one, other, f"{where}[{number}]")
-    elif wanted != kept and not _same_quantity(wanted, kept):
+            for number, (item, other) in enumerate(zip(desired, kept, strict=True)):
+                yield from lost(item, other, f"{where}[{number}]")
+    elif desired != kept and not _same_quantity(desired, kept):
         yield where
 
 
-def says_the_same(wanted: Json, kept: Json) -> bool:
-    """Whether a slice as the server keeps it says what it should, whatever its generation is."""
-    spec, other = ({**one["spec"], "pool": {**one["spec"]["pool"], "generation": 0}} for one in (wanted, kept))
-    # a device that has lost its taint is another one too
+def says_the_same(desired: Json, kept: Json) -> bool:
+    """Return whether the stored slice equals the desired one, except for its generation."""
+    spec, other = ({**item["spec"], "pool": {**item["spec"]["pool"], "generation": 0}} for item in (desired, kept))
+    # a lost taint is a difference too
     bare = [device for device in other.get("devices") or [] if device.get("taints")]
     tainted = [device for device in spec["devices"] if device.get("taints")]
     return len(bare) == len(tainted) and not list(lost(spec, {"devices": [], **other}))
@@ -104,7 +101,7 @@ def says_the_same(wanted: Json, kept: Json) -> bool:
 
 def _device(offered: OfferedGpu, unit_size: int) -> Json:
     capacity = capacity_of(offered.units, offered.gpu.memory_bytes)
-    # no validRange.max: the server refuses one above the value, and the value can fall
+    # no validRange.max: the server rejects a maximum above the value, and the value can fall
     smallest = {UNITS_CAPACITY: str(unit_size), MEMORY_CAPACITY: "1Mi"}
     device: Json = {
         "name": device_name(offered.gpu.uuid),
@@ -129,11 +126,11 @@ def _device(offered: OfferedGpu, unit_size: int) -> Json:
     return device
 
 
-def _same_quantity(one: Any, other: Any) -> bool:
-    if not isinstance(one, str) or not isinstance(other, str):
+def _same_quantity(left: Any, right: Any) -> bool:
+    if not isinstance(left, str) or not isinstance(right, str):
         return False
     try:
-        return quantity(one) == quantity(other)
+        return quantity(left) == quantity(right)
     except ValueError:
         return False
 
@@ -141,24 +138,24 @@ def _same_quantity(one: Any, other: Any) -> bool:
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 10.0
 """Seconds between tries while the API server does not answer."""
 IN_A_ROW = 5
-"""Writes one soon after the other, before pauses begin: two agents of one node would undo each other's without end."""
+"""Consecutive writes before pauses begin: two agents of one node would undo each other's writes without end."""
 SOON = 1.0
-"""Seconds between two writes that are in a row."""
-LOOK_EVERY = 30.0
-"""Seconds between looks at the slice, beside those that changes cause."""
+"""Maximum seconds between two consecutive writes."""
+CHECK_EVERY = 30.0
+"""Seconds between checks of the slice, besides those after changes."""
 
 
 class FieldsLost(Exception):
-    """The API server does not keep what a share needs; the message says which fields, and what would help."""
+    """The API server drops fields that a share needs; the message has the fields and a remedy."""
 
 
 class PublishedSlice:
-    """Watches and writes one slice. What cannot be written is tried again; nothing waits for it."""
+    """Watches and writes one slice. A failed write is tried again; nothing waits for it."""
 
     def __init__(
         self, api: ClusterApi, node: str, offered: Callable[[], list[OfferedGpu]], unit_size: int, taints: bool
     ) -> None:
-        """`offered` gives the GPUs as they are to be seen now. `taints`: see `resource_slice`."""
+        """`offered` returns the GPUs to offer now. `taints`: see `resource_slice`."""
         self._api = api
         self._node = node
         self._offered = offered
@@ -167,7 +164,7 @@ class PublishedSlice:
         self._path = f"{SLICES}/{slice_name(node)}"
         self._stored: Json | None = None
         self._heard = 0
-        """The newest version that the watch has told of, a deletion included."""
+        """The newest version that the watch has brought, deletions included."""
         self._poke = asyncio.Event()
         self._listed = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -181,15 +178,15 @@ class PublishedSlice:
         )
 
     def start(self) -> None:
-        """Begin, with a first write at once."""
+        """Start, with a first write at once."""
         self._tasks = [asyncio.create_task(self._follow()), asyncio.create_task(self._keep())]
 
     def changed(self) -> None:
-        """Look soon whether something is to be written."""
+        """Write the slice soon if it has changed."""
         self._poke.set()
 
     async def close(self) -> None:
-        """Stop. The slice stays: pods run on, and the kubelet removes it when the agent stays away."""
+        """Stop. The slice stays: pods run on, and the kubelet removes it if the agent does not come back."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -209,7 +206,7 @@ class PublishedSlice:
                         self._heard = max(self._heard, _version(event["object"]))
                         self._seen(event["object"] if event["type"] != "DELETED" else None)
                     pause = FIRST_PAUSE
-                # a server that ends watches at once must not be asked without end
+                # do not flood a server that ends each watch at once
                 await asyncio.sleep(0.05)
                 continue
             except ApiFailure as failure:
@@ -222,7 +219,7 @@ class PublishedSlice:
 
     def _seen(self, item: Json | None) -> None:
         if item is not None and self._stored is not None and _version(item) < _version(self._stored):
-            return  # the watch is behind what a write was answered
+            return  # the watch is behind the answer to a write
         if item is None and self._stored is not None:
             log.info("the ResourceSlice of this node was deleted; it is written again")
         self._stored = item
@@ -250,39 +247,39 @@ class PublishedSlice:
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, LONGEST_PAUSE)
             try:
-                async with asyncio.timeout(LOOK_EVERY):
+                async with asyncio.timeout(CHECK_EVERY):
                     await self._poke.wait()
             except TimeoutError:
                 pass
             self._poke.clear()
 
     async def _write_if_due(self) -> bool:
-        """Return whether something was to be written."""
+        """Write the slice if it has changed. Return whether it has."""
         stored = self._stored
         if stored is None:
-            await self._create(self._wanted(1))
+            await self._create(self._desired(1))
             return True
-        wanted = self._wanted(int(stored["spec"]["pool"].get("generation", 0)) + 1)
-        if says_the_same(wanted, stored):
+        desired = self._desired(int(stored["spec"]["pool"].get("generation", 0)) + 1)
+        if says_the_same(desired, stored):
             return False
-        wanted["metadata"]["resourceVersion"] = stored["metadata"]["resourceVersion"]
+        desired["metadata"]["resourceVersion"] = stored["metadata"]["resourceVersion"]
         try:
-            written = await self._api.replace(self._path, wanted)
+            written = await self._api.replace(self._path, desired)
         except ApiFailure as failure:
             if failure.status not in (404, 409):
                 raise
-            # deleted or changed meanwhile: the watch says how it is
+            # deleted or changed meanwhile: read it again
             await self._read_again()
             return True
         self._answered(written)
-        if not says_the_same(wanted, written):
-            raise FieldsLost(fields_lost(wanted, written))
+        if not says_the_same(desired, written):
+            raise FieldsLost(fields_lost(desired, written))
         return True
 
-    async def _create(self, wanted: Json) -> None:
-        await check_kept(self._api, wanted)
+    async def _create(self, desired: Json) -> None:
+        await check_kept(self._api, desired)
         try:
-            written = await self._api.create(SLICES, wanted)
+            written = await self._api.create(SLICES, desired)
         except ApiFailure as failure:
             if failure.status != 409:
                 raise
@@ -291,7 +288,7 @@ class PublishedSlice:
         self._answered(written)
 
     def _answered(self, written: Json) -> None:
-        """Take what a write was answered, unless the watch was faster and has told of a later change or deletion."""
+        """Take the answer to a write, unless the watch has already brought a later change or deletion."""
         if _version(written) >= self._heard:
             self._stored = written
         else:
@@ -306,21 +303,23 @@ class PublishedSlice:
             self._stored = None
         self._poke.set()
 
-    def _wanted(self, generation: int) -> Json:
+    def _desired(self, generation: int) -> Json:
         return resource_slice(self._node, self._offered(), self._unit_size, generation, self._taints)
 
 
-async def check_kept(api: ClusterApi, wanted: Json) -> None:
-    """Try the creation of a slice without making it: a share in a slice that lost fields would be a whole GPU. Raises
-    FieldsLost or ApiFailure."""
-    answer = await api.create(SLICES, wanted, dryRun="All")
-    if list(lost(wanted["spec"], answer.get("spec"))):
-        raise FieldsLost(fields_lost(wanted, answer))
+async def check_kept(api: ClusterApi, desired: Json) -> None:
+    """Check by a dry run that the server keeps all fields. Raises FieldsLost or ApiFailure.
+
+    A share in a slice that lost fields would be a whole GPU.
+    """
+    answer = await api.create(SLICES, desired, dryRun="All")
+    if list(lost(desired["spec"], answer.get("spec"))):
+        raise FieldsLost(fields_lost(desired, answer))
 
 
-def fields_lost(wanted: Json, kept: Json) -> str:
-    """Return a sentence about what the API server has dropped."""
-    names = sorted({path.rsplit(".", 1)[-1] for path in lost(wanted["spec"], kept.get("spec"))})
+def fields_lost(desired: Json, kept: Json) -> str:
+    """Return a sentence about the fields that the API server has dropped."""
+    names = sorted({path.rsplit(".", 1)[-1] for path in lost(desired["spec"], kept.get("spec"))})
     gates = "DRAConsumableCapacity"
     if names == ["taints"]:
         gates = "DRADeviceTaints"

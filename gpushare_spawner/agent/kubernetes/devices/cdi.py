@@ -1,6 +1,7 @@
-"""Names of GPUs in the node's CDI specifications (Container Device Interface, cncf-tags/container-device-interface).
+"""Names of GPUs in the node's CDI specifications.
 
-Where a node has them, a container gets its GPU by such a name, and no runtime hook is needed.
+CDI is the Container Device Interface (cncf-tags/container-device-interface). With such a name a container gets its GPU
+without a runtime hook.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from gpushare_spawner.agent.gpus.nvml import Gpu
 log = logging.getLogger(__name__)
 
 FOLDERS = (Path("/etc/cdi"), Path("/var/run/cdi"))
-"""Where the runtimes look; the later has precedence."""
+"""The folders that container runtimes read; the later has precedence."""
 
 
 AUTO, OFF = "auto", "off"
@@ -37,47 +38,47 @@ _MAX_BYTES = 16 * 1024 * 1024
 
 
 class CdiNames:
-    """Names of the node's GPUs. Its specifications may be written after the agent has started, or anew."""
+    """Names of the node's GPUs. Specifications can appear or change after the start of the agent."""
 
     def __init__(self, gpus: Iterable[Gpu], choice: str = AUTO, folders: Iterable[Path] = FOLDERS) -> None:
         """See `cdi_names`."""
         self._gpus = tuple(gpus)
         self._choice = choice
         self._folders = tuple(folders)
-        self._known: list[tuple[str, int, int]] = []
+        self._read_files: list[tuple[str, int, int]] = []
         self._names: Mapping[str, str] = {}
 
     async def read(self) -> None:
-        """Read the specifications, if they are others than those that were read."""
+        """Read the specifications if they have changed since the last read."""
         there = _there(self._folders) if self._choice != OFF else []
-        if there != self._known:
-            # thousands of lines
+        if there != self._read_files:
+            # a specification can have thousands of lines
             self._names = await asyncio.to_thread(cdi_names, self._gpus, self._choice, self._folders)
-            self._known = there
+            self._read_files = there
 
     async def name(self, uuid: str) -> str | None:
-        """The qualified name of a GPU, where it has one now."""
+        """Return the qualified name of a GPU; None: it has none now."""
         await self.read()
         return self._names.get(uuid)
 
 
 def cdi_names(gpus: Iterable[Gpu], choice: str = AUTO, folders: Iterable[Path] = FOLDERS) -> Mapping[str, str]:
-    """GPU's UUID -> qualified device name, like ``nvidia.com/gpu=GPU-…``, for the GPUs that have one.
+    """Return UUID -> qualified device name, like ``nvidia.com/gpu=GPU-…``, of the GPUs that have one.
 
-    `choice`: "auto", "off", or a kind (vendor/class) that is to be used. A device is recognised by its name, if that is
-    the UUID, else by the one device node that it brings.
+    `choice`: "auto", "off", or a kind (vendor/class) to use. A device matches a GPU by its name, if that is the UUID,
+    else by its only device node.
     """
     if choice == OFF:
         return {}
-    found: dict[str, str] = {}
+    names: dict[str, str] = {}
     chosen = list(gpus)
     for folder in folders:
         for path in sorted(folder.glob("*")) if folder.is_dir() else ():
             spec = _read(path)
             kind = str(spec.get("kind", ""))
             if kind == choice or (choice == AUTO and kind.partition("/")[2] == _CLASS):
-                found |= _in_spec(spec, kind, chosen)
-    return found
+                names |= _in_spec(spec, kind, chosen)
+    return names
 
 
 def _in_spec(spec: Mapping[str, Any], kind: str, gpus: list[Gpu]) -> dict[str, str]:
@@ -112,10 +113,10 @@ def _read(path: Path) -> Mapping[str, Any]:
 
 
 def _there(folders: Iterable[Path]) -> list[tuple[str, int, int]]:
-    """What tells one state of the specifications from another: their paths, times and sizes."""
-    found = []
+    """Return paths, times and sizes of the specifications: they differ after each change."""
+    files = []
     with contextlib.suppress(OSError):
         for path in [path for folder in folders if folder.is_dir() for path in sorted(folder.iterdir())]:
             about = path.stat()
-            found.append((str(path), about.st_mtime_ns, about.st_size))
-    return found
+            files.append((str(path), about.st_mtime_ns, about.st_size))
+    return files

@@ -1,11 +1,10 @@
-"""What a container gets with its devices: the GPU, the session's folder, the library, the environment.
+"""A container's part of its devices: the GPU, the session's folder, the library and the environment.
 
-Which GPUs are this agent's to give out: NVIDIA's own device plugin may be on the same node.
-
-Two ways lead to a GPU. The agent's pod may ask NVIDIA's plugin for whole GPUs (``nvidia.com/gpu: 4``) and shares those;
-or no NVIDIA plugin runs on the node, and the agent shares all. One rule holds for both: a GPU that an ``nvidia.com/``
-resource offers on this node, or that a pod holds as such, is shared only if the agent's own pod holds it. It is asked
-again before devices are given to a container: the agent gives out no GPU that is not its own, whatever was configured.
+Also decides which GPUs are this agent's, since NVIDIA's own device plugin can run on the same node. Either the agent's
+pod requests whole GPUs from NVIDIA's plugin (``nvidia.com/gpu: 4``) and shares those, or no NVIDIA plugin runs on the
+node and the agent shares all. One rule covers both: a GPU that an ``nvidia.com/`` resource offers on this node, or that
+a pod holds as such, is shared only if the agent's own pod holds it. The rule is checked again before each grant: the
+agent gives out no GPU that is not its own, whatever its configuration.
 """
 
 from __future__ import annotations
@@ -33,19 +32,20 @@ PRELOAD_FILE = Path("/etc/ld.so.preload")
 
 @dataclass(frozen=True)
 class ContainerResponses:
-    """Answers for every GPU of the node.
+    """Answers for all GPUs of the node.
 
-    Everything is mounted under the path that it has on the node, so that a variable with a path means the same inside
-    and outside.
+    Each mount has the same path in the container and on the node, so a variable with a path is valid in both.
     """
 
     libraries: HostLibraries
     preload_file: bool = False
-    """Preload the library by /etc/ld.so.preload rather than LD_PRELOAD, which a program may replace."""
+    """Preload the library by /etc/ld.so.preload rather than LD_PRELOAD, which a program can replace."""
 
     def answer(self, gpu: Gpu, folder: Path, cdi_name: str | None) -> messages.ContainerAllocateResponse:
-        """For a container that gets devices of this GPU. `folder`: its grant's; `cdi_name`: what the node's CDI
-        specifications call the GPU, where they have it."""
+        """Return the answer for a container that gets devices of this GPU.
+
+        `folder`: its grant's. `cdi_name`: the GPU's name in the node's CDI specifications; None: it has none.
+        """
         environment = self._environment([gpu], owners.socket_in(folder))
         mounts = [
             MountReport(host_path=os.fspath(folder), container_path=os.fspath(folder)),
@@ -54,7 +54,7 @@ class ContainerResponses:
         response = _response(mounts)
         if cdi_name is not None:
             response.cdi_devices.append(messages.CDIDevice(name=cdi_name))
-            # the GPU comes by its name: NVIDIA's runtime is not to add what the image's own variable asks for
+            # the CDI name brings the GPU: NVIDIA's runtime must not add GPUs that the image's own variable requests
             environment["NVIDIA_VISIBLE_DEVICES"] = "void"
         elif not gpu.simulated:
             environment["NVIDIA_VISIBLE_DEVICES"] = gpu.uuid
@@ -62,8 +62,10 @@ class ContainerResponses:
         return response
 
     def to_observe(self, folder: Path) -> messages.ContainerAllocateResponse:
-        """For a container whose GPU another layer gives: the socket, and the library to report GPU work. `folder`: its
-        grant's."""
+        """Return the answer for a container whose GPU another layer gives: socket and library.
+
+        The library reports GPU work. `folder`: its grant's.
+        """
         environment = {"GPUSHARE_SOCKET": os.fspath(owners.socket_in(folder)), **OBSERVES}
         mounts = [MountReport(host_path=os.fspath(folder), container_path=os.fspath(folder)), *self._mounts({})]
         if not self.preload_file:
@@ -73,8 +75,10 @@ class ContainerResponses:
         return response
 
     def of_claims(self, gpus: Iterable[Gpu], folder: Path) -> ClaimsReport:
-        """For the report of a node with these GPUs, where the spawner does what `answer` does. `folder`: that of all
-        claims' folders."""
+        """Return the part of the report with which the spawner does the work of `answer`.
+
+        `folder`: the parent of the claims' folders.
+        """
         environment = self._environment(gpus, folder)
         mounts = self._mounts(environment)
         for name in ("GPUSHARE_SOCKET", "CUDA_VISIBLE_DEVICES"):
@@ -93,7 +97,7 @@ class ContainerResponses:
         return environment
 
     def _mounts(self, environment: Mapping[str, str]) -> list[MountReport]:
-        """Beside the session's folder."""
+        """Return the mounts besides the session's folder."""
         mounts = [_mount(self.libraries.preload)]
         if self.preload_file:
             mounts.append(_mount(self.libraries.preload_list, at=PRELOAD_FILE))
@@ -121,24 +125,24 @@ _EVERYTHING = ("", "all", "void", "none")
 
 
 def named_by(visible: str | None, gpus: Iterable[Gpu]) -> tuple[Gpu, ...]:
-    """The GPUs that $NVIDIA_VISIBLE_DEVICES names, by UUID or index; all where it names none.
+    """Return the GPUs that $NVIDIA_VISIBLE_DEVICES names, by UUID or index; all if it names none.
 
-    A privileged container sees every GPU of the node, whatever NVIDIA's plugin gave to it: only this variable tells.
-    Indices are those on the node: a container that sees no more GPUs than were given to it numbers them anew.
+    A privileged container sees every GPU of the node, whatever NVIDIA's plugin gave it: only this variable shows its
+    GPUs. Indices are those of the node: a container that sees only its own GPUs numbers them from 0.
     """
-    wanted = {part.strip() for part in (visible or "").split(",") if part.strip()}
+    names = {part.strip() for part in (visible or "").split(",") if part.strip()}
     seen = tuple(gpus)
-    if not wanted or not wanted.isdisjoint(_EVERYTHING):
+    if not names or not names.isdisjoint(_EVERYTHING):
         return seen
-    if len(wanted) == len(seen) and all(part.isdigit() for part in wanted):
+    if len(names) == len(seen) and all(part.isdigit() for part in names):
         return seen
-    return tuple(gpu for gpu in seen if gpu.uuid in wanted or str(gpu.index) in wanted)
+    return tuple(gpu for gpu in seen if gpu.uuid in names or str(gpu.index) in names)
 
 
 def withheld(gpus: Iterable[Gpu], handed: Handed, own: PodKey | None) -> dict[str, str]:
-    """UUIDs of GPUs that NVIDIA's plugin may give to others, each with a sentence about it.
+    """Return UUIDs of GPUs that NVIDIA's plugin can give to other pods, each with a sentence about it.
 
-    `own`: the agent's pod, where it is known.
+    `own`: the agent's pod; None: unknown.
     """
     mine = _held_by(handed, own)
     others = {
@@ -152,7 +156,7 @@ def withheld(gpus: Iterable[Gpu], handed: Handed, own: PodKey | None) -> dict[st
         for resource in sorted({*handed.offered, *others}):
             held = mine.get(resource, frozenset())
             if not resource.startswith(NVIDIA) or any(id.isdigit() for id in held):
-                # ids may be indices on the node, which are others than in this container: then what is seen here counts
+                # ids can be indices on the node, which differ from those in this container: all visible GPUs count
                 continue
             if any(_is_of(id, gpu) for id in others.get(resource, ())):
                 reasons[gpu.uuid] = (
@@ -170,12 +174,12 @@ def withheld(gpus: Iterable[Gpu], handed: Handed, own: PodKey | None) -> dict[st
 
 
 def tells_of(handed: Handed, own: PodKey | None) -> bool:
-    """Whether the kubelet's list can be trusted in this: just after its start it leaves out pods, our own as well."""
+    """Return whether the kubelet's list is complete for this: just after its start it lacks pods, ours included."""
     return own is None or own in handed.by_pod
 
 
 def _held_by(handed: Handed, pod: PodKey | None) -> dict[str, frozenset[str]]:
-    """What a pod holds, its containers together."""
+    """Return the devices of a pod, of all its containers."""
     held = handed.by_pod.get(pod, {}) if pod is not None else {}
     return {resource: frozenset[str]().union(*given) for resource, given in held.items()}
 

@@ -1,8 +1,7 @@
-"""A GPU as the kubelet sees it: the device plugin API (v1beta1) for one resource.
+"""Device plugins of the kubelet (API v1beta1): one plugin with one socket for each GPU of the node.
 
-GPUs for pods by device plugins: one plugin, with one socket, for each GPU of the node.
-
-A device plugin's socket: served before the kubelet is told of it, and again whenever the kubelet starts.
+`DevicePlugin` answers the kubelet for one resource. `PluginSocket` serves it before it is registered, and registers it
+again whenever the kubelet starts. `DevicePlugins` composes them for all GPUs. GPUs by claims: claims/claim_driver.py.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ HEALTHY, UNHEALTHY = "Healthy", "Unhealthy"
 
 
 def options() -> messages.DevicePluginOptions:
-    """What the kubelet is to ask for: the lowest ids are to be given first."""
+    """Return the plugin's options: the kubelet requests a preferred allocation, so that the lowest ids go first."""
     return messages.DevicePluginOptions(get_preferred_allocation_available=True, pre_start_required=False)
 
 
@@ -48,27 +47,27 @@ class DevicePlugin(services.DevicePluginServicer):
         healthy: Callable[[], bool],
         grant: Callable[[list[str]], Awaitable[messages.ContainerAllocateResponse]],
     ) -> None:
-        """`offered`: the ids now. `grant` gives devices to a container; it may raise Refused."""
+        """`offered`: the ids now. `grant` gives devices to a container; it can raise DevicesRefused."""
         self.resource = resource
         self._offered = offered
         self._healthy = healthy
         self._grant = grant
         self._listeners: set[asyncio.Event] = set()
-        self._said: tuple[list[str], bool] = ([], True)
-        self.look()
+        self._reported: tuple[list[str], bool] = ([], True)
+        self.poll()
 
     @property
     def is_heard(self) -> bool:
-        """Whether the kubelet listens to what is offered."""
+        """Whether the kubelet is connected to the list of devices."""
         return bool(self._listeners)
 
-    def look(self) -> bool:
-        """See whether something else is to be offered, and tell the kubelet then; whether it is."""
+    def poll(self) -> bool:
+        """Send the kubelet a new list if the devices or their health have changed. Return whether they have."""
         now = (self._offered(), self._healthy())
-        if now == self._said:
+        if now == self._reported:
             return False
         log.debug("%s: %d devices, %s", self.resource, len(now[0]), HEALTHY if now[1] else UNHEALTHY)
-        self._said = now
+        self._reported = now
         for listener in self._listeners:
             listener.set()
         return True
@@ -81,13 +80,13 @@ class DevicePlugin(services.DevicePluginServicer):
     async def ListAndWatch(
         self, request: messages.Empty, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[messages.ListAndWatchResponse]:
-        """The whole list at first, and with every change."""
+        """Send the whole list at first and after each change."""
         news = asyncio.Event()
         self._listeners.add(news)
         try:
             while True:
                 news.clear()
-                ids, healthy = self._said
+                ids, healthy = self._reported
                 health = HEALTHY if healthy else UNHEALTHY
                 yield messages.ListAndWatchResponse(devices=[messages.Device(ID=id, health=health) for id in ids])
                 await news.wait()
@@ -100,16 +99,18 @@ class DevicePlugin(services.DevicePluginServicer):
         return messages.PreferredAllocationResponse(
             container_responses=[
                 messages.ContainerPreferredAllocationResponse(
-                    deviceIDs=preferred(one.available_deviceIDs, one.must_include_deviceIDs, one.allocation_size)
+                    deviceIDs=preferred(
+                        container.available_deviceIDs, container.must_include_deviceIDs, container.allocation_size
+                    )
                 )
-                for one in request.container_requests
+                for container in request.container_requests
             ]
         )
 
     async def Allocate(
         self, request: messages.AllocateRequest, context: grpc.aio.ServicerContext
     ) -> messages.AllocateResponse:
-        """A failure here is the pod's UnexpectedAdmissionError, with this message in it."""
+        """Grant devices. A failure becomes the pod's UnexpectedAdmissionError, with this message in it."""
         response = messages.AllocateResponse()
         try:
             for container in request.container_requests:
@@ -118,7 +119,7 @@ class DevicePlugin(services.DevicePluginServicer):
         except DevicesRefused as refusal:
             log.warning("%s: rejected the kubelet's request: %s", self.resource, refusal)
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"gpushare: {refusal}")
-        self.look()
+        self.poll()
         return response
 
     async def PreStartContainer(
@@ -129,43 +130,43 @@ class DevicePlugin(services.DevicePluginServicer):
 
 API_VERSION = "v1beta1"
 KUBELET_SOCKET = "kubelet.sock"
-LOOK_EVERY = 0.5
-"""Seconds between looks whether the kubelet has started anew: one stat each."""
+POLL_EVERY = 0.5
+"""Seconds between checks for a new start of the kubelet: one stat each."""
 ANSWER_WITHIN = 5.0
 """Seconds for a registration."""
 LONGEST_PAUSE = 5.0
 HEARD_WITHIN = 15.0
-"""Seconds after a registration in which the kubelet has to listen. It dials back once, within 10 s, and never again: a
-plugin that it could not reach, or whose stream has ended, is without healthy devices until it registers anew."""
+"""Seconds after a registration within which the kubelet must connect. It dials back once, within 10 s, and never again:
+a plugin that it could not reach, or whose stream has ended, has no healthy devices until it registers again."""
 
 
 class PluginSocket:
     """Keeps one device plugin served and registered."""
 
     def __init__(self, plugin: DevicePlugin, folder: Path, name: str, registered: Callable[[], None]) -> None:
-        """`folder`: the kubelet's for plugins; `name`: of the socket in it. `registered` is called each time."""
+        """`folder`: the kubelet's for plugins. `name`: of the socket in it. `registered` is called each time."""
         self._plugin = plugin
         self._folder = folder
         self._name = name
-        self._told = registered
+        self._registered_callback = registered
         self._own: GrpcSocket | None = None
         self._with: Identity | None = None
         self._task: asyncio.Task[None] | None = None
         self._trouble = ""
 
     def start(self) -> None:
-        """Begin."""
+        """Start serving."""
         self._task = asyncio.create_task(self._keep())
 
     async def close(self) -> None:
-        """Stop serving; the kubelet then finds no healthy device."""
+        """Stop serving; the kubelet then lists no healthy device."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         await self._stop()
 
     async def _keep(self) -> None:
-        pause = LOOK_EVERY
+        pause = POLL_EVERY
         heard_at = _now()
         while True:
             kubelet = socket_identity(self._folder / KUBELET_SOCKET)
@@ -180,20 +181,20 @@ class PluginSocket:
                 try:
                     await self._serve()
                     await self._register()
-                    # a kubelet that started in between is another one
+                    # compare with this kubelet: another one can have started meanwhile
                     self._with = kubelet
                     self._complain("")
-                    self._told()
-                    pause, heard_at = LOOK_EVERY, _now()
+                    self._registered_callback()
+                    pause, heard_at = POLL_EVERY, _now()
                 except grpc.aio.AioRpcError as error:
                     pause = self._failed(error.details(), pause)
                 except Exception as error:
-                    # of whatever kind: without a next try the node would have no GPUs until the agent starts anew
+                    # any error: without another try the node would have no GPUs until the agent restarts
                     pause = self._failed(error, pause)
             await asyncio.sleep(pause)
 
     def _failed(self, reason: object, pause: float) -> float:
-        """The next pause, in seconds."""
+        """Log a failure. Return the next pause in seconds."""
         self._complain(f"{self._plugin.resource} cannot be registered with the kubelet: {reason}")
         return min(2 * pause, LONGEST_PAUSE)
 
@@ -235,7 +236,7 @@ def _now() -> float:
 
 
 class DevicePlugins:
-    """The agent as device plugins. cluster_agent.py runs it in the place of a DRA driver."""
+    """The agent as device plugins; cluster_agent.py runs it, or a DRA driver."""
 
     def __init__(
         self,
@@ -251,8 +252,10 @@ class DevicePlugins:
         end: Callable[[Session, str], None],
         registered: Callable[[], None],
     ) -> None:
-        """`folder`: the kubelet's for plugins. `ask_kubelet` reads its assignments now, `changed` has it asked soon.
-        `end` ends a session."""
+        """`folder`: the kubelet's for plugins. `end` ends a session.
+
+        `ask_kubelet` reads the device assignments now, `changed` reads them soon.
+        """
         self._health = health
         self._held = held
         self._allocation = allocation
@@ -269,7 +272,7 @@ class DevicePlugins:
         """Serve the plugins, and register them."""
         await self._cdi.read()
         for plugin in self._plugins:
-            plugin.look()
+            plugin.poll()
             name = f"gpushare-{plugin.resource.removeprefix(kubernetes.PREFIX)}.sock"
             socket = PluginSocket(plugin, self._folder, name, self._registered)
             socket.start()
@@ -280,13 +283,13 @@ class DevicePlugins:
         for socket in reversed(self._sockets):
             await socket.close()
 
-    def look(self) -> bool:
-        """See whether something else is to be offered, and tell the kubelet then; whether it is."""
-        news = [plugin.look() for plugin in self._plugins]
+    def poll(self) -> bool:
+        """Send the kubelet the devices that have changed. Return whether any have."""
+        news = [plugin.poll() for plugin in self._plugins]
         return any(news)
 
     def joined(self, handed: Handed) -> Handed:
-        """The kubelet's list, which is complete."""
+        """Return the kubelet's list, which is complete."""
         return handed
 
     def _plugin(self, gpu: Gpu) -> DevicePlugin:
@@ -298,10 +301,10 @@ class DevicePlugins:
         )
 
     async def _grant(self, gpu: Gpu, devices: list[str]) -> messages.ContainerAllocateResponse:
-        # another plugin for this GPU may have come a moment ago
+        # another plugin for this GPU can be new
         await self._ask_kubelet()
         cdi_name = await self._cdi.name(gpu.uuid)
-        # from here on at one stroke: what is counted now is what is given
+        # no await from here on, so that the counts stay valid
         if (trouble := self._health.trouble(gpu.uuid)) is not None:
             raise DevicesRefused(trouble)
         self._held.check(gpu.uuid, devices)

@@ -1,6 +1,6 @@
-"""Which pod holds which devices, as the kubelet tells (PodResources v1).
+"""Devices by pod, as the kubelet lists them (PodResources v1), and the loop that reads the list.
 
-When the kubelet is asked who holds which devices: now and then, and soon where something changed.
+The list is read every `ASK_EVERY` seconds, and soon after a change. Reconciling it with pods: pods/sessions.py.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ ANSWER_WITHIN = 5.0
 PodKey = tuple[str, str]
 """(namespace, name)"""
 Given = tuple[frozenset[str], ...]
-"""Ids of devices, one set for each container that was given any."""
+"""Ids of devices, one set for each container that has any."""
 
 
 class KubeletUnavailable(Exception):
-    """The kubelet does not answer; the message says what was asked where."""
+    """The kubelet does not answer; the message names the socket and the error."""
 
 
 def kubelet_trouble(log: logging.Logger) -> LogOnce:
-    """Return what logs that the kubelet does not answer, and that it answers again."""
+    """Return the log of failures to read the kubelet's device assignments."""
     return LogOnce(
         log,
         "Cannot read device assignments from the kubelet; retrying",
@@ -46,27 +46,27 @@ def kubelet_trouble(log: logging.Logger) -> LogOnce:
 
 @dataclass(frozen=True)
 class Handed:
-    """What the kubelet has handed out, at one moment."""
+    """The devices that the kubelet has given out, at one time."""
 
     by_pod: Mapping[PodKey, Mapping[str, Given]]
     """Pod -> resource name -> ids of devices, container by container."""
     offered: Mapping[str, frozenset[str]]
     """Resource name -> ids of all healthy devices, of all plugins on the node."""
     started: float | None = None
-    """What tells this start of the kubelet from another one: when its socket was made, by the node's clock."""
+    """Creation time of the kubelet's socket, by the node's clock: another one means a new start."""
 
 
 class PodResources:
-    """Asks the kubelet."""
+    """Reads the kubelet's list."""
 
     def __init__(self, socket: Path) -> None:
         self._socket = socket
 
     async def handed(self) -> Handed:
-        """Ask now. Raises KubeletUnavailable.
+        """Read the list now. Raises KubeletUnavailable.
 
-        For about a second after its start the kubelet lists no pods, though they hold their devices: an empty answer
-        is no proof that nobody does.
+        For about a second after its start the kubelet lists no pods although they hold their devices: an empty list
+        does not prove that devices are free.
         """
         started = self._started()
         async with grpc.aio.insecure_channel(f"unix://{self._socket}") as channel:
@@ -95,28 +95,28 @@ class PodResources:
             return None
 
     async def _offered(self, lister: services.PodResourcesListerStub) -> dict[str, frozenset[str]]:
-        found: dict[str, frozenset[str]] = {}
-        # the call can be switched off; then nothing is known of other plugins
+        offered: dict[str, frozenset[str]] = {}
+        # this call can be switched off; then the devices of other plugins are unknown
         with contextlib.suppress(grpc.aio.AioRpcError):
             answer = await lister.GetAllocatableResources(messages.AllocatableResourcesRequest(), timeout=ANSWER_WITHIN)
             for devices in answer.devices:
-                ids = found.get(devices.resource_name, frozenset())
-                found[devices.resource_name] = ids | frozenset(devices.device_ids)
-        return found
+                ids = offered.get(devices.resource_name, frozenset())
+                offered[devices.resource_name] = ids | frozenset(devices.device_ids)
+        return offered
 
 
 ASK_EVERY = 30.0
 """Seconds between reads of the device assignments while nothing changes."""
 SOON = 0.1
-"""Seconds until the kubelet is asked whose a new grant is; twice as long with every try, up to `NOT_SO_SOON`."""
+"""Seconds until the list is read for the pod of a new grant; doubled with each try, up to `NOT_SO_SOON`."""
 NOT_SO_SOON = 2.0
 
 
 class KubeletQuestions:
-    """Asks, one question after the other: an older answer is not to be dealt with after a newer one."""
+    """Reads the list, one read at a time, so that an older answer is never processed after a newer one."""
 
     def __init__(self, ask: Callable[[], Awaitable[None]], settled: Callable[[], bool]) -> None:
-        """`ask` asks once, and deals with the answer. `settled`: nothing waits for another answer."""
+        """`ask` reads once and processes the answer. `settled`: no grant waits for another answer."""
         self._ask = ask
         self._settled = settled
         self._due = asyncio.Event()
@@ -124,20 +124,20 @@ class KubeletQuestions:
         self._task: asyncio.Task[None] | None = None
 
     def soon(self) -> None:
-        """Ask soon, and again until everything is settled."""
+        """Read soon, and again until everything is settled."""
         self._due.set()
 
     async def once(self) -> None:
-        """Ask now."""
+        """Read now."""
         async with self._asking:
             await self._ask()
 
     def start(self) -> None:
-        """Begin."""
+        """Start the loop."""
         self._task = asyncio.create_task(self._keep_asking())
 
     async def close(self) -> None:
-        """Stop."""
+        """Stop the loop."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)

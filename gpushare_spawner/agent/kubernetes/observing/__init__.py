@@ -1,5 +1,5 @@
-"""An agent that only observes, on a node whose GPUs another sharing layer gives out: it offers no GPU.
+"""An agent that only observes: another sharing layer gives out the node's GPUs, and the agent offers none.
 
-Its report says what the GPU work of pods with a share of that layer is. It writes to no pod: tiers and notices are the
-service's, and a server can only be stopped.
+Its report has the GPU work of pods with a share of that layer. It writes to no pod: the service changes tiers and
+notices, and a server can only be stopped.
 """

@@ -1,8 +1,8 @@
-"""The agent's part in a cluster where it only observes, composed: devices, sessions of pods, GPU work, the report.
+"""The agent on a node where it only observes: devices, sessions of pods, GPU work and the report, composed.
 
-The devices by which a container gets the library and the socket of its session: one for each pod, all alike.
-
-The kubelet asks for a device without saying for whom. pods.py finds the pod, and listens in the folder.
+A container gets the library and its session's socket by an observer device: one for each pod, all alike. The kubelet
+requests a device and does not name the pod; pods.py finds the pod and listens in the folder. A node whose GPUs the
+agent shares: cluster_agent.py.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ log = logging.getLogger(__name__)
 
 
 IDS = [f"observer-{number:04}" for number in range(512)]
-"""More than a node can have pods: the kubelet's default is 110, and nodes with 250 are usual in clouds."""
+"""More than the pods of a node: the kubelet's default limit is 110, and clouds often have nodes with 250."""
 GONE_AFTER = 30.0
-"""Seconds for which the kubelet must not have listed a device until nobody has it: for about a second after its start
-it lists none."""
+"""Seconds. A device is free when the kubelet has not listed it for this long: for about a second after its start it
+lists none."""
 
 
 class ObserverDevices:
-    """What is offered to the kubelet, and the folders of the devices that it gave to containers."""
+    """The devices that are offered to the kubelet, and the folders of granted devices."""
 
     def __init__(
         self,
@@ -57,30 +57,32 @@ class ObserverDevices:
         end_holders: Callable[[frozenset[str]], None],
         changed: Callable[[], None],
     ) -> None:
-        """`folder`: of the grants' folders. `end_holders` ends the sessions that had any of these devices: the kubelet
-        gives them to another container. `changed` is called after each grant."""
+        """`folder`: of the grants' folders. `changed` is called after each grant.
+
+        `end_holders` ends the sessions that had any of these devices: the kubelet gives them to another container.
+        """
         self._allocation = allocation
         self._folder = folder
         self._end_holders = end_holders
         self._changed = changed
         self._pending: dict[frozenset[str], float] = {}
-        """Grants that the kubelet has not listed yet, and when they were made (event loop's time)."""
+        """Grants that the kubelet has not listed yet, and their times (event loop's time)."""
         self._unknown_since: dict[str, float] = {}
-        """Folders that nobody is known to have, by their names."""
+        """Folders that no session or grant has, by name, and the time since then."""
         self.plugin = DevicePlugin(OBSERVER, offered=lambda: IDS, healthy=lambda: True, grant=self._grant)
 
     @property
     def settled(self) -> bool:
-        """Whether the kubelet has listed all that it was given."""
+        """Whether the kubelet has listed all grants."""
         return not self._pending
 
-    def listed(self, given: Given, known: Collection[str]) -> None:
-        """Take what the kubelet's list has of these devices. `known`: names of the folders that sessions have."""
+    def listed(self, given: Given, current: Collection[str]) -> None:
+        """Take the kubelet's list of these devices. `current`: names of the folders that sessions have."""
         now = asyncio.get_running_loop().time()
         self._pending = {
             ids: made_at for ids, made_at in self._pending.items() if ids not in given and now - made_at < GONE_AFTER
         }
-        names = {grant_name(ids) for ids in (*given, *self._pending)} | set(known)
+        names = {grant_name(ids) for ids in (*given, *self._pending)} | set(current)
         there = {path.name for path in self._folder.iterdir()} if self._folder.is_dir() else set()
         self._unknown_since = {name: self._unknown_since.get(name, now) for name in there - names}
         for name, since in self._unknown_since.items():
@@ -89,16 +91,16 @@ class ObserverDevices:
                 owners.remove(self._folder / name)
 
     async def _grant(self, devices: list[str]) -> messages.ContainerAllocateResponse:
-        wanted = frozenset(devices)
-        if not wanted or not wanted <= set(IDS):
-            raise DevicesRefused(f"{', '.join(sorted(wanted)) or 'nothing'} was asked for, and that is not offered")
-        self._end_holders(wanted)
-        folder = self._folder / grant_name(wanted)
+        requested = frozenset(devices)
+        if not requested or not requested <= set(IDS):
+            raise DevicesRefused(f"{', '.join(sorted(requested)) or 'nothing'} was asked for, and that is not offered")
+        self._end_holders(requested)
+        folder = self._folder / grant_name(requested)
         try:
             owners.make_fresh(folder)
         except OSError as error:
             raise DevicesRefused(f"the folder of the session's socket cannot be made: {error}") from None
-        self._pending[wanted] = asyncio.get_running_loop().time()
+        self._pending[requested] = asyncio.get_running_loop().time()
         self._changed()
         return self._allocation.to_observe(folder)
 
@@ -108,18 +110,18 @@ SOCKET = "gpushare-observer.sock"
 
 
 class ObservingNode:
-    """A started node's part in the cluster."""
+    """A started node as part of the cluster."""
 
     def __init__(
         self, node: Node, api: ClusterApi, allocation: ContainerResponses, source: GpuSource, settings: ClusterSettings
     ) -> None:
-        """`source`: the driver, which tells what each process got of a GPU."""
+        """`source`: the driver, which counts the GPU time of each process."""
         self._node = node
         self._resources = PodResources(settings.pod_resources)
         where = "" if settings.all_namespaces else settings.namespace
         self.pods = Pods(api, where, node.settings.name, self._changed, LAYER_SELECTOR)
         self.sessions = ObservedPods(node, self.pods)
-        self._questions = KubeletQuestions(self._hear_kubelet, lambda: self.devices.settled)
+        self._questions = KubeletQuestions(self._read_kubelet, lambda: self.devices.settled)
         self.devices = ObserverDevices(
             allocation, node.state_folder.pods, self.sessions.end_holders, self._questions.soon
         )
@@ -132,7 +134,7 @@ class ObservingNode:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """While this is open the node is one of the cluster."""
+        """Run as part of the cluster while the context is open."""
         async with AsyncExitStack() as stack:
             stack.callback(self.sessions.close)
             self._node.changed = self._changed
@@ -155,7 +157,7 @@ class ObservingNode:
         return await answer_in_cluster(self._node, request)
 
     def report(self) -> Report:
-        """Return the node's report as it is now: sessions, and no GPU, since the agent gives none."""
+        """Return the node's report now: sessions, and no GPU, since the agent gives none."""
         report = self._node.report()
         sessions = tuple(
             session.model_copy(update={"gpu_use_known": self._is_observed(session.id)}) for session in report.sessions
@@ -173,7 +175,7 @@ class ObservingNode:
     def _forget(self) -> None:
         self._node.changed = lambda: None
 
-    async def _hear_kubelet(self) -> None:
+    async def _read_kubelet(self) -> None:
         try:
             handed = await self._resources.handed()
         except KubeletUnavailable as error:
@@ -181,6 +183,6 @@ class ObservingNode:
             return
         self._kubelet_trouble.settled()
         given = {key: held[OBSERVER] for key, held in handed.by_pod.items() if OBSERVER in held}
-        every = tuple(ids for one in given.values() for ids in one)
+        every = tuple(ids for grants in given.values() for ids in grants)
         self.sessions.handed(given)
         self.devices.listed(every, self.sessions.folders())

@@ -1,13 +1,12 @@
-"""Pods with a share of another layer become sessions of the agent: observed, without units and without a lease.
+"""Sessions of pods with a share of another layer: observed, without units and without a lease.
 
-The API server says which pods these are, and the kubelet which of them have a device of node.py, and so the
-library and a socket. Both are brought together whenever one of them changes; no order of events is relied upon. What
-the service writes to a pod's annotations is passed on to the session's processes. Nothing is written to the pod.
+The API server names these pods. The kubelet lists the pods that have a device of node.py, and with it the library and a
+socket. `ObservedPods` compares both after each change; it relies on no order of events. Notices and controls in a pod's
+annotations go to the session's processes. The agent writes nothing to the pod.
 
-GPU work of observed sessions as the driver counts it: the GPU time of each process, and its session by cgroup.
-
-For processes that are not connected: those of layers that preload a library of their own, and those without any. What a
-connected process reports itself is more exact, and its samples are left out.
+`DriverUse` counts the GPU work of processes that are not connected, by the driver's samples: processes of layers that
+preload their own library, and processes without a library. The session of a process follows from its cgroup. A
+connected process reports its own work more exactly, so its samples are left out.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ log = logging.getLogger(__name__)
 
 
 class ObservedPods:
-    """Keeps the node's sessions what its pods with a share of another layer are."""
+    """Keeps the node's sessions equal to its pods with a share of another layer."""
 
     def __init__(self, node: Node, pods: Pods) -> None:
         self._node = node
@@ -47,17 +46,17 @@ class ObservedPods:
         self._closed = False
 
     def changed(self) -> None:
-        """Something is new: look at everything soon."""
+        """Reconcile all sessions soon."""
         if self._scheduled is None and not self._closed:
-            self._scheduled = self._loop.call_soon(self._look)
+            self._scheduled = self._loop.call_soon(self._reconcile)
 
     def handed(self, given: Mapping[PodKey, Given]) -> None:
-        """Take the kubelet's newest word on who has devices."""
+        """Take the kubelet's newest list of devices by pod."""
         self._given = given
         self.changed()
 
     def end_holders(self, devices: frozenset[str]) -> None:
-        """End the sessions whose pods had any of these devices: the kubelet gives them to another one."""
+        """End the sessions of pods that had any of these devices: the kubelet gives them to another pod."""
         for session in list(self._node.sessions.values()):
             hold = session.record.pod
             if hold is not None and any(not devices.isdisjoint(ids) for ids in hold.grants):
@@ -74,85 +73,85 @@ class ObservedPods:
         if self._scheduled is not None:
             self._scheduled.cancel()
 
-    def _look(self) -> None:
+    def _reconcile(self) -> None:
         self._scheduled = None
-        if not self._pods.known:
-            return  # nobody is known to be gone
+        if not self._pods.listed:
+            return  # before the first list of pods no pod counts as gone
         with one_by_one(log, "what is gone"):
-            self._end_what_is_gone()
-        for pod, found in self._youngest():
+            self._end_gone_sessions()
+        for pod, layer_session in self._youngest():
             with one_by_one(log, f"pod {pod.namespace}/{pod.name}"):
-                self._bring_together(pod, found)
+                self._reconcile_pod(pod, layer_session)
 
     def _youngest(self) -> list[tuple[Pod, LayerSession]]:
-        """Return the pods that say their session; of several pods of one session, the youngest."""
+        """Return the pods that state a session; of several pods of one session, the youngest."""
         by_session: dict[str, tuple[Pod, LayerSession]] = {}
         # creation times are whole seconds
         for pod in sorted(self._pods.all(), key=lambda pod: (pod.created, pod.uid)):
-            found = pod.layer_session
-            if isinstance(found, AnnotationProblem):
-                self._warnings.about(f"pod {pod.namespace}/{pod.name}: {found}")
+            layer_session = pod.layer_session
+            if isinstance(layer_session, AnnotationProblem):
+                self._warnings.about(f"pod {pod.namespace}/{pod.name}: {layer_session}")
                 continue
-            older = by_session.get(found.session.session)
+            older = by_session.get(layer_session.session.session)
             if older is not None:
                 self._warnings.about(
-                    f"pod {older[0].namespace}/{older[0].name} claims session {found.session.session}, which the newer "
-                    f"pod {pod.namespace}/{pod.name} holds"
+                    f"pod {older[0].namespace}/{older[0].name} claims session {layer_session.session.session}, which "
+                    f"the newer pod {pod.namespace}/{pod.name} holds"
                 )
-            by_session[found.session.session] = pod, found
+            by_session[layer_session.session.session] = pod, layer_session
         return list(by_session.values())
 
-    def _end_what_is_gone(self) -> None:
+    def _end_gone_sessions(self) -> None:
         for session in list(self._node.sessions.values()):
             hold = session.record.pod
             if hold is None or self._pods.get(hold.uid) is None:
                 name = "its server" if hold is None else f"pod {hold.namespace}/{hold.name}"
                 self._node.registry.end(session.id, f"{name} is gone")
 
-    def _bring_together(self, pod: Pod, found: LayerSession) -> None:
+    def _reconcile_pod(self, pod: Pod, layer_session: LayerSession) -> None:
         given = _grants(self._given.get((pod.namespace, pod.name), ()))
-        session = self._node.sessions.get(found.session.session)
+        session = self._node.sessions.get(layer_session.session.session)
         hold = session.record.pod if session is not None else None
         if session is None or hold is None or hold.uid != pod.uid:
-            session = self._node.registry.hold(observed_record(pod, found, given))
+            session = self._node.registry.hold(observed_record(pod, layer_session, given))
             how = "its library and the driver" if given else "the driver"
             log.info("session %s is pod %s/%s, observed by %s", session.id, pod.namespace, pod.name, how)
         elif given and hold.given != given:
             hold.given = given
             self._node.registry.save(session)
             self._node.registry.listen_again(session)
-        self._follow(session, found)
+        self._follow(session, layer_session)
 
-    def _follow(self, session: Session, found: LayerSession) -> None:
-        said, registry = found.session, self._node.registry
+    def _follow(self, session: Session, layer_session: LayerSession) -> None:
+        annotated, registry = layer_session.session, self._node.registry
         hold = session.record.pod
-        notice = hold.notice_of_now(said.notice) if hold is not None else said.notice
+        notice = hold.notice_of_now(annotated.notice) if hold is not None else annotated.notice
         if notice != session.record.notice:
             registry.tiers.announce(session, AnnounceRequest.of(session.id, notice))
-        registry.controls.follow(session, said.controls, said.messages, said.answers)
+        registry.controls.follow(session, annotated.controls, annotated.messages, annotated.answers)
 
 
-def observed_record(pod: Pod, found: LayerSession, given: tuple[tuple[str, ...], ...]) -> SessionRecord:
-    """Return a session as its pod has it. Raises pydantic.ValidationError.
+def observed_record(pod: Pod, layer_session: LayerSession, given: tuple[tuple[str, ...], ...]) -> SessionRecord:
+    """Return the record of a session from its pod. Raises pydantic.ValidationError.
 
     `given`: ids that its containers got together.
     """
-    said = found.session
-    user, server = split_session_id(said.session)
+    annotated = layer_session.session
+    user, server = split_session_id(annotated.session)
     request = OpenRequest(
-        id=said.session,
+        id=annotated.session,
         user=user,
         server=server,
         uid=0,
-        template=said.template,
-        quota=said.quota,
-        gpus=said.gpus,
-        share_units=said.share_units,
+        template=annotated.template,
+        quota=annotated.quota,
+        gpus=annotated.gpus,
+        share_units=annotated.share_units,
         oversubscribe=False,
-        layer=found.layer,
+        layer=layer_session.layer,
     )
     record = SessionRecord.opened(request, pod.created)
-    record.tier_since = said.tier_since
+    record.tier_since = annotated.tier_since
     record.pod = PodOwner(namespace=pod.namespace, name=pod.name, uid=pod.uid, devices={}, given=given)
     return record
 
@@ -162,7 +161,7 @@ def _grants(given: Iterable[frozenset[str]]) -> tuple[tuple[str, ...], ...]:
 
 
 EVERY = 1.0
-"""Seconds between two readings. Ours: the culler thinks in minutes, and the driver remembers some seconds."""
+"""Seconds between two reads. Our value: the culler counts minutes, and the driver keeps samples for some seconds."""
 
 
 class DriverUse:
@@ -170,7 +169,7 @@ class DriverUse:
 
     def __init__(self, node: Node, source: GpuSource) -> None:
         self._node = node
-        # each has a memory of its own, for one thread at a time
+        # each keeps its own state, for one thread at a time
         self._owners = UnconnectedProcesses(node.sessions)
         self._deliveries: dict[str, Delivery] = {}
         for uuid, arbitration in node.arbitrations.items():
@@ -178,16 +177,16 @@ class DriverUse:
             delivery.sessions_of = UnconnectedProcesses(node.sessions).sessions_of
             self._deliveries[uuid] = delivery
         self._unknown: set[str] = set()
-        """GPUs that worked without being known for whom."""
+        """GPUs whose work cannot be assigned to a session."""
         self._task: asyncio.Task[None] | None = None
 
     @property
     def tells(self) -> bool:
-        """Whether GPU work is seen of every process on the node's GPUs."""
+        """Whether GPU work is counted for every process on the node's GPUs."""
         return bool(self._deliveries) and not self._unknown
 
     def start(self) -> None:
-        """Begin."""
+        """Start reading."""
         self._task = asyncio.create_task(self._run())
 
     async def close(self) -> None:
@@ -201,12 +200,12 @@ class DriverUse:
     async def _run(self) -> None:
         while True:
             try:
-                await self._look()
+                await self._read()
             except Exception:
                 log.exception("cannot read the use of the GPUs; retrying")
             await asyncio.sleep(EVERY)
 
-    async def _look(self) -> None:
+    async def _read(self) -> None:
         if not self._node.sessions:
             return
         for uuid, delivery in self._deliveries.items():
@@ -226,7 +225,7 @@ class DriverUse:
             self._node.arbitrations[uuid].driver_memory(name, amount)
 
     def _by_whole_gpu(self, uuid: str, sessions: set[str]) -> None:
-        """Count the work of a GPU whose driver does not count by process, if one session alone is there."""
+        """Count the work of a GPU without figures by process, if only one session uses it."""
         state = self._node.rounds.states[uuid]
         if state.utilisation == 0.0:
             return
@@ -244,7 +243,7 @@ class DriverUse:
 
 
 class Samples:
-    """Takes the samples of one GPU; see `gpu_time_samples.Competition`."""
+    """Takes the samples of one GPU; see `samples.Competition`."""
 
     def __init__(self, arbitration: GpuArbitration, sessions: Mapping[str, Session]) -> None:
         self._arbitration = arbitration
@@ -252,13 +251,13 @@ class Samples:
 
     @property
     def contended(self) -> bool:
-        """Whether samples are wanted: while there is a session."""
+        """Whether samples are needed: while there is a session."""
         return bool(self._sessions)
 
     def delivered(
         self, seconds_ago: tuple[float, float], busy: Mapping[int, float], strangers: Mapping[int, str]
     ) -> None:
-        """Beginning and end of the sample in seconds before now, and each process's seconds on the GPU by pid.
+        """Take a sample: begin and end in seconds before now, and the seconds of each process on the GPU by pid.
 
         `strangers`: the sessions of processes, by pid, whether or not they are connected.
         """

@@ -1,10 +1,9 @@
-"""The sockets of a session that is a pod: one for each grant, the devices of one GPU that one container was given.
-Where GPUs are given by claims, one for the whole claim.
+"""Sockets of a session that is a pod: one for each grant, or one for its claim.
 
-The kubelet asks for each grant by itself, and does not say for whom: a folder is made for every such
-grant, and mounted into the container. Later, when it is known which pod holds the devices, the session's socket is made
-in each of its grants' folders. The mount is of the folder as it was then, so that what lies below it can be made anew
-by a later agent, and the folder itself never. devices/grant_folders.py makes and removes the folders.
+A grant is the devices of one GPU that the kubelet gave to one container. The kubelet requests each grant separately and
+does not name the pod, so each grant gets a folder that is mounted into the container. When the pod is known, the
+session's socket is made in the folder of each grant. The mount keeps the folder of that time: a later agent can replace
+the content, but never the folder. devices/owners.py makes and removes the folders.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from gpushare_spawner.agent.state.records import SessionRecord
 
 
 class PodEndpoints:
-    """Makes the sockets of sessions that are pods; a session without a pod gets that of a process."""
+    """Makes the sockets of sessions that are pods; a session without a pod gets the socket of a process."""
 
     def __init__(self, folder: StateFolder) -> None:
         self._pods = folder.pods
@@ -34,7 +33,7 @@ class PodEndpoints:
 
 
 class PodSockets:
-    """Listens in the folders of all of a session's grants; to the session they are one."""
+    """Listens in the folders of all grants of a session; the session sees one endpoint."""
 
     def __init__(self, parent: Path, names: Iterable[str], listener: Listener) -> None:
         """`names`: of the folders. Raises OSError or PathTooLong where a socket cannot be made."""
@@ -58,7 +57,7 @@ class PodSockets:
 
     @property
     def path(self) -> Path:
-        """Where the first of them listens."""
+        """The path of the first socket."""
         return self._sockets[0].path
 
     def close(self, code: int | None = None) -> None:
@@ -67,6 +66,6 @@ class PodSockets:
             socket.close(code)
 
     def remove(self) -> None:
-        """Take the folders away."""
+        """Remove the folders."""
         for folder in self._folders:
             owners.remove(folder)

@@ -1,4 +1,4 @@
-"""The pods with a share on this node, kept up to date by a watch: those of ours, or those of other layers."""
+"""Pods with a share on this node, kept up to date by a watch: our pods, or the pods of other layers."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ log = logging.getLogger(__name__)
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 10.0
 """Seconds between tries while the API server does not answer."""
 TRIES_OF_A_WATCH = 5
-"""Failures in a row after which the pods are listed anew."""
+"""Consecutive failures after which the pods are listed again."""
 LIST_AGAIN_AFTER = 5.0
-"""Seconds between lists that are asked for because a pod is not shown. Ours: a list costs the API server more than a
-watch, and an answer takes less than that."""
+"""Seconds between lists for pods that the watch has not shown. Our value: a list costs the API server more than a
+watch, and an answer takes less time."""
 _ENDED = ("Succeeded", "Failed")
 
 
 @dataclass(frozen=True)
 class Pod:
-    """What the API says about a pod with a share."""
+    """A pod with a share, as the API server shows it."""
 
     namespace: str
     name: str
@@ -41,14 +41,14 @@ class Pod:
     created: float
     """Seconds since the epoch."""
     ended: bool
-    """All its containers are, and none will start again: the kubelet has taken its devices back."""
+    """All its containers have ended and none will start again: the kubelet has taken its devices back."""
     requests: ContainerRequests | None = None
     """None: its container with the share does not request both CPU and memory."""
     labels: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, item: Json) -> Pod:
-        """From the API's object. Raises KeyError or ValueError for what is no pod."""
+        """Return the pod of an API object. Raises KeyError or ValueError for any other object."""
         metadata = item["metadata"]
         return cls(
             namespace=metadata["namespace"],
@@ -62,8 +62,8 @@ class Pod:
         )
 
     @cached_property
-    def said(self) -> PodSession | AnnotationProblem:
-        """What its annotations say, or what is wrong with them."""
+    def annotated_session(self) -> PodSession | AnnotationProblem:
+        """The session in its annotations, or their problem."""
         try:
             return kubernetes.pod_session(self.annotations)
         except AnnotationProblem as problem:
@@ -71,7 +71,7 @@ class Pod:
 
     @cached_property
     def layer_session(self) -> LayerSession | AnnotationProblem:
-        """What its labels and annotations say of its share of another layer, or what is wrong with them."""
+        """The session of another layer in its labels and annotations, or their problem."""
         try:
             return kubernetes.layer_session(self.labels, self.annotations)
         except AnnotationProblem as problem:
@@ -84,9 +84,9 @@ class Pod:
 
 
 class Pods:
-    """Lists and watches. It keeps what it knows while the API server is unavailable.
+    """The list and watch of pods. It keeps its state while the API server is unavailable.
 
-    Pods that the node has made itself are left out: they are no servers of users, whatever they say.
+    Mirror pods of the node are left out: they are not servers of users, whatever their labels are.
     """
 
     def __init__(
@@ -97,8 +97,10 @@ class Pods:
         changed: Callable[[], None],
         selector: str = kubernetes.SESSION_SELECTOR,
     ) -> None:
-        """`namespace`: where the notebooks' pods are; empty for all. `changed` is called after each change. `selector`:
-        of the pods' labels."""
+        """`namespace`: that of the notebooks' pods; empty: all. `changed` is called after each change.
+
+        `selector`: of the pods' labels.
+        """
         self._api = api
         self._path = f"/api/v1/namespaces/{namespace}/pods" if namespace else "/api/v1/pods"
         self._query = {"labelSelector": selector, "fieldSelector": f"spec.nodeName={node}"}
@@ -108,21 +110,21 @@ class Pods:
         self._trouble = LogOnce(
             log, "cannot read the pods of this node; retrying", "the pods of this node are read again"
         )
-        self.known = False
-        """Whether they have been listed at all: before, a pod that is not here may well be there."""
+        self.listed = False
+        """Whether the pods have been listed. Before that, a pod that is missing here can exist."""
         self.listed_at = -math.inf
-        """When the last list that was answered began (event loop's time): it shows every pod that existed then."""
+        """Start of the last list that was answered (event loop's time): it shows every pod that existed then."""
         self._listed_again_at = -math.inf
         self._listing = False
 
     def start(self) -> None:
-        """Begin."""
+        """Start the watch."""
         self._task = asyncio.create_task(self._follow())
 
     def list_again(self) -> None:
-        """List them anew soon, instead of waiting for the watch; at most every `LIST_AGAIN_AFTER` seconds.
+        """List the pods again soon, at most every `LIST_AGAIN_AFTER` seconds.
 
-        Does nothing while a list is under way: a slow API server would never end one.
+        Does nothing while a list is under way: with a slow API server no list would ever end.
         """
         now = asyncio.get_running_loop().time()
         if self._task is not None and not self._listing and now - self._listed_again_at >= LIST_AGAIN_AFTER:
@@ -131,29 +133,29 @@ class Pods:
             self.start()
 
     async def close(self) -> None:
-        """Stop."""
+        """Stop the watch."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
     def get(self, uid: str) -> Pod | None:
-        """The pod of that uid, if it is there and has not ended."""
+        """Return the pod with that uid; None: it does not exist or has ended."""
         pod = self._pods.get(uid)
         return pod if pod is not None and not pod.ended else None
 
     def all(self) -> Iterator[Pod]:
-        """The pods that are there and have not ended."""
+        """Return the pods that have not ended."""
         return (pod for pod in self._pods.values() if not pod.ended)
 
     def named(self, namespace: str, name: str) -> Pod | None:
-        """The pod of that name, if it is there and has not ended."""
+        """Return the pod with that name; None: it does not exist or has ended."""
         for pod in self._pods.values():
             if (pod.namespace, pod.name) == (namespace, name) and not pod.ended:
                 return pod
         return None
 
     def put(self, item: Json) -> None:
-        """A newer state than the watch has brought: what a patch answered."""
+        """Take a pod from the answer to a patch: it is newer than the watch's."""
         if item["metadata"]["uid"] in self._pods:
             self._enter(item)
 
@@ -169,17 +171,17 @@ class Pods:
                     pause, failures, too_old = FIRST_PAUSE, 0, False
                 self._trouble.settled()
                 pause, failures, too_old = FIRST_PAUSE, 0, False
-                # a server that ends watches at once must not be asked without end
+                # do not flood a server that ends each watch at once
                 await asyncio.sleep(0.05)
                 continue
             except ApiFailure as failure:
                 failures += 1
                 if failure.status == 410 and not too_old:
-                    # once; a server that finds every version too old is not to be asked without end
+                    # only once: do not flood a server that rejects every version as too old
                     version, too_old = "", True
                     continue
-                # a list is dear to a server in need: after a failure that has nothing to do with the version the watch
-                # goes on where it was, for some tries
+                # a list is expensive for a server in trouble: after a failure that does not concern the version, the
+                # watch continues from its version for some tries
                 if not _may_pass(failure) or failures >= TRIES_OF_A_WATCH:
                     version = ""
                 self._trouble.about(failure)
@@ -199,7 +201,7 @@ class Pods:
         self._pods = {}
         for item in answer["items"]:
             self._enter(item)
-        self.known, self.listed_at = True, began
+        self.listed, self.listed_at = True, began
         self._trouble.settled()
         self._changed()
         return str(answer["metadata"]["resourceVersion"])
@@ -222,5 +224,5 @@ class Pods:
 
 
 def _may_pass(failure: ApiFailure) -> bool:
-    """Whether the same watch may succeed later: no answer, too many requests, or a server in trouble."""
+    """Return whether the same watch can succeed later: no answer, too many requests, or a server error."""
     return failure.status in (0, 429) or failure.status >= 500

@@ -1,16 +1,11 @@
-"""Pods become sessions: what the kubelet and the API server say of pods, brought together.
+"""Sessions of pods: reconciles the pods of the API server with the device assignments of the kubelet.
 
-Three things are known, each with a delay of its own: what the kubelet was given leave to hand out (Allocate), who it
-says holds what (sessions.py), and the pods with their annotations (pod_watch.py). They are brought together again
-and again, whenever one of them changes, until they agree; no order of events is relied upon. Which tier:
-annotations.py.
+There are three inputs, each with a delay of its own: the grants of Allocate calls (`HeldDevices`), the kubelet's list
+of devices by pod (`KubeletList`), and the pods with their annotations (pod_watch.py). `PodSessions` compares them after
+each change until they agree. It relies on no order of events.
 
-A session's record, from its pod.
-
-What the kubelet says that pods hold: devices by pod and GPU, and which pods it no longer lists.
-
-For about a second after its start the kubelet lists nothing, so an empty list frees nothing then. Which session a pod
-is: pod_sessions.py.
+For about a second after its start the kubelet lists nothing, so an empty list frees nothing then. Tiers, notices and
+shares in annotations: annotations.py.
 """
 
 from __future__ import annotations
@@ -30,7 +25,7 @@ from gpushare_spawner.agent.kubernetes.pods.annotations import (
     ShareAnnotations,
     TierAnnotations,
     decisions,
-    patch_wanted,
+    needed_patch,
     remember,
 )
 from gpushare_spawner.agent.kubernetes.pods.pod_watch import Pod, Pods
@@ -47,44 +42,44 @@ log = logging.getLogger(__name__)
 
 
 FOREIGN_TEMPLATE = "none"
-"""Of a pod that nobody made from a template."""
+"""Template name of a pod that was not made from a template."""
 MAX_SESSION_ID = 200
 """Characters."""
 
 
-def pod_record(pod: Pod, said: PodSession, devices: Mapping[str, Given], seen: tuple[str, ...]) -> SessionRecord:
-    """A session as its pod's annotations have it, tier and all. Raises pydantic.ValidationError.
+def pod_record(pod: Pod, annotated: PodSession, devices: Mapping[str, Given], seen: tuple[str, ...]) -> SessionRecord:
+    """Return the record of a session from its pod's annotations, with its tier. Raises pydantic.ValidationError.
 
-    `devices`: ids by GPU and container; they, not the annotations, say which GPUs it is on. `seen`: see
-    `PodOwner.seen`.
+    `devices`: ids by GPU and container; the devices, not the annotations, decide on which GPUs the session is. `seen`:
+    see `PodOwner.seen`.
     """
-    user, server = split_session_id(said.session)
+    user, server = split_session_id(annotated.session)
     return SessionRecord(
         request=OpenRequest(
-            id=said.session,
+            id=annotated.session,
             user=user,
             server=server,
             uid=0,
-            template=said.template,
-            quota=said.quota,
-            user_units=said.user_units,
-            gpus=_in_order(said, devices),
-            share_units=said.share_units,
-            borrowed_units=said.borrowed_units,
-            memory_limit=said.memory_limit,
-            oversubscribe=said.oversubscribe,
-            engine=said.engine,
+            template=annotated.template,
+            quota=annotated.quota,
+            user_units=annotated.user_units,
+            gpus=_in_order(annotated, devices),
+            share_units=annotated.share_units,
+            borrowed_units=annotated.borrowed_units,
+            memory_limit=annotated.memory_limit,
+            oversubscribe=annotated.oversubscribe,
+            engine=annotated.engine,
         ),
         opened_at=pod.created,
-        borrowed_units=said.borrowed_units,
-        effective_units=said.effective_units,
-        tier=said.tier,
-        tier_since=said.tier_since,
-        use=said.use,
-        notice=said.notice,
-        yields_until=said.yields_until,
-        controls=said.controls,
-        messages=said.messages,
+        borrowed_units=annotated.borrowed_units,
+        effective_units=annotated.effective_units,
+        tier=annotated.tier,
+        tier_since=annotated.tier_since,
+        use=annotated.use,
+        notice=annotated.notice,
+        yields_until=annotated.yields_until,
+        controls=annotated.controls,
+        messages=annotated.messages,
         pod=PodOwner(
             namespace=pod.namespace,
             name=pod.name,
@@ -92,8 +87,8 @@ def pod_record(pod: Pod, said: PodSession, devices: Mapping[str, Given], seen: t
             devices=ids_by_gpu(devices),
             given=grants_of(devices),
             seen=seen,
-            placed_units=said.placed_units,
-            resized=said.resized,
+            placed_units=annotated.placed_units,
+            resized=annotated.resized,
         ),
     )
 
@@ -101,7 +96,7 @@ def pod_record(pod: Pod, said: PodSession, devices: Mapping[str, Given], seen: t
 def foreign_record(
     key: PodKey, devices: Mapping[str, Given], unit_size: int, now: float, uid: str = ""
 ) -> SessionRecord:
-    """A pod that holds devices without being the hub's: it has what it holds, and stays active.
+    """Return the record of a pod that holds devices and is not the hub's: its share is its devices; it stays active.
 
     `now`: seconds since the epoch.
     """
@@ -130,28 +125,27 @@ def _foreign_id(key: PodKey) -> str:
 
 
 def ids_by_gpu(devices: Mapping[str, Given]) -> dict[str, tuple[str, ...]]:
-    """All ids of each GPU, whichever container has them."""
+    """Return all ids of each GPU, of all containers."""
     return {gpu: tuple(sorted(frozenset().union(*given))) for gpu, given in devices.items()}
 
 
 def grants_of(devices: Mapping[str, Given]) -> tuple[tuple[str, ...], ...]:
-    """The ids that were given together, for `PodOwner.given`."""
+    """Return the ids that were granted together, for `PodOwner.given`."""
     return tuple(sorted(tuple(sorted(ids)) for given in devices.values() for ids in given))
 
 
-def _in_order(said: PodSession, devices: Mapping[str, Given]) -> tuple[str, ...]:
-    return said.gpus if set(said.gpus) == set(devices) else tuple(devices)
+def _in_order(annotated: PodSession, devices: Mapping[str, Given]) -> tuple[str, ...]:
+    return annotated.gpus if set(annotated.gpus) == set(devices) else tuple(devices)
 
 
 GONE_AFTER = 30.0
-"""Seconds for which the kubelet must not have listed a pod that the API does not show, to be sure that it has ended."""
+"""Seconds. A pod that the API does not show has ended when the kubelet has not listed it for this long."""
 TRUST_KUBELET_AFTER = 10.0
-"""Seconds from a start of the kubelet until a pod that it does not list is one that is not there: for about one second
-it lists none."""
+"""Seconds from a start of the kubelet until its list is complete: for about one second it lists no pod."""
 
 
 class KubeletList:
-    """The kubelet's last list, and since when pods of sessions are missing in it."""
+    """The kubelet's last list, and the time since which pods of sessions are missing in it."""
 
     def __init__(self, held: HeldDevices, warnings: EachOnce, clock: Callable[[], float]) -> None:
         """`held` knows the devices of this agent. `clock` gives the event loop's time in seconds."""
@@ -164,13 +158,13 @@ class KubeletList:
         self._kubelet_start: float | None = None
 
     def kubelet_started(self) -> None:
-        """The kubelet started: for a while pods that it does not list may be there."""
+        """Record a start of the kubelet: for a while its list can lack running pods."""
         self._kubelet_since = self._clock()
 
     def take(self, handed: Handed, pods_of_sessions: Iterable[PodKey]) -> None:
         """Take the kubelet's newest list, and free devices that no pod holds.
 
-        `pods_of_sessions`: the pods that sessions are of.
+        `pods_of_sessions`: the pods of the node's sessions.
         """
         if handed.started != self._kubelet_start:
             self._kubelet_start = handed.started
@@ -190,11 +184,11 @@ class KubeletList:
         yield from list(self._listed.items())
 
     def drop(self, key: PodKey) -> bool:
-        """The pod has ended: what the kubelet said of it before no longer counts. Return whether it was listed."""
+        """Drop an ended pod from the last list. Return whether it was listed."""
         return self._listed.pop(key, None) is not None
 
     def has_ended(self, key: PodKey) -> bool:
-        """Return whether the kubelet has not listed the pod for so long that it must have ended."""
+        """Return whether the pod has been missing in the list long enough to have ended."""
         since = self._absent_since.get(key)
         return since is not None and self._clock() - since >= GONE_AFTER and self._is_complete()
 
@@ -202,11 +196,11 @@ class KubeletList:
         return self._clock() - self._kubelet_since >= TRUST_KUBELET_AFTER
 
     def _free_unclaimed(self, now: float) -> None:
-        """Free devices that were allocated to a pod that never came."""
+        """Free devices that were allocated and that no pod has."""
         listed = {ids for devices in self._listed.values() for given in devices.values() for ids in given}
         for grant in list(self._held.pending.values()):
             age = now - grant.made_at
-            if grant.devices not in listed and (age > GONE_AFTER or not grant.asked_for):
+            if grant.devices not in listed and (age > GONE_AFTER or not grant.requested):
                 log.info(
                     "%d devices of GPU %s were allocated and no pod has them; they are free again",
                     len(grant.devices),
@@ -216,8 +210,8 @@ class KubeletList:
         self._held.remove_unknown_folders(listed)
 
     def _by_gpu(self, resources: Mapping[str, Given]) -> dict[str, Given]:
-        """A pod's devices that are this agent's."""
-        found: dict[str, Given] = {}
+        """Return a pod's devices of this agent, by GPU."""
+        by_gpu: dict[str, Given] = {}
         for resource, given in resources.items():
             if kubernetes.gpu_index_of(resource) is None:
                 continue
@@ -232,27 +226,27 @@ class KubeletList:
                     else:
                         parts.setdefault(gpu, set()).add(device)
                 for gpu, ours in parts.items():
-                    found[gpu] = (*found.get(gpu, ()), frozenset(ours))
-        return found
+                    by_gpu[gpu] = (*by_gpu.get(gpu, ()), frozenset(ours))
+        return by_gpu
 
 
 ALL_GPUS_WITHIN = 10.0
-"""Seconds in which the kubelet asks for all of a pod's GPUs, one after the other."""
+"""Seconds in which the kubelet requests all GPUs of a pod, one after the other."""
 STRANGER_AFTER = 5.0
-"""Seconds after which pods are listed anew for a pod that holds devices and that the watch has not shown. If the list
-does not show it either, it is not of the hub."""
+"""Seconds until pods are listed again for a pod that holds devices and that the watch has not shown. A pod that the new
+list lacks too is not the hub's."""
 UNSEEN_AFTER = 20.0
-"""Seconds after which such a pod gets a session of its own name even if the API server answers no list: its GPU time
-must be shared out. Ours: an API server that is restarted answers within that time."""
+"""Seconds until such a pod gets a session of its own name although the API server answers no list: its GPU time must be
+shared out. Our value: a restarted API server answers within that time."""
 
 
 class PodSessions:
-    """Keeps the node's sessions what its pods are."""
+    """Keeps the node's sessions equal to its pods."""
 
     def __init__(
         self, node: Node, pods: Pods, api: ClusterApi, held: HeldDevices, ask_kubelet: Callable[[], None]
     ) -> None:
-        """`ask_kubelet` has `handed` called soon with the kubelet's newest word."""
+        """`ask_kubelet` reads the kubelet's list soon and passes it to `handed`."""
         self._node = node
         self._ask_kubelet = ask_kubelet
         self._pods = pods
@@ -263,21 +257,21 @@ class PodSessions:
         registry = node.registry
         self._tiers = TierAnnotations(registry.tiers, registry.activity, registry.save)
         self._changes = ShareAnnotations(registry.share_changes, held, registry.save)
-        self._writer = AnnotationWriter(api, self._pod_of, self._patch_wanted, self._written, self.changed)
+        self._writer = AnnotationWriter(api, self._pod_of, self._needed_patch, self._written, self.changed)
         self._scheduled: asyncio.Handle | None = None
         self._closed = False
 
     def changed(self) -> None:
-        """Something is new: look at everything soon."""
+        """Reconcile all sessions soon."""
         if self._scheduled is None and not self._closed:
-            self._scheduled = self._loop.call_soon(self._look)
+            self._scheduled = self._loop.call_soon(self._reconcile)
 
     def kubelet_started(self) -> None:
-        """For a while its lists are not to be believed where they are empty."""
+        """Record a start of the kubelet: for a while its empty lists are not trusted."""
         self._listed.kubelet_started()
 
     def handed(self, handed: Handed) -> None:
-        """The kubelet's newest word."""
+        """Take the kubelet's newest list."""
         self._listed.take(
             handed,
             {session.record.pod.key for session in self._node.sessions.values() if session.record.pod is not None},
@@ -285,7 +279,7 @@ class PodSessions:
         self.changed()
 
     async def close(self) -> None:
-        """Stop; patches that are on their way are given up."""
+        """Stop. Patches that are under way are cancelled."""
         self._closed = True
         if self._scheduled is not None:
             self._scheduled.cancel()
@@ -293,37 +287,37 @@ class PodSessions:
 
     # -- pods and sessions --------------------------------------------------------------------------------------------
 
-    def _look(self) -> None:
+    def _reconcile(self) -> None:
         self._scheduled = None
         with one_by_one(log, "what is gone"):
-            self._end_what_is_gone()
+            self._end_gone_sessions()
         for key, devices in self._listed.pods():
             with one_by_one(log, f"pod {key[0]}/{key[1]}"):
-                self._bring_together(key, devices)
+                self._reconcile_pod(key, devices)
         for session in list(self._node.sessions.values()):
             with one_by_one(log, f"session {session.id}"):
                 self._follow(session)
 
-    def _end_what_is_gone(self) -> None:
+    def _end_gone_sessions(self) -> None:
         for session in list(self._node.sessions.values()):
             hold = session.record.pod
             if hold is None:
                 continue
             if hold.uid:
-                # while the pods have not been listed nobody is known to be gone
-                if self._pods.known and self._pods.get(hold.uid) is None:
+                # before the first list of pods no pod counts as gone
+                if self._pods.listed and self._pods.get(hold.uid) is None:
                     self.end(session, f"pod {hold.namespace}/{hold.name} is gone")
             elif self._listed.has_ended(hold.key):
                 self.end(session, f"the kubelet no longer lists pod {hold.namespace}/{hold.name}")
 
     def end(self, session: Session, reason: str) -> None:
-        """Its pod is gone. What the kubelet said before is no reason to take it up again."""
+        """End the session of a pod that is gone. The kubelet's last list does not open it again."""
         hold = session.record.pod
         self._node.registry.end(session.id, reason)
         if hold is not None and self._listed.drop(hold.key):
             self._ask_kubelet()
 
-    def _bring_together(self, key: PodKey, devices: Mapping[str, Given]) -> None:
+    def _reconcile_pod(self, key: PodKey, devices: Mapping[str, Given]) -> None:
         pod = self._pods.named(*key)
         session = self._session_of(key)
         if session is not None:
@@ -335,21 +329,21 @@ class PodSessions:
             if hold.uid or sorted(hold.grants) != sorted(grants_of(devices)):
                 self.end(session, f"another pod has the name {key[0]}/{key[1]}")
                 return
-            # the API server's word came late: it is the same pod, which has its folders mounted
+            # the API server showed the pod late: it is the same pod, and its folders are mounted
             self._node.registry.end(session.id, "its pod is known now", keep_folders=True)
-        # nothing is freed by these grants until they are a session's
-        grants = [self._held.found(gpu, ids) for gpu, given in devices.items() for ids in given]
+        # these grants free nothing until a session holds them
+        grants = [self._held.listed_grant(gpu, ids) for gpu, given in devices.items() for ids in given]
         age = self._loop.time() - max(grant.made_at for grant in grants)
         if pod is None:
-            if not self._pods.known or age < STRANGER_AFTER:
-                self._look_again(STRANGER_AFTER - age)
+            if not self._pods.listed or age < STRANGER_AFTER:
+                self._check_again(STRANGER_AFTER - age)
                 return
-            # a pod has its labels before the kubelet asks for its devices: a list that began later shows it
+            # a pod has its labels before the kubelet requests its devices, so a later list shows it
             seen = self._pods.listed_at > self._loop.time() - age
             if not seen:
                 self._pods.list_again()
                 if age < UNSEEN_AFTER:
-                    self._look_again(1.0)
+                    self._check_again(1.0)
                     return
             record = foreign_record(key, devices, self._held.unit_size, self._node.wall_clock())
             self._warnings.about(
@@ -361,11 +355,11 @@ class PodSessions:
                 )
             )
         else:
-            said = self._said_by(pod)
-            if said is not None and len(devices) < len(said.gpus) and age < ALL_GPUS_WITHIN:
-                self._look_again(ALL_GPUS_WITHIN - age)
+            annotated = self._annotated(pod)
+            if annotated is not None and len(devices) < len(annotated.gpus) and age < ALL_GPUS_WITHIN:
+                self._check_again(ALL_GPUS_WITHIN - age)
                 return
-            record = self._record(pod, said, devices)
+            record = self._record(pod, annotated, devices)
         other = self._node.sessions.get(record.request.id)
         if other is not None and not self._is_older(other, pod):
             self._warnings.about(f"pod {key[0]}/{key[1]} claims session {record.request.id}, which a newer pod holds")
@@ -382,7 +376,7 @@ class PodSessions:
         )
 
     def _settle(self, session: Session, hold: PodOwner, devices: Mapping[str, Given]) -> None:
-        """The kubelet's word on which devices a session's pod holds."""
+        """Take the devices that the kubelet lists for a session's pod."""
         if set(devices) != set(hold.devices):
             self._warnings.about(f"session {session.id} holds devices of other GPUs than before: {', '.join(devices)}")
         listed = {gpu: given for gpu, given in devices.items() if gpu in hold.devices}
@@ -398,43 +392,43 @@ class PodSessions:
                     self._held.settled(gpu, grant)
                 else:
                     # not the session's, and not free
-                    self._held.found(gpu, grant)
+                    self._held.listed_grant(gpu, grant)
 
-    def _record(self, pod: Pod, said: PodSession | None, devices: Mapping[str, Given]) -> SessionRecord:
+    def _record(self, pod: Pod, annotated: PodSession | None, devices: Mapping[str, Given]) -> SessionRecord:
         now = self._node.wall_clock()
         key = (pod.namespace, pod.name)
-        if said is None:
+        if annotated is None:
             return foreign_record(key, devices, self._held.unit_size, now, pod.uid)
-        if set(said.gpus) != set(devices):
+        if set(annotated.gpus) != set(devices):
             self._warnings.about(
-                f"pod {pod.namespace}/{pod.name} is annotated with GPUs {', '.join(said.gpus)} and holds devices of "
-                f"{', '.join(devices)}: the devices count"
+                f"pod {pod.namespace}/{pod.name} is annotated with GPUs {', '.join(annotated.gpus)} and holds devices "
+                f"of {', '.join(devices)}: the devices count"
             )
-        placed = said.placed_units or said.share_units
-        wanted = devices_for(placed, self._held.unit_size)
+        placed = annotated.placed_units or annotated.share_units
+        expected = devices_for(placed, self._held.unit_size)
         for gpu, ids in ids_by_gpu(devices).items():
-            if len(ids) != wanted:
+            if len(ids) != expected:
                 self._warnings.about(
                     f"pod {pod.namespace}/{pod.name} holds {len(ids)} devices of GPU {self._node.gpus[gpu].index}; a "
-                    f"share of {placed} is {wanted} of {self._held.unit_size} units each: hub and agent "
+                    f"share of {placed} is {expected} of {self._held.unit_size} units each: hub and agent "
                     "must have the same unit size"
                 )
         try:
-            return pod_record(pod, said, devices, decisions(pod.annotations))
+            return pod_record(pod, annotated, devices, decisions(pod.annotations))
         except ValidationError as error:
             self._warnings.about(
                 f"pod {pod.namespace}/{pod.name}: its annotations are not valid: {error.errors()[0]['msg']}"
             )
             return foreign_record(key, devices, self._held.unit_size, now, pod.uid)
 
-    def _said_by(self, pod: Pod) -> PodSession | None:
-        if isinstance(pod.said, AnnotationProblem):
-            self._warnings.about(f"pod {pod.namespace}/{pod.name}: {pod.said}")
+    def _annotated(self, pod: Pod) -> PodSession | None:
+        if isinstance(pod.annotated_session, AnnotationProblem):
+            self._warnings.about(f"pod {pod.namespace}/{pod.name}: {pod.annotated_session}")
             return None
-        return pod.said
+        return pod.annotated_session
 
     def _is_older(self, session: Session, pod: Pod | None) -> bool:
-        """Whether a session's pod has to make way for this one."""
+        """Return whether a session's pod must make way for this pod."""
         hold = session.record.pod
         theirs = self._pods.get(hold.uid) if hold is not None and hold.uid else None
         return theirs is None or (pod is not None and theirs.created < pod.created)
@@ -449,33 +443,33 @@ class PodSessions:
 
     def _follow(self, session: Session) -> None:
         pod = self._pod_of(session)
-        said = self._said_by(pod) if pod is not None else None
-        if pod is None or said is None:
+        annotated = self._annotated(pod) if pod is not None else None
+        if pod is None or annotated is None:
             return
-        session.lacks_requests = kubernetes.lacks_requests(pod.requests, said.tier)
-        self._tiers.follow(session, said, pod.annotations)
-        self._node.registry.controls.follow(session, said.controls, said.messages, said.answers)
-        self._changes.follow(session, said)
-        self._writer.look(session)
+        session.lacks_requests = kubernetes.lacks_requests(pod.requests, annotated.tier)
+        self._tiers.follow(session, annotated, pod.annotations)
+        self._node.registry.controls.follow(session, annotated.controls, annotated.messages, annotated.answers)
+        self._changes.follow(session, annotated)
+        self._writer.patch_if_needed(session)
 
     def _pod_of(self, session: Session) -> Pod | None:
         hold = session.record.pod
         return self._pods.get(hold.uid) if hold is not None and hold.uid else None
 
-    def _patch_wanted(self, session: Session) -> dict[str, str | None]:
+    def _needed_patch(self, session: Session) -> dict[str, str | None]:
         pod = self._pod_of(session)
-        said = self._said_by(pod) if pod is not None else None
-        if said is None or self._node.sessions.get(session.id) is not session:
+        annotated = self._annotated(pod) if pod is not None else None
+        if annotated is None or self._node.sessions.get(session.id) is not session:
             return {}
-        return patch_wanted(said, session.record, self._node.wall_clock())
+        return needed_patch(annotated, session.record, self._node.wall_clock())
 
     def _written(self, session: Session, item: Json) -> None:
-        """The API server has patched the session's pod; what it says now needs no more action."""
+        """Take the pod from the API server's answer to a patch; its decisions need no more action."""
         self._pods.put(item)
         hold = session.record.pod
         if hold is not None:
             remember(hold, decisions(item["metadata"].get("annotations") or {}))
         self._node.registry.save(session)
 
-    def _look_again(self, seconds: float) -> None:
+    def _check_again(self, seconds: float) -> None:
         self._loop.call_later(max(0.1, seconds), self.changed)
