@@ -271,9 +271,9 @@ def culler_settings(options: argparse.Namespace) -> CullerSettings:
 
 
 def _time(group: argparse._ArgumentGroup, name: str, default: float, help: str) -> None:
-    unit, size = next((one for one in (("d", 86400), ("h", 3600)) if default % one[1] == 0), ("s", 1))
-    default_said = f"{default / size:g}{unit}" if default else "0: never"
-    group.add_argument(name, type=_seconds, default=default, metavar="TIME", help=f"{help}; default {default_said}")
+    unit, size = next((pair for pair in (("d", 86400), ("h", 3600)) if default % pair[1] == 0), ("s", 1))
+    default_text = f"{default / size:g}{unit}" if default else "0: never"
+    group.add_argument(name, type=_seconds, default=default, metavar="TIME", help=f"{help}; default {default_text}")
 
 
 def _count(group: argparse._ArgumentGroup, name: str, default: int, help: str) -> None:
@@ -295,8 +295,8 @@ def _seconds(text: str) -> float:
 
 def _switch(group: argparse._ArgumentGroup, name: str, default: bool, help: str) -> None:
     """``--x``, ``--x=true`` and ``--x=false``, as tornado's options take them."""
-    said = f"{help}; default {str(default).lower()}"
-    group.add_argument(name, nargs="?", const=True, default=default, type=_boolean, metavar="true|false", help=said)
+    help_text = f"{help}; default {str(default).lower()}"
+    group.add_argument(name, nargs="?", const=True, default=default, type=_boolean, metavar="true|false", help=help_text)
 
 
 def _boolean(text: str) -> bool:
@@ -539,7 +539,7 @@ async def _run_until_stopped(
         counters=culler.counters,
         notes=lambda: [*lacking, *problems(), *([history.problem] if history and history.problem else [])],
         pending=pending.now,
-        told=queue.told,
+        told=queue.progress,
         quotas=templates.quotas,
         claims=lambda: culler.pressure.claims,
         settings=settings,

@@ -46,7 +46,7 @@ class KnownReport(Report):
     """A node's report, whose `sessions` are only those whose identity is vouched for.
 
     On Kubernetes the protected annotations of a node's pods say whose a session is and what share was promised
-    (`service.kubernetes.pod_sessions.known_report`); on one machine the agent repeats what the hub's spawner said when
+    (`service.kubernetes.pod_sessions.joined_report`); on one machine the agent repeats what the hub's spawner said when
     it opened the session, on a socket that nobody else can use (`service.agents.MachineAgent`). A report adds figures
     to these sessions, and never makes one. No other place makes a KnownReport, and `Agent.report` returns nothing else.
     """

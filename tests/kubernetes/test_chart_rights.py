@@ -153,7 +153,7 @@ async def test_each_has_what_it_needs_and_needs_what_it_has(
                 requests = ReleasedRequests(CoreV1Api(client), service, TemplateSource(templates))
                 async with asyncio.timeout(20):
                     while await _requested_cpu(cluster) != "100m":
-                        await requests.look()  # refused while the pod has changed since the watch brought it
+                        await requests.poll()  # refused while the pod has changed since the watch brought it
                         await asyncio.sleep(0.05)
                 peer.send(Kind.REQUEST, GIB, 0, gpu=FIRST.uuid)
                 await _seen(agent, service, lambda session: session.tier is Tier.ACTIVE)

@@ -611,7 +611,7 @@ async def test_what_a_notebook_server_asks_is_carried_out_once_and_answered_on_t
     recorded: list[Action] = []
     actions = SessionActions(nodes, hub, lambda: templates, record=recorded.append, clock=namespace.now)
     asks = AskResponder(nodes, actions, namespace.now)
-    looking = asyncio.create_task(asks.look())
+    looking = asyncio.create_task(asks.poll())
     await asyncio.sleep(0.05)
     assert not looking.done()
     began = time.monotonic()
@@ -628,7 +628,7 @@ async def test_what_a_notebook_server_asks_is_carried_out_once_and_answered_on_t
     async with as_the_hub(namespace) as others:
         again = AskResponder(others, SessionActions(others, hub, lambda: templates, clock=namespace.now), namespace.now)
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(again.look(), 0.2)
+            await asyncio.wait_for(again.poll(), 0.2)
         await again.answered()
     assert await namespace.session("ann") == said
     assert [action.action for action in recorded] == ["keep"]
@@ -653,7 +653,7 @@ async def test_a_stop_that_another_node_asks_in_a_users_name_is_not_carried_out(
     keep = Ask(number=8, kind=AskKind.KEEP, value=3600, at=namespace.now())
     await namespace.publish("node-b", bob={"asks": (keep, stop), "user": "ann"})
     asks = AskResponder(nodes, SessionActions(nodes, hub, lambda: templates, clock=namespace.now), namespace.now)
-    await asks.look()
+    await asks.poll()
     await asks.answered()
     assert present((await namespace.session("bob")).controls.keep).by == "bob"
     assert (await namespace.session("ann")).controls.keep is None

@@ -101,11 +101,11 @@ class Releases:
         """What the pod requests of CPU and memory now."""
         return Requests.of((await self.pod())["spec"]["containers"][0]["resources"]["requests"])
 
-    async def look(self) -> None:
+    async def poll(self) -> None:
         """One look at what the API server has now."""
         version = (await self.pod())["metadata"]["resourceVersion"]
         await eventually(lambda: any(pod.version == version for pod in self.seen.all_pods()))
-        await self.requests.look()
+        await self.requests.poll()
 
 
 @pytest.fixture
@@ -124,48 +124,48 @@ async def releases(namespace: HubNamespace) -> AsyncIterator[Releases]:
 
 async def test_requests_go_down_with_the_release_and_up_with_the_return(releases: Releases) -> None:
     await releases.open()
-    await releases.look()
+    await releases.poll()
     assert await releases.asked() == FULL
     await releases.tier(Tier.RELEASED)
-    await releases.look()
+    await releases.poll()
     assert await releases.asked() == LOW
     limits = (await releases.pod())["spec"]["containers"][0]["resources"]["limits"]
     assert (limits["cpu"], limits["memory"]) == ("4", "16Gi")
     await releases.granted(LOW)
     before = (await releases.pod())["metadata"]["resourceVersion"]
-    await releases.look()
+    await releases.poll()
     assert (await releases.pod())["metadata"]["resourceVersion"] == before, "nothing is left to do"
 
     await releases.tier(Tier.ACTIVE, None)
-    await releases.look()
+    await releases.poll()
     assert await releases.asked() == FULL
     await seen(releases.seen, "node-a", has("ann", lacks_requests=True))
-    await releases.look()
+    await releases.poll()
     assert kubernetes.REQUESTS in (await releases.pod())["metadata"]["annotations"], "the node is full"
     await releases.granted(FULL)
     await seen(releases.seen, "node-a", has("ann", lacks_requests=False))
-    await releases.look()
+    await releases.poll()
     assert kubernetes.REQUESTS not in (await releases.pod())["metadata"]["annotations"]
 
 
 async def test_never_below_what_the_pod_uses(releases: Releases) -> None:
     await releases.open()
     await releases.tier(Tier.RELEASED, HostUseReport(cpu_millicores=250, memory_bytes=2 * GIB))
-    await releases.look()
+    await releases.poll()
     assert await releases.asked() == Requests(250, 2 * GIB)
     await releases.tier(Tier.RELEASED, HostUseReport(cpu_millicores=50, memory_bytes=3 * GIB))
-    await releases.look()
+    await releases.poll()
     assert await releases.asked() == Requests(250, 3 * GIB)
 
 
 async def test_not_while_the_agent_is_unavailable_or_says_no_use(releases: Releases, clock: Clock) -> None:  # noqa: F811
     await releases.open()
     await releases.tier(Tier.RELEASED, None)
-    await releases.look()
+    await releases.poll()
     assert await releases.asked() == FULL
     await releases.tier(Tier.RELEASED)
     clock.forward(kubernetes.REPORT_STALE_SECONDS + 1)
-    await releases.look()
+    await releases.poll()
     assert await releases.asked() == FULL
 
 
@@ -173,7 +173,7 @@ async def test_not_where_kubernetes_would_refuse_it(releases: Releases) -> None:
     """Guaranteed: the admin's settings beside the template make it so."""
     await releases.open(limits=FULL.written())
     await releases.tier(Tier.RELEASED)
-    await releases.look()
+    await releases.poll()
     assert await releases.asked() == FULL
     assert kubernetes.REQUESTS not in (await releases.pod())["metadata"]["annotations"]
 
@@ -182,17 +182,17 @@ async def test_not_where_the_template_does_not_say_so(releases: Releases) -> Non
     releases.templates = {}
     await releases.open()
     await releases.tier(Tier.RELEASED)
-    await releases.look()
+    await releases.poll()
     assert await releases.asked() == FULL
 
 
 async def test_a_template_that_is_taken_back_restores_the_requests(releases: Releases) -> None:
     await releases.open()
     await releases.tier(Tier.RELEASED)
-    await releases.look()
+    await releases.poll()
     assert await releases.asked() == LOW
     releases.templates = {}
-    await releases.look()
+    await releases.poll()
     assert await releases.asked() == FULL
 
 
@@ -204,7 +204,7 @@ async def test_an_api_server_without_resize_is_left_alone_and_said_once(
     await releases.open()
     await releases.tier(Tier.RELEASED)
     for _ in range(2):
-        await releases.look()
+        await releases.poll()
         releases.now += 1000.0
     assert await releases.asked() == FULL
     assert kubernetes.REQUESTS not in (await releases.pod())["metadata"]["annotations"]
@@ -213,7 +213,7 @@ async def test_an_api_server_without_resize_is_left_alone_and_said_once(
     assert "Kubernetes 1.33 or later" in said[0]
     server.in_place_resize = True
     releases.now += 1000.0
-    await releases.look()
+    await releases.poll()
     assert await releases.asked() == LOW
 
 
@@ -222,22 +222,22 @@ async def test_refused_requests_are_logged_and_tried_again(
 ) -> None:
     await releases.open()
     await releases.tier(Tier.RELEASED)
-    await releases.look()
+    await releases.poll()
     await releases.granted(LOW)
     await releases.tier(Tier.ACTIVE, None)
     await namespace.rights(HUB_RULES)  # refused with 403, as by a quota
-    await releases.look()
-    await releases.look()
+    await releases.poll()
+    await releases.poll()
     assert await releases.asked() == LOW
     said = [record.message for record in caplog.records if "refuse requests of" in record.message]
     assert len(said) == 1
     assert "1 CPU and 4 GiB of memory" in said[0]
     await seen(releases.seen, "node-a", has("ann", lacks_requests=True))
     await namespace.rights(RIGHTS)
-    await releases.look()
+    await releases.poll()
     assert await releases.asked() == LOW, "not at once"
     releases.now += 31.0
-    await releases.look()
+    await releases.poll()
     assert await releases.asked() == FULL
 
 
@@ -250,12 +250,12 @@ async def test_a_node_that_could_never_grant_the_requests_is_named_in_the_log(
     server.refuses_infeasible_resizes = version == "1.36"
     await releases.open()
     await releases.tier(Tier.RELEASED)
-    await releases.look()
+    await releases.poll()
     await releases.granted(LOW)
     small = {"cpu": "500m", "memory": "8Gi"}
     await namespace.admin.patch(path("nodes", name="node-a", subresource="status"), {"status": {"allocatable": small}})
     await releases.tier(Tier.ACTIVE, None)
-    await releases.look()
+    await releases.poll()
     if version == "1.33":
         assert await releases.asked() == FULL
         infeasible = {
@@ -266,18 +266,18 @@ async def test_a_node_that_could_never_grant_the_requests_is_named_in_the_log(
             namespace.at("pods", "jupyter-ann", "status"), {"status": {"conditions": [infeasible]}}
         )
         await eventually(lambda: any(pod.requests and pod.requests.infeasible for pod in releases.seen.all_pods()))
-        await releases.look()
+        await releases.poll()
         granted: dict[str, Any] = {"status": {"conditions": []}}
         await namespace.admin.patch(namespace.at("pods", "jupyter-ann", "status"), granted)
     await seen(releases.seen, "node-a", has("ann", lacks_requests=True))
     assert await releases.asked() == LOW
-    await releases.look()
+    await releases.poll()
     assert await releases.asked() == LOW, "not at once"
     large = {"cpu": "64", "memory": "512Gi"}
     await namespace.admin.patch(path("nodes", name="node-a", subresource="status"), {"status": {"allocatable": large}})
     await eventually(lambda: any(pod.requests and pod.requests.asked == LOW for pod in releases.seen.all_pods()))
     releases.now += 31.0
-    await releases.look()
+    await releases.poll()
     assert await releases.asked() == FULL
     said = [record.message for record in caplog.records if "refuse requests of 1 CPU and 4 GiB" in record.message]
     assert len(said) == 1
@@ -289,12 +289,12 @@ async def test_a_refused_way_down_is_tried_again(releases: Releases, namespace: 
     await releases.open()
     await releases.tier(Tier.RELEASED)
     await namespace.rights(HUB_RULES)
-    await releases.look()
+    await releases.poll()
     assert kubernetes.REQUESTS in (await releases.pod())["metadata"]["annotations"]
     assert await releases.asked() == FULL
     await namespace.rights(RIGHTS)
     releases.now += 31.0
-    await releases.look()
+    await releases.poll()
     assert await releases.asked() == LOW
 
 
@@ -317,7 +317,7 @@ async def test_requests_that_another_writer_has_changed_since_are_not_overwritte
     """An admin or an autoscaler resizes the pod, and the watch has not brought it yet."""
     await releases.open()
     await releases.tier(Tier.RELEASED)
-    await releases.look()
+    await releases.poll()
     await releases.granted(LOW)
     await releases.tier(Tier.ACTIVE, None)
     before = _Frozen(releases.seen)
@@ -325,10 +325,10 @@ async def test_requests_that_another_writer_has_changed_since_are_not_overwritte
     await releases.resize(theirs)
     async with releases.namespace.cluster.api_client(releases.namespace.token) as client:
         late = ReleasedRequests(CoreV1Api(client), before, lambda: releases.templates, clock=lambda: releases.now)
-        await late.look()
+        await late.poll()
     assert await releases.asked() == theirs
     await releases.granted(theirs)
-    await releases.look()
+    await releases.poll()
     assert await releases.asked() == theirs, "more than the template gives is left"
     assert kubernetes.REQUESTS not in (await releases.pod())["metadata"]["annotations"]
 
@@ -360,7 +360,7 @@ async def test_a_pod_that_keeps_its_requests_is_logged_once_with_the_reason(
 ) -> None:
     await releases.make(resources)
     for _ in range(2):
-        await releases.look()
+        await releases.poll()
     said = [
         record.message for record in caplog.records if "idle.release_resources of template quarter" in record.message
     ]
@@ -368,5 +368,5 @@ async def test_a_pod_that_keeps_its_requests_is_logged_once_with_the_reason(
     assert f"/jupyter-ann: {why}" in said[0]
     caplog.clear()
     releases.requests = ReleasedRequests(CoreV1Api(None), releases.seen, dict)
-    await releases.look()
+    await releases.poll()
     assert not caplog.records, "no template wants it"

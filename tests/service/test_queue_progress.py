@@ -30,7 +30,7 @@ async def queue(hub: Hub) -> AsyncIterator[QueueOfHub]:
 async def position_of(queue: QueueOfHub, server: HubServer, wanted: int | None) -> None:
     async with asyncio.timeout(5):
         while True:
-            told = (await queue.told([server])).get((server.user, server.name))
+            told = (await queue.progress([server])).get((server.user, server.name))
             if (told.queue_position if told is not None else None) == wanted:
                 return
             await asyncio.sleep(0.01)
@@ -41,7 +41,7 @@ async def test_the_first_question_has_the_answer(queue: QueueOfHub, hub_server: 
         "/users/ann/server": Progress({**FIRST, "queue_position": 3, "estimated_minutes": None}, FIRST),
         "/users/bob/servers/two words": Progress({"message": "x", "queue_position": 2, "cancelled_at": 9.5}),
     }
-    told = await queue.told([ANN, TWO])
+    told = await queue.progress([ANN, TWO])
     ann, bob = told["ann", ""], told["bob", "two words"]
     assert (ann.queue_position, ann.estimated_minutes, ann.waits_for) == (1, 10, "All is full.")
     assert (bob.queue_position, bob.estimated_minutes, bob.cancelled_at) == (2, None, 9.5)
@@ -60,7 +60,7 @@ async def test_a_change_is_followed_on_one_connection(queue: QueueOfHub, hub_ser
 async def test_a_spawn_that_waits_again_is_followed_again(
     queue: QueueOfHub, hub_server: FakeHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watch, "ASKED_AGAIN", 0.0)
+    monkeypatch.setattr(watch, "RETRY_PAUSE", 0.0)
     progress = hub_server.progress["/users/ann/server"] = Progress(FIRST)
     await position_of(queue, ANN, 1)
     progress.end()
@@ -72,9 +72,9 @@ async def test_a_spawn_that_waits_again_is_followed_again(
 async def test_a_hub_that_says_nothing_delays_the_page_once(hub: Hub, hub_server: FakeHub) -> None:
     hub_server.progress["/users/ann/server"] = progress = Progress()
     queue = QueueOfHub(hub, patience=0.05)
-    assert await queue.told([ANN]) == {}
+    assert await queue.progress([ANN]) == {}
     async with asyncio.timeout(0.04):
-        assert await queue.told([ANN]) == {}
+        assert await queue.progress([ANN]) == {}
     progress.tell(FIRST)
     await position_of(queue, ANN, 1)
     queue.close()
@@ -86,13 +86,13 @@ async def test_what_was_heard_too_long_ago_is_not_said(
     hub_server.progress["/users/ann/server"] = Progress(FIRST)
     await position_of(queue, ANN, 1)
     monkeypatch.setattr(watch, "SILENT", -1.0)
-    assert await queue.told([ANN]) == {}
+    assert await queue.progress([ANN]) == {}
 
 
 @pytest.mark.parametrize("fault", [403, 500, b"data: {nonsense\n\n", b"data: [1]\n\n", None])
 async def test_a_hub_that_fails_leaves_the_position_unknown(queue: QueueOfHub, hub_server: FakeHub, fault: Any) -> None:
     hub_server.faults = [fault] if fault is not None else []
-    assert await queue.told([ANN]) == {}
+    assert await queue.progress([ANN]) == {}
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ async def test_positions_that_cannot_be_are_not_shown(
 ) -> None:
     hub_server.progress["/users/ann/server"] = progress = Progress(event)
     progress.ended = True
-    assert await queue.told([ANN]) == {}
+    assert await queue.progress([ANN]) == {}
 
 
 @given(st.lists(st.dictionaries(st.text(), st.text(), max_size=3)), st.lists(st.integers(1, 40), min_size=1))

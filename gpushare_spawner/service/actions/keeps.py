@@ -25,8 +25,8 @@ from gpushare_spawner.service.actions.outcome import (
     ActionOutcome,
     ActionRefused,
     Actor,
-    Asked,
     ControlsOfSessions,
+    ReceivedAsk,
     RefusalCode,
     SessionsOfUser,
     Target,
@@ -46,7 +46,7 @@ SAME = 5.0
 
 
 @dataclass(frozen=True)
-class Wanted:
+class KeepLength:
     """How long a share is to be kept: a duration in seconds, or until an instant."""
 
     seconds: float | None = None
@@ -79,17 +79,19 @@ class KeepActions:
         template = SessionTemplates.of(self._templates()).of_user(session.template, session.user)
         return self._rule_of(template.idle if template is not None else None)
 
-    async def keep(self, target: Target, actor: Actor, wanted: Wanted, asked: Asked | None = None) -> ActionOutcome:
+    async def keep(
+        self, target: Target, actor: Actor, length: KeepLength, received: ReceivedAsk | None = None
+    ) -> ActionOutcome:
         """Keep a share, extend a keep, or let it end sooner. Only the last needs no permission of the limits.
 
-        ``asked``: what this follows; the same ask once more leads to the same end of the keep.
+        ``received``: what this follows; the same ask once more leads to the same end of the keep.
         """
         check_own(target, actor)
         async with self._controls.of_user(target.session.user):
             session, controls = await self._controls.read(target)
             now = self._controls.clock()
-            begin = now if asked is None else min(now, max(asked.at, now - ASK_SECONDS))
-            until = wanted.until if wanted.until is not None else begin + (wanted.seconds or 0.0)
+            begin = now if received is None else min(now, max(received.at, now - ASK_SECONDS))
+            until = length.until if length.until is not None else begin + (length.seconds or 0.0)
             if not math.isfinite(until) or not now < until <= LATEST:
                 raise ActionRefused(words.KEEP_NOT_IN_FUTURE, RefusalCode.BAD_REQUEST)
             standing = controls.keep
@@ -101,12 +103,12 @@ class KeepActions:
             else:
                 changed = await self._extended(session, controls, actor, until, until - begin, now)
             text = words.kept(until - begin, session.tier)
-            await self._controls.write(target, changed, answer_to(asked, text, now))
+            await self._controls.write(target, changed, answer_to(received, text, now))
             self._remember(session, target.node, changed, now)
         self._log.session(session, target.node, KEEP, actor.name, reason=text)
         return ActionOutcome(True, text)
 
-    async def end_keep(self, target: Target, actor: Actor, asked: Asked | None = None) -> ActionOutcome:
+    async def end_keep(self, target: Target, actor: Actor, received: ReceivedAsk | None = None) -> ActionOutcome:
         """End a keep: idle actions apply again, each after its notice."""
         check_own(target, actor)
         async with self._controls.of_user(target.session.user):
@@ -114,7 +116,7 @@ class KeepActions:
             if controls.keep is None:
                 return ActionOutcome(False, words.NO_KEEP)
             changed = controls.model_copy(update={"keep": None})
-            await self._controls.write(target, changed, answer_to(asked, words.KEEP_ENDED, self._controls.clock()))
+            await self._controls.write(target, changed, answer_to(received, words.KEEP_ENDED, self._controls.clock()))
             self._standing.get(session.user, {}).pop(session.id, None)
         self._log.session(session, target.node, KEEP_ENDED, actor.name, reason=words.KEEP_ENDED)
         return ActionOutcome(True, words.KEEP_ENDED)
@@ -137,7 +139,7 @@ class KeepActions:
         """Return when keeps of a user's sessions began, those that have ended included."""
         began = _counted(controls)
         # the clock was set back since those that are later than now, and the reports date them as now
-        began |= _those(self._began.get(user, Counter()), lambda begin: begin <= now)
+        began |= _filtered(self._began.get(user, Counter()), lambda begin: begin <= now)
         return [begin for _, begin in began.elements()]
 
     async def settle(self, target: Target) -> bool:
@@ -185,25 +187,25 @@ class KeepActions:
     def _remember(self, session: SessionReport, node: str, controls: Controls, now: float) -> None:
         """Remember the keep, and when keeps began, as long as they count."""
         standing = {
-            user: {name: known for name, known in one.items() if holds(known[1], now)}
-            for user, one in self._standing.items()
+            user: {name: entry for name, entry in keeps.items() if holds(entry[1], now)}
+            for user, keeps in self._standing.items()
         }
         if controls.keep is not None:
             standing.setdefault(session.user, {})[session.id] = node, controls.keep
-        self._standing = {user: one for user, one in standing.items() if one}
+        self._standing = {user: keeps for user, keeps in standing.items() if keeps}
         began = self._began.get(session.user, Counter()) | _counted({session.id: controls})
         counts = {
-            user: _those(one, lambda begin: begin > now - DAY)
-            for user, one in {**self._began, session.user: began}.items()
+            user: _filtered(begun, lambda begin: begin > now - DAY)
+            for user, begun in {**self._began, session.user: began}.items()
         }
-        self._began = {user: one for user, one in counts.items() if one}
+        self._began = {user: begun for user, begun in counts.items() if begun}
 
 
 def _counted(controls: Mapping[str, Controls]) -> Counter[tuple[str, float]]:
-    return Counter((session, begin) for session, one in controls.items() for begin in one.keeps)
+    return Counter((session, begin) for session, state in controls.items() for begin in state.keeps)
 
 
-def _those(began: Counter[tuple[str, float]], counts: Callable[[float], bool]) -> Counter[tuple[str, float]]:
+def _filtered(began: Counter[tuple[str, float]], counts: Callable[[float], bool]) -> Counter[tuple[str, float]]:
     return Counter({entry: number for entry, number in began.items() if counts(entry[1])})
 
 
@@ -318,7 +320,7 @@ class AdminActions:
         return ActionOutcome(True, words.MESSAGE_WITHDRAWN)
 
 
-def _same_end(one: float | None, other: float | None) -> bool:
-    if one is None or other is None:
-        return one is other
-    return abs(one - other) <= SAME
+def _same_end(end: float | None, other: float | None) -> bool:
+    if end is None or other is None:
+        return end is other
+    return abs(end - other) <= SAME

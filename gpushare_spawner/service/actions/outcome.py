@@ -90,7 +90,7 @@ async def nothing_first() -> None:
 
 
 @dataclass(frozen=True)
-class Asked:
+class ReceivedAsk:
     """What a session's notebook server asked."""
 
     ask: Ask
@@ -159,9 +159,9 @@ def _agent_refused(why: str) -> ActionRefused:
     return ActionRefused(words.AGENT_FAILED, RefusalCode.AGENT_UNAVAILABLE, to_admins=words.agent_failed(why))
 
 
-def hub_refused(error: HubFailed, said: Callable[[str], str]) -> ActionRefused:
-    """Return what to raise after an error of the hub. ``said``: makes the sentence of the error's text."""
-    return ActionRefused(said(error.to_users), RefusalCode.HUB_UNAVAILABLE, to_admins=said(str(error)))
+def hub_refused(error: HubFailed, sentence: Callable[[str], str]) -> ActionRefused:
+    """Return what to raise after an error of the hub. ``sentence``: makes the sentence of the error's text."""
+    return ActionRefused(sentence(error.to_users), RefusalCode.HUB_UNAVAILABLE, to_admins=sentence(str(error)))
 
 
 log = logging.getLogger("gpushare.service.actions")
@@ -327,10 +327,10 @@ class ControlsOfSessions:
     async def of_others(self, session: SessionReport) -> SessionsOfUser:
         """Return the controls of the other sessions of a session's user, as far as agents answer."""
         reports = [snapshot.report for snapshot in await ask_all(self._agents) if snapshot.report is not None]
-        found = (other for report in reports for other in report.sessions)
+        sessions = (other for report in reports for other in report.sessions)
         controls = {
             other.id: in_force(other.controls, self.clock())
-            for other in found
+            for other in sessions
             if other.user == session.user and other.id != session.id
         }
         return SessionsOfUser(controls, frozenset(report.node for report in reports))
@@ -350,6 +350,6 @@ class ControlsOfSessions:
                 await target.agent.report()
 
 
-def answer_to(asked: Asked | None, text: str, at: float) -> AskAnswer | None:
+def answer_to(received: ReceivedAsk | None, text: str, at: float) -> AskAnswer | None:
     """Return the answer that what was asked has been done."""
-    return None if asked is None else AskAnswer(number=asked.ask.number, done=True, text=text, at=at)
+    return None if received is None else AskAnswer(number=received.ask.number, done=True, text=text, at=at)

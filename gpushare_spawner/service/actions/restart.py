@@ -118,7 +118,7 @@ PATIENCE = 60.0
 FINISHED_WITHIN = 600.0
 """Seconds from the stop of a server within which a service that starts finishes the restart. Ours: as long as a spawn
 waits in the queue by default; after that its user has begun something else."""
-ASKED_AGAIN = 5.0
+RETRY_PAUSE = 5.0
 """Seconds between two questions to a hub that does not answer."""
 
 
@@ -177,11 +177,13 @@ class RestartActions:
     async def finish(self) -> None:
         """Finish the restarts of a service that was killed between the stop of a server and its start."""
         begun = await self._journal.begun_restarts()
-        tasks = [self._run((one.user, one.server), one.template, self._finish(one)) for one in begun]
-        for one, result in zip(begun, await asyncio.gather(*tasks, return_exceptions=True), strict=True):
+        tasks = [
+            self._run((restart.user, restart.server), restart.template, self._finish(restart)) for restart in begun
+        ]
+        for restart, result in zip(begun, await asyncio.gather(*tasks, return_exceptions=True), strict=True):
             if isinstance(result, BaseException):
                 why = result.to_admins if isinstance(result, ActionRefused) else repr(result)
-                log.error("The restart of a server of %s failed. %s", one.user, why)
+                log.error("The restart of a server of %s failed. %s", restart.user, why)
 
     def _run(
         self, server: tuple[str, str], template: str, work: Coroutine[None, None, ActionOutcome]
@@ -264,12 +266,12 @@ class RestartActions:
                     if server.pending != "stop":
                         # it was not stopped, or it has been started
                         return ActionOutcome(False, words.restarts(self._title(begun.template)))
-                await asyncio.sleep(ASKED_AGAIN)
+                await asyncio.sleep(RETRY_PAUSE)
 
     def _title(self, template: str) -> str:
         """Return the display name of a template; its name where it is gone."""
-        found = self._templates().get(template)
-        return found.display_name if found is not None else template
+        match = self._templates().get(template)
+        return match.display_name if match is not None else template
 
     async def _with_old_options(self, begun: BegunRestart, error: HubFailed) -> ActionRefused:
         """Start a server as it was, and return what to say."""
@@ -336,8 +338,8 @@ class _WouldRefuse(Exception):
 
 def _allowed(templates: Mapping[str, Template], name: str, user: str, groups: frozenset[str] | None) -> Template:
     """Return the template of that name. ``groups``: of the user; None: unknown."""
-    allowed = [one for one in templates.values() if one.access.allows(user, groups or frozenset())]
-    names = [spawn_form.named(one.display_name, one.name) for one in allowed]
+    allowed = [choice for choice in templates.values() if choice.access.allows(user, groups or frozenset())]
+    names = [spawn_form.named(choice.display_name, choice.name) for choice in allowed]
     template = templates.get(name)
     if template is None:
         raise _WouldRefuse(spawn_form.unknown_template(name, names), RefusalCode.BAD_REQUEST)

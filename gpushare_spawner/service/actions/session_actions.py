@@ -18,14 +18,14 @@ from gpushare_spawner.model.report import SessionReport
 from gpushare_spawner.model.share import Tier, UseRule, units_from_fraction
 from gpushare_spawner.model.template import Idle, Template
 from gpushare_spawner.service.actions.drains import DrainActions
-from gpushare_spawner.service.actions.keeps import AdminActions, KeepActions, Wanted
+from gpushare_spawner.service.actions.keeps import AdminActions, KeepActions, KeepLength
 from gpushare_spawner.service.actions.outcome import (
     ActionLog,
     ActionOutcome,
     ActionRefused,
     Actor,
-    Asked,
     ControlsOfSessions,
+    ReceivedAsk,
     Target,
     harmless,
 )
@@ -36,11 +36,10 @@ from gpushare_spawner.service.actions.restart import (
     ServerActions,
     SpawnActions,
 )
-from gpushare_spawner.service.actions.share import ShareActions, Tell, TierActions, nobody_to_tell
+from gpushare_spawner.service.actions.share import Notify, ShareActions, TierActions, no_notification
 from gpushare_spawner.service.history.store import Action
 from gpushare_spawner.service.hub.client import Hub, HubServer
 from gpushare_spawner.service.reports import Agent
-from gpushare_spawner.wording import actions as share_words
 from gpushare_spawner.wording import actions as words
 
 
@@ -52,26 +51,26 @@ def _explains(target: Target, actor: Actor, why: str | None) -> bool:
     return why is not None and actor.name != target.session.user
 
 
-class _ToldBefore:
+class _NotifiedBefore:
     """The end of a server, of which its user is told right before: afterwards no JupyterLab shows it."""
 
-    def __init__(self, admin: AdminActions, target: Target, actor: Actor, text: str, wanted: bool) -> None:
-        self._admin, self._one, self._actor, self._text, self._wanted = admin, target, actor, text, wanted
-        self._told = False
+    def __init__(self, admin: AdminActions, target: Target, actor: Actor, text: str, enabled: bool) -> None:
+        self._admin, self._target, self._actor, self._text, self._enabled = admin, target, actor, text, enabled
+        self._notified = False
 
-    async def tell(self) -> None:
-        """Tell the session's user."""
-        if self._wanted:
-            self._told = await self._admin.explain(self._one, self._actor, self._text)
+    async def notify(self) -> None:
+        """Notify the session's user."""
+        if self._enabled:
+            self._notified = await self._admin.explain(self._target, self._actor, self._text)
 
     async def run(self, action: Awaitable[ActionOutcome]) -> ActionOutcome:
         """Return what the action did; where it fails the message does not stay."""
         try:
             return await action
         except ActionRefused:
-            if self._told:
+            if self._notified:
                 with contextlib.suppress(ActionRefused):
-                    await self._admin.withdraw_messages(self._one, self._actor, MessageCause.ACTION)
+                    await self._admin.withdraw_messages(self._target, self._actor, MessageCause.ACTION)
             raise
 
 
@@ -129,45 +128,43 @@ class SessionActions:
         *,
         seconds: float | None = None,
         until: float | None = None,
-        asked: Asked | None = None,
+        received: ReceivedAsk | None = None,
     ) -> ActionOutcome:
         """Keep the share against idle actions for some seconds, or until an instant (seconds since the epoch)."""
-        return await self._keeps.keep(target, actor, Wanted(seconds, until), asked)
+        return await self._keeps.keep(target, actor, KeepLength(seconds, until), received)
 
-    async def end_keep(self, target: Target, actor: Actor, asked: Asked | None = None) -> ActionOutcome:
+    async def end_keep(self, target: Target, actor: Actor, received: ReceivedAsk | None = None) -> ActionOutcome:
         """End the keep of a share."""
-        return await self._keeps.end_keep(target, actor, asked)
+        return await self._keeps.end_keep(target, actor, received)
 
     async def settle(self, target: Target) -> bool:
         """Remove a keep or an exemption that is over. Returns whether there was one."""
         return await self._keeps.settle(target)
 
     async def release(
-        self, target: Target, actor: Actor, asked: Asked | None = None, why: str | None = None
+        self, target: Target, actor: Actor, received: ReceivedAsk | None = None, why: str | None = None
     ) -> ActionOutcome:
         """Release the share of an idle session; GPU work that lasts restores it.
 
         ``why``, here and below: what an admin says of the action, which the session's user reads with it; empty:
         nothing. None: the user hears of the action otherwise.
         """
-        said = harmless(why or "")
-        tell = self._tell(target, actor, why, words.released_by(actor.name, said))
-        return await self._tiers.release(target, actor, asked, said, tell)
+        comment = harmless(why or "")
+        notify = self._notify(target, actor, why, words.released_by(actor.name, comment))
+        return await self._tiers.release(target, actor, received, comment, notify)
 
     async def tier(self, target: Target, tier: Tier, actor: Actor, why: str | None = None) -> ActionOutcome:
         """Change the tier to active, downgraded or released. For admins."""
-        said = harmless(why or "")
-        tell = self._tell(target, actor, why, words.tier_set_by(tier, actor.name, said))
-        return await self._tiers.tier(target, tier, actor, said, tell)
+        comment = harmless(why or "")
+        notify = self._notify(target, actor, why, words.tier_set_by(tier, actor.name, comment))
+        return await self._tiers.tier(target, tier, actor, comment, notify)
 
     async def share(self, target: Target, actor: Actor, fraction: float, why: str | None = None) -> ActionOutcome:
         """Change the share to a fraction of its GPU, like 0.5. Kernels keep running."""
-        said, before = harmless(why or ""), target.session.share_units
-        outcome = await self._shares.share(target, actor, fraction, said)
+        comment, before = harmless(why or ""), target.session.share_units
+        outcome = await self._shares.share(target, actor, fraction, comment)
         units = units_from_fraction(fraction)
-        return await self._explained(
-            target, actor, why, outcome, share_words.changed_by(actor.name, before, units, said)
-        )
+        return await self._explained(target, actor, why, outcome, words.changed_by(actor.name, before, units, comment))
 
     async def other_shares(self, target: Target, actor: Actor) -> tuple[int, ...]:
         """Return the shares in units that the user can change to by templates, the smallest first. Changes nothing."""
@@ -175,29 +172,31 @@ class SessionActions:
 
     async def stop(self, target: Target, actor: Actor, why: str | None = None) -> ActionOutcome:
         """Stop the server."""
-        said = harmless(why or "")
-        end = _ToldBefore(self._admin, target, actor, words.stopped_by(actor.name, said), _explains(target, actor, why))
-        return await end.run(self._servers.stop(target, actor, said, end.tell))
+        comment = harmless(why or "")
+        end = _NotifiedBefore(
+            self._admin, target, actor, words.stopped_by(actor.name, comment), _explains(target, actor, why)
+        )
+        return await end.run(self._servers.stop(target, actor, comment, end.notify))
 
     async def restart(self, target: Target, template: str, actor: Actor, why: str | None = None) -> ActionOutcome:
         """Stop the server, and start it with a template."""
-        said, found = harmless(why or ""), self._templates().get(template)
-        title = found.display_name if found is not None else template
-        text = words.restarted_by(actor.name, title, said)
-        end = _ToldBefore(self._admin, target, actor, text, _explains(target, actor, why))
-        return await end.run(self._restarts.restart(target, actor, template, said, end.tell))
+        comment, match = harmless(why or ""), self._templates().get(template)
+        title = match.display_name if match is not None else template
+        text = words.restarted_by(actor.name, title, comment)
+        end = _NotifiedBefore(self._admin, target, actor, text, _explains(target, actor, why))
+        return await end.run(self._restarts.restart(target, actor, template, comment, end.notify))
 
     async def _explained(
         self, target: Target, actor: Actor, why: str | None, outcome: ActionOutcome, text: str
     ) -> ActionOutcome:
         """Show the session's user what was done, where somebody else did it."""
-        if not outcome.changed or await self._tell(target, actor, why, text)():
+        if not outcome.changed or await self._notify(target, actor, why, text)():
             return outcome
         return ActionOutcome(True, f"{outcome.text} {words.NOT_TOLD}")
 
-    def _tell(self, target: Target, actor: Actor, why: str | None, text: str) -> Tell:
+    def _notify(self, target: Target, actor: Actor, why: str | None, text: str) -> Notify:
         """Return what shows the session's user what was done, where somebody else did it."""
-        return partial(self._admin.explain, target, actor, text) if _explains(target, actor, why) else nobody_to_tell
+        return partial(self._admin.explain, target, actor, text) if _explains(target, actor, why) else no_notification
 
     async def finish_restarts(self) -> None:
         """Finish the restarts that a service which was killed had begun."""

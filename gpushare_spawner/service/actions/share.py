@@ -26,7 +26,7 @@ from gpushare_spawner.service.actions.outcome import (
     ActionOutcome,
     ActionRefused,
     Actor,
-    Asked,
+    ReceivedAsk,
     RefusalCode,
     Target,
     check_admin,
@@ -38,7 +38,6 @@ from gpushare_spawner.service.hub.client import Hub, HubServer
 from gpushare_spawner.service.reports import Agent, ask_all
 from gpushare_spawner.service.templates import SessionTemplates, allowed, other_units, templates_of_kind, units_of
 from gpushare_spawner.service.waiting import quota_use, waiting_spawns
-from gpushare_spawner.wording import actions as session_words
 from gpushare_spawner.wording import actions as words
 from gpushare_spawner.wording import service as quota_words
 
@@ -206,12 +205,12 @@ def _is_full(template: Template, session: SessionReport, reports: Sequence[Repor
     if most is None:
         return False
     others = [
-        one
+        other
         for report in reports
-        for one in report.sessions
-        if one.user == session.user
-        and one.id != session.id
-        and (one.template == template.name or one.share_units == units_of(template))
+        for other in report.sessions
+        if other.user == session.user
+        and other.id != session.id
+        and (other.template == template.name or other.share_units == units_of(template))
     ]
     return len(others) >= most
 
@@ -225,12 +224,12 @@ waits for the server of a session that was opened (`OpenRequest.confirm_within`)
 or asks again in time."""
 
 
-Tell = Callable[[], Awaitable[bool]]
+Notify = Callable[[], Awaitable[bool]]
 """Tells the session's user of the change; returns whether that worked."""
 
 
-async def nobody_to_tell() -> bool:
-    """Tell nobody."""
+async def no_notification() -> bool:
+    """Notify nobody."""
     return True
 
 
@@ -238,10 +237,10 @@ async def nobody_to_tell() -> bool:
 class _Change:
     """A change of a session's tier that was asked of its agent, and what is done when the tier has changed."""
 
-    one: Target
+    target: Target
     request: TierRequest
     record: Callable[[], None]
-    tell: Tell
+    notify: Notify
 
     async def decided(self) -> bool:
         """Return whether the agent has changed the tier; False: it has not said so in time.
@@ -249,12 +248,12 @@ class _Change:
         Raises ActionRefused where it has undone the change.
         """
         with refusals():
-            return await self.one.agent.carried_out(self.request)
+            return await self.target.agent.carried_out(self.request)
 
     async def done(self) -> bool:
-        """Record the change and tell the session's user. Returns whether telling worked."""
+        """Record the change and notify the session's user. Returns whether telling worked."""
         self.record()
-        return await self.tell()
+        return await self.notify()
 
 
 class TierActions:
@@ -274,26 +273,31 @@ class TierActions:
         self._followed: set[asyncio.Task[None]] = set()
 
     async def release(
-        self, target: Target, actor: Actor, asked: Asked | None = None, why: str = "", tell: Tell = nobody_to_tell
+        self,
+        target: Target,
+        actor: Actor,
+        received: ReceivedAsk | None = None,
+        why: str = "",
+        notify: Notify = no_notification,
     ) -> ActionOutcome:
-        """Release the share of an idle session. ``asked``: what this follows; GPU work since then prevents it.
-        ``why``: what the actor says of it. ``tell``: called when the share is released."""
+        """Release the share of an idle session. ``received``: what this follows; GPU work since then prevents it.
+        ``why``: what the actor says of it. ``notify``: called when the share is released."""
         check_own(target, actor)
         session = await current(target)
         if session.tier is Tier.RELEASED:
-            return ActionOutcome(False, session_words.RELEASED_ALREADY)
-        if asked is not None and (session.last_gpu_activity or 0.0) > asked.ask.at:
-            raise ActionRefused(session_words.WORKED_MEANWHILE, RefusalCode.BUSY)
-        reason = session_words.released_by(actor.name, why)
-        request = self._request(session, Tier.RELEASED, 0, session_words.released_by(actor.name))
+            return ActionOutcome(False, words.RELEASED_ALREADY)
+        if received is not None and (session.last_gpu_activity or 0.0) > received.ask.at:
+            raise ActionRefused(words.WORKED_MEANWHILE, RefusalCode.BUSY)
+        reason = words.released_by(actor.name, why)
+        request = self._request(session, Tier.RELEASED, 0, words.released_by(actor.name))
 
         def record() -> None:
             self._log.session(session, target.node, Tier.RELEASED, actor.name, units=0, reason=reason)
 
-        return await self._carry_out(_Change(target, request, record, tell), session_words.RELEASED)
+        return await self._carry_out(_Change(target, request, record, notify), words.RELEASED)
 
     async def tier(
-        self, target: Target, tier: Tier, actor: Actor, why: str = "", tell: Tell = nobody_to_tell
+        self, target: Target, tier: Tier, actor: Actor, why: str = "", notify: Notify = no_notification
     ) -> ActionOutcome:
         """Change the tier of a session to active, downgraded or released, by an admin's decision.
 
@@ -303,25 +307,25 @@ class TierActions:
         session = await current(target)
         units = self._units(session, tier)
         if (session.tier, session.effective_units) == (tier, units):
-            return ActionOutcome(False, session_words.tier_already(tier))
-        reason = session_words.tier_set_by(tier, actor.name, why)
-        request = self._request(session, tier, units, session_words.tier_set_by(tier, actor.name))
+            return ActionOutcome(False, words.tier_already(tier))
+        reason = words.tier_set_by(tier, actor.name, why)
+        request = self._request(session, tier, units, words.tier_set_by(tier, actor.name))
 
         def record() -> None:
             self._log.session(session, target.node, tier, actor.name, units=units, reason=reason)
 
-        return await self._carry_out(_Change(target, request, record, tell), session_words.tier_set(tier, units))
+        return await self._carry_out(_Change(target, request, record, notify), words.tier_set(tier, units))
 
     def _units(self, session: SessionReport, tier: Tier) -> int:
         if tier is Tier.STOPPED:
-            raise ActionRefused(session_words.STOP_IS_NO_TIER, RefusalCode.BAD_REQUEST)
+            raise ActionRefused(words.STOP_IS_NO_TIER, RefusalCode.BAD_REQUEST)
         if tier is not Tier.DOWNGRADED:
             return session.share_units if tier is Tier.ACTIVE else 0
         template = self._template(session)
         units = template.idle.units(tier, session.share) if template is not None else 0
         if not 0 < units < session.share_units:
             title = template.display_name if template is not None else None
-            raise ActionRefused(session_words.no_downgrade(title), RefusalCode.BAD_REQUEST)
+            raise ActionRefused(words.no_downgrade(title), RefusalCode.BAD_REQUEST)
         return units
 
     def _template(self, session: SessionReport) -> Template | None:
@@ -331,7 +335,7 @@ class TierActions:
         """Return the request to the agent. Units are taken only from a session that is idle, as work restores them."""
         taken = units < session.effective_units
         if taken and (session.gpu_busy or session.waiting):
-            raise ActionRefused(session_words.GPU_BUSY, RefusalCode.BUSY)
+            raise ActionRefused(words.GPU_BUSY, RefusalCode.BUSY)
         yields = session.yields and tier is not Tier.ACTIVE
         template = self._template(session)
         rule = self._use_rule(template.idle) if template is not None and tier is not Tier.ACTIVE else UseRule()
@@ -348,11 +352,11 @@ class TierActions:
     async def _carry_out(self, change: _Change, text: str) -> ActionOutcome:
         """Have the agent change the tier. ``text``: the answer where it has done so within the time of an answer."""
         with refusals():
-            await change.one.agent.tier(change.request)
+            await change.target.agent.tier(change.request)
         if not await change.decided():
             self._follow(change)
-            return ActionOutcome(True, session_words.TIER_UNDER_WAY)
-        return ActionOutcome(True, text if await change.done() else f"{text} {session_words.NOT_TOLD}")
+            return ActionOutcome(True, words.TIER_UNDER_WAY)
+        return ActionOutcome(True, text if await change.done() else f"{text} {words.NOT_TOLD}")
 
     def _follow(self, change: _Change) -> None:
         """Wait for the agent's decision beside the answer to the actor."""

@@ -1,13 +1,10 @@
-"""Idle actions through the agent: downgrade or release a share, and notify its user before.
+"""Idle actions: downgrade or release a share through the agent, stop a server or delete a user through the hub.
 
-Idle actions through the hub: stop a server, delete a user.
+Also judges, by the hub's list, which servers without a share and which users without servers are idle. Does not decide
+on sessions: see `decisions`.
 
 The hub's API cannot refuse a deletion because of activity, as an agent can, and the hub's list can be a minute old.
 So each method checks again just before the deletion. A deletion that fails is not repeated but decided anew.
-
-Idle actions for the log of actions and the history: what was decided, with its rule and figures.
-
-Servers without a GPU share, and users without servers: which of them are idle, by the hub's list.
 """
 
 from __future__ import annotations
@@ -35,13 +32,13 @@ from gpushare_spawner.wording.idle_decisions import decided, explained
 
 
 class IdleActionLog:
-    """Enters idle actions in the log of actions."""
+    """Log of idle actions: enters each in the log of actions and in the history."""
 
     def __init__(self, actions: ActionLog) -> None:
         self._actions = actions
 
     def gpu_action(self, decision: SessionDecision) -> None:
-        """Log that a session was downgraded or released, as decided; or, in a dry run, that it would have been."""
+        """Log that a session was downgraded or released, or would have been in a dry run."""
         self._session(
             decision,
             decision.decision.tier,
@@ -73,48 +70,52 @@ class IdleActionLog:
 log = logging.getLogger("gpushare.service")
 
 
-async def take_gpu_action(one: SessionDecision, counters: Counters, actions: IdleActionLog) -> bool:
-    """Ask the agent for the tier that was decided. Returns True.
+async def take_gpu_action(session_decision: SessionDecision, counters: Counters, actions: IdleActionLog) -> bool:
+    """Request the decided tier from the agent. Returns True.
 
-    The agent refuses (ControlRefused) if the session has worked on the GPU since, unless it makes way for a spawn in
-    quota.
+    The agent refuses (ControlRefused) if the session has worked on the GPU since the decision, unless a spawn in quota
+    reclaims its units.
     """
-    session, decision, seen, share = one.session, one.decision, one.observation, one.session.share
+    session, decision, seen = session_decision.session, session_decision.decision, session_decision.observation
     reclaims = decision.upcoming is not None and decision.upcoming.cause is IdleCause.RECLAIM
-    await one.agent.tier(
+    await session_decision.agent.tier(
         TierRequest(
             id=session.id,
             tier=decision.tier,
             effective_units=decision.units,
-            reason=decided(decision, share),
+            reason=decided(decision, session.share),
             if_idle_since=None if reclaims else max(0.0, decision.worked_at),
             if_gpu_seconds=None if reclaims else seen.use_from_gpu_seconds,
             use=seen.use_rule,
-            yields_until=one.decided_at + YIELD_SECONDS if one.claim is not None else None,
+            yields_until=session_decision.decided_at + YIELD_SECONDS if session_decision.claim is not None else None,
         )
     )
-    actions.gpu_action(one)
+    actions.gpu_action(session_decision)
     counters.acted(decision.tier)
     return True
 
 
-async def suppose(one: SessionDecision, dry_run: DryRun, actions: IdleActionLog) -> bool:
-    """Log what a session's decision would do, instead of doing it. Returns False: nothing has changed."""
-    session, decision, seen = one.session, one.decision, one.observation
+async def suppose(session_decision: SessionDecision, dry_run: DryRun, actions: IdleActionLog) -> bool:
+    """Log the effect of a session's decision in a dry run. Returns False: nothing has changed."""
+    session, decision, seen = session_decision.session, session_decision.decision, session_decision.observation
     if decision.tier is not seen.tier:
-        actions.gpu_action(one)
-        dry_run.act(session.id, seen, decision.tier, decision.units, one.decided_at)
+        actions.gpu_action(session_decision)
+        dry_run.act(session.id, seen, decision.tier, decision.units, session_decision.decided_at)
     elif decision.notice is None:
         if seen.notice is not None:
-            dry_run.notify(session.id, seen, None, one.decided_at)
+            dry_run.notify(session.id, seen, None, session_decision.decided_at)
     elif seen.notice is None or not _same(seen.notice, decision.notice):
-        dry_run.notify(session.id, seen, notice_of(decision.notice, session.share, seen.use_rule), one.decided_at)
+        dry_run.notify(
+            session.id, seen, notice_of(decision.notice, session.share, seen.use_rule), session_decision.decided_at
+        )
     return False
 
 
 async def go_on_yielding(decision: SessionDecision) -> bool:
-    """Have the agent keep what the session yields for longer: the server that it is for does not run yet. Returns
-    False: nothing has changed."""
+    """Have the agent keep the yielded units for longer: the server that needs them does not run yet.
+
+    Returns False: nothing has changed.
+    """
     session = decision.session
     await decision.agent.tier(
         TierRequest(
@@ -130,7 +131,7 @@ async def go_on_yielding(decision: SessionDecision) -> bool:
 
 
 async def stop_yielding(decision: SessionDecision) -> bool:
-    """Tell the agent that no spawn in quota needs what the session yields. Returns True."""
+    """Tell the agent that no spawn in quota needs the units that the session yields. Returns True."""
     session, reason = decision.session, "no spawn in quota waits for its units any longer"
     works = session.gpu_busy or session.waiting
     tier, units = (Tier.ACTIVE, session.share_units) if works else (session.tier, session.effective_units)
@@ -142,18 +143,18 @@ async def stop_yielding(decision: SessionDecision) -> bool:
 
 
 async def update_notice(decision: SessionDecision, counters: Counters) -> bool:
-    """Send the notice that should stand, or withdraw one that should not. Returns False: the tier stays."""
-    told, coming = decision.session.notice, decision.decision.notice
+    """Send or withdraw the session's notice, as decided. Returns False: the tier stays."""
+    current, coming = decision.session.notice, decision.decision.notice
     share = decision.session.share
     if coming is None:
-        if told is not None:
+        if current is not None:
             await decision.agent.announce(
                 AnnounceRequest(id=decision.session.id, tier=None, reason=decided(decision.decision, share))
             )
             why = decided(decision.decision, share)
-            log.info("%s: notice withdrawn (%s at %s): %s", decision.name, told.tier, _time(told.at), why)
-            counters.withdrew(told.tier)
-    elif told is None or not _same(told, coming):
+            log.info("%s: notice withdrawn (%s at %s): %s", decision.name, current.tier, _time(current.at), why)
+            counters.withdrew(current.tier)
+    elif current is None or not _same(current, coming):
         notice = notice_of(coming, share, decision.observation.use_rule)
         await decision.agent.announce(AnnounceRequest.of(decision.session.id, notice))
         log.info("%s: user notified: %s at %s", decision.name, coming.tier, _time(coming.at))
@@ -162,8 +163,10 @@ async def update_notice(decision: SessionDecision, counters: Counters) -> bool:
 
 
 def notice_of(action: IdleAction, share: Share, use: UseRule | None = None) -> Notice:
-    """Return the notice of a coming action, as the session's agent gets it. ``use``: how much GPU work counts as use
-    of the share; a stop is averted by work of any length."""
+    """Return the notice of a coming action for the session's agent.
+
+    ``use``: how much GPU work counts as use of the share; work of any length averts a stop.
+    """
     return Notice(
         tier=action.tier,
         at=action.at,
@@ -175,20 +178,20 @@ def notice_of(action: IdleAction, share: Share, use: UseRule | None = None) -> N
     )
 
 
-def _same(told: Notice, coming: IdleAction) -> bool:
-    """Return whether the user was told of this action, its time and its cause; an older agent keeps no cause."""
-    same_cause = told.cause in (None, coming.cause)
-    return same_cause and (told.tier, told.at, told.effective_units) == (coming.tier, coming.at, coming.units)
+def _same(current: Notice, coming: IdleAction) -> bool:
+    """Return whether the current notice is of this action, time and cause; an older agent keeps no cause."""
+    same_cause = current.cause in (None, coming.cause)
+    return same_cause and (current.tier, current.at, current.effective_units) == (coming.tier, coming.at, coming.units)
 
 
 def _time(instant: float) -> str:
-    """For logs: 14:05:00, in the machine's time zone."""
+    """Return the time for logs: 14:05:00, in the machine's time zone."""
     return time.strftime("%H:%M:%S", time.localtime(instant))
 
 
 @dataclass(frozen=True)
 class ServerVerdict:
-    """Why a server is stopped, or why an idle server is not. Both empty: the server is in use."""
+    """The reason why a server is stopped, or why an idle server is not. Both empty: the server is in use."""
 
     stop_because: str = ""
     left_because: str = ""
@@ -216,32 +219,35 @@ def judge(
         return ServerVerdict(left_because="not stopped: its template has a GPU share, and no agent reports the session")
     else:
         timeout = template.idle.stop_after or 0.0
-    found = overdue(server.last_activity, server.started, now, timeout, settings.max_age)
-    return ServerVerdict(stop_because=idle_decisions.overdue(found) if found is not None else "")
+    excess = overdue(server.last_activity, server.started, now, timeout, settings.max_age)
+    return ServerVerdict(stop_because=idle_decisions.overdue(excess) if excess is not None else "")
 
 
 def users_to_delete(hub: HubSnapshot, settings: CullerSettings, now: float) -> Iterator[tuple[HubUser, str]]:
     """Yield the idle users without servers, with the reason.
 
-    Without ``cull_admin_users`` a user is kept unless the hub says that the user is no admin.
+    Without ``cull_admin_users`` only users that the hub lists as no admins are deleted.
     """
     for user in hub.users:
         if user.servers or (not settings.cull_admin_users and user.admin is not False):
             continue
-        found = overdue(user.last_activity, user.created, now, settings.timeout, settings.max_age)
-        if found is not None:
-            yield user, idle_decisions.overdue(found)
+        excess = overdue(user.last_activity, user.created, now, settings.timeout, settings.max_age)
+        if excess is not None:
+            yield user, idle_decisions.overdue(excess)
 
 
 FRESH_SECONDS = 5.0
-"""A server is stopped on a report that is at most this old: later activity is not in the report."""
+"""Seconds. The highest age of a report on which a server is stopped: later activity is not in the report."""
 
 Templates = Callable[[], Mapping[str, Template]]
-"""Returns the valid templates by name."""
+"""Function that returns the valid templates by name."""
 
 
 class HubActions:
-    """Each method returns whether it changed something. Raises HubFailed and the agent's errors."""
+    """Idle actions through the hub.
+
+    Each method returns whether it changed something. Raises HubFailed and the agent's errors.
+    """
 
     def __init__(
         self,
@@ -263,7 +269,7 @@ class HubActions:
         """Whether a stop waits for the agent's next report."""
 
     async def stop_session(self, decision: SessionDecision) -> bool:
-        """Stop the server of a session, if that is still due."""
+        """Stop the server of a session, if the stop is still due."""
         session = decision.session
         if self._too_old(decision.agent.report_age()):
             return False
@@ -292,7 +298,7 @@ class HubActions:
         return age > FRESH_SECONDS
 
     async def stop_unshared(self, listed: HubServer) -> bool:
-        """Stop a server without a share, if that is still due."""
+        """Stop a server without a share, if the stop is still due."""
         server = await self._hub.server(listed.user, listed.name)
         if server is None:
             return False
@@ -304,13 +310,13 @@ class HubActions:
         return True
 
     async def delete_user(self, user: HubUser, reason: str) -> bool:
-        """Delete a user who has no servers."""
+        """Delete a user without servers."""
         await self._hub.delete_user(user.name)
         log.info("User %s deleted: %s", user.name, reason)
         return True
 
     async def _stop(self, server: HubServer, why: str) -> None:
-        """``why``: what the hub's pages say, in sentences."""
+        """Stop a server. ``why``: the reason for the hub's pages, in sentences."""
         removed = bool(server.name) and self._settings.remove_named_servers
         await self._hub.stop(server.user, server.name, removed)
         self._counters.acted(Tier.STOPPED)

@@ -56,20 +56,20 @@ from gpushare_spawner.wording.idle_decisions import kept_by_short_work
 log = logging.getLogger("gpushare.service")
 
 Action = Callable[[], Awaitable[bool]]
-"""Returns whether it did something."""
+"""An action; returns whether it changed something."""
 
 _SOON = 1.0
 """Seconds until the round after an action, and the shortest pause between two rounds."""
 
 
 async def _unknown() -> None:
-    """Nothing is known of pending spawns."""
+    """Return None: pending spawns are unknown."""
 
 
 class Culler:
-    """Downgrades and releases sessions, one tier at a time, and stops servers through the hub.
+    """The idle culler: downgrades and releases sessions, one tier at a time, and stops servers through the hub.
 
-    The culler asks for the hub's list of servers in every third round at most: the hub itself updates last_activity
+    The culler requests the hub's list of servers in every third round at most: the hub itself updates last_activity
     only every few minutes. A request to the hub that takes longer than ``patience`` seconds continues in the
     background. ``agents`` is iterated over in every round, because nodes of a cluster come and go. ``clock`` gives
     seconds since the epoch.
@@ -89,9 +89,12 @@ class Culler:
         actions: SessionActions | None = None,
         notify: Callable[[Sequence[SessionDecision]], None] = lambda decisions: None,
     ) -> None:
-        """``quotas`` returns those in force; ``pending`` the servers that the hub is starting, the longest first, None
-        where that is not known now; ``record`` enters an action in the history; ``actions`` ends keeps and exemptions
-        that are over, None: nobody does; ``notify`` sends messages to users whose tab is closed."""
+        """Create the culler; it does nothing until `run`.
+
+        ``quotas`` returns the quotas in force; ``pending`` the servers that the hub is starting, the longest first,
+        None: unknown; ``record`` enters an action in the history; ``actions`` ends expired keeps and exemptions, None:
+        they stay; ``notify`` sends messages to users with a closed tab.
+        """
         self.counters = Counters()
         self._agents = agents
         self._templates = templates
@@ -106,21 +109,21 @@ class Culler:
         self._drains = Drains(actions) if actions is not None else None
         self._under_way: dict[str, asyncio.Task[bool]] = {}
         self._slots = asyncio.Semaphore(settings.concurrency or 1000)
-        self._said: dict[str, str] = {}
+        self._logged_problems: dict[str, str] = {}
         self._last: dict[Agent, Report] = {}
         self._quotas = quotas
         self._pending = pending
         self.dry_run = DryRun()
-        """What sessions would be whose idle actions are not carried out."""
+        """State that sessions in a dry run would have."""
         self.use = RecentUse()
-        """Which GPU work counted as use."""
-        self._told: set[str] = set()
+        """GPU work that counted as use."""
+        self._logged_dry_run: set[str] = set()
         self.pressure = NO_PRESSURE
-        """What spawns in quota made necessary in the last round."""
+        """Units that waiting spawns needed in the last round."""
         self._kept_since: dict[str, float] = {}
-        """When an agent was told last to keep what a session yields, by the session's id."""
+        """Time of the last request to an agent to keep yielded units, by the session's id."""
         self._refused: dict[str, str] = {}
-        """What agents refused last, as it was logged, by the session's name."""
+        """The last refusal of an agent, as it was logged, by the session's name."""
         self._woken = asyncio.Event()
 
     @property
@@ -129,19 +132,19 @@ class Culler:
         return self._hub.snapshot
 
     def clock_was_set(self, by: float) -> None:
-        """Take note that the clock was set: nobody is idle for longer or shorter by that. Agents do the same."""
+        """Correct instants after a step of the clock, so that idle times do not change. Agents do the same."""
         log.warning("The clock was set by %+.0f s; what is idle counts on as before", by)
         self._hub.clock_was_set(by)
         if self._drains is not None:
             self._drains.clock_was_set(by)
 
     def reports_changed(self) -> None:
-        """New reports have come: start the next round at once if a stop waits for them."""
+        """Start the next round at once if a stop waits for new reports."""
         if self._hub_actions.awaiting_reports:
             self._woken.set()
 
     def session_changed(self) -> None:
-        """Somebody has acted on a session: start the next round soon."""
+        """Start the next round soon, after an action on a session."""
         self._woken.set()
 
     async def run(self) -> None:
@@ -163,7 +166,7 @@ class Culler:
     async def round(self) -> float | None:
         """Read all reports once and carry out the actions that are due.
 
-        Returns the instant at which the next round is due; None: no particular one.
+        Returns the instant at which the next round is due; None: no particular instant.
         """
         self._hub_actions.awaiting_reports = False
         snapshots = await ask_all(self._agents)
@@ -185,7 +188,7 @@ class Culler:
         )
         self._notify(decisions)
         if all(snapshot.report is not None for snapshot in snapshots):
-            # sessions of an agent that is silent have not ended
+            # sessions of an unavailable agent have not ended
             self.dry_run.keep({decision.session.id for decision in decisions})
         kept_on = self.pressure.kept_on
         names = {decision.name for decision in decisions}
@@ -203,7 +206,7 @@ class Culler:
             due = list(self._drains.due(snapshots, decisions, now))
             done += await asyncio.gather(*(self._guarded(name, action) for name, action in due))
         stopped = await self._at_the_hub(dict(self._due_hub_actions(decisions, snapshots, templates, now)))
-        self._say_once(dict(self._lasting_problems(snapshots, templates, now)) | dict(_short_work(decisions)))
+        self._log_problems(dict(self._lasting_problems(snapshots, templates, now)) | dict(_short_work(decisions)))
         self.counters.failures["agent"] += sum(snapshot.report is None for snapshot in snapshots)
         self.counters.round_done(self._clock())
         instants = [
@@ -216,10 +219,10 @@ class Culler:
     async def _pressure_now(
         self, snapshots: Sequence[NodeSnapshot], templates: Mapping[str, Template], now: float
     ) -> Pressure:
-        """Return what waiting spawns make necessary. Nothing while the hub is silent, since it is not known who waits.
+        """Return the units that waiting spawns need. None are needed while the hub does not answer.
 
-        Sessions of an agent that is silent count as in its last report, and none of them makes way. Nothing while an
-        agent has not reported at all, since it is not known who is in quota.
+        Sessions of an unavailable agent count as in its last report, and none of them makes way. No units are needed
+        while an agent has not reported at all, since the use of quotas is unknown.
         """
         last = {
             snapshot.agent: snapshot.report if snapshot.report is not None else self._last.get(snapshot.agent)
@@ -240,10 +243,10 @@ class Culler:
         placed = {(session.user, session.server) for report in silent for session in report.sessions}
         pending = [server for server in pending if (server.user, server.name) not in placed]
         try:
-            found = pressure(quotas, reports, pending, templates, now, self.use, silent) if reclaims else NO_PRESSURE
-            return replace(found, needed=needed(idle, reports, pending, templates))
+            needs = pressure(quotas, reports, pending, templates, now, self.use, silent) if reclaims else NO_PRESSURE
+            return replace(needs, needed=needed(idle, reports, pending, templates))
         except Exception:
-            # idle actions that waiting spawns have no part in are due all the same
+            # other idle actions are due all the same
             log.exception("What waiting spawns need is unknown")
             return NO_PRESSURE
 
@@ -262,7 +265,7 @@ class Culler:
         return max(min(_SOON, longest), min(wait, longest))
 
     def _gpu_action(self, decision: SessionDecision) -> Action | None:
-        """Return what the agent has to do for a session; None where the session starts or stops."""
+        """Return the action of the agent for a session; None while the session starts or stops."""
         if _starts_or_stops(decision):
             return None
         if decision.dry_run:
@@ -280,14 +283,16 @@ class Culler:
         return partial(update_notice, decision, self.counters)
 
     def _end_of_controls(self, decision: SessionDecision) -> Action | None:
-        """Return how a keep or an exemption that is over is removed; None: there is none."""
+        """Return the action that removes an expired keep or exemption; None: there is none."""
         if self._session_actions is None or not has_to_settle(decision.session, decision.decided_at):
             return None
         return partial(self._session_actions.settle, decision)
 
     def _has_to_go_on_yielding(self, decision: SessionDecision) -> bool:
-        """Return whether the agent must hear again that it keeps what the session yields. Not while the user has a
-        notice, which a change of the tier withdraws."""
+        """Return whether the agent needs another request to keep the yielded units.
+
+        Not while the user has a notice, which a change of the tier withdraws.
+        """
         if not decision.session.yields or decision.session.id not in self.pressure.kept_on:
             return False
         since = self._kept_since.get(decision.session.id)
@@ -302,13 +307,13 @@ class Culler:
         templates: Mapping[str, Template],
         now: float,
     ) -> Iterator[tuple[str, Action]]:
-        """Yield what the hub has to do, each with a unique name."""
+        """Yield the actions of the hub, each with a unique name."""
         for decision in decisions:
             if decision.decision.tier is Tier.STOPPED and not decision.dry_run and not _starts_or_stops(decision):
                 yield f"server {decision.name}", partial(self._hub_actions.stop_session, decision)
         if self._settings.dry_run:
-            known = self.hub_snapshot is not None and all(snapshot.report is not None for snapshot in snapshots)
-            self._say_what_would_come(self._judged(snapshots, templates, now), now, known)
+            complete = self.hub_snapshot is not None and all(snapshot.report is not None for snapshot in snapshots)
+            self._log_dry_run(self._judged(snapshots, templates, now), now, complete)
             return
         for server, verdict in self._judged(snapshots, templates, now):
             if verdict.stop_because:
@@ -317,24 +322,22 @@ class Culler:
             for user, reason in users_to_delete(self.hub_snapshot, self._settings, now):
                 yield f"user {user.name}", partial(self._hub_actions.delete_user, user, reason)
 
-    def _say_what_would_come(
-        self, judged: Iterable[tuple[HubServer, ServerVerdict]], now: float, all_known: bool
-    ) -> None:
+    def _log_dry_run(self, judged: Iterable[tuple[HubServer, ServerVerdict]], now: float, complete: bool) -> None:
         """Log once which servers without a share a dry run does not stop, and which users it does not delete.
 
-        ``all_known``: hub and agents have answered, so what is not said now is not due.
+        ``complete``: hub and agents have answered, so an action that is missing now is not due.
         """
-        said: dict[str, Callable[[], None]] = {
+        due: dict[str, Callable[[], None]] = {
             f"server {server.label}": partial(self._actions.stopped_server, server, verdict.stop_because, dry_run=True)
             for server, verdict in judged
             if verdict.stop_because
         }
         if self._settings.cull_users and self.hub_snapshot is not None:
             for user, reason in users_to_delete(self.hub_snapshot, self._settings, now):
-                said[f"user {user.name}"] = partial(log.info, "Dry run: user %s is not deleted: %s", user.name, reason)
-        for name in sorted(said.keys() - self._told):
-            said[name]()
-        self._told = set(said) if all_known else self._told | set(said)
+                due[f"user {user.name}"] = partial(log.info, "Dry run: user %s is not deleted: %s", user.name, reason)
+        for name in sorted(due.keys() - self._logged_dry_run):
+            due[name]()
+        self._logged_dry_run = set(due) if complete else self._logged_dry_run | set(due)
 
     def _judged(
         self, snapshots: Sequence[NodeSnapshot], templates: Mapping[str, Template], now: float
@@ -348,7 +351,7 @@ class Culler:
                 yield server, judge(server, templates, self._settings, now, all_answered)
 
     async def _at_the_hub(self, actions: Mapping[str, Action]) -> bool:
-        """Start the actions that do not run yet, and wait ``patience`` seconds. Returns whether one did something."""
+        """Start the actions that do not run yet, and wait ``patience`` seconds. Returns whether any has effect."""
         for name, action in actions.items():
             if name not in self._under_way:
                 self._under_way[name] = asyncio.create_task(self._guarded(name, action))
@@ -369,7 +372,7 @@ class Culler:
                 self._refused.pop(name, None)
                 return done
             except ControlRefused as error:
-                # the session worked, or ended, since the report
+                # the session worked or ended since the report
                 expected = error.code in ("busy", "unknown-session")
                 # an older agent refuses the same in each round
                 level = logging.DEBUG if self._refused.get(name) == str(error) else logging.WARNING
@@ -403,16 +406,16 @@ class Culler:
             if verdict.left_because:
                 yield server.label, verdict.left_because
 
-    def _say_once(self, problems: dict[str, str]) -> None:
+    def _log_problems(self, problems: dict[str, str]) -> None:
         """Log a lasting problem when it appears or changes, not in every round."""
         for about, text in problems.items():
-            if self._said.get(about) != text:
+            if self._logged_problems.get(about) != text:
                 log.warning("%s: %s", about, text)
-        self._said = problems
+        self._logged_problems = problems
 
 
 def _short_work(decisions: Sequence[SessionDecision]) -> Iterator[tuple[str, str]]:
-    """Yield a sentence on each session whose share short GPU work would have kept."""
+    """Yield a sentence on each session that short GPU work would have kept active."""
     for decision in decisions:
         work = decision.observation.short_work
         if work is not None and decision.kept_by_short_work:

@@ -1,8 +1,7 @@
-"""Joins what agents, hub and templates say about each session, and decides on the session's tier.
+"""Decides on the tier of each session from reports, the hub's list, templates and the culler's settings.
 
-The culler's settings, from the command line of `gpushare service`.
-
-The hub's list of users and servers, read in the background: a hub that hangs delays no downgrade or release.
+The settings come from the command line of `gpushare service`. The hub's list is read in the background: a hub that
+hangs delays no downgrade or release. Does not carry out decisions: see `actions`. The policy itself: see `idle.policy`.
 """
 
 from __future__ import annotations
@@ -26,21 +25,24 @@ from gpushare_spawner.service.templates import SessionTemplates
 
 LEAST_USE = 1 / 60
 """The part of its first idle time for which a session has to use the GPU to keep its share. Ours: 5 s of 5 minutes.
-Then a session that uses the GPU for less than 0.1 % of 4 hours keeps its full share for less than 10 % of them: it can
-pay for the time at the beginning and for two times more."""
+Then a session that uses the GPU for less than 0.1 % of 4 hours keeps its full share for less than 10 % of them: its GPU
+seconds suffice for the time at the beginning and for two times more."""
 MOST_MIN_USE = 15.0
-"""GPU seconds. Ours: a user who comes back to a template of long idle times does not wait longer for the full share,
+"""GPU seconds. Ours: a user returning to a template of long idle times does not wait longer for the full share,
 and 0.1 % of 4 hours are 14.4 s."""
 
 
 @dataclass(frozen=True)
 class CullerSettings:
-    """Names and meanings are those of jupyterhub-idle-culler, where it has the option. Times are seconds, 0: never."""
+    """Settings of the culler. Times are seconds, 0: never.
+
+    Names and meanings are from jupyterhub-idle-culler, where it has the option.
+    """
 
     timeout: float = 0.0
-    """For servers without a template, and for users."""
+    """Idle time after which servers without a template, and users, are removed."""
     max_age: float = 0.0
-    """For all servers (and users), busy or not."""
+    """Highest age of all servers (and users), busy or not."""
     cull_every: float = 10.0
     cull_users: bool = False
     cull_admin_users: bool = True
@@ -53,9 +55,9 @@ class CullerSettings:
     """GPU seconds that count as use of a share; 0: all GPU work counts; None: `LEAST_USE` of the template's first idle
     time."""
     idle_when: Literal["always", "pressure"] = "always"
-    """Whether idle shares are taken always, or only while a spawn waits that can use the units."""
+    """Whether idle shares are always taken, or only while a waiting spawn can use the units."""
     keep_longest: float = KeepRule.longest
-    """The longest keep of a user, where the template does not say."""
+    """The longest keep of a user in seconds, where the template has no limit of its own."""
     keep_per_day: int = KeepRule.per_day
     keep_at_once: int = KeepRule.at_once
     concurrency: int = 10
@@ -69,7 +71,7 @@ class CullerSettings:
         return UseRule(min_use=least, window=first)
 
     def keep_rule(self, idle: Idle | None) -> KeepRule:
-        """Return what users may keep of a template's shares; None: the template is gone."""
+        """Return the limits of keeps for a template; None: the template is gone."""
         limits = (idle.keep if idle is not None else None) or KeepLimits()
         return KeepRule(
             limits.longest if limits.longest is not None else self.keep_longest,
@@ -78,7 +80,7 @@ class CullerSettings:
         )
 
     def only_under_pressure(self, idle: Idle) -> bool:
-        """Return whether a template's idle shares are taken only while a spawn waits that can use the units."""
+        """Return whether a template's idle shares are taken only while a waiting spawn can use the units."""
         return (idle.when or self.idle_when) == "pressure"
 
     def may_stop(self, server_name: str) -> bool:
@@ -87,7 +89,7 @@ class CullerSettings:
 
 
 OLD = 60.0
-"""Seconds. Ours: with a report that is older all GPU work counts as use. A node's clock can differ by some seconds."""
+"""Seconds. Ours: with an older report all GPU work counts as use. A node's clock can differ by some seconds."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,7 @@ class HubSnapshot:
 
 @dataclass(frozen=True)
 class SessionDecision:
-    """One session, what is known about it, and its decision."""
+    """A session, the facts about it, and its decision."""
 
     agent: Agent
     node: str
@@ -114,11 +116,11 @@ class SessionDecision:
     decided_at: float
     """Seconds since the epoch."""
     observation: Observation
-    """What the decision was made on; in a dry run with the tier and notice that the session would have."""
+    """The facts for the decision; in a dry run with the tier and notice that the session would have."""
     dry_run: bool = False
     """The decision is not carried out."""
     claim: UnitsNeeded | None = None
-    """What spawns in quota that wait need of it."""
+    """Units that waiting spawns in quota need of it."""
 
     @property
     def kept_by_short_work(self) -> bool:
@@ -130,7 +132,7 @@ class SessionDecision:
 
     @property
     def name(self) -> str:
-        """For logs: user, and server where it has a name."""
+        """Name for logs: user, and server where it has a name."""
         return self.session.user + (f"/{self.session.server}" if self.session.server else "")
 
 
@@ -147,9 +149,9 @@ def decide_sessions(
 ) -> list[SessionDecision]:
     """Decide on all sessions of all agents that answered. ``hub`` is None where the hub did not answer.
 
-    ``claims``: what spawns in quota need, by session. ``dry_run``: the state of sessions whose actions are not carried
-    out. ``use``: which GPU work counted as use; None: all. ``needed``: the idle sessions whose units a waiting spawn
-    needs, with the units that it leaves them.
+    ``claims``: units that spawns in quota need, by session. ``dry_run``: the state of sessions in a dry run. ``use``:
+    which GPU work counted as use; None: all. ``needed``: the idle sessions with units that a waiting spawn needs, and
+    the units that the spawn leaves them.
     """
     servers = hub.servers if hub is not None else {}
     claims = claims or {}
@@ -194,7 +196,7 @@ def take_note(
     now: float,
     settings: CullerSettings,
 ) -> None:
-    """Add what new reports say of the sessions' GPU work. An old report adds nothing, and nothing is known then."""
+    """Add the GPU work of new reports. While a report is old, the use of its sessions is unknown."""
     present, each = set(), SessionTemplates.of(templates)
     for snapshot in snapshots:
         report = snapshot.report
@@ -222,9 +224,9 @@ def decide_session(
     use: RecentUse | None = None,
     leaves: int | None = None,
 ) -> SessionDecision:
-    """Decide on one session. A stop that the settings forbid is neither decided nor announced.
+    """Decide on one session, without stops that the settings forbid.
 
-    ``leaves``: the units that a spawn which waits leaves it; None: no spawn needs them.
+    ``leaves``: the units that a waiting spawn leaves to the session; None: no spawn needs them.
     """
     each = SessionTemplates.of(templates)
     template = each.of_user(session.template, session.user)
@@ -254,22 +256,22 @@ log = logging.getLogger("gpushare.service")
 
 
 class HubWatch:
-    """Keeps the hub's list at most ``max_age`` seconds old while the hub answers."""
+    """The hub's list, at most ``max_age`` seconds old while the hub answers."""
 
-    def __init__(self, hub: Hub, max_age: float, everybody: bool, counters: Counters) -> None:
+    def __init__(self, hub: Hub, max_age: float, all_users: bool, counters: Counters) -> None:
         self.snapshot: HubSnapshot | None = None
         """The hub's last answer; None: no answer yet, or a failure since."""
         self._hub = hub
         self._max_age = max_age
-        self._everybody = everybody
+        self._all_users = all_users
         self._counters = counters
-        self._asked_at = float("-inf")
+        self._requested_at = float("-inf")
         self._request = BackgroundRequest(self._ask)
         self._problem = ""
 
     def outdated(self) -> None:
-        """Mark the list as old, after a server was stopped: the next `refresh` asks again."""
-        self._asked_at = float("-inf")
+        """Mark the list as old, after a server was stopped: the next `refresh` requests it again."""
+        self._requested_at = float("-inf")
 
     def clock_was_set(self, by: float) -> None:
         """Move the instants of the hub's last answer by a step of the clock."""
@@ -278,17 +280,17 @@ class HubWatch:
             self.snapshot = HubSnapshot(tuple(users))
 
     async def refresh(self, patience: float) -> None:
-        """Ask if the list is old, and wait ``patience`` seconds for the answer. A later answer counts next time."""
-        await self._request.refresh(time.monotonic() - self._asked_at >= self._max_age, patience)
+        """Request the list if it is old, and wait ``patience`` seconds. A later answer counts next time."""
+        await self._request.refresh(time.monotonic() - self._requested_at >= self._max_age, patience)
 
     def close(self) -> None:
-        """Cancel a request that runs."""
+        """Cancel a running request."""
         self._request.close()
 
     async def _ask(self) -> None:
         began = time.monotonic()
         try:
-            users = await self._hub.users(with_ready_servers=not self._everybody)
+            users = await self._hub.users(with_ready_servers=not self._all_users)
         except HubFailed as error:
             problem = f"No server is stopped until the hub lists its servers again. {error}"
             if problem != self._problem:
@@ -296,4 +298,4 @@ class HubWatch:
             self.snapshot, self._problem = None, problem
             self._counters.failed("hub")
         else:
-            self.snapshot, self._problem, self._asked_at = HubSnapshot(tuple(users)), "", began
+            self.snapshot, self._problem, self._requested_at = HubSnapshot(tuple(users)), "", began

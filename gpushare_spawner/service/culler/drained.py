@@ -1,8 +1,8 @@
-"""Sessions on GPUs that are drained: each user has a message of it, and servers that stay too long are stopped.
+"""Sessions on drained GPUs: each user gets a message, and servers that stay too long are stopped.
 
-The message ends with the drain, and says when the server is stopped: at the earliest its template's notice period after
-its user was told, as with idle actions. A session that an admin has exempted from idle actions is told, and not
-stopped.
+The message is withdrawn when the drain ends. It says when the server will be stopped: at the earliest when the
+template's notice period after the message is over, as with idle actions. The user of an exempt session gets the
+message, but the server is not stopped.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from gpushare_spawner.service.reports import NodeSnapshot
 from gpushare_spawner.wording import actions as words
 
 STOP_AGAIN = 60.0
-"""Seconds before a stop is asked for again: the hub takes some time to stop a server."""
+"""Seconds before a stop is requested again: the hub takes some time to stop a server."""
 
 
 @dataclass(frozen=True)
-class Drained:
+class DrainedSession:
     """A session on a drained GPU."""
 
     decision: SessionDecision
     cordon: Cordon
     where: str
 
-    def text(self, told_at: float) -> str:
-        """Return what its user is told at that instant (seconds since the epoch)."""
-        return harmless(words.told(self._beginning, self.cordon.reason, self.stop_at(told_at)))
+    def text(self, notified_at: float) -> str:
+        """Return the message for its user at an instant (seconds since the epoch)."""
+        return harmless(words.told(self._beginning, self.cordon.reason, self.stop_at(notified_at)))
 
-    def is_told_by(self, message: Message) -> bool:
-        """Return whether a message tells of this drain. Its instant can have moved with the clock."""
+    def matches(self, message: Message) -> bool:
+        """Return whether a message is about this drain. Its instant can have moved with the clock."""
         beginning = harmless(words.taken_out(self._beginning, self.cordon.reason))
         return self.cordon.since <= message.at and message.text.startswith(beginning)
 
@@ -46,16 +46,16 @@ class Drained:
     def _beginning(self) -> str:
         return f"{self.where[0].upper()}{self.where[1:]}"
 
-    def stop_at(self, told_at: float) -> float | None:
-        """Return when the server is stopped whose user was told at that instant; None: never."""
+    def stop_at(self, notified_at: float) -> float | None:
+        """Return when the server is stopped, given when its user was notified; None: never."""
         if self.cordon.stop_at is None:
             return None
         template = self.decision.template
         idle = template.idle if template is not None else Idle()
-        return max(self.cordon.stop_at, told_at + idle.warn_before)
+        return max(self.cordon.stop_at, notified_at + idle.warn_before)
 
 
-def drained(snapshots: Sequence[NodeSnapshot], decisions: Sequence[SessionDecision]) -> Iterator[Drained]:
+def drained(snapshots: Sequence[NodeSnapshot], decisions: Sequence[SessionDecision]) -> Iterator[DrainedSession]:
     """Yield the sessions on drained GPUs, with the drain that ends first."""
     reports = {
         snapshot.report.node: snapshot.report
@@ -64,11 +64,11 @@ def drained(snapshots: Sequence[NodeSnapshot], decisions: Sequence[SessionDecisi
     }
     for decision in decisions:
         report = reports.get(decision.node)
-        found = _drain_of(decision.session, report) if report is not None else None
-        if report is not None and found is not None and decision.session.confirmed:
-            index = next((gpu.index for gpu in report.gpus if gpu.uuid == found.gpu), None)
+        drain = _drain_of(decision.session, report) if report is not None else None
+        if report is not None and drain is not None and decision.session.confirmed:
+            index = next((gpu.index for gpu in report.gpus if gpu.uuid == drain.gpu), None)
             where = f"node {report.node}" if index is None else f"GPU {index} of node {report.node}"
-            yield Drained(decision, found, where)
+            yield DrainedSession(decision, drain, where)
 
 
 def _drain_of(session: SessionReport, report: Report) -> Cordon | None:
@@ -77,68 +77,71 @@ def _drain_of(session: SessionReport, report: Report) -> Cordon | None:
 
 
 class Drains:
-    """Tells users of drains, withdraws what it told when a drain has ended, and stops servers.
+    """The drains in force: messages to users, their withdrawal after a drain, and stops of servers.
 
-    The sessions' messages say whose user was told when, for the next service. This one remembers it, since an older
-    agent forgets why a message stands.
+    After a restart of the service, the sessions' messages show when users were notified. This object remembers it too,
+    since an older agent forgets the cause of a message.
     """
 
     def __init__(self, actions: SessionActions) -> None:
         self._actions = actions
-        self._told: dict[str, tuple[Cordon, float, float]] = {}
-        """By session: the drain, when the session was opened, and when its user was told."""
+        self._notified: dict[str, tuple[Cordon, float, float]] = {}
+        """By session: the drain, when the session was opened, and when its user was notified."""
         self._stopped: dict[str, float] = {}
 
     def due(
         self, snapshots: Sequence[NodeSnapshot], decisions: Sequence[SessionDecision], now: float
     ) -> Iterator[tuple[str, Callable[[], Awaitable[bool]]]]:
-        """Yield what is to be done now, by the session's name."""
+        """Yield the actions that are due now, by the session's name."""
         self._stopped = {name: at for name, at in self._stopped.items() if 0 <= now - at < STOP_AGAIN}
-        found = {one.decision.session.id: one for one in drained(snapshots, decisions)}
+        affected = {entry.decision.session.id: entry for entry in drained(snapshots, decisions)}
         if all(snapshot.report is not None for snapshot in snapshots):
-            # sessions of an agent that is silent have not ended
-            self._told = {name: told for name, told in self._told.items() if name in found}
+            # sessions of an unavailable agent have not ended
+            self._notified = {name: entry for name, entry in self._notified.items() if name in affected}
         for decision in decisions:
             session = decision.session
-            if session.id not in found and session.confirmed and session.message_of(MessageCause.DRAIN) is not None:
+            if session.id not in affected and session.confirmed and session.message_of(MessageCause.DRAIN) is not None:
                 yield decision.name, partial(self._withdraw, decision)
-        for name, one in found.items():
-            told_at = self._told_at(one, now)
-            if told_at is None:
-                yield one.decision.name, partial(self._tell, one, now)
+        for name, drained_session in affected.items():
+            notified_at = self._notified_at(drained_session, now)
+            if notified_at is None:
+                yield drained_session.decision.name, partial(self._notify, drained_session, now)
                 continue
-            self._told[name] = (one.cordon, one.decision.session.opened_at, told_at)
-            stop_at = one.stop_at(told_at)
-            exempt = exempts(one.decision.session.exemption, now)
+            self._notified[name] = (drained_session.cordon, drained_session.decision.session.opened_at, notified_at)
+            stop_at = drained_session.stop_at(notified_at)
+            exempt = exempts(drained_session.decision.session.exemption, now)
             if stop_at is not None and now >= stop_at and not exempt and name not in self._stopped:
                 self._stopped[name] = now
-                yield one.decision.name, partial(self._stop, one)
+                yield drained_session.decision.name, partial(self._stop, drained_session)
 
     def clock_was_set(self, by: float) -> None:
-        """Move when users were told by a step of the clock: their notice periods stay as long as they are."""
-        self._told = {name: (drain, opened_at, at + by) for name, (drain, opened_at, at) in self._told.items()}
+        """Move the times of notifications by a step of the clock: notice periods keep their length."""
+        self._notified = {name: (drain, opened_at, at + by) for name, (drain, opened_at, at) in self._notified.items()}
 
     def next_stop(
         self, snapshots: Sequence[NodeSnapshot], decisions: Sequence[SessionDecision], now: float
     ) -> float | None:
         """Return when the next stop is due; None: there is none."""
-        told = ((one, self._told_at(one, now)) for one in drained(snapshots, decisions))
-        ends = (one.stop_at(at if at is not None else now) for one, at in told)
+        notified = ((entry, self._notified_at(entry, now)) for entry in drained(snapshots, decisions))
+        ends = (entry.stop_at(at if at is not None else now) for entry, at in notified)
         return min((at for at in ends if at is not None and at > now), default=None)
 
-    def _told_at(self, one: Drained, now: float) -> float | None:
-        """Return when the session's user was told of the drain as it is now; None: the user was not."""
-        session, (cordon, opened_at, at) = one.decision.session, self._told.get(one.decision.session.id, _NOBODY)
+    def _notified_at(self, drained_session: DrainedSession, now: float) -> float | None:
+        """Return when the session's user was notified of the current drain; None: not yet."""
+        session = drained_session.decision.session
+        cordon, opened_at, at = self._notified.get(session.id, _NOT_NOTIFIED)
         # an instant later than now: the clock was set back
-        if (cordon, opened_at) == (one.cordon, session.opened_at):
+        if (cordon, opened_at) == (drained_session.cordon, session.opened_at):
             return min(at, now)
         message = session.message_of(MessageCause.DRAIN)
-        return min(message.at, now) if message is not None and one.is_told_by(message) else None
+        return min(message.at, now) if message is not None and drained_session.matches(message) else None
 
-    async def _tell(self, one: Drained, now: float) -> bool:
-        session, admin = one.decision.session, _admin(one.cordon)
-        outcome = await self._actions.message(one.decision, admin, one.text(now), MessageCause.DRAIN)
-        self._told[session.id] = (one.cordon, session.opened_at, now)
+    async def _notify(self, drained_session: DrainedSession, now: float) -> bool:
+        session, admin = drained_session.decision.session, _admin(drained_session.cordon)
+        outcome = await self._actions.message(
+            drained_session.decision, admin, drained_session.text(now), MessageCause.DRAIN
+        )
+        self._notified[session.id] = (drained_session.cordon, session.opened_at, now)
         return outcome.changed
 
     async def _withdraw(self, decision: SessionDecision) -> bool:
@@ -146,12 +149,12 @@ class Drains:
         admin = Actor(message.by if message is not None else "", is_admin=True)
         return (await self._actions.withdraw_messages(decision, admin, MessageCause.DRAIN)).changed
 
-    async def _stop(self, one: Drained) -> bool:
-        why = words.taken_out(one.where, one.cordon.reason)
-        return (await self._actions.stop(one.decision, _admin(one.cordon), why)).changed
+    async def _stop(self, drained_session: DrainedSession) -> bool:
+        why = words.taken_out(drained_session.where, drained_session.cordon.reason)
+        return (await self._actions.stop(drained_session.decision, _admin(drained_session.cordon), why)).changed
 
 
-_NOBODY: tuple[Cordon | None, float, float] = (None, 0.0, 0.0)
+_NOT_NOTIFIED: tuple[Cordon | None, float, float] = (None, 0.0, 0.0)
 
 
 def _admin(cordon: Cordon) -> Actor:

@@ -1,10 +1,8 @@
-"""What spawns in quota that wait need of the sessions over quota, by the hub's list and the agents' reports. Pure.
+"""Units that waiting spawns need of running sessions, by the hub's list of spawns and the agents' reports. Pure.
 
-Which sessions make way is decided in quota/reclaim.py, when they do in idle/policy.py.
-
-Which idle sessions a waiting spawn needs, where templates take idle shares only under pressure. Pure.
-
-The other half is `idle.policy`: when such a session's idle action comes. Sessions over quota: see `reclaim`.
+Two cases: spawns in quota reclaim units of sessions over quota, and waiting spawns need units of idle sessions of
+templates that take idle shares only under pressure. `quota.reclaim` selects the sessions; `idle.policy` decides when their
+idle actions come.
 """
 
 from __future__ import annotations
@@ -27,23 +25,23 @@ from gpushare_spawner.service.waiting import quota_use, waiting_spawns
 
 @dataclass(frozen=True)
 class Pressure:
-    """What spawns in quota make necessary now."""
+    """The units that waiting spawns need now."""
 
     claims: Mapping[str, UnitsNeeded] = field(default_factory=dict)
-    """By the sessions that make way."""
+    """Needs of spawns in quota, by the sessions that make way."""
     free_again: frozenset[str] = frozenset()
-    """Sessions that yield units, and need not any longer."""
+    """Sessions that no longer need to yield units."""
     kept_on: frozenset[str] = frozenset()
-    """Sessions that yield units, and have to go on."""
+    """Sessions that must continue to yield units."""
     needed: Mapping[str, int] = field(default_factory=dict)
-    """The units that spawns leave idle sessions of templates that take idle shares only then; see `idle_pressure`."""
+    """Units that spawns leave to idle sessions of templates that take shares only under pressure; see `needed`."""
 
 
 NO_PRESSURE = Pressure()
 
 
 def may_matter(quotas: Quotas | None, reports: Sequence[Report]) -> bool:
-    """Return whether the hub's list of pending spawns can lead to anything: it costs the hub a request."""
+    """Return whether the hub's list of pending spawns is needed: it costs the hub a request."""
     if any(session.yields for report in reports for session in report.sessions):
         return True
     if quotas is None or not quotas.reclaim.enabled:
@@ -60,16 +58,15 @@ def pressure(
     use: RecentUse | None = None,
     silent: Sequence[Report] = (),
 ) -> Pressure:
-    """Return which sessions make way. ``reports``: of all agents that answer; ``pending``: the hub's, the
-    longest first.
+    """Return which sessions make way for spawns in quota.
 
-    A spawn whose quota is unknown, because the hub does not show the user's groups, makes nobody make way. ``use``:
-    which GPU work counted as use; None: all. ``silent``: the last reports of other agents; their sessions count for
-    the quotas only.
+    ``reports``: of all agents that answer; ``pending``: the hub's pending spawns, the longest first; ``use``: which GPU
+    work counted as use, None: all; ``silent``: the last reports of other agents, which count for the quotas only. A
+    spawn of unknown quota, because the hub does not show the user's groups, reclaims no units.
     """
-    yielding = [(report, one) for report in reports for one in report.sessions if one.yields]
+    yielding = [(report, session) for report in reports for session in report.sessions if session.yields]
     if quotas is None or not quotas.reclaim.enabled:
-        return Pressure(free_again=frozenset(one.id for _, one in yielding))
+        return Pressure(free_again=frozenset(session.id for _, session in yielding))
     usage = quota_use(quotas, [*reports, *silent])
     waiting = list(_in_quota(quotas, usage, reports, pending, templates))
     if not waiting:
@@ -77,23 +74,23 @@ def pressure(
     else:
         ledger = Ledger.of(reports)
         over_quota = _over_quota(quotas, usage, reports, templates, now, use)
-        known = (one for one in over_quota if ledger.node_of(one.session) == one.node)
-        kept = reclaimed(waiting, known, SupposedGpus(ledger))
-    claims = {session: UnitsNeeded(units, quotas.reclaim) for session, units in kept.items()}
+        placed = (candidate for candidate in over_quota if ledger.node_of(candidate.session) == candidate.node)
+        kept = reclaimed(waiting, placed, SupposedGpus(ledger))
+    claims = {name: UnitsNeeded(units, quotas.reclaim) for name, units in kept.items()}
     free_again = set()
-    for report, one in yielding:
-        if exempts(one.exemption, now):
-            free_again.add(one.id)
-        elif _still_needed(one, report, [asking.spawn for asking in waiting]):
-            claims.setdefault(one.id, UnitsNeeded(one.effective_units, quotas.reclaim))
-        elif not _somebody_starts(one, report):
-            free_again.add(one.id)
-    return Pressure(claims, frozenset(free_again), frozenset(one.id for _, one in yielding) - free_again)
+    for report, session in yielding:
+        if exempts(session.exemption, now):
+            free_again.add(session.id)
+        elif _still_needed(session, report, [asking.spawn for asking in waiting]):
+            claims.setdefault(session.id, UnitsNeeded(session.effective_units, quotas.reclaim))
+        elif not _server_starts(session, report):
+            free_again.add(session.id)
+    return Pressure(claims, frozenset(free_again), frozenset(session.id for _, session in yielding) - free_again)
 
 
 @dataclass(frozen=True)
 class ReclaimingSpawn:
-    """A spawn that waits."""
+    """A waiting spawn."""
 
     name: str
     request: PlacementRequest
@@ -111,7 +108,7 @@ def _in_quota(
     for spawn in waiting_spawns(pending, reports, templates):
         account, gpu = _account_of(usage.accounts, spawn.server), spawn.template.gpu
         if account is None or gpu is None or not SessionTemplates.of(templates).native(spawn.template):
-            # what sessions of ours give up is no GPU of another layer
+            # units of native sessions are of no use on another layer
             continue
         request = PlacementRequest(gpu.share, models=suitable_models(gpu, kinds), template=spawn.template.name)
         asking.append(Asking(ReclaimingSpawn(spawn.server.label, request), account, gpu.share.total_units))
@@ -119,7 +116,7 @@ def _in_quota(
 
 
 def _account_of(accounts: QuotaAccounts, server: HubServer) -> Account | None:
-    """Return the account that a spawn will be charged to; None: unknown."""
+    """Return the account to which a spawn will be charged; None: unknown."""
     if server.groups is not None:
         choices: Collection[Account] = accounts.of_user(server.user, server.groups)
     elif server.quota or server.user in accounts.quotas.users:
@@ -153,11 +150,11 @@ def _over_quota(
             idle = not seen.gpu_in_use and now - seen.gpu_idle_since >= quotas.reclaim.idle_after
             template = each.of_user(session.template, session.user)
             if template is not None and template.idle.dry_run:
-                continue  # it would not make way: others can
+                continue  # a session in a dry run keeps its units; others can make way
             steps = _steps(session, template, idle, quotas.reclaim.active_units)
             if not steps:
                 continue
-            told = session.notice is not None and session.notice.cause is IdleCause.RECLAIM
+            notified = session.notice is not None and session.notice.cause is IdleCause.RECLAIM
             yield OverQuota(
                 session.id,
                 usage.accounts.find(session.quota, session.user).key,
@@ -165,13 +162,13 @@ def _over_quota(
                 session.effective_units,
                 steps,
                 seen.gpu_idle_since if idle else None,
-                told,
+                notified,
                 session.begun,
             )
 
 
 def _steps(session: SessionReport, template: Template | None, idle: bool, least: int) -> Sequence[int]:
-    """Return what a session can keep, the most first."""
+    """Return the units that a session can keep, the most first."""
     if not idle:
         return range(session.effective_units - 1, least - 1, -1)
     smaller = template.idle.units(Tier.DOWNGRADED, session.share) if template is not None else 0
@@ -179,7 +176,7 @@ def _steps(session: SessionReport, template: Template | None, idle: bool, least:
 
 
 class SupposedGpus:
-    """`quota.Gpus` of a ledger. ``lent``: sessions that make way lend their units, and still own them."""
+    """The `quota.Gpus` of a ledger. ``lent``: sessions that make way lend their units, and still own them."""
 
     def __init__(self, ledger: Ledger, lent: bool = False) -> None:
         self._lent = lent
@@ -193,8 +190,8 @@ class SupposedGpus:
         nodes = self._supposed.nodes
         if any(self._supposed.place(spawn.name, spawn.request, node) is not None for node in sorted(nodes)):
             return True
-        found = self._ledger.place(replace(spawn.request, left_out=nodes))
-        return found is not None and self._supposed.place(spawn.name, spawn.request, found.node) is not None
+        placement = self._ledger.place(replace(spawn.request, left_out=nodes))
+        return placement is not None and self._supposed.place(spawn.name, spawn.request, placement.node) is not None
 
     def fits(self, spawn: ReclaimingSpawn, node: str, kept: Mapping[str, int]) -> bool:
         trial = self._supposed.copy_of(node)
@@ -210,28 +207,28 @@ class SupposedGpus:
 
 
 def _still_needed(session: SessionReport, report: Report, waiting: Sequence[ReclaimingSpawn]) -> bool:
-    """Return whether a spawn that waits could use the GPUs of a session that yields."""
+    """Return whether a waiting spawn could use the GPUs of a session that yields."""
     models = {gpu.model for gpu in report.gpus if gpu.uuid in session.gpus}
-    return any(one.request.models is None or not models.isdisjoint(one.request.models) for one in waiting)
+    return any(spawn.request.models is None or not models.isdisjoint(spawn.request.models) for spawn in waiting)
 
 
-def _somebody_starts(session: SessionReport, report: Report) -> bool:
-    """Return whether a server with a place on the session's GPUs does not run yet: the units may be kept for it."""
+def _server_starts(session: SessionReport, report: Report) -> bool:
+    """Return whether a server that is placed on the session's GPUs does not run yet: it can need the units."""
     return any(not other.confirmed and not set(other.gpus).isdisjoint(session.gpus) for other in report.sessions)
 
 
 _NO_ACCOUNT = Account("", Quota())
-"""Who waits is the same for idle sessions: their owners lose nothing."""
+"""The account of all spawns that need idle units: quotas do not matter, since owners keep the lent units."""
 
 
 def candidates(
     reports: Sequence[Report], templates: Mapping[str, Template], now: float, settings: CullerSettings, use: RecentUse
 ) -> list[OverQuota]:
-    """Return the idle sessions that a waiting spawn can need, with what the idle actions that are due leave them.
+    """Return the idle sessions that a waiting spawn can need, with the units that due idle actions leave them.
 
-    They are none where no template asks for pressure: then nobody has to know which spawns wait.
+    Empty where no template takes idle shares only under pressure: then the hub's list of spawns is not needed.
     """
-    found, each = [], SessionTemplates.of(templates)
+    idle_sessions, each = [], SessionTemplates.of(templates)
     for report in reports:
         for session in report.sessions:
             template = each.of_user(session.template, session.user)
@@ -243,14 +240,14 @@ def candidates(
             idle_seconds = now - seen.gpu_idle_since - first_work_delay(template.idle, seen)
             steps = [] if seen.gpu_in_use else list(_pressure_steps(template.idle, session, idle_seconds))
             if steps:
-                found.append(
+                idle_sessions.append(
                     OverQuota(session.id, session.id, report.node, session.effective_units, steps, seen.gpu_idle_since)
                 )
-    return found
+    return idle_sessions
 
 
 def _pressure_steps(idle: Idle, session: SessionReport, seconds: float) -> Iterator[int]:
-    """Yield the units that the idle actions leave whose notice is due after so many idle seconds, the most first."""
+    """Yield the units left by each idle action with a notice due after these idle seconds, the most first."""
     for tier in (Tier.DOWNGRADED, Tier.RELEASED):
         after, units = idle.after(tier), idle.units(tier, session.share)
         if after is not None and seconds >= after - idle.warn_before and units < session.effective_units:
@@ -263,18 +260,17 @@ def needed(
     pending: Sequence[HubServer],
     templates: Mapping[str, Template],
 ) -> Mapping[str, int]:
-    """Return the units that waiting spawns leave the sessions whose units they need.
+    """Return the units that waiting spawns leave to the idle sessions, by session.
 
-    They are those of the longest idle, and no more than are needed.
-
-    ``reports``: of all agents; ``pending``: the hub's, the longest first.
+    The sessions that are idle longest come first, and no more units are taken than are needed. ``reports``: of all
+    agents; ``pending``: the hub's pending spawns, the longest first.
     """
     waiting = list(_asking(reports, pending, templates))
     if not waiting or not idle_sessions:
         return {}
     ledger = Ledger.of(reports)
-    known = (session for session in idle_sessions if ledger.node_of(session.session) == session.node)
-    return reclaimed(waiting, known, SupposedGpus(ledger, lent=True))
+    placed = (session for session in idle_sessions if ledger.node_of(session.session) == session.node)
+    return reclaimed(waiting, placed, SupposedGpus(ledger, lent=True))
 
 
 def _asking(

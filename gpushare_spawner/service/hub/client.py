@@ -238,8 +238,8 @@ class Hub:
     async def _pages(self, path: str, query: dict[str, str]) -> AsyncIterator[dict[str, Any]]:
         offset, limit = 0, self._page_size
         while True:
-            wanted = query | ({"offset": str(offset)} if offset else {}) | ({"limit": str(limit)} if limit else {})
-            page = await self._json("GET", f"{path}?{urlencode(wanted)}" if wanted else path, accept=PAGINATED)
+            parameters = query | ({"offset": str(offset)} if offset else {}) | ({"limit": str(limit)} if limit else {})
+            page = await self._json("GET", f"{path}?{urlencode(parameters)}" if parameters else path, accept=PAGINATED)
             for item in page["items"]:
                 yield item
             # The offset and not the URL in "next": behind a proxy that URL is the public one.
@@ -283,13 +283,13 @@ class Hub:
             except HTTPClientError as error:
                 if error.code not in _RETRIED or attempt == attempts:
                     raise _refused(error, method, path) from None
-                problem, asked = f"{error.code}", _retry_after(error)
+                problem, requested_pause = f"{error.code}", _retry_after(error)
             except (OSError, ValueError) as error:
                 # also ssl.SSLError; tornado's StreamClosedError is an OSError
                 if attempt == attempts:
                     raise self._unreachable(error) from None
-                problem, asked = reason(error), None
-            wait = min(_MAX_PAUSE, asked if asked is not None else pause)
+                problem, requested_pause = reason(error), None
+            wait = min(_MAX_PAUSE, requested_pause if requested_pause is not None else pause)
             log.info("%s %s: %s; trying again in %.1f s", method, path, problem, wait)
             await asyncio.sleep(wait)
             pause *= 2
@@ -332,17 +332,17 @@ def _refused(error: HTTPClientError, method: str, path: str) -> HubFailed:
     if error.code == 404:
         return _NotFound(f"The hub has no {path}.")
     if error.code == 403:
-        return ScopeMissing(f"The hub forbids {method} {path}: the service's role lacks a scope ({_said(error)}).")
-    return HubFailed(f"The hub answered {method} {path} with {error.code}: {_said(error)}.")
+        return ScopeMissing(f"The hub forbids {method} {path}: the service's role lacks a scope ({_message(error)}).")
+    return HubFailed(f"The hub answered {method} {path} with {error.code}: {_message(error)}.")
 
 
-def _said(error: HTTPClientError) -> str:
+def _message(error: HTTPClientError) -> str:
     """Return the hub's message in an error, on one line."""
     try:
-        said = str(json.loads(error.response.body)["message"]) if error.response is not None else ""
+        message = str(json.loads(error.response.body)["message"]) if error.response is not None else ""
     except (ValueError, KeyError, TypeError):
-        said = ""
-    return (said or error.message or "no reason given")[:300].rstrip(".")
+        message = ""
+    return (message or error.message or "no reason given")[:300].rstrip(".")
 
 
 def _retry_after(error: HTTPClientError) -> float | None:

@@ -80,8 +80,8 @@ def missing(own: Collection[str], cull_users: bool = False, groups: bool = False
     held = {scope.partition("!")[0] for scope in own}
     if "servers" in held:
         held.add(START)
-    wanted = _ALWAYS | (_FOR_GROUPS if groups else {}) | (_TO_CULL_USERS if cull_users else {})
-    return [f"The service lacks the scope {scope}: {lost}." for scope, lost in wanted.items() if scope not in held]
+    needed = _ALWAYS | (_FOR_GROUPS if groups else {}) | (_TO_CULL_USERS if cull_users else {})
+    return [f"The service lacks the scope {scope}: {lost}." for scope, lost in needed.items() if scope not in held]
 
 
 def start_scope() -> str:
@@ -131,12 +131,12 @@ def grant_to_admins(scopes: Sequence[str]) -> None:
         return
 
     def completed() -> list[Role]:
-        found: list[Role] = original()
-        for role in found:
+        defaults: list[Role] = original()
+        for role in defaults:
             if role["name"] == "admin":
                 # one that another config file has taken out of custom_scopes would end the hub
                 role["scopes"] += [scope for scope in scopes if scope in scope_definitions]
-        return found
+        return defaults
 
     completed.completed_by_gpushare = True  # type: ignore[attr-defined]
     roles.get_default_roles = completed
@@ -202,7 +202,7 @@ def _raw(roles: Iterable[Role]) -> list[Role]:
 def drop_login_warnings() -> None:
     """Drop the warning from the log of a hub that runs in this process. A second call has no effect."""
     log = logging.getLogger("JupyterHub")
-    if not any(isinstance(one, _ExpectedLogins) for one in log.filters):
+    if not any(isinstance(log_filter, _ExpectedLogins) for log_filter in log.filters):
         log.addFilter(_ExpectedLogins())
 
 

@@ -33,7 +33,7 @@ LONGEST = 3600.0
 SILENT = 30.0
 """Seconds. JupyterHub sends an empty line every 8 s (`SpawnProgressAPIHandler.keepalive_interval`): after more than
 three of them nothing is known."""
-ASKED_AGAIN = 10.0
+RETRY_PAUSE = 10.0
 """Seconds until a spawn is followed again whose events ended while it still waits."""
 PATIENCE = 0.5
 """Seconds that a page waits for the first events of new spawns. Ours: the hub answers at once, or is busy."""
@@ -55,14 +55,14 @@ class EventLines:
         *lines, self._begun = (self._begun + part).split(b"\n")
         if len(self._begun) > MOST_BYTES:
             self._begun = b""
-        found: list[object] = []
+        events: list[object] = []
         for line in lines:
             if line.startswith(b"data:"):
                 try:
-                    found.append(json.loads(line[len(b"data:") :]))
+                    events.append(json.loads(line[len(b"data:") :]))
                 except ValueError:
                     log.debug("An event of the hub cannot be read: %r", line[:80])
-        return found
+        return events
 
 
 @dataclass
@@ -70,10 +70,10 @@ class _Followed:
     """One spawn whose events are followed."""
 
     lines: EventLines = field(default_factory=EventLines)
-    told: QueueProgress | None = None
+    progress: QueueProgress | None = None
     heard_at: float = 0.0
     """Seconds on a monotonic clock."""
-    known: asyncio.Event = field(default_factory=asyncio.Event)
+    decided: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once the position is known, and at the end. Before it the hub says "Server requested"."""
     task: asyncio.Task[None] | None = None
 
@@ -87,12 +87,12 @@ class _Followed:
         self.heard_at = time.monotonic()
         events = self.lines.take(part)
         if events:
-            self.told = _told(events[-1])
-        if self.told is not None:
-            self.known.set()
+            self.progress = _progress(events[-1])
+        if self.progress is not None:
+            self.decided.set()
 
 
-def _told(event: object) -> QueueProgress | None:
+def _progress(event: object) -> QueueProgress | None:
     """Return what an event says of the queue; None: the spawn does not wait, or another spawner starts it."""
     if not isinstance(event, dict) or "queue_position" not in event:
         return None
@@ -112,9 +112,9 @@ class QueueOfHub:
         self._patience = patience
         self._followed: dict[Server, _Followed] = {}
 
-    async def told(self, waiting: Sequence[HubServer]) -> Mapping[Server, QueueProgress]:
+    async def progress(self, waiting: Sequence[HubServer]) -> Mapping[Server, QueueProgress]:
         """Return what is known of these spawns, of at most `MOST_STREAMS` of them; an unknown one is left out."""
-        servers = [(one.user, one.name) for one in waiting[:MOST_STREAMS]]
+        servers = [(server.user, server.name) for server in waiting[:MOST_STREAMS]]
         self._forget(set(servers))
         new = [server for server in servers if server not in self._followed]
         for server in new[: MOST_STREAMS - len(self._followed)]:
@@ -123,13 +123,13 @@ class QueueOfHub:
         if new:
             await self._first_events([self._followed[server] for server in new if server in self._followed])
         return {
-            server: one.told
+            server: stream.progress
             for server in servers
-            if (one := self._followed.get(server)) and one.told is not None and one.silent_for <= SILENT
+            if (stream := self._followed.get(server)) and stream.progress is not None and stream.silent_for <= SILENT
         }
 
     async def _first_events(self, spawns: Sequence[_Followed]) -> None:
-        waiters = [asyncio.ensure_future(spawn.known.wait()) for spawn in spawns]
+        waiters = [asyncio.ensure_future(spawn.decided.wait()) for spawn in spawns]
         if waiters:
             await asyncio.wait(waiters, timeout=self._patience)
         for waiter in waiters:
@@ -137,15 +137,15 @@ class QueueOfHub:
 
     def close(self) -> None:
         """Follow nothing any longer."""
-        for one in self._followed.values():
-            if one.task is not None:
-                one.task.cancel()
+        for followed in self._followed.values():
+            if followed.task is not None:
+                followed.task.cancel()
 
     def _forget(self, waiting: set[Server]) -> None:
         """Forget spawns whose events have ended: at once if they do not wait any more, else to ask for them again."""
-        for server, one in list(self._followed.items()):
-            ended = one.task is None or one.task.done()
-            if ended and (server not in waiting or one.silent_for >= ASKED_AGAIN):
+        for server, followed in list(self._followed.items()):
+            ended = followed.task is None or followed.task.done()
+            if ended and (server not in waiting or followed.silent_for >= RETRY_PAUSE):
                 del self._followed[server]
 
     async def _follow(self, server: Server, followed: _Followed) -> None:
@@ -157,8 +157,8 @@ class QueueOfHub:
             # the page shows the queue without it
             log.warning("The progress of %s's spawn is unknown: %s", server[0], reason(error))
         finally:
-            followed.told, followed.heard_at = None, time.monotonic()
-            followed.known.set()
+            followed.progress, followed.heard_at = None, time.monotonic()
+            followed.decided.set()
 
 
 class BackgroundRequest:
@@ -210,24 +210,24 @@ class PendingSpawns:
         self._hub = hub
         self._max_age = max_age
         self._patience = patience
-        self._known: tuple[HubServer, ...] | None = None
-        self._known_at = self._next_at = -math.inf
+        self._spawns: tuple[HubServer, ...] | None = None
+        self._read_at = self._next_at = -math.inf
         self._request = BackgroundRequest(self._ask)
         self._problem = ""
 
     async def now(self) -> tuple[HubServer, ...] | None:
         """Return the servers that are being started, the longest first; None: the hub has not said."""
         await self._request.refresh(time.monotonic() >= self._next_at, self._patience)
-        return self.known(2 * LONGEST_PAUSE)
+        return self.cached(2 * LONGEST_PAUSE)
 
     async def recent(self) -> tuple[HubServer, ...] | None:
         """Return the same, but None where it is older than an idle action may be based on."""
         await self.now()
-        return self.known(RECENT)
+        return self.cached(RECENT)
 
-    def known(self, max_age: float) -> tuple[HubServer, ...] | None:
+    def cached(self, max_age: float) -> tuple[HubServer, ...] | None:
         """Return the last answer if it is at most ``max_age`` seconds old."""
-        return self._known if time.monotonic() - self._known_at <= max_age else None
+        return self._spawns if time.monotonic() - self._read_at <= max_age else None
 
     def close(self) -> None:
         """Cancel a request that runs."""
@@ -236,17 +236,17 @@ class PendingSpawns:
     async def _ask(self) -> None:
         began = time.monotonic()
         try:
-            found = await self._hub.pending_spawns()
+            servers = await self._hub.pending_spawns()
         except HubFailed as error:
             if str(error) != self._problem:
                 log.warning("The dashboard shows no queue until the hub lists its servers again. %s", error)
-            self._known, self._problem = None, str(error)
+            self._spawns, self._problem = None, str(error)
             took = 0.0  # the time went by in pauses between tries
         else:
             # the hub says when a spawn started only once its hooks have run: such a spawn is the newest
-            self._known = tuple(
-                sorted(found, key=lambda server: math.inf if server.started is None else server.started)
+            self._spawns = tuple(
+                sorted(servers, key=lambda server: math.inf if server.started is None else server.started)
             )
             self._problem, took = "", time.monotonic() - began
-        self._known_at = time.monotonic()
-        self._next_at = self._known_at + min(LONGEST_PAUSE, max(self._max_age, SHARE_OF_TIME * took))
+        self._read_at = time.monotonic()
+        self._next_at = self._read_at + min(LONGEST_PAUSE, max(self._max_age, SHARE_OF_TIME * took))

@@ -84,27 +84,29 @@ def _key(pod: SessionPod) -> tuple[str, str, float]:
 
 
 def _instants(pod: SessionPod) -> Iterator[_Instant]:
-    said = pod.session
+    annotations = pod.session
     yield "created", pod.created
-    yield "tier", said.tier_since
-    if said.notice is not None:
-        yield "notice", said.notice.at
-    for begun in said.controls.keeps:
+    yield "tier", annotations.tier_since
+    if annotations.notice is not None:
+        yield "notice", annotations.notice.at
+    for begun in annotations.controls.keeps:
         yield "keep", begun
-    for message in said.messages:
+    for message in annotations.messages:
         yield "message", message.at
 
 
-def _moved_annotations(said: PodSession, steps: Mapping[_Instant, float]) -> PodSession:
+def _moved_annotations(annotations: PodSession, steps: Mapping[_Instant, float]) -> PodSession:
     def moved(what: str, instant: float) -> float:
         return _moved(instant, steps.get((what, instant), 0.0))
 
-    notice, messages = said.notice, said.messages
+    notice, messages = annotations.notice, annotations.messages
     return replace(
-        said,
-        tier_since=moved("tier", said.tier_since),
+        annotations,
+        tier_since=moved("tier", annotations.tier_since),
         notice=notice.model_copy(update={"at": moved("notice", notice.at)}) if notice is not None else None,
-        controls=said.controls.model_copy(update={"keeps": tuple(moved("keep", at) for at in said.controls.keeps)}),
+        controls=annotations.controls.model_copy(
+            update={"keeps": tuple(moved("keep", at) for at in annotations.controls.keeps)}
+        ),
         messages=tuple(message.model_copy(update={"at": moved("message", message.at)}) for message in messages),
     )
 

@@ -23,7 +23,7 @@ from gpushare_spawner.model.report import Report, SessionReport, with_known_sinc
 from gpushare_spawner.service.kubernetes.clock_steps import PodInstants, moved_report
 from gpushare_spawner.service.kubernetes.first_identities import FirstIdentities
 from gpushare_spawner.service.kubernetes.node import NodeAgent
-from gpushare_spawner.service.kubernetes.pod_sessions import SessionPod, known_report, made_by, session_pods, trimmed
+from gpushare_spawner.service.kubernetes.pod_sessions import SessionPod, joined_report, made_by, session_pods, trimmed
 from gpushare_spawner.service.reports import KnownReport, UnconfirmedSession
 from gpushare_spawner.wall_clock import WallClock
 from gpushare_spawner.wording.amounts import utc
@@ -31,7 +31,7 @@ from gpushare_spawner.wording.service import unconfirmed_sessions
 
 log = logging.getLogger("gpushare.service.cluster")
 
-LOOK_EVERY = 0.5
+POLL_EVERY = 0.5
 """Seconds between two looks for asks while reports change: of 500 nodes some change each second."""
 UNCONFIRMED_AFTER = 30.0
 """Seconds for which a reported session may lack a pod before that is said. Ours: a report follows the end of a pod
@@ -116,7 +116,7 @@ class Cluster:
         self._unconfirmed: dict[str, dict[str, float]] = {}
         """By node and session: when it was first seen without a pod (seconds since the epoch)."""
         self._by_report: dict[str, tuple[str, _Read]] | None = None
-        self._said: dict[str, str] = {}
+        self._logged: dict[str, str] = {}
         """By pod: what was logged of it."""
         self._warned: set[str] = set()
         """Nodes of whose unconfirmed sessions the log says something."""
@@ -152,7 +152,7 @@ class Cluster:
             if nodes:
                 return [NodeAgent(node, self, self._api, self._clock) for node in sorted(nodes)]
             await self._news.wait()
-            await asyncio.sleep(LOOK_EVERY)
+            await asyncio.sleep(POLL_EVERY)
 
     def _asks(self, node: str, read: _Read) -> bool:
         if time.monotonic() >= read.asks_until:
@@ -179,7 +179,7 @@ class Cluster:
         pods = [self._instants.of_now(pod, self._clock.moved) for pod in here.sessions.values()]
         if read is None and pods and all(pod.layer is not LayerName.NATIVE for pod in pods):
             # no agent belongs there: what is known of its sessions is in their pods
-            return known_report(Report(node=node, published_at=now, gpus=()), pods), 0.0
+            return joined_report(Report(node=node, published_at=now, gpus=()), pods), 0.0
         if read is None or read.report is None:
             why = "its agent has published no report" if read is None else f"its report is refused: {read.problem}"
             raise AgentUnreachable(f"node {node}: {why}")
@@ -190,7 +190,7 @@ class Cluster:
             raise AgentUnreachable(f"node {node}: its agent has published nothing since {utc(report.published_at)}")
         arrived = self._maps.arrived.get(name)
         age = time.monotonic() - arrived if arrived is not None else float("inf")
-        return self._with_lasting(known_report(report, pods, here.others, now)), age
+        return self._with_lasting(joined_report(report, pods, here.others, now)), age
 
     def _with_lasting(self, report: KnownReport) -> KnownReport:
         """Return the report with those unconfirmed sessions that have been so for `UNCONFIRMED_AFTER`, and log them."""
@@ -198,7 +198,7 @@ class Cluster:
         if not report.unconfirmed:
             self._warned.discard(report.node)
             return report
-        since = {one.id: before.get(one.id, one.since) for one in report.unconfirmed}
+        since = {session.id: before.get(session.id, session.since) for session in report.unconfirmed}
         self._unconfirmed[report.node] = since
         lasting = tuple(
             UnconfirmedSession(id=name, since=at)
@@ -208,7 +208,7 @@ class Cluster:
         # once for each node: what a node reports must not fill the log
         if lasting and report.node not in self._warned:
             self._warned.add(report.node)
-            log.warning("%s", unconfirmed_sessions(report.node, [one.id for one in lasting]))
+            log.warning("%s", unconfirmed_sessions(report.node, [session.id for session in lasting]))
         return report.model_copy(update={"unconfirmed": lasting})
 
     def pods(self, node: str) -> Mapping[str, SessionPod]:
@@ -259,7 +259,7 @@ class Cluster:
         # read first: what has come since a step was written after it
         self._clock()
         self._instants.take_note(good, self._clock.moved)
-        self._say_once({f"Pod {name}": f"ignored: {problem}" for name, problem in bad.items()})
+        self._log_once({f"Pod {name}": f"ignored: {problem}" for name, problem in bad.items()})
         self._by_node = {}
         # another layer's scheduler has not placed those without a node
         placed = sorted((pod for pod in good if pod.node), key=_precedence)
@@ -279,20 +279,20 @@ class Cluster:
         """(name of the ConfigMap, what it says) by node; each is parsed once."""
         if self._by_report is not None:
             return self._by_report
-        found: dict[str, tuple[str, _Read]] = {}
+        reports: dict[str, tuple[str, _Read]] = {}
         now = time.monotonic()
         self._read = {name: self._parse(name, item, now) for name, item in self._maps.objects.items()}
         for name, read in self._read.items():
             node = read.report.node if read.report is not None else name.partition("/")[2].removeprefix(_PREFIX)
-            found[node] = name, read
-        self._by_report = found
-        return found
+            reports[node] = name, read
+        self._by_report = reports
+        return reports
 
     def _parse(self, name: str, item: dict[str, Any], now: float) -> _Read:
         version = item["metadata"]["resourceVersion"]
-        known = self._read.get(name)
-        if known is not None and known.version == version:
-            return known
+        previous = self._read.get(name)
+        if previous is not None and previous.version == version:
+            return previous
         report, problem = None, ""
         try:
             report = kubernetes.read_report(item)
@@ -304,17 +304,17 @@ class Cluster:
             misplaced = kubernetes.misplaced_report(item["metadata"]["name"], report)
             report, problem = (report, "") if misplaced is None else (None, f"{misplaced}: this report is ignored")
         if report is not None:
-            report = with_known_since(report, known.report if known is not None else None, now)
+            report = with_known_since(report, previous.report if previous is not None else None, now)
         # once, and not with each report
-        if problem and (known is None or known.problem != problem):
+        if problem and (previous is None or previous.problem != problem):
             log.warning("ConfigMap %s: %s", name, problem)
         return _Read(version, report, problem, now)
 
-    def _say_once(self, problems: dict[str, str]) -> None:
+    def _log_once(self, problems: dict[str, str]) -> None:
         for about, text in problems.items():
-            if self._said.get(about) != text:
+            if self._logged.get(about) != text:
                 log.warning("%s: %s", about, text)
-        self._said = problems
+        self._logged = problems
 
 
 def _precedence(pod: SessionPod) -> tuple[object, ...]:

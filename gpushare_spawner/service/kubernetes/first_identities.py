@@ -24,7 +24,7 @@ class FirstIdentities:
     """Remembers the identity of each pod by its uid, for as long as the pod is there."""
 
     def __init__(self) -> None:
-        self._known: dict[str, tuple[str | None, ...]] = {}
+        self._first: dict[str, tuple[str | None, ...]] = {}
         """By uid, those that came last at the end."""
         self._refused: set[str] = set()
         """Uids of pods of which a change was logged."""
@@ -35,23 +35,23 @@ class FirstIdentities:
         annotations, uid = metadata["annotations"], metadata.get("uid")
         if not uid or kubernetes.is_mirror(metadata):
             return pod
-        said = tuple(annotations.get(name) for name in IDENTITY)
-        known = self._known.setdefault(uid, said)
-        if known == said:
+        current = tuple(annotations.get(name) for name in IDENTITY)
+        first = self._first.setdefault(uid, current)
+        if first == current:
             return pod
-        for name, text in zip(IDENTITY, known, strict=True):
+        for name, text in zip(IDENTITY, first, strict=True):
             annotations.pop(name, None)
             if text is not None:
                 annotations[name] = text
         if uid not in self._refused:
             self._refused.add(uid)
-            changed = [name for name, before, now in zip(IDENTITY, known, said, strict=True) if before != now]
+            changed = [name for name, before, now in zip(IDENTITY, first, current, strict=True) if before != now]
             log.error(
                 "Pod %s/%s was the server of session %s when it was seen first; a change of %s is refused. Nobody but "
                 "the hub writes these annotations: look who may change pods, and at node %s",
                 metadata.get("namespace"),
                 metadata["name"],
-                known[0],
+                first[0],
                 ", ".join(changed),
                 pod["spec"].get("nodeName", ""),
             )
@@ -59,9 +59,9 @@ class FirstIdentities:
 
     def forget(self, there: Collection[str]) -> None:
         """Forget the pods that have left first, beyond `MOST_GONE`. ``there``: the uids of pods that are watched."""
-        if len(self._known) <= len(there) + MOST_GONE:
+        if len(self._first) <= len(there) + MOST_GONE:
             return
-        gone = [uid for uid in self._known if uid not in there]
+        gone = [uid for uid in self._first if uid not in there]
         for uid in gone[: max(0, len(gone) - MOST_GONE)]:
-            del self._known[uid]
+            del self._first[uid]
             self._refused.discard(uid)

@@ -38,11 +38,11 @@ PATCH_TIMEOUT = 10.0
 """Seconds for one patch."""
 DECIDED_WITHIN = 10.0
 """Seconds that an agent has to decide on a change of a share or tier: its watch brings it within a second."""
-LOOK_EVERY = 0.1
+POLL_EVERY = 0.1
 """Seconds between two looks at what the watches have brought."""
 
 
-class KnownNodes(Protocol):
+class ClusterObjects(Protocol):
     """Reports and pods, as the watches have them now."""
 
     @property
@@ -74,9 +74,11 @@ class NodeAgent:
     Each round makes its own NodeAgent, so that no other reader changes what a decision was made on.
     """
 
-    def __init__(self, node: str, known: KnownNodes, api: CoreV1Api, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, node: str, cluster: ClusterObjects, api: CoreV1Api, clock: Callable[[], float] = time.time
+    ) -> None:
         self.node = node
-        self._known = known
+        self._cluster = cluster
         self._api = api
         self._clock = clock
         self._decided_on: Mapping[str, SessionPod] = {}
@@ -85,8 +87,8 @@ class NodeAgent:
 
     async def report(self) -> KnownReport:
         """Return the node's report, with tiers as the pods' annotations have them."""
-        report, self._age = self._known.report(self.node)
-        self._decided_on = self._known.pods(self.node)
+        report, self._age = self._cluster.report(self.node)
+        self._decided_on = self._cluster.pods(self.node)
         return report
 
     def report_age(self) -> float:
@@ -98,7 +100,7 @@ class NodeAgent:
         pod = self._unchanged(request.id)
         needed = IdleReach.RELEASE if request.tier is Tier.RELEASED else IdleReach.DOWNGRADE
         _check_reach(pod, needed)
-        current = self._known.report(self.node)[0].session(request.id)
+        current = self._cluster.report(self.node)[0].session(request.id)
         if current is not None and voids_idle_action(
             current.gpu_busy or current.waiting,
             current.last_gpu_activity,
@@ -120,27 +122,27 @@ class NodeAgent:
             # with the tier: else a spawn that is placed before the agent patches would borrow the units
             lost = pod.session.share_units - request.effective_units
             patch |= kubernetes.borrowed_patch(max(pod.session.borrowed_units, lost))
-        self._reported_before = self._known.report_version(self.node)
+        self._reported_before = self._cluster.report_version(self.node)
         await self._patch(request.id, pod, patch)
 
     async def carried_out(self, request: TierRequest) -> bool:
         """Wait until the agent reports the tier, or has undone it in the pod's annotations."""
-        wanted = (request.tier, request.effective_units)
+        requested = (request.tier, request.effective_units)
         until = time.monotonic() + DECIDED_WITHIN
         while True:
-            pod = self._known.pods(self.node).get(request.id)
+            pod = self._cluster.pods(self.node).get(request.id)
             if pod is None:
                 raise _refusal("unknown-session", f"the pod of session {request.id} is gone")
-            if (pod.session.tier, pod.session.effective_units) != wanted:
+            if (pod.session.tier, pod.session.effective_units) != requested:
                 raise _refusal("busy", f"session {request.id} has worked on the GPU in the meantime")
             # an older report can have the same tier, from before work restored the share
-            if self._known.report_version(self.node) != self._reported_before:
-                reported = self._known.reported(self.node, request.id)
-                if reported is not None and (reported.tier, reported.effective_units) == wanted:
+            if self._cluster.report_version(self.node) != self._reported_before:
+                reported = self._cluster.reported(self.node, request.id)
+                if reported is not None and (reported.tier, reported.effective_units) == requested:
                     return True
             if time.monotonic() > until:
                 return False
-            await asyncio.sleep(LOOK_EVERY)
+            await asyncio.sleep(POLL_EVERY)
 
     async def resize(self, request: ResizeRequest) -> None:
         """Ask for another share in the pod's annotations, and wait for the agent's decision."""
@@ -160,12 +162,12 @@ class NodeAgent:
                 raise AgentUnreachable(
                     f"the agent of node {self.node} did not decide on the change within {DECIDED_WITHIN:g} s"
                 )
-            await asyncio.sleep(LOOK_EVERY)
+            await asyncio.sleep(POLL_EVERY)
         if answer.refused is not None:
             raise ControlRefused(answer.refused)
 
     def _answer_to(self, session: str, change: ShareChange) -> ShareChangeAnswer | None:
-        pod = self._known.pods(self.node).get(session)
+        pod = self._cluster.pods(self.node).get(session)
         if pod is None:
             raise _refusal("unknown-session", f"the pod of session {session} is gone")
         answer = pod.session.resized
@@ -173,7 +175,7 @@ class NodeAgent:
 
     async def _withdraw(self, session: str, change: ShareChange) -> None:
         """Ask no longer; where that fails the agent may still change the share, and the report will say so."""
-        pod = self._known.pods(self.node).get(session)
+        pod = self._cluster.pods(self.node).get(session)
         if pod is not None and pod.session.resize == change:
             with contextlib.suppress(ControlRefused, AgentUnreachable):
                 await self._patch(session, pod, kubernetes.resize_patch(None))
@@ -203,21 +205,21 @@ class NodeAgent:
 
     async def cordon(self, request: CordonRequest) -> None:
         """Write a cordon to the report's ConfigMap, or remove it."""
-        known = [gpu.uuid for gpu in self._known.report(self.node)[0].gpus]
-        if request.gpu and request.gpu not in known:
-            raise _refusal("unknown-gpu", f"node {self.node} has no GPU {request.gpu}; it has {', '.join(known)}")
+        uuids = [gpu.uuid for gpu in self._cluster.report(self.node)[0].gpus]
+        if request.gpu and request.gpu not in uuids:
+            raise _refusal("unknown-gpu", f"node {self.node} has no GPU {request.gpu}; it has {', '.join(uuids)}")
         text = None if request.cordon is None else request.cordon.model_dump_json(exclude_defaults=True)
         metadata: dict[str, Any] = {"annotations": {kubernetes.cordon_name(request.gpu): text}}
-        before = self._known.report_version(self.node)
+        before = self._cluster.report_version(self.node)
         try:
             # no owner until the agent has seen it: the cluster removes the ConfigMap with the agent's pod
-            self._known.patched_report(await self._patch_report({**metadata, "ownerReferences": None}), before)
+            self._cluster.patched_report(await self._patch_report({**metadata, "ownerReferences": None}), before)
         except ApiException as error:
             if error.status != 403:
                 raise self._failed(error) from None
             try:
                 # some clusters let only those change owners who may delete the object
-                self._known.patched_report(await self._patch_report(metadata), before)
+                self._cluster.patched_report(await self._patch_report(metadata), before)
             except ApiException as again:
                 raise self._failed(again) from None
         except (aiohttp.ClientError, ConfigException, OSError) as error:
@@ -227,7 +229,7 @@ class NodeAgent:
         # the client's types leave out `_content_type`, which its generated code reads
         patched = await self._api.patch_namespaced_config_map(  # type: ignore[call-arg]
             kubernetes.report_name(self.node),
-            self._known.namespace,
+            self._cluster.namespace,
             {"metadata": metadata},
             _content_type="application/merge-patch+json",
             _request_timeout=PATCH_TIMEOUT,
@@ -239,13 +241,13 @@ class NodeAgent:
     def _failed(self, error: ApiException) -> ControlRefused | AgentUnreachable:
         what = f"a cordon of node {self.node}"
         if error.status in (401, 403):
-            said = http_status(error.status, error.reason)
-            return _refusal("internal", f"the service may not patch ConfigMaps in {self._known.namespace}: {said}")
+            answer = http_status(error.status, error.reason)
+            return _refusal("internal", f"the service may not patch ConfigMaps in {self._cluster.namespace}: {answer}")
         return AgentUnreachable(f"the API server answers {error.status} to {what}")
 
     def _unchanged(self, session: str) -> SessionPod:
         """Return the session's pod, if its annotations are still those that the decision was made on."""
-        now, then = self._known.pods(self.node).get(session), self._decided_on.get(session)
+        now, then = self._cluster.pods(self.node).get(session), self._decided_on.get(session)
         if now is None or then is None or now.name != then.name or not now.runs:
             raise _refusal("unknown-session", f"there is no running pod of session {session} on node {self.node}")
         if now.session != then.session:
@@ -254,7 +256,7 @@ class NodeAgent:
 
     async def _patch(self, session: str, pod: SessionPod, annotations: Mapping[str, str | None]) -> None:
         try:
-            self._known.patched(pod, await patch_annotations(self._api, pod, annotations))
+            self._cluster.patched(pod, await patch_annotations(self._api, pod, annotations))
         except ApiException as error:
             if error.status == 409:
                 raise _refusal("busy", f"session {session} has changed in the meantime") from None

@@ -49,8 +49,8 @@ class SessionPod:
         metadata, spec, status = pod["metadata"], pod.get("spec", {}), pod.get("status", {})
         labels, annotations, layer = metadata.get("labels"), metadata.get("annotations"), LayerName.NATIVE
         if kubernetes.is_layer_session(labels):
-            found = kubernetes.layer_session(labels, annotations)
-            session, layer = found.session, found.layer
+            labelled = kubernetes.layer_session(labels, annotations)
+            session, layer = labelled.session, labelled.layer
         else:
             session = kubernetes.pod_session(annotations)
         return cls(
@@ -144,7 +144,7 @@ def session_pods(pods: Iterable[dict[str, Any]]) -> tuple[list[SessionPod], dict
     return good, bad
 
 
-def known_report(
+def joined_report(
     report: Report, pods: Iterable[SessionPod], others: Iterable[SessionPod] = (), now: float = 0.0
 ) -> KnownReport:
     """Return the report with the sessions of a node's pods, and with no others.
@@ -172,17 +172,21 @@ def _with(session: SessionReport, pod: SessionPod, uuids: Collection[str]) -> Se
 
     What the annotations say goes before what the report says: the report may be older, and a node can lie.
     """
-    said, known = pod.session, _identity(pod)
-    answered = {answer.number for answer in said.answers}
-    if pod.layer is not LayerName.NATIVE and len(session.gpus) == len(said.gpus) and set(session.gpus) <= set(uuids):
+    annotations, identity = pod.session, _identity(pod)
+    answered = {answer.number for answer in annotations.answers}
+    if (
+        pod.layer is not LayerName.NATIVE
+        and len(session.gpus) == len(annotations.gpus)
+        and set(session.gpus) <= set(uuids)
+    ):
         # only an agent knows which GPUs another layer gives; how many they are is promised
-        known["gpus"] = session.gpus
+        identity["gpus"] = session.gpus
     # of a pod that does not run nothing can be asked; its user's next server may run elsewhere by now
     asks = tuple(ask for ask in session.asks if ask.number not in answered) if pod.runs else ()
     return session.model_copy(
         update={
-            **known,
-            "guaranteed_units": min(session.guaranteed_units, said.effective_units),
+            **identity,
+            "guaranteed_units": min(session.guaranteed_units, annotations.effective_units),
             "confirmed": session.confirmed and pod.runs,
             "lacks_requests": pod.lacks_requests,
             # an answer is in the pod before the agent reports again
@@ -193,11 +197,11 @@ def _with(session: SessionReport, pod: SessionPod, uuids: Collection[str]) -> Se
 
 def _new(pod: SessionPod) -> SessionReport:
     """Return a session that the agent has not reported yet, or of another layer whose GPU use no agent sees."""
-    said = pod.session
+    annotations = pod.session
     return SessionReport.model_validate(
         {
             **_identity(pod),
-            "guaranteed_units": max(0, said.effective_units - said.borrowed_units),
+            "guaranteed_units": max(0, annotations.effective_units - annotations.borrowed_units),
             "confirmed": pod.layer is not LayerName.NATIVE and pod.runs,
             "gpu_use_known": pod.layer is LayerName.NATIVE,
         }
@@ -205,35 +209,35 @@ def _new(pod: SessionPod) -> SessionReport:
 
 
 def _units_alone(pod: SessionPod) -> SessionReport:
-    """Return the units of a pod as a session of nobody."""
-    nobody = {"id": f"{pod.namespace}/{pod.name}"[:MAX_LENGTH], "user": "", "server": "", "quota": ""}
-    return _new(pod).model_copy(update={**nobody, "confirmed": False})
+    """Return the units of a pod as a session of no_owner."""
+    no_owner = {"id": f"{pod.namespace}/{pod.name}"[:MAX_LENGTH], "user": "", "server": "", "quota": ""}
+    return _new(pod).model_copy(update={**no_owner, "confirmed": False})
 
 
 def _identity(pod: SessionPod) -> dict[str, Any]:
     """Return what the API server vouches for: whose the session is, and what it was promised."""
-    said = pod.session
-    user, server = split_session_id(said.session)
+    annotations = pod.session
+    user, server = split_session_id(annotations.session)
     return {
-        "id": said.session,
+        "id": annotations.session,
         "user": user,
         "server": server,
-        "template": said.template,
-        "quota": said.quota,
-        "gpus": said.gpus,
+        "template": annotations.template,
+        "quota": annotations.quota,
+        "gpus": annotations.gpus,
         "layer": pod.layer,
-        "engine": said.engine,
-        "share_units": said.share_units,
-        "borrowed_units": said.borrowed_units,
-        "tier": said.tier,
-        "tier_since": said.tier_since,
-        "effective_units": said.effective_units,
-        "yields": said.yields_until is not None,
+        "engine": annotations.engine,
+        "share_units": annotations.share_units,
+        "borrowed_units": annotations.borrowed_units,
+        "tier": annotations.tier,
+        "tier_since": annotations.tier_since,
+        "effective_units": annotations.effective_units,
+        "yields": annotations.yields_until is not None,
         "opened_at": pod.created,
         "opened_by_node": False,
         "reader_moved": pod.clock_moved,
-        "notice": said.notice,
-        **dict(said.controls),
-        "message": said.messages[-1] if said.messages else None,
-        "messages": said.messages,
+        "notice": annotations.notice,
+        **dict(annotations.controls),
+        "message": annotations.messages[-1] if annotations.messages else None,
+        "messages": annotations.messages,
     }

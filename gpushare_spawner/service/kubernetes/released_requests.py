@@ -46,7 +46,7 @@ class ResizeApi:
         self._api = api
         self._clock = clock
         self._log = log
-        self._known: bool | None = None
+        self._has_resize: bool | None = None
         """Whether the API server has pods/resize; None: it has not said so yet."""
         self._ask_at = 0.0
         self._trouble = ""
@@ -54,8 +54,8 @@ class ResizeApi:
 
     async def available(self) -> bool:
         """Return whether the API server has pods/resize; False where that is not known."""
-        if self._known or self._clock() < self._ask_at:
-            return self._known is True
+        if self._has_resize or self._clock() < self._ask_at:
+            return self._has_resize is True
         try:
             resources = await self._api.get_api_resources(_request_timeout=PATCH_TIMEOUT)
         except ApiException as error:
@@ -65,11 +65,11 @@ class ResizeApi:
         if self._trouble:
             self._log.info("%s", words.DISCOVERY_WORKS)
             self._trouble = ""
-        known = any(resource.name == RESIZE for resource in resources.resources)
-        if not known and self._known is None:
+        has_resize = any(resource.name == RESIZE for resource in resources.resources)
+        if not has_resize and self._has_resize is None:
             self._log.warning("%s", words.resize_unknown())
-        self._known, self._ask_at = known, self._clock() + ASK_AGAIN_AFTER
-        return known
+        self._has_resize, self._ask_at = has_resize, self._clock() + ASK_AGAIN_AFTER
+        return has_resize
 
     def _failed(self, why: str) -> bool:
         if why != self._trouble:
@@ -80,7 +80,7 @@ class ResizeApi:
 
 log = logging.getLogger("gpushare.service.requests")
 
-LOOK_EVERY = 10.0
+POLL_EVERY = 10.0
 """Seconds between two checks of all pods where no watch brings anything: use and templates change too."""
 SHORTEST_PAUSE = 0.2
 """Seconds between two checks, so that many changes at once cause one check."""
@@ -132,30 +132,30 @@ class ReleasedRequests:
         while True:
             self._woken.clear()
             try:
-                await self.look()
+                await self.poll()
             except Exception:
                 log.exception("Cannot check the requests of released sessions; retrying")
             await asyncio.sleep(SHORTEST_PAUSE)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_EVERY):
+                async with asyncio.timeout(POLL_EVERY):
                     await self._woken.wait()
 
-    async def look(self) -> None:
+    async def poll(self) -> None:
         """Bring each pod's requests to what its session's tier leaves it."""
         templates = self._templates()
         running = [pod for pod in self._nodes.all_pods() if pod.runs]
         for pod in running:
-            self._tell_without_effect(pod, templates.get(pod.session.template))
+            self._log_without_effect(pod, templates.get(pod.session.template))
         due = [(pod, pod.requests) for pod in running if pod.requests is not None]
         names = {_name(pod) for pod, _ in due}
         self._done = {name: version for name, version in self._done.items() if name in names}
         self._refused = {name: refusal for name, refusal in self._refused.items() if name in names}
         for pod, now in due:
-            wanted = self._wanted(pod, now, templates.get(pod.session.template))
-            if wanted is None or self._done.get(_name(pod)) == pod.version:
+            desired = self._desired(pod, now, templates.get(pod.session.template))
+            if desired is None or self._done.get(_name(pod)) == pod.version:
                 continue
-            refused = wanted == now.asked and bool(now.infeasible)
-            if wanted == now.asked and not refused and not (now.restored and pod.session.tier is not Tier.RELEASED):
+            refused = desired == now.asked and bool(now.infeasible)
+            if desired == now.asked and not refused and not (now.restored and pod.session.tier is not Tier.RELEASED):
                 if not now.lacking:
                     self._refused.pop(_name(pod), None)
                 continue
@@ -166,11 +166,11 @@ class ReleasedRequests:
             if refused:
                 # the kubelet does not try such a resize again; from 1.36 on the API server refuses it instead
                 await self._change(pod, now, now.granted)
-                self._refuse(_name(pod), words.requests_refused(wanted, now.infeasible))
+                self._refuse(_name(pod), words.requests_refused(desired, now.infeasible))
             else:
-                await self._change(pod, now, wanted)
+                await self._change(pod, now, desired)
 
-    def _wanted(self, pod: SessionPod, now: ContainerRequests, template: Template | None) -> Requests | None:
+    def _desired(self, pod: SessionPod, now: ContainerRequests, template: Template | None) -> Requests | None:
         """What the pod is to request; None: nothing is to be done."""
         if pod.session.tier is not Tier.RELEASED:
             return now.whole
@@ -192,29 +192,29 @@ class ReleasedRequests:
         use = session.host_use if session is not None and session.tier is Tier.RELEASED else None
         return None if use is None else Requests(use.cpu_millicores, use.memory_bytes)
 
-    async def _change(self, pod: SessionPod, now: ContainerRequests, wanted: Requests) -> None:
+    async def _change(self, pod: SessionPod, now: ContainerRequests, desired: Requests) -> None:
         name, version = _name(pod), pod.version
         try:
-            if wanted != now.asked:
+            if desired != now.asked:
                 if now.full is None:
                     patched = await patch_annotations(self._api, pod, kubernetes.requests_patch(now.asked))
                     version = patched["metadata"]["resourceVersion"]
                 await self._api.patch_namespaced_pod_resize(  # type: ignore[call-arg]
                     pod.name,
                     pod.namespace,
-                    now.patch(wanted, version),
+                    now.patch(desired, version),
                     _content_type="application/strategic-merge-patch+json",
                     _request_timeout=PATCH_TIMEOUT,
                 )
-                log.info("Pod %s (%s) now requests %s", name, pod.session.tier, words.requests(wanted))
+                log.info("Pod %s (%s) now requests %s", name, pod.session.tier, words.requests(desired))
             else:
                 await patch_annotations(self._api, pod, kubernetes.requests_patch(None))
         except ApiException as error:
             if error.status in (404, 409):
                 return  # gone, or changed meanwhile: the watch brings it
-            self._refuse(name, words.requests_refused(wanted, _reason(error)))
+            self._refuse(name, words.requests_refused(desired, _reason(error)))
         except (aiohttp.ClientError, ConfigException, OSError) as error:
-            self._refuse(name, words.requests_not_sent(wanted, reason(error)))
+            self._refuse(name, words.requests_not_sent(desired, reason(error)))
         else:
             if name in self._refused:
                 self._refused[name] = self._refused[name][0], 0.0
@@ -225,7 +225,7 @@ class ReleasedRequests:
             log.warning("Pod %s: %s", name, why)
         self._refused[name] = why, self._clock() + RETRY_AFTER
 
-    def _tell_without_effect(self, pod: SessionPod, template: Template | None) -> None:
+    def _log_without_effect(self, pod: SessionPod, template: Template | None) -> None:
         """Log once for each template where Kubernetes can lower no requests of its pods."""
         if template is None or template.idle.release_resources is None:
             return
@@ -246,7 +246,7 @@ def _name(pod: SessionPod) -> str:
 
 def _reason(error: ApiException) -> str:
     with contextlib.suppress(ValueError, AttributeError, TypeError):
-        said: Any = json.loads(error.body or b"").get("message")
-        if said:
-            return str(said)
+        message: Any = json.loads(error.body or b"").get("message")
+        if message:
+            return str(message)
     return http_status(error.status, error.reason)

@@ -42,7 +42,7 @@ def ask(agent: FakeAgent, clock: Clock, kind: int, value: float = 0.0, number: i
 
 async def answers(asks: AskResponder, agent: FakeAgent) -> list[AskAnswer]:
     agent.answers.clear()
-    await asks.look()
+    await asks.poll()
     await asks.answered()
     return list(agent.answers)
 
@@ -245,11 +245,11 @@ async def test_a_hub_that_hangs_delays_one_session_only(
     hub_server.delay = 0.4
     ask(agent, clock, AskKind.STOP, user="bob")
     ask(agent, clock, AskKind.KEEP, HOUR, user="ann")
-    await asks.look()
+    await asks.poll()
     await asyncio.sleep(0.1)
     assert agent.sessions["ann"].keep is not None
     # bob's is under way: it is not begun a second time
-    await asks.look()
+    await asks.poll()
     await asks.answered()
     assert hub_server.deleted == ["/users/bob/server"]
     assert [one.text for one in agent.answers if one.text == words.STOPS] == [words.STOPS]

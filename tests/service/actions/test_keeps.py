@@ -14,7 +14,7 @@ from gpushare_spawner.model.controls import Ask, Exemption, Keep
 from gpushare_spawner.model.frames import AskKind
 from gpushare_spawner.model.share import Tier
 from gpushare_spawner.service.actions.keeps import has_to_settle
-from gpushare_spawner.service.actions.outcome import ActionRefused, Actor, Asked, RefusalCode
+from gpushare_spawner.service.actions.outcome import ActionRefused, Actor, ReceivedAsk, RefusalCode
 from gpushare_spawner.service.reports import MachineAgent
 from gpushare_spawner.wording import actions as words
 from tests.present import present
@@ -169,15 +169,15 @@ async def test_a_released_share_is_kept_from_its_next_gpu_work(acting: Acting, a
 
 async def test_an_ask_carried_out_twice_has_one_effect_and_one_answer(acting: Acting, clock: Clock) -> None:
     """The service is killed after the keep was set and before it knew, and sees the ask again."""
-    asked = Asked(Ask(number=7, kind=AskKind.KEEP, value=HOUR, at=clock()), at=clock())
+    asked = ReceivedAsk(Ask(number=7, kind=AskKind.KEEP, value=HOUR, at=clock()), at=clock())
     clock.forward(1.5)
-    first = await acting.actions.keep(acting.seen(), ANN, seconds=HOUR, asked=asked)
+    first = await acting.actions.keep(acting.seen(), ANN, seconds=HOUR, received=asked)
     assert first.text == "The GPU share is kept for 1 h."
     assert [(answer.number, answer.done, answer.text) for answer in acting.agent.answers] == [(7, True, first.text)]
     before = acting.agent.sessions["ann"]
     assert present(before.keep).until == asked.at + HOUR
     clock.forward(50)
-    again = await acting.actions.keep(acting.seen(), ANN, seconds=HOUR, asked=asked)
+    again = await acting.actions.keep(acting.seen(), ANN, seconds=HOUR, received=asked)
     assert not again.changed
     assert acting.agent.sessions["ann"] == before
     assert len(acting.recorded) == 1

@@ -9,7 +9,7 @@ import pytest
 from gpushare_spawner.model.controls import Ask, Exemption, MessageCause
 from gpushare_spawner.model.frames import AskKind
 from gpushare_spawner.model.share import Tier
-from gpushare_spawner.service.actions.outcome import ActionOutcome, ActionRefused, Actor, Asked, RefusalCode, Target
+from gpushare_spawner.service.actions.outcome import ActionOutcome, ActionRefused, Actor, ReceivedAsk, RefusalCode, Target
 from gpushare_spawner.service.actions.session_actions import SessionActions
 from gpushare_spawner.service.hub.client import Hub
 from gpushare_spawner.wording import actions as words
@@ -65,7 +65,7 @@ async def test_an_ask_for_a_release_is_void_after_gpu_work(acting: Acting, agent
     """Released, restored by work, and then the service, killed before its answer, sees the ask again."""
     one = acting.seen()
     clock.forward(MINUTE)
-    asked = Asked(Ask(number=1, kind=AskKind.RELEASE, at=clock()), at=clock())
+    asked = ReceivedAsk(Ask(number=1, kind=AskKind.RELEASE, at=clock()), at=clock())
     assert (await acting.actions.release(one, ANN, asked)).changed
     clock.forward(1)
     agent.work("ann")

@@ -345,7 +345,7 @@ async def test_a_server_that_runs_again_is_left_alone(
 async def test_a_restart_is_finished_when_the_hub_answers_and_the_server_has_stopped(
     next_service: Acting, running: FakeHub, journal: History, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(restart, "ASKED_AGAIN", 0.01)
+    monkeypatch.setattr(restart, "RETRY_PAUSE", 0.01)
     await journal.begin_restart(begun(clock))
     running.faults = [400, 400]
     running.add("ann", "", ready=False, pending="stop", user_options=OPTIONS)

@@ -168,7 +168,7 @@ class World:
         asks = AskResponder(self.cluster, actions, lambda: NOW)
         try:
             async with asyncio.timeout(0.01):
-                await asks.look()
+                await asks.poll()
         except TimeoutError:
             pass
         await asks.answered()
@@ -378,9 +378,9 @@ def test_identities_are_kept_of_pods_that_are_there_and_of_some_that_have_left()
         identities.keep(trimmed(pod(f"user-{number}", HONEST)))
     there = {f"user-{number}-{HONEST}" for number in range(10)}
     identities.forget(there)
-    assert len(identities._known) == MOST_GONE + 10
-    assert there < identities._known.keys()
-    assert f"user-{3 * MOST_GONE - 1}-{HONEST}" in identities._known
+    assert len(identities._first) == MOST_GONE + 10
+    assert there < identities._first.keys()
+    assert f"user-{3 * MOST_GONE - 1}-{HONEST}" in identities._first
 
 
 def test_the_units_of_another_hubs_pods_are_taken_and_nothing_else_of_them_counts() -> None:
