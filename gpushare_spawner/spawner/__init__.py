@@ -1,6 +1,6 @@
-"""The JupyterHub side: what is offered, who gets it, where it goes, and the spawners that start it.
+"""The JupyterHub side: spawners that place a server on a shared GPU and start it there.
 
-``local`` starts processes: its ``mixin`` makes a spawner a sharing one. A spawner on another platform takes the mixin
-too and overrides what it says about the place a server runs in: the user's uid and the pid. ``kubernetes`` starts pods.
-What both need is beside them: ``options``, ``queue``, ``form``, and ``base`` with the settings.
+``local`` starts processes: its ``mixin`` adds GPU shares to a spawner. A spawner on another platform uses the mixin too
+and overrides the methods that depend on the platform: the user's uid and the pid. ``kubernetes`` starts pods. The code
+for both is in ``options``, ``queue``, ``form``, ``attempt`` and ``base`` (the settings).
 """

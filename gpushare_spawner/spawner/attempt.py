@@ -1,12 +1,7 @@
-"""The state of one spawn, from the admin's hook to the end of its server. A new spawn has a new one; nothing is reset.
+"""The state of one spawn, from the admin's hook to the end of its server, and the progress that the user sees.
 
-Does not place or start anything: see `placing`, and the spawners in ``local`` and ``kubernetes``.
-
-Gets the share of one spawn: joins the queue, tells the user the position, and says where the server will run.
-
-Does not decide who gets what: see `queue.reservations`.
-
-What a spawn has to say while it waits and is placed: one teller, any number of listeners.
+Each spawn has a new `SpawnAttempt`; nothing is reset. `reserve_share` joins the queue and reports the position to the
+user. Does not choose a place: see ``queue``. Does not start a server: see the spawners in ``local`` and ``kubernetes``.
 """
 
 from __future__ import annotations
@@ -43,7 +38,7 @@ class Paragraph:
 
 
 class SpawnProgress:
-    """The events of one spawn, in JupyterHub's form for ``progress()``; a listener who comes late gets them all."""
+    """The events of one spawn, in JupyterHub's form for ``progress()``. A late listener gets all events."""
 
     def __init__(self) -> None:
         self._events: list[dict[str, Any]] = []
@@ -56,7 +51,7 @@ class SpawnProgress:
         progress: int | None = None,
         queue: QueueProgress | None = None,
     ) -> None:
-        """Add text, and how far the spawn is (0 to 100). Empty paragraphs are left out.
+        """Add an event with a text and the progress of the spawn (0 to 100). Empty paragraphs are left out.
 
         ``queue``: the same for programs; None: the spawn does not wait.
         """
@@ -73,7 +68,7 @@ class SpawnProgress:
         self._notify()
 
     def tell_template(self, name: str, title: str) -> None:
-        """Add which template is started. ``title``: its display name."""
+        """Add the template of this spawn. ``title``: its display name."""
         marked = f'<span class="gpushare-template" data-template="{escape(name)}">{escape(title)}</span>'
         html = escape(words.template("{title}")).replace("{title}", marked)
         self.tell(Paragraph(words.template(title), html), progress=0)
@@ -84,7 +79,7 @@ class SpawnProgress:
         return Paragraph(text.replace("{time}", utc(at)), escape(text).replace("{time}", _time_element(at)))
 
     def end(self) -> None:
-        """Nothing more will come; what follows is the spawner's own."""
+        """End the events of placement; later events are the spawner's own."""
         self._ended = True
         self._notify()
 
@@ -93,18 +88,18 @@ class SpawnProgress:
         more.set()
 
     async def events(self) -> AsyncIterator[dict[str, Any]]:
-        """All events, until `end`."""
-        told = 0
+        """Yield all events, until `end`."""
+        sent = 0
         while True:
-            while told < len(self._events):
-                yield dict(self._events[told])
-                told += 1
+            while sent < len(self._events):
+                yield dict(self._events[sent])
+                sent += 1
             if self._ended:
                 return
             await self._more.wait()
 
     async def follow(self, ticket: Ticket, ends_at: float) -> None:
-        """Tell the position in the queue and what belongs to it, whenever something of it changes.
+        """Report the position in the queue and its details after each change.
 
         ``ends_at``: when the wait ends, in seconds since the epoch. Runs until it is cancelled.
         """
@@ -131,23 +126,23 @@ class SpawnProgress:
 
 
 def _alternatives(startable: Sequence[Startable]) -> Paragraph:
-    """The templates that would start now; the hub's page of a pending spawn makes links of their names."""
+    """Return the templates that would start now; the hub's page of a pending spawn makes links of their names."""
     names = [
-        f'<span class="gpushare-startable" data-template="{escape(one.name)}">{escape(one.title)}</span>'
-        for one in startable
+        f'<span class="gpushare-startable" data-template="{escape(template.name)}">{escape(template.title)}</span>'
+        for template in startable
     ]
     html = f'<span class="gpushare-instead">{words.instead(names)}</span>' if names else ""
-    return Paragraph(words.instead([one.title for one in startable]), html)
+    return Paragraph(words.instead([template.title for template in startable]), html)
 
 
 def _time_element(at: float) -> str:
-    """An instant as HTML: the hub's page of a pending spawn writes it in the reader's time zone."""
+    """Return a time as HTML: the hub's page of a pending spawn shows it in the reader's time zone."""
     instant = datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     return f'<time class="gpushare-wait-end" datetime="{instant}">{utc(at)}</time>'
 
 
 async def interleaved(first: AsyncIterator[Any], second: AsyncIterator[Any]) -> AsyncIterator[Any]:
-    """The events of both as they come, until the first has no more."""
+    """Yield the events of both as they come, until the first iterator ends."""
     sources = {"first": first, "second": second}
     coming: dict[str, asyncio.Task[Any]] = {}
     try:
@@ -174,20 +169,20 @@ Reserved = TypeVar("Reserved", bound=Reservation)
 
 
 class SpawnPhase(Enum):
-    """How far a spawn is."""
+    """The phase of a spawn."""
 
     NEW = "new"
-    """Nothing was asked for yet."""
+    """No request yet."""
     PLACING = "placing"
-    """The hook runs, options are checked, and the share is waited for. There is no server to poll or to stop."""
+    """The hook runs, options are checked, and the spawn waits for its share. There is no server to poll or to stop."""
     READY = "ready"
-    """Options are checked and applied, the share is reserved; the spawner's ``start`` comes next."""
+    """Options are checked and applied, and the share is reserved. The spawner's ``start`` comes next."""
     STARTING = "starting"
     """The spawner's ``start`` runs."""
     STARTED = "started"
-    """The server was started, perhaps by a hub that has ended since."""
+    """The server was started, perhaps by an earlier hub process."""
     ENDED = "ended"
-    """The spawn failed or was called off, or its server is gone; nothing is reserved."""
+    """The spawn failed or was cancelled, or its server has ended. Nothing is reserved."""
 
 
 class SpawnAttempt(ABC, Generic[Reserved]):
@@ -198,18 +193,18 @@ class SpawnAttempt(ABC, Generic[Reserved]):
         self.overrides = overrides
         """The traits that the choice has set."""
         self.profile: Profile | None = None
-        """What was chosen; None before that, and for a server that an earlier hub process started."""
+        """The chosen profile; None before the choice, and for a server that an earlier hub process started."""
         self.template_name = ""
-        """The template's name, which outlives the hub process; empty for a profile of the admin's own."""
+        """The template's name, which outlives the hub process; empty for the admin's own profiles."""
         self.quota = ""
         """The account that the share is charged to; empty: there are no quotas."""
         self.user_units: int | None = None
-        """What the user's sessions in that quota have at most together on one GPU; None: no bound."""
+        """Units that the user's sessions in that quota may have together on one GPU; None: no limit."""
         self.alternatives: tuple[Template, ...] = ()
         """The other templates that the user may start."""
         self.reservation: Reserved | None = None
         self.progress = SpawnProgress()
-        """What the user is told until the share is reserved."""
+        """The events until the share is reserved."""
         self._waiting: asyncio.Task[Any] | None = None
         self.hub_task: asyncio.Future[Any] | None = None
         """The hub's task of this spawn; None: a script starts the spawner without a hub."""
@@ -220,7 +215,7 @@ class SpawnAttempt(ABC, Generic[Reserved]):
 
     @property
     def cancelled(self) -> bool:
-        """Whether the hub has cancelled its task of this spawn, in any phase: a user or an admin asked for that."""
+        """Whether a user or an admin has cancelled the spawn: the hub has cancelled its task, in any phase."""
         return self.hub_task is not None and self.hub_task.cancelled()
 
     @property
@@ -234,26 +229,26 @@ class SpawnAttempt(ABC, Generic[Reserved]):
         return self.profile is not None and self.profile.template is not None and self.profile.template.gpu is None
 
     def chose(self, choice: Choice) -> None:
-        """Note what was chosen. Only templates are remembered with the server's state."""
+        """Record the choice. Only templates are saved with the server's state."""
         self.profile = choice.profile
         self.alternatives = choice.alternatives
         self.quota, self.user_units = choice.quota, choice.user_units
         self.template_name = choice.profile.slug if choice.profile.template is not None else ""
 
     def apply(self, choice: Choice) -> None:
-        """Note what was chosen, and set the traits that it asks for. Raises SpawnRefused, see `Overrides.apply`."""
+        """Record the choice and set its traits. Raises SpawnRefused, see `Overrides.apply`."""
         self.overrides.undo()
         self.chose(choice)
         self.overrides.apply_choice(choice)
 
     def settle(self, choice: Choice) -> None:
-        """Do what `placing` is for where nobody calls it: a script starts a spawner without a hub."""
+        """Apply the choice without `placing`: a script starts a spawner without a hub."""
         self.apply(choice)
         self.phase = SpawnPhase.READY
 
     @contextlib.contextmanager
     def placing(self) -> Iterator[None]:
-        """Mark the part of a spawn in which its share is waited for; a failure ends the attempt, see `cancel`."""
+        """Mark the wait for the share. A failure ends the attempt, see `cancel`."""
         self.phase = SpawnPhase.PLACING
         self._waiting = asyncio.current_task()
         try:
@@ -277,7 +272,7 @@ class SpawnAttempt(ABC, Generic[Reserved]):
 
     @contextlib.contextmanager
     def cancelled_on_failure(self) -> Iterator[None]:
-        """End the attempt where this part of a spawn fails or is called off, see `cancel`."""
+        """End the attempt if this part of a spawn fails or is cancelled, see `cancel`."""
         try:
             yield
         except BaseException:
@@ -286,16 +281,16 @@ class SpawnAttempt(ABC, Generic[Reserved]):
             raise
 
     def call_off(self) -> bool:
-        """Stop waiting for a share; return whether there was such a wait."""
+        """Stop waiting for a share. Return whether there was such a wait."""
         if self._waiting is None:
             return False
         self._waiting.cancel()
         return True
 
     def cancel(self) -> None:
-        """Give the share back, put the traits back, and forget what was chosen. Idempotent.
+        """Give the share back, restore the traits and forget the choice. Idempotent.
 
-        A wait for a share is not ended by this: `call_off` does that, and the attempt ends with it.
+        Does not end a wait for a share: `call_off` does that, and the attempt ends with the wait.
         """
         self.give_back()
         self.overrides.undo()
@@ -306,11 +301,11 @@ class SpawnAttempt(ABC, Generic[Reserved]):
             self.progress.end()
 
     def state(self) -> dict[str, Any]:
-        """Return what a hub that is restarted needs to know; empty where no template was chosen."""
+        """Return the state that a restarted hub needs; empty if no template was chosen."""
         return {"template": self.template_name} if self.template_name else {}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take over what `state` of an earlier hub process said of a server that runs."""
+        """Restore the `state` that an earlier hub process saved for a running server."""
         self.template_name = str(state.get("template") or "")
         self.phase = SpawnPhase.STARTED
 
@@ -323,11 +318,11 @@ async def reserve_share(
     alternatives: tuple[Alternative, ...],
     decided: Callable[[], None] = lambda: None,
 ) -> Reserved:
-    """Return a reservation, after a wait of at most ``patience`` seconds; ``progress`` hears of the position.
+    """Return a reservation, after a wait of at most ``patience`` seconds. ``progress`` reports the position.
 
-    ``alternatives``: the other templates that the user may start; ``progress`` hears which of them would start now.
-    ``decided`` is called once the spawn has a place, or must wait for one by the first pass over the queue.
-    Raises SpawnRefused; then, and when the wait is cancelled, nothing stays reserved.
+    ``alternatives``: the other templates that the user may start; ``progress`` reports which of them would start now.
+    ``decided`` is called after the first decision: the spawn has a place, or the first pass over the queue left it
+    waiting. Raises SpawnRefused. After an error or a cancelled wait nothing stays reserved.
     """
     telling: list[asyncio.Task[None]] = []
     ends_at = time.time() + patience
@@ -357,7 +352,7 @@ async def _tell_that_it_waits(ticket: Ticket, decided: Callable[[], None]) -> No
 def report_placement(
     reservation: Reservation, node: str, progress: SpawnProgress, log: logging.Logger, name: str
 ) -> None:
-    """Tell user and log which GPUs were found for the server ``name``. ``node``: where the GPUs are, or empty."""
+    """Report the GPUs of the server ``name`` to the user and the log. ``node``: the GPUs' node, or empty."""
     if reservation.offer is not None:
         title = LAYERS[reservation.offer.layer].title
         progress.tell(layer_words.placed(title), progress=30)

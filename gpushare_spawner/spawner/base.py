@@ -1,6 +1,6 @@
-"""What all sharing spawners have in common: their settings, and what they share with the hub's other spawners.
+"""The base of all sharing spawners: their settings, and the objects that the spawners of one hub share.
 
-A spawn, step by step, is in `local.mixin` and `kubernetes.spawner`; its state is in `attempt`.
+The steps of a spawn are in `local.mixin` and `kubernetes.spawner`; its state is in `attempt`.
 """
 
 from __future__ import annotations
@@ -43,39 +43,42 @@ from gpushare_spawner.wording import spawn_failures
 from gpushare_spawner.wording.amounts import LOCAL_TIME_SCRIPT
 
 TEMPLATES_MAX_AGE = 10.0
-"""Seconds for which the templates that placement expects, and the quotas for the queue, are not read again."""
+"""Age in seconds up to which passes over the queue reuse the templates and quotas without a new read."""
 QUOTAS_MAX_AGE = 1.0
-"""Seconds for which the quotas are not read again for a form or a choice; one form asks for each card."""
+"""Age in seconds up to which a form or a choice reuses the quotas; one form needs them for each card."""
 
 DECIDED_WITHIN = 1.0
-"""Seconds that a request for a server waits until the first decision on it is known: an admin's hook, or a cluster that
-does not answer, can take longer."""
+"""Seconds that a request for a server waits for the first decision. An admin's hook, or a cluster that does not answer,
+can take longer.
+"""
 
 _submitted: ContextVar[dict[str, Any] | None] = ContextVar("_submitted", default=None)
-"""What the request at hand submitted. After an error the hub renders the form again with the default server's spawner,
-which knows nothing of the options of a named one."""
+"""The options that the current request submitted. After an error the hub renders the form again with the default
+server's spawner, which does not have the options of a named server.
+"""
 
 _Shared = TypeVar("_Shared")
 
 
-# A part of a spawner, to go before one: the hub wants every subclass of its Spawner to define start, stop and poll.
+# A mixin, to be placed before a spawner class: the hub requires each subclass of Spawner to define start, stop and
+# poll.
 _Part: Any = LoggingConfigurable
 
 
 class GPUShareBase(_Part):  # type: ignore[misc]
-    """The settings of all sharing spawners, and what they do alike."""
+    """Settings and common behaviour of all sharing spawners."""
 
     _attempt: SpawnAttempt[Any]
-    """The spawn at hand, or the one that the running server comes from."""
+    """The current spawn, or the spawn of the running server."""
 
     user_options: dict[str, Any]
-    """JupyterHub's: what the user has chosen."""
+    """JupyterHub's: the user's choice."""
 
     _spawn_future: asyncio.Future[Any] | None
-    """JupyterHub's: the spawn at hand, or the last one if it has failed; the hub's pages say its error."""
+    """JupyterHub's: the current spawn, or the last one if it failed; the hub's pages show its error."""
 
     unavailable: str
-    """Why nothing is known of the GPUs, as half a sentence."""
+    """Why the state of the GPUs is unknown, as half a sentence."""
 
     @property
     def local_time_script(self) -> str:
@@ -181,66 +184,69 @@ class GPUShareBase(_Part):  # type: ignore[misc]
         self._attempt = self._new_attempt()
         self._responding = False
         self._decided = asyncio.Event()
-        """Set once the first decision on the spawn at hand is known: its options are right, and it has a place or waits
-        for one. A spawn that is refused ends instead."""
+        """Set after the first decision on the current spawn: its options are valid, and it has a place or waits for
+        one. A refused spawn ends instead.
+        """
         self._stop_note = ""
-        """Why the server was stopped, if its user did not do it; empty since the next start."""
+        """Why the server was stopped, if its user did not stop it; empty after the next start."""
 
-    # -- what a kind of spawner must say --
+    # -- implemented by each kind of spawner --
 
     @property
     @abstractmethod
     def reservations(self) -> Reservations[Any]:
-        """The shares in flight and the queue, one for all spawners of the hub that use the same GPUs."""
+        """The reservations and the queue, shared by all spawners of the hub that use the same GPUs."""
 
     @abstractmethod
     async def offered(self) -> list[Profile]:
-        """All profiles, allowed to this user or not."""
+        """Return all profiles, allowed to this user or not."""
 
     @abstractmethod
     def _new_attempt(self) -> SpawnAttempt[Any]:
-        """The state of a spawn that has not begun."""
+        """Return the state of a spawn that has not begun."""
 
     @abstractmethod
     async def _choose(self) -> Choice:
-        """What ``user_options`` stand for. Raises SpawnRefused."""
+        """Return the choice that ``user_options`` mean. Raises SpawnRefused."""
 
     @abstractmethod
     def _ineligible_for(self, template: Template) -> Callable[[], frozenset[str]]:
-        """Return a function that returns the nodes which keep out a server of this template, whatever is free there."""
+        """Return a function that returns the nodes that cannot run a server of this template, whatever is free."""
 
     @abstractmethod
     async def _get_ready(self, choice: Choice) -> None:
-        """Set the traits that the choice asks for, and get its share. Raises SpawnRefused.
+        """Set the traits of the choice and reserve its share. Raises SpawnRefused.
 
         Sets `_decided` once the first pass over the queue has decided on the share.
         """
 
-    # -- what the spawners of a hub share --
+    # -- shared by the spawners of a hub --
 
     @property
     def template_folder(self) -> TemplateFolder:
-        """The folder of compute templates, one for all spawners of the hub."""
+        """The folder of compute templates, shared by all spawners of the hub."""
         return self._shared(("templates", self.templates_dir), lambda: TemplateFolder(self.templates_dir, self.log))
 
     @property
     def quota_file(self) -> QuotaFile:
-        """The quotas beside the templates, one for all spawners of the hub."""
+        """The quotas beside the templates, shared by all spawners of the hub."""
         return self._shared(("quotas", self.templates_dir), lambda: QuotaFile(self.templates_dir, self.log))
 
     @property
     def idle_file(self) -> OptionalFile[IdlePolicy]:
-        """The idle policy beside the templates, one for all spawners of the hub."""
+        """The idle policy beside the templates, shared by all spawners of the hub."""
         return self._shared(("idle", self.templates_dir), lambda: idle_file(self.templates_dir, self.log))
 
     @property
     def layers_file(self) -> OptionalFile[LayersFile]:
-        """The sharing layers beside the templates, one for all spawners of the hub."""
+        """The sharing layers beside the templates, shared by all spawners of the hub."""
         return self._shared(("layers", self.templates_dir), lambda: layers_file(self.templates_dir, self.log))
 
     def templates_of_user(self, max_age: float = 0.0) -> tuple[Template, ...]:
-        """Return the templates in force, with the idle actions that apply to the server's user. ``max_age``: seconds
-        for which the files are not read again."""
+        """Return the templates in force, with the idle actions that apply to the server's user.
+
+        ``max_age``: seconds for which the files are not read again.
+        """
         templates, policy = self.template_folder.load(max_age).templates, self.idle_file.load(max_age).content
         if policy is None:
             return templates
@@ -253,11 +259,11 @@ class GPUShareBase(_Part):  # type: ignore[misc]
         return hub.shared(self.user, key, make)
 
     def _hub_runs(self, user: str, server: str) -> bool:
-        """Whether the hub knows this server to run, or to be starting or stopping."""
+        """Return whether the server runs, starts or stops, according to the hub."""
         return hub.hub_runs(self.user, user, server)
 
     def _queue_settings(self) -> dict[str, Any]:
-        """Settings of `reservations`."""
+        """Return the settings of `reservations`."""
         return {
             "strategy": self._strategy(),
             "queue_length": self.queue_length,
@@ -268,21 +274,21 @@ class GPUShareBase(_Part):  # type: ignore[misc]
         }
 
     def _offered_templates(self) -> Callable[[], Iterable[Template]]:
-        """Return a function that returns the templates of now. It keeps no spawner alive."""
+        """Return a function that returns the current templates. It keeps no spawner alive."""
         folder = self.template_folder
-        # every pass over the queue asks
+        # every pass over the queue calls it
         return lambda: folder.load(max_age=TEMPLATES_MAX_AGE).templates
 
     def _quotas_in_force(self) -> Callable[[], Quotas | None]:
-        """Return a function that returns the quotas of now. It keeps no spawner alive."""
+        """Return a function that returns the current quotas. It keeps no spawner alive."""
         file = self.quota_file
-        # every pass over the queue asks
+        # every pass over the queue calls it
         return lambda: file.load(max_age=TEMPLATES_MAX_AGE).quotas
 
     def _layers_in_force(self) -> Callable[[], LayersFile | None]:
-        """Return a function that returns the sharing layers of now. It keeps no spawner alive."""
+        """Return a function that returns the current sharing layers. It keeps no spawner alive."""
         file = self.layers_file
-        # every pass over the queue asks
+        # every pass over the queue calls it
         return lambda: file.load(max_age=TEMPLATES_MAX_AGE).content
 
     def _strategy(self) -> Strategy:
@@ -299,24 +305,24 @@ class GPUShareBase(_Part):  # type: ignore[misc]
     def group_names(self) -> frozenset[str]:
         """The hub groups of the server's user."""
         groups = getattr(self.user, "groups", None)
-        # a spawner outside of a hub has a user without groups
+        # outside of a hub, a user has no groups
         return frozenset(group.name for group in groups) if isinstance(groups, Iterable) else frozenset()
 
     def _allowed(self, profiles: Iterable[Profile]) -> list[Profile]:
         return [profile for profile in profiles if profile.allows(self.user.name, self.group_names)]
 
     def _accounts(self) -> tuple[Account, ...]:
-        """The accounts that the user may charge a server to, the default first; empty where there are no quotas."""
+        """Return the accounts that the user may charge a server to, the default first; empty without quotas."""
         quotas = self.quota_file.load(max_age=QUOTAS_MAX_AGE).quotas
         return QuotaAccounts(quotas).of_user(self.user.name, self.group_names) if quotas is not None else ()
 
     def _quota_choices(self, share: Share) -> list[QuotaChoice]:
-        """What the user can charge a server with this share to, and what it would be there as far as that is known."""
+        """Return the accounts that can be charged for this share, each with its admission if that can be determined."""
         tenants = ((account, Tenant(self.user.name, self.name, quota=account.key)) for account in self._accounts())
         return [QuotaChoice(account, self._admission(tenant, share)) for account, tenant in tenants]
 
     def _admission(self, tenant: Tenant, share: Share) -> Admission | None:
-        """What a server would be in its quota now; None where that is unknown, after an error in placement too."""
+        """Return the quota's decision on a server now; None if it is unknown, also after an error in placement."""
         try:
             return self.reservations.quotas.admission(tenant, share)
         except Exception as error:
@@ -324,9 +330,9 @@ class GPUShareBase(_Part):  # type: ignore[misc]
             return None
 
     def _running(self) -> Counter[str]:
-        """The user's other servers that run or are starting, by template."""
+        """Return the number of the user's other servers that run or start, by template."""
         servers = getattr(self.user, "spawners", None)
-        # a user outside of a hub has none
+        # outside of a hub, a user has no servers
         spawners: Iterable[Any] = servers.values() if isinstance(servers, Mapping) else ()
         others = (spawner for spawner in spawners if spawner is not self and spawner.active)
         names = (other._attempt.template_name for other in others if isinstance(other, GPUShareBase))
@@ -335,24 +341,24 @@ class GPUShareBase(_Part):  # type: ignore[misc]
     # -- the form --
 
     def _remember_submitted(self, options: dict[str, Any]) -> None:
-        """For the form that the hub shows again if the spawn is refused."""
+        """Remember the options for the form that the hub shows again after a refusal."""
         _submitted.set(options)
 
     def _chosen_before(self) -> dict[str, Any]:
-        """What the form should show as chosen."""
+        """Return the options that the form shows as chosen."""
         chosen = _submitted.get()
         if chosen is None:
             chosen = self.user_options if isinstance(self.user_options, dict) else {}
         return chosen
 
     def _below_stop_note(self, form: str) -> str:
-        """The form's HTML, below why the server was stopped."""
+        """Return the form's HTML, below the reason for which the server was stopped."""
         if not self._stop_note:
             return form
         return f'<p class="gpushare-stopped alert alert-info" role="status">{escape(self._stop_note)}</p>\n{form}'
 
     async def _availability_now(self) -> Any:
-        """What a spawn would meet now; None where that cannot be known in time."""
+        """Return the result that a spawn would have now; None if it cannot be determined in time."""
         reservations = self.reservations
         unknown: tuple[type[Exception], ...] = (TimeoutError, *reservations.unreachable)
         account = next(iter(self._accounts()), None)
@@ -367,7 +373,7 @@ class GPUShareBase(_Part):  # type: ignore[misc]
     # -- a spawn --
 
     async def _prepare(self, hook: Callable[[], Any]) -> None:
-        """Run the admin's hook, check the options, and get the share; a spawn without a place waits here.
+        """Run the admin's hook, check the options and get the share; a spawn without a place waits here.
 
         Raises SpawnRefused, and then nothing is reserved.
         """
@@ -390,17 +396,17 @@ class GPUShareBase(_Part):  # type: ignore[misc]
         self._stop_note = ""
 
     def _noted(self) -> str:
-        """Take the service's note out of the options; return what it says of the spawn before; empty: there is none.
+        """Take the service's note out of the options and return its text on the previous spawn; empty without a note.
 
-        Raises SpawnRefused where nothing is to be started. After a spawn that was cancelled the hub's page shows the
-        text as the reason. After a server that was stopped no spawn has failed, and the text stays in the state.
+        Raises SpawnRefused if nothing is to be started. After a spawn that was cancelled the hub's page shows the text
+        as the reason. After a server that was stopped no spawn has failed, and the text stays in the state.
         """
-        found = taken_out(self.user_options)
-        if found is None:
+        extracted = taken_out(self.user_options)
+        if extracted is None:
             return ""
-        self.user_options, note = found
+        self.user_options, note = extracted
         if note.cancelled or note.stopped:
-            # as they were given: the hub's API shows them with the default template's name
+            # as the user gave them: the hub's API shows them with the default template's name
             self.user_options = self._accepted_options.get((self.user.name, self.name), self.user_options)
         if self.orm_spawner is not None:
             self.orm_spawner.user_options = self.user_options
@@ -410,14 +416,14 @@ class GPUShareBase(_Part):  # type: ignore[misc]
             self._stop_note = note.text
             if self._spawn_future is not None:
                 self._spawn_future.add_done_callback(self._forget_spawn)
-            said = "nothing is started: the hub's pages now say why the server was stopped"
-            raise SpawnRefused(note.text, reason="stopped", status=409, log_message=said)
+            log_message = "nothing is started: the hub's pages now say why the server was stopped"
+            raise SpawnRefused(note.text, reason="stopped", status=409, log_message=log_message)
         if note.cancelled:
             raise SpawnRefused(note.text, reason="cancelled", status=409)
         return note.text
 
     def _forget_spawn(self, spawn: asyncio.Future[Any]) -> None:
-        """Have the hub's pages say that the server does not run, instead of that its last spawn has failed."""
+        """Make the hub's pages show that the server does not run, instead of an error of its last spawn."""
         if self._spawn_future is spawn:
             self._spawn_future = None
 
@@ -427,10 +433,10 @@ class GPUShareBase(_Part):  # type: ignore[misc]
         return self._shared(("accepted-options",), dict)
 
     async def _accepted_choice(self) -> Choice:
-        """Return what the options stand for. Raises SpawnRefused.
+        """Return the choice that the options mean. Raises SpawnRefused.
 
-        The hub saves options before anybody has checked them, and takes them again for a spawn without options.
-        Refused ones are replaced there by those that were accepted last.
+        The hub saves options before they are checked, and uses them again for a spawn without options. Refused options
+        are replaced there by the options that were accepted last.
         """
         server = (self.user.name, self.name)
         try:
@@ -445,17 +451,18 @@ class GPUShareBase(_Part):  # type: ignore[misc]
         return choice
 
     def _show_template(self, name: str) -> None:
-        """Name the template in the options that the hub's API shows: a spawn without options has none there.
+        """Add the template's name to the options that the hub's API shows: a spawn without options has none there.
 
-        The hub's database keeps the options as they were given: the next spawn without options takes the default again.
+        The hub's database keeps the options as the user gave them: the next spawn without options uses the default
+        again.
         """
         if name and not self.user_options.get("profile"):
             self.user_options = {**self.user_options, "profile": name}
 
     def _chosen(self, offered: Sequence[Profile], options: Any) -> Choice:
-        """Check options against what is offered. Raises SpawnRefused.
+        """Check options against the offered profiles. Raises SpawnRefused.
 
-        Callers do not await between this and `SpawnAttempt.chose`: two starts at once must see each other.
+        Callers do not await between this and `SpawnAttempt.chose`, so that two starts at the same time see each other.
         """
         others = set(self.other_options)
         if isinstance(self.apply_user_options, dict):
@@ -472,11 +479,11 @@ class GPUShareBase(_Part):  # type: ignore[misc]
 
     @property
     def _waiting_for_response(self) -> bool:
-        """JupyterHub's: whether `poll` says more of a spawn under way than that it is under way.
+        """JupyterHub's: whether `poll` can return more than "starting" for a spawn under way.
 
-        A request for a server waits `slow_spawn_timeout` seconds, which zero-to-jupyterhub sets to 0, and is then
-        answered 202 unless this is true (jupyterhub/handlers/base.py, spawn_single_user). So it is true until the
-        first decision is known, and a spawn that is refused at once is answered with its sentence.
+        A request for a server waits `slow_spawn_timeout` seconds, which zero-to-jupyterhub sets to 0. The answer is
+        then 202 unless this is true (jupyterhub/handlers/base.py, spawn_single_user). So it is true until the first
+        decision, and the answer to a spawn that is refused at once contains the reason.
         """
         return self._responding or self._is_undecided
 
@@ -486,14 +493,14 @@ class GPUShareBase(_Part):  # type: ignore[misc]
 
     @property
     def ready(self) -> bool:
-        """JupyterHub's: whether the server can be used. The one of a cancelled spawn cannot.
+        """JupyterHub's: whether the server can be used. The server of a cancelled spawn cannot.
 
         The hub cancels its task of a spawn, and stops the server a second later (apihandlers/users.py,
-        UserServerAPIHandler.delete). Meanwhile nothing is pending and the server's row still stands, so for the hub the
-        server were ready, and its pages would lead in circles.
+        UserServerAPIHandler.delete). Meanwhile nothing is pending and the server's row still exists, so the hub would
+        take the server for ready, and its pages would redirect to each other.
         """
-        found: bool = super().ready
-        return found and not self._attempt.cancelled
+        ready: bool = super().ready
+        return ready and not self._attempt.cancelled
 
     @property
     def _is_undecided(self) -> bool:
@@ -501,7 +508,7 @@ class GPUShareBase(_Part):  # type: ignore[misc]
         return spawning and not self._decided.is_set()
 
     async def _refused_at_once(self) -> bool:
-        """Wait for the first decision on the spawn at hand; return whether the spawn has failed."""
+        """Wait for the first decision on the current spawn. Return whether the spawn has failed."""
         spawn = self._spawn_future
         if spawn is None:
             return False
@@ -511,7 +518,7 @@ class GPUShareBase(_Part):  # type: ignore[misc]
         return spawn.done() and not spawn.cancelled() and spawn.exception() is not None
 
     def _alternatives(self) -> tuple[Alternative, ...]:
-        """The other templates that the user may start, for the page of a spawn that waits."""
+        """Return the other templates that the user may start, for the page of a waiting spawn."""
         return tuple(
             Alternative(alternative, self._ineligible_for(alternative)) for alternative in self._attempt.alternatives
         )
@@ -524,9 +531,9 @@ class GPUShareBase(_Part):  # type: ignore[misc]
     # -- the state of a server --
 
     def clear_state(self) -> None:
-        """Forget the server: its share goes back, and traits that its template set are put back.
+        """Forget the server: give its share back and restore the traits that its template set.
 
-        A cancelled spawn leaves its reason, as a failed one does: the hub forgets that it was cancelled.
+        A cancelled spawn keeps its reason, as a failed one does: the hub does not remember the cancellation.
         """
         cancelled = self._stop_pending and self._attempt.cancelled
         self._forget_attempt()
@@ -535,18 +542,18 @@ class GPUShareBase(_Part):  # type: ignore[misc]
         if cancelled and self._spawn_future is None:
             failed: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
             failed.set_exception(SpawnRefused(spawn_failures.CANCELLED, reason="cancelled", status=409))
-            failed.exception()  # asyncio logs an exception that nobody asked for
+            failed.exception()  # asyncio logs an exception that is never retrieved
             self._spawn_future = failed
 
     def get_state(self) -> dict[str, Any]:
-        """The spawner's state, with the template and the share; or with why the server was stopped."""
+        """Return the spawner's state, with the template and the share, or with the reason for a stop."""
         state: dict[str, Any] = super().get_state()
         ours = self._attempt.state()
         stopped = {STATE_KEY: self._stop_note} if self._stop_note else {}
         return {**state, **({"gpushare": ours} if ours else {}), **stopped}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """What a hub that was restarted knows of a running server, or of one that was stopped."""
+        """Load the state of a server that runs, or that was stopped, after a restart of the hub."""
         super().load_state(state)
         self._stop_note = str(state.get(STATE_KEY) or "")
         kept = state.get("gpushare")
@@ -559,4 +566,4 @@ class GPUShareBase(_Part):  # type: ignore[misc]
 
 
 def applied_when_placed(spawner: Any, user_options: dict[str, Any]) -> None:
-    """Nothing for the hub's own hook to do: options are checked and applied after the admin's pre_spawn_hook."""
+    """Do nothing in place of the hub's own hook: options are checked and applied after the admin's pre_spawn_hook."""

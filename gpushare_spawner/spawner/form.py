@@ -1,6 +1,6 @@
-"""The form on which a user chooses a template.
+"""The form on which a user chooses a template: renders cards as HTML, and reads user options from submitted fields.
 
-The form on which a person picks a template: cards in, HTML out; and the way back from what was submitted.
+Does not check the options: see ``options``.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from gpushare_spawner.wording import spawn_form as layer_texts
 from gpushare_spawner.wording.amounts import unbroken
 
 OTHER = "unlisted-choice"
-"""Value of a select that stands for the text field beside it; KubeSpawner's."""
+"""Value of a select for the text field beside it; KubeSpawner's."""
 
 
 @dataclass(frozen=True)
 class Option:
-    """One select on a card."""
+    """A select on a card."""
 
     field: str
     """The name of the form field."""
@@ -46,23 +46,23 @@ class Option:
     """Value and text."""
     selected: str
     other: Mapping[str, Any] | None = None
-    """Its unlisted_choice, where that is enabled."""
+    """KubeSpawner's unlisted_choice, if it is enabled."""
     text: str = ""
-    """What was written instead of a listed choice."""
+    """The text that the user wrote instead of a listed choice."""
 
 
 @dataclass(frozen=True)
 class Card:
-    """What the HTML template needs to know of a profile."""
+    """The data of one profile for the HTML template."""
 
     profile: Profile
     checked: bool
     choosable: bool
-    """False: it can never start here."""
+    """False: the profile can never start here."""
     units: int
     """Width of the share's part of the bar, per cent; 0 without a GPU."""
     borrowed: int
-    """Units of these that a spawn now would borrow."""
+    """Units of the share that a spawn now would borrow."""
     guaranteed: str
     maximum: str
     idle_actions: Sequence[str]
@@ -71,16 +71,16 @@ class Card:
     machine: str
     models: str
     now: Availability | None
-    """None for a profile without a template: nothing is known of what it needs."""
+    """None for a profile without a template: its needs are unknown."""
     options: Sequence[Option]
     layer: str
-    """By which sharing layer the GPU is shared; empty: by ours."""
+    """The sharing layer of the GPU; empty: our own."""
     quota: str
-    """What the user's only quota says about a spawn now; empty: the user has several to choose from, or none."""
+    """The state of the user's only quota for a spawn now; empty: the user has several quotas or none."""
 
 
 class Form:
-    """Renders the cards. ``paths`` are an admin's folders, whose templates go before ours."""
+    """Renderer of the cards. ``paths`` are an admin's folders; their templates take precedence over ours."""
 
     def __init__(self, paths: Sequence[str] = ()) -> None:
         self._environment = _environment(tuple(paths))
@@ -94,11 +94,11 @@ class Form:
         enforces_resources: bool = True,
         quotas: Callable[[Share], Sequence[QuotaChoice]] = lambda share: (),
     ) -> str:
-        """HTML to go inside the hub's form element. ``chosen`` are user options, to be shown as they were chosen.
+        """Return the HTML inside the hub's form element. ``chosen`` are user options to show as chosen.
 
-        ``unavailable`` is why nothing is known of the GPUs, as half a sentence. ``enforces_resources``: whether the
-        spawner holds servers to a template's CPU and memory; the cards show them only then. ``quotas``: what the user
-        can charge a server with a share to.
+        ``unavailable``: why the state of the GPUs is unknown, as half a sentence. ``enforces_resources``: whether the
+        spawner enforces a template's CPU and memory; the cards show them only then. ``quotas``: returns the accounts
+        that the user can charge for a share.
         """
         now = {profile.slug: _now(profile.template, availability_now) for profile in offered}
         choosable = [profile for profile in offered if not _never(now[profile.slug])]
@@ -115,7 +115,7 @@ class Form:
 
     @staticmethod
     def read(form_data: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
-        """User options from submitted fields: those of the chosen card, as KubeSpawner names them."""
+        """Return the user options of the chosen card from submitted fields, with KubeSpawner's names."""
         slug = _first(form_data.get("profile"))
         if not slug:
             return {}
@@ -158,7 +158,7 @@ def _card(
     checked = profile.slug == chosen
     template = profile.template
     gpu = template.gpu if template is not None else None
-    whole = [found.memory_bytes for found in now.gpus if found.mig is None] if now is not None else []
+    whole = [gpu_type.memory_bytes for gpu_type in now.gpus if gpu_type.mig is None] if now is not None else []
     memory = min(whole, default=None)
     borrowed = now.borrowed if now is not None else 0
     name = (now.layer if now is not None else None) or (gpu.layer if gpu is not None else None) or LayerName.NATIVE
@@ -190,14 +190,14 @@ def _card(
 
 
 def quota_now(accounts: Sequence[QuotaChoice]) -> str:
-    """Return what a user's quota says about a spawn now: of several the one that is used where none is chosen."""
+    """Return the state of a user's quota for a spawn now. With several quotas: of the default."""
     if not accounts or (admission := accounts[0].admission) is None:
         return ""
     return quota_texts.on_card(admission) if len(accounts) == 1 else quota_texts.choice(accounts[0].account, admission)
 
 
 def _never(now: Availability | None) -> bool:
-    """Whether no spawn of a card can start here: it is shown, and cannot be chosen."""
+    """Return whether no spawn of a card can start here: the card is shown, and cannot be chosen."""
     return now is not None and now.kind == "never"
 
 
@@ -211,14 +211,14 @@ def _now(template: Template | None, availability_now: AvailabilityNow | UnknownN
 
 def _quota_option(profile: Profile, accounts: Sequence[QuotaChoice], chosen: Mapping[str, Any]) -> Option:
     names = [account.account.name for account in accounts]
-    wanted = chosen.get(QUOTA_OPTION)
+    requested = chosen.get(QUOTA_OPTION)
     return Option(
         field=f"profile-option-{profile.slug}--{QUOTA_OPTION}",
         label=quota_texts.LABEL,
         choices=[
             (account.account.name, quota_texts.choice(account.account, account.admission)) for account in accounts
         ],
-        selected=wanted if isinstance(wanted, str) and wanted in names else names[0],
+        selected=requested if isinstance(requested, str) and requested in names else names[0],
     )
 
 
@@ -228,8 +228,8 @@ def _option(profile: Profile, name: str, option: Mapping[str, Any], chosen: Mapp
     other = unlisted if unlisted.get("enabled") else None
     text = chosen.get(name + UNLISTED)
     default = next((key for key, choice in choices.items() if choice.get("default")), next(iter(choices), OTHER))
-    wanted = chosen.get(name)
-    selected = wanted if isinstance(wanted, str) and wanted in choices else default
+    requested = chosen.get(name)
+    selected = requested if isinstance(requested, str) and requested in choices else default
     if other is not None and isinstance(text, str) and text:
         selected = OTHER
     return Option(
@@ -243,7 +243,7 @@ def _option(profile: Profile, name: str, option: Mapping[str, Any], chosen: Mapp
 
 
 def _text(value: Any) -> str:
-    """Text; what is marked as HTML stays so."""
+    """Return the value as text. Text that is marked as HTML stays marked."""
     return value if isinstance(value, str) else str(value)
 
 

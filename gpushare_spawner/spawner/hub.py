@@ -1,8 +1,7 @@
-"""What all spawners of one hub share: the template folder, the queue, the snapshots. Made once, gone with the hub.
+"""Objects that all spawners of one hub share, the hub's pages that we extend, and refusals of a spawn.
 
-Pages of the hub that we extend: they say whether a spawn waits for a GPU, and why a server was stopped.
-
-A spawn that is refused for a reason that the person should read.
+The template folder, the queue and the snapshots are made once and live as long as the hub. The pages show whether a
+spawn waits for a GPU, and why a server was stopped.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ Shared = TypeVar("Shared")
 
 
 class _NoLoop:
-    """Stands for the event loop where none runs."""
+    """The key for code that runs without an event loop."""
 
 
 _NO_LOOP = _NoLoop()
 
 _without_hub: WeakKeyDictionary[Any, dict[tuple[str, ...], Any]] = WeakKeyDictionary()
-"""What spawners share that belong to no hub (scripts, tests of spawners), by their event loop."""
+"""Shared objects of spawners without a hub (scripts, tests of spawners), by event loop."""
 
 
 def shared(user: Any, key: tuple[str, ...], make: Callable[[], Shared]) -> Shared:
@@ -40,18 +39,18 @@ def shared(user: Any, key: tuple[str, ...], make: Callable[[], Shared]) -> Share
         store = _without_hub.setdefault(_running_loop(), {})
     if key not in store:
         store[key] = make()
-    found: Shared = store[key]
-    return found
+    instance: Shared = store[key]
+    return instance
 
 
 def hub_runs(user: Any, name: str, server: str) -> bool:
-    """Return whether the hub of ``user`` knows the server of user ``name`` to run, or to be starting or stopping."""
-    known = user.settings["users"].get(name)
-    if known is None:
+    """Return whether the server of user ``name`` runs, starts or stops, according to the hub of ``user``."""
+    owner = user.settings["users"].get(name)
+    if owner is None:
         return False
-    if server in known.spawners and known.spawners[server].active:
+    if server in owner.spawners and owner.spawners[server].active:
         return True
-    stored = known.orm_spawners.get(server)
+    stored = owner.orm_spawners.get(server)
     return stored is not None and stored.server is not None
 
 
@@ -67,15 +66,15 @@ HUB_PAGES = str(Path(__file__).parent / "pages" / "hub")
 
 
 _SPAWN_EXCEPTION: type[HTTPError] | None = getattr(jupyterhub.spawner, "SpawnException", None)
-"""JupyterHub 6 has an exception for refusals that are nobody's failure; 5.x has not."""
+"""JupyterHub 6's exception for refusals that do not count as failures; None on 5.x."""
 
 _Base: Any = _SPAWN_EXCEPTION or HTTPError
 
 
 class SpawnRefused(_Base):  # type: ignore[misc]
-    """The server is not started. The hub shows ``message`` on the form, on the spawn page and in the API's answer.
+    """A refused spawn. The hub shows ``message`` on the form, on the spawn page and in the API's answer.
 
-    ``reason`` is a short word for metrics. ``retry_after`` (seconds) goes out as the header of that name.
+    ``reason`` is a short word for metrics. ``retry_after`` (seconds) is sent as the header of that name.
     """
 
     def __init__(
@@ -94,8 +93,8 @@ class SpawnRefused(_Base):  # type: ignore[misc]
 def forget_failure(settings: dict[str, Any]) -> None:
     """Keep a refusal from counting as a failed start on JupyterHub 5.
 
-    There ``consecutive_failure_limit`` counts every start that raises, refusals too, and the hub ends when it is
-    reached (zero-to-jupyterhub sets it to 5). The hub adds one after the spawn has raised, so one is taken off here.
+    There ``consecutive_failure_limit`` counts every start that raises, refusals too, and the hub exits at the limit
+    (zero-to-jupyterhub sets it to 5). The hub adds 1 after the spawn has raised, so this subtracts 1 before.
     """
     if _SPAWN_EXCEPTION is None:
         settings["failure_count"] = settings.get("failure_count", 0) - 1
@@ -103,7 +102,7 @@ def forget_failure(settings: dict[str, Any]) -> None:
 
 @contextlib.contextmanager
 def refusals_reported(spawner: Any) -> Iterator[None]:
-    """Log a refusal of this part of a spawn, and keep it from counting as a failure of the hub."""
+    """Log a refusal in this part of a spawn, and keep it from counting as a failure of the hub."""
     try:
         yield
     except SpawnRefused as error:

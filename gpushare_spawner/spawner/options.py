@@ -1,10 +1,8 @@
-"""What a user may choose, and what a choice means for a spawner: profiles, validation, settings for one spawn.
+"""Profiles on the form, the check of user options, and the settings of one spawn.
 
-kubespawner_override on any spawner: set traits for one spawn, and put them back afterwards.
-
-What can be chosen: compute templates and the admin's own profiles, in KubeSpawner's profile_list conventions.
-
-What a person asked for, checked on the server: the same for the form and for the API.
+A profile is a compute template or an admin's own entry in KubeSpawner's profile_list conventions. `choose` checks a
+request on the server, the same for the form and for the API. `Overrides` sets the traits of a kubespawner_override on
+any spawner for one spawn, and restores them afterwards. Does not render: see ``form``.
 """
 
 from __future__ import annotations
@@ -28,16 +26,16 @@ from gpushare_spawner.wording import spawn_form as words
 from gpushare_spawner.wording.spawn_form import named
 
 UNLISTED = "--unlisted-choice"
-"""KubeSpawner's suffix of a user option that holds text instead of a listed choice."""
+"""KubeSpawner's suffix of a user option with text instead of a listed choice."""
 
 
 class ProfileError(ValueError):
-    """A profile that an admin wrote makes no sense; the message says where."""
+    """An invalid profile of an admin; the message says where."""
 
 
 @dataclass(frozen=True)
 class Profile:
-    """One card on the form."""
+    """A card on the form."""
 
     slug: str
     display_name: str
@@ -48,24 +46,24 @@ class Profile:
     options: Mapping[str, Any] = field(default_factory=dict)
     """profile_options: further choices on the card."""
     template: Template | None = None
-    """None for a profile that an admin wrote into profile_list."""
+    """None for an admin's own entry of profile_list."""
 
     @classmethod
     def of_template(cls, template: Template) -> Profile:
-        """The card of a compute template."""
+        """Return the card of a compute template."""
         return cls(
             slug=template.name,
             display_name=template.display_name,
             description=template.description,
             default=template.default,
             override=template.kubespawner_override,
-            options={name: one.model_dump(exclude_unset=True) for name, one in template.profile_options.items()},
+            options={name: option.model_dump(exclude_unset=True) for name, option in template.profile_options.items()},
             template=template,
         )
 
     @classmethod
     def of_entry(cls, entry: Any, number: int) -> Profile:
-        """An entry of ``profile_list``. Raises ProfileError for what is no profile."""
+        """Return the card of an entry of ``profile_list``. Raises ProfileError for an invalid profile."""
         where = f"profile_list, entry {number}"
         if not isinstance(entry, Mapping) or not isinstance(entry.get("display_name"), str):
             raise ProfileError(f"{where}: a profile is a dict with at least a display_name")
@@ -92,15 +90,15 @@ class Profile:
 
     @property
     def name_in_sentences(self) -> str:
-        """What the form and the API call it."""
+        """The profile's name in texts of the form and the API."""
         return named(self.title, self.slug)
 
     def allows(self, user: str, groups: frozenset[str]) -> bool:
-        """Whether this user, a member of these groups, may have it."""
+        """Return whether this user, a member of these groups, may start the profile."""
         return self.template is None or self.template.access.allows(user, groups)
 
     def as_kubespawner(self) -> dict[str, Any]:
-        """The card as an entry of KubeSpawner's ``profile_list``; resources and image are part of the override."""
+        """Return the card as an entry of KubeSpawner's ``profile_list``, with resources and image in the override."""
         return {
             "slug": self.slug,
             "display_name": self.display_name,
@@ -112,27 +110,27 @@ class Profile:
 
 
 def slug_of(display_name: str) -> str:
-    """A slug for a profile that has none: lower case letters, digits and dashes."""
+    """Return a slug for a profile without one: lower case letters, digits and dashes."""
     return re.sub(r"[^a-z0-9]+", "-", display_name.lower()).strip("-") or "profile"
 
 
 def profiles(templates: Iterable[Template], entries: Sequence[Any] | Mapping[str, Any]) -> list[Profile]:
-    """All cards: the templates in their order, then the admin's own profiles; those of a dict by their keys.
+    """Return all cards: the templates in their order, then the admin's own profiles; those of a dict by their keys.
 
-    Raises ProfileError for an entry that is no profile, and for a slug that is taken.
+    Raises ProfileError for an invalid entry, and for a duplicate slug.
     """
     if isinstance(entries, Mapping):
-        # KubeSpawner takes the keys of a dict as slugs, and sorts by them
+        # KubeSpawner uses the keys of a dict as slugs, and sorts by them
         entries = [{"slug": key, **_dict(entries[key])} for key in sorted(entries)]
-    found: dict[str, Profile] = {}
+    by_slug: dict[str, Profile] = {}
     for profile in [Profile.of_template(template) for template in templates]:
-        found.setdefault(profile.slug, profile)
+        by_slug.setdefault(profile.slug, profile)
     for number, entry in enumerate(entries, start=1):
         profile = Profile.of_entry(entry, number)
-        if profile.slug in found:
+        if profile.slug in by_slug:
             raise ProfileError(f"profile_list, entry {number} ({profile.display_name}): slug {profile.slug!r} is taken")
-        found[profile.slug] = profile
-    return list(found.values())
+        by_slug[profile.slug] = profile
+    return list(by_slug.values())
 
 
 def _dict(entry: Any) -> dict[str, Any]:
@@ -140,29 +138,29 @@ def _dict(entry: Any) -> dict[str, Any]:
 
 
 def default_of(offered: Sequence[Profile]) -> Profile | None:
-    """The profile of a spawn that names none: the one marked default, else the first; None if there is none at all."""
+    """Return the default profile: the one with the mark, else the first; None if there are no profiles."""
     return next((profile for profile in offered if profile.default), offered[0] if offered else None)
 
 
 def resource_override(template: Template | None) -> dict[str, Any]:
-    """Settings of the spawner from the template's resources and image; those not given are left out."""
+    """Return the spawner's settings for the template's resources and image; values that are not set are left out."""
     if template is None:
         return {}
     cpu, memory = template.resources.cpu, template.resources.memory
-    wanted = {
+    settings = {
         "cpu_guarantee": cpu.guarantee,
         "cpu_limit": cpu.limit,
         "mem_guarantee": memory.guarantee,
         "mem_limit": memory.limit,
         "image": template.image,
     }
-    return {name: value for name, value in wanted.items() if value is not None}
+    return {name: value for name, value in settings.items() if value is not None}
 
 
 def replaced(value: Any, text: str) -> Any:
-    """A copy of an unlisted choice's override with ``{value}`` replaced by what the person wrote."""
+    """Return a copy of an unlisted choice's override with ``{value}`` replaced by the user's text."""
     if isinstance(value, str):
-        # not str.format: braces in what an admin wrote (JSON, for instance) must survive
+        # not str.format: braces in an admin's text (JSON, for instance) must survive
         return value.replace("{value}", text)
     if isinstance(value, Mapping):
         return {key: replaced(item, text) for key, item in value.items()}
@@ -172,25 +170,25 @@ def replaced(value: Any, text: str) -> Any:
 
 
 MAX_TEXT = 1000
-"""Longest text that an unlisted choice may have."""
+"""Longest text of an unlisted choice, in characters."""
 
 QUOTA_OPTION = "quota"
-"""The user option that names the group whose quota is used, or the user for their own."""
+"""The user option that names the group that is charged, or the user for their own quota."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A profile, and what was chosen on its card."""
+    """A profile with the options that were chosen on its card."""
 
     profile: Profile
     overrides: tuple[Mapping[str, Any], ...] = ()
-    """Settings of the spawner that the choices ask for, in the order of the card's options."""
+    """Settings of the spawner for the chosen options, in the order of the card's options."""
     alternatives: tuple[Template, ...] = ()
     """The other templates that the user may start."""
     quota: str = ""
     """The account that the share is charged to, see `quota.Account`; empty: there are no quotas."""
     user_units: int | None = None
-    """What the user's sessions in that quota have at most together on one GPU, in units of 1 %; None: no bound."""
+    """Units of 1 % that the user's sessions in that quota may have together on one GPU; None: no limit."""
 
 
 def choose(
@@ -203,10 +201,10 @@ def choose(
     others: frozenset[str] = frozenset(),
     accounts: Sequence[Account] = (),
 ) -> Choice:
-    """The choice that ``options`` stand for. Raises SpawnRefused, with a sentence for the person, for anything wrong.
+    """Return the choice that ``options`` mean. Raises SpawnRefused, with a sentence for the user, for any mistake.
 
-    ``running`` counts the user's other servers that run or are starting, by profile. ``others`` are names of options
-    that belong to the admin's own hooks. ``accounts``: those of the user, the default first; empty: no quotas.
+    ``running`` counts the user's other servers that run or start, by profile. ``others`` are names of options for the
+    admin's own hooks. ``accounts``: the user's accounts, the default first; empty: no quotas.
     """
     if options is None:
         options = {}
@@ -219,8 +217,8 @@ def choose(
         name for name in options if name not in ours and name not in others and _option(name) not in profile.options
     ]
     if unknown:
-        known = list(dict.fromkeys([*ours, *profile.options]))
-        raise SpawnRefused(words.unknown_option(unknown[0], profile.display_name, known), reason="unknown-option")
+        accepted = list(dict.fromkeys([*ours, *profile.options]))
+        raise SpawnRefused(words.unknown_option(unknown[0], profile.display_name, accepted), reason="unknown-option")
     limit = _limit(profile)
     if limit is not None and not _within_limit(profile, running):
         raise SpawnRefused(words.limit_reached(limit, profile.display_name), reason="per-user-limit", status=409)
@@ -239,7 +237,7 @@ def choose(
 
 
 def _account(profile: Profile, options: Mapping[str, Any], accounts: Sequence[Account]) -> Account | None:
-    """Return the account that was chosen, or the user's first one; None for a profile without a GPU."""
+    """Return the chosen account, or the user's default account; None for a profile without a GPU."""
     if not accounts or profile.template is None or profile.template.gpu is None:
         return None
     # a profile's own option of that name is not ours
@@ -285,7 +283,7 @@ def _option(name: Any) -> str:
 
 
 def _matches(where: str, pattern: str, text: str) -> bool:
-    """Return whether the whole text matches an admin's pattern. Raises SpawnRefused for one that is not supported."""
+    """Return whether the whole text matches an admin's pattern. Raises SpawnRefused for an unsupported pattern."""
     try:
         return matches_whole(pattern, text)
     except ValueError as error:
@@ -293,7 +291,7 @@ def _matches(where: str, pattern: str, text: str) -> bool:
 
 
 def _chosen(profile: Profile, name: str, option: Mapping[str, Any], options: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The override of one option of the card."""
+    """Return the override for the choice of one option on the card."""
     where = f"{profile.display_name}, {option.get('display_name') or name}"
     choices: Mapping[str, Any] = option.get("choices") or {}
     unlisted: Mapping[str, Any] = option.get("unlisted_choice") or {}
@@ -304,7 +302,7 @@ def _chosen(profile: Profile, name: str, option: Mapping[str, Any], options: Map
         if not isinstance(text, str) or len(text) > MAX_TEXT:
             raise SpawnRefused(words.text_too_long(where, MAX_TEXT), reason="bad-options")
         pattern = unlisted.get("validation_regex")
-        # the whole text, as the pattern attribute of the form's field has it
+        # the whole text, as for the pattern attribute of the form's field
         if pattern and not _matches(where, pattern, text):
             advice = unlisted.get("validation_message") or f"it must match {pattern}"
             raise SpawnRefused(words.text_does_not_match(where, text, advice), reason="unknown-choice")
@@ -320,16 +318,16 @@ def _chosen(profile: Profile, name: str, option: Mapping[str, Any], options: Map
 
 
 class Overrides:
-    """The traits of one spawner that a spawn has changed, with what they were before."""
+    """The traits of one spawner that a spawn has changed, with their earlier values."""
 
     def __init__(self, spawner: Spawner, also: Collection[str] = ()) -> None:
-        """``also``: names of plain attributes that may be set like traits."""
+        """Keep the spawner. ``also``: names of plain attributes that can be set like traits."""
         self._spawner = spawner
         self.also = also
         self._before: dict[str, Any] = {}
 
     def apply_choice(self, choice: Choice) -> None:
-        """Set the traits that a choice asks for: the template's resources, its overrides, those of the options.
+        """Set the traits of a choice: the template's resources, its overrides, then the overrides of the options.
 
         Raises SpawnRefused, see `apply`.
         """
@@ -344,9 +342,9 @@ class Overrides:
             self.apply(settings, template)
 
     def apply(self, settings: Mapping[str, Any], template: str) -> None:
-        """Set traits; dicts are merged into what is there, callables are called with the spawner, as KubeSpawner does.
+        """Set traits as KubeSpawner does: merge dicts into the current value, call callables with the spawner.
 
-        Raises SpawnRefused, naming the setting, for a trait that the spawner does not have and for a wrong value.
+        Raises SpawnRefused, with the name of the setting, for an unknown trait and for an invalid value.
         """
         for name, value in settings.items():
             if not self._spawner.has_trait(name) and name not in self.also:
@@ -362,9 +360,9 @@ class Overrides:
                 raise self._wrong(template, f"{name!r} cannot be {value!r}: {error}") from None
 
     def instead(self, profile: Profile, names: Sequence[str]) -> Mapping[str, Any] | None:
-        """Return what these traits would be if this profile had been chosen; nothing is set.
+        """Return the values of these traits if this profile had been chosen; set nothing.
 
-        None where only a spawn can tell: a value is a function, or a choice on the profile's card sets one of them.
+        None if only a spawn can decide: a value is a function, or a choice on the profile's card sets one of them.
         """
         chosen_later = [override for option in profile.options.values() for override in _overrides_of(option)]
         if any(name in override for override in chosen_later for name in names):
@@ -379,19 +377,19 @@ class Overrides:
         return traits
 
     def undo(self) -> None:
-        """Put back what the traits were before the first `apply`."""
+        """Restore the traits' values from before the first `apply`."""
         for name, value in self._before.items():
             setattr(self._spawner, name, value)
         self._before.clear()
 
     def _wrong(self, template: str, why: str) -> SpawnRefused:
-        # the admin's mistake, not the person's: say so, and put it into the hub's log
+        # an admin's mistake, not the user's: say so, and write it to the hub's log
         self._spawner.log.error("The template %s: %s", template, why)
         return SpawnRefused(words.cannot_apply(template, why), reason="bad-template", status=500)
 
 
 def _merged(current: Any, value: Any) -> Any:
-    """Return the value that a trait gets: a dict is merged into the one that is there."""
+    """Return the new value of a trait: a dict is merged into the current one."""
     if not isinstance(value, Mapping) or not isinstance(current, dict):
         return value
     merged = copy.deepcopy(current)
@@ -400,6 +398,6 @@ def _merged(current: Any, value: Any) -> Any:
 
 
 def _overrides_of(option: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield the settings that the choices of an option ask for."""
+    """Yield the overrides of the choices of an option."""
     for choice in (*(option.get("choices") or {}).values(), option.get("unlisted_choice") or {}):
         yield choice.get("kubespawner_override") or {}

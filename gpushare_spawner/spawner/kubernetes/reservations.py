@@ -139,8 +139,8 @@ class PodReservations(Reservations[PodShare]):
             raise NoNodeNow(snapshot.awaited)
         return snapshot
 
-    def _why_nobody_is_placed(self, error: Exception) -> str:
-        return str(error) if isinstance(error, NoNodeNow) else super()._why_nobody_is_placed(error)
+    def _why_nothing_is_placed(self, error: Exception) -> str:
+        return str(error) if isinstance(error, NoNodeNow) else super()._why_nothing_is_placed(error)
 
     async def _give(self, ticket: Ticket, placement: Placement, snapshot: GpuSnapshot) -> Allocation | None:
         token = secrets.token_hex(8)

@@ -1,6 +1,7 @@
-"""What makes a spawner of processes a sharing one.
+"""Adds GPU shares to a spawner of processes.
 
-The state of one spawn of a process: its session with this machine's agent.
+`ProcessAttempt` is the state of one spawn of a process: its session with this machine's agent. `GPUShareMixin` adapts
+the spawner. Does not open sessions: see ``reservations``. The common part with pods is in `spawner.base`.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from gpushare_spawner.wording import spawn_form as layer_words
 from gpushare_spawner.wording.spawn_form import AGENT_SILENT
 
 CHECK_EVERY = 20.0
-"""Seconds between two looks whether the agent still has a running server's session."""
+"""Seconds between two checks that the agent still has a running server's session."""
 
 
 class ProcessAttempt(SpawnAttempt[OpenedShare]):
@@ -40,12 +41,12 @@ class ProcessAttempt(SpawnAttempt[OpenedShare]):
     def __init__(self, overrides: Overrides, release: Callable[[str], None]) -> None:
         super().__init__(overrides)
         self.session: OpenRequest | None = None
-        """The session that the agent was asked for; the server's, from its reservation to its end."""
+        """The session that was requested from the agent; the server's, from its reservation to its end."""
         self._release = release
         self._checked_at: float | None = None
 
     def reserved(self, reservation: OpenedShare) -> None:
-        """Note the share that was found."""
+        """Record the reserved share."""
         self.reservation, self.session = reservation, reservation.opened_with
 
     def give_back(self) -> None:
@@ -54,7 +55,7 @@ class ProcessAttempt(SpawnAttempt[OpenedShare]):
             self._release(session.id)
 
     def check_due(self, now: float) -> bool:
-        """Return whether the agent is to be asked for the session; ``now``: seconds on a monotonic clock."""
+        """Return whether to check the session with the agent; ``now``: seconds on a monotonic clock."""
         if self._checked_at is not None and now - self._checked_at < CHECK_EVERY:
             return False
         self._checked_at = now
@@ -67,9 +68,9 @@ class ProcessAttempt(SpawnAttempt[OpenedShare]):
         return ours
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take over what `state` said. Raises ValueError (pydantic's) for a session that is none.
+        """Restore a saved `state`. Raises ValueError (pydantic's) for an invalid session.
 
-        The agent's report is the truth, see `GPUShareMixin.poll`.
+        The agent's report takes precedence, see `GPUShareMixin.poll`.
         """
         super().restore(state)
         if state.get("session") is not None:
@@ -77,26 +78,28 @@ class ProcessAttempt(SpawnAttempt[OpenedShare]):
 
 
 _WITHOUT_GPU = {"CUDA_VISIBLE_DEVICES": "-1"}
-"""A server whose template has no GPU must not take one because the machine has one. (CUDA C++ Programming Guide,
-environment variables: GPUs from the first invalid index on are invisible.)"""
+"""Hides the machine's GPUs from a server without a GPU in its template. (CUDA C++ Programming Guide, environment
+variables: GPUs from the first invalid index on are invisible.)
+"""
 
 
 class GPUShareMixin(GPUShareBase):
-    """Gives each server the share of a GPU that its compute template says.
+    """Mixin that gives each server the GPU share of its compute template.
 
     Put it before a spawner that starts processes::
 
         class MySpawner(GPUShareMixin, SomeSpawner): ...
 
-    A spawner whose servers do not run as the hub's idea of a local user overrides `share_uid`, one without a ``pid``
-    overrides `share_pid`.
+    If servers run under another uid than the local user of that name, override `share_uid`;
+    for a spawner without a ``pid``, override `share_pid`.
     """
 
     enforces_resources = True
-    """Whether CPU and memory limits of a template hold for its servers; where they do not, no card shows them, and
-    placement counts neither."""
+    """Whether a template's CPU and memory limits hold for its servers. If not, cards do not show them, and placement
+    does not count them.
+    """
     unavailable = AGENT_SILENT
-    """Why nothing is known of the GPUs, as half a sentence."""
+    """Why the state of the GPUs is unknown, as half a sentence."""
 
     agent_socket = Unicode(
         help="""
@@ -147,19 +150,19 @@ class GPUShareMixin(GPUShareBase):
     def _new_attempt(self) -> ProcessAttempt:
         return ProcessAttempt(Overrides(self), lambda session: self.reservations.sessions.release(session))
 
-    # -- what the place of a server must say --
+    # -- implemented for the platform of a server --
 
     def share_uid(self) -> int:
-        """The uid that the server will run as: only that user may connect to the session's socket."""
+        """Return the uid of the server: only that user may connect to the session's socket."""
         import pwd
 
         return pwd.getpwnam(self.user.name).pw_uid
 
     async def share_pid(self) -> int:
-        """The pid of the running server, on the agent's machine; the agent ends the session with it."""
+        """Return the pid of the running server, on the agent's machine; the agent ends the session with it."""
         return int(getattr(self, "pid", 0))
 
-    # -- what is offered --
+    # -- profiles --
 
     @property
     def reservations(self) -> AgentReservations:
@@ -179,7 +182,10 @@ class GPUShareMixin(GPUShareBase):
         return made
 
     async def offered(self) -> list[Profile]:
-        """All profiles, allowed to this user or not. A mistake in ``profile_list`` is logged and hides that list."""
+        """Return all profiles, allowed to this user or not.
+
+        A mistake in ``profile_list`` is logged and hides that list.
+        """
         templates = self.templates_of_user()
         entries = self.profile_list
         try:
@@ -209,7 +215,7 @@ class GPUShareMixin(GPUShareBase):
         return applied_when_placed
 
     async def show_form(self) -> str:
-        """The form's HTML, for this user and what is free now."""
+        """Return the form's HTML, for this user and the current free capacity."""
         offered = self._allowed(await self.offered())
         form = Form(self.form_template_paths)
         rendered = form.render(
@@ -232,7 +238,7 @@ class GPUShareMixin(GPUShareBase):
     async def run_pre_spawn_hook(self) -> None:
         """Run the admin's hook, check the options, and get the share; a spawn without a place waits here.
 
-        The hub's ``start_timeout`` runs only from `start` on. Raises SpawnRefused, and then nothing is reserved.
+        The hub's ``start_timeout`` begins with `start`. Raises SpawnRefused, and then nothing is reserved.
         """
         await self._prepare(super().run_pre_spawn_hook)
 
@@ -261,7 +267,7 @@ class GPUShareMixin(GPUShareBase):
         report_placement(reservation, "", attempt.progress, self.log, self._log_name)
 
     def _ineligible_for(self, template: Template) -> Callable[[], frozenset[str]]:
-        # the machine has one node, and it takes every server
+        # the machine has one node, and it accepts every server
         return frozenset
 
     def _uid(self) -> int:
@@ -271,14 +277,14 @@ class GPUShareMixin(GPUShareBase):
             raise SpawnRefused(words.no_such_user(self.user.name), reason="no-user", status=403) from None
 
     def get_env(self) -> dict[str, str]:
-        """The spawner's environment, and the share in it."""
+        """Return the spawner's environment with the share."""
         environment: dict[str, str] = super().get_env()
         if self._attempt.reservation is not None:
             return NativeProcessLayer(self._attempt.reservation.environment).render(environment)
         return {**environment, **_WITHOUT_GPU} if self._attempt.hides_gpus else environment
 
     async def start(self) -> Any:
-        """Start the server and tell the agent its pid. If that fails, or is cancelled, the share goes back."""
+        """Start the server and send its pid to the agent. After a failure or a cancellation the share is given back."""
         attempt = self._attempt
         with refusals_reported(self), attempt.cancelled_on_failure(), attempt.starting():
             address = await maybe_future(super().start())
@@ -287,7 +293,7 @@ class GPUShareMixin(GPUShareBase):
         return address
 
     async def progress(self) -> AsyncIterator[dict[str, Any]]:
-        """The position in the queue and the GPU, then what the spawner itself has to say."""
+        """Yield the position in the queue and the GPU, then the spawner's own events."""
         async for event in self._attempt.progress.events():
             yield event
         async for event in super().progress():
@@ -296,7 +302,10 @@ class GPUShareMixin(GPUShareBase):
     # -- a running server --
 
     async def poll(self) -> int | None:
-        """As the spawner says. While a server is being placed it counts as running; a running one keeps its session."""
+        """Return the spawner's status.
+
+        A server that is being placed counts as running; a running server keeps its session.
+        """
         if self._is_undecided:
             return 1 if await self._refused_at_once() else None
         attempt = self._attempt
@@ -313,10 +322,10 @@ class GPUShareMixin(GPUShareBase):
         return status
 
     async def stop(self, now: bool = False) -> None:
-        """Stop the server, then close its session. A spawn that still waits for its share is called off."""
+        """Stop the server, then close its session. A spawn that still waits for its share is cancelled."""
         attempt = self._attempt
         if attempt.call_off():
-            # no process yet; what spawners do to pid 0 would hit the hub's own process group
+            # no process yet; signals to pid 0 would reach the hub's own process group
             return
         try:
             await super().stop(now)

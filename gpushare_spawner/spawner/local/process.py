@@ -1,4 +1,4 @@
-"""Servers as processes: of local users, or all of the hub's own user (for demos and tests)."""
+"""Spawners of processes: of local users, or all of the hub's own user (for demos and tests)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class GPUShareLocalSpawner(GPUShareMixin, LocalProcessSpawner):  # type: ignore[
 
 
 class GPUShareSimpleSpawner(GPUShareMixin, SimpleLocalProcessSpawner):  # type: ignore[misc]
-    """JupyterHub's SimpleLocalProcessSpawner with shared GPUs: any name works, and nobody is kept apart from anybody.
+    """JupyterHub's SimpleLocalProcessSpawner with shared GPUs. Any user name works, and users are not isolated.
 
     Never for real users: every server runs as the hub's user.
     """
@@ -28,5 +28,5 @@ class GPUShareSimpleSpawner(GPUShareMixin, SimpleLocalProcessSpawner):  # type: 
     enforces_resources = False
 
     def share_uid(self) -> int:
-        """The hub's own uid."""
+        """Return the hub's own uid."""
         return os.getuid()

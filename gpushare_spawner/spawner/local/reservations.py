@@ -1,19 +1,10 @@
 """Reservations on one machine: each is a session that its agent has opened.
 
-The session's life after that is in `sessions`. One `AgentReservations` serves all spawners of a hub process that use
-the same agent. What it knows is only a hint: each pass over the queue starts with a fresh report, and the agent counts
-again when a session is opened.
-
-The sessions that this hub process has opened with its machine's agent, from the reservation to the close.
-
-Does not choose GPUs: see `reservations`. What an earlier hub or agent left is handled in `recovery`.
-
-After a restart of the hub or the agent: running servers keep their sessions, and forgotten sessions are closed.
-
-CPU and memory of the hub's machine, as placement counts them.
-
-Nothing here limits a server: the spawner does. Where it does not, CPU and memory do not count; see
-`GPUShareMixin.enforces_resources`.
+One `AgentReservations` serves all spawners of a hub process that use the same agent. Its data are only a hint: each
+pass over the queue starts with a fresh report, and the agent checks its capacity again when it opens a session.
+`AgentSessions` opens, confirms and closes the sessions of this hub process. After a restart of the hub or the agent,
+`SessionRecovery` keeps the sessions of running servers and closes abandoned ones. `LocalMachine` counts CPU and memory
+for placement; it limits no server, see `GPUShareMixin.enforces_resources`.
 """
 
 from __future__ import annotations
@@ -48,16 +39,16 @@ from gpushare_spawner.wording import spawn_failures
 from gpushare_spawner.wording import spawn_failures as words
 
 CONFIRM_WITHIN = 900.0
-"""Seconds that the agent keeps a session whose process nobody confirmed: longer than a start may take."""
+"""Seconds that the agent keeps an unconfirmed session: longer than a start may take."""
 LONGEST_PAUSE = 5.0
-"""Seconds between two tries to close a session while the agent does not answer, at most."""
+"""Longest pause between two tries to close a session while the agent does not answer, in seconds."""
 
 InBackground = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
-"""Runs a coroutine to its end, whoever asked for it."""
+"""Runs a coroutine to its end, independent of its caller."""
 
 
 class AgentSessions:
-    """Opens, confirms and closes sessions. ``changed`` is called when a session has been closed."""
+    """The sessions that this hub process has opened. ``changed`` is called when a session has been closed."""
 
     def __init__(
         self, client: AgentClient, log: logging.Logger, in_background: InBackground, changed: Callable[[], None]
@@ -69,15 +60,15 @@ class AgentSessions:
         self.in_flight: dict[str, Allocation] = {}
         """Shares of sessions that are not confirmed yet, by the session's id."""
         self._running: dict[str, OpenRequest] = {}
-        """Sessions whose process was started here, until they are released."""
+        """Sessions with a process that was started here, until they are released."""
         self._closing: dict[str, asyncio.Task[None]] = {}
 
     async def open(self, request: OpenRequest, uncounted: Requested) -> tuple[Allocation, dict[str, str]]:
-        """Open a session; return what it holds, and the environment that its notebook server must be started with.
+        """Open a session. Return its allocation and the environment for its notebook server.
 
-        ``uncounted``: what it takes of the machine's CPU and memory, until the agent reports it.
-        Its share counts as in flight from now on. Raises ControlRefused; then nothing is open. After any other error
-        the session is closed in the background: it may have been opened.
+        ``uncounted``: its CPU and memory, until the agent reports it. Its share counts as in flight from now on. Raises
+        ControlRefused; then nothing is open. After any other error the session is closed in the background: it may have
+        been opened.
         """
         allocation = self.in_flight[request.id] = Allocation(
             session=request.id,
@@ -97,13 +88,13 @@ class AgentSessions:
             self.in_flight.pop(request.id, None)
             raise
         except BaseException:
-            # closing what is not open is no error
+            # it is no error to close a session that is not open
             self.release(request.id)
             raise
         return allocation, opened.environment
 
     def is_closing(self, session: str) -> bool:
-        """Return whether the session is being closed: opened now, it might be closed by that."""
+        """Return whether the session is being closed: the close might hit a session that is opened now."""
         return session in self._closing
 
     @property
@@ -114,9 +105,9 @@ class AgentSessions:
     # -- the process runs --
 
     async def confirm(self, request: OpenRequest, pid: int) -> None:
-        """Tell the agent the pid of the session's process. An unavailable agent is told when it is back.
+        """Send the pid of the session's process to the agent, later if the agent is unavailable.
 
-        Raises ControlRefused where the agent does not accept it.
+        Raises ControlRefused if the agent refuses it.
         """
         self._running[request.id] = request
         try:
@@ -126,7 +117,10 @@ class AgentSessions:
             self._in_background(self._confirm_later(request, pid))
 
     async def confirm_started(self, request: OpenRequest, pid: int) -> None:
-        """As `confirm`. Raises SpawnRefused, also for a ``pid`` below 1: then the server has ended already."""
+        """Confirm a server that was started, as `confirm` does.
+
+        Raises SpawnRefused, also for a ``pid`` below 1: then the server has ended already.
+        """
         if pid < 1:
             raise SpawnRefused(words.SERVER_ENDED, reason="exited", status=500)
         try:
@@ -140,13 +134,13 @@ class AgentSessions:
         except ControlRefused as error:
             if error.code != "unknown-session" or self._running.get(request.id) is not request:
                 raise
-            # the agent lost it, in a restart without its state: the place was ours, ask for it again
+            # the agent lost it in a restart without its state: request the same place again
             await self._client.open(request)
             self._log.warning("The agent had lost GPU session %s; it was opened again", request.id)
             await self._client.confirm(request.id, pid)
         finally:
             if request.id not in self._running and request.id not in self.in_flight:
-                # it was stopped meanwhile, and not started again: what was opened above must not stay
+                # it was stopped meanwhile, and not started again: the session from above must not stay open
                 self.release(request.id)
         self.in_flight.pop(request.id, None)
 
@@ -168,7 +162,7 @@ class AgentSessions:
     # -- the end of a session --
 
     def release(self, session: str) -> None:
-        """Close a session in the background; a new start of the same server waits until that is done."""
+        """Close a session in the background; a new start of the same server waits for that."""
         self._running.pop(session, None)
         if session not in self._closing:
             self._closing[session] = self._in_background(self._close(session))
@@ -179,7 +173,7 @@ class AgentSessions:
         await asyncio.wait({self._closing[session]}, timeout=timeout)
 
     async def _close(self, session: str) -> None:
-        """Try until the agent has heard it, or until it must have found out by itself."""
+        """Retry until the agent has closed the session, or must have ended it by itself."""
         until, pause = time.monotonic() + CONFIRM_WITHIN, 0.25
         try:
             while time.monotonic() < until:
@@ -197,9 +191,9 @@ class AgentSessions:
 
 
 class SessionRecovery:
-    """Compares the agent's report with the servers that the hub knows.
+    """Comparison of the agent's report with the hub's servers.
 
-    ``report`` returns the agent's report, at most as many seconds old as its argument says; it raises AgentUnreachable.
+    ``report`` returns the agent's report; its argument is the maximum age in seconds. It raises AgentUnreachable.
     """
 
     def __init__(
@@ -219,9 +213,9 @@ class SessionRecovery:
         self._adopting: set[str] = set()
 
     def adopt_soon(self, request: OpenRequest, pid: Callable[[], Awaitable[int]], runs: Callable[[], bool]) -> None:
-        """See to it, in the background, that a running server has its session.
+        """Make sure, in the background, that a running server has its session.
 
-        ``runs`` says whether the server still runs under this session; ``pid`` tells its process.
+        ``runs`` returns whether the server still runs under this session; ``pid`` returns its process.
         """
         if request.id not in self._adopting and not self._sessions.is_closing(request.id):
             self._adopting.add(request.id)
@@ -252,11 +246,11 @@ class SessionRecovery:
             self._adopting.discard(request.id)
 
     def sweep_soon(self, runs: Callable[[str, str], bool]) -> None:
-        """`sweep` in the background, as soon as the agent answers."""
+        """Run `sweep` in the background, as soon as the agent answers."""
         self._in_background(self._sweep(runs))
 
     async def _sweep(self, runs: Callable[[str, str], bool]) -> None:
-        # what an earlier hub left unconfirmed is dropped by the agent itself after CONFIRM_WITHIN
+        # the agent itself drops unconfirmed sessions of an earlier hub after CONFIRM_WITHIN
         until = time.monotonic() + CONFIRM_WITHIN
         delay = 1.0
         while time.monotonic() < until:
@@ -271,10 +265,10 @@ class SessionRecovery:
                 return
 
     async def sweep(self, runs: Callable[[str, str], bool]) -> list[str]:
-        """Close what an earlier hub process reserved and never confirmed; the ids of the sessions.
+        """Close sessions that an earlier hub process reserved and never confirmed. Return their ids.
 
-        ``runs`` says whether the hub knows a user's server to run or to start. A confirmed session is left alone: its
-        process lives, perhaps under another hub, and the agent ends it with the process.
+        ``runs`` returns whether a user's server runs or starts according to the hub. A confirmed session is left alone:
+        its process lives, perhaps under another hub, and the agent ends it with the process.
         """
         report = await self._report(0.0)
         swept = []
@@ -299,14 +293,14 @@ class LocalMachine:
 
     @classmethod
     def here(cls) -> LocalMachine:
-        """Return the machine that this process runs on."""
+        """Return the machine of this process."""
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         return cls(NodeResources.of_empty_node((os.cpu_count() or 1) * MILLICORES, memory))
 
     def left(self, report: Report, templates: Iterable[Template]) -> NodeResources:
-        """Return what the sessions of a report leave: what their templates guarantee now is taken.
+        """Return the capacity without the current guarantees of the templates of a report's sessions.
 
-        A session of a template that is gone counts nothing, and so does a server without a GPU: the report has none.
+        A session of a removed template counts nothing, and neither does a server without a GPU: the report has none.
         """
         guaranteed = {template.name: guaranteed_resources(template) for template in templates}
         taken = (guaranteed[session.template] for session in report.sessions if session.template in guaranteed)
@@ -315,19 +309,19 @@ class LocalMachine:
 
 @dataclass(frozen=True)
 class OpenedShare(Reservation):
-    """A share that the agent has put aside, until its process is confirmed or it is released."""
+    """A share that the agent keeps for a spawn, until its process is confirmed or it is released."""
 
     opened_with: OpenRequest
     environment: dict[str, str]
-    """What the notebook server must be started with."""
+    """The environment for the notebook server."""
 
 
 class AgentReservations(Reservations[OpenedShare]):
-    """The shares that this hub process has asked its machine's agent for, and the queue.
+    """The shares that this hub process has requested from its machine's agent, and the queue.
 
-    ``agent_patience``: seconds that a start waits for an agent that does not answer. ``machine``: whose CPU and memory
-    count; None: neither counts. ``layers`` returns what `layers.yaml` says. The other settings are those of
-    `Reservations`.
+    ``agent_patience``: seconds that a spawn waits for an agent that does not answer. ``machine``: the machine with its
+    CPU and memory; None: neither counts. ``layers`` returns the content of `layers.yaml`. The other settings are those
+    of `Reservations`.
     """
 
     where: ClassVar[str] = "this machine"
@@ -355,7 +349,7 @@ class AgentReservations(Reservations[OpenedShare]):
     # -- one pass over the queue --
 
     async def snapshot(self, max_age: float = 0.0) -> GpuSnapshot:
-        """What the agent's report says. Raises AgentUnreachable."""
+        """Return a snapshot from the agent's report. Raises AgentUnreachable."""
         return self._snapshot(await self.report(max_age))
 
     def _snapshot(self, report: Report) -> GpuSnapshot:
@@ -364,19 +358,19 @@ class AgentReservations(Reservations[OpenedShare]):
             self.feed.resources(report.node, self._machine.left(report, self._expected.offered()))
         inventory = GpuInventory()
         inventory.put(report.node, report.gpus)
-        announced = ((session.id, session.notice) for session in report.sessions)
-        due = tuple((name, notice) for name, notice in announced if notice is not None)
-        return GpuSnapshot(inventory, announced=due, rules=self._layers() or NO_RULES)
+        notices = ((session.id, session.notice) for session in report.sessions)
+        due = tuple((name, notice) for name, notice in notices if notice is not None)
+        return GpuSnapshot(inventory, notices=due, rules=self._layers() or NO_RULES)
 
     def in_flight(self) -> Iterable[Allocation]:
-        """Shares of sessions that are not confirmed yet."""
+        """Return the shares of sessions that are not confirmed yet."""
         return self.sessions.in_flight.values()
 
     async def _prepare(self, snapshot: GpuSnapshot) -> GpuSnapshot:
         leftovers = {ticket.request.session for ticket in self.queue if self._is_leftover(ticket)}
         if not leftovers:
             return snapshot
-        # the server does not run, or it could not be starting: what the agent holds for it is from before
+        # the server does not run, or it could not be starting: the agent's session is an earlier one
         await asyncio.gather(*(self.sessions.close(session, timeout=1.0) for session in leftovers))
         return await self.snapshot()
 
@@ -386,12 +380,12 @@ class AgentReservations(Reservations[OpenedShare]):
         return self._last[1].session(ticket.request.session) is not None
 
     def _held_up(self, ticket: Ticket) -> str:
-        # opened now, it might be closed by the close that is under way
+        # a session that is opened now might be closed by the pending close
         closing = self.sessions.is_closing(ticket.request.session)
         return words.SESSION_CLOSES if closing else ""
 
     async def _give(self, ticket: Ticket, placement: Placement, snapshot: GpuSnapshot) -> Allocation | None:
-        """Ask the agent for the place; None where it sees no free capacity there."""
+        """Request the place from the agent; None if the agent has no free capacity there."""
         request = open_request(ticket.request.tenant, ticket.request.template, placement, CONFIRM_WITHIN)
         gpus = tuple(snapshot.gpus[gpu] for gpu in request.gpus)
         try:
@@ -419,7 +413,7 @@ class AgentReservations(Reservations[OpenedShare]):
         self.sessions.release(reservation.opened_with.id)
 
     async def report(self, max_age: float = 0.0) -> Report:
-        """What the agent says now, or said at most ``max_age`` seconds ago. Raises AgentUnreachable."""
+        """Return the agent's report, at most ``max_age`` seconds old. Raises AgentUnreachable."""
         if self._last is not None and time.monotonic() - self._last[0] < max_age:
             return self._last[1]
         report = await self.client.report()

@@ -1,4 +1,4 @@
-"""Servers as systemd units, with shared GPUs: what The Littlest JupyterHub runs."""
+"""Spawner of systemd units with shared GPUs, as The Littlest JupyterHub uses it."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from gpushare_spawner.wording import spawn_failures as words
 
 
 class GPUShareSystemdSpawner(GPUShareMixin, SystemdSpawner):  # type: ignore[misc]
-    """systemdspawner's SystemdSpawner with shared GPUs. CPU and memory limits of a template become those of the unit.
+    """systemdspawner's SystemdSpawner with shared GPUs. CPU and memory limits of a template become limits of the unit.
 
-    The share reaches the unit in its environment file. With ``isolate_devices`` a unit has no GPU devices, and with
-    ``dynamic_users`` nobody knows beforehand whom the session's socket must let in: then templates with a GPU are
-    refused.
+    The unit gets the share in its environment file. Templates with a GPU are refused in two cases: with
+    ``isolate_devices`` a unit has no GPU devices; with ``dynamic_users`` the user for the session's socket is
+    undetermined before the start.
     """
 
     def share_uid(self) -> int:
-        """The uid of the unit's user."""
+        """Return the uid of the unit's user."""
         for name in ("dynamic_users", "isolate_devices"):
             if getattr(self, name):
                 self.log.error("Templates with a GPU cannot be started with c.SystemdSpawner.%s = True", name)
@@ -34,7 +34,7 @@ class GPUShareSystemdSpawner(GPUShareMixin, SystemdSpawner):  # type: ignore[mis
         return pwd.getpwnam(self._expand_user_vars(self.username_template)).pw_uid
 
     async def share_pid(self) -> int:
-        """The main process of the unit; 0 where there is none."""
+        """Return the pid of the unit's main process; 0 if it has none."""
         process = await asyncio.create_subprocess_exec(
             "systemctl", "show", "--property=MainPID", "--value", self.unit_name, stdout=asyncio.subprocess.PIPE
         )

@@ -25,18 +25,18 @@ from gpushare_spawner.wording import spawn_failures as words
 class GPUShareTLJHSpawner(GPUShareSystemdSpawner, UserCreatingSpawner):  # type: ignore[misc]
     """TLJH's own spawner with shared GPUs. All settings of TLJH's spawner and of SystemdSpawner apply.
 
-    TLJH makes the user of the machine when the server starts. The session's socket needs that user earlier, so the user
-    is made when the GPU is reserved.
+    TLJH creates the machine's user when the server starts. The session's socket needs that user earlier, so the user is
+    created when the GPU is reserved.
     """
 
     def share_uid(self) -> int:
-        """The uid of the unit's user, who is made where there is none."""
+        """Return the uid of the unit's user; create the user if necessary."""
         name = generate_system_username("jupyter-" + self.user.name)
         try:
             ensure_user(name)
         except (OSError, subprocess.CalledProcessError) as error:
             self.log.error("TLJH cannot create the user %s: %s", name, error)
             raise SpawnRefused(words.user_not_made(name), reason="no-user", status=500) from error
-        # UserCreatingSpawner.start sets the same
+        # UserCreatingSpawner.start sets the same name
         self.username_template = name
         return super().share_uid()

@@ -1,10 +1,7 @@
-"""Whether a template could start now, for its card.
+"""Availability of a template on its card, and estimates of the wait of queued spawns.
 
-Estimates how long queued spawns wait: by idle actions that are due, and by how long recent spawns waited.
-
-Of sessions on GPUs of other sharing layers those count that have a notice of a stop.
-
-Pure: the time is an argument. Where nothing is known there is no estimate. Positions are computed in `queue`.
+An estimate uses pending idle actions and the waits of recent spawns; on GPUs of other sharing layers, sessions with a
+notice of a stop. Without data there is no estimate. Pure: the time is an argument. Positions are computed in `placer`.
 """
 
 from __future__ import annotations
@@ -33,19 +30,19 @@ from gpushare_spawner.wording.spawn_form import gpu_models, not_on_one_machine
 
 @dataclass(frozen=True)
 class Availability:
-    """What a card says about now. ``kind`` is for colours and programs, ``text`` for people."""
+    """The current state of a template on its card. ``kind`` is for colours and programs, ``text`` for people."""
 
     kind: Literal["now", "wait", "never", "unknown"]
     text: str
     detail: str = ""
     gpus: tuple[GpuKind, ...] = ()
-    """GPUs that would do, free or not."""
+    """Suitable GPUs, free or not."""
     borrowed: int = 0
-    """Units of each GPU that idle sessions would lend; nothing is guaranteed of these."""
+    """Units of each GPU that idle sessions would lend; none of these is guaranteed."""
     layer: LayerName | None = None
-    """Another sharing layer than the native one that the server would have; None: that of the template."""
+    """The sharing layer of the server, if it is not the native one; None: the template's layer."""
     profile: MigProfile | None = None
-    """That of the MIG instance that the server would have; None: it would have none, or which one is not known."""
+    """The profile of the server's MIG instance; None: no instance, or an unknown one."""
 
 
 NO_GPU_NEEDED = Availability("now", words.STARTS_NOW)
@@ -54,10 +51,10 @@ UNKNOWN_AFTER_ERROR = Availability("unknown", words.UNKNOWN, words.UNKNOWN_AFTER
 
 
 class UnknownNow:
-    """Stands for `AvailabilityNow` after an error in placement."""
+    """Replacement for `AvailabilityNow` after an error in placement."""
 
     def availability(self, template: Template) -> Availability:
-        """Return that nothing is known of what the template needs."""
+        """Return that the availability of the template is unknown."""
         return NO_GPU_NEEDED if template.gpu is None else UNKNOWN_AFTER_ERROR
 
 
@@ -67,24 +64,24 @@ def _raised(error: Exception) -> None:
 
 @dataclass(frozen=True)
 class AvailabilityNow:
-    """What a spawn would meet now: the GPUs, what is left on them, and the queue."""
+    """The result that a spawn would have now, computed from the GPUs, the free capacity and the queue."""
 
     check: PlacementCheck
     queue: SpawnQueue
     where: str = "this machine"
     ineligible: Callable[[Template], frozenset[str]] = lambda _: frozenset()
-    """Returns the nodes that cannot take a server of a template whatever is free there."""
+    """Returns the nodes that cannot run a server of a template, whatever is free there."""
     tenant: Tenant = field(default_factory=lambda: Tenant(""))
-    """Whose spawn it would be; without a name: any user's."""
+    """The user of the spawn; without a name: any user."""
     failed: Callable[[Exception], object] = _raised
-    """Called with an error in placement; unless it raises, what the error concerns is shown as unknown."""
+    """Called with an error in placement. Unless it raises, the affected result is shown as unknown."""
     _met: dict[Demand, Availability] = field(default_factory=dict, repr=False)
     _prepared: set[Demand] = field(default_factory=set, repr=False)
     _requests: dict[int, tuple[Template, PlacementRequest]] = field(default_factory=dict, repr=False)
-    """By the identity of the template, which is kept beside it."""
+    """By the identity of the template, which is kept in the value."""
 
     def availability(self, template: Template) -> Availability:
-        """What a spawn of this template would meet."""
+        """Return the result of a spawn of this template now."""
         if template.gpu is None:
             return NO_GPU_NEEDED
         try:
@@ -109,20 +106,20 @@ class AvailabilityNow:
         return replace(met, gpus=gpus)
 
     def suitable_gpus(self, template: Template) -> str:
-        """Return the GPUs that would do for a template, free or not, for people; empty: none is known."""
-        found = models_of(self.check.snapshot.suiting(template))
-        return gpu_models(template.gpu.share, found) if template.gpu is not None else ""
+        """Return the GPUs that suit a template, free or not, for people; empty: none are reported."""
+        models = models_of(self.check.snapshot.suiting(template))
+        return gpu_models(template.gpu.share, models) if template.gpu is not None else ""
 
     def preparing(self, templates: Iterable[Template]) -> Iterator[None]:
-        """Do in pieces what `availability` needs."""
+        """Prepare `availability` in pieces."""
         for template in templates:
             if template.gpu is not None and self.check.snapshot.native(template):
                 yield from self._preparing(self._request(template))
 
     def startable(self, alternatives: Iterable[Alternative], instead_of: str = "") -> tuple[Startable, ...]:
-        """Return which of these templates would start now.
+        """Return the templates that would start now.
 
-        ``instead_of``: the claim of the spawn that would end first; it is not in the way.
+        ``instead_of``: the claim of the spawn that would end first; it is ignored.
         """
         would_start = (
             alternative.template for alternative in alternatives if self._would_start(alternative, instead_of)
@@ -130,7 +127,7 @@ class AvailabilityNow:
         return tuple(Startable(template.name, template.display_name) for template in would_start)
 
     def preparing_startable(self, alternatives: Iterable[Alternative]) -> Iterator[None]:
-        """Do in pieces what `startable` needs."""
+        """Prepare `startable` in pieces."""
         for alternative in alternatives:
             if alternative.template.gpu is not None and self.check.snapshot.native(alternative.template):
                 yield from self._preparing(self._alternative(alternative))
@@ -154,11 +151,11 @@ class AvailabilityNow:
         return self._met_by(request).kind == "now" or self.check.fits_without(request, (instead_of,))
 
     def _request(self, template: Template) -> PlacementRequest:
-        known = self._requests.get(id(template))
-        if known is None:
+        entry = self._requests.get(id(template))
+        if entry is None:
             request = replace(self.check.snapshot.request(template), ineligible=self.ineligible(template))
-            known = self._requests[id(template)] = (template, request)
-        return known[1]
+            entry = self._requests[id(template)] = (template, request)
+        return entry[1]
 
     def _alternative(self, alternative: Alternative) -> PlacementRequest:
         return replace(self.check.snapshot.request(alternative.template), ineligible=alternative.ineligible())
@@ -179,32 +176,32 @@ class AvailabilityNow:
         self, template: Template, layers: OtherLayers, ineligible: frozenset[str], instead_of: str = ""
     ) -> Availability:
         kept = Kept(self.queue.kept_elsewhere(instead_of))
-        found = layers.verdict(AskedServer(template, self.tenant, ineligible=ineligible), kept)
+        verdict = layers.verdict(AskedServer(template, self.tenant, ineligible=ineligible), kept)
         native = self._native(template) if layers.native(template) else None
-        gpus = (*(native.gpus if native is not None else ()), *found.gpus)
-        if native is not None and native.kind == "now" and found.outcome is not LayerOutcome.NOW:
+        gpus = (*(native.gpus if native is not None else ()), *verdict.gpus)
+        if native is not None and native.kind == "now" and verdict.outcome is not LayerOutcome.NOW:
             return replace(native, gpus=gpus)
-        layer = found.offer.layer if found.offer is not None else None
-        if found.outcome is LayerOutcome.NOW:
-            now = Availability("now", words.STARTS_NOW) if found.known else UNKNOWN
-            return replace(now, gpus=gpus, layer=layer, profile=found.profile)
-        if found.outcome is LayerOutcome.WAIT or (native is not None and native.kind == "wait"):
+        layer = verdict.offer.layer if verdict.offer is not None else None
+        if verdict.outcome is LayerOutcome.NOW:
+            now = Availability("now", words.STARTS_NOW) if verdict.certain else UNKNOWN
+            return replace(now, gpus=gpus, layer=layer, profile=verdict.profile)
+        if verdict.outcome is LayerOutcome.WAIT or (native is not None and native.kind == "wait"):
             position = words.position(Positions(self.check, self.queue).ahead_of_template(template))
-            why = found.why if found.outcome is LayerOutcome.WAIT or native is None else native.detail
-            return Availability("wait", position, why, gpus, layer=layer, profile=found.profile)
-        return Availability("never", words.NO_SUITABLE_GPU, found.why, gpus, layer=layer)
+            why = verdict.why if verdict.outcome is LayerOutcome.WAIT or native is None else native.detail
+            return Availability("wait", position, why, gpus, layer=layer, profile=verdict.profile)
+        return Availability("never", words.NO_SUITABLE_GPU, verdict.why, gpus, layer=layer)
 
     def _meets(self, request: PlacementRequest) -> Availability:
         verdict = self.check.verdict(request)
         place = verdict.placement
         layer = place.layer if place is not None else request.layer
-        met = self._said(request, verdict)
+        met = self._from_verdict(request, verdict)
         if place is not None and layer is LayerName.MIG:
             instance = self.check.snapshot.gpus[place.gpus[0]].mig
             met = replace(met, profile=instance.profile if instance is not None else None)
         return met if layer is LayerName.NATIVE else replace(met, layer=layer)
 
-    def _said(self, request: PlacementRequest, verdict: Verdict) -> Availability:
+    def _from_verdict(self, request: PlacementRequest, verdict: Verdict) -> Availability:
         if verdict.placement is not None and verdict.placement.borrowed:
             borrowed = verdict.placement.borrowed
             return Availability("now", words.STARTS_ON_LENT, words.LENT_DETAIL, borrowed=borrowed)
@@ -222,7 +219,7 @@ class AvailabilityNow:
 
 
 def models_of(gpus: tuple[GpuKind, ...]) -> Mapping[str, int]:
-    """How many there are of each model."""
+    """Return the number of GPUs of each model."""
     counted: dict[str, int] = {}
     for kind in gpus:
         counted[kind.model] = counted.get(kind.model, 0) + kind.count
@@ -230,41 +227,41 @@ def models_of(gpus: tuple[GpuKind, ...]) -> Mapping[str, int]:
 
 
 RECENT_SECONDS = 3600.0
-"""How old a recent wait may be: after that, other users work on the GPUs."""
+"""The maximum age of a wait that counts: after that, other users work on the GPUs."""
 FEWEST_WAITS = 3
-"""Waits that an estimate needs at least: the median of fewer is one user's chance."""
+"""The minimum number of waits for an estimate: the median of fewer depends on single users."""
 MOST_WAITS = 200
-"""Waits that are remembered at most."""
+"""The maximum number of waits that are remembered."""
 _STEPS = ((5, 1), (30, 5), (120, 15))
-"""Up to so many minutes an estimate is rounded up to a multiple of so many."""
+"""(minutes, step): an estimate up to so many minutes is rounded up to a multiple of the step."""
 
 
 @dataclass(frozen=True)
 class RecentWait:
-    """How long one spawn that was placed had been the first in the queue for its GPUs."""
+    """The time that one placed spawn had been the first in the queue for its GPUs."""
 
     ended: float
     """Seconds on a monotonic clock."""
     seconds: float
     share: Share
     kinds: frozenset[str]
-    """Of the GPUs: see `gpu_kinds`."""
+    """Kinds of the GPUs: see `gpu_kinds`."""
 
 
 class RecentWaits:
-    """The waits of spawns that have been placed lately."""
+    """The waits of recently placed spawns."""
 
     def __init__(self) -> None:
         self._waits: deque[RecentWait] = deque(maxlen=MOST_WAITS)
 
     def add(self, wait: RecentWait) -> None:
-        """Remember a wait."""
+        """Add a wait."""
         self._waits.append(wait)
 
     def expected(self, share: Share, kinds: frozenset[str], ahead: int, waited: float, now: float) -> float | None:
-        """Return in how many seconds a spawn of this share is placed; None where too few such spawns waited lately.
+        """Return the seconds until a spawn of this share is placed; None if too few such spawns waited recently.
 
-        ``ahead``: spawns before it; ``waited``: seconds for which it has been the first, 0 while it is not.
+        ``ahead``: spawns before it; ``waited``: seconds since it became the first, else 0.
         """
         waits = [
             wait.seconds
@@ -275,7 +272,7 @@ class RecentWaits:
             return None
         if ahead:
             return (ahead + 1) * median(waits)
-        # of the recent spawns only those are like this one that waited at least as long
+        # only recent spawns that waited at least as long are comparable
         longer = [seconds - waited for seconds in waits if seconds >= waited]
         return median(longer) if len(longer) >= FEWEST_WAITS else None
 
@@ -287,7 +284,7 @@ class WaitEstimates:
         self._recent = RecentWaits()
 
     def placed(self, ticket: Ticket, snapshot: GpuSnapshot, now: float) -> None:
-        """Note that a ticket got its place. ``now``: seconds on a monotonic clock."""
+        """Record the wait of a placed ticket. ``now``: seconds on a monotonic clock."""
         if ticket.first_since is not None:
             kinds = gpu_kinds(ticket.request, snapshot)
             self._recent.add(RecentWait(now, now - ticket.first_since, ticket.request.share, kinds))
@@ -295,14 +292,14 @@ class WaitEstimates:
     async def minutes(
         self, check: PlacementCheck, queue: SpawnQueue, now: float, wall_time: float, breaks: LoopBreaks
     ) -> Mapping[Ticket, int]:
-        """Return the rounded estimate of each spawn for which there is one.
+        """Return the rounded estimate of each spawn that has one.
 
         ``now``: seconds on a monotonic clock; ``wall_time``: seconds since the epoch.
         """
-        due = {**await after_announced_stops(check.snapshot, queue, breaks)}
+        due = {**await after_pending_stops(check.snapshot, queue, breaks)}
         for ticket, at in (await after_idle_actions(check, queue, breaks)).items():
             due[ticket] = min(at, due.get(ticket, at))
-        found: dict[Ticket, int] = {}
+        minutes: dict[Ticket, int] = {}
         for ticket in queue:
             await breaks.pause_if_due()
             if ticket.ahead is None or ticket.result.done():
@@ -313,22 +310,24 @@ class WaitEstimates:
             estimates = [due[ticket] - wall_time] if ticket in due else []
             estimates += [seconds] if seconds is not None else []
             if estimates:
-                found[ticket] = rounded_minutes(min(estimates))
-        return found
+                minutes[ticket] = rounded_minutes(min(estimates))
+        return minutes
 
 
 def gpu_kinds(request: SpawnRequest, snapshot: GpuSnapshot) -> frozenset[str]:
-    """Return the kinds of GPUs that a spawn waits for: models of GPUs with an agent, and other layers, each with the
-    models that the template names."""
+    """Return the kinds of GPUs that a spawn waits for.
+
+    A kind is a model of GPUs with an agent, or another layer with the models that the template names.
+    """
     others = snapshot.layers.names(request.template) if snapshot.layers is not None else ()
     models = request.models(snapshot) if snapshot.native(request.template) else frozenset()
     return models | {f"{layer}: {' '.join(request.gpu.models)}" for layer in others}
 
 
-async def after_announced_stops(snapshot: GpuSnapshot, queue: SpawnQueue, breaks: LoopBreaks) -> Mapping[Ticket, float]:
-    """Return when other layers can place queued spawns if all announced stops happen: seconds since the epoch.
+async def after_pending_stops(snapshot: GpuSnapshot, queue: SpawnQueue, breaks: LoopBreaks) -> Mapping[Ticket, float]:
+    """Return when other layers can place queued spawns if all notified stops happen: seconds since the epoch.
 
-    Spawns that this does not help, or of which it is not known, are left out.
+    Spawns without a benefit, or with an unknown one, are left out.
     """
     layers = snapshot.layers
     expected: dict[Ticket, float] = {}
@@ -341,7 +340,7 @@ async def after_announced_stops(snapshot: GpuSnapshot, queue: SpawnQueue, breaks
             continue
         await breaks.pause_if_due()
         request, units = ticket.request, ticket.request.share.total_units
-        # as many servers of its size as those before it and itself need
+        # the number of servers of its size that the spawns before it and itself need
         servers = 1 + -(-max(ahead.get(name, 0) for name in names) // units)
         at = layers.starts_by(request.elsewhere(), servers)
         if at is not None:
@@ -359,10 +358,10 @@ def rounded_minutes(seconds: float) -> int:
 
 
 async def after_idle_actions(check: PlacementCheck, queue: SpawnQueue, breaks: LoopBreaks) -> Mapping[Ticket, float]:
-    """Return when queued spawns can be placed if all announced idle actions happen: seconds since the epoch.
+    """Return when queued spawns can be placed if all notified idle actions happen: seconds since the epoch.
 
-    Spawns that these actions do not help are left out. Nothing is changed: what would be is computed on copies of the
-    nodes that the actions concern.
+    Spawns without a benefit are left out. Changes nothing: the result is computed on copies of the nodes of the
+    actions.
     """
     supposed = SupposedLedger(check.ledger)
     native = check.snapshot.native
@@ -373,19 +372,19 @@ async def after_idle_actions(check: PlacementCheck, queue: SpawnQueue, breaks: L
     }
     expected: dict[Ticket, float] = {}
     helpful: list[tuple[str, Notice]] = []
-    for actions in helpful_actions(check.ledger, waiting.values(), check.snapshot.announced):
+    for actions in helpful_actions(check.ledger, waiting.values(), check.snapshot.notices):
         helpful += actions
         await breaks.pause_if_due()
-    for session, announced in sorted(helpful, key=lambda known: known[1].at):
+    for session, notice in sorted(helpful, key=lambda action: action[1].at):
         if len(expected) == len(waiting):
             break
         await breaks.pause_if_due()
-        node = supposed.happens(session, announced)
+        node = supposed.happens(session, notice)
         if node is None:
             continue
         for ticket, request in waiting.items():
             if ticket not in expected and supposed.place(ticket.claimant, request, node) is not None:
-                expected[ticket] = announced.at
+                expected[ticket] = notice.at
     return expected
 
 

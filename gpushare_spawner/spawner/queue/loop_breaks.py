@@ -8,37 +8,40 @@ import time
 from collections.abc import Callable, Iterable
 
 LONGEST_SECONDS = 0.004
-"""For which the event loop is kept without a break, as far as the pieces of the work allow. Ours: the hub's own
-callbacks take about as long."""
+"""Longest work without a break for the event loop, as far as the pieces of the work allow. Ours: the hub's own
+callbacks take about as long.
+"""
 
 
 MOST_FREEZES = 5000
-"""Breaks at which objects are excluded from garbage collection. Measured: the first reading of 100,000 GPUs has 2,000
-to 3,500. A hub whose first readings fail again and again excludes no more than that."""
+"""Breaks at which objects are excluded from garbage collection. Measured: the first read of 100,000 GPUs has 2,000 to
+3,500. A hub with failing first reads excludes no more than that.
+"""
 
 
 class LastingObjects:
-    """Excludes objects that stay from garbage collection, as very many of them are made.
+    """Exclusion of long-lived objects from garbage collection during the first read of a large cluster.
 
-    Python's garbage collector would block the event loop for as long as it walks them. An object that nothing refers
-    to is freed all the same; only cycles that were garbage at that moment are not. So it is done `MOST_FREEZES` times
-    at most, for work that is done once: the first reading of a large cluster.
+    Python's garbage collector would block the event loop while it traverses them. An object without references is freed
+    all the same; only cycles that were garbage at that moment are not. So the exclusion happens at most `MOST_FREEZES`
+    times.
     """
 
     def __init__(self) -> None:
         self._left = MOST_FREEZES
 
     def exclude(self) -> None:
-        """Exclude all objects that there are from garbage collection."""
+        """Exclude all existing objects from garbage collection."""
         if self._left:
             self._left -= 1
-            # the youngest first: what is garbage is freed, and tuples of numbers and strings need no collector at all
+            # the youngest generation first: its garbage is freed, and tuples of numbers and strings need no collector
+            # at all
             gc.collect(0)
             gc.freeze()
 
 
 class LoopBreaks:
-    """Lets other tasks of the event loop run while one task has much to do."""
+    """Breaks in which other tasks of the event loop run during one long task."""
 
     def __init__(
         self,
@@ -46,9 +49,9 @@ class LoopBreaks:
         clock: Callable[[], float] = time.perf_counter,
         lasting: LastingObjects | None = None,
     ) -> None:
-        """``longest``: seconds of work between two breaks; ``clock``: returns seconds.
+        """Start the clock. ``longest``: seconds of work between two breaks; ``clock``: returns seconds.
 
-        ``lasting``: excludes what the work has made from garbage collection at each break; None: nothing does.
+        ``lasting``: excludes the objects of the work from garbage collection at each break; None: no exclusion.
         """
         self._longest = longest
         self._clock = clock
@@ -56,7 +59,7 @@ class LoopBreaks:
         self._lasting = lasting
 
     async def pause_if_due(self) -> None:
-        """Let others run, if the last break is too long ago."""
+        """Let other tasks run if the last break is too long ago."""
         if self._clock() - self._since >= self._longest:
             if self._lasting is not None:
                 self._lasting.exclude()
@@ -64,6 +67,6 @@ class LoopBreaks:
             self._since = self._clock()
 
     async def through(self, pieces: Iterable[object]) -> None:
-        """Do all pieces of some work, with breaks between them."""
+        """Run all pieces of some work, with breaks between them."""
         for _ in pieces:
             await self.pause_if_due()

@@ -1,21 +1,12 @@
-"""Decides for the spawns in the queue, on one snapshot: a place now, a longer wait, or a refusal.
+"""Decides on the spawns in the queue, on one snapshot: a place now, a longer wait, or a refusal.
 
-Does not reserve anything and knows no clock: see `reservations`.
+`PlacementCheck` decides whether a share can be placed now, later or never, for the queue and for the form's cards.
+`Positions` counts the earlier spawns that compete with a spawn. `KeptNodes` keeps nodes of other sharing layers free
+for overtaken spawns: no ledger has these GPUs, and their layer's scheduler chooses one, so a whole node is kept. GPUs
+with an agent are kept by claims, see `Placer.claim`. Positions, KeptNodes and Placer live for one pass over the queue.
 
-Whether a share can be placed now, later or never, on one snapshot: for queued spawns and for the form's cards.
-
-Does not change the queue or the ledger: see `placer`.
-
-Positions in the queue: how many earlier spawns could use the same GPUs as a spawn.
-
-One object for one pass over the queue, on its snapshot. The order of the queue stands in `queue`.
-
-Keeps nodes of other sharing layers free for spawns that later ones overtake. One object for one pass over the queue.
-
-No ledger has these GPUs, and their layer's scheduler chooses one. So what is kept is a whole node: the pods of later
-spawns must not go there, and what runs there ends sooner or later. GPUs with an agent are kept by claims: see `placer`.
-
-Exceptions for spawns that do not get a share; the sentences are in `wording.refusals`.
+Does not reserve anything and reads no clock: see `reservations`. The order of the queue is in `queue`, the texts of
+refusals are in `wording.spawn_failures`.
 """
 
 from __future__ import annotations
@@ -58,12 +49,12 @@ from gpushare_spawner.wording.service import exceeded
 from gpushare_spawner.wording.spawn_failures import EARLIER_FIRST, refused_by_nodes
 
 NODES_AT_ONCE = 20
-"""Nodes that are looked at without a break for the event loop: 1 to 2 ms."""
+"""Nodes that are processed without a break for the event loop: 1 to 2 ms."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The outcome for one share."""
+    """The result for one share."""
 
     outcome: LayerOutcome
     placement: Placement | None = None
@@ -73,16 +64,16 @@ class Verdict:
     unsuitable: bool = False
     """NEVER: no GPU is of a suitable model."""
     left_out: bool = False
-    """WAIT: only nodes that did not admit a pod of this request have a place."""
+    """WAIT: only nodes that did not admit a pod of this request have free capacity."""
     ineligible: bool = False
-    """NEVER: the taints or labels that the nodes have now keep the pod out."""
+    """NEVER: the current taints or labels of the nodes exclude the pod."""
 
 
 @dataclass(frozen=True)
 class PlacementCheck:
-    """Checks shares against one snapshot and its ledger.
+    """Check of shares against one snapshot and its ledger.
 
-    ``counted`` returns a share as the ledger counts it, where GPUs are given out in coarser steps than 1 %.
+    ``counted`` returns a share as the ledger counts it, where GPUs are allocated in coarser steps than 1 %.
     """
 
     snapshot: GpuSnapshot
@@ -90,10 +81,10 @@ class PlacementCheck:
     strategy: Strategy
     counted: Callable[[Share], Share] = field(default=lambda share: share)
     nodes_are_added: bool = False
-    """Nodes that are added later may do for what no node of now can take."""
+    """Nodes that are added later may suit a request that no current node can take."""
 
     def verdict(self, request: PlacementRequest) -> Verdict:
-        """Return whether a request can be placed, beside what is kept for spawns that wait."""
+        """Return whether a request can be placed, in addition to everything that is kept for waiting spawns."""
         placement = self.ledger.place(self.counted_request(request), self.strategy)
         if placement is not None:
             return Verdict(LayerOutcome.NOW, placement)
@@ -116,21 +107,21 @@ class PlacementCheck:
         return Verdict(LayerOutcome.WAIT, why=why, left_out=unplaceable.reason is Reason.NOT_ADMITTED)
 
     def _no_instance(self, request: PlacementRequest) -> str:
-        """Return why no MIG instance will ever do; empty: one would, or none is asked for."""
+        """Return why no MIG instance suits the request; empty: one does, or none is requested."""
         if request.layer is not LayerName.MIG or request.models:
             return ""
         profiles = [kind.mig.profile.name for kind in self.snapshot.kinds if kind.mig is not None]
         return spawn_form.no_instance(request.share, profiles)
 
     def _native_there(self, request: PlacementRequest, why: Unplaceable) -> str:
-        """Return that sessions of the native layer keep MPS from GPUs with enough free units; empty: that is not so."""
+        """Return that sessions of the native layer keep MPS from GPUs with enough free units; empty if they do not."""
         if request.layer is not LayerName.MPS or why.reason is not Reason.FULL:
             return ""
         native = replace(self.counted_request(request), layer=LayerName.NATIVE)
         return spawn_form.layer_taken(request.share) if self.ledger.place(native, self.strategy) is not None else ""
 
     def fits_without(self, request: PlacementRequest, claims: Collection[str]) -> bool:
-        """Whether a request would fit on a node of these claims if they were not there."""
+        """Return whether a request would fit on a node of these claims without the claims."""
         return self.ledger.fits_without(self.counted_request(request), claims)
 
     def counted_request(self, request: PlacementRequest) -> PlacementRequest:
@@ -139,10 +130,10 @@ class PlacementCheck:
         return request if share == request.share else replace(request, share=share)
 
     def preparing(self, request: PlacementRequest) -> Iterator[None]:
-        """Do in pieces what `verdict` needs: on a large cluster its first answer for a kind of request takes long."""
+        """Prepare `verdict` in pieces: on a large cluster its first answer for a kind of request takes long."""
         counted = self.counted_request(request)
         if request.node:
-            return  # one node is looked at
+            return  # one node needs no pieces
         if isinstance(self.strategy, PreparedStrategy):
             while self.strategy.prepare(counted, self.ledger.capacity, NODES_AT_ONCE):
                 yield
@@ -154,13 +145,13 @@ class PlacementCheck:
 
 
 _Kind = tuple[Demand, str]
-"""What a request needs of a node, and the only node that will do; empty: any."""
+"""A request's demand on a node, and the only suitable node; empty: any."""
 
 
 class Positions:
-    """Counts the spawns ahead: models, taints and labels, and the size of nodes say which spawns compete.
+    """Counter of the spawns ahead. Models, taints and labels, and the size of nodes decide which spawns compete.
 
-    What it asks for is prepared by `PlacementCheck.preparing`.
+    Prepared by `PlacementCheck.preparing`.
     """
 
     def __init__(self, check: PlacementCheck, queue: SpawnQueue) -> None:
@@ -171,22 +162,22 @@ class Positions:
         self._compete: dict[tuple[_Kind, _Kind], bool] = {}
 
     def ahead_of(self, request: PlacementRequest, ticket: Ticket | None = None) -> int:
-        """Return how many earlier tickets compete with a request; all of them where no ticket is given."""
-        asked = self._check.counted_request(request)
+        """Return how many earlier tickets compete with a request; without a ticket, of all tickets."""
+        counted = self._check.counted_request(request)
         snapshot = self._check.snapshot
         return self._queue.ahead_of(
-            lambda other: snapshot.native(other.request.template) and self._competes(asked, self._request(other)),
+            lambda other: snapshot.native(other.request.template) and self._competes(counted, self._request(other)),
             ticket,
         )
 
     def ahead_of_template(self, template: Template, ticket: Ticket | None = None) -> int:
-        """Return how many earlier tickets have a layer in common with a template, as `ahead_of` does for a request."""
+        """Return how many earlier tickets have a layer in common with a template; without a ticket, of all tickets."""
         return self._queue.ahead_of(self._meets(template), ticket)
 
     def is_full(self, template: Template) -> bool:
-        """Return whether as many spawns wait as may, of those that have a layer in common with a template.
+        """Return whether the queue is full for a template: only spawns that have a layer in common with it count.
 
-        Spawns that wait for one layer take no place in the queue of another one.
+        Spawns that wait for one layer take no place in the queue of another layer.
         """
         return self._queue.is_full(self._meets(template))
 
@@ -195,34 +186,34 @@ class Positions:
         return lambda other: not layers.isdisjoint(self._layers(other.request.template))
 
     def _layers(self, template: Template) -> Set[LayerName]:
-        found = self._by_template.get(id(template))
-        if found is None:
+        entry = self._by_template.get(id(template))
+        if entry is None:
             snapshot = self._check.snapshot
             others = snapshot.layers.names(template) if snapshot.layers is not None else ()
             names = {*others, *([LayerName.NATIVE] if snapshot.native(template) else [])}
-            # the template is kept beside it, so that no other has its identity
-            found = self._by_template[id(template)] = (template, names)
-        return found[1]
+            # the value keeps the template, so that no other template gets its identity
+            entry = self._by_template[id(template)] = (template, names)
+        return entry[1]
 
     def _request(self, ticket: Ticket) -> PlacementRequest:
-        known = self._requests.get(ticket)
-        if known is None:
-            asked = ticket.request.placement(self._check.snapshot)
-            known = self._requests[ticket] = self._check.counted_request(asked)
-        return known
+        counted = self._requests.get(ticket)
+        if counted is None:
+            request = ticket.request.placement(self._check.snapshot)
+            counted = self._requests[ticket] = self._check.counted_request(request)
+        return counted
 
     def _competes(self, request: PlacementRequest, other: PlacementRequest) -> bool:
         key = ((request.demand, request.node), (other.demand, other.node))
-        known = self._compete.get(key)
-        if known is None:
-            known = self._compete[key] = self._share_gpus(request, other)
-        return known
+        competes = self._compete.get(key)
+        if competes is None:
+            competes = self._compete[key] = self._share_gpus(request, other)
+        return competes
 
     def _share_gpus(self, request: PlacementRequest, other: PlacementRequest) -> bool:
         if request.models is not None and other.models is not None and request.models.isdisjoint(other.models):
             return False
         these, those = self._able(request), self._able(other)
-        # none: it waits for GPUs to become healthy, or for nodes that are not there
+        # no able nodes: the spawn waits for GPUs to become healthy, or for nodes that do not exist yet
         return not (these and those) or not these.isdisjoint(those)
 
     def _able(self, request: PlacementRequest) -> Set[str]:
@@ -230,29 +221,30 @@ class Positions:
 
 
 MOST_OVERTAKEN = 5
-"""Later spawns that are placed before a spawn that waits, until a node is kept for it. Ours: a node that is kept stands
-partly empty, and most spawns wait for no more than the next end of a session."""
+"""Later spawns that are placed before a waiting spawn, until a node is kept for it. Ours: a kept node stays partly
+empty, and most spawns wait no longer than for the next end of a session.
+"""
 
 
 class KeptNodes:
-    """Asked for each ticket in the order of the queue, so that a spawn knows what is kept for those before it."""
+    """Nodes of other layers that are kept for tickets. Call it for each ticket in the order of the queue."""
 
     def __init__(self) -> None:
         self._kept: set[str] = set()
         self._reached: set[str] = set()
         """Nodes that the spawns with a kept node could use."""
         self._waiting: list[tuple[Ticket, frozenset[str]]] = []
-        """Those before, each with the nodes that it could use."""
+        """Earlier waiting tickets, each with the nodes that it could use."""
 
     def seen_by(self, ticket: Ticket) -> Kept:
-        """Return what a ticket must leave to those before it, and what is kept for it."""
+        """Return the nodes that a ticket must leave to earlier tickets, and the node that is kept for it."""
         return Kept(frozenset(self._kept), ticket.kept_elsewhere)
 
     def waits(self, ticket: Ticket, able: frozenset[str], least_used: Callable[[Set[str]], str]) -> None:
-        """Note that a ticket has no place, and keep a node for it if enough later spawns have overtaken it.
+        """Record a ticket without a place, and keep a node for it after enough later spawns have overtaken it.
 
-        ``able``: the nodes that could serve it. A spawn that waits for nodes of which one is kept already for a spawn
-        before it has none kept: of one kind of nodes no more than one stands partly empty.
+        ``able``: the nodes that could serve it. Of one kind of nodes at most one is kept: a spawn gets none if an
+        earlier spawn has a kept node among all of its nodes.
         """
         self._waiting.append((ticket, able))
         if ticket.overtaken < MOST_OVERTAKEN or able <= self._reached:
@@ -265,36 +257,39 @@ class KeptNodes:
         self._reached |= able
 
     def placed(self, able: frozenset[str]) -> None:
-        """Note that a ticket got a place on one of these nodes: it has overtaken those that could use one of them."""
+        """Record that a ticket got a place on one of these nodes.
+
+        It overtook earlier tickets that could use one of them.
+        """
         for ticket, nodes in self._waiting:
             ticket.overtaken += not nodes.isdisjoint(able)
 
 
 def queue_full(request: SpawnRequest, length: int) -> SpawnRefused:
-    """As many spawns wait as may: ``length``."""
+    """Return the refusal for a full queue of ``length`` spawns."""
     return SpawnRefused(words.queue_full(request.share, length), reason="queue-full", status=503, retry_after=120)
 
 
 def waited_too_long(request: SpawnRequest, waited: float, hint: str) -> SpawnRefused:
-    """``waited``: seconds; ``hint``: what it waited for, as a sentence, or nothing."""
+    """Return the refusal after the longest wait. ``waited``: seconds; ``hint``: the reason as a sentence, or empty."""
     message = words.waited_too_long(request.share, duration(waited), hint)
     return SpawnRefused(message, reason="no-capacity", status=503, retry_after=60)
 
 
 def quota_exceeded(request: SpawnRequest, account: Account, refused: LimitExceeded) -> SpawnRefused:
-    """A limit of the account's quota refuses the server."""
+    """Return the refusal by a limit of the account's quota."""
     return SpawnRefused(exceeded(account, refused, request.share.total_units), reason="quota", status=409)
 
 
 def impossible(request: SpawnRequest, where: str, why: str) -> SpawnRefused:
-    """No wait would help. ``where``: the GPUs' place; ``why``: a sentence."""
+    """Return the refusal of a spawn that no wait would help. ``where``: the GPUs' place; ``why``: a sentence."""
     return SpawnRefused(
         words.impossible(request.template.display_name, where, request.node, why), reason="no-such-gpu", status=409
     )
 
 
-def nothing_known(unavailable: str, error: Exception) -> SpawnRefused:
-    """Nothing is known of the GPUs for too long. ``unavailable`` says so, without a full stop."""
+def gpus_unavailable(unavailable: str, error: Exception) -> SpawnRefused:
+    """Return the refusal after the GPUs were unavailable for too long. ``unavailable``: without a full stop."""
     return SpawnRefused(
         words.nothing_known(unavailable),
         reason="agent-unavailable",
@@ -305,22 +300,23 @@ def nothing_known(unavailable: str, error: Exception) -> SpawnRefused:
 
 
 def placing_failed() -> SpawnRefused:
-    """A bug: the spawn cannot be placed. The log has the traceback."""
+    """Return the refusal after a bug in placement. The log has the traceback."""
     return SpawnRefused(words.PLACING_FAILED, reason="error", status=500)
 
 
 NOT_BY_THE_HUB = Placement("", ())
-"""The place of a server that a layer's scheduler places."""
+"""The placement of a server that a layer's scheduler places."""
 
 MOST_MOVES = 5
-"""How often announced idle actions may move what is kept for a spawn to another node. Ours: users come back before
-such an action, others fill the node that was kept before, and so the spawn could wait for ever."""
+"""The maximum number of moves of a spawn's claim to another node by pending idle actions. Ours: users come back before
+an action, other spawns fill the earlier node, and the spawn could wait for ever.
+"""
 
 
 class Placer:
     """One pass over the queue, first come first.
 
-    ``feed``: keeps the ledger of ``check``. ``where`` is the GPUs' place, for people.
+    ``feed``: updates the ledger of ``check``. ``where`` is the GPUs' place, for people.
     """
 
     def __init__(self, check: PlacementCheck, feed: LedgerFeed, queue: SpawnQueue, where: str) -> None:
@@ -332,12 +328,12 @@ class Placer:
         self._kept = KeptNodes()
         self._reached: set[str] = set()
         """Nodes that the spawns with a claim could use if everything were free there."""
-        # each spawn meets the claims of those before it, and neither its own nor those of later ones
+        # a spawn respects the claims of earlier spawns, but neither its own nor those of later spawns
         for name in list(feed.ledger.claims):
             feed.claim(name, None)
 
     def place(self, ticket: Ticket) -> Placement | None:
-        """Return a place for the ticket; None where it waits on, and knows its position, or has been refused.
+        """Return a place for the ticket; None if it waits on with its new position, or is refused.
 
         A place of another sharing layer has no node and no GPUs: the ticket has its offer.
         """
@@ -345,51 +341,54 @@ class Placer:
         layers = snapshot.other_layers(request.template)
         if layers is not None:
             return self._place_by_layers(ticket, layers)
-        asked = request.placement(snapshot)
-        verdict = self._check.verdict(asked)
-        # taints come and go: a spawn that was told to wait is not refused for one
+        placement_request = request.placement(snapshot)
+        verdict = self._check.verdict(placement_request)
+        # taints come and go: a spawn that waits already is not refused for one
         waits = verdict.outcome is LayerOutcome.WAIT or (verdict.ineligible and ticket.ahead is not None)
         if waits:
             if ticket.ahead is None and self._positions.is_full(request.template):
                 ticket.refuse(queue_full(request, self._queue.length))
             else:
                 why = f"{refused_by_nodes(request.left_out())}." if verdict.left_out else verdict.why
-                ticket.says(self._positions.ahead_of(asked, ticket), why)
+                ticket.says(self._positions.ahead_of(placement_request, ticket), why)
         elif verdict.outcome is LayerOutcome.NEVER:
             ticket.refuse(impossible(request, self._where, verdict.why))
         return verdict.placement
 
     def _place_by_layers(self, ticket: Ticket, layers: OtherLayers) -> Placement | None:
         request = ticket.request
-        found = layers.verdict(request.elsewhere(), self._kept.seen_by(ticket))
-        if found.outcome is LayerOutcome.NOW:
-            ticket.offer = found.offer
-            self._kept.placed(found.able)
+        elsewhere = layers.verdict(request.elsewhere(), self._kept.seen_by(ticket))
+        if elsewhere.outcome is LayerOutcome.NOW:
+            ticket.offer = elsewhere.offer
+            self._kept.placed(elsewhere.able)
             return NOT_BY_THE_HUB
         native = None
         if layers.native(request.template):
             native = self._check.verdict(request.placement(self._check.snapshot))
             if native.placement is not None:
                 return native.placement
-        waits = next((one for one in (found, native) if one is not None and one.outcome is LayerOutcome.WAIT), None)
+        waits = next(
+            (result for result in (elsewhere, native) if result is not None and result.outcome is LayerOutcome.WAIT),
+            None,
+        )
         if waits is None and ticket.ahead is None and not self._check.nodes_are_added:
-            ticket.refuse(impossible(request, self._where, found.why))
+            ticket.refuse(impossible(request, self._where, elsewhere.why))
         elif ticket.ahead is None and self._positions.is_full(request.template):
             ticket.refuse(queue_full(request, self._queue.length))
         else:
             ahead = self._positions.ahead_of_template(request.template, ticket)
-            ticket.says(ahead, (waits or found).why)
+            ticket.says(ahead, (waits or elsewhere).why)
             ticket.elsewhere = not layers.native(request.template)
-            # where GPUs with an agent can serve it, some of these are kept for it: see `claim`
+            # if GPUs with an agent can serve it, some of these are kept for it: see `claim`
             only_here = native is None or native.outcome is LayerOutcome.NEVER
-            self._kept.waits(ticket, found.able if only_here else frozenset(), layers.least_used)
+            self._kept.waits(ticket, elsewhere.able if only_here else frozenset(), layers.least_used)
         return None
 
     async def claim(self, ticket: Ticket, breaks: LoopBreaks) -> None:
-        """Keep GPUs for a ticket that waits, where it is the first in the queue that could use their node.
+        """Keep GPUs for a waiting ticket if it is the first in the queue that could use their node.
 
-        The GPUs are those that will fit it first by announced idle actions; where none of these helps, those of which
-        least has to become free. After `MOST_MOVES` the latter: of those less has to become free from pass to pass.
+        Chooses the GPUs that will fit it first by notified idle actions. If no action helps, or after `MOST_MOVES`,
+        chooses the GPUs on which the least has to become free: that amount decreases from pass to pass.
         """
         check = self._check
         if not check.snapshot.native(ticket.request.template):
@@ -410,18 +409,18 @@ class Placer:
             self._feed.claim(ticket.claimant, claim)
 
     async def _first_to_fit(self, request: PlacementRequest, breaks: LoopBreaks) -> NodeHold | None:
-        """Return the GPUs that will fit a request first by announced idle actions; None: these do not help it."""
+        """Return the GPUs that will fit a request first by notified idle actions; None: these do not help it."""
         ledger = self._check.ledger
         helpful: list[tuple[str, Notice]] = []
-        for actions in helpful_actions(ledger, [request], self._check.snapshot.announced):
+        for actions in helpful_actions(ledger, [request], self._check.snapshot.notices):
             helpful += actions
             await breaks.pause_if_due()
-        found = None
+        hold = None
         for claim in first_to_fit(ledger, request, helpful):
-            found = claim
+            hold = claim
             await breaks.pause_if_due()
-        return found
+        return hold
 
     def gave(self, allocation: Allocation) -> None:
-        """Count what a ticket was given."""
+        """Count the allocation of a ticket."""
         self._feed.put(EntrySource.RESERVED, allocation)

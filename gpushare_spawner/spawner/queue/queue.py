@@ -1,4 +1,4 @@
-"""The queue of spawns that wait for free GPU capacity: order and positions. No clock and no network here."""
+"""The queue of spawns that wait for free GPU capacity: order and positions. Uses no clock and no network."""
 
 from __future__ import annotations
 
@@ -17,19 +17,20 @@ from gpushare_spawner.spawner.queue.snapshot import AskedServer, GpuSnapshot, La
 
 @dataclass(frozen=True)
 class SpawnRequest:
-    """What a spawn in the queue is for: a template with a GPU, and a server. See `placement` for what it asks."""
+    """A spawn in the queue: a template with a GPU, and a server. See `placement` for its placement request."""
 
     tenant: Tenant
     template: Template
     node: str = ""
-    """The only node that will do; empty: any."""
+    """The only suitable node; empty: any."""
     requested: Requested | None = None
-    """What its pod requests; None: what the template guarantees."""
+    """The resources that its pod requests; None: the template's guarantees."""
     left_out: Callable[[], Mapping[str, str]] = dict
-    """Returns the nodes that it avoids now, because a pod of it was not admitted there, and what is missing on each."""
+    """Returns the nodes that it avoids now, because one of its pods was not admitted there, with the missing resource.
+    """
 
     ineligible: Callable[[], frozenset[str]] = frozenset
-    """Returns the nodes that cannot take its pod whatever is free there."""
+    """Returns the nodes that cannot run its pod, whatever is free there."""
 
     @property
     def session(self) -> str:
@@ -38,26 +39,26 @@ class SpawnRequest:
 
     @property
     def gpu(self) -> TemplateGpu:
-        """What the template asks for. Raises ValueError for a template without a GPU."""
+        """The GPU part of the template. Raises ValueError for a template without a GPU."""
         if self.template.gpu is None:
             raise ValueError(f"template {self.template.name} asks for no GPU")
         return self.template.gpu
 
     @property
     def share(self) -> Share:
-        """How much of how many GPUs."""
+        """The size of the share and the number of GPUs."""
         return self.gpu.share
 
     def elsewhere(self) -> AskedServer:
-        """Return what it asks of other sharing layers."""
+        """Return the request to other sharing layers."""
         return AskedServer(self.template, self.tenant, self.node, self.ineligible())
 
     def models(self, snapshot: GpuSnapshot) -> frozenset[str]:
-        """The models in a snapshot that would do."""
+        """Return the suitable models in a snapshot."""
         return snapshot.models(self.template)
 
     def placement(self, snapshot: GpuSnapshot) -> PlacementRequest:
-        """What it asks of placement, on the GPUs of a snapshot."""
+        """Return the placement request on the GPUs of a snapshot."""
         request = snapshot.request(self.template)
         return replace(
             request,
@@ -76,18 +77,18 @@ class Alternative:
 
     template: Template
     ineligible: Callable[[], frozenset[str]] = frozenset
-    """Returns the nodes that cannot take its pod whatever is free there."""
+    """Returns the nodes that cannot run its pod, whatever is free there."""
 
 
 @dataclass(frozen=True)
 class Reservation:
-    """A share that has been put aside, until its server runs or it is released."""
+    """A share that is kept for a spawn, until its server runs or it is released."""
 
     request: SpawnRequest
     placement: Placement
     gpus: tuple[GpuReport, ...]
     offer: LayerOffer | None = field(default=None, kw_only=True)
-    """Where another sharing layer starts the server; None: on these GPUs, which have an agent."""
+    """The offer of another sharing layer; None: the server runs on these GPUs, which have an agent."""
 
 
 @dataclass(frozen=True)
@@ -96,31 +97,32 @@ class Startable:
 
     name: str
     title: str
-    """Its display name."""
+    """The display name."""
 
 
 @dataclass(frozen=True)
 class WaitStatus:
-    """What the user of a queued spawn is told."""
+    """The state of a queued spawn, for its user."""
 
     ahead: int
-    """Spawns before it that could use the same GPUs."""
+    """Earlier spawns that could use the same GPUs."""
     hint: str = ""
-    """What it waits for, as a sentence."""
+    """The reason for the wait, as a sentence."""
     minutes: int | None = None
-    """How long it will wait, about; None: nothing is known."""
+    """The estimated wait; None: unknown."""
     startable: tuple[Startable, ...] = ()
     """Templates that the user could start now instead."""
     gpus: str = ""
-    """The GPUs that would do, for people; empty: none is known."""
+    """The suitable GPUs, for people; empty: none are reported."""
     elsewhere: bool = False
-    """Only other sharing layers can serve it, of which little is known: where there is no estimate, its user is told
-    so."""
+    """Whether only other sharing layers can serve the spawn. Their state is largely unknown: without an estimate, the
+    user gets a text that says so.
+    """
 
 
 @dataclass(eq=False)
 class Ticket:
-    """One spawn in the queue."""
+    """A spawn in the queue."""
 
     request: SpawnRequest
     joined: float
@@ -129,29 +131,29 @@ class Ticket:
     """The other templates that the user may start."""
     result: asyncio.Future[Reservation] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     ahead: int | None = None
-    """Spawns before it that could use the same GPUs, as of the last pass; None before the first."""
+    """Earlier spawns that could use the same GPUs, as of the last pass; None before the first."""
     hint: str = ""
-    """What it waits for."""
+    """The reason for the wait."""
     first_since: float | None = None
-    """Since when no spawn is before it (monotonic clock, seconds); None while one is."""
+    """The time since which no spawn is before it (monotonic clock, seconds); None if a spawn is before it."""
     status: WaitStatus | None = None
-    """What its user was told last."""
+    """The state that its user saw last."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when `status` changes, and when the wait ends."""
     considered: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set once a pass over the queue has decided about it, on GPUs that are known."""
+    """Set once a pass over the queue has decided about it, with the GPUs available."""
     offer: LayerOffer | None = None
-    """Where another sharing layer starts its server, once it has a place; None: on GPUs with an agent."""
+    """The offer of another sharing layer, once it has a place; None: on GPUs with an agent."""
     kept: str = ""
-    """The node of the GPUs that were kept for it last; empty: none were."""
+    """The node of the GPUs that were last kept for it; empty: none."""
     moves: int = 0
-    """How often that node became another one."""
+    """Number of changes of that node."""
     overtaken: int = 0
-    """How many later spawns another layer has placed where it could have been."""
+    """Number of later spawns that another layer has placed on nodes that suit this spawn."""
     kept_elsewhere: str = ""
-    """The node of another layer that is kept for it now; empty: none is."""
+    """The node of another layer that is kept for it now; empty: none."""
     elsewhere: bool = False
-    """Only other layers can serve it."""
+    """Whether only other layers can serve it."""
 
     @property
     def claimant(self) -> str:
@@ -159,20 +161,20 @@ class Ticket:
         return f"{self.request.session}#{id(self)}"
 
     def keeps(self, node: str) -> None:
-        """Note the node of the GPUs that are kept for it."""
+        """Record the node of the GPUs that are kept for it."""
         self.moves += self.kept not in ("", node)
         self.kept = node
 
     def says(self, ahead: int, hint: str) -> None:
-        """Note the position and what the spawn waits for. `publish` tells the user."""
+        """Record the position and the reason for the wait. `publish` shows them to the user."""
         self.ahead, self.hint = ahead, hint
 
     def publish(
         self, now: float, minutes: int | None = None, startable: tuple[Startable, ...] = (), gpus: str = ""
     ) -> None:
-        """Tell the user the position, with an estimate of the wait, what could start now instead, and suitable GPUs.
+        """Show the user the position, an estimate of the wait, the templates that could start now, and suitable GPUs.
 
-        ``now``: seconds on a monotonic clock. Nothing happens before the first pass has seen the ticket.
+        ``now``: seconds on a monotonic clock. Does nothing before the first pass over the ticket.
         """
         if self.ahead is None:
             return
@@ -186,45 +188,45 @@ class Ticket:
             self.changed.set()
 
     def refuse(self, error: Exception) -> None:
-        """End the wait with an error; nothing happens where it has ended."""
+        """End the wait with an error. Does nothing if it has ended."""
         if not self.result.done():
             self.result.set_exception(error)
-            # the waiter may have left; an exception that nobody fetches must not end up in the log as a bug
+            # the spawn may have left; an exception that is never retrieved must not be logged as a bug
             self.result.exception()
 
 
 class SpawnQueue:
-    """Spawns in the order in which they are served: that in which they came, unless quotas say otherwise (`arrange`).
+    """Spawns in the order in which they are served: first come first, unless quotas change it (`arrange`).
 
-    Policy: first come, first served among those that fit. A spawn that does not fit is passed by later ones that do.
-    The first one that could use some node has GPUs kept for it meanwhile: see `placer`.
+    Policy: first come, first served among the spawns that fit. Later spawns that fit pass a spawn that does not fit.
+    Meanwhile GPUs are kept for the first spawn that could use some node: see `placer`.
     """
 
     def __init__(self, length: int) -> None:
         self.length = length
         self._tickets: dict[int, Ticket] = {}
-        """By identity, in the order in which they are served: two tickets may request the same."""
+        """By identity, in the order in which they are served: two tickets may have equal requests."""
 
     def __len__(self) -> int:
         return len(self._tickets)
 
     def __iter__(self) -> Iterator[Ticket]:
-        """The tickets as they are now, first come first; joining and leaving does not disturb the iteration."""
+        """Return an iterator over a copy of the tickets, first come first: joining and leaving do not disturb it."""
         return iter(tuple(self._tickets.values()))
 
     def __contains__(self, ticket: Ticket) -> bool:
         return id(ticket) in self._tickets
 
     def is_full(self, competes: Callable[[Ticket], bool]) -> bool:
-        """Whether as many spawns wait as may, of those that compete with one.
+        """Return whether the queue is full, counting only competing spawns.
 
-        One that no pass has seen may get a place at once: it does not count.
+        A spawn that no pass has considered may get a place at once: it does not count.
         """
         waiting = (ticket for ticket in self if ticket.ahead is not None and not ticket.result.done())
         return sum(map(competes, waiting)) >= self.length
 
     def kept_elsewhere(self, besides: str = "") -> frozenset[str]:
-        """Return the nodes of other layers that are kept for spawns. ``besides``: the claim of one that is left out."""
+        """Return the nodes of other layers that are kept for spawns. ``besides``: the claim of a spawn to leave out."""
         return frozenset(
             ticket.kept_elsewhere
             for ticket in self
@@ -232,22 +234,22 @@ class SpawnQueue:
         )
 
     def join(self, request: SpawnRequest, now: float) -> Ticket:
-        """Queue up, at the end."""
+        """Add a spawn at the end of the queue."""
         ticket = Ticket(request, now)
         self._tickets[id(ticket)] = ticket
         return ticket
 
     def arrange(self, order: Iterable[Ticket]) -> None:
-        """Put the tickets in another order. ``order``: tickets of the queue; those that are not in it stay behind."""
+        """Set the order. ``order``: tickets of the queue; tickets that are not in it come after the others."""
         arranged = {id(ticket): ticket for ticket in order if ticket in self}
-        self._tickets = arranged | {key: one for key, one in self._tickets.items() if key not in arranged}
+        self._tickets = arranged | {key: ticket for key, ticket in self._tickets.items() if key not in arranged}
 
     def leave(self, ticket: Ticket) -> None:
-        """Leave the queue; nothing happens if it is not in it."""
+        """Leave the queue. Does nothing for a ticket that is not in it."""
         self._tickets.pop(id(ticket), None)
 
     def ahead_of(self, competes: Callable[[Ticket], bool], ticket: Ticket | None = None) -> int:
-        """How many earlier tickets compete with this one; of all tickets where none is given."""
+        """Return how many earlier tickets compete with this ticket; without a ticket, of all tickets."""
         count = 0
         for other in self._tickets.values():
             if other is ticket:

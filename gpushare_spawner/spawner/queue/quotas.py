@@ -1,8 +1,7 @@
-"""Applies the quotas in force to the queue: the order of its spawns, and the limits that refuse one.
+"""Applies the quotas in force to the queue: the order of its spawns, and the limits that refuse a spawn.
 
-The rules stand in the package `quota`. What is used comes from the ledger, so a hub that is restarted knows it again.
-
-What accounts used over quota, kept in a file, so that a hub that is restarted knows of sessions that have ended.
+The rules are in the package `quota`. Current use comes from the ledger, so a restarted hub reads it again. Use over
+quota by ended sessions is kept in a file (`QuotaHistory`).
 """
 
 from __future__ import annotations
@@ -38,9 +37,9 @@ from gpushare_spawner.wording.amounts import reason
 from gpushare_spawner.wording.service import exceeds_cluster
 
 SAVE_EVERY = 30.0
-"""Seconds between two writes. Ours: a hub that is killed forgets at most so much use, a tenth of the entry penalty."""
+"""Seconds between two writes. Ours: a killed hub forgets at most the use of that time, a tenth of the entry penalty."""
 BAD = ".bad"
-"""Added to the name of a file that cannot be read, which is set aside."""
+"""Suffix of an invalid file, which is renamed."""
 
 
 class PastUse(BaseModel):
@@ -56,20 +55,20 @@ class PastUse(BaseModel):
 
 
 class QuotaHistory:
-    """The file. It is replaced as a whole: a hub that is killed leaves the old content or the new one.
+    """The file of past use. It is replaced as a whole: a killed hub leaves the old content or the new one.
 
-    A file that cannot be read is set aside, one that cannot be written is given up until the next start of the hub;
-    the log says both once. Nothing is raised.
+    An invalid file is renamed. A file that cannot be read or written is not used until the next start of the hub. The
+    log reports both once. Raises nothing.
     """
 
     def __init__(self, path: Path | None, log: logging.Logger) -> None:
-        """``path`` None: nothing is kept."""
+        """Keep the path. ``path`` None: nothing is saved."""
         self._path = path
         self._log = log
         self._saved: PastUse | None = None
 
     def load(self) -> PastUse | None:
-        """Return what was kept; None: nothing."""
+        """Return the saved use; None: none."""
         if self._path is None:
             return None
         try:
@@ -92,7 +91,7 @@ class QuotaHistory:
         return None
 
     def save(self, now: float, used: Mapping[str, float]) -> None:
-        """Keep what was used, if that is due. ``now``: seconds since the epoch."""
+        """Save the use over quota if a write is due. ``now``: seconds since the epoch."""
         last = self._saved
         if self._path is None or (last is not None and 0 <= now - last.at < SAVE_EVERY):
             return
@@ -101,7 +100,7 @@ class QuotaHistory:
         content = PastUse(at=max(0.0, now), used=dict(used))
         fresh = self._path.with_name(f".{self._path.name}.new")
         try:
-            # by its owner alone: it names users
+            # readable only by its owner: it names users
             with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
                 file.write(content.model_dump_json().encode())
             fresh.replace(self._path)
@@ -127,14 +126,14 @@ class QuotaChoice:
 
     account: Account
     admission: Admission | None
-    """What a server would be there now; None: unknown."""
+    """The quota's decision on a server now; None: unknown."""
 
 
 class QueueQuotas:
     """The accounts of one ledger.
 
-    ``read`` returns the quotas in force, None where there are none. ``clock``: seconds since the epoch. ``history``
-    keeps what was used over quota beyond this process; None: nothing does.
+    ``read`` returns the quotas in force, None without quotas. ``clock``: seconds since the epoch. ``history`` keeps use
+    over quota beyond this process; None: no history.
     """
 
     def __init__(
@@ -163,11 +162,11 @@ class QueueQuotas:
 
     @property
     def usage(self) -> QuotaUsage | None:
-        """What each account uses; None where there are no quotas. Up to date after `bring_up_to_date`."""
+        """The use of each account; None without quotas. Up to date after `bring_up_to_date`."""
         return self._usage
 
     def bring_up_to_date(self, capacity: int) -> None:
-        """Read the quotas in force, and count what was used over quota since the last call.
+        """Read the quotas in force, and count the use over quota since the last call.
 
         ``capacity``: units of 1 % of all GPUs. The ledger is up to date already.
         """
@@ -187,19 +186,19 @@ class QueueQuotas:
         self.note_use()
 
     def _warn(self, quotas: Quotas) -> None:
-        """Log once that guarantees exceed the GPUs that are known."""
+        """Log once that guarantees exceed the reported GPUs."""
         exceeds = (exceeds_cluster(quotas, self._capacity) or "") if self._capacity else ""
         if exceeds and exceeds != self._warned:
             self._log.warning("Quotas: %s", exceeds)
         self._warned = exceeds
 
     def note_use(self) -> None:
-        """Note what is used over quota from now on, until the next call."""
+        """Record the current use over quota, which counts until the next call."""
         self._over_quota = self._usage.over_quota() if self._usage is not None else {}
 
     @property
     def anything_over_quota(self) -> bool:
-        """Whether something was over quota when that was noted last."""
+        """Whether the last record had any use over quota."""
         return bool(self._over_quota)
 
     def order(self, tickets: Iterable[Ticket]) -> list[Ticket]:
@@ -215,7 +214,7 @@ class QueueQuotas:
         return ordered(asking, self._usage, self._fair, self._capacity)
 
     def admission(self, tenant: Tenant, share: Share) -> Admission | None:
-        """Return what a server would be now, in or over quota, and the limit that refuses it; None: no quotas."""
+        """Return whether a server would be in or over quota now, and the limit that refuses it; None: no quotas."""
         if self._usage is None:
             return None
         return admit(self._usage, self._account(self._usage, tenant), tenant.user, share.total_units)
@@ -235,10 +234,12 @@ class QueueQuotas:
             self._changed(session, allocation)
 
     def _past_use(self, quotas: Quotas) -> FairShare:
-        """Return what earlier hub processes have kept, and what the sessions that are over quota have used since: this
-        hub has not watched them."""
+        """Return the saved use of earlier hub processes, plus the later use of sessions that are over quota.
+
+        This hub process has not metered these sessions in between.
+        """
         now, kept = self._clock(), self._history.load()
-        # a clock that was set back: no time has passed
+        # after a clock was set back, no time has passed
         at = min(kept.at, now) if kept is not None else now
         fair = FairShare.restored(quotas.half_life, kept.used if kept is not None else {}, at)
         fair.advance(now, {}, self._capacity)

@@ -1,6 +1,6 @@
-"""Reservations of shares, and the loop that places queued spawns: what a machine and a cluster have in common.
+"""Reservations of shares, and the loop that places queued spawns: the common part for a machine and a cluster.
 
-Positions are computed in `queue`, places are chosen by `placer`.
+Positions are counted and places are chosen in `placer`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from gpushare_spawner.spawner.queue.loop_breaks import LastingObjects, LoopBreak
 from gpushare_spawner.spawner.queue.placer import (
     PlacementCheck,
     Placer,
-    nothing_known,
+    gpus_unavailable,
     placing_failed,
     quota_exceeded,
     waited_too_long,
@@ -40,26 +40,27 @@ from gpushare_spawner.wording.service import OVER_QUOTA_WAITS
 Reserved = TypeVar("Reserved", bound=Reservation)
 
 MAKE_ANEW_SECONDS = 60.0
-"""Between two ledgers that are made anew, at least. Ours: an error that a new ledger does not mend would cost a large
-cluster's hub a second each time."""
+"""Minimum time between two rebuilds of the ledger. Ours: an error that a rebuild does not fix would cost the hub of a
+large cluster a second each time.
+"""
 
 
 class Reservations(ABC, Generic[Reserved]):
-    """The shares that this hub process has reserved, and the queue of spawns that wait for one.
+    """The shares that this hub process has reserved, and the queue of spawns that wait for a share.
 
-    One serves all spawners of a hub that use the same GPUs. ``place_every``: seconds between two passes over the queue;
-    while it is empty, nothing is asked. ``patience``: seconds that a spawn waits while nothing is known of the GPUs.
-    ``nodes_are_added``: a spawn that no node of now can take waits for a node that can. ``templates``: returns those
-    that can be spawned; ``quotas``: those in force, None where there are none;
-    ``quota_usage_file``: where use over quota is kept, None: nowhere.
+    One object serves all spawners of a hub that use the same GPUs. ``place_every``: seconds between two passes over the
+    queue; while it is empty, there are no requests. ``patience``: seconds that a spawn waits while the GPUs are
+    unavailable. ``nodes_are_added``: a spawn that no current node can take waits for a new node. ``templates``: returns
+    the templates that can be spawned; ``quotas``: returns the quotas in force, None without quotas;
+    ``quota_usage_file``: the file of use over quota, None: no file.
     """
 
     where: ClassVar[str]
     """The GPUs' place, for people: this machine."""
     unavailable: ClassVar[str]
-    """What to say while nothing is known of the GPUs, without a full stop."""
+    """The text while the GPUs are unavailable, without a full stop."""
     unreachable: ClassVar[tuple[type[Exception], ...]]
-    """What `snapshot` and `_give` raise when nothing can be known now."""
+    """Errors that `snapshot` and `_give` raise while the GPUs are unavailable."""
 
     def __init__(
         self,
@@ -77,10 +78,10 @@ class Reservations(ABC, Generic[Reserved]):
     ) -> None:
         self.log = log
         self.feed = feed or LedgerFeed()
-        """The ledger of all shares that are known, and those in flight. `snapshot` brings it up to date."""
+        """The ledger of all reported shares and those in flight. `snapshot` updates it."""
         self.strategy = strategy or BestFit()
         self.quotas = QueueQuotas(self.feed.ledger, log, quotas, history=QuotaHistory(quota_usage_file, log))
-        """Who has used how much, and the order in the queue by that."""
+        """The use of each account, and the resulting order in the queue."""
         self._expected = ExpectedWorkload(templates)
         self.queue = SpawnQueue(queue_length)
         self.place_every = place_every
@@ -97,26 +98,26 @@ class Reservations(ABC, Generic[Reserved]):
         self._made_anew = -math.inf
         self._lasting = LastingObjects()
         self._has_placed = False
-        """Whether a whole pass over the queue has been made: indexes of the cluster's nodes exist since then."""
+        """Whether a whole pass over the queue has been made: since then, indexes of the cluster's nodes exist."""
 
-    # -- what the place of the GPUs must say --
+    # -- implemented for the place of the GPUs --
 
     @abstractmethod
     async def snapshot(self, max_age: float = 0.0) -> GpuSnapshot:
-        """Bring `feed` up to date, and return what else is known of the GPUs. Raises one of `unreachable`.
+        """Update `feed`, and return the other data on the GPUs. Raises one of `unreachable`.
 
-        What was known at most ``max_age`` seconds ago will do.
+        Data that are at most ``max_age`` seconds old are used again.
         """
 
     @abstractmethod
     def in_flight(self) -> Iterable[Allocation]:
-        """Reserved shares that a snapshot may not show yet."""
+        """Return the reserved shares that a snapshot may not show yet."""
 
     @abstractmethod
     async def _give(self, ticket: Ticket, placement: Placement, snapshot: GpuSnapshot) -> Allocation | None:
-        """Reserve the place and tell the ticket; return what it holds. None: the place is gone, take another snapshot.
+        """Reserve the place, complete the ticket and return the allocation.
 
-        Raises one of `unreachable`; then nothing is reserved.
+        None: the place is gone, take a new snapshot. Raises one of `unreachable`; then nothing is reserved.
         """
 
     @abstractmethod
@@ -124,15 +125,15 @@ class Reservations(ABC, Generic[Reserved]):
         """Cancel a reservation that its spawn does not need."""
 
     async def _prepare(self, snapshot: GpuSnapshot) -> GpuSnapshot:
-        """Clear away what stands in the way of queued spawns; return the snapshot after that."""
+        """Remove obstacles to queued spawns. Return the snapshot after that."""
         return snapshot
 
     def _held_up(self, ticket: Ticket) -> str:
-        """Why this spawn cannot be placed yet, whatever is free; empty where it can."""
+        """Return why this spawn cannot be placed yet, whatever is free; empty if it can."""
         return ""
 
     def counted(self, share: Share) -> Share:
-        """The share as the ledger must count it, where GPUs are given out in coarser steps than 1 %."""
+        """Return the share as the ledger must count it, where GPUs are allocated in coarser steps than 1 %."""
         return share
 
     # -- from a request to a reservation --
@@ -142,8 +143,8 @@ class Reservations(ABC, Generic[Reserved]):
     ) -> Reserved:
         """Return a reservation, at once or after a wait of at most ``patience`` seconds.
 
-        ``joined`` gets the ticket, to show the position in the queue. Raises SpawnRefused where there is no place or
-        none in time; then, and when the wait is cancelled, nothing stays reserved.
+        ``joined`` gets the ticket, to show the position in the queue. Raises SpawnRefused if there is no place, or none
+        in time. After an error or a cancelled wait nothing stays reserved.
         """
         ticket = self.queue.join(request, time.monotonic())
         result: asyncio.Future[Any] = ticket.result
@@ -153,7 +154,7 @@ class Reservations(ABC, Generic[Reserved]):
             self.place_soon()
             await asyncio.wait({result}, timeout=patience)
             if not result.done():
-                # a hub with hundreds of spawns at once may not have come to it yet, whatever is free
+                # a hub with hundreds of spawns at the same time may not have considered it yet, whatever is free
                 await self._considered(ticket, patience)
             if not result.done():
                 raise waited_too_long(request, time.monotonic() - ticket.joined, ticket.hint)
@@ -190,20 +191,19 @@ class Reservations(ABC, Generic[Reserved]):
                     await self._place()
                 self._unavailable_since = None
             except self.unreachable as error:
-                self._nothing_known(error)
+                self._gpus_unavailable(error)
             except Exception as error:
-                # a bug must not leave the hub without spawns: the next pass may go well, and every wait is bounded
+                # a bug must not stop all spawns: the next pass may succeed, and every wait is bounded
                 self.placement_failed(error)
             if len(self.queue):
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._wake.wait(), self.place_every)
 
     def placement_failed(self, error: Exception) -> bool:
-        """Log an error in placement, and make the ledger anew; return whether that was done.
+        """Log an error in placement, and rebuild the ledger. Return whether it was rebuilt.
 
-        Whatever went wrong: the ledger may contradict itself since, and then each look at it would fail from now on.
-        At most once in `MAKE_ANEW_SECONDS`: after errors between, which are not logged again, it is made anew by the
-        first look after that time.
+        After any error the ledger may be inconsistent, and each later read could fail. It is rebuilt at most once in
+        `MAKE_ANEW_SECONDS`. Errors in between are not logged again; the first read after that time rebuilds it.
         """
         self.feed.doubtful = True
         if time.monotonic() < self._made_anew + MAKE_ANEW_SECONDS:
@@ -238,26 +238,26 @@ class Reservations(ABC, Generic[Reserved]):
                     with self._errors_noted():
                         await breaks.through(check.preparing(ticket.request.placement(snapshot)))
                 if ticket in self.queue and not await self._place_ticket(ticket, placer, snapshot, breaks):
-                    # counted otherwise elsewhere: the next pass knows what is known there now
+                    # the agent or cluster counts differently: the next pass has its new data
                     break
             except self.unreachable:
                 raise
             except Exception:
-                # one spawn that cannot be placed must not hold up those behind it
+                # a spawn that cannot be placed must not block later spawns
                 self.log.exception("Placing %s failed", ticket.request.session)
                 ticket.refuse(placing_failed())
         self.quotas.note_use()
-        await self._tell_those_that_wait(check, breaks)
+        await self._publish_positions(check, breaks)
         self._has_placed = True
 
     def _count_quotas(self, snapshot: GpuSnapshot) -> None:
-        """Bring the quotas up to date, and see to it that this is done again while something is over quota."""
+        """Update the quotas, and keep sampling them while any account is over quota."""
         self.quotas.bring_up_to_date(snapshot.capacity_units)
         if self.quotas.usage is not None and (self._sampling is None or self._sampling.done()):
             self._sampling = self.in_background(self._sample_quotas())
 
     async def _sample_quotas(self) -> None:
-        """Notice the end of sessions over quota while no spawn waits, so that they do not count any longer."""
+        """Detect the end of sessions over quota while no spawn waits, so that they no longer count."""
         while True:
             await asyncio.sleep(PREPAID_SECONDS)
             if not self.quotas.anything_over_quota:
@@ -268,7 +268,7 @@ class Reservations(ABC, Generic[Reserved]):
                     self.quotas.bring_up_to_date(snapshot.capacity_units)
 
     def _is_held_up(self, ticket: Ticket) -> bool:
-        """Note why a spawn cannot be placed yet, whatever is free; return whether that is so."""
+        """Record why a spawn cannot be placed yet, whatever is free. Return whether there is a reason."""
         held_up = self._held_up(ticket)
         if held_up:
             ticket.says(ticket.ahead or 0, held_up)
@@ -276,7 +276,7 @@ class Reservations(ABC, Generic[Reserved]):
         return bool(held_up)
 
     async def _place_ticket(self, ticket: Ticket, placer: Placer, snapshot: GpuSnapshot, breaks: LoopBreaks) -> bool:
-        """Place one spawn if it fits. Return False where the snapshot has turned out to be wrong."""
+        """Place one spawn if it fits. Return False if the snapshot has turned out to be wrong."""
         if self._is_held_up(ticket):
             return True
         request = ticket.request
@@ -304,7 +304,7 @@ class Reservations(ABC, Generic[Reserved]):
         return True
 
     def _find_place(self, ticket: Ticket, placer: Placer) -> Placement | None:
-        """Return a place for a spawn as `Placer.place`, after an error once more on a ledger that was made anew."""
+        """Return a place for a spawn as `Placer.place` does. After an error, try once more on a rebuilt ledger."""
         try:
             return placer.place(ticket)
         except Exception as error:
@@ -314,7 +314,7 @@ class Reservations(ABC, Generic[Reserved]):
 
     @contextlib.contextmanager
     def _errors_noted(self) -> Iterator[None]:
-        """Let errors in placement end what is done inside, and nothing beside it."""
+        """Catch errors in placement, so that they end only the code inside."""
         try:
             yield
         except self.unreachable:
@@ -322,8 +322,8 @@ class Reservations(ABC, Generic[Reserved]):
         except Exception as error:
             self.placement_failed(error)
 
-    async def _tell_those_that_wait(self, check: PlacementCheck, breaks: LoopBreaks) -> None:
-        """Tell each spawn that still waits its position, the estimate, and the templates that would start now."""
+    async def _publish_positions(self, check: PlacementCheck, breaks: LoopBreaks) -> None:
+        """Publish the position, the estimate and the templates that would start now to each waiting spawn."""
         waiting = [ticket for ticket in self.queue if not ticket.result.done()]
         if not waiting:
             return
@@ -339,22 +339,22 @@ class Reservations(ABC, Generic[Reserved]):
             startable = available.startable(ticket.alternatives, ticket.claimant)
             ticket.publish(now, minutes.get(ticket), startable, available.suitable_gpus(ticket.request.template))
 
-    def _why_nobody_is_placed(self, error: Exception) -> str:
-        """A sentence for queued spawns while nothing is known of the GPUs."""
+    def _why_nothing_is_placed(self, error: Exception) -> str:
+        """Return the sentence for queued spawns while the GPUs are unavailable."""
         return f"{self.unavailable}; trying again."
 
-    def _nothing_known(self, error: Exception) -> None:
+    def _gpus_unavailable(self, error: Exception) -> None:
         now = time.monotonic()
         if self._unavailable_since is None:
             self._unavailable_since = now
             self.log.warning("%s: %s", self.unavailable, error)
         for ticket in self.queue:
-            ticket.says(ticket.ahead or 0, self._why_nobody_is_placed(error))
+            ticket.says(ticket.ahead or 0, self._why_nothing_is_placed(error))
             ticket.publish(now)
             if now - max(ticket.joined, self._unavailable_since) >= self.patience:
-                ticket.refuse(nothing_known(self.unavailable, error))
+                ticket.refuse(gpus_unavailable(self.unavailable, error))
 
-    # -- what is free --
+    # -- free capacity --
 
     async def availability_now(
         self,
@@ -362,10 +362,10 @@ class Reservations(ABC, Generic[Reserved]):
         ineligible: Callable[[Template], frozenset[str]] = lambda _: frozenset(),
         tenant: Tenant | None = None,
     ) -> AvailabilityNow | UnknownNow:
-        """What a spawn would meet now; unknown after an error in placement. Raises one of `unreachable`.
+        """Return the result that a spawn would have now; unknown after an error in placement.
 
-        ``ineligible`` returns the nodes that cannot take a server of a template whatever is free there. ``tenant``:
-        whose server it would be; None: any user's.
+        Raises one of `unreachable`. ``ineligible`` returns the nodes that cannot run a server of a template, whatever
+        is free there. ``tenant``: the server's user; None: any user.
         """
         try:
             snapshot = await self.snapshot(max_age)
@@ -391,14 +391,14 @@ class Reservations(ABC, Generic[Reserved]):
             self._make_anew()
         before, self.strategy = self.strategy, self._expected.strategy(self.strategy, snapshot, time.monotonic())
         if before is not self.strategy:
-            # what it has rated is as large as the cluster
+            # the strategy's ratings are as large as the cluster
             forgetting = self.feed.ledger.capacity.forgetting(before)
             next(forgetting, None)
             self.in_background(LoopBreaks().through(forgetting))
         return PlacementCheck(snapshot, self.feed.ledger, self.strategy, self.counted, self.nodes_are_added)
 
     def in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run something to its end, whoever asked for it."""
+        """Run a coroutine to its end, independent of its caller."""
         task = asyncio.ensure_future(work)
         # the event loop keeps only weak references to tasks
         self._tasks.add(task)

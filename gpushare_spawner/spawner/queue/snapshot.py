@@ -1,15 +1,9 @@
-"""The GPUs of a machine or a cluster, and what is due on them, at one moment. Who holds what: see the ledger.
+"""The GPUs of a machine or a cluster and the pending idle actions on them, at one instant.
 
-The GPUs that are reported, and of which kinds they are, kept up to date by what changes.
-
-The spawns that are to be expected, for placement strategies that look ahead.
-
-What a strategy makes of them stands in `placement`.
-
-GPUs that other sharing layers than ours give out, as the queue and the form's cards look at them.
-
-No agent reports these GPUs and no ledger has them: the scheduler of their layer places servers. The hub keeps a spawn
-in the queue until, by what the layer publishes, its server can start.
+Allocations are in the ledger. `GpuInventory` has the reported GPUs by kind. `OtherLayers` is the interface to GPUs of
+other sharing layers: no agent reports them, no ledger has them, and the scheduler of their layer places servers. The
+hub keeps a spawn in the queue until its server can start according to the published state of the layer.
+`ExpectedWorkload` gives placement strategies the expected spawns; the strategies are in `placement`.
 """
 
 from __future__ import annotations
@@ -48,50 +42,50 @@ class GpuKind:
     memory_bytes: int
     count: int
     mig: MigInstance | None = None
-    """One of the instances, without the GPU that it is a part of; None: they are whole GPUs."""
+    """One of the instances, without its GPU's UUID; None: whole GPUs."""
 
     @property
     def gpu_model(self) -> str:
-        """The model of the GPU, whose instances have a model name of their own."""
+        """The model of the GPU; its instances have their own model name."""
         return self.mig.gpu_model if self.mig is not None else self.model
 
     def suits(self, gpu: TemplateGpu) -> bool:
-        """Whether one of them would do if it were empty: its model, and memory for the guarantee."""
+        """Return whether one empty GPU would suit: its model, and memory for the guarantee."""
         if self.mig is None:
             return suits(gpu, self.model, self.memory_bytes)
         memory = guaranteed_memory(gpu.memory.guarantee)
-        # CUDA uses one MIG device only
-        one = gpu.share.count == 1 and gpu.accepts(self.gpu_model)
-        return one and self.mig.profile.holds(gpu.share.units, memory)
+        # CUDA uses only one MIG device
+        single_gpu = gpu.share.count == 1 and gpu.accepts(self.gpu_model)
+        return single_gpu and self.mig.profile.holds(gpu.share.units, memory)
 
 
 class GpuInventory:
-    """The GPUs of all nodes. A change costs what the node has."""
+    """The GPUs of all nodes. The cost of a change depends on the GPUs of its node."""
 
     def __init__(self) -> None:
         self._nodes: dict[str, tuple[GpuReport, ...]] = {}
-        self._told: dict[str, dict[str, GpuReport]] = {}
+        self._reported: dict[str, dict[str, GpuReport]] = {}
         self._gpus: dict[str, GpuReport] = {}
         self._doubled: dict[str, tuple[str, ...]] = {}
         self._counted: Counter[tuple[str, int, MigInstance | None]] = Counter()
 
     def __len__(self) -> int:
-        """How many nodes report, those without a GPU too."""
+        """Return the number of nodes that report, including nodes without a GPU."""
         return len(self._nodes)
 
     @property
     def gpus(self) -> Mapping[str, GpuReport]:
-        """Every GPU by its UUID. Of one that two nodes report the report of the node that has it counts."""
+        """Every GPU by its UUID. If two nodes report a GPU, the report of its owner counts."""
         return MappingProxyType(self._gpus)
 
     @property
     def doubled(self) -> Mapping[str, tuple[str, ...]]:
-        """The UUIDs that several nodes report, each with these nodes: the first has the GPU."""
+        """UUIDs that several nodes report, each with these nodes: the first has the GPU."""
         return dict(self._doubled)
 
     @property
     def kinds(self) -> tuple[GpuKind, ...]:
-        """The kinds of GPUs there are, in the order in which they were reported first."""
+        """The kinds of GPUs, in the order of their first report."""
         return tuple(GpuKind(model, memory, count, mig) for (model, memory, mig), count in self._counted.items())
 
     def put(self, node: str, gpus: Iterable[GpuReport]) -> None:
@@ -103,18 +97,18 @@ class GpuInventory:
         self._nodes[node] = now
 
     def drop(self, node: str) -> None:
-        """Forget a node; nothing happens where it is unknown."""
+        """Remove a node. Does nothing for an unknown node."""
         self._change(node, ())
         self._nodes.pop(node, None)
 
     def _change(self, node: str, gpus: tuple[GpuReport, ...]) -> None:
         changed = dict.fromkeys([*(gpu.uuid for gpu in self._nodes.get(node, ())), *(gpu.uuid for gpu in gpus)])
-        told = {gpu.uuid: gpu for gpu in gpus}
+        reported = {gpu.uuid: gpu for gpu in gpus}
         for uuid in changed:
-            of_nodes = self._told.setdefault(uuid, {})
+            of_nodes = self._reported.setdefault(uuid, {})
             of_nodes.pop(node, None)
-            if uuid in told:
-                of_nodes[node] = told[uuid]
+            if uuid in reported:
+                of_nodes[node] = reported[uuid]
             before = self._gpus.pop(uuid, None)
             if before is not None:
                 self._count(before, -1)
@@ -123,7 +117,7 @@ class GpuInventory:
                 now = self._gpus[uuid] = of_nodes[claims[0]]
                 self._count(now, 1)
             else:
-                del self._told[uuid]
+                del self._reported[uuid]
             if len(claims) > 1:
                 self._doubled[uuid] = claims
             else:
@@ -137,7 +131,7 @@ class GpuInventory:
 
 
 class LayerOutcome(Enum):
-    """What a placement request meets."""
+    """The outcome of a placement request."""
 
     NOW = "now"
     """It can be placed."""
@@ -154,61 +148,62 @@ class AskedServer:
     template: Template
     tenant: Tenant
     node: str = ""
-    """The only node that will do; empty: any."""
+    """The only suitable node; empty: any."""
     ineligible: frozenset[str] = frozenset()
-    """Nodes that cannot take it whatever is free there."""
+    """Nodes that cannot run it, whatever is free there."""
 
     def can_be_on(self, node: str) -> bool:
-        """Return whether a node will do."""
+        """Return whether a node is suitable."""
         return self.node in ("", node) and node not in self.ineligible
 
 
 @dataclass(frozen=True)
 class LayerOffer:
-    """Nodes whose GPUs one layer shares in one way."""
+    """Nodes with GPUs that one layer shares in one way."""
 
     layer: LayerName
     request: LayerRequest
-    """What the layer is asked for, on these nodes."""
+    """The request to the layer, on these nodes."""
     kept_off: frozenset[str] = frozenset()
-    """Nodes among these that are kept for earlier spawns: the pod must not go there."""
+    """Nodes among these that are kept for earlier spawns: the pod must not run there."""
 
 
 @dataclass(frozen=True)
 class LayerVerdict:
-    """What a server of a template meets on the GPUs of other layers."""
+    """The outcome for a server of a template on the GPUs of other layers."""
 
     outcome: LayerOutcome
     offer: LayerOffer | None = None
-    """NOW: where the server can start. Otherwise where it could: the first that there is."""
+    """NOW: the offer for the server. Otherwise: the first offer that would suit."""
     why: str = ""
     """WAIT and NEVER: the reason, as a sentence."""
-    known: bool = True
-    """NOW: whether what is free is known; False: the layer's scheduler decides."""
+    certain: bool = True
+    """NOW: whether free capacity is certain; False: the layer's scheduler decides."""
     gpus: tuple[GpuKind, ...] = ()
-    """GPUs that would do, free or not, as far as they are known."""
+    """Suitable GPUs, free or not, as far as they are published."""
     profile: MigProfile | None = None
-    """NOW and WAIT: that of the MIG device that the server gets; None: it gets none."""
+    """NOW and WAIT: the profile of the server's MIG device; None: no MIG device."""
     able: frozenset[str] = frozenset()
-    """NOW: the nodes on which the server can be placed. WAIT: those on which it could be if less ran there; empty where
-    something else than nodes is short."""
+    """NOW: the nodes on which the server can be placed. WAIT: the nodes that would suit if less ran there; empty if
+    another resource than nodes is short.
+    """
 
 
 @dataclass(frozen=True)
 class Kept:
-    """The nodes that are kept for spawns in the queue, as one of these spawns sees it."""
+    """The nodes that are kept for spawns in the queue, from the position of one spawn."""
 
     for_others: frozenset[str] = frozenset()
-    """Kept for spawns before it: its server must not go there."""
+    """Nodes kept for earlier spawns: its server must not run there."""
     own: str = ""
-    """Kept for it; empty: none is."""
+    """The node kept for this spawn; empty: none."""
 
 
 NOTHING_KEPT = Kept()
 
 
 class OtherLayers(Protocol):
-    """What other layers have, at one instant, less what this hub's spawns in flight will take."""
+    """Free capacity of other layers at one instant, less the shares of this hub's spawns in flight."""
 
     def names(self, template: Template) -> tuple[LayerName, ...]:
         """Return the other layers that can serve a template, in the order in which they are tried; empty: none."""
@@ -216,24 +211,26 @@ class OtherLayers(Protocol):
     def native(self, template: Template) -> bool:
         """Return whether GPUs with an agent can serve a template."""
 
-    def verdict(self, asked: AskedServer, kept: Kept = NOTHING_KEPT) -> LayerVerdict:
-        """Return what a server meets."""
+    def verdict(self, server: AskedServer, kept: Kept = NOTHING_KEPT) -> LayerVerdict:
+        """Return the outcome for a server."""
 
-    def starts_by(self, asked: AskedServer, servers: int) -> float | None:
-        """Return when so many such servers could have been placed if all announced stops happen: seconds since the
-        epoch; None where nothing is known of it."""
+    def starts_by(self, server: AskedServer, servers: int) -> float | None:
+        """Return when so many such servers could be placed if all notified stops happen.
+
+        The result is in seconds since the epoch; None: unknown.
+        """
 
     def least_used(self, nodes: Set[str]) -> str:
-        """Return the node of at least one on which the hub's sessions have the smallest part of the GPUs."""
+        """Return the node on which the hub's sessions use the smallest part of the GPUs. ``nodes`` is not empty."""
 
     @property
     def gpus(self) -> int:
-        """The physical GPUs of other layers, as far as they are known."""
+        """The number of physical GPUs of other layers, as far as they are published."""
 
 
 NO_RULES = LayersFile()
 MILLICORES = 1000
-"""In a CPU core."""
+"""Millicores of a CPU core."""
 
 
 def guaranteed_resources(template: Template) -> Requested:
@@ -244,20 +241,20 @@ def guaranteed_resources(template: Template) -> Requested:
 
 @dataclass(frozen=True)
 class GpuSnapshot:
-    """What is known now beside the ledger.
+    """The state of the GPUs beside the ledger.
 
-    A thousand GPUs are of few kinds: what a template could use is found among those.
+    A thousand GPUs are of few kinds: suitable GPUs for a template are selected among the kinds.
     """
 
     inventory: GpuInventory
     awaited: str = ""
-    """Why GPUs that exist are missing here for the moment, in a sentence; empty where none are."""
-    announced: tuple[tuple[str, Notice], ...] = ()
-    """Idle actions that are due, each with its session's name in the ledger."""
+    """Why existing GPUs are missing here for the moment, as a sentence; empty if none are missing."""
+    notices: tuple[tuple[str, Notice], ...] = ()
+    """Notices of pending idle actions, each with its session's name in the ledger."""
     layers: OtherLayers | None = None
     """GPUs that other layers share; None: there are none."""
     rules: LayersFile = NO_RULES
-    """The layers of these GPUs by their models, where the hub places by all layers: on one machine."""
+    """The layers of these GPUs by their models, if the hub places by all layers: on one machine."""
     _suiting: dict[int, _Suiting] = field(default_factory=dict, repr=False)
 
     @property
@@ -267,7 +264,7 @@ class GpuSnapshot:
 
     @property
     def capacity_units(self) -> int:
-        """Units of 1 % of all GPUs, those of other layers too."""
+        """Units of 1 % of all GPUs, including those of other layers."""
         others = self.layers.gpus if self.layers is not None else 0
         here = sum(UNITS_PER_GPU if gpu.mig is None else gpu.capacity_units for gpu in self.gpus.values())
         return here + others * UNITS_PER_GPU
@@ -282,25 +279,25 @@ class GpuSnapshot:
 
     @cached_property
     def kinds(self) -> tuple[GpuKind, ...]:
-        """The kinds of GPUs there are, in the order in which they were reported."""
+        """The kinds of GPUs, in the order of their first report."""
         return self.inventory.kinds
 
     def suiting(self, template: Template) -> tuple[GpuKind, ...]:
-        """The kinds that would do for what a template asks for; none for a template without a GPU."""
+        """Return the suitable kinds for a template; none for a template without a GPU."""
         return self._suits(template).kinds
 
     def models(self, template: Template) -> frozenset[str]:
-        """The models that would do for what a template asks for; none for a template without a GPU."""
+        """Return the suitable models for a template; none for a template without a GPU."""
         return self._suits(template).models
 
     def request(self, template: Template) -> PlacementRequest:
-        """What a spawn of this template asks of placement. Raises ValueError for a template without a GPU."""
+        """Return the placement request of a spawn of this template. Raises ValueError for a template without a GPU."""
         return self._suits(template).request
 
     def _suits(self, template: Template) -> _Suiting:
-        # by identity, which is cheap; the object is kept beside it so that no other can take its place
-        found = self._suiting.get(id(template))
-        if found is None:
+        # by identity, which is cheap; the value keeps the template, so that no other template gets its identity
+        suiting = self._suiting.get(id(template))
+        if suiting is None:
             kinds: list[GpuKind] = []
             by_layer: dict[LayerName, set[str]] = {}
             for kind in self.kinds:
@@ -308,11 +305,11 @@ class GpuSnapshot:
                 if layer is not None and template.gpu is not None and kind.suits(template.gpu):
                     kinds.append(kind)
                     by_layer.setdefault(layer, set()).add(kind.model)
-            found = self._suiting[id(template)] = _Suiting(template, tuple(kinds), self._in_order(by_layer))
-        return found
+            suiting = self._suiting[id(template)] = _Suiting(template, tuple(kinds), self._in_order(by_layer))
+        return suiting
 
     def _layer_on(self, kind: GpuKind, template: Template) -> LayerName | None:
-        """The layer by which a template's sessions can have such GPUs; None: they cannot."""
+        """Return the layer by which a template's sessions can share such GPUs; None: no layer."""
         if template.gpu is None:
             return None
         named = template.gpu.layer
@@ -321,11 +318,11 @@ class GpuSnapshot:
         layer = machine_layer(self.rules, kind.gpu_model, mig=kind.mig is not None)
         if layer is None or layer is LayerName.NATIVE:
             return layer
-        # a template that promises what a layer cannot keep is not offered there
+        # a template that promises more than a layer can keep is not offered there
         return None if template.gpu.share.count > 1 or template.broken_promises(layer) else layer
 
     def _in_order(self, by_layer: Mapping[LayerName, set[str]]) -> ByLayer:
-        """As the rules name the layers; the native one comes last, as on a cluster."""
+        """Return the models in the rules' order of layers; the native layer comes last, as on a cluster."""
         named = [rule.layer for rule in self.rules.rules]
         order = sorted(by_layer, key=lambda layer: (layer is LayerName.NATIVE, layer in named and named.index(layer)))
         return tuple((layer, frozenset(by_layer[layer])) for layer in order)
@@ -333,12 +330,12 @@ class GpuSnapshot:
 
 @dataclass(frozen=True)
 class _Suiting:
-    """What would do for a template."""
+    """The suitable GPUs for a template."""
 
     template: Template
     kinds: tuple[GpuKind, ...]
     by_layer: ByLayer
-    """Their models, by the layer that a session would have there."""
+    """Their models, by the layer of a session there."""
 
     @cached_property
     def models(self) -> frozenset[str]:
@@ -346,7 +343,7 @@ class _Suiting:
 
     @cached_property
     def request(self) -> PlacementRequest:
-        """Raises ValueError for a template without a GPU."""
+        """The placement request. Raises ValueError for a template without a GPU."""
         gpu = self.template.gpu
         if gpu is None:
             raise ValueError(f"template {self.template.name} asks for no GPU")
@@ -363,10 +360,10 @@ class _Suiting:
 
 
 class ExpectedWorkload:
-    """Counts the spawns of each template, and gives a strategy the workload that they make.
+    """Counter of the spawns of each template; gives a strategy the resulting workload.
 
-    ``templates`` returns those that can be spawned now. The counts live in this hub process: after a restart all
-    templates count the same again.
+    ``templates`` returns the templates that can be spawned now. The counts live in this hub process: after a restart
+    all templates count the same again.
     """
 
     def __init__(self, templates: Callable[[], Iterable[Template]]) -> None:
@@ -374,7 +371,7 @@ class ExpectedWorkload:
         self._spawns = RecentSpawns()
 
     def offered(self) -> list[Template]:
-        """The templates of now that ask for a GPU."""
+        """Return the current templates that request a GPU."""
         return [template for template in self._templates() if template.gpu is not None]
 
     def spawned(self, template: str, now: float) -> None:
@@ -382,7 +379,7 @@ class ExpectedWorkload:
         self._spawns.spawned(template, now)
 
     def strategy(self, strategy: Strategy, snapshot: GpuSnapshot, now: float) -> Strategy:
-        """Return the strategy for the workload of now; one that looks at no workload comes back as it is."""
+        """Return the strategy for the current workload; a strategy that ignores the workload is returned unchanged."""
         if not isinstance(strategy, WorkloadStrategy):
             return strategy
         demands = {

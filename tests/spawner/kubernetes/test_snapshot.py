@@ -468,7 +468,7 @@ async def test_a_pod_that_its_node_has_made_takes_nothing_and_is_no_reservations
     assert not cluster.snapshots.shows("t1")
     assert not cluster.reservations.arrived(share, made)
     assert list(cluster.snapshots.pods()) == []
-    assert (await cluster.reservations.snapshot()).announced == ()
+    assert (await cluster.reservations.snapshot()).notices == ()
     assert not cluster.snapshots._promised
     assert kept_pod(made)["token"] == ""
     facts = ClusterPod.of(made, {})
@@ -610,9 +610,9 @@ async def test_announced_idle_actions_come_and_go_with_their_pods() -> None:
     cluster = Cluster()
     due = Notice(tier=Tier.RELEASED, at=1.0, reason="idle", effective_units=0)
     cluster.pod("ada", "GPU-n-0", announced=due)
-    assert (await cluster.reservations.snapshot()).announced == (("hub/ada#uid-ada", due),)
+    assert (await cluster.reservations.snapshot()).notices == (("hub/ada#uid-ada", due),)
     cluster.pod("ada", "GPU-n-0")
-    assert (await cluster.reservations.snapshot()).announced == ()
+    assert (await cluster.reservations.snapshot()).notices == ()
 
 
 async def test_free_cpu_is_forgotten_when_the_reader_knows_nothing_any_more() -> None:

@@ -72,7 +72,7 @@ class Machine:
         inventory = GpuInventory()
         for report in self.reports:
             inventory.put(report.node, report.gpus)
-        snapshot = GpuSnapshot(inventory, awaited=self.awaited, announced=tuple(self.announced))
+        snapshot = GpuSnapshot(inventory, awaited=self.awaited, notices=tuple(self.announced))
         return PlacementCheck(snapshot, self.feed.follow(self.reports, self.held), BestFit())
 
     def placer(self) -> Placer:

@@ -18,8 +18,8 @@ from gpushare_spawner.spawner.queue.availability import (
     FEWEST_WAITS,
     AvailabilityNow,
     WaitEstimates,
-    after_announced_stops,
     after_idle_actions,
+    after_pending_stops,
 )
 from gpushare_spawner.spawner.queue.loop_breaks import LoopBreaks
 from gpushare_spawner.spawner.queue.placer import PlacementCheck, Placer
@@ -179,7 +179,7 @@ async def test_announced_stops_are_an_estimate_for_the_first_spawns_of_a_layer()
         placed(machine, layers, ticket)
     assert await estimates.minutes(check(machine, layers), machine.queue, 0.0, 0.0, LoopBreaks()) == {}
     layers.free_from = 60.0
-    found = await after_announced_stops(check(machine, layers).snapshot, machine.queue, LoopBreaks())
+    found = await after_pending_stops(check(machine, layers).snapshot, machine.queue, LoopBreaks())
     # half a GPU is ahead of the second, and one and a half are ahead of the third
     assert found == {small: 60.0, large: 160.0, other: 360.0}
     minutes = await estimates.minutes(check(machine, layers), machine.queue, 0.0, 0.0, LoopBreaks())

@@ -260,7 +260,7 @@ class ClusterLayers:
                 yield (
                     LayerVerdict(LayerOutcome.NEVER, offer, words.unreadable(LAYERS[layer].title))
                     if needs_nodes
-                    else LayerVerdict(LayerOutcome.NOW, offer, known=False)
+                    else LayerVerdict(LayerOutcome.NOW, offer, certain=False)
                 )
                 continue
             if offer.request.facts.nodes:

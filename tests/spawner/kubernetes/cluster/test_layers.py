@@ -192,7 +192,7 @@ def test_what_is_not_known_yet_waits_and_what_cannot_be_known_is_left_to_the_sch
         LayersFile.model_validate({"rules": [{"layer": "kai"}]}), None, unreadable=frozenset({LayerName.KAI})
     )
     found = met(forbidden)
-    assert (found.outcome, found.known) == (LayerOutcome.NOW, False)
+    assert (found.outcome, found.certain) == (LayerOutcome.NOW, False)
     needs_nodes = met(ClusterLayers(SLICED, None, unreadable=frozenset({LayerName.TIME_SLICING})))
     assert needs_nodes.outcome is LayerOutcome.NEVER
     assert needs_nodes.why.startswith("The hub may not read the cluster's nodes and pods")
