@@ -1,1 +1,1 @@
-"""One per GPU machine: finds GPUs, holds sessions, arbitrates, reports."""
+"""The agent of a GPU machine: finds GPUs, keeps sessions, arbitrates, reports."""

@@ -1,15 +1,15 @@
-"""``gpushare agent``: the agent of a GPU machine; ``gpushare agent resume``: what it has left suspended.
+"""The commands ``gpushare agent`` and ``gpushare agent resume``.
 
-What `gpushare agent` asks of a cluster: interfaces, so that the command knows none.
+``gpushare agent`` runs the agent of a GPU machine; ``gpushare agent resume`` resumes the processes that it has left
+suspended. The protocols `AgentCluster` and `ClusterArguments` describe a cluster; `agent.kubernetes.options` implements
+them, and cli.py connects the two.
 
-`agent.kubernetes.options` implements them. cli.py puts the two together.
+`prefer_this_thread` raises the CPU priority of the agent: a lease must not wait behind notebooks that keep all cores
+busy.
 
-CPU priority of the agent: a lease must not wait behind notebooks that keep all cores busy.
-
-``python -m gpushare_spawner.agent.command SOCKET``: whether the agent answers, for the probes of its pod.
-
-It asks on the control socket, which users cannot reach. The port of the metrics is no probe: clients that may connect
-to it could take all of its connections, and the kubelet would kill the agent.
+``python -m gpushare_spawner.agent.command SOCKET`` checks whether the agent answers, for the probes of its pod. It uses
+the control socket, which users cannot reach. The port of the metrics is unsuitable: its clients could take all of its
+connections, and the kubelet would kill the agent.
 """
 
 from __future__ import annotations
@@ -57,31 +57,31 @@ Answer = Callable[[Request], Awaitable[dict[str, Any]]]
 
 
 class Unusable(RuntimeError):
-    """An option of the command cannot be used; the text says which and why."""
+    """An option of the command cannot be used; the text has the option and the reason."""
 
 
 class AgentCluster(Protocol):
-    """A cluster that this machine is a node of, as the options describe it."""
+    """The cluster of this machine, as the options describe it."""
 
     @property
     def host_dir(self) -> Path:
-        """The folder of the node that the agent keeps its state in."""
+        """The node's folder for the agent's state."""
 
     @property
     def observes(self) -> bool:
-        """Whether the agent gives out no GPU, and only observes the sessions of another layer."""
+        """Whether the agent allocates no GPU, and only observes the sessions of another layer."""
 
     def claimed(self, gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
-        """Return the GPUs that this agent may give out. Raises NoGpu."""
+        """Return the GPUs that this agent may allocate. Raises NoGpu."""
 
     def whole_devices(self, units: int) -> int:
         """Return the units of a GPU that devices can be made of."""
 
     def source(self, nvml: GpuSource, gpus: tuple[Gpu, ...]) -> GpuSource:
-        """Return NVML as far as it can be matched with the processes that connect."""
+        """Return NVML, limited to processes that can be matched with connections."""
 
     def endpoints(self, folder: StateFolder) -> SessionEndpoints:
-        """Return what makes the sockets of sessions."""
+        """Return the factory of session sockets."""
 
     def joined(self, node: Node, libraries: Libraries, source: GpuSource) -> AbstractAsyncContextManager[Answer]:
         """Make the started node part of the cluster while the context is open. `source`: the node's NVML.
@@ -102,14 +102,14 @@ class ClusterArguments(Protocol):
 
 NICE = -10
 SLICE_NS = 200_000
-"""The kernel runs a process with a short slice sooner after it wakes up, and for less time at once."""
+"""The kernel runs a process with a short slice sooner after it wakes up, for less time."""
 _SET_ATTRIBUTES = {"x86_64": 314, "aarch64": 274}
 _ATTRIBUTES = struct.Struct("=IIQiIQQQ")
 """struct sched_attr of sched_setattr(2): size, policy, flags, nice, priority, runtime, deadline, period."""
 
 
 def prefer_this_thread() -> None:
-    """Raise the priority of this thread, and of those that it starts later, as far as the rights and the kernel go.
+    """Raise the priority of this thread, and of its later threads, as far as rights and kernel permit.
 
     Nice needs root or CAP_SYS_NICE. A slice needs no rights; kernels before 6.12 ignore it.
     """
@@ -133,8 +133,10 @@ def _shorten_slice() -> None:
 
 
 DEFAULT_CONTEXT_MEMORY = 512 * 2**20
-"""Bytes; contexts of CUDA 12 take some 250 to 600 MiB, by GPU and by what the program loads. Too much wastes little,
-too little makes neighbours fault."""
+"""Bytes; contexts of CUDA 12 take some 250 to 600 MiB, by GPU and program.
+
+Too much wastes little, too little makes neighbours fault.
+"""
 
 
 def configure(parser: argparse.ArgumentParser, cluster: ClusterArguments) -> None:
@@ -250,8 +252,10 @@ def configure(parser: argparse.ArgumentParser, cluster: ClusterArguments) -> Non
 
 
 def run(options: argparse.Namespace, cluster: ClusterArguments) -> int:
-    """Run until SIGTERM or SIGINT, or resume what is suspended. Returns 1 if it cannot start, with a sentence on
-    standard error, or if something stays suspended."""
+    """Run until SIGTERM or SIGINT, or resume suspended processes.
+
+    Returns 1 if it cannot start, with a sentence on standard error, or if a process stays suspended.
+    """
     logging.basicConfig(
         level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
     )

@@ -1,4 +1,7 @@
-"""What the hub asks of the agent: open, confirm and close sessions, change their tiers, report."""
+"""The hub's requests to the agent: open, confirm and close sessions, change their tiers, report.
+
+The socket itself is in sockets/control_socket.py.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +75,7 @@ class ControlRequests:
         report: Callable[[], Report],
         clock: Callable[[], float],
     ) -> None:
-        """`gpus` are by UUID; `clock` gives seconds since the epoch."""
+        """Store the parts of the agent. `gpus` are by UUID; `clock` gives seconds since the epoch."""
         self._registry = registry
         self._gpus = gpus
         self._shares = shares
@@ -85,10 +88,10 @@ class ControlRequests:
         self._clock = clock
 
     async def answer(self, request: Request) -> dict[str, Any]:
-        """Carry out a request; the result is on the disk before it is answered.
+        """Carry out a request; its result is on the disk before the answer.
 
-        Where the disk refuses it, no session is opened. Changes of open sessions hold in memory, and the report says
-        that they are not on the disk.
+        After a failure of the disk no session is opened. Changes of open sessions hold in memory, and the
+        report has the failure.
         """
         result: dict[str, Any] = {}
         match request:
@@ -121,7 +124,7 @@ class ControlRequests:
         return result
 
     async def _open_when_ready(self, request: OpenRequest) -> Opened:
-        """`open`, once the layer's daemons of the GPUs run."""
+        """Open a session as soon as the layer's daemons of the GPUs run."""
         if request.layer is not LayerName.MPS:
             return self.open(request)
         self._checked(request)
@@ -196,8 +199,10 @@ class ControlRequests:
         self._registry.tiers.announce(self._known(request.id), request)
 
     async def _set_controls(self, request: ControlsRequest) -> None:
-        """Set a session's controls. Its user hears the answer when they are on the disk, and so survive a crash. Where
-        the disk refuses them, the report says so."""
+        """Set a session's controls. Its user gets the answer when they are on the disk, and so survive a crash.
+
+        After a failure of the disk the report has the failure.
+        """
         session = self._known(request.id)
         self._registry.controls.replace(session, request.controls)
         if request.answer is not None:

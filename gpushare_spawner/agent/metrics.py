@@ -28,23 +28,23 @@ MAX_HEADER_BYTES = 8192
 REQUEST_WITHIN = 5.0
 """Seconds that a peer has to send its request."""
 MADE_EVERY = 1.0
-"""Seconds for which metrics are answered with again."""
+"""Seconds for which computed metrics are used again."""
 
 
 class ReportCollector(Collector):
-    """Makes metrics of the newest report with each scrape."""
+    """Metrics of the newest report for each scrape."""
 
     def __init__(self, report: Callable[[], Report], names: bool) -> None:
-        """`names`: with sessions, and so with the names of users and templates."""
+        """Store the source of reports. `names`: with sessions, and so with the names of users and templates."""
         self._report = report
         self._names = names
 
     def describe(self) -> Iterable[Metric]:
-        # without it the registry would ask for a report while it is being set up
+        # without it the registry would request a report during its setup
         return ()
 
     def collect(self) -> Iterable[Metric]:
-        """Everything that is worth a graph; bytes, seconds and share units of 1 %."""
+        """Return the metrics of the report; bytes, seconds and share units of 1 %."""
         report = self._report()
         gpu = ("gpu", "uuid", "model")
         gpus = [((str(one.index), one.uuid, one.model), one) for one in report.gpus]
@@ -62,15 +62,15 @@ class ReportCollector(Collector):
 
 
 class MetricsServer:
-    """Answers ``GET /metrics``: metrics of GPUs for every request, metrics of sessions, with names, for requests with
-    the token.
+    """HTTP server of the metrics.
 
-    Every local user can connect to an address of this machine, and every pod to one of a node. So connections, the time
-    that each may take and what it may send are bounded, and the metrics are computed once a second at most.
+    ``GET /metrics`` returns metrics of GPUs for every request, metrics of sessions, with names, for requests with
+    the token. Every local user can connect to an address of this machine, and every pod to an address of a node. So
+    connections, their time and their input are bounded, and the metrics are computed once a second at most.
     """
 
     def __init__(self, listener: socket.socket, report: Callable[[], Report], token_file: Path | None) -> None:
-        """`listener` listens already. Without a token file nobody gets names. Raises OSError or ValueError."""
+        """Serve on a listening socket. Without a token file no client gets names. Raises OSError or ValueError."""
         self._loop = asyncio.get_running_loop()
         self._report = report
         self._token_file = token_file
@@ -104,7 +104,7 @@ class MetricsServer:
         self._server.close()
 
     def knows_token(self, authorization: str) -> bool:
-        """Whether a request's Authorization header is ``Bearer`` and the token."""
+        """Return whether a request's Authorization header is ``Bearer`` and the token."""
         if self._token_file is None:
             return False
         try:
@@ -115,7 +115,7 @@ class MetricsServer:
         return hmac.compare_digest(authorization.encode(), expected.encode())
 
     def text(self, names: bool) -> bytes:
-        """The metrics in Prometheus' text format, at most a second old."""
+        """Return the metrics in Prometheus' text format, at most a second old."""
         now = self._loop.time()
         if names not in self._made or now >= self._made[names][0] + MADE_EVERY:
             registry = CollectorRegistry()
@@ -125,7 +125,7 @@ class MetricsServer:
 
 
 def metrics_application(metrics: MetricsServer) -> Application:
-    """What answers requests for metrics."""
+    """Return the application that answers requests for metrics."""
     return Application([("/metrics", MetricsPage, {"metrics": metrics})], log_function=_silent)
 
 
@@ -154,11 +154,11 @@ class MetricsPage(RequestHandler):
 
 
 def _silent(handler: RequestHandler) -> None:
-    """Requests are not logged: any client could fill the log."""
+    """Log no request: any client could fill the log."""
 
 
 def _token(path: Path) -> str:
-    """Raises OSError or ValueError."""
+    """Return the token of a file. Raises OSError or ValueError."""
     with open(path, "rb") as file:
         token = file.read(MAX_HEADER_BYTES).decode("ascii", errors="replace").strip()
     if not token:
@@ -169,7 +169,7 @@ def _token(path: Path) -> str:
 def serve_metrics(
     port: int, report: Callable[[], Report], address: str = "127.0.0.1", token_file: Path | None = None
 ) -> Callable[[], None]:
-    """Serve them on a port of an address of this machine; returns what stops it.
+    """Serve the metrics on a port of an address of this machine; returns the function that stops it.
 
     Raises OSError, or ValueError for a token file without a token.
     """

@@ -1,6 +1,7 @@
-"""MIG on one machine: sessions have the instances that the admin has made.
+"""The MIG instances of one machine, which sessions can have.
 
-Finds the MIG instances that an admin makes and destroys while the agent runs.
+`InstanceWatch` detects instances that an admin makes and destroys while the agent runs. NVML's queries are in
+gpus/nvml.py.
 """
 
 from __future__ import annotations
@@ -22,26 +23,26 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class InstanceSettings:
-    """How often, and for how long."""
+    """Intervals of the queries of NVML."""
 
     look_every: float = 5.0
-    """Seconds between two questions to NVML."""
+    """Seconds between two queries of NVML."""
     answer_within: float = 10.0
-    """Seconds after which NVML is taken to hang: the instances stay as they were until it answers."""
+    """Seconds after which NVML counts as hung: the list of instances stays the same until it answers."""
 
 
 class GpuList(Protocol):
-    """The GPUs of an agent, which can come and go."""
+    """The changeable GPU list of an agent."""
 
     def add_gpu(self, gpu: Gpu) -> None:
-        """A GPU, or an instance, has come."""
+        """Add a GPU or an instance."""
 
     def drop_gpu(self, gpu: Gpu) -> None:
-        """One has gone that no session has."""
+        """Remove a GPU or an instance without sessions."""
 
 
 class InstanceWatch:
-    """Keeps the agent's list of instances in step with the machine's. One that a session has stays in the list."""
+    """Keeps the agent's list of instances in step with the machine's. An instance with a session stays in the list."""
 
     def __init__(
         self,
@@ -52,8 +53,11 @@ class InstanceWatch:
         states: Callable[[], Mapping[str, GpuState]],
         listed: GpuList,
     ) -> None:
-        """`look` returns the instances that there are now, or None where NVML does not answer; without it nothing is
-        looked for. `gpus` (by UUID) and `sessions` (by id) may change; `states`: the driver's last answers."""
+        """Store the parts of the agent.
+
+        `look` returns the present instances, or None where NVML does not answer; without it there are no
+        queries. `gpus` (by UUID) and `sessions` (by id) may change; `states`: the driver's last answers.
+        """
         self._settings = settings
         self._look = look
         self._gpus = gpus
@@ -64,20 +68,20 @@ class InstanceWatch:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Look once, and begin. The sessions have been restored."""
+        """Query once, and begin. The sessions have been restored."""
         if self._look is None:
             return
         await self.check()
         self._task = asyncio.create_task(self._check_now_and_then())
 
     async def close(self) -> None:
-        """Stop looking."""
+        """Stop the queries."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
     def trouble(self, session: Session) -> str | None:
-        """Return what is wrong with a session's instance, in sentences; None: nothing."""
+        """Return the fault of a session's instance, in sentences; None: there is none."""
         if session.record.request.layer is not LayerName.MIG or session.record.gpus_unknown:
             return None
         if not session.gpus:
@@ -89,7 +93,7 @@ class InstanceWatch:
         return None
 
     async def check(self) -> None:
-        """Look, and bring the list up to date."""
+        """Query the driver, and update the list."""
         found = await self._ask()
         if found is None:
             return
@@ -98,7 +102,8 @@ class InstanceWatch:
         for gpu in found:
             known = self._gpus.get(gpu.uuid)
             if known is not None and known != gpu and gpu.uuid not in used:
-                # the driver makes UUIDs of the ids of GPU and instance, which another instance can have later
+                # the driver makes UUIDs of the ids of GPU and instance, which another instance can have
+                # later
                 log.info("%s (%s) is another instance now", known.label, gpu.uuid)
                 self._listed.drop_gpu(known)
                 known = None
@@ -106,7 +111,7 @@ class InstanceWatch:
                 log.info("%s (%s) has come", gpu.label, gpu.uuid)
                 self._listed.add_gpu(gpu)
         for gpu in [gpu for gpu in self._gpus.values() if gpu.mig is not None]:
-            # the instances of a GPU that does not answer are not gone
+            # the instances of a GPU that does not answer still exist
             gone = gpu.uuid not in now and self._states()[gpu.uuid].trouble == GONE
             if gone and gpu.uuid not in used:
                 log.info("%s (%s) is gone", gpu.label, gpu.uuid)

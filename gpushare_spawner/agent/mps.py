@@ -1,14 +1,13 @@
-"""NVIDIA MPS on one machine: the agent runs a control daemon for each GPU that sessions share by MPS.
+"""NVIDIA MPS on one machine: a control daemon for each GPU that sessions share by MPS.
 
-The MPS control daemon of one GPU, by NVIDIA's program ``nvidia-cuda-mps-control``: start, ask, end.
+`ControlProgram` starts, queries and ends the control daemon of one GPU with NVIDIA's program
+``nvidia-cuda-mps-control``. Source: man nvidia-cuda-mps-control; NVIDIA, "Multi-Process Service", appendix "Tools and
+interface reference".
 
-The daemon outlives the agent. Whether it runs is asked of the daemon itself: a pid may be another process's by now.
-Source: man nvidia-cuda-mps-control; NVIDIA, "Multi-Process Service", appendix "Tools and interface reference".
-
-Runs the MPS daemon of each GPU while sessions share the GPU by MPS, and starts it again where it ends.
-
-A daemon runs from the first such session of its GPU to the last. It outlives the agent: what runs when the agent starts
-is found by asking it. GPU programs of a daemon that ended are lost; the sessions' reports say so.
+`MpsDaemons` runs a daemon from the first such session of its GPU to the last, and restarts it when it ends. The daemon
+outlives the agent. The next agent queries the daemon itself, as its pid may belong to another process by now. GPU
+programs of a daemon that ended are lost; the sessions' reports state that. On Kubernetes NVIDIA's device plugin runs
+the daemons.
 """
 
 from __future__ import annotations
@@ -33,9 +32,9 @@ log = logging.getLogger(__name__)
 
 PROGRAM = "nvidia-cuda-mps-control"
 ANSWER_WITHIN = 5.0
-"""Seconds that the program has for a request."""
+"""Seconds until the program must answer a request."""
 SERVERS_END_WITHIN = 2
-"""Seconds that MPS servers have to end with their daemon. No session is left then, so nobody waits for their work."""
+"""Seconds until MPS servers must end with their daemon. No session is left then, so no work is lost."""
 
 
 class MpsFailed(RuntimeError):
@@ -44,7 +43,7 @@ class MpsFailed(RuntimeError):
 
 @dataclass(frozen=True)
 class ControlProgram:
-    """The program, for the daemon of one GPU. ``folder`` has the daemon's pipes and logs."""
+    """NVIDIA's program, for the daemon of one GPU. ``folder`` has the daemon's pipes and logs."""
 
     gpu: Gpu
     folder: Path
@@ -52,7 +51,7 @@ class ControlProgram:
 
     @property
     def pipes(self) -> Path:
-        """The folder of the daemon's pipes and sockets, by which CUDA programs find it."""
+        """The folder of the daemon's pipes and sockets, for CUDA programs."""
         return self.folder / "pipe"
 
     @property
@@ -62,8 +61,8 @@ class ControlProgram:
 
     async def start(self) -> None:
         """Start the daemon and wait until it answers. Raises MpsFailed."""
-        # One server for the programs of all users, who are not isolated from each other then. Otherwise the programs
-        # of one user wait until those of another have ended. It needs root and compute capability 7.0.
+        # One server for the programs of all users, without isolation from each other. Otherwise the programs of
+        # one user wait until those of another have ended. It needs root and compute capability 7.0.
         options = ["-d", "-multiuser-server"] if os.geteuid() == 0 else ["-d"]
         try:
             self._make_folders()
@@ -85,7 +84,7 @@ class ControlProgram:
             await asyncio.sleep(0.05)
 
     async def answers(self) -> bool | None:
-        """Return whether the daemon runs; None: the program did not say so in time."""
+        """Return whether the daemon runs; None: no answer in time."""
         try:
             status, _ = await self._run([], "get_server_list\n")
         except OSError:
@@ -93,7 +92,7 @@ class ControlProgram:
         return None if status is None else status == 0
 
     async def quit(self) -> None:
-        """End the daemon and its servers. One that does not run is no error."""
+        """End the daemon and its servers. A missing daemon is no error."""
         with contextlib.suppress(OSError):
             await self._run([], f"quit -t {SERVERS_END_WITHIN}\n")
 
@@ -109,7 +108,7 @@ class ControlProgram:
             os.chmod(folder, mode)
 
     async def _run(self, options: list[str], asked: str = "") -> tuple[int | None, str]:
-        """Run the program; its exit status (None: it hung) and the last line of what it said."""
+        """Run the program; return its exit status (None: it hung) and the last line of its output."""
         environment = {
             name: value for name, value in os.environ.items() if not name.startswith(("CUDA_", "LD_PRELOAD"))
         }
@@ -128,7 +127,7 @@ class ControlProgram:
                 stdout=said,
                 stderr=said,
                 env=environment,
-                # a signal to the agent's group is none to the daemon
+                # signals to the agent's group do not reach the daemon
                 start_new_session=True,
                 umask=0o022,
             )
@@ -146,32 +145,32 @@ class ControlProgram:
 
 @dataclass(frozen=True)
 class MpsSettings:
-    """How the agent runs MPS daemons."""
+    """Settings of the MPS daemons."""
 
     program: str = PROGRAM
     """Name or path of NVIDIA's program."""
     check_every: float = 5.0
-    """Seconds between two questions whether a daemon runs."""
+    """Seconds between two checks whether a daemon runs."""
     first_pause: float = 1.0
-    """Seconds from a start that failed, or did not last, to the next; each further one is twice as long."""
+    """Seconds from a start that failed, or did not last, to the next; twice as long after each further failure."""
     longest_pause: float = 60.0
 
 
 @dataclass
 class _Daemon:
-    """What is known of the daemon of one GPU."""
+    """The state of the daemon of one GPU."""
 
     control: ControlProgram
     ran: bool = False
-    """It ran when it was asked last."""
+    """Whether it ran at the last check."""
     tries: int = 0
     """Starts after it ended, since it last ran for longer than the longest pause."""
     start_at: float = 0.0
-    """Not to be started before this instant of the event loop's clock."""
+    """Earliest instant of the next start, on the event loop's clock."""
     trouble: str = ""
-    """Why it does not run; empty: it does, or nobody needs it."""
+    """Why it does not run; empty: it runs, or no session needs it."""
     lost_at: float | None = None
-    """When it was last found to have ended by itself, seconds since the epoch."""
+    """Time at which its unexpected end was last detected, seconds since the epoch."""
     busy: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
@@ -187,8 +186,10 @@ class MpsDaemons:
         clock: Callable[[], float],
         changed: Callable[[], None],
     ) -> None:
-        """`gpus` are by UUID; `sessions` may change. `clock` gives seconds since the epoch; `changed` is called when a
-        daemon was lost or runs again."""
+        """Store the parts of the agent. `gpus` are by UUID; `sessions` may change.
+
+        `clock` gives seconds since the epoch; `changed` is called when a daemon was lost or runs again.
+        """
         self._settings = settings
         self._sessions = sessions
         self._clock = clock
@@ -203,7 +204,7 @@ class MpsDaemons:
         self._closing = False
 
     async def start(self) -> None:
-        """Find the daemons that run, and begin to check them. The sessions have been restored."""
+        """Query which daemons run, and begin to check them. The sessions have been restored."""
         for uuid, daemon in self._daemons.items():
             # sessions that an earlier agent had: their daemon ran
             daemon.ran = self._needed(uuid) or daemon.control.pipes.exists()
@@ -215,12 +216,12 @@ class MpsDaemons:
         self._closing = True
         self._soon.set()
         if self._task is not None:
-            # a start that is under way is not left half done
+            # do not interrupt a start in progress
             await self._task
 
     @contextlib.asynccontextmanager
     async def running(self, gpus: Iterable[str]) -> AsyncIterator[None]:
-        """Have the daemons of these GPUs run until the session that needs them is open. Raises MpsFailed."""
+        """Keep the daemons of these GPUs running until the session that needs them is open. Raises MpsFailed."""
         uuids = tuple(gpus)
         self._opening.update(uuids)
         try:
@@ -237,15 +238,15 @@ class MpsDaemons:
             self.check_soon()
 
     def check_soon(self) -> None:
-        """Check the daemons: a session came or went."""
+        """Check the daemons: a session was opened or ended."""
         self._soon.set()
 
     def pipes(self, gpu: str) -> Path:
-        """Return the folder by which programs find the daemon of a GPU (UUID)."""
+        """Return the folder for programs that use the daemon of a GPU (UUID)."""
         return self._daemons[gpu].control.pipes
 
     def trouble(self, session: Session) -> str | None:
-        """Return what the daemon's end means for a session, in sentences; None: nothing."""
+        """Return the effect of the daemon's end on a session, in sentences; None: nothing."""
         if not _has_our_daemon(session):
             return None
         for gpu in session.gpus:
@@ -257,7 +258,7 @@ class MpsDaemons:
         return None
 
     async def check(self) -> None:
-        """Start the daemons that are needed and do not run; end those that nobody needs."""
+        """Start needed daemons that do not run; end daemons that no session needs."""
         await asyncio.gather(*(self._check_one(uuid, daemon) for uuid, daemon in self._daemons.items()))
 
     async def _check_now_and_then(self) -> None:
@@ -341,5 +342,5 @@ class MpsDaemons:
 
 
 def _has_our_daemon(session: Session) -> bool:
-    """Whether a session needs a daemon of the agent; on Kubernetes NVIDIA's device plugin runs them."""
+    """Return whether a session needs a daemon of the agent; on Kubernetes NVIDIA's device plugin runs them."""
     return session.record.request.layer is LayerName.MPS and not session.record.gpus_unknown

@@ -1,6 +1,7 @@
 """The agent of one machine, composed of its parts: GPUs, sessions, requests, checks and reports.
 
-What is checked of each session every second or so: confirmation, socket, memory budget, use, record.
+`SessionChecks` checks each session every second or so: confirmation, socket, memory budget, use, record. A cluster's
+part is in agent/kubernetes; the command is in command.py.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ log = logging.getLogger(__name__)
 
 
 class SessionChecks:
-    """Ends sessions that nobody confirmed, retries what failed, and keeps activity on disk."""
+    """Checks of all sessions: ends unconfirmed sessions, retries failed actions, and keeps activity on disk."""
 
     def __init__(
         self,
@@ -59,7 +60,7 @@ class SessionChecks:
         save_every: float,
         clock: Callable[[], float],
     ) -> None:
-        """`save_every`: see RoundSettings. `clock` gives seconds since the epoch."""
+        """Store the parts of the agent. `save_every`: see RoundSettings. `clock` gives seconds since the epoch."""
         self._registry = registry
         self._memory = memory
         self._discarded = discarded
@@ -68,7 +69,7 @@ class SessionChecks:
         self._draining: asyncio.Future[None] | None = None
 
     def check(self) -> None:
-        """Check all sessions once. A fault of one session affects no other."""
+        """Check all sessions once. An error affects one session only."""
         now = self._clock()
         for session in list(self._registry.sessions.values()):
             try:
@@ -99,7 +100,7 @@ class SessionChecks:
             doing = self._registry.activity(session)
             if now >= session.saved_at + self._save_every and record_is_behind(session, doing):
                 self._registry.save(session)
-            # a burst goes on, or its end is to be written later
+            # a burst still runs, or its end is to be written later
             session.moved = doing.busy or record_is_behind(session, doing)
 
     def _check_budget(self, session: Session) -> None:
@@ -119,13 +120,13 @@ class SessionChecks:
 
 
 def overdue(session: Session, now: float) -> bool:
-    """Return whether the session should have been confirmed by now (seconds since the epoch)."""
+    """Return whether the session's time for the confirmation is over (`now`: seconds since the epoch)."""
     record = session.record
     return record.owner is None and now > record.begun + record.request.confirm_within
 
 
 def record_is_behind(session: Session, doing: Activity) -> bool:
-    """Return whether the session's record differs from what the session does."""
+    """Return whether the session's record differs from its activity."""
     record = session.record
     return (doing.busy, doing.last, session.memory_hits) != (
         record.gpu_busy,
@@ -136,7 +137,7 @@ def record_is_behind(session: Session, doing: Activity) -> bool:
 
 @dataclass(frozen=True)
 class NodeSettings:
-    """How an agent works."""
+    """Settings of an agent."""
 
     name: str
     capacity_units: int = UNITS_PER_GPU
@@ -149,7 +150,7 @@ class NodeSettings:
 
 
 class Node:
-    """One machine. Everything runs on the event loop; what may block runs elsewhere."""
+    """One machine. Everything runs on the event loop; calls that may block run in threads."""
 
     def __init__(
         self,
@@ -162,8 +163,11 @@ class Node:
         instances: Callable[[], tuple[Gpu, ...] | None] | None = None,
         clock: WallClock | None = None,
     ) -> None:
-        """`endpoints` makes the sockets of sessions; None: those of processes. `instances` returns the MIG instances of
-        now, or None where the driver does not answer; without it the GPUs are always the same."""
+        """Compose the parts. `endpoints` makes the sockets of sessions; None: those of processes.
+
+        `instances` returns the present MIG instances, or None where the driver does not answer; without it the
+        list of GPUs never changes.
+        """
         self.settings = settings
         self.wall_clock = clock if clock is not None else WallClock()
         """Seconds since the epoch."""
@@ -243,7 +247,7 @@ class Node:
             self.registry, memory, folder.discarded, settings.rounds.save_every, self.wall_clock
         )
         self.changed: Callable[[], None] = _nothing
-        """Called when a session came, went or holds something else, and now and then for no more than activity."""
+        """Called when a session was opened, ended or has other units, and at intervals for activity alone."""
 
     async def start(self) -> None:
         """Restore the sessions of the state folder, and start the periodic checks."""
@@ -256,7 +260,7 @@ class Node:
         await self.instances.start()
 
     async def close(self) -> None:
-        """Stop. The sessions stay in the state folder; their processes run on until an agent is back."""
+        """Stop. The sessions stay in the state folder; their processes run on until the next agent starts."""
         await self.instances.close()
         await self.rounds.close()
         await self.mps.close()
@@ -273,21 +277,21 @@ class Node:
         return self.registry.sessions
 
     def report(self) -> Report:
-        """Return the report of this node, as it is now."""
-        self.wall_clock()  # what follows reads instants that this may move
+        """Return the current report of this node."""
+        self.wall_clock()  # moves the instants that the report reads
         return self._reports.node()
 
-    # -- GPUs that come and go --
+    # -- changes of the GPU list --
 
     def add_gpu(self, gpu: Gpu) -> None:
-        """A MIG instance has come."""
+        """Add a new MIG instance."""
         self.gpus[gpu.uuid] = gpu
         self.arbitrations[gpu.uuid] = self._arbitration(gpu)
         self.rounds.add_gpu(gpu)
         self._gpus_changed()
 
     def drop_gpu(self, gpu: Gpu) -> None:
-        """A MIG instance has gone that no session has."""
+        """Remove a MIG instance without sessions."""
         self.arbitrations.pop(gpu.uuid).close()
         del self.gpus[gpu.uuid]
         self.rounds.drop_gpu(gpu)
@@ -303,19 +307,20 @@ class Node:
         made.attribute_unconnected(self._unconnected.sessions_of)
         return made
 
-    # -- what conversations need --------------------------------------------------------------------------------------
+    # -- for conversations
+    # ---------------------------------------------------------------------------------------------
 
     def work_begins(self, session: Session) -> None:
         """Restore a session's share: a burst is about to start."""
         self.registry.tiers.work_begins(session)
 
     def session_report(self, session: Session) -> SessionReport:
-        """Return the report of one session, as it is now."""
+        """Return the current report of one session."""
         self.wall_clock()
         return self._reports.session(session)
 
     def sessions_on(self, gpu: str) -> tuple[int, int]:
-        """Return the number of sessions on a GPU (UUID), and of those of them with work."""
+        """Return the number of sessions on a GPU (UUID), and the number of those with work."""
         return self._reports.sessions_on(gpu)
 
     def largest_share(self, session: Session) -> int:
@@ -325,14 +330,15 @@ class Node:
         return self.registry.share_changes.largest(session)
 
     def ask_came(self) -> None:
-        """Tell the service, and whoever listens to `changed`, that an observer asks something."""
+        """Notify the service, and the listener of `changed`, of an observer's ask."""
         self.registry.ask_came()
 
     def news(self) -> None:
-        """Tell whoever listens to `changed` that a session changed."""
+        """Notify the listener of `changed` that a session changed."""
         self.changed()
 
-    # -- what the driver says -----------------------------------------------------------------------------------------
+    # -- answers of the driver
+    # -----------------------------------------------------------------------------------------
 
     def _memory_seen(self, states: Mapping[str, GpuState]) -> None:
         sessions = self.registry.sessions.values()
@@ -355,13 +361,13 @@ class Node:
                 session.memory.hold_over(gpu)
 
     def _left_suspended(self, record: SessionRecord) -> None:
-        """Bring processes back that were suspended when their session ended."""
+        """Resume processes that were suspended when their session ended."""
         gpu = self.gpus.get(next(iter(record.request.gpus), ""))
         if record.suspension is not None and gpu is not None:
             self.suspensions.resume_leftover(record, gpu)
 
     async def _save(self, session: Session) -> None:
-        """Write a session's record to the disk. Raises OSError where the disk refuses it."""
+        """Write a session's record to the disk. Raises OSError where the disk fails."""
         self.registry.save(session)
         await self.registry.store.flush()
         if self.registry.store.failure is not None:

@@ -1,4 +1,7 @@
-"""The periodic rounds of the agent: session checks, NVML, processes that bypass the library."""
+"""The periodic rounds of the agent: session checks, NVML, processes that bypass the library.
+
+The checks themselves are in node.py, sessions/processes.py and mig.py.
+"""
 
 from __future__ import annotations
 
@@ -17,42 +20,50 @@ log = logging.getLogger(__name__)
 
 
 WELL = GpuState(healthy=True)
-"""The state of a GPU of which NVML has not been asked yet."""
+"""The state of a GPU before the first answer of NVML."""
 
 
 class GpuSource(Protocol):
-    """Where the state of GPUs comes from: NVML."""
+    """Source of the state of GPUs: NVML."""
 
     def state(self, gpu: Gpu) -> GpuState:
-        """What it says now; may block for milliseconds."""
+        """Return the present state; may block for milliseconds."""
 
     def memory(self, gpu: Gpu) -> GpuState | None:
-        """Only what is in use and by whom; None where the GPU does not answer. From any thread; may block."""
+        """Return only the memory in use, with its processes; None where the GPU does not answer.
+
+        From any thread; may block.
+        """
 
     def utilisation(self, gpu: Gpu, since: float) -> tuple[Utilisation, ...] | None:
-        """Each process's share of the GPU since an instant (seconds since the epoch); None where it never tells."""
+        """Return each process's part of the GPU since an instant (seconds since the epoch).
+
+        None: no such figures.
+        """
 
 
 @dataclass(frozen=True)
 class RoundSettings:
-    """How often."""
+    """Intervals of the rounds."""
 
     look_every: float = 1.0
-    """Seconds between looks at unconfirmed sessions, processes and records."""
+    """Seconds between checks of unconfirmed sessions, processes and records."""
     poll_every: float = 2.0
-    """Seconds between questions to NVML."""
+    """Seconds between queries of NVML."""
     answer_within: float = 10.0
-    """Seconds after which NVML is taken to hang: no GPU is healthy until it answers."""
+    """Seconds after which NVML counts as hung: no GPU is healthy until it answers."""
     well_after: float = 10.0
-    """Seconds for which a GPU that was not healthy has to answer before it is again: one that comes and goes is not."""
+    """Seconds for which an unhealthy GPU has to answer before it is healthy again, so that its state does not
+    alternate.
+    """
     reconnect_within: float = 10.0
-    """Seconds from a restart in which processes may connect again before they are taken for bypassing."""
+    """Seconds from a restart in which processes may connect again before they count as bypassing."""
     save_every: float = 10.0
-    """Seconds at least between two writes of a record for no more than newer activity."""
+    """Least seconds between two writes of a record for newer activity alone."""
 
 
 class Rounds:
-    """Runs the session checks, asks NVML for the state of GPUs, and finds processes that bypass the library."""
+    """Runs the session checks, queries the state of GPUs, and detects processes that bypass the library."""
 
     def __init__(
         self,
@@ -62,8 +73,10 @@ class Rounds:
         polled: Callable[[Mapping[str, GpuState]], None] = lambda states: None,
         context_bytes: int = 0,
     ) -> None:
-        """`polled` is called with each answer of NVML, by the GPU's UUID. `context_bytes`: see
-        ArbiterSettings."""
+        """Prepare the rounds.
+
+        `polled` is called with each answer of NVML, by the GPU's UUID. `context_bytes`: see ArbiterSettings.
+        """
         self._settings = settings
         self._polled = polled
         self._gpus = gpus
@@ -73,13 +86,13 @@ class Rounds:
         self._reconnected_at = 0.0
         self._tasks: list[asyncio.Task[None]] = []
         self._sick_at: dict[str, float] = {}
-        """When a GPU was last found sick, the event loop's time."""
+        """Time of the event loop at which a GPU was last unhealthy."""
         self._asked: asyncio.Future[dict[str, GpuState]] | None = None
         self.states: dict[str, GpuState] = dict.fromkeys(gpus, WELL)
-        """What NVML said last, by the GPU's UUID."""
+        """Last answers of NVML, by the GPU's UUID."""
 
     async def start(self, sessions: Mapping[str, Session], look: Callable[[], None]) -> None:
-        """Ask NVML once, and begin. `sessions` is looked at again in each round; `look` is called in each."""
+        """Query NVML once, and begin. Each round reads `sessions` anew and calls `look`."""
         if sessions:
             self._reconnected_at = asyncio.get_running_loop().time() + self._settings.reconnect_within
         await self._poll(sessions)
@@ -89,11 +102,11 @@ class Rounds:
         ]
 
     def add_gpu(self, gpu: Gpu) -> None:
-        """A GPU has come; it counts as well until NVML is asked."""
+        """Add a GPU; it counts as healthy until the next query of NVML."""
         self.states[gpu.uuid] = WELL
 
     def drop_gpu(self, gpu: Gpu) -> None:
-        """A GPU has gone."""
+        """Remove a GPU."""
         self.states.pop(gpu.uuid, None)
 
     async def close(self) -> None:
@@ -105,7 +118,7 @@ class Rounds:
     async def _poll(self, sessions: Mapping[str, Session]) -> None:
         now = asyncio.get_running_loop().time()
         states = await self._ask()
-        # GPUs come and go while the driver answers
+        # the list of GPUs can change while the driver answers
         states = {uuid: states.get(uuid, WELL) for uuid in self._gpus}
         for uuid, state in states.items():
             before = self.states.get(uuid, WELL)

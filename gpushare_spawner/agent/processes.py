@@ -1,4 +1,7 @@
-"""Processes of this machine, as /proc tells. A pid alone is no name: the kernel gives it away again."""
+"""Processes of this machine, from /proc.
+
+A pid alone does not identify a process: the kernel uses it again. Sessions' processes are in sessions/processes.py.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,12 @@ _HOSTS_PID_NAMESPACE = 0xEFFFFFFC
 """Inode of the first pid namespace: PROC_PID_INIT_INO of the kernel's include/linux/proc_ns.h, the same since 3.8."""
 
 _THREADS = 17
-"""Place of the number of threads in what `_stat` returns: field 20 of /proc/PID/stat."""
+"""Index of the number of threads in the result of `_stat`: field 20 of /proc/PID/stat."""
 
 
 @dataclass(frozen=True)
 class ProcessName:
-    """A process that cannot be mistaken for a later one of the same pid."""
+    """The identity of a process, distinct from later processes of the same pid."""
 
     pid: int
     started: int
@@ -26,7 +29,7 @@ class ProcessName:
 
 
 def sees_the_host() -> bool:
-    """Whether this process is in the host's pid namespace. True where /proc does not tell."""
+    """Return whether this process is in the host's pid namespace. True where /proc has no answer."""
     try:
         return (PROC / "self/ns/pid").stat().st_ino == _HOSTS_PID_NAMESPACE
     except OSError:
@@ -34,14 +37,14 @@ def sees_the_host() -> bool:
 
 
 def boot_id() -> str:
-    """Which boot of the machine this is."""
+    """Return the id of the machine's present boot."""
     return (PROC / "sys/kernel/random/boot_id").read_text().strip()
 
 
 def named(pid: int) -> ProcessName | None:
-    """The process that has this pid now; None if there is none, or only a zombie that nobody has reaped.
+    """Return the process that has this pid now; None if there is none, or only an unreaped zombie.
 
-    A process whose first thread has ended runs on in its other threads, and its state is a zombie's.
+    A process whose first thread has ended runs on in its other threads, and has the state of a zombie.
     """
     stat = _stat(pid)
     if stat is None or (stat[0] in ("Z", "X") and int(stat[_THREADS]) <= 1):
@@ -50,17 +53,17 @@ def named(pid: int) -> ProcessName | None:
 
 
 def exists(pid: int) -> bool:
-    """Whether there is a process of this pid, an ended one that nobody has reaped included."""
+    """Return whether there is a process of this pid, including an unreaped zombie."""
     return (PROC / str(pid)).exists()
 
 
 def alive(process: ProcessName) -> bool:
-    """Whether this very process still runs."""
+    """Return whether this very process still runs."""
     return named(process.pid) == process
 
 
 def stopped(pid: int) -> bool:
-    """Whether all its threads are stopped, by a signal or a debugger. False where there is no such process."""
+    """Return whether all its threads are stopped, by a signal or a debugger. False where there is no such process."""
     try:
         stats = [_stat(int(thread), PROC / str(pid) / "task") for thread in os.listdir(PROC / str(pid) / "task")]
     except OSError:
@@ -70,16 +73,16 @@ def stopped(pid: int) -> bool:
 
 
 def parent(pid: int) -> int | None:
-    """Its parent's pid; None where there is no such process."""
+    """Return its parent's pid; None where there is no such process."""
     stat = _stat(pid)
     return int(stat[1]) if stat is not None else None
 
 
 def cgroup(pid: int | str) -> str | None:
-    """Path of its cgroup; None where it cannot be told.
+    """Return the path of its cgroup; None where it cannot be read.
 
-    Where the hierarchies of version 1 are in use it is that of one of them: groups of services and of containers have
-    the same path in each.
+    Where the hierarchies of version 1 are in use it is the path of a single hierarchy: groups of services and of
+    containers have the same path in each.
     """
     try:
         lines = (PROC / str(pid) / "cgroup").read_text().splitlines()
@@ -94,12 +97,12 @@ def cgroup(pid: int | str) -> str | None:
 
 
 def cgroup_of_self() -> str | None:
-    """The cgroup of this process."""
+    """Return the cgroup of this process."""
     return cgroup("self")
 
 
 def uid(pid: int) -> int | None:
-    """The uid that it was started as (its real one); None where there is no such process."""
+    """Return the real uid of its start; None where there is no such process."""
     return next(iter(uids(pid)), None)
 
 
@@ -113,8 +116,10 @@ def uids(pid: int) -> tuple[int, ...]:
 
 
 def _stat(pid: int, folder: Path | None = None) -> list[str] | None:
-    """Fields of /proc/PID/stat from the third (state) on; the second, the command, may hold spaces and brackets.
-    `folder`: where its threads are, for one of them."""
+    """Return the fields of /proc/PID/stat from the third (state) on.
+
+    The second field, the command, may contain spaces and brackets. `folder`: the folder of a single thread instead.
+    """
     try:
         text = ((folder or PROC) / str(pid) / "stat").read_text(errors="replace")
     except OSError:

@@ -1,6 +1,6 @@
-"""Makes the report of a node from what the parts of the agent know.
+"""The report of a node, made from the state of the agent's parts.
 
-Whether a GPU may be given out, and why not.
+`GpuHealth` decides whether a GPU may be allocated, with the reason. The model is in model/report.py.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ from gpushare_spawner.model.report import (
 
 
 class GpuHealth:
-    """Combines what the driver says with what other users of the GPUs hold."""
+    """Combination of the driver's state of GPUs with allocations of their other users."""
 
     def __init__(self, gpus: Mapping[str, Gpu], states: Callable[[], Mapping[str, GpuState]]) -> None:
-        """`states`: the driver's last answer for each GPU. Both by the GPU's UUID."""
+        """Store the GPUs and the driver's last answers, both by the GPU's UUID."""
         self._gpus = gpus
         self._states = states
         self.withheld: Mapping[str, str] = {}
-        """GPUs (UUIDs) that must not be given out, each with the reason."""
+        """GPUs (UUIDs) that must not be allocated, each with the reason."""
 
     def trouble(self, gpu: str) -> str | None:
-        """Return why the GPU of that UUID may not be given out, as a sentence; None where it may."""
+        """Return why the GPU of that UUID may not be allocated, as a sentence; None where it may."""
         if gpu in self.withheld:
             return self.withheld[gpu]
         state = self._states()[gpu]
         return None if state.healthy else f"{self._gpus[gpu].label} ({gpu}) {state.trouble}"
 
     def healthy(self, gpu: str) -> bool:
-        """Return whether the GPU of that UUID may be given out."""
+        """Return whether the GPU of that UUID may be allocated."""
         return self.trouble(gpu) is None
 
 
 def gpu_report(gpu: Gpu, state: GpuState, capacity_units: int, waiting: int) -> GpuReport:
-    """One GPU. `waiting`: sessions that have work for it and no lease."""
+    """Return the report of a GPU. `waiting`: sessions that have work for it and no lease."""
     return GpuReport(
         index=gpu.index,
         uuid=gpu.uuid,
@@ -73,8 +73,10 @@ def session_report(
     host_use: HostUseReport | None = None,
     layer_trouble: str | None = None,
 ) -> SessionReport:
-    """One session, doing what `now` says. `host_memory`: bytes that it may need, and its budget. `layer_trouble`: see
-    SessionReport."""
+    """Return the report of a session with the activity `now`.
+
+    `host_memory`: bytes that it may need, and its budget. `layer_trouble`: see SessionReport.
+    """
     record, request = session.record, session.record.request
     return SessionReport(
         id=request.id,
@@ -136,7 +138,7 @@ def node_report(
     host_memory: HostMemoryReport | None = None,
     state_trouble: str | None = None,
 ) -> Report:
-    """The node; the oldest session first."""
+    """Return the report of the node; the oldest session first."""
     oldest_first = tuple(sorted(sessions, key=lambda session: (session.begun, session.id)))
     return Report(
         node=node,
@@ -149,7 +151,7 @@ def node_report(
 
 
 class NodeReports:
-    """Makes reports from what the parts of an agent know now."""
+    """Makes reports from the present state of an agent's parts."""
 
     def __init__(
         self,
@@ -164,8 +166,11 @@ class NodeReports:
         layer_trouble: Callable[[Session], str | None],
         clock: Callable[[], float],
     ) -> None:
-        """`arbitrations` and `states` (the driver's last answers) are by the GPU's UUID; `layer_trouble` returns what
-        `SessionReport.layer_trouble` says; `clock` gives seconds since the epoch."""
+        """Store the parts of the agent.
+
+        `arbitrations` and `states` (the driver's last answers) are by the GPU's UUID. `layer_trouble` returns
+        the text of `SessionReport.layer_trouble`; `clock` gives seconds since the epoch.
+        """
         self._name = name
         self._capacity_units = capacity_units
         self._registry = registry
@@ -178,7 +183,7 @@ class NodeReports:
         self._clock = clock
 
     def node(self) -> Report:
-        """Return the report of the node, as it is now."""
+        """Return the current report of the node."""
         states = self._states()
         gpus = [
             gpu_report(
@@ -196,7 +201,7 @@ class NodeReports:
         return report.with_cordons(self._cordons.now)
 
     def session(self, session: Session) -> SessionReport:
-        """Return the report of one session, as it is now."""
+        """Return the current report of one session."""
         return self._session(session, self._memory.on_gpus())
 
     def _session(self, session: Session, on_gpus: Mapping[str, GpuMemoryBudget]) -> SessionReport:
@@ -210,7 +215,7 @@ class NodeReports:
         )
 
     def sessions_on(self, gpu: str) -> tuple[int, int]:
-        """Return the number of sessions on the GPU of that UUID, and of those of them with work."""
+        """Return the number of sessions on the GPU of that UUID, and the number of those with work."""
         one = self._arbitrations[gpu]
         views = [one.view(name) for name, session in self._registry.sessions.items() if one.gpu in session.gpus]
         return len(views), sum(view.running or view.waiting for view in views)

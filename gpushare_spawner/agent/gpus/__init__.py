@@ -1,1 +1,1 @@
-"""The GPUs of this machine: what the driver tells of them, and who runs on each now."""
+"""The GPUs of this machine: the driver's figures, and the arbitration of each GPU."""

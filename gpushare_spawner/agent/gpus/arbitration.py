@@ -1,9 +1,9 @@
-"""The shell around one GPU's arbiter: frames become events, decisions become frames, and a timer wakes it.
+"""The shell around one GPU's arbiter: frames become events, decisions become frames, timers call the arbiter.
 
-Sessions on a GPU that another layer shares, by what their processes say of their GPU work. It decides nothing.
-
-Their processes run with engine `observe` and need no lease: docs/reference/protocol.md, "Observing only". Times are
-seconds of one clock and come in as arguments.
+`ObservedSessions` adds up the sessions of a GPU that another layer shares, from their processes' reports of GPU work.
+It decides nothing. Their processes run with engine `observe` and need no lease: docs/reference/protocol.md, "Observing
+only". Times are seconds of one clock and come in as arguments. The rules of the arbiter are in
+gpushare_spawner/arbiter.
 """
 
 from __future__ import annotations
@@ -32,10 +32,12 @@ from gpushare_spawner.arbiter import (
 from gpushare_spawner.model.frames import NO_GPU, Frame, Kind, gpu_bytes
 
 SAMPLED_LATELY = 2.5
-"""Seconds after the end of a sample with GPU work in which more is taken to be under way: samples are read every second
-and end up to a second before."""
+"""Seconds after the end of a sample with GPU work in which further work counts as running.
+
+Samples are read every second and end up to a second before.
+"""
 MOST_MEASURED = 16
-"""Processes of a session that have figures of their own at an instant: each change of them is kept for 2 s."""
+"""Number of processes of a session with figures of their own at an instant: each change of them is kept for 2 s."""
 
 
 @dataclass
@@ -45,36 +47,36 @@ class _Process:
     session: str
     joined_at: float
     busy_since: float | None = None
-    """When it said that its burst began; None: it has none."""
+    """Reported start of its burst; None: it has none."""
     gpu_seconds: float = 0.0
-    """With a burst on the GPU since it joined, as it has reported."""
+    """Reported seconds with a burst on the GPU since it joined."""
     memory_bytes: int = 0
 
 
 @dataclass
 class _Session:
     news_at: float
-    """When one of its processes last came, left, or said that a burst began or ended."""
+    """Time at which one of its processes last joined, left, or reported that a burst began or ended."""
     processes: set[int] = field(default_factory=set)
     working: dict[int, None] = field(default_factory=dict)
-    """Those of them with a burst, the one that began first is first."""
+    """Processes with a burst, the earliest burst first."""
     ended_gpu_seconds: float = 0.0
-    """Of processes that have left, and of those that are not connected."""
+    """GPU seconds of processes that have left, and of unconnected processes."""
     any_worked: float = 0.0
-    """Seconds in which one of its processes at least had a burst, until `news_at`."""
+    """Seconds in which at least one of its processes had a burst, until `news_at`."""
     last_activity: float | None = None
     sampled_until: float | None = None
-    """End of the last sample of the driver in which processes that are not connected computed."""
+    """End of the last sample of the driver in which unconnected processes computed."""
     unconnected_bytes: int = 0
-    """Of processes that are not connected, as the driver shows them."""
+    """Memory of unconnected processes, by the driver's figures."""
     use: RecentGpuUse = field(default_factory=RecentGpuUse)
 
 
 class ObservedSessions:
-    """The sessions of one GPU, and their processes by number. What a process claims is capped by its time here."""
+    """The sessions of one GPU, and their processes by number. A process's reports are capped by its time here."""
 
     def __init__(self, memory_bytes: int) -> None:
-        """`memory_bytes`: of the GPU. No process is taken to have more."""
+        """Create an empty GPU. `memory_bytes`: of the GPU, the limit for each process."""
         self._gpu_bytes = memory_bytes
         self._sessions: dict[str, _Session] = {}
         self._processes: dict[int, _Process] = {}
@@ -87,22 +89,22 @@ class ObservedSessions:
         return process in self._processes
 
     def add(self, session: str, now: float) -> None:
-        """A session comes."""
+        """Add a session."""
         self._sessions[session] = _Session(now)
 
     def remove(self, session: str) -> None:
-        """A session goes, and its processes with it."""
+        """Remove a session and its processes."""
         for process in self._sessions.pop(session).processes:
             del self._processes[process]
 
     def join(self, process: int, session: str, now: float) -> None:
-        """A process of the session is there."""
+        """Add a process of the session."""
         self._advance(session, now)
         self._processes[process] = _Process(session, now)
         self._sessions[session].processes.add(process)
 
     def leave(self, process: int, now: float) -> None:
-        """A process is gone. Its burst, if it had one, ends now."""
+        """Remove a process. Its burst, if it has one, ends now."""
         left = self._processes[process]
         session = self._advance(left.session, now)
         if left.busy_since is not None:
@@ -114,11 +116,11 @@ class ObservedSessions:
         del self._processes[process]
 
     def memory(self, process: int, allocated: int) -> None:
-        """A process says how many bytes it has allocated, of every kind."""
+        """Record the bytes that a process states, of every kind."""
         self._processes[process].memory_bytes = min(allocated, self._gpu_bytes)
 
     def busy(self, process: int, now: float) -> None:
-        """A process says that a burst begins, or is under way."""
+        """Record that a burst of a process begins, or runs."""
         working = self._processes[process]
         session = self._advance(working.session, now)
         session.last_activity = now
@@ -127,7 +129,7 @@ class ObservedSessions:
             session.working[process] = None
 
     def idle(self, process: int, gpu_seconds: float, quiet: float, now: float) -> None:
-        """A process says that its burst is over.
+        """Record that a burst of a process has ended.
 
         `gpu_seconds`: with a burst since the process joined. `quiet`: seconds since its last work ended.
         """
@@ -146,7 +148,7 @@ class ObservedSessions:
         session.last_activity = max(session.last_activity or begin, begin, now - quiet)
 
     def sampled(self, session: str, since: float, until: float, gpu_seconds: float) -> None:
-        """The driver's sample: processes of the session that are not connected computed for so many seconds."""
+        """Add a sample of the driver: seconds of GPU time of the session's unconnected processes."""
         known = self._sessions[session]
         known.ended_gpu_seconds += min(gpu_seconds, until - since)
         known.any_worked += min(gpu_seconds, until - since)
@@ -154,11 +156,11 @@ class ObservedSessions:
         known.sampled_until = max(known.sampled_until or until, until)
 
     def driver_memory(self, session: str, allocated: int) -> None:
-        """The driver shows so many bytes of processes of the session that are not connected."""
+        """Record the driver's figure for the memory of the session's unconnected processes."""
         self._sessions[session].unconnected_bytes = allocated
 
     def view(self, session: str, now: float) -> SessionView:
-        """Return what is known about a session."""
+        """Return the snapshot of a session."""
         known = self._sessions[session]
         processes = [self._processes[process] for process in known.processes]
         under_way = [now - one.busy_since for one in processes if one.busy_since is not None]
@@ -181,8 +183,8 @@ class ObservedSessions:
     def recent_use(self, session: str, now: float) -> Use:
         """Return the time with a burst of the session within the last `WINDOW`.
 
-        Processes of one session that have bursts at the same time share it evenly; at most `MOST_MEASURED` of them do.
-        Other sessions take nothing off it: how their work shares the GPU is for their layer to say.
+        Processes of one session that have bursts at the same time share it evenly; at most `MOST_MEASURED` of
+        them do. Other sessions do not reduce it: their layer decides how their work shares the GPU.
         """
         known = self._sessions[session]
         return known.use.of(session, known.news_at, now, self._working(session))
@@ -191,7 +193,7 @@ class ObservedSessions:
         return [(session, process) for process in islice(self._sessions[session].working, MOST_MEASURED)]
 
     def _advance(self, session: str, now: float) -> _Session:
-        """Count what has worked until now, before that changes."""
+        """Add the work until now, before a change."""
         known = self._sessions[session]
         known.use.advance(known.news_at, now, self._working(session))
         if known.working:
@@ -202,10 +204,10 @@ class ObservedSessions:
 
 NANOSECONDS = 1_000_000_000
 LOOK_AGAIN, LOOK_SELDOM = 0.1, 5.0
-"""Seconds after which a process that left is looked at again, at first and at last: one that ends closes its socket
-before it is gone."""
+"""Seconds between two checks of a process that left, first and last: a process closes its socket before it has ended.
+"""
 RENEW_EVERY = 10.0
-"""Seconds; a client that waits and hears nothing for 30 s lets its work run."""
+"""Seconds; a waiting client that receives nothing for 30 s lets its work run."""
 
 
 class CudaClient(Protocol):
@@ -213,20 +215,20 @@ class CudaClient(Protocol):
 
     @property
     def number(self) -> int:
-        """Never given twice while the agent runs."""
+        """Number that is never used twice while the agent runs."""
 
     def send(self, kind: Kind, *fields: int, gpu: bytes = NO_GPU, flags: int = 0) -> None:
         """Send a frame without waiting."""
 
 
 class Handle(Protocol):
-    """A timer that can be called off."""
+    """A timer that can be cancelled."""
 
     def cancel(self) -> None: ...
 
 
 class GpuArbitration:
-    """Who may run on one GPU. Times are seconds of `clock`, which is the event loop's unless a test gives another."""
+    """The arbitration of one GPU. Times are seconds of `clock`, by default the event loop's."""
 
     def __init__(
         self,
@@ -236,13 +238,16 @@ class GpuArbitration:
         call_at: Callable[[float, Callable[[], None]], Handle] | None = None,
         source: SampleSource | None = None,
     ) -> None:
-        """`source`: the driver, which tells what each process got of the GPU; None: go by bursts alone."""
+        """Create an arbiter without sessions.
+
+        `source`: the driver's samples of GPU time per process; None: use bursts only.
+        """
         loop = asyncio.get_running_loop() if clock is None or call_at is None else None
         self.gpu = gpu
         # the simulator's contexts take no device memory
         self._arbiter = GpuArbiter(gpu.memory_bytes, replace(settings, context_bytes=0) if gpu.simulated else settings)
         self._observed = ObservedSessions(gpu.memory_bytes)
-        """Sessions whose GPU another layer shares: the arbiter knows nothing of them."""
+        """Sessions whose GPU another layer shares: they are not in the arbiter."""
         self._raw = gpu_bytes(gpu.uuid)
         self._clock = clock or loop.time  # type: ignore[union-attr]
         self._call_at = call_at or loop.call_at  # type: ignore[union-attr]
@@ -250,52 +255,57 @@ class GpuArbitration:
         self._session_of: dict[int, str] = {}
         """By client."""
         self.suspend: Callable[[str], None] = _ignore
-        """Told of each session that is to be suspended; answered with `suspended` or `not_suspended`."""
+        """Called with each session to be suspended; the reply is `suspended` or `not_suspended`."""
         self.resume: Callable[[str], None] = _ignore
-        """Told of each suspended session of which a client was granted a lease; answered with `resumed` or
-        `not_resumed`."""
+        """Called with each suspended session of which a client was granted a lease; the reply is `resumed` or
+        `not_resumed`.
+        """
         self._away: set[str] = set()
         """Sessions that are suspended, or being resumed."""
         self._held_back: dict[str, list[Decision]] = {}
-        """What the clients of a session that is being resumed are to be told when it is there."""
+        """Decisions for the clients of a session that is being resumed, to be sent afterwards."""
         self._waits: dict[int, float] = {}
-        """Since when a client has heard nothing about its request, the longest first."""
+        """Time of the last frame about a client's request, the earliest first."""
         self._granted: dict[int, tuple[int, float]] = {}
-        """The lease that a client was given last, and when."""
+        """The last lease of each client, and its time."""
         self._shown: dict[int, tuple[int | None, int]] = {}
-        """Bytes that the driver last showed for a client's process, and those of them beyond its claims."""
+        """Bytes that the driver last reported for a client's process, and the part beyond its stated memory."""
         self._seen: set[int] = set()
-        """Clients of which it is known what they have on the GPU."""
+        """Clients whose memory on the GPU is recorded."""
         self._paced: set[int] = set()
-        """Clients that know what a pace is."""
+        """Clients that support paces."""
         self._pids = Pids()
         self._look_again: Handle | None = None
         self._look_in = LOOK_AGAIN
         self._delivery = Delivery(gpu, source, self) if source is not None else None
         self.memory_queries: MemoryQueries | None = None
-        """Looks at what is on the GPU when it matters; None: only now and then."""
+        """Queries the memory on the GPU when it matters; None: only the periodic query."""
         self._timer: Handle | None = None
         self._due: float | None = None
 
     def observe(self, session: str) -> None:
-        """A session comes whose GPU another layer shares: its processes need no lease, and its weight has no effect."""
+        """Add a session whose GPU another layer shares: it needs no lease, and its weight has no effect."""
         self._observed.add(session, self._clock())
 
     def add_session(self, session: str, weight: int, whole: bool = False, away: bool = False) -> None:
-        """A session comes; `weight` in share units. `whole`: its memory leaves the GPU only while it is suspended.
-        `away`: it is suspended now."""
+        """Add a session; `weight` in share units.
+
+        `whole`: its memory leaves the GPU only while it is suspended. `away`: it is suspended now.
+        """
         if away:
             self._away.add(session)
         self._carry_out(self._arbiter.add_session(session, weight, self._clock(), whole=whole, away=away))
 
     def set_weight(self, session: str, weight: int) -> None:
-        """Another weight; 0 releases the session: it holds no lease until its next burst. Its pages leave the GPU only
-        when somebody needs the memory."""
+        """Set the weight; 0 releases the session: it holds no lease until its next burst.
+
+        Its pages leave the GPU only when another session needs the memory.
+        """
         if session not in self._observed:
             self._carry_out(self._arbiter.set_weight(session, weight, self._clock()))
 
     def remove_session(self, session: str) -> None:
-        """A session goes. Its clients must have left."""
+        """Remove a session. Its clients must have left."""
         if session in self._observed:
             self._observed.remove(session)
             return
@@ -307,40 +317,42 @@ class GpuArbitration:
     # -- sessions whose memory moves as a whole ----------------------------------------------------------------------
 
     def suspended(self, session: str, amount: int, seconds: float) -> None:
-        """A session was suspended as `suspend` was told to: `amount` bytes are free, after so many seconds."""
+        """Record that a session was suspended on request: `amount` bytes are free, after so many seconds."""
         self._away.add(session)
         self._carry_out(self._arbiter.suspended(session, amount, seconds, self._clock()))
 
     def not_suspended(self, session: str) -> None:
-        """It could not be suspended, and goes on."""
+        """Record a failed suspension; the session keeps running."""
         self._carry_out(self._arbiter.not_suspended(session, self._clock()))
 
     def set_suspendable(self, session: str, suspendable: bool, for_a_moment: bool = False) -> None:
-        """Whether the session can be suspended from now on. `for_a_moment`: it cannot, but soon can."""
+        """Set whether the session can be suspended from now on. `for_a_moment`: it cannot, but soon can."""
         decisions = self._arbiter.set_suspendable(session, suspendable, self._clock(), for_a_moment=for_a_moment)
         self._carry_out(decisions)
 
     def resumed(self, session: str, amount: int, seconds: float) -> None:
-        """The session was resumed as `resume` was told to, or was not away after all: what its clients were to be told
-        of their leases follows."""
+        """Record that the session runs, after `resume` or without a suspension.
+
+        Its clients now receive their held decisions.
+        """
         self._away.discard(session)
         held_back = self._held_back.pop(session, [])
         decisions = self._arbiter.resumed(session, amount, seconds, self._clock())
         self._carry_out([*held_back, *decisions])
 
     def not_resumed(self, session: str, retry_in: float) -> None:
-        """The session could not be resumed, and waits. It is tried again in so many seconds."""
+        """Record a failed resumption; the session waits. The next attempt is in so many seconds."""
         self._held_back.pop(session, None)
         self._carry_out(self._arbiter.not_resumed(session, retry_in, self._clock()))
 
     def short_of_memory(self, session: str, lacking: int) -> None:
-        """A session that is to be resumed finds so many bytes too few on the GPU."""
+        """Record the bytes that are missing on the GPU for the resumption of a session."""
         self._carry_out(self._arbiter.short_of_memory(session, lacking, self._clock()))
 
     # -- clients -----------------------------------------------------------------------------------------------------
 
     def join(self, client: CudaClient, session: str, process: ProcessName | None = None, paced: bool = False) -> None:
-        """A CUDA process of the session is there. `process` None: unknown. `paced`: it knows what a pace is."""
+        """Add a CUDA process of the session. `process` None: unknown. `paced`: it supports paces."""
         if session in self._observed:
             self._observed.join(client.number, session, self._clock())
             return
@@ -352,7 +364,7 @@ class GpuArbitration:
         self._carry_out(self._arbiter.connect(client.number, session, self._clock()))
 
     def leave(self, client: CudaClient) -> None:
-        """It is gone; its lease, if it held one, goes to whoever waits. One that never joined is no error."""
+        """Remove a client; a waiting client gets its lease. A client that never joined is no error."""
         if self._observed.has(client.number):
             self._observed.leave(client.number, self._clock())
         elif self._clients.pop(client.number, None) is not None:
@@ -370,10 +382,10 @@ class GpuArbitration:
             self._look_for_ended()
 
     def device_memory(self, amounts: Mapping[int, int | None], unclaimed: Mapping[int, int]) -> None:
-        """What the driver shows for the clients' processes on this GPU, in bytes, by client number; None: nothing.
+        """Set the driver's bytes for the clients' processes on this GPU, by client number; None: nothing.
 
-        ``unclaimed``: the bytes of them that the processes have not claimed. The driver knows processes: of several
-        connections of one process, one has the figures and the others have 0.
+        ``unclaimed``: the part of them that the processes have not stated. The driver lists processes: of
+        several connections of one process, a single connection has the figures and the others have 0.
         """
         now = self._clock()
         for number, amount in amounts.items():
@@ -383,7 +395,7 @@ class GpuArbitration:
                 self._carry_out(self._arbiter.device_memory(number, *figures, now))
 
     def working_sets(self, resident: Mapping[int, int]) -> None:
-        """Upper bounds of the clients' managed memory that is on the GPU now, in bytes, by client number."""
+        """Set upper bounds of the clients' managed memory that is on the GPU now, in bytes, by client number."""
         now = self._clock()
         for number, amount in resident.items():
             if number in self._clients:
@@ -392,13 +404,13 @@ class GpuArbitration:
                 self._carry_out(self._arbiter.working_set(number, amount, now))
 
     def counts(self, client: CudaClient, managed: int, plain: int) -> None:
-        """Take other bytes for what a client that joined has said to have; what it lacks stays as it said."""
+        """Replace a joined client's stated bytes; its stated missing bytes stay."""
         self._carry_out(self._arbiter.memory_counts(client.number, managed, plain, self._clock()))
 
     def receive(self, client: CudaClient, frame: Frame) -> None:
-        """A frame of a client that joined: one of REQUEST, RELEASE, MEMORY, IDLE, BUSY, PAGED_IN, PAGED_OUT.
+        """Handle a frame of a joined client: REQUEST, RELEASE, MEMORY, IDLE, BUSY, PAGED_IN, PAGED_OUT.
 
-        Of a client of an observed session: MEMORY, IDLE or BUSY.
+        A client of an observed session sends MEMORY, IDLE or BUSY.
         """
         now, number, fields = self._clock(), client.number, frame.fields
         if self._observed.has(number):
@@ -454,7 +466,7 @@ class GpuArbitration:
         return self._arbiter.contended
 
     def attribute_unconnected(self, sessions_of: Callable[[Iterable[int]], Mapping[int, str]]) -> None:
-        """Count the GPU time of processes without a connection for the sessions that `sessions_of` finds, by pid.
+        """Count the GPU time of unconnected processes for the sessions that `sessions_of` returns, by pid.
 
         It is called in another thread.
         """
@@ -464,39 +476,41 @@ class GpuArbitration:
     def delivered(
         self, seconds_ago: tuple[float, float], busy: Mapping[int, float], strangers: Mapping[int, str]
     ) -> None:
-        """The driver's sample: from when to when, in seconds before now, and each process's seconds on the GPU by
-        pid. `strangers`: the sessions of processes, by pid, whether or not they are connected."""
+        """Add a sample of the driver: start and end in seconds before now, and GPU seconds by pid.
+
+        `strangers`: the sessions of processes, by pid, whether or not they are connected.
+        """
         now = self._clock()
         since, until = (now - seconds for seconds in seconds_ago)
         self._carry_out(self._arbiter.delivered(since, until, self._pids.by_session(busy, strangers), now))
 
     def sampled(self, session: str, seconds_ago: tuple[float, float], gpu_seconds: float) -> None:
-        """The driver's sample, of processes of an observed session that are not connected.
+        """Add a sample of the driver for unconnected processes of an observed session.
 
-        From when to when, in seconds before now, and their seconds on the GPU.
+        Start and end in seconds before now, and their seconds on the GPU.
         """
         now = self._clock()
         if session in self._observed:
             self._observed.sampled(session, now - seconds_ago[0], now - seconds_ago[1], gpu_seconds)
 
     def driver_memory(self, session: str, allocated: int) -> None:
-        """Bytes that the driver shows for processes of an observed session that are not connected."""
+        """Record the driver's figure for the memory of unconnected processes of an observed session."""
         if session in self._observed:
             self._observed.driver_memory(session, allocated)
 
     @property
     def look_every(self) -> float | None:
-        """Seconds in which what is on the GPU should be looked at again; None: it does not matter now."""
+        """Seconds until the next query of the memory on the GPU; None: it does not matter now."""
         return self._arbiter.look_every
 
     def view(self, session: str) -> SessionView:
-        """What is known about a session."""
+        """Return the snapshot of a session."""
         if session in self._observed:
             return self._observed.view(session, self._clock())
         return self._arbiter.session_view(session, self._clock())
 
     def recent_use(self, session: str) -> Use:
-        """The GPU time that a session had in the last second."""
+        """Return the GPU time of a session in the last second."""
         if session in self._observed:
             return self._observed.recent_use(session, self._clock())
         return self._arbiter.recent_use(session, self._clock())
@@ -506,11 +520,11 @@ class GpuArbitration:
         return self._arbiter.waiting()
 
     def now(self) -> float:
-        """The clock that the views' instants are of."""
+        """Return the time of the snapshots' clock."""
         return self._clock()
 
     def close(self) -> None:
-        """No more timers."""
+        """Cancel all timers."""
         for timer in (self._timer, self._look_again):
             if timer is not None:
                 timer.cancel()
@@ -527,7 +541,7 @@ class GpuArbitration:
             if client is None:
                 continue
             session = self._session_of[client.number]
-            if isinstance(decision, Refuse):  # a suspended process is told too
+            if isinstance(decision, Refuse):  # a suspended process gets it too
                 client.send(Kind.GRANT, 0, 0, 0, 0, 1, gpu=self._raw)
                 continue
             if session in self._away:
@@ -540,7 +554,7 @@ class GpuArbitration:
             match decision:
                 case LeaseGrant(lease=lease, time_slice=time_slice, prefetch=prefetch, pace=pace):
                     self._waits.pop(client.number, None)
-                    if self._granted.get(client.number, (0, 0))[0] != lease:  # else it is told again of the same one
+                    if self._granted.get(client.number, (0, 0))[0] != lease:  # else this repeats the present lease
                         self._granted[client.number] = (lease, self._clock())
                     fields: tuple[int, ...] = (lease, round(time_slice * NANOSECONDS), prefetch)
                     if client.number in self._paced:
@@ -552,7 +566,7 @@ class GpuArbitration:
                     client.send(Kind.PAGE_OUT, amount, gpu=self._raw)
         for change in self._arbiter.paces():
             assert isinstance(change.client, int)
-            # a client that is being resumed is told with its lease
+            # a client that is being resumed gets it with its lease
             if change.client in self._paced and self._session_of[change.client] not in self._away:
                 self._clients[change.client].send(
                     Kind.GRANT, change.lease, 0, 0, round(change.seconds * NANOSECONDS), gpu=self._raw
@@ -568,7 +582,7 @@ class GpuArbitration:
             self.suspend(name)
 
     def _look_for_ended(self) -> None:
-        """Tell the arbiter of processes that have ended since they left, for as long as there are any that live on."""
+        """Report processes that have ended since they left to the arbiter, until none of them runs."""
         if self._look_again is not None:
             self._look_again.cancel()
         self._look_again = None
@@ -599,14 +613,14 @@ class GpuArbitration:
         self._carry_out(self._arbiter.tick(now))
 
     def _bytes(self, claimed: int) -> int:
-        # a process may claim anything up to 2^64; more than this much cannot matter to the arbiter
+        # a process may state anything up to 2^64; more than this does not change the arbiter's decisions
         return min(claimed, 64 * self.gpu.memory_bytes)
 
     def _within_lease(self, number: int, lease: int, nanoseconds: int, now: float) -> float:
-        """Seconds that a client claims of its lease, but no more than have passed since it was granted."""
+        """Return the reported seconds of a lease, at most the seconds since the grant."""
         current, since = self._granted.get(number, (0, now))
         return min(nanoseconds / NANOSECONDS, now - since) if lease == current else 0.0
 
 
 def _ignore(session: str) -> None:
-    """There are no sessions whose memory moves as a whole."""
+    """Ignore a request: there are no sessions whose memory moves as a whole."""

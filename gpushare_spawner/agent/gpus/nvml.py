@@ -1,17 +1,14 @@
-"""The machine's GPUs, as NVML tells.
+"""The machine's GPUs and their MIG instances, by NVML.
 
-Errors that the driver reports of a GPU (Xid), while it goes on answering as if all were well.
+`XidEvents` collects errors of a GPU (Xid) that do not stop NVML's answers. Source for the numbers: NVIDIA, "Xid Errors"
+(docs.nvidia.com/deploy/xid-errors).
 
-Numbers and their meaning: NVIDIA, "Xid Errors" (docs.nvidia.com/deploy/xid-errors).
+`KnownGpus` records the GPUs of this machine on the disk: a lost GPU is unhealthy and stays listed when the agent starts
+anew. Without this record an agent whose only GPU is lost could not start, and its sessions and tiers would be lost.
 
-The GPUs that this machine had: one that is lost is unhealthy, and not forgotten, also when the agent starts anew.
-
-Without this record an agent whose only GPU is lost could not start, and its sessions and tiers would be lost.
-
-The MIG instances of a GPU, as NVML tells: which there are, and how large each is.
-
-An instance here is a GPU instance with one compute instance, as `nvidia-smi mig -cgi ... -C` makes it. A GPU instance
-that is split further is left out: its parts share memory. The agent makes no instances and destroys none.
+A MIG instance here is a GPU instance with one compute instance, as `nvidia-smi mig -cgi ... -C` makes it. A GPU
+instance with several compute instances is left out: they share memory. The agent neither makes nor destroys instances.
+The use of MIG instances by sessions is in agent/mig.py.
 """
 
 from __future__ import annotations
@@ -36,18 +33,21 @@ log = logging.getLogger(__name__)
 
 
 HARMLESS = frozenset({13, 31, 43, 45, 63, 68, 94, 109})
-"""Xids after which the GPU works as before. A program's own mistakes: 13 (exception in a kernel), 31 (address fault),
-43 (its channel was reset), 45 (it was killed), 68 (video), 109 (a context switch took too long). What the GPU has dealt
-with: 63 (a memory row is replaced at the next reset), 94 (a memory error that ended one program)."""
+"""Xids after which the GPU works as before.
+
+A program's own mistakes: 13 (exception in a kernel), 31 (address fault), 43 (its channel was reset), 45 (it was
+killed), 68 (video), 109 (a context switch took too long). Errors that the GPU has handled: 63 (a memory row is replaced
+at the next reset), 94 (a memory error that ended one program).
+"""
 MAX_AT_ONCE = 100
 
 
 class XidEvents:
-    """Collects Xids. Calls take milliseconds at most. A driver without events is one that never reports any."""
+    """Collects Xids. Calls take milliseconds at most. A driver without events never reports an Xid."""
 
     def __init__(self, uuids: Iterable[str]) -> None:
         self.last: dict[str, int] = {}
-        """UUID of a GPU -> the Xid that broke it. It stays: the GPU needs a reset, which ends everything on it."""
+        """UUID of a GPU -> its fatal Xid. It stays: the GPU needs a reset, which ends everything on it."""
         self._events: object | None = None
         try:
             self._events = pynvml.nvmlEventSetCreate()
@@ -62,7 +62,7 @@ class XidEvents:
                 log.info("errors of GPU %s are not reported as events: %s", uuid, error)
 
     def collect(self) -> None:
-        """Take in what was reported since the last call."""
+        """Read the events since the last call."""
         for _ in range(MAX_AT_ONCE):
             if self._events is None:
                 return
@@ -72,7 +72,8 @@ class XidEvents:
             except pynvml.NVMLError_Timeout:
                 return
             except pynvml.NVMLError as error:
-                # a GPU that is lost fails every wait from now on; that it is lost is seen without events too
+                # a lost GPU fails every wait from now on; the state query detects the loss without
+                # events too
                 log.debug("events of GPUs: %s", error)
                 return
             if xid in HARMLESS:
@@ -81,7 +82,7 @@ class XidEvents:
                 self.last[uuid] = xid
 
     def close(self) -> None:
-        """Listen no more."""
+        """Stop receiving events."""
         if self._events is not None:
             try:
                 pynvml.nvmlEventSetFree(self._events)
@@ -91,11 +92,14 @@ class XidEvents:
 
 
 MARK = " MIG "
-"""Stands in a MIG device's name between the GPU's name and that of the profile: "NVIDIA A100-SXM4-80GB MIG 1g.10gb"."""
+"""Separator in a MIG device's name between the GPU's name and the profile's: "NVIDIA A100-SXM4-80GB MIG 1g.10gb"."""
 OLD_UUID = "MIG-GPU-"
-"""How the UUIDs of MIG devices begin that older drivers make of those of GPU and instance. (NVIDIA MIG user guide.)"""
+"""Prefix of the UUIDs of MIG devices in older drivers, made of the UUIDs of GPU and instance. (NVIDIA MIG user guide.)
+"""
 MOST_COMPUTE_SLICES = 7
-"""Of a GPU whose profiles the driver does not tell: an instance is then taken for smaller than it is, never larger."""
+"""Compute slices of a GPU whose profiles the driver does not report: an instance then counts as smaller than it is,
+never larger.
+"""
 _MEBIBYTE = 2**20
 
 
@@ -111,14 +115,14 @@ class FoundInstance:
 
 @dataclass(frozen=True)
 class _Whole:
-    """What all instances of a GPU divide."""
+    """The resources that all instances of a GPU divide."""
 
     slices: int
     memory_mib: int
 
 
 def in_mig_mode(handle: Any) -> bool:
-    """Return whether a GPU is in MIG mode; False for one that has none, and for a MIG device."""
+    """Return whether a GPU is in MIG mode; False for a GPU without MIG, and for a MIG device."""
     try:
         current, _pending = pynvml.nvmlDeviceGetMigMode(handle)
     except pynvml.NVMLError:
@@ -129,7 +133,7 @@ def in_mig_mode(handle: Any) -> bool:
 def instances(handle: Any, gpu: str, model: str, memory_bytes: int) -> tuple[list[FoundInstance], list[str]]:
     """Return the instances of a GPU in MIG mode, and why some are left out, in sentences.
 
-    ``gpu``: its UUID; ``memory_bytes``: of all of it.
+    ``gpu``: its UUID; ``memory_bytes``: of the whole GPU.
     """
     found, skipped = [], []
     whole = _whole(handle, memory_bytes)
@@ -139,7 +143,7 @@ def instances(handle: Any, gpu: str, model: str, memory_bytes: int) -> tuple[lis
             attributes = pynvml.nvmlDeviceGetAttributes(device)
             memory = int(pynvml.nvmlDeviceGetMemoryInfo(device).total)
         except pynvml.NVMLError as error:
-            # it can be destroyed between two questions
+            # it can be destroyed between two queries
             skipped.append(f"a MIG device of GPU {gpu} does not answer and is left out: {error}")
             continue
         if uuid.startswith(OLD_UUID):
@@ -168,7 +172,7 @@ def _devices(handle: Any) -> Iterator[Any]:
 
 
 def _whole(handle: Any, memory_bytes: int) -> _Whole:
-    """Return what the largest profile of the GPU has, which is all of it."""
+    """Return the resources of the GPU's largest profile, which is the whole GPU."""
     slices, memory_mib = 0, 0
     for number in range(pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT):
         try:
@@ -194,38 +198,38 @@ def _profile(name: str, slices: int, memory_mib: int, memory_bytes: int, whole: 
 
 
 GONE = "was destroyed by an admin: its GPU has other MIG instances now"
-"""What is wrong with a MIG instance that is gone, to be read after its name."""
+"""Fault of a destroyed MIG instance, to be read after its name."""
 OPEN_AGAIN_EVERY = 30.0
-"""Seconds between tries to open NVML anew while a GPU does not answer."""
+"""Seconds between attempts to open NVML anew while a GPU does not answer."""
 
 
 class NoGpu(RuntimeError):
-    """There is no GPU to share here; the message says why and what would help."""
+    """There is no GPU to share here; the message says why and how to correct it."""
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """What does not change about a GPU while the agent runs."""
+    """The properties of a GPU that stay the same while the agent runs."""
 
     index: int
-    """NVML's."""
+    """NVML's index."""
     uuid: str
     model: str
     memory_bytes: int
     simulated: bool = False
     minor: int | None = None
-    """N of its device file /dev/nvidiaN, where the driver says."""
+    """N of its device file /dev/nvidiaN, where the driver reports it."""
     mig: MigInstance | None = None
-    """It is a MIG instance: `index` and `minor` are those of the GPU. None: a whole GPU."""
+    """The MIG instance, of which `index` and `minor` are those of the GPU. None: a whole GPU."""
 
     @property
     def whole(self) -> str:
-        """The UUID of the GPU that it is, or is a part of."""
+        """The UUID of the whole GPU."""
         return self.mig.gpu if self.mig is not None else self.uuid
 
     @property
     def whole_model(self) -> str:
-        """The model of that GPU."""
+        """The model of the whole GPU."""
         return self.mig.gpu_model if self.mig is not None else self.model
 
     def capacity(self, units: int) -> int:
@@ -234,47 +238,50 @@ class Gpu:
 
     @property
     def label(self) -> str:
-        """How texts name it: "GPU 0", or "GPU 0, MIG 1g.10gb"."""
+        """The name in texts: "GPU 0", or "GPU 0, MIG 1g.10gb"."""
         return gpu_label(self.index, self.mig)
 
 
 @dataclass(frozen=True)
 class GpuProcess:
-    """What NVML says about one process on one GPU."""
+    """NVML's figures for one process on one GPU."""
 
     memory_bytes: int | None = None
-    """Device memory that it holds, managed memory that is resident included; None where the driver does not say."""
+    """Device memory of the process, including resident managed memory; None: not reported."""
 
 
 @dataclass(frozen=True)
 class Utilisation:
-    """How much of a GPU's time one process had, as the driver measured it."""
+    """One process's part of a GPU's time, measured by the driver."""
 
     pid: int
     at: float
     """End of the latest sample in which it computed, in seconds since the epoch."""
     busy: float
-    """Mean share of the GPU's time over all samples since the instant that was asked for, from 0 to 1. The driver
-    rounds to 1 %, and leaves out processes at 0. Samples are about 1/6 s long."""
+    """Mean part of the GPU's time over all samples since the requested instant, from 0 to 1.
+
+    The driver rounds to 1 %, and leaves out processes at 0. Samples are about 1/6 s long.
+    """
 
 
 @dataclass(frozen=True)
 class GpuState:
-    """What NVML says about a GPU at one moment."""
+    """NVML's figures for a GPU at one instant."""
 
     healthy: bool
     trouble: str = "does not answer its driver"
-    """What is wrong with it where it is not healthy, to be read after "the GPU"."""
+    """Fault of an unhealthy GPU, to be read after "the GPU"."""
     memory_used_bytes: int = 0
     utilisation: float | None = None
-    """Part of the driver's last sample period (at most a second) in which the GPU computed, from 0 to 1; None: the
-    driver does not say."""
+    """Part of the driver's last sample period (at most a second) in which the GPU computed, from 0 to 1; None: not
+    reported.
+    """
     temperature_celsius: float | None = None
-    """None: the driver does not say."""
+    """None: not reported."""
     power_watts: float | None = None
-    """What the GPU draws; None: the driver does not say."""
+    """Power draw of the GPU; None: not reported."""
     processes: Mapping[int, GpuProcess] = field(default_factory=dict)
-    """Processes that have a CUDA context on it, by pid as this machine numbers them."""
+    """Processes with a CUDA context on it, by pid in this machine's numbering."""
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -286,7 +293,10 @@ class Nvml:
     """NVML, opened once for the life of the agent. Its calls may take milliseconds: poll `state` off the event loop."""
 
     def __init__(self, patient: bool = False) -> None:
-        """Raises NoGpu where NVML or the driver is missing; with `patient` it is tried again while GPUs are polled."""
+        """Open NVML.
+
+        Raises NoGpu where NVML or the driver is missing; with `patient` each poll of a GPU tries again.
+        """
         self._xids: XidEvents | None = None
         self._watched: set[str] = set()
         """UUIDs of the GPUs whose events are collected."""
@@ -320,7 +330,7 @@ class Nvml:
         self._missing = None
 
     def _open_again(self) -> None:
-        """A GPU that is back after it was lost is one that NVML sees when it is opened anew."""
+        """Open NVML anew: only then does NVML list a GPU that has recovered after it was lost."""
         if time.monotonic() < self._opened_at + OPEN_AGAIN_EVERY:
             return
         self._opened_at = time.monotonic()
@@ -349,7 +359,7 @@ class Nvml:
         self._xids.last.update(seen)
 
     def answers(self, gpu: Gpu) -> bool:
-        """Whether a GPU answers its driver, in whatever mode it is."""
+        """Return whether a GPU answers its driver, in any mode."""
         return self._answers(gpu.uuid)
 
     def _answers(self, uuid: str) -> bool:
@@ -360,18 +370,21 @@ class Nvml:
         return True
 
     def gpus(self) -> tuple[Gpu, ...]:
-        """The whole GPUs that can be shared. Raises NoGpu if there is none.
+        """Return the whole GPUs that can be shared. Raises NoGpu if there is none.
 
-        One in MIG mode, or one that does not answer, is left out, and the log says so.
+        A GPU in MIG mode, or without an answer, is left out, with an entry in the log.
         """
         return self._listed(mig=False)
 
     def gpus_and_instances(self) -> tuple[Gpu, ...]:
-        """The GPUs that can be shared, and the MIG instances of those in MIG mode. Raises NoGpu if there is neither."""
+        """Return the GPUs that can be shared, and the MIG instances of GPUs in MIG mode.
+
+        Raises NoGpu if there is neither.
+        """
         return self._listed(mig=True)
 
     def instances(self) -> tuple[Gpu, ...] | None:
-        """The MIG instances that there are now; None: NVML does not answer. May be called from any thread."""
+        """Return the present MIG instances; None: NVML does not answer. May be called from any thread."""
         with self._opening:
             if self._missing is not None:
                 return None
@@ -393,7 +406,7 @@ class Nvml:
         return tuple(found)
 
     def _all(self, mig: bool) -> tuple[list[Gpu], list[str]]:
-        """Return the GPUs, with MIG instances if these are asked for, and why some are left out. Raises NoGpu."""
+        """Return the GPUs, with MIG instances if requested, and why some are left out. Raises NoGpu."""
         found: list[Gpu] = []
         skipped: list[str] = []
         for index in range(_count()):
@@ -423,10 +436,10 @@ class Nvml:
         return found, skipped
 
     def state(self, gpu: Gpu) -> GpuState:
-        """A GPU that answers with an error is not healthy; this never raises.
+        """Return the state of a GPU; this never raises.
 
-        Neither is one of which the driver has reported an error that only a reset mends, nor one that was split by MIG
-        after the agent had started.
+        A GPU is unhealthy if it answers with an error, if the driver has reported an error that only a reset
+        repairs, or if it was split by MIG after the agent had started.
         """
         if self._missing is not None:
             self._open_again()
@@ -459,13 +472,13 @@ class Nvml:
             memory_used_bytes=used,
             utilisation=None if rates is None else min(1.0, float(rates.gpu) / 100),
             temperature_celsius=_said(pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU),
-            # the sensor is off by some watts
+            # the sensor is inexact by some watts
             power_watts=None if milliwatts is None else round(milliwatts / 1000, 1),
             processes=_processes(handle),
         )
 
     def memory(self, gpu: Gpu) -> GpuState | None:
-        """What is in use and by which processes, without a look at the GPU's health; None where it does not answer.
+        """Return the memory in use with its processes, without a health check; None: no answer.
 
         May be called from any thread; blocks for a millisecond or two.
         """
@@ -480,11 +493,12 @@ class Nvml:
             return GpuState(healthy=True, memory_used_bytes=used, processes=_processes(handle))
 
     def utilisation(self, gpu: Gpu, since: float) -> tuple[Utilisation, ...] | None:
-        """Each process's share of the GPU since an instant (seconds since the epoch; 0: as far back as is known).
+        """Return each process's part of the GPU since an instant, in seconds since the epoch.
 
-        None where the GPU or the driver does not tell (MIG, vGPU, old GPUs, no permission): ask no more. An empty tuple
-        where no process computed, or no sample has ended since, or the GPU did not answer this time. Blocks for a
-        millisecond or two; the driver remembers some seconds, so ask at least once a second.
+        0 means all samples of the driver. None where the GPU or the driver has no such figures (MIG, vGPU, old
+        GPUs, no permission): stop polling. An empty tuple where no process computed, or no sample has ended
+        since, or the GPU did not answer this time. Blocks for a millisecond or two; the driver keeps samples
+        for some seconds, so poll at least once a second.
         """
         with self._opening:
             return self._utilisation(gpu, since) if self._missing is None else ()
@@ -508,7 +522,7 @@ class Nvml:
         return ()
 
     def close(self) -> None:
-        """Let NVML go."""
+        """Shut NVML down."""
         if self._xids is not None:
             self._xids.close()
         with contextlib.suppress(pynvml.NVMLError):
@@ -520,11 +534,11 @@ _TELLS_NOTHING = (
     pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
     pynvml.NVML_ERROR_NO_PERMISSION,
 )
-"""What a driver answers that will never tell."""
+"""Answers of a driver that will never have the figure."""
 
 
 def _said(ask: Callable[..., Any], *arguments: Any) -> Any:
-    """Return a figure; None where the driver does not say: in MIG mode, on vGPUs, without the sensor."""
+    """Return a figure; None: not reported: in MIG mode, on vGPUs, without the sensor."""
     try:
         return ask(*arguments)
     except pynvml.NVMLError:
@@ -535,19 +549,19 @@ def _processes(handle: Any) -> dict[int, GpuProcess]:
     try:
         listed = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
     except pynvml.NVMLError:
-        # some drivers do not list processes; the GPU is well all the same
+        # some drivers do not list processes; the GPU is healthy all the same
         return {}
     found: dict[int, GpuProcess] = {}
     for process in listed:
         pid, memory = int(process.pid), getattr(process, "usedGpuMemory", None)
         before = found.get(pid, GpuProcess()).memory_bytes
-        # a pid stands there twice where a process computes in two ways, such as by itself and through MPS
+        # a pid is listed twice where a process computes in two ways, such as by itself and through MPS
         found[pid] = GpuProcess(before if memory is None else int(memory) + (before or 0))
     return found
 
 
 def _count() -> int:
-    """Raises NoGpu."""
+    """Return the number of GPUs. Raises NoGpu."""
     try:
         return int(pynvml.nvmlDeviceGetCount())
     except pynvml.NVMLError as error:
@@ -589,7 +603,7 @@ class KnownGpus:
     """The file ``gpus.json`` in the state folder."""
 
     def __init__(self, path: Path) -> None:
-        """Reads it. A missing file means no GPUs. So does one that cannot be read, and the log says so."""
+        """Read the file. A missing file means no GPUs. So does an unreadable file, with an entry in the log."""
         self._path = path
         self._gpus: tuple[Gpu, ...] = ()
         self._this_boot = False
@@ -606,11 +620,11 @@ class KnownGpus:
         return bool(self._gpus)
 
     def lost(self, found: Iterable[Gpu], answers: Callable[[Gpu], bool]) -> tuple[Gpu, ...]:
-        """GPUs that were here before and are not among those that NVML lists now.
+        """Return recorded GPUs that NVML does not list now.
 
-        Only those of this boot of the machine, unless no GPU is left: else a removed GPU would count as lost for ever.
-        `answers`: whether a GPU answers its driver although it is not listed, for example in MIG mode. A MIG instance
-        that is gone counts as lost until the agent has found that no session has it.
+        Only those of this boot of the machine, unless no GPU is left: else a removed GPU would count as lost
+        for ever. `answers`: whether a GPU answers its driver although it is not listed, for example in MIG
+        mode. A MIG instance that is gone counts as lost until the agent has determined that no session has it.
         """
         found = tuple(found)
         uuids, indices = {gpu.uuid for gpu in found}, {gpu.index for gpu in found}
@@ -627,7 +641,7 @@ class KnownGpus:
         return tuple(lost)
 
     def save(self, gpus: Iterable[Gpu]) -> None:
-        """Remember these. A disk that refuses is told in the log."""
+        """Record these GPUs. A failure of the disk is logged."""
         record = _Record(boot=processes.boot_id(), gpus=[asdict(gpu) for gpu in gpus])
         try:
             replace_file(self._path, record.model_dump_json().encode())
@@ -638,7 +652,7 @@ class KnownGpus:
 def all_gpus(
     list_gpus: Callable[[], tuple[Gpu, ...]], known: KnownGpus, answers: Callable[[Gpu], bool]
 ) -> tuple[Gpu, ...]:
-    """Those that NVML lists and those that are lost, by index. Raises NoGpu if there is neither."""
+    """Return the listed and the lost GPUs, by index. Raises NoGpu if there is neither."""
     try:
         found, reason = list_gpus(), None
     except NoGpu as error:

@@ -1,11 +1,9 @@
-"""The driver's samples of GPU time, for the arbiter: read only while sessions compete for a GPU.
+"""The driver's samples of GPU time and memory, for the arbiter.
 
-Asks the driver for the memory on a GPU when the answer decides which clients may run.
-
-That is at a process's first request, and every tenth of a second while clients run together because of what was seen of
-them. Independently of this, `rounds` asks every two seconds.
-
-Runs calls that can hang for ever in a driver, such as those of NVML.
+`Delivery` reads samples of GPU time while sessions compete for a GPU. `MemoryQueries` reads the memory on a GPU when
+the figure decides which clients may run: at a process's first request, and every tenth of a second while clients run
+together because of earlier figures. Independently of this, the agent's rounds read it every two seconds.
+`in_daemon_thread` runs calls that can hang for ever in a driver, such as those of NVML (nvml.py).
 """
 
 from __future__ import annotations
@@ -27,16 +25,19 @@ log = logging.getLogger(__name__)
 EVERY = 0.2
 """Seconds between two readings: a little more than the length of the driver's samples."""
 SILENCE = 0.6
-"""Seconds without a sample after which the GPU is taken to have been idle."""
+"""Seconds without a sample after which the GPU counts as idle."""
 LATEST = 0.3
-"""Seconds of the present that samples may not cover yet."""
+"""Seconds before now that samples may not cover yet."""
 
 
 class SampleSource(Protocol):
-    """Where samples come from: NVML."""
+    """Source of the samples: NVML."""
 
     def utilisation(self, gpu: Gpu, since: float) -> tuple[Utilisation, ...] | None:
-        """Each process's share of the GPU since an instant (seconds since the epoch); None: no such figures."""
+        """Return each process's part of the GPU since an instant (seconds since the epoch).
+
+        None: no such figures.
+        """
 
 
 class Competition(Protocol):
@@ -49,17 +50,17 @@ class Competition(Protocol):
     def delivered(
         self, seconds_ago: tuple[float, float], busy: Mapping[int, float], strangers: Mapping[int, str]
     ) -> None:
-        """Beginning and end of the sample in seconds before now, and each process's seconds on the GPU by pid.
+        """Add a sample: start and end in seconds before now, and each process's seconds on the GPU by pid.
 
         `strangers`: the sessions of processes, by pid, whether or not they are connected.
         """
 
 
 class Delivery:
-    """Reads the samples of one GPU. The driver may block or hang, so one thread at a time asks it."""
+    """Reads the samples of one GPU. The driver may block or hang, so one thread at a time queries it."""
 
     def __init__(self, gpu: Gpu, source: SampleSource, competition: Competition, every: float = EVERY) -> None:
-        """`every`: seconds between two readings."""
+        """Prepare for reading. `every`: seconds between two readings."""
         self._every = every
         self._gpu = gpu
         self._source = source
@@ -69,16 +70,18 @@ class Delivery:
         self._asking = False
         self._closed = False
         self.tells = True
-        """False: the driver has no such figures."""
+        """Whether the driver has such figures."""
         self.sessions_of: Callable[[Iterable[int]], Mapping[int, str]] = _nobody
-        """Finds the sessions of processes by what the kernel says. Called in the thread that asks the driver."""
+        """Returns the sessions of processes by the kernel's facts. Called in the thread that queries the
+        driver.
+        """
         self._clock = WallClock()
         self._clock.was_set = self._clock_was_set
         self._since = 0.0
         """End of the last sample, seconds since the epoch."""
 
     def wanted(self) -> None:
-        """Sessions compete: read samples until they no longer do."""
+        """Read samples until sessions no longer compete."""
         if self._timer is None and not self._asking and not self._closed:
             self._since = self._clock()
             self._timer = self._loop.call_later(self._every, self._ask)
@@ -115,7 +118,7 @@ class Delivery:
             self._closed, self.tells = True, False  # no such figures: the arbiter estimates from leases
         if not self._closed:
             self._take(found or (), strangers)
-        # not before: the competition wants the next sample while it takes this one
+        # not before: the competition requests the next sample while it takes this sample
         self._asking = False
         if self._competition.contended and not self._closed:
             self._timer = self._loop.call_later(self._every, self._ask)
@@ -124,9 +127,9 @@ class Delivery:
         self._since += by
 
     def _take(self, found: tuple[Utilisation, ...], strangers: Mapping[int, str]) -> None:
-        """Tell the competition of samples that are newer than the last ones."""
+        """Pass samples that are newer than the last samples to the competition."""
         now = self._clock()
-        # a sample of before the clock was set back would be as long as the step
+        # a sample from before a backward step of the clock would be as long as the step
         found = tuple(one for one in found if one.at < now + STEP)
         until = max((one.at for one in found), default=0.0)
         if not found and now - self._since > SILENCE:
@@ -145,23 +148,23 @@ def _nobody(pids: Iterable[int]) -> Mapping[int, str]:
 
 
 class Pids:
-    """Which session the processes on one GPU belong to, by pid; including those that disconnected and still run."""
+    """The sessions of the processes on one GPU, by pid; including disconnected processes that still run."""
 
     def __init__(self, alive: Callable[[processes.ProcessName], bool] = processes.alive) -> None:
         self._alive = alive
         self._clients: dict[int, tuple[str, processes.ProcessName | None]] = {}
         """By client number."""
         self._left: dict[processes.ProcessName, tuple[str, int]] = {}
-        """Processes that no longer have a connection: session and client number."""
+        """Processes without a remaining connection: session and client number."""
 
     def joined(self, client: int, session: str, name: processes.ProcessName | None) -> None:
-        """A client. `name` None: the agent cannot see its process."""
+        """Add a client. `name` None: the agent cannot see its process."""
         self._clients[client] = session, name
         if name is not None:
             self._left.pop(name, None)
 
     def left(self, client: int) -> bool:
-        """A client disconnected. Return whether its process still runs."""
+        """Remove a client. Return whether its process still runs."""
         session, name = self._clients.pop(client, ("", None))
         if name is None or not self._alive(name):
             return False
@@ -170,23 +173,24 @@ class Pids:
         return True
 
     def forget(self, session: str) -> None:
-        """The session is gone."""
+        """Remove a session."""
         self._left = {name: left for name, left in self._left.items() if left[0] != session}
 
     def ended(self) -> list[tuple[int, str]]:
-        """Clients whose processes have ended since they disconnected, with their sessions."""
+        """Return clients whose processes have ended since they disconnected, with their sessions."""
         gone = [name for name in self._left if not self._alive(name)]
         return [(client, session) for session, client in map(self._left.pop, gone)]
 
     @property
     def waiting(self) -> bool:
-        """Whether processes that disconnected still run."""
+        """Return whether processes that disconnected still run."""
         return bool(self._left)
 
     def by_session(self, busy: Mapping[int, float], strangers: Mapping[int, str]) -> dict[str, float]:
-        """Seconds by session, of seconds by pid. Sessions with a process that the agent cannot see are left out.
+        """Add up seconds by session from seconds by pid.
 
-        `strangers`: sessions of processes by pid, which count for processes that never connected.
+        Sessions with a process that the agent cannot see are left out. `strangers`: sessions of processes by
+        pid, which count for processes that never connected.
         """
         sums: dict[str, float] = {}
         pids: dict[int, str] = {}
@@ -204,14 +208,17 @@ class Pids:
 
 
 AT_ONCE_EVERY = 0.02
-"""Seconds between two questions at least, however many processes ask for the first time."""
+"""Least seconds between two queries, however many processes send their first request."""
 
 
 class MemorySource(Protocol):
     """Source of the figures: NVML."""
 
     def memory(self, gpu: Gpu) -> GpuState | None:
-        """Memory in use, and by which processes; None where the GPU does not answer. May block for milliseconds."""
+        """Return memory in use, with its processes; None where the GPU does not answer.
+
+        May block for milliseconds.
+        """
 
 
 class Interested(Protocol):
@@ -219,16 +226,16 @@ class Interested(Protocol):
 
     @property
     def look_every(self) -> float | None:
-        """Seconds in which the next figures are needed; None: they do not matter now."""
+        """Seconds until the next figures are needed; None: they do not matter now."""
 
 
 class MemoryQueries:
-    """Asks for one GPU. The driver may block or hang, so one thread at a time asks it."""
+    """Queries one GPU. The driver may block or hang, so one thread at a time queries it."""
 
     def __init__(
         self, gpu: Gpu, source: MemorySource, interested: Interested, seen: Callable[[Mapping[str, GpuState]], None]
     ) -> None:
-        """`seen` is called on the event loop with each answer, by the GPU's UUID."""
+        """Prepare for queries. `seen` is called on the event loop with each answer, by the GPU's UUID."""
         self._gpu = gpu
         self._source = source
         self._interested = interested
@@ -239,22 +246,22 @@ class MemoryQueries:
         self._asked_at = 0.0
         self._asking = False
         self._again = False
-        """A process has asked for the first time since the present question began."""
+        """Whether a process has sent its first request since the present query began."""
         self._closed = False
 
     def wanted(self) -> None:
-        """Something has changed: ask repeatedly for as long as it matters."""
+        """Query repeatedly while the figures matter."""
         every = self._interested.look_every
         if every is not None:
             self._ask_at(self._asked_at + every)
 
     def at_once(self) -> None:
-        """A process of which nothing is known asks for a lease."""
+        """Query for the first lease request of a process."""
         self._again = self._again or self._asking
         self._ask_at(self._asked_at + AT_ONCE_EVERY)
 
     def close(self) -> None:
-        """Stop asking."""
+        """Stop querying."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
@@ -312,7 +319,7 @@ def in_daemon_thread(work: Callable[[], Result]) -> asyncio.Future[Result]:
             outcome = work()
         except Exception as error:
             finish, outcome = future.set_exception, error
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed: no caller waits
             loop.call_soon_threadsafe(hand_over, finish, outcome)
 
     threading.Thread(target=run, name="nvml", daemon=True).start()

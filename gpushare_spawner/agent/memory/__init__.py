@@ -1,1 +1,1 @@
-"""Memory: the limit of a session, budgets of host memory, and what the driver shows for each process."""
+"""Memory: the limit of a session, budgets of host memory, and the driver's figures for each process."""

@@ -30,7 +30,7 @@ class MachineMemory:
 
 
 def machine_memory(proc: Path = Path("/proc")) -> MachineMemory | None:
-    """What the kernel says; None where it cannot be read."""
+    """Return the machine's memory; None where it cannot be read."""
     try:
         lines = (proc / "meminfo").read_text().splitlines()
         found = {name: int(rest.split()[0]) * 1024 for name, _, rest in (line.partition(":") for line in lines) if rest}
@@ -54,9 +54,9 @@ class MemoryCgroups:
         self._pods = PodFolders(self._memory)
 
     def of_path(self, path: str, below: str = "/") -> MemoryGroup | None:
-        """The tightest group on the way from `below` (without it) to `path`; None where none has a limit.
+        """Return the group with the least memory left between `below` (excluded) and `path`.
 
-        Tightest: least left. Groups at or above `below` are shared with others.
+        None: none has a limit. Groups at or above `below` are shared with others.
         """
         if ".." in path.split("/"):
             return None
@@ -72,7 +72,7 @@ class MemoryCgroups:
         return min((group for group in groups if group is not None), key=lambda g: g.limit - g.used, default=None)
 
     def of_pod(self, uid: str) -> MemoryGroup | None:
-        """The tightest group of a pod and its containers, found by the pod's uid; None where none has a limit."""
+        """Return the tightest group of a pod and its containers, by the pod's uid; None where none has a limit."""
         groups = [
             self._read(found)
             for folder in self._pods.of(uid)
@@ -81,7 +81,7 @@ class MemoryCgroups:
         return min((group for group in groups if group is not None), key=lambda g: g.limit - g.used, default=None)
 
     def used_by_pod(self, uid: str) -> int | None:
-        """Bytes that a pod uses, with or without a limit; None where that cannot be read."""
+        """Return the bytes that a pod uses, with or without a limit; None where they cannot be read."""
         try:
             return max((self._used(folder) for folder in self._pods.of(uid)), default=None)
         except (OSError, ValueError, IndexError):
@@ -112,7 +112,7 @@ class CpuCgroups:
         self._pods = PodFolders(root if self._unified else root / "cpuacct")
 
     def seconds_of_pod(self, uid: str) -> float | None:
-        """CPU time that a pod has used; None where that cannot be read."""
+        """Return the CPU time that a pod has used; None where it cannot be read."""
         try:
             for folder in self._pods.of(uid):
                 if not self._unified:
@@ -125,7 +125,7 @@ class CpuCgroups:
 
 
 class PodFolders:
-    """The groups of pods, as the kubelet's two cgroup drivers name them."""
+    """The groups of pods, in the naming of the kubelet's two cgroup drivers."""
 
     def __init__(self, hierarchy: Path) -> None:
         self._hierarchy = hierarchy
@@ -133,7 +133,7 @@ class PodFolders:
         """By uid: a search reads the folders of all pods of the node."""
 
     def of(self, uid: str) -> tuple[Path, ...]:
-        """The folders of a pod; empty: there is none."""
+        """Return the folders of a pod; empty: there is none."""
         if not re.fullmatch(r"[0-9a-f-]{36}", uid):
             return ()
         folders = self._known.get(uid, ())
@@ -142,7 +142,7 @@ class PodFolders:
         return folders
 
     def _found(self, uid: str) -> tuple[Path, ...]:
-        """Search the folders of a pod, and forget those of pods that are gone."""
+        """Search the folders of a pod, and drop those of pods that are gone."""
         names = (f"pod{uid}", f"kubepods*-pod{uid.replace('-', '_')}.slice")
         levels = ("kubepods*", "kubepods*/*")
         folders = tuple(

@@ -1,23 +1,20 @@
-"""Budgets of host memory for GPU memory that may be paged out. Pure: figures in, free bytes out.
+"""Budgets of host memory for GPU memory that may be paged out.
 
-What a session may have to page out must find host memory, or the kernel's OOM killer ends somebody's kernel. So memory
-that could not be paged out any more is not allocated. Amounts are bytes.
+Memory that a session may have to page out needs host memory; without it the kernel's OOM killer ends a process. So the
+agent refuses allocations that could not be paged out. Amounts are bytes. `GpuMemoryBudget` and the functions `node_*`
+and `session_*` are pure: figures in, free bytes out.
 
-Of a node: the memory of all sessions that does not fit on its GPUs together must fit into the node's budget. A session
-counts for what it has, and at least for its guarantee: so an allocation within the guarantee is never refused by the
-node's budget, whatever the neighbours hold.
+Budget of a node: the memory of all sessions beyond the size of its GPUs must fit into it. A session counts for its
+allocations, and at least for its guarantee: so the node's budget never refuses an allocation within the guarantee.
 
-Of a session: all of its movable memory must fit into what its server's memory limit leaves, since all of it can be
-paged out: its guarantee stays only while it works. A session that has a whole GPU shares it with nobody, and only what
-exceeds the GPU counts. Where it lends units while it is idle, the borrowers get only so much of the GPU that what its
-server's memory limit cannot take stays there.
+Budget of a session: all of its movable memory must fit into the rest of its server's memory limit, since all of it can
+be paged out: its guarantee stays only while it works. A session with a whole GPU has no neighbours, and only the part
+beyond the GPU counts. While it is idle and lends units, borrowers get only so much of the GPU that the memory beyond
+its server's memory limit stays there.
 
-The host memory budgets of a node and of its sessions: reads the kernel's figures and applies the rules of
-host_memory.py.
-
-How much CPU and host memory pods use: a released session's pod must not request less.
-
-The driver's figures of device memory, by process, for the arbiters.
+`NodeMemory` reads the kernel's figures and applies these rules. `HostUse` measures CPU and host memory of pods: a
+released session's pod must not request less. `tell_arbiters` passes the driver's figures of device memory to the
+arbiters. Limits of device memory are in session_limit.py.
 """
 
 from __future__ import annotations
@@ -49,14 +46,14 @@ class SessionOnGpu:
     """One session's memory on one GPU."""
 
     counted: int
-    """Bytes that it has allocated, or may allocate without asking."""
+    """Bytes that it has allocated, or may allocate without a request."""
     movable: int
     """The part of `counted` that can be paged out."""
     guarantee: int
     whole_gpu: bool = False
-    """Its share is the whole GPU: others can only borrow of it."""
+    """Whether its share is the whole GPU: others can only borrow of it."""
     must_stay: int = 0
-    """The part of `movable` that its server's memory limit could not take."""
+    """The part of `movable` that exceeds its server's memory limit."""
 
     @property
     def needed(self) -> int:
@@ -74,23 +71,25 @@ class GpuMemoryBudget:
 
     @property
     def needed(self) -> int:
-        """Bytes of allocations, and of guarantees that are not used."""
+        """Bytes of allocations, and of unused guarantees."""
         return sum(session.needed for session in self.sessions.values())
 
     @property
     def beyond(self) -> int:
-        """Bytes of it that do not fit on the GPU."""
+        """Bytes of `needed` that do not fit on the GPU."""
         return max(0, self.needed - self.device_bytes)
 
 
 def node_needs(gpus: Iterable[GpuMemoryBudget]) -> int:
-    """Bytes of host memory that are needed if every session uses all that it may."""
+    """Return the bytes of host memory that are needed if every session uses all that it may."""
     return sum(gpu.beyond for gpu in gpus)
 
 
 def node_left(gpus: Mapping[str, GpuMemoryBudget], gpu: str, session: str, budget: int | None) -> int:
-    """Bytes that the node's budget lets the session allocate on the GPU in addition; at least the rest of its
-    guarantee. `budget` None: no budget."""
+    """Return the bytes that the node's budget lets the session allocate on the GPU in addition.
+
+    At least the rest of its guarantee. `budget` None: no budget.
+    """
     if budget is None:
         return UNLIMITED
     here = gpus[gpu]
@@ -99,18 +98,18 @@ def node_left(gpus: Mapping[str, GpuMemoryBudget], gpu: str, session: str, budge
     free = max(0, budget - elsewhere) + here.device_bytes - (here.needed - own.needed)
     others = [one for name, one in here.sessions.items() if name != session]
     if any(one.must_stay for one in others):
-        # the driver chooses which pages leave: all the others together must fit beside those that have to stay
+        # the driver chooses the pages to evict: all the others together must fit beside those that have to stay
         free = min(free, here.device_bytes - sum(one.must_stay or one.counted for one in others))
     return max(free, own.guarantee) - own.counted
 
 
 def session_needs(on_gpus: Iterable[tuple[GpuMemoryBudget, SessionOnGpu]]) -> int:
-    """Host memory that the session needs if all its movable memory has to leave its GPUs."""
+    """Return the host memory that the session needs if all its movable memory has to leave its GPUs."""
     return sum(max(0, own.movable - (gpu.device_bytes if own.whole_gpu else 0)) for gpu, own in on_gpus)
 
 
 def session_left(gpus: Mapping[str, GpuMemoryBudget], gpu: str, session: str, budget: int | None) -> int:
-    """Bytes of movable memory that the session's own budget lets it allocate on the GPU in addition."""
+    """Return the bytes of movable memory that the session's own budget lets it allocate on the GPU in addition."""
     if budget is None:
         return UNLIMITED
     on_gpus = {name: (one, one.sessions[session]) for name, one in gpus.items() if session in one.sessions}
@@ -121,25 +120,29 @@ def session_left(gpus: Mapping[str, GpuMemoryBudget], gpu: str, session: str, bu
 
 
 def node_budget(wanted: int, total: int, available: int, paged_out: int) -> int:
-    """Return the node's budget: what the admin wants, and never more than the node's memory in all, or than is paged
-    out already with four fifths of what is available beside that. All of it bytes."""
+    """Return the node's budget in bytes: the admin's setting, within two limits.
+
+    The limits are the node's total memory, and the paged-out bytes plus four fifths of the available memory.
+    """
     return max(0, min(wanted, total, paged_out + available * 4 // 5))
 
 
 def session_budget(limit: int, used: int, paged_out: int) -> int:
-    """A session's budget: what its server's limit leaves beside what the processes use. What was paged out already may
-    be part of what they use; it does not count twice."""
+    """Return a session's budget: its server's limit without the memory in use.
+
+    Memory that is already paged out may be part of the memory in use; it does not count twice.
+    """
     return max(0, limit - max(0, used - paged_out))
 
 
 OVER = 10.0
 """Seconds over which CPU use is measured."""
 FORGET_AFTER = 600.0
-"""Seconds after which the figures of a pod that nobody asked for are forgotten."""
+"""Seconds after which the figures of a pod without a request are dropped."""
 CPU_STEP = 50
 """Millicores; use is rounded up, so that a report changes only where it matters."""
 MEMORY_STEP = 64 * 2**20
-"""Bytes, likewise."""
+"""Bytes; use is rounded up."""
 
 
 @dataclass
@@ -151,17 +154,17 @@ class _Sample:
 
 
 class HostUse:
-    """Reads cgroups. Figures are None until a pod was asked for twice, with at least `OVER` seconds between."""
+    """Reads cgroups. Figures are None until the second request for a pod, at least `OVER` seconds after the first."""
 
     def __init__(self, cgroups: MemoryCgroups, clock: Callable[[], float]) -> None:
-        """``clock``: seconds on any monotonic clock."""
+        """Start without figures. ``clock``: seconds on any monotonic clock."""
         self._memory = cgroups
         self._cpu = CpuCgroups(cgroups.root)
         self._clock = clock
         self._samples: dict[str, _Sample] = {}
 
     def of_pod(self, uid: str) -> HostUseReport | None:
-        """Return what the pod uses; None: not known (yet)."""
+        """Return the pod's use; None: not known (yet)."""
         now = self._clock()
         self._samples = {name: one for name, one in self._samples.items() if now - one.at < FORGET_AFTER}
         last = self._samples.get(uid)
@@ -184,24 +187,28 @@ class HostUse:
 FRESH = 0.5
 """Seconds for which a figure of the kernel is used again."""
 REPORT_FRESH = 10.0
-"""The same for budgets of sessions in reports: a session's figures are several files, and a report is for people."""
+"""Seconds for which a session's budget in reports is used again: its figures are in several files, and a report is for
+people.
+"""
 _ROUND = 64 * 2**20
 """Budgets are reported in steps of so many bytes: the kernel's figures change all the time."""
 
 
 @dataclass(frozen=True)
 class HostMemorySettings:
-    """How much host memory paged-out GPU memory may use."""
+    """Limits of host memory for paged-out GPU memory."""
 
     node: str = "50%"
-    """Of the node: bytes ("64Gi") or a part of its memory; "off": no budget, neither for the node nor for sessions."""
+    """Budget of the node: bytes ("64Gi") or a part of its memory; "off": no budget, neither for the node nor for
+    sessions.
+    """
     proc: Path = Path("/proc")
     cgroups: Path = Path("/sys/fs/cgroup")
-    """Where the node's cgroups are mounted."""
+    """Mount point of the node's cgroups."""
 
 
 class MemorySession(Protocol):
-    """What a session says about itself where its memory is counted."""
+    """The part of a session that memory accounting needs."""
 
     @property
     def id(self) -> str: ...
@@ -221,17 +228,17 @@ class MemorySession(Protocol):
 
     @property
     def observed(self) -> bool:
-        """Whether another layer shares its GPUs, so that nothing of it is paged out."""
+        """Whether another layer shares its GPUs, so that its memory is never paged out."""
 
     @property
     def cuda(self) -> Collection[Any]:
         """Its CUDA processes."""
 
     def memory_limit(self, gpu: Gpu) -> int:
-        """Bytes that the session may allocate on the GPU."""
+        """Return the bytes that the session may allocate on the GPU."""
 
     def memory_guarantee(self, gpu: Gpu) -> int:
-        """Bytes that stay on the GPU while the session works."""
+        """Return the bytes that stay on the GPU while the session works."""
 
 
 @dataclass
@@ -242,7 +249,7 @@ class _Figures:
 
 @dataclass
 class NodeMemory:
-    """Computes how much a session may allocate. `paged_out`: bytes of a session that are in host memory."""
+    """Additional memory that each session may allocate. `paged_out`: bytes of a session that are in host memory."""
 
     settings: HostMemorySettings
     gpus: Mapping[str, Gpu]
@@ -260,7 +267,7 @@ class NodeMemory:
         self._use = HostUse(self._cgroups, self.clock)
 
     def left_for(self, session: MemorySession, gpu: str, kind: ReserveKind) -> tuple[int, MemoryLimit]:
-        """Bytes that the session may allocate on the GPU in addition, and the budget that limits them."""
+        """Return the bytes that the session may allocate on the GPU in addition, and the limiting budget."""
         if self.settings.node == "off":
             return UNLIMITED, MemoryLimit.NODE_HOST_MEMORY
         gpus = self.on_gpus()
@@ -278,9 +285,9 @@ class NodeMemory:
         return of_node, MemoryLimit.NODE_HOST_MEMORY
 
     def shortage(self, session: MemorySession) -> tuple[int, int] | None:
-        """The bytes that the session's own budget allows, and those that its share guarantees; None where they suffice.
+        """Return the bytes that the session's own budget allows, and those that its share guarantees.
 
-        What it has allocated already does not matter.
+        None where they suffice. Existing allocations do not matter.
         """
         budget = self.session_budget(session)
         if budget is None or session.record.request.share_units == UNITS_PER_GPU:
@@ -289,8 +296,7 @@ class NodeMemory:
         return (budget, guaranteed) if budget < guaranteed and session.record.request.oversubscribe else None
 
     def lacks_host_memory(self, session: MemorySession, amount: int) -> str | None:
-        """Why the budgets do not hold `amount` more bytes of the session in host memory, in a sentence; None: they
-        do."""
+        """Return why the budgets do not hold `amount` more bytes of the session in host memory; None: they do."""
         of_session, of_node = self.session_budget(session), self.node_budget()
         if of_session is not None and amount > of_session:
             return (
@@ -304,7 +310,7 @@ class NodeMemory:
         return None
 
     def report(self, on_gpus: Mapping[str, GpuMemoryBudget]) -> HostMemoryReport | None:
-        """The node's figures; None without a budget."""
+        """Return the node's figures; None without a budget."""
         budget = self.node_budget()
         if budget is None:
             return None
@@ -315,23 +321,23 @@ class NodeMemory:
         )
 
     def of_session(self, session: MemorySession, on_gpus: Mapping[str, GpuMemoryBudget]) -> tuple[int, int | None]:
-        """Bytes of host memory that the session needs if all its movable memory is paged out, and its budget.
+        """Return the host memory that the session may need for its movable memory, and its budget, in bytes.
 
-        The budget is as it was within the last `REPORT_FRESH` seconds.
+        The budget is at most `REPORT_FRESH` seconds old.
         """
         gpus = [(gpu, gpu.sessions[session.id]) for gpu in on_gpus.values() if session.id in gpu.sessions]
         budget = self.session_budget(session, REPORT_FRESH)
         return session_needs(gpus), None if budget is None else budget // _ROUND * _ROUND
 
     def host_use(self, session: MemorySession) -> HostUseReport | None:
-        """What a released session's pod uses; None for others, and where it is not known."""
+        """Return the use of a released session's pod; None for others, and where it is not known."""
         record = session.record
         if record.tier is not Tier.RELEASED or record.pod is None:
             return None
         return self._use.of_pod(record.pod.uid)
 
     def node_budget(self) -> int | None:
-        """Bytes; None: there is none."""
+        """Return the node's budget in bytes; None: there is none."""
         if self.settings.node == "off":
             return None
         now = self.clock()
@@ -346,7 +352,7 @@ class NodeMemory:
         return self._node.budget
 
     def session_budget(self, session: MemorySession, fresh: float = FRESH) -> int | None:
-        """Bytes; None: its server has no memory limit of its own, or none that can be read.
+        """Return the session's budget in bytes; None: its server has no readable memory limit of its own.
 
         ``fresh``: the age in seconds up to which a figure is used again.
         """
@@ -372,7 +378,10 @@ class NodeMemory:
         return None if group is None else session_budget(group.limit, group.used, self.paged_out(session))
 
     def on_gpus(self) -> dict[str, GpuMemoryBudget]:
-        """What counts of each session on each GPU now, by the GPU's UUID; takes longer with more sessions."""
+        """Return the counted memory of each session on each GPU now, by the GPU's UUID.
+
+        Takes longer with more sessions.
+        """
         budget = self.node_budget()
         found = {}
         for uuid, gpu in self.gpus.items():
@@ -401,7 +410,7 @@ class NodeMemory:
         return found
 
     def _most(self, session: MemorySession, uuid: str, budget: int) -> int:
-        """The most bytes that count for a session on one GPU, whatever its processes claim."""
+        """Return the most bytes that count for a session on one GPU, regardless of its stated memory."""
         return session.memory_limit(self.gpus[uuid]) + budget * session.record.request.share_units // UNITS_PER_GPU
 
 
@@ -412,14 +421,13 @@ def tell_arbiters(
     sessions: Iterable[MemorySession],
     unclaimed: Mapping[tuple[int, str], int],
 ) -> None:
-    """Hand the driver's figures to the arbiters and to the memory limits. All mappings are by the GPU's UUID.
+    """Pass the driver's figures to the arbiters and to the memory limits. All mappings are by the GPU's UUID.
 
-    A process with several connections counts once, for the first of them. ``unclaimed``: bytes that a process holds
-    beyond its claims, by pid and GPU.
-
-    The figures bound what a process uses of what it says to have allocated. NVML of a real driver is not known to count
-    managed memory for the process that has it: there the bound is what is in use on the whole GPU, without what is
-    shown of other processes. A process that is not among those that the driver lists has nothing on the GPU.
+    A process with several connections counts once, for its first connection. ``unclaimed``: bytes that a process
+    holds beyond its stated memory, by pid and GPU. The figures bound a process's use of its stated memory. NVML of
+    a real driver is not known to count managed memory for its process: there the bound is the memory in use on the
+    whole GPU, without the figures of other processes. A process that the driver does not list has no memory on the
+    GPU.
     """
     sessions = list(sessions)
     for uuid, state in states.items():

@@ -1,25 +1,22 @@
-"""The memory limit of one session: how much device memory its processes may allocate together.
+"""The memory limit of one session: device memory that its processes may allocate together.
 
-Grants allowances to the processes, recalls what they do not use, and records refused allocations. The rules:
-session_limit.py. The frames: docs/reference/protocol.md. How much host memory there is: host_memory.py.
+`SessionLimit` grants allowances to the processes, recalls unused parts, and records refused allocations. The frames:
+docs/reference/protocol.md. The amount of host memory: host_memory.py. Amounts are bytes.
 
-Allowances of device memory: how much each process of a session may have allocated on a GPU. Pure: no clock, no I/O.
+`Allowances` holds the rules, without clock and I/O. The agent grants each process an allowance in pieces, so that most
+allocations need no request. The sum over a session's processes stays within the session's limit. Unused memory can be
+recalled for another process. A process may have allocated more than its allowance (it ran without the agent, or is of
+an older version): then its allocations count.
 
-The agent grants each process an allowance in pieces, so that most allocations ask nobody. The sum over a session's
-processes stays within the session's limit. What a process does not use can be recalled for another one. A process may
-have allocated more than its allowance (it ran without the agent, or is of an older version): what counts of it is the
-larger of the two.
+Stated memory takes nothing from other sessions: the arbiter gets the result of `believed`. All processes together
+cannot raise it above the limit and the allowances without memory that the driver shows.
 
-What a process states takes nothing from other sessions: the arbiter is told what `believed` returns, which all
-processes together cannot raise above the limit and the allowances without memory that the driver shows.
+An allowance only changes by differences, each counted here when it is certain: a grant when it is sent, a return when
+it has arrived. So the sum here is never less than the sum in the processes.
 
-Amounts are bytes. An allowance only changes by differences, each counted here when it is surely true: what is granted
-when it is sent, what comes back when it has come. So the sum here is never less than what the processes think.
-
-Holds of free GPU memory: while suspended processes are restored into it, or while a session is being suspended and
-can have to be resumed, no other session is granted more memory there.
-
-A restore that finds too little memory can never be repeated on driver 580 (NVIDIA/cuda-checkpoint, issue 44).
+`MemoryHolds` keeps free GPU memory while suspended processes are restored into it, or while a session is being
+suspended and may have to be resumed: no other session is granted more memory there. A restore that finds too little
+memory can never be repeated on driver 580 (NVIDIA/cuda-checkpoint, issue 44).
 """
 
 from __future__ import annotations
@@ -36,7 +33,7 @@ from gpushare_spawner.model.report import NO_HITS, MemoryLimitHit, MemoryLimitHi
 from gpushare_spawner.model.share import MemoryLimit
 
 PIECES = 16
-"""A process gets up to this part of the limit beyond what it asked for."""
+"""Part of the limit that a process gets at most beyond its request."""
 SMALLEST_PIECE = 2 * 2**20
 
 
@@ -50,9 +47,9 @@ class StatedMemory:
     """The part of `allocated` that cannot leave the GPU."""
 
     believed: int = 0
-    """What the arbiter was last told that it has allocated."""
+    """Allocated bytes that the arbiter last counted for it."""
     shown: int = 0
-    """The most that the driver has shown of it while it stated as much."""
+    """The most that the driver has shown of it with the same stated memory."""
 
     @property
     def counted(self) -> int:
@@ -76,11 +73,11 @@ class Allowances:
         self._held.pop(process, None)
 
     def of(self, process: Hashable) -> StatedMemory:
-        """The memory of the process. Raises KeyError for an unknown process."""
+        """Return the memory of the process. Raises KeyError for an unknown process."""
         return self._held[process]
 
     def processes(self) -> list[tuple[Hashable, StatedMemory]]:
-        """All of them."""
+        """All processes with their memory."""
         return list(self._held.items())
 
     @property
@@ -102,7 +99,7 @@ class Allowances:
         return self.allocated - self._held[process].allocated
 
     def states(self, process: Hashable, allocated: int, plain: int | None = None) -> bool:
-        """Record what the process says that it has allocated. Return whether that changed anything."""
+        """Record the stated memory of a process. Return whether that changed anything."""
         held = self._held[process]
         before = (held.allocated, held.plain)
         held.allocated = allocated
@@ -110,10 +107,11 @@ class Allowances:
         return (held.allocated, held.plain) != before
 
     def believed(self, process: Hashable, stated: int, reserves: bool, spare: int = 0) -> int:
-        """Return the part of the stated bytes that counts for the arbiter, which is told so.
+        """Return the part of the stated bytes that counts for the arbiter, and record it.
 
-        ``reserves``: its memory lies within its allowance. Of the processes that do not reserve, what the limit leaves
-        counts. More counts where the driver has shown it. ``spare``: bytes of the session beyond limit and allowances.
+        ``reserves``: its memory lies within its allowance. Of the processes that do not reserve, the rest of
+        the limit counts. More counts where the driver has shown it. ``spare``: bytes of the session beyond
+        limit and allowances.
         """
         held = self._held[process]
         held.shown = min(held.shown, stated)
@@ -126,7 +124,7 @@ class Allowances:
         return held.believed
 
     def driver_shows(self, process: Hashable, amount: int) -> None:
-        """Record what the driver shows of the process. An unknown process is no error."""
+        """Record the driver's figure for the process. An unknown process is no error."""
         if (held := self._held.get(process)) is not None:
             held.shown = min(max(held.shown, amount), held.allocated)
 
@@ -136,13 +134,13 @@ class Allowances:
         held.granted = max(0, held.granted - amount)
 
     def left_for(self, process: Hashable) -> int:
-        """What the process may have in all, as the others stand; less than 0 where they have more than the limit."""
+        """Return the total that the process may have beside the others; below 0 if they exceed the limit."""
         return self.limit - self.counted_of_others(process)
 
     def grant(self, process: Hashable, wanted: int, most: int) -> int:
-        """Let the process have `wanted` in all, and a piece more as far as `most` in all allows.
+        """Raise the allowance of the process to `wanted`, and by a further piece within `most`.
 
-        Returns what its allowance grows by. Where `wanted` is more than `most` it grows up to `most`.
+        Returns the increase. Where `wanted` is more than `most` it grows up to `most`.
         """
         held = self._held[process]
         added = max(0, min(wanted + self.piece, most) - held.granted)
@@ -155,7 +153,7 @@ class Allowances:
         return max(self.limit // PIECES, SMALLEST_PIECE)
 
     def surplus(self) -> list[tuple[Hashable, int]]:
-        """Processes that have two pieces more than they use, and what is beyond one."""
+        """Return processes with two pieces more than they use, and the bytes beyond one piece."""
         return [
             (process, held.granted - held.allocated - self.piece)
             for process, held in self._held.items()
@@ -163,28 +161,30 @@ class Allowances:
         ]
 
     def recallable(self, process: Hashable) -> list[Hashable]:
-        """The other processes that have an allowance: part of it may be unused, whatever they said last."""
+        """Return the other processes with an allowance; part of it may be unused."""
         return [other for other, held in self._held.items() if other != process and held.granted > 0]
 
 
 HELD_AT_MOST = 20.0
-"""Seconds; after that allocations of others go on. 80 GB in 15 s were seen on an H100 (NVIDIA/cuda-checkpoint, issue
-29)."""
+"""Seconds; after that allocations of others continue.
+
+80 GB in 15 s were measured on an H100 (NVIDIA/cuda-checkpoint, issue 29).
+"""
 
 
 class MemoryHolds:
     """The holds of free memory, by GPU (UUID) and session."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        """`clock`: seconds."""
+        """Start without holds. `clock`: seconds."""
         self._clock = clock
         self._since: dict[tuple[str, str], list[float]] = {}
         """By GPU and session. A session can hold it for several steps at once."""
         self.over: Callable[[str], None] = _nothing
-        """Told of each GPU of which a hold has ended."""
+        """Called with each GPU of which a hold has ended."""
 
     def begin(self, gpu: str, session: str) -> None:
-        """From now on only this session may be granted memory on the GPU."""
+        """Grant memory on the GPU to this session only from now on."""
         self._since.setdefault((gpu, session), []).append(self._clock())
 
     def end(self, gpu: str, session: str) -> None:
@@ -196,7 +196,7 @@ class MemoryHolds:
         self.over(gpu)
 
     def against(self, gpu: str, session: str) -> bool:
-        """Whether the session has to wait for more memory on the GPU, because another one holds it."""
+        """Return whether the session has to wait for more memory on the GPU, because another session holds it."""
         now = self._clock()
         return any(
             held == gpu and holder != session and now - since[0] < HELD_AT_MOST
@@ -209,16 +209,19 @@ def _nothing(gpu: str) -> None:
 
 
 RECALL_WITHIN = 0.5
-"""Seconds that other processes have to give back what they do not use; the asking process waits for a second."""
+"""Seconds that other processes have to return unused memory; the requesting process waits for a second."""
 ASK_AGAIN = 1.5
-"""Seconds after which a process is told to ask again where its answer has to wait: it allocates without the agent
-after 2 s, and asks 16 times."""
+"""Seconds after which a process has to repeat a request whose answer must wait.
+
+The process allocates without the agent after 2 s, and repeats 16 times.
+"""
 TELL_WITHIN = 0.01
-"""Seconds until the processes of a session are told of each other's allocations; more where there are many."""
+"""Seconds until the processes of a session are notified of each other's allocations; more where there are many."""
 SHOWN_PROCESSES = 16
-"""Processes that an observer is told of for each GPU: those with most memory, and as many that computed most."""
+"""Processes in an observer's list for each GPU: those with most memory, and as many that computed most."""
 MOST = 2**62
-"""A process may claim more bytes than a machine has; sums of such claims stay numbers that reports can carry."""
+"""Bound for stated bytes: a process may state more than a machine has; sums must stay numbers that reports can carry.
+"""
 
 _recalls = count(1)
 NANOSECONDS = 1_000_000_000
@@ -226,7 +229,7 @@ NANOSECONDS = 1_000_000_000
 
 @dataclass
 class _Question:
-    """A RESERVE that waits: for other processes to give back what they do not use, or for the free memory."""
+    """A RESERVE that waits: for other processes to return unused memory, or for the free memory."""
 
     connection: Connection
     gpu: str
@@ -235,9 +238,9 @@ class _Question:
     number: int
     kind: ReserveKind
     awaited: set[int] = field(default_factory=set)
-    """Numbers of the recalls that are not answered."""
+    """Numbers of the recalls without an answer."""
     held: bool = False
-    """It waits until no other session holds the GPU's free memory."""
+    """Whether it waits until no other session holds the GPU's free memory."""
     timer: asyncio.TimerHandle | None = None
 
 
@@ -252,10 +255,11 @@ class SessionLimit:
         left: Callable[[str, ReserveKind], tuple[int, MemoryLimit]],
         held: Callable[[str], bool],
     ) -> None:
-        """`limits`: bytes that the session may allocate, by the GPU's UUID. `wall_clock`: seconds since the epoch.
+        """Start without processes. `limits`: bytes that the session may allocate, by the GPU's UUID.
 
-        `left`: what the budgets of host memory let the session take on a GPU beside what is counted, and which of them.
-        `held`: whether another session holds the free memory of a GPU (UUID) now.
+        `wall_clock`: seconds since the epoch. `left`: bytes that the budgets of host memory let the session
+        take on a GPU beside its counted memory, and the limiting budget. `held`: whether another session holds
+        the free memory of a GPU (UUID) now.
         """
         self._allowances = {uuid: Allowances(limit) for uuid, limit in limits.items()}
         self._raw = {uuid: gpu_bytes(uuid) for uuid in self._allowances}
@@ -263,30 +267,30 @@ class SessionLimit:
         self._left = left
         self._held = held
         self._held_since: dict[tuple[Connection, str], float] = {}
-        """Since when a process waits for free memory that another session holds, in the event loop's time."""
+        """Time of the event loop since which a process waits for free memory that another session holds."""
         self._emptied: dict[int, tuple[Connection, str]] = {}
-        """Recalls of all that is not used and that are not answered, by their numbers."""
+        """Recalls of all unused memory without an answer, by their numbers."""
         self._all_emptied = asyncio.Event()
         self._processes: dict[Connection, int] = {}
-        """The pid that each calls its own."""
+        """The pid of each process in its own numbering."""
         self._recalls: dict[int, tuple[Connection, str]] = {}
-        """Recalls that are not answered, by their numbers."""
+        """Recalls without an answer, by their numbers."""
         self._questions: dict[tuple[Connection, str], _Question] = {}
         self._told: dict[tuple[Connection, str], int] = {}
-        """What a process was told last of the memory of the others."""
+        """The last figure of the others' memory that was sent to a process."""
         self._trimmed: dict[tuple[Connection, str], int] = {}
-        """Recalls of surplus that are not answered."""
+        """Recalls of surplus without an answer."""
         self._telling: asyncio.TimerHandle | None = None
         self.hits = hits
 
     def join(self, connection: Connection, pid: int) -> None:
-        """A CUDA process is there. `pid`: as it numbers itself."""
+        """Add a CUDA process. `pid`: in its own numbering."""
         self._processes[connection] = pid
         for allowances in self._allowances.values():
             allowances.join(connection)
 
     def leave(self, connection: Connection) -> None:
-        """The process has gone: its memory is free for the others."""
+        """Remove a process: its memory is free for the others."""
         if self._processes.pop(connection, None) is None:
             return
         for uuid, allowances in self._allowances.items():
@@ -303,39 +307,43 @@ class SessionLimit:
         self._tell_soon()
 
     def begin_anew(self, limits: Mapping[str, int]) -> None:
-        """The session was opened again, perhaps with other limits."""
+        """Start anew after the session was opened again, perhaps with other limits."""
         self.set_limits(limits)
         self.hits = NO_HITS
 
     def set_limits(self, limits: Mapping[str, int]) -> None:
-        """Other limits, in bytes, by the GPU's UUID. A process keeps what it has beyond a lower one."""
+        """Set the limits, in bytes, by the GPU's UUID. A process keeps its memory beyond a lower limit."""
         for uuid, limit in limits.items():
             self._allowances[uuid].limit = limit
 
     def close(self) -> None:
-        """No more timers."""
+        """Cancel all timers."""
         if self._telling is not None:
             self._telling.cancel()
         for key in list(self._questions):
             self._drop(key)
 
     def states(self, connection: Connection, uuid: str, managed: int, plain: int) -> None:
-        """The process says what it has allocated, in MEMORY or REQUEST."""
+        """Record the memory that the process states in MEMORY or REQUEST."""
         managed, plain = min(managed, MOST), min(plain, MOST)
         if self._allowances[uuid].states(connection, managed + plain, plain):
             self._tell_soon()
 
     def believed(self, connection: Connection, uuid: str, managed: int, plain: int, spare: int = 0) -> tuple[int, int]:
-        """Return the managed and the plain bytes that count for the arbiter, of what the process says. ``spare``: bytes
-        of the session that may lie beyond its limit."""
+        """Return the managed and the plain bytes of a process's stated memory that count for the arbiter.
+
+        ``spare``: bytes of the session that may lie beyond its limit.
+        """
         reserves = Feature.RESERVE in connection.features
         counted = self._allowances[uuid].believed(connection, min(managed + plain, MOST), reserves, spare)
         fixed = min(plain, counted)
         return counted - fixed, fixed
 
     def believed_anew(self, uuid: str) -> list[tuple[Connection, int, int]]:
-        """Return the processes of which the arbiter was told less than they said and is to be told otherwise: after a
-        grant, when others have freed memory, or by what the driver shows. With their managed and plain bytes."""
+        """Return the processes whose counted memory for the arbiter has changed, with managed and plain bytes.
+
+        Causes are a grant, memory that others have freed, and the driver's figures.
+        """
         changed = []
         for process, held in self._allowances[uuid].processes():
             assert isinstance(process, Connection)
@@ -347,11 +355,11 @@ class SessionLimit:
         return changed
 
     def driver_shows(self, connection: Connection, uuid: str, amount: int) -> None:
-        """The driver shows so many bytes of the process on the GPU."""
+        """Record the driver's figure for the process on the GPU."""
         self._allowances[uuid].driver_shows(connection, amount)
 
     def received(self, connection: Connection, uuid: str, frame: Frame) -> None:
-        """RESERVE or RETURN of a process that joined."""
+        """Handle RESERVE or RETURN of a joined process."""
         allowances = self._allowances[uuid]
         if frame.kind is Kind.RETURN:
             returned, allocated, number = frame.fields[:3]
@@ -373,7 +381,7 @@ class SessionLimit:
             connection, uuid, min(wanted, MOST), min(size, MOST), number, ReserveKind(min(kind, max(ReserveKind)))
         )
         if size == 0:
-            # what a process has when it connects is a fact, whatever the limit
+            # the memory of a process at its connection is a fact, whatever the limit
             most = self._most(question)
             added = allowances.grant(
                 connection, question.wanted, min(most, question.wanted) if self._held(uuid) else most
@@ -385,11 +393,11 @@ class SessionLimit:
             self._decide(question)
 
     def processes(self) -> list[tuple[Connection, int]]:
-        """Return the processes that are connected, and the pid that each calls its own."""
+        """Return the connected processes, each with the pid in its own numbering."""
         return list(self._processes.items())
 
     def tell_observer(self, connection: Connection, busy: Mapping[str, Collection[Connection]]) -> None:
-        """Send the largest processes and the last refused allocation. ``busy``: processes that are sent too, by GPU."""
+        """Send the largest processes and the last refused allocation. ``busy``: additional processes, by GPU."""
         if Feature.RESERVE not in connection.features:
             return
         for uuid, allowances in self._allowances.items():
@@ -405,13 +413,13 @@ class SessionLimit:
             connection.send(Kind.SESSION_MEMORY, SessionMemoryTopic.LIMIT_HIT, *fields)
 
     def counted(self, uuid: str) -> tuple[int, int]:
-        """Bytes that count for the session on the GPU, and the part of them that can leave it."""
+        """Return the bytes that count for the session on the GPU, and the part of them that can leave it."""
         allowances = self._allowances[uuid]
         counted = allowances.counted
         return counted, counted - sum(held.plain for _, held in allowances.processes())
 
     def trim(self) -> None:
-        """Recall what is more than a piece beyond what a process has allocated: others may need the host memory."""
+        """Recall allowances beyond one piece above the allocations: others may need the host memory."""
         for uuid, allowances in self._allowances.items():
             for process, surplus in allowances.surplus():
                 assert isinstance(process, Connection)
@@ -420,8 +428,11 @@ class SessionLimit:
                     process.send(Kind.RECALL, surplus, number, gpu=self._raw[uuid])
 
     async def recall_unused(self, uuid: str) -> None:
-        """Take back what the processes may still allocate on a GPU without asking. Returns when they have answered, or
-        after RECALL_WITHIN: a process that is stopped does not answer, and does not allocate."""
+        """Recall the unused allowances on a GPU.
+
+        Returns when the processes have answered, or after RECALL_WITHIN: a stopped process neither answers nor
+        allocates.
+        """
         numbers = set()
         for process, held in self._allowances[uuid].processes():
             assert isinstance(process, Connection)
@@ -442,7 +453,7 @@ class SessionLimit:
         self._all_emptied.set()
 
     def hold_over(self, uuid: str) -> None:
-        """Another session has stopped holding the free memory of a GPU."""
+        """Continue waiting requests after another session's hold of a GPU's free memory."""
         if self._held(uuid):
             return
         for key, question in list(self._questions.items()):
@@ -451,7 +462,7 @@ class SessionLimit:
                 self._decide(question)
 
     def _waits(self, question: _Question) -> bool:
-        """Whether a question has to wait, because another session holds the free memory of its GPU."""
+        """Return whether a request has to wait, because another session holds the free memory of its GPU."""
         if not self._held(question.gpu):
             return False
         now = asyncio.get_running_loop().time()
@@ -463,7 +474,7 @@ class SessionLimit:
         question.timer = asyncio.get_running_loop().call_later(ASK_AGAIN, self._ask_again, key)
 
     def _ask_again(self, key: tuple[Connection, str]) -> None:
-        """Tell a process that nothing was refused: it compares again, and asks again."""
+        """Have a process repeat its request without a refusal: it compares again."""
         question = self._drop(key)
         if question is not None:
             self._reserved(question, 0, 0)
@@ -475,14 +486,14 @@ class SessionLimit:
             self._recall(question)
 
     def _most(self, question: _Question) -> int:
-        """What the process may be given in all."""
+        """Return the total that the process may be given."""
         allowances = self._allowances[question.gpu]
         left, _ = self._left(question.gpu, question.kind)
         counted = allowances.of(question.connection).counted
         return min(allowances.left_for(question.connection), counted + max(0, left))
 
     def _limit(self, question: _Question) -> MemoryLimit | None:
-        """What forbids it; None: nothing."""
+        """Return the limit that forbids the request; None: nothing."""
         allowances = self._allowances[question.gpu]
         if question.kind is not ReserveKind.OWN_MANAGED and question.wanted > allowances.left_for(question.connection):
             return MemoryLimit.SESSION
@@ -498,13 +509,13 @@ class SessionLimit:
         if self._limit(question) is not None:
             return False
         allowances = self._allowances[question.gpu]
-        # the limits bound what is given in advance
+        # the limits bound grants in advance
         most = max(question.wanted, self._most(question))
         self._reserved(question, allowances.grant(question.connection, question.wanted, most), 0)
         return True
 
     def _recall(self, question: _Question) -> None:
-        """Ask the others for what they do not use, and answer when they have."""
+        """Recall unused memory of the others, and answer when they have returned it."""
         allowances = self._allowances[question.gpu]
         left, _ = self._left(question.gpu, question.kind)
         beyond_host = question.wanted - allowances.of(question.connection).counted - left
@@ -523,7 +534,7 @@ class SessionLimit:
         question.timer = asyncio.get_running_loop().call_later(RECALL_WITHIN, self._over, key)
 
     def _answered(self, number: int) -> None:
-        """A recall was answered, or its process is gone."""
+        """Handle the answer to a recall, or the end of its process."""
         self._recalls.pop(number, None)
         for key, question in list(self._questions.items()):
             if number in question.awaited:
@@ -534,7 +545,7 @@ class SessionLimit:
                     self._over(key)
 
     def _over(self, key: tuple[Connection, str]) -> None:
-        """All have answered, or had their time."""
+        """End the wait: all have answered, or their time is over."""
         question = self._drop(key)
         if question is not None and not self._decided(question):
             self._refuse(question)
@@ -573,7 +584,7 @@ class SessionLimit:
             self._telling = asyncio.get_running_loop().call_later(delay, self._tell)
 
     def _tell(self) -> None:
-        """Tell each process what the others have allocated."""
+        """Notify each process of the others' allocations."""
         self._telling = None
         for uuid, allowances in self._allowances.items():
             everything = allowances.allocated

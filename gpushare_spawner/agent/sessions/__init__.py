@@ -1,1 +1,1 @@
-"""Sessions of this machine: what they hold, what they say, and what is kept over a restart."""
+"""Sessions of this machine: units, messages of their processes, and records that survive a restart."""

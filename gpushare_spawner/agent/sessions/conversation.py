@@ -1,11 +1,9 @@
-"""What a session's processes say on its socket, and what they are told. docs/reference/protocol.md has every frame.
+"""Handle the frames of a session's processes, and send the frames of the agent.
 
-When the arbiter hears that bursts of a session begin and end: at once while the session's CPU budget lasts.
-
-Beyond it the arbiter hears the last state of each process, a little later, and not every change: the session's
-connections are read all the same, so that no process loses its connection because the agent is slow.
-
-What observers are sent about session controls: the frames CONTROLS and TEXT of docs/reference/protocol.md.
+docs/reference/protocol.md describes every frame. `BurstFrames` delays BUSY and IDLE frames for the arbiter while the
+session is over its CPU budget: the arbiter then gets the last state of each process, a little later. The connections
+are still read, so no process loses its connection because the agent is slow. The `send_*` functions write the frames
+CONTROLS and TEXT for observers. The sockets are in sockets/session_socket.py.
 """
 
 from __future__ import annotations
@@ -48,17 +46,17 @@ Key = TypeVar("Key")
 
 
 class CpuBudget(Protocol):
-    """The CPU time of the agent that a session may take."""
+    """The CPU time of the agent that a session may use."""
 
     def spare_in(self) -> float:
-        """Seconds until there is more left than the session's connections need to be read; 0: there is now."""
+        """Return the seconds until the budget exceeds the need of the session's connections; 0: it does now."""
 
     def charge(self, work: Callable[[], None]) -> None:
         """Do the work and count its CPU time."""
 
 
 class BurstFrames(Generic[Key]):
-    """The frames of a session's processes on its GPUs that the arbiter has not heard. ``Key``: a process on a GPU."""
+    """Frames of a session's processes that the arbiter has not received. ``Key``: a process on a GPU."""
 
     def __init__(
         self,
@@ -66,7 +64,7 @@ class BurstFrames(Generic[Key]):
         tell: Callable[[Key, Frame], None],
         call_later: Callable[[float, Callable[[], None]], asyncio.TimerHandle],
     ) -> None:
-        """``tell``: the arbiter hears a frame."""
+        """Create an empty buffer. ``tell`` passes a frame to the arbiter."""
         self._budget = budget
         self._tell = tell
         self._call_later = call_later
@@ -77,7 +75,7 @@ class BurstFrames(Generic[Key]):
     def received(self, key: Key, frame: Frame) -> None:
         """Tell the arbiter of a BUSY or an IDLE, now or later."""
         if not self._held and not self._budget.spare_in():
-            self._tell(key, frame)  # whoever reads counts the time
+            self._tell(key, frame)  # the reader counts the time
             return
         held = self._held.get(key, ())
         # IDLE has the busy time of the whole lease, so a pair in between can be left out
@@ -85,12 +83,12 @@ class BurstFrames(Generic[Key]):
         self._schedule()
 
     def catch_up(self, key: Key) -> None:
-        """Tell the arbiter what is held of a process, before another of its frames."""
+        """Pass the held frames of a process to the arbiter, before another of its frames."""
         for frame in self._held.pop(key, ()):
             self._tell(key, frame)
 
     def forget(self, key: Key) -> None:
-        """The process has left."""
+        """Drop the frames of a process that has left."""
         self._held.pop(key, None)
 
     def _schedule(self) -> None:
@@ -98,7 +96,7 @@ class BurstFrames(Generic[Key]):
             self._timer = self._call_later(self._budget.spare_in(), self._next)
 
     def _next(self) -> None:
-        """Tell of one process in an iteration of the event loop, so that other sessions have their turn."""
+        """Pass the frames of one process in each turn of the event loop, so that other sessions have theirs."""
         self._timer = None
         if self._held and not self._budget.spare_in():
             key = next(iter(self._held))
@@ -115,14 +113,14 @@ class Receiver(Protocol):
 
     @property
     def features(self) -> Feature:
-        """What the process says that it can do."""
+        """The features that the process supports."""
 
     def send(self, kind: Kind, *fields: int) -> None:
         """Send a frame."""
 
 
 def send_controls(to: Receiver, controls: Controls, largest_share: int) -> None:
-    """Send until when the user keeps the share, until when an admin exempts the session, and how its share can grow.
+    """Send the end of the keep, the end of the exemption and the largest share.
 
     `largest_share`: in units; 0: the share cannot be changed.
     """
@@ -141,18 +139,17 @@ def send_message(to: Receiver, message: Message) -> None:
 
 
 def send_answer(to: Receiver, answer: AskAnswer) -> None:
-    """Send what became of an ask."""
+    """Send the answer to an ask."""
     _send_text(to, TextTopic.ANSWER, answer.number, answer.text, answer.done)
 
 
 def send_not_suspendable(to: Receiver, reason: str) -> None:
-    """Send why the session cannot be suspended."""
+    """Send the reason why the session cannot be suspended."""
     _send_text(to, TextTopic.NOT_SUSPENDABLE, 1, reason[:MAX_TEXT_LETTERS])
 
 
 def send_layer(to: Receiver, layer: LayerName, gpus: int, trouble: str | None) -> None:
-    """Send which sharing layer gives the session so many GPUs, and what is wrong with it. Of our own layer nothing is
-    sent."""
+    """Send the sharing layer of so many GPUs, and its fault. Nothing is sent for our own layer."""
     if layer is not LayerName.NATIVE:
         _send_text(to, TextTopic.LAYER, gpus, layer)
         if trouble is not None:
@@ -174,13 +171,13 @@ _FOR_MEMORY = frozenset({Kind.RESERVE, Kind.RETURN})
 _FROM_OBSERVERS = frozenset({Kind.KERNELS, Kind.QUERY, Kind.ASK})
 _NEVER = 2**64 - 1
 _NO_FIGURES = (0, 0, 0, LeaseState.NONE, 0)
-"""What STATUS says of a session whose GPU is gone, see `Conversation._figures`."""
+"""Fields of STATUS for a session whose GPU is gone, see `Conversation._figures`."""
 MEMORY_EVERY = 0.01
-"""Seconds between two times at which MEMORY frames of a session take effect: the last frame of each process."""
+"""Seconds between two times at which the last MEMORY frame of each process takes effect."""
 MEMORY_AT_ONCE = 4
 """Processes of a session whose MEMORY takes effect each time; the others follow."""
 CONTEXT_BYTES = 512 * 2**20
-"""What a process that is short of memory asks for where the call does not say how much it needs, see protocol.md."""
+"""Bytes to allocate for a process that is short of memory where the call does not state a size, see protocol.md."""
 AGENT_FEATURES = (
     Feature.PACE
     | Feature.DELIVERED
@@ -190,60 +187,60 @@ AGENT_FEATURES = (
     | Feature.USE
     | Feature.SUSPEND
 )
-"""What this agent can do, for WELCOME."""
+"""Features of this agent, for WELCOME."""
 OBSERVED_FEATURES = AGENT_FEATURES | Feature.OBSERVE
-"""The same, to an observer of a session whose GPUs another layer shares."""
+"""Features for an observer of a session whose GPUs another layer shares."""
 _OF_OBSERVED_PROCESSES = frozenset({Kind.MEMORY, Kind.BUSY, Kind.IDLE})
 
 
 class SuspendedProcesses(Protocol):
-    """What a conversation tells of processes that can be suspended: `agent.suspend`."""
+    """The processes that can be suspended: `agent.suspend`."""
 
     def joined(self, session: Session, connection: Connection) -> None:
-        """A CUDA process has said HELLO."""
+        """Handle the HELLO of a CUDA process."""
 
     def left(self, session: Session, connection: Connection) -> None:
-        """It has disconnected."""
+        """Handle the end of a CUDA process's connection."""
 
     def ready(self, session: Session, connection: Connection, frame: Frame) -> None:
-        """It has sent SUSPEND_READY."""
+        """Handle SUSPEND_READY of a CUDA process."""
 
 
 class Surroundings(Protocol):
-    """What a conversation needs of the agent."""
+    """The parts of the agent that a conversation uses."""
 
     @property
     def arbitrations(self) -> Mapping[str, GpuArbitration]:
         """By the GPU's UUID."""
 
     def work_begins(self, session: Session) -> None:
-        """A burst is about to start: a session that was downgraded or released is restored before it is arbitrated."""
+        """Restore a downgraded or released session before the lease request of a burst."""
 
     @property
     def suspensions(self) -> SuspendedProcesses:
         """Suspends sessions of engine `suspend`."""
 
     def session_report(self, session: Session) -> SessionReport:
-        """What is known about it now."""
+        """Return the session's report as of now."""
 
     def sessions_on(self, gpu: str) -> tuple[int, int]:
-        """Sessions on a GPU, and those of them with work."""
+        """Return the number of sessions on a GPU, and the number of those with work."""
 
     def largest_share(self, session: Session) -> int:
-        """The largest share that the session can be changed to now, in units; 0: it cannot be changed."""
+        """Return the largest share that the session can be changed to now, in units; 0: it cannot be changed."""
 
     def wall_clock(self) -> float:
-        """Seconds since the epoch."""
+        """Return seconds since the epoch."""
 
     def ask_came(self) -> None:
-        """An observer has asked something that waits for the service."""
+        """Handle an ask that waits for the service."""
 
     def news(self) -> None:
-        """A session does something else than before, of which its record says nothing."""
+        """Report a change of activity that the session's record does not contain."""
 
 
 class Conversation:
-    """The listener of one session's socket."""
+    """The frame handler of one session's socket."""
 
     def __init__(self, session: Session, surroundings: Surroundings) -> None:
         assert session.memory is not None
@@ -255,15 +252,15 @@ class Conversation:
         self._uuids = whole | {gpu_bytes(gpu.uuid): gpu.uuid for gpu in session.gpus}
         self._loop = asyncio.get_running_loop()
         self._memory_at = 0.0
-        """When MEMORY frames last took effect, in the event loop's time."""
+        """Time of the event loop at which MEMORY frames last took effect."""
         self._memory: dict[tuple[Connection, str], Frame] = {}
-        """What processes have said since, the oldest first."""
+        """MEMORY frames since then, the oldest first."""
         self._memory_timer: asyncio.TimerHandle | None = None
         self._bursts: BurstFrames[tuple[Connection, str]] | None = None
-        """Made with the first of them: all connections of the session have one budget."""
+        """Created with the first connection: all connections of the session have one budget."""
 
     def received(self, connection: Connection, frame: Frame) -> None:
-        """Handle a frame. Raises Refused for one before HELLO, of another role, or for a GPU of another session."""
+        """Handle a frame. Raises Refused before HELLO, for another role, or for a GPU of another session."""
         session = self._session
         if frame.kind is Kind.HELLO:
             self._hello(connection, frame)
@@ -285,7 +282,7 @@ class Conversation:
                 self._memory_said(connection, uuid, frame)
                 return
             if frame.kind is Kind.REQUEST:
-                self._memory.pop((connection, uuid), None)  # it says the same, and is newer
+                self._memory.pop((connection, uuid), None)  # this frame is newer
             if frame.kind in (Kind.REQUEST, Kind.BUSY):
                 self._around.work_begins(session)
             if frame.kind in BURST_FRAMES:
@@ -313,7 +310,7 @@ class Conversation:
             raise FrameRefused(MALFORMED, f"{frame.kind.name} before HELLO")
 
     def ended(self, connection: Connection) -> None:
-        """A process left or died: its leases go on to others."""
+        """Remove a process that has ended: its leases go to other sessions."""
         session = self._session
         session.moved = True
         if connection in session.observers:
@@ -331,40 +328,42 @@ class Conversation:
             self._around.suspensions.left(session, connection)
 
     def tell_tier(self) -> None:
-        """Tell all processes of the session what it holds."""
+        """Notify all processes of the session's tier."""
         record = self._session.record
         held = (record.effective_units, record.borrowed_units, self._session.guaranteed_units)
         for connection in self._session.connections:
             connection.send(Kind.TIER, record.tier.depth, *held, record.request.share_units)
 
     def tell_memory(self) -> None:
-        """Tell all processes of the session its memory limit and guarantee; CUDA shows the limit from then on."""
+        """Notify all processes of the session's memory limit and guarantee; CUDA shows the limit from then on."""
         for connection in self._session.connections:
             self._say_memory(connection, Role.CUDA if connection in self._session.cuda else Role.OBSERVER)
 
     def tell_notice(self) -> None:
-        """Tell the session's observers what comes, or that nothing comes."""
+        """Notify the session's observers of its notice, or that there is none."""
         for connection in self._session.observers:
             self._announce(connection)
 
     def tell_controls(self) -> None:
-        """Tell the session's observers until when it is kept or exempt."""
+        """Notify the session's observers of its keep and exemption."""
         for connection in self._session.observers:
             self._controls(connection)
 
     def tell_messages(self) -> None:
-        """Tell the session's observers the messages that their user has. One that was withdrawn is missing in the next
-        answer to QUERY."""
+        """Notify the session's observers of their user's messages.
+
+        A withdrawn message is missing in the next answer to QUERY.
+        """
         for connection in self._session.observers:
             self._messages(connection)
 
     def tell_answer(self, answer: AskAnswer) -> None:
-        """Tell the session's observers what became of an ask: the one that asked knows its number."""
+        """Notify the session's observers of the answer to an ask; the sender recognises its number."""
         for connection in self._session.observers:
             send_answer(connection, answer)
 
     def believe_again(self, uuid: str) -> None:
-        """Tell the arbiter where more, or less, of what processes have said counts than before."""
+        """Update the arbiter where the counted part of the stated memory has changed."""
         if not self._session.observed:
             for connection, managed, plain in self._limits.believed_anew(uuid):
                 self._around.arbitrations[uuid].counts(connection, managed, plain)
@@ -377,7 +376,8 @@ class Conversation:
     def _tell_arbiter(self, process: tuple[Connection, str], frame: Frame) -> None:
         connection, uuid = process
         if frame.kind in (Kind.REQUEST, Kind.MEMORY) and not self._session.observed:
-            # a process that is short of memory asks for what it is about to allocate, perhaps a CUDA context
+            # a process that is short of memory states the size of its next allocation, perhaps a CUDA
+            # context
             spare = CONTEXT_BYTES if frame.kind is Kind.REQUEST and self._session.suspends else 0
             managed, plain, *others = frame.fields
             believed = self._limits.believed(connection, uuid, managed, plain, spare)
@@ -403,7 +403,7 @@ class Conversation:
             self._memory_timer = self._loop.call_at(self._memory_at + MEMORY_EVERY, self._deal_with_memory)
 
     def _kernels_said(self, connection: Connection, kernels: Kernels | None) -> None:
-        """What an observer says about the session's kernels. None: it has left, and its figures no longer count."""
+        """Record an observer's report about the session's kernels. None: the observer has left."""
         session = self._session
         worked = any(one.busy for one in session.kernels_said.values())
         if kernels is None:
@@ -415,7 +415,7 @@ class Conversation:
             self._around.news()
 
     def _asked(self, connection: Connection, number: int, kind: int, value: int) -> None:
-        """Take what an observer asks of the service, or answer it here."""
+        """Take an observer's ask for the service, or answer it here."""
         if Feature.CONTROLS not in connection.features:
             raise FrameRefused(NOT_ALLOWED, "ASK without the feature CONTROLS")
         if not 0 < number < 2**32:
@@ -423,7 +423,7 @@ class Conversation:
         assert self._session.asks is not None
         answer = self._session.asks.take(number, kind, value)
         if answer is not None:
-            # to this observer alone: it may ask without end, and the others read what they are sent
+            # only to this observer: it may ask without limit
             send_answer(connection, answer)
         else:
             self._around.ask_came()
@@ -455,7 +455,8 @@ class Conversation:
             record.effective_units,
             record.borrowed_units,
             int(session.converts_memory),
-            # an observer waits for as many DEVICE and STATUS frames, and gets one without a GPU where none is left
+            # an observer waits for as many DEVICE and STATUS frames, and gets one frame without a GPU where
+            # no GPU is left
             len(self._names(role)) if role is Role.CUDA else max(1, len(session.gpus)),
             self._features(role),
         )
@@ -473,13 +474,13 @@ class Conversation:
                 self._announce(connection)
 
     def _features(self, role: Role) -> Feature:
-        """What this agent can do for a process of that role."""
+        """Return the features of this agent for a process of that role."""
         if not self._session.observed:
             return AGENT_FEATURES
         return Feature.OBSERVE if role is Role.CUDA else OBSERVED_FEATURES
 
     def _names(self, role: Role) -> dict[bytes, str]:
-        """The UUIDs by which a process of that role can know the session's GPUs, each with that of the report."""
+        """Return the session's UUIDs as a process of that role can know them, each with the report's UUID."""
         return self._uuids if role is Role.CUDA else {gpu_bytes(gpu.uuid): gpu.uuid for gpu in self._session.gpus}
 
     def _say_memory(self, connection: Connection, role: Role) -> None:
@@ -580,7 +581,7 @@ class Conversation:
                 observer.send(Kind.USE, *fields, gpu=gpu_bytes(uuid))
 
     def _past(self, instant: int) -> float | None:
-        """An instant that a process claims, as seconds since the epoch, never in the future; None for 0."""
+        """Convert an instant that a process states to seconds since the epoch, never in the future; None for 0."""
         return min(instant / NANOSECONDS, self._around.wall_clock()) if instant else None
 
 

@@ -1,4 +1,4 @@
-"""The environment that a notebook server with a share is started with."""
+"""Environment variables of a notebook server with a share."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpushare_spawner.model.placement import OBSERVES
 
 @dataclass(frozen=True)
 class Libraries:
-    """What the agent hands out."""
+    """Paths of the libraries that the agent provides."""
 
     preload: Path
     """libgpushare.so."""
@@ -23,7 +23,10 @@ class Libraries:
 
 
 def session_environment(gpus: Iterable[Gpu], socket: Path, libraries: Libraries) -> dict[str, str]:
-    """Variables for the server. LD_PRELOAD is appended to one that is there, LD_LIBRARY_PATH is prepended."""
+    """Return the variables for the server.
+
+    LD_PRELOAD is appended to an existing value, LD_LIBRARY_PATH is prepended.
+    """
     chosen = list(gpus)
     environment = {
         "LD_PRELOAD": str(libraries.preload),
@@ -38,35 +41,36 @@ def session_environment(gpus: Iterable[Gpu], socket: Path, libraries: Libraries)
 
 
 def observed_environment(gpus: Iterable[Gpu], socket: Path, libraries: Libraries) -> dict[str, str]:
-    """Variables for a server whose GPUs another layer shares: the library only reports GPU work."""
+    """Return the variables for a server whose GPUs another layer shares: the library only reports GPU work."""
     return session_environment(gpus, socket, libraries) | OBSERVES
 
 
 def mps_environment(
     gpu: Gpu, socket: Path, pipes: Path, units: int, memory_bytes: int, libraries: Libraries
 ) -> dict[str, str]:
-    """Variables for a server that has its part of the GPU by MPS. The preload library only reports GPU work.
+    """Return the variables for a server that has its part of the GPU by MPS.
 
-    Source: NVIDIA, "Multi-Process Service", appendix on environment variables.
+    The preload library only reports GPU work. Source: NVIDIA, "Multi-Process Service", appendix on environment
+    variables.
     """
     return observed_environment([gpu], socket, libraries) | {
         LAYER_VARIABLE: LayerName.MPS.value,
         "CUDA_MPS_PIPE_DIRECTORY": str(pipes),
         "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(units),
-        # the GPU's number among those that the program sees; whole MiB
+        # the GPU's number among the program's visible GPUs; whole MiB
         "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": f"0={max(1, memory_bytes // 2**20)}M",
     }
 
 
 def mig_environment(gpu: Gpu, socket: Path, libraries: Libraries) -> dict[str, str]:
-    """Variables for a server that has a MIG instance, within which the GPU itself keeps it."""
+    """Return the variables for a server that has a MIG instance; the GPU itself enforces the limit."""
     return observed_environment([gpu], socket, libraries) | {
         LAYER_VARIABLE: LayerName.MIG.value,
-        # for containers, and programs that look for their GPU without CUDA
+        # for containers, and for programs that find their GPU without CUDA
         "NVIDIA_VISIBLE_DEVICES": gpu.uuid,
     }
 
 
 def simulated_state() -> str:
-    """The file that all processes of one simulated machine share."""
+    """Return the path of the file that all processes of one simulated machine share."""
     return os.environ.get("SIMGPU_STATE") or f"/dev/shm/simgpu-{os.getuid()}"

@@ -1,21 +1,18 @@
-"""Processes that use a GPU without the library. Sharing is cooperative: the agent reports them and stops none.
+"""Attribution of GPU processes to sessions, and their memory that no connection states.
 
-The agent attributes a process by what the kernel says of it (its ancestors, cgroup and uid), never by what it says of
-itself: not by its environment, and not by a connection alone. One that is connected, and holds much more memory than
-its connection has claimed, said HELLO by hand. One that is connected, and has a context on a GPU that is not its
-session's, has named another MIG instance than the session's: its frames are the same on all instances of a GPU.
+Sharing is cooperative: the agent reports processes that use a GPU without the library and stops none.
 
-Sessions of processes that compute on a GPU without a connection, so that their GPU time counts as their session's.
+The agent attributes a process by the kernel's facts (ancestors, cgroup, uid), never by its environment, and not by a
+connection alone. `BypassWatch` also reports connected processes of two kinds. A process that holds much more memory
+than its connection has stated sent HELLO by hand. A process with a context on a GPU of another session named another
+MIG instance: its frames are the same on all instances of a GPU.
 
-Attribution is that of processes.py: what the kernel says. It reads /proc, in the thread that asks the driver.
+`UnconnectedProcesses` finds the sessions of processes without a connection, so that their GPU time counts for their
+session. It reads /proc, in the thread that queries the driver.
 
-GPU memory that connected processes hold and have not claimed, by what the driver shows of them.
-
-GPU memory that the CUDA contexts of connected processes take, by what the driver shows. For reports.
-
-The driver shows one figure for each process: context, plain memory, and the managed memory that is on the GPU, which
-some drivers leave out. So what it shows beyond all claims is at least context, and the most of that ever seen is all of
-it where the process's memory was once all on the GPU.
+`UnclaimedMemory` and `ContextMemory` use the driver's figure for each process: context, plain memory, and the managed
+memory on the GPU, which some drivers leave out. The part of that figure beyond all stated memory is at least the
+context. Its maximum over time is the whole context where the process's memory was once all on the GPU.
 """
 
 from __future__ import annotations
@@ -40,8 +37,9 @@ log = logging.getLogger(__name__)
 
 MAX_GENERATIONS = 64
 UNCLAIMED_SLACK = 2**30
-"""Bytes on one GPU that a process may hold beside its context and what its connection has claimed: code that was
-loaded, and what the driver keeps."""
+"""Bytes on one GPU that a process may hold beside its context and its stated memory: loaded code, and memory that the
+driver keeps.
+"""
 _Key = TypeVar("_Key")
 _POD = re.compile(r"pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12})")
 
@@ -54,13 +52,13 @@ class ProcessOwner:
     server: int | None = None
     """Pid of the notebook server."""
     uid: int | None = None
-    """The user that the server runs as; None for a pod, which has users of its own."""
+    """Uid of the server; None for a pod, which has users of its own."""
     pod: str = ""
     """The pod's uid, on Kubernetes."""
 
 
 def owners(sessions: Iterable[Session]) -> list[ProcessOwner]:
-    """Of sessions, the oldest first."""
+    """Return the owners of sessions, the oldest first."""
     found = []
     for session in sorted(sessions, key=lambda one: one.record.begun):
         record = session.record
@@ -75,14 +73,14 @@ def owners(sessions: Iterable[Session]) -> list[ProcessOwner]:
 def attributed(
     pids: Iterable[int], owners: Iterable[ProcessOwner], connected: Mapping[int, str] = MappingProxyType({})
 ) -> dict[str, set[int]]:
-    """The processes of each session; processes without a session are left out.
+    """Return the processes of each session; processes without a session are left out. Reads /proc.
 
-    A process belongs to the session whose server it descends from; else to the one whose server shares its cgroup and
-    uid, where that cgroup is one session's alone; else to the one whose pod's uid is in its cgroup's name; else to the
-    oldest session of its uid, unless that is root's or the agent's own. Reads /proc.
+    A process belongs to the session whose server is its ancestor; else to the session whose server shares its
+    cgroup and uid, where that cgroup belongs to one session; else to the session whose pod's uid is in its cgroup's
+    name; else to the oldest session of its uid, unless that is root's or the agent's own.
 
-    `connected`: the sessions of processes by pid, as their connections have it. That decides only between sessions to
-    which the kernel's facts attribute a process alike: two sessions of one user, for example.
+    `connected`: the sessions of connected processes by pid. A connection decides only between sessions that match
+    equally by the kernel's facts: two sessions of one user, for example.
     """
     owners = list(owners)
     by_server = _sessions_by((owner.server, owner.session) for owner in reversed(owners) if owner.server is not None)
@@ -107,9 +105,9 @@ def attributed(
 
 
 def of_other_users(pids: Iterable[int], session: Session) -> set[int]:
-    """Return the processes that run, in any form, as another user than the session's server. Reads /proc.
+    """Return the processes that run as another user than the session's server. Reads /proc.
 
-    A setuid program that the server started descends from it, and is another user's. A pod has users of its own.
+    A setuid program that the server started descends from it, and has another user. A pod has users of its own.
     """
     record = session.record
     if record.pod is not None:
@@ -126,7 +124,7 @@ def _sessions_by(pairs: Iterable[tuple[_Key, str]]) -> dict[_Key, list[str]]:
 
 
 class BypassWatch:
-    """Compares what NVML shows of each process with the connections, each time that NVML was asked."""
+    """Compares NVML's list of processes with the connections after each query of NVML."""
 
     def __init__(self, context_bytes: int) -> None:
         """`context_bytes`: GPU memory that each process has beside its allocations; simulated GPUs have none."""
@@ -135,7 +133,7 @@ class BypassWatch:
         self._suspects: dict[str, set[int]] = {}
 
     async def look(self, states: Mapping[str, GpuState], sessions: Mapping[str, Session]) -> None:
-        """Set `bypassing` of the sessions. A process counts that was found twice in a row: it may be about to connect.
+        """Set `bypassing` of the sessions from two matches in a row: a new process may be about to connect.
 
         `states`: by the GPU's UUID.
         """
@@ -151,7 +149,7 @@ class BypassWatch:
         }
         for name, session in sessions.items():
             if session.record.gpus_unknown:
-                continue  # its processes may do without the library
+                continue  # its processes do not need the library
             sure = tuple(sorted(suspects[name] & self._suspects.get(name, set())))
             if new := set(sure) - set(session.bypassing):
                 log.warning(
@@ -163,7 +161,7 @@ class BypassWatch:
         self._suspects = suspects
 
     def _pretending(self, states: Mapping[str, GpuState], sessions: Mapping[str, Session]) -> dict[str, set[int]]:
-        """By session the connected processes that hold much more than they have claimed."""
+        """Return by session the connected processes that hold much more than they have stated."""
         claimed: dict[tuple[int, str], int] = {}
         whose: dict[int, str] = {}
         for name, session in sessions.items():
@@ -185,7 +183,7 @@ class BypassWatch:
 
 
 def _elsewhere(states: Mapping[str, GpuState], sessions: Mapping[str, Session]) -> dict[str, set[int]]:
-    """Return by session the connected processes that have a context on a GPU that is not the session's."""
+    """Return by session the connected processes that have a context on a GPU of another session."""
     own: dict[int, set[str]] = {}
     for session in sessions.values():
         for connection in session.cuda:
@@ -200,7 +198,7 @@ def _elsewhere(states: Mapping[str, GpuState], sessions: Mapping[str, Session]) 
 
 
 def _remark(pid: int, connected: Collection[int], elsewhere: Collection[int]) -> str:
-    """Return what the log says of a process beside its pid."""
+    """Return the text that follows a process's pid in the log."""
     if pid in elsewhere:
         return " (connected, on a GPU that is not the session's)"
     return " (connected, without claiming its memory)" if pid in connected else ""
@@ -218,13 +216,13 @@ def _by_descent(pid: int, by_pid: Mapping[int, list[str]]) -> list[str]:
 
 
 def _pod_uid(cgroup: str) -> str:
-    """The uid of the pod that a cgroup is of: .../pod<uid>/..., or (systemd driver) ...-pod<uid with _ for ->.slice."""
+    """Return the uid of the pod of a cgroup: .../pod<uid>/..., or (systemd driver) ...-pod<uid with _ for ->.slice."""
     found = _POD.search(cgroup)
     return found[1].replace("_", "-") if found else ""
 
 
 def _own_cgroups(owners: Iterable[ProcessOwner]) -> dict[tuple[str, int | None], list[str]]:
-    """(cgroup, uid) -> its session, for cgroups that hold one session and not the agent too."""
+    """Map (cgroup, uid) to its session, for cgroups with one session and without the agent."""
     found: dict[str, list[ProcessOwner]] = {}
     for owner in owners:
         path = processes.cgroup(owner.server) if owner.server is not None else None
@@ -235,22 +233,22 @@ def _own_cgroups(owners: Iterable[ProcessOwner]) -> dict[tuple[str, int | None],
 
 
 REMEMBERED = 1.0
-"""Seconds for which an answer is kept: samples come five times a second, and pids are not given away again so soon."""
+"""Seconds for which an answer is kept: samples come five times a second, and the kernel does not reuse pids so soon."""
 
 
 class UnconnectedProcesses:
-    """Finds the sessions of processes. Each GPU has a thread that asks."""
+    """Finds the sessions of processes. Each GPU has a thread that queries."""
 
     def __init__(self, sessions: Mapping[str, Session], clock: Callable[[], float] = time.monotonic) -> None:
-        """`sessions` may change while this is used."""
+        """Create an empty cache. `sessions` may change while this object is used."""
         self._sessions = sessions
         self._clock = clock
         self._lock = threading.Lock()
         self._known: dict[int, tuple[str | None, float]] = {}
-        """By pid: session and the time of the answer. Replaced as a whole: a thread keeps what it has read."""
+        """By pid: session and the time of the answer. Replaced as a whole: a thread keeps its copy."""
 
     def sessions_of(self, pids: Iterable[int]) -> dict[int, str]:
-        """The session of each of these processes; processes without one are left out. Reads /proc."""
+        """Return the session of each of these processes; processes without a session are left out. Reads /proc."""
         now = self._clock()
         asked = tuple(pids)
         known = {pid: answer for pid, answer in self._known.items() if now - answer[1] < REMEMBERED}
@@ -259,21 +257,21 @@ class UnconnectedProcesses:
             found = attributed(unknown, owners(list(self._sessions.values())))
             known.update(dict.fromkeys(unknown, (None, now)))
             known.update({pid: (session, now) for session, its in found.items() for pid in its})
-            with self._lock:  # what another thread has found meanwhile stays
+            with self._lock:  # answers that another thread added meanwhile stay
                 fresh = {pid: answer for pid, answer in self._known.items() if now - answer[1] < REMEMBERED}
                 self._known = fresh | {pid: known[pid] for pid in unknown}
         return {pid: session for pid in asked if (session := known[pid][0]) is not None}
 
 
 STEP = 64 * 2**20
-"""Bytes; less is not counted, and more in steps of this. The driver rounds each allocation up."""
+"""Bytes: the step in which memory is counted. The driver rounds each allocation up."""
 
 Process = tuple[int, str]
 """Pid and the GPU's UUID."""
 
 
 def claimed_bytes(gpus: Iterable[str], sessions: Iterable[Session]) -> dict[Process, int]:
-    """Return the bytes that each connected process claims on GPUs (UUIDs), with all its connections."""
+    """Return the bytes that each connected process states on GPUs (UUIDs), over all its connections."""
     gpus = tuple(gpus)
     claimed: dict[Process, int] = {}
     for session in sessions:
@@ -285,21 +283,26 @@ def claimed_bytes(gpus: Iterable[str], sessions: Iterable[Session]) -> dict[Proc
 
 
 class UnclaimedMemory:
-    """Call `look` with each answer of the driver. A claim counts until the next look: the driver may still show memory
-    that was just freed."""
+    """Memory that connected processes hold and have not stated.
+
+    Stated memory counts until the next poll: the driver may still show memory that was just freed.
+    """
 
     def __init__(self, gpus: Mapping[str, Gpu], context_bytes: int) -> None:
-        """``gpus``: by UUID. ``context_bytes``: GPU memory that each process has beside its allocations; simulated GPUs
-        have none."""
+        """Store the context size.
+
+        ``gpus``: by UUID. ``context_bytes``: GPU memory of each process beside its allocations; simulated GPUs
+        have none.
+        """
         self._gpus = gpus
         self._context_bytes = context_bytes
         self._claimed: Mapping[Process, int] = {}
 
     def look(self, states: Mapping[str, GpuState], claimed: Mapping[Process, int]) -> dict[Process, int]:
-        """Return the bytes that each process holds beyond its context and the claims of all its connections.
+        """Return the bytes that each process holds beyond its context and its stated memory.
 
-        ``states``: what the driver shows, by the GPU's UUID; ``claimed``: see `claimed_bytes`. Processes without such
-        memory are left out.
+        ``states``: the driver's figures, by the GPU's UUID; ``claimed``: see `claimed_bytes`. Processes without
+        such memory are left out.
         """
         found: dict[Process, int] = {}
         for (pid, gpu), now in claimed.items():
@@ -315,16 +318,16 @@ class UnclaimedMemory:
 
 
 LARGEST = 2**30
-"""Bytes; more than that is memory that a process has not claimed, see processes.py."""
+"""Bytes; more is memory that a process has not stated, see `UnclaimedMemory`."""
 
 
 class ContextMemory:
-    """Call `look` with each answer of the driver."""
+    """Measured size of the CUDA contexts of each session; polled with each answer of the driver."""
 
     def __init__(self) -> None:
         self._most: dict[Process, int] = {}
         self._claimed: dict[Process, int] = {}
-        """At the last look: the driver may still show memory that was just freed."""
+        """Stated memory at the last poll: the driver may still show memory that was just freed."""
 
     def look(self, states: Mapping[str, GpuState], sessions: Iterable[Session], claimed: Mapping[Process, int]) -> None:
         """Set `context_bytes` of the sessions. ``states``: by the GPU's UUID; ``claimed``: see `claimed_bytes`."""

@@ -1,13 +1,8 @@
 """The sessions of this machine: restored, entered, written to disk, ended.
 
-Does not decide whether a share fits (control_requests.py), and does not know whether a session is a process or a pod
-beyond its record: the endpoint factory does.
-
-Sees at once when a session's notebook server is gone, however it died.
-
-Keeps what the service decided about a session on behalf of users and admins, and tells the session's observers.
-
-The service decides and the agent keeps: nothing here takes or restores units, see tiers.py.
+Does not decide whether a share fits (control_requests.py). Only the endpoint factory distinguishes processes and pods.
+`ProcessWatch` detects the end of a session's notebook server. `SessionControls` keeps the service's decisions for users
+and admins, and notifies the session's observers. It neither takes nor restores units, see tiers.py.
 """
 
 from __future__ import annotations
@@ -40,10 +35,10 @@ log = logging.getLogger(__name__)
 
 
 class ProcessWatch:
-    """Watches one process for each session, by pidfd where the kernel has it; `look` is for where it has not."""
+    """Watches one process for each session, by pidfd where the kernel has it; `look` polls the others."""
 
     def __init__(self, gone: Callable[[str], None]) -> None:
-        """`gone` is called with the session's id, on the event loop, once."""
+        """Watch nothing yet. `gone` is called with the session's id, on the event loop, once."""
         self._gone = gone
         self._loop = asyncio.get_running_loop()
         self._watched: dict[str, tuple[ProcessName, int | None]] = {}
@@ -58,7 +53,7 @@ class ProcessWatch:
         self._watched[session] = (process, pidfd)
         if pidfd is not None:
             self._loop.add_reader(pidfd, self._died, session)
-        # opened after the name was taken: the pid may have been given away in between
+        # opened after the name was read: the kernel may have reused the pid in between
         if not processes.alive(process):
             self._loop.call_soon(self._died, session)
 
@@ -70,13 +65,13 @@ class ProcessWatch:
             os.close(pidfd)
 
     def look(self) -> None:
-        """Look again at the processes that have no pidfd."""
+        """Poll the processes that have no pidfd."""
         for session, (process, pidfd) in list(self._watched.items()):
             if pidfd is None and not processes.alive(process):
                 self._died(session)
 
     def close(self) -> None:
-        """Watch nothing any more."""
+        """Stop watching all processes."""
         for session in list(self._watched):
             self.end(session)
 
@@ -87,15 +82,15 @@ class ProcessWatch:
 
 
 class SessionControls:
-    """Sets keep, exemption and messages of a session, and passes on answers to its asks."""
+    """Keep, exemption and messages of sessions, and the answers to their asks."""
 
     def __init__(self, save: Callable[[Session], None], changed: Callable[[], None]) -> None:
-        """`save` writes a session's record; `changed` is called where only the report is another one."""
+        """Store the callbacks: `save` writes a session's record; `changed` is for changes of the report alone."""
         self._save = save
         self._changed = changed
 
     def replace(self, session: Session, controls: Controls) -> None:
-        """Set what stands for the session from now on."""
+        """Set the session's keep and exemption."""
         if session.record.controls == controls:
             return
         session.record.controls = controls
@@ -105,11 +100,11 @@ class SessionControls:
         self._save(session)
 
     def message(self, session: Session, request: MessageRequest) -> None:
-        """Show the session's user a message, or withdraw one."""
+        """Show the session's user a message, or withdraw a message."""
         self._show(session, request.messages(session.record.messages))
 
     def _show(self, session: Session, messages: tuple[Message, ...]) -> None:
-        """Show the session's user these messages and no others."""
+        """Set the messages of the session's user."""
         if session.record.messages == messages:
             return
         session.record.messages = messages
@@ -120,7 +115,7 @@ class SessionControls:
     def follow(
         self, session: Session, controls: Controls, messages: tuple[Message, ...], answers: Iterable[AskAnswer]
     ) -> None:
-        """Take over what the service wrote elsewhere, as often as it is looked at. Only asks that wait are answered."""
+        """Adopt the controls that the service wrote elsewhere, at each poll. Only waiting asks are answered."""
         self.replace(session, controls)
         self._show(session, messages)
         waiting = {ask.number for ask in session.asks.waiting()} if session.asks is not None else set()
@@ -139,7 +134,7 @@ class SessionControls:
 
 
 class SessionRegistry:
-    """Holds the sessions, with their records on disk, their sockets and their watched processes."""
+    """The sessions, with their records on disk, their sockets and their watched processes."""
 
     def __init__(
         self,
@@ -155,11 +150,12 @@ class SessionRegistry:
         clock: WallClock,
         changed: Callable[[], None],
     ) -> None:
-        """`sessions`, by id, is empty now and changes here only; `gpus` and `arbitrations` are by UUID.
+        """Store the parts of the agent. `sessions`, by id, is empty now and changes here only.
 
-        `memory_left`: bytes that a session may allocate on a GPU in addition, and the budget that limits them.
-        `holds`: who holds the free memory of GPUs. `converse` makes the listener of a session's sockets. `clock` is
-        told what to do when it is set. `changed` is called when a session came, went or changed its record.
+        `gpus` and `arbitrations` are by UUID. `memory_left`: bytes that a session may allocate on a GPU in
+        addition, and the budget that limits them. `holds`: the sessions for which free memory of GPUs is kept.
+        `converse` creates the handler of a session's frames. `clock` calls back when it is set. `changed` is
+        called when a session was added, ended or changed its record.
         """
         self.sessions: Mapping[str, Session] = sessions
         self._sessions = sessions
@@ -180,7 +176,7 @@ class SessionRegistry:
         self.controls = SessionControls(self.save, changed)
         self.share_changes = ShareChanges(shares, self.tiers, clock)
         self.came: Callable[[Session], None] = _nothing
-        """Called with each session that came, when its arbiters know it."""
+        """Called with each new session, after its arbiters have it."""
         self.went: Callable[[Session], None] = _nothing
         """Called with each session that has ended, before its sockets are closed."""
         self.left: Callable[[SessionRecord], None] = _nothing
@@ -189,7 +185,7 @@ class SessionRegistry:
         self.watch = ProcessWatch(lambda name: self.end(name, "its server's process is gone"))
 
     def restore(self) -> None:
-        """Take the sessions from the state folder. One that cannot be restored affects no other."""
+        """Restore the sessions from the state folder. A failure affects one session only."""
         now = self._clock()
         for record in self._folder.records.load():
             try:
@@ -203,7 +199,7 @@ class SessionRegistry:
         self._folder.remove_unknown_sockets({short_name(name) for name in self._sessions})
 
     def clock_was_set(self, by: float) -> None:
-        """Move the instants of all sessions by a step of the clock, so that nobody seems idle for longer or shorter."""
+        """Move the instants of all sessions by a step of the clock, so that idle times stay the same."""
         log.warning("the clock was set by %+.0f s: durations of %d sessions stay as they are", by, len(self._sessions))
         for session in self._sessions.values():
             session.clock_was_set(by)
@@ -211,7 +207,7 @@ class SessionRegistry:
             self.save(session)
 
     def _follow_clock(self, record: SessionRecord) -> None:
-        """Move a record's instants by what the clock was set while no agent ran: in the same boot of the machine."""
+        """Move a record's instants by a step of the clock without an agent, in the same boot of the machine."""
         known = record.clock
         if known is not None and known.boot == self._boot and abs(self._clock.offset - known.offset) >= STEP:
             record.clock_was_set(self._clock.offset - known.offset)
@@ -231,12 +227,13 @@ class SessionRegistry:
         self._listen_or_log(session)
 
     def add(self, record: SessionRecord) -> Session:
-        """Enter a session and write its record. The caller has checked that it fits; `listen` makes its socket.
+        """Enter a session and write its record. Ends an older session of that id.
 
-        Ends an older session of that id. Raises KeyError for a GPU that is not this machine's.
+        The caller has checked that it fits; `listen` makes its socket. Raises KeyError for a GPU of another
+        machine.
         """
         session = Session(record, self._possible_gpus(record, record.request.gpus))
-        # after the look-up of its GPUs: an unknown GPU has changed nothing
+        # after its GPUs were resolved: an unknown GPU has changed nothing
         self.end(session.id, "another session took its place")
         if lacking := self._shares.own_what_is_unowned(session):
             log.warning("session %s borrows %d units: others own them already", session.id, lacking)
@@ -245,13 +242,13 @@ class SessionRegistry:
         return session
 
     def _possible_gpus(self, record: SessionRecord, uuids: Iterable[str]) -> tuple[Gpu, ...]:
-        """Return the GPUs of these UUIDs; all where another layer's choice is not known. Raises KeyError."""
+        """Return the GPUs of these UUIDs; all GPUs where another layer's choice is unknown. Raises KeyError."""
         return tuple(self._gpus.values()) if record.gpus_unknown else tuple(self._gpus[uuid] for uuid in uuids)
 
     def hold(self, record: SessionRecord) -> Session:
         """Enter the session of a pod and make its sockets: the kubelet has given it the devices already.
 
-        Raises KeyError for a GPU that is not this machine's.
+        Raises KeyError for a GPU of another machine.
         """
         session = self.add(record)
         self.listen_again(session)
@@ -277,7 +274,7 @@ class SessionRegistry:
         self.tiers.move(session, Tier.ACTIVE, request.share_units, "it was opened again")
 
     def confirm(self, session: Session, process: ProcessName) -> None:
-        """Tie a session to its server's process: it ends with it."""
+        """Tie a session to its server's process: both end together."""
         session.record.process = process
         self.watch.begin(session.id, process)
         self.save(session)
@@ -285,7 +282,7 @@ class SessionRegistry:
     def end(self, name: str, reason: str, keep_folders: bool = False) -> None:
         """End a session and free its units. Does nothing for an unknown id.
 
-        `keep_folders` where its processes go on as another session: what they have mounted stays.
+        With `keep_folders` the mounted folders stay: its processes continue as another session.
         """
         session = self._sessions.get(name)
         if session is None:
@@ -328,12 +325,12 @@ class SessionRegistry:
             log.error("cannot create the socket of session %s: %s", session.id, reason)
 
     def ask_came(self) -> None:
-        """An observer has asked something that waits for the service."""
+        """Wake the waiter: an observer has sent an ask for the service."""
         self._asked.set()
         self._changed()
 
     async def asked(self, within: float) -> bool:
-        """Return whether something waits for the service: as soon as that is so, or after so many seconds."""
+        """Return whether an ask waits for the service: immediately, or after so many seconds."""
         if not self._something_asked():
             self._asked.clear()
             with contextlib.suppress(TimeoutError):
@@ -345,7 +342,7 @@ class SessionRegistry:
         return any(session.asks is not None and session.asks.waiting() for session in self._sessions.values())
 
     def activity(self, session: Session) -> Activity:
-        """Return what a session does on its GPUs now."""
+        """Return the session's current activity on its GPUs."""
         return activity(session, self._arbitrations, self._clock)
 
     def save(self, session: Session) -> None:

@@ -1,11 +1,10 @@
-"""A session of this machine, as the running agent knows it. state/session_record.py has what survives a restart.
+"""A session of the running agent. state/records.py has the part that survives a restart.
 
-When a session last worked on its GPUs, over restarts of the agent.
+`PendingAsks` holds a notebook server's asks for the service: received from observers, passed on in the report,
+answered. Any process of the session's user can send asks without limit. Few wait at a time, and few reach the service
+in a minute; the agent itself answers the others. The service decides about each ask.
 
-What one session's notebook server asks of the service: taken from observers, handed on in the report, answered.
-
-Any process of the session's user can send asks, as many as it likes. Few wait at a time, and few reach the service in a
-minute; the agent itself answers the others. Does not decide anything: that is the service's.
+`activity` returns a session's last work on its GPUs, over restarts of the agent.
 """
 
 from __future__ import annotations
@@ -35,34 +34,39 @@ from gpushare_spawner.wording.actions import ASKED_BEFORE, ASKED_TOO_OFTEN
 from gpushare_spawner.wording.asks import ASK_UNKNOWN
 
 ASKS_AT_ONCE = 8
-"""Asks that reach the service after a pause. Ours: nobody presses more buttons in a minute."""
+"""Asks that reach the service after a pause. Our choice: no user presses more buttons in a minute."""
 ASKS_PER_SECOND = 1 / 15
-"""And in the long run: each can change the session's tier, and is an entry of the history."""
+"""Asks in the long run: each can change the session's tier, and is an entry of the history."""
 READS_AT_ONCE, READS_PER_SECOND = 30, 1 / 2
-"""Asks that only read have a budget of their own, so that a user who acts often can still read. Ours: JupyterLab reads
-twice for each dialog that is opened and each change of the share; the service computes a list for it."""
+"""Budget of asks that only read, so that a user who acts often can still read.
+
+Our choice: JupyterLab reads twice for each dialog and each change of the share; the service computes a list for it.
+"""
 _ALMOST_ONE = 0.999
-"""An ask needs a whole one of the budget; sums of floats are not exact."""
+"""Budget that an ask needs; sums of floats are not exact."""
 MOST_ANSWERS = 16
-"""Answers that are remembered, so that an ask that is sent again gets the same one."""
+"""Number of answers that are kept, so that a repeated ask gets the same answer."""
 
 
 class PendingAsks:
-    """The asks of one session that wait, and its last answers."""
+    """The waiting asks of one session, and its last answers."""
 
     def __init__(self, clock: Callable[[], float], steady: Callable[[], float]) -> None:
-        """`clock` gives seconds since the epoch; `steady` seconds of a clock that nobody sets."""
+        """Create an empty list.
+
+        `clock` gives seconds since the epoch; `steady` seconds of a clock that is never set.
+        """
         self._clock = clock
         self._steady = steady
         self._actions = Budget(steady, ASKS_PER_SECOND, ASKS_AT_ONCE)
         self._reads = Budget(steady, READS_PER_SECOND, READS_AT_ONCE)
         self._waiting: dict[int, tuple[float, Ask]] = {}
-        """By number, the oldest first, each with the time of `steady` when it came."""
+        """By number, the oldest first, each with its time of arrival on `steady`."""
         self._answers: dict[int, tuple[float, Ask | None, AskAnswer]] = {}
-        """By number, the oldest first, with the time of `steady` when it was given, and the ask if it waited."""
+        """By number, the oldest first, with the time on `steady`, and the ask if it waited."""
 
     def take(self, number: int, kind: int, value: float) -> AskAnswer | None:
-        """Take an ask. Returns the answer where there is one already; None: it waits for the service's."""
+        """Take an ask. Returns an existing answer; None: the ask waits for the service."""
         self._forget()
         ask = Ask(number=number, kind=kind, value=value, at=self._clock())
         if number in self._answers:
@@ -108,7 +112,7 @@ class PendingAsks:
         return AskAnswer(number=number, done=False, text=text, at=self._clock())
 
     def _forget(self) -> None:
-        """Drop what is too old."""
+        """Drop expired asks and answers."""
         long_ago = self._steady() - ASK_SECONDS
         self._waiting = {number: one for number, one in self._waiting.items() if one[0] > long_ago}
         self._answers = {number: one for number, one in self._answers.items() if one[0] > long_ago}
@@ -119,53 +123,56 @@ def _same(ask: Ask, other: Ask) -> bool:
 
 
 class SessionListener(Listener, Protocol):
-    """Answers the processes of a session, and tells them what changes: `conversation.Conversation`."""
+    """Answers the processes of a session and notifies them of changes: `conversation.Conversation`."""
 
     def believe_again(self, gpu: str) -> None:
-        """Tell the arbiter of a GPU (UUID) how much counts of what the processes have said, where that has changed."""
+        """Update the arbiter of a GPU (UUID) where the counted part of the stated memory has changed."""
 
     def tell_tier(self) -> None:
-        """Tell all processes the session's tier."""
+        """Notify all processes of the session's tier."""
 
     def tell_memory(self) -> None:
-        """Tell all processes the session's memory limit and guarantee."""
+        """Notify all processes of the session's memory limit and guarantee."""
 
     def tell_notice(self) -> None:
-        """Tell all observers the session's notice."""
+        """Notify all observers of the session's notice."""
 
     def tell_controls(self) -> None:
-        """Tell all observers what users and admins have decided."""
+        """Notify all observers of the decisions of users and admins."""
 
     def tell_messages(self) -> None:
-        """Tell all observers the messages that their user has."""
+        """Notify all observers of their user's messages."""
 
     def tell_answer(self, answer: AskAnswer) -> None:
-        """Tell all observers what became of an ask."""
+        """Notify all observers of the answer to an ask."""
 
 
 @dataclass(frozen=True)
 class Past:
-    """What the arbiter does not know: it begins anew with each start of the agent, and not with each opening."""
+    """The past of a session from before the arbiter began, with each start of the agent, or before an opening."""
 
     last: float | None = None
     """End of the last burst, seconds since the epoch."""
     gpu_seconds: float = 0.0
-    """To be added to what the arbiter counts; negative where that counts too much."""
+    """GPU time to be added to the arbiter's count; negative where that counts too much."""
     delivered: Delivered = NOTHING
-    """Of earlier runs of the agent."""
+    """Time delivered in earlier runs of the agent."""
     delivered_before: Delivered = NOTHING
-    """What the arbiter had counted when the session was opened again: of an earlier opening."""
+    """The arbiter's count when the session was opened again: from an earlier opening."""
 
     @classmethod
     def recorded(cls, record: SessionRecord, restarted_at: float) -> Past:
-        """`restarted_at`: seconds since the epoch; who had work when the agent ended was active until then."""
+        """Return the past of a record.
+
+        `restarted_at`: seconds since the epoch; a session with work at the agent's end was active until then.
+        """
         last = restarted_at if record.gpu_busy else record.last_gpu_activity
         return cls(last, record.gpu_seconds, record.delivered)
 
 
 @dataclass(frozen=True)
 class Kernels:
-    """What a notebook server says about its kernels."""
+    """A notebook server's report about its kernels."""
 
     alive: int
     busy: int
@@ -181,36 +188,38 @@ class Session:
     gpus: tuple[Gpu, ...]
     guaranteed_units: int = 0
     weight: int = 0
-    """Its weight in the arbiters: what it is guaranteed, and at least one unit unless it is released and idle."""
+    """Weight in the arbiters: the guaranteed units, and at least one unit unless the session is released and idle."""
     lent_units: bool = False
-    """It works on units that its tier has lent, and weighs what an active session of its share would."""
+    """Whether the session works on units that its tier has lent, with the weight of an active session."""
     use_count: UseCount | None = None
-    """Adds up its GPU work until its share is restored, or its notice withdrawn; None: there is neither."""
+    """The count of GPU work until the share is restored, or the notice withdrawn; None: neither applies."""
     kernels_said: dict[Connection, Kernels] = field(default_factory=dict)
-    """What each observer that is connected last said about the session's kernels."""
+    """The last report of each connected observer about the session's kernels."""
     claims: dict[Connection, dict[str, int]] = field(default_factory=dict)
-    """Bytes that each CUDA process says it has allocated, by the GPU's UUID."""
+    """Bytes of stated memory of each CUDA process, by the GPU's UUID."""
     bypassing: tuple[int, ...] = ()
     past: Past = Past()
     saved_at: float = 0.0
-    """When its record was last handed to the store, seconds since the epoch."""
+    """Time of the record's last hand-over to the store, seconds since the epoch."""
     last_end: float | None = None
-    """When its last burst ended, as it was said before, seconds since the epoch."""
+    """Previously reported end of the last burst, seconds since the epoch."""
     moved: bool = True
-    """A process has said something since activity and record were last compared; else neither can have changed."""
+    """Whether a process has sent a frame since activity and record were last compared; else neither can have
+    changed.
+    """
     memory: SessionLimit | None = None
     asks: PendingAsks | None = None
     conversation: SessionListener | None = None
     budget_checked: bool = False
-    """Whether its server's memory limit was compared with what its share guarantees."""
+    """Whether its server's memory limit was compared with the guarantee of its share."""
     lacks_requests: bool = False
-    """Its pod gave back requested CPU and memory while it was released, and its node has not granted them again."""
+    """Whether its pod released requested CPU and memory, and its node has not granted them again."""
     context_bytes: int = 0
-    """GPU memory of its CUDA contexts, by what the driver shows."""
+    """GPU memory of its CUDA contexts, from the driver's figures."""
     suspended: bool = False
-    """All its processes are suspended."""
+    """Whether all its processes are suspended."""
     not_suspendable: str | None = None
-    """Why it cannot be suspended now, in a sentence."""
+    """Reason why it cannot be suspended now, in a sentence."""
     socket: SessionEndpoint | None = None
     cuda: set[Connection] = field(default_factory=set)
     """CUDA processes."""
@@ -237,12 +246,15 @@ class Session:
 
     @property
     def connections(self) -> set[Connection]:
-        """All that said HELLO."""
+        """All connections after HELLO."""
         return self.cuda | self.observers
 
     @property
     def kernels(self) -> Kernels | None:
-        """What its observers say about its kernels. Several may speak of the same kernels: they are not added up."""
+        """Combined report of its observers about its kernels.
+
+        Several can report the same kernels: they are not added up.
+        """
         said = self.kernels_said.values()
         if not said:
             return None
@@ -274,34 +286,36 @@ class Session:
         return self.record.request.oversubscribe and not self.suspends
 
     def memory_limit(self, gpu: Gpu) -> int:
-        """Bytes that CUDA shows the session as this GPU's total."""
+        """Return the bytes that CUDA shows the session as this GPU's total."""
         limit = _resolved(self.record.request.memory_limit, gpu.memory_bytes)
-        # plain memory is on the GPU while the session works: there is no more than the GPU has
+        # plain memory is on the GPU while the session works: the GPU's size is the limit
         return limit if self.converts_memory else min(limit, gpu.memory_bytes)
 
     def memory_guarantee(self, gpu: Gpu) -> int:
-        """Bytes of this GPU that are the session's part: of the units that it owns, as their lender has the same bytes
-        guaranteed while the session borrows them."""
+        """Return the guaranteed bytes of this GPU: of the units that the session owns.
+
+        The lender of borrowed units has the same bytes guaranteed.
+        """
         owned = self.record.request.share_units - self.record.borrowed_units
         return gpu.memory_bytes * owned // UNITS_PER_GPU
 
 
 @lru_cache(maxsize=256)
 def _resolved(written: str, total: int) -> int:
-    """`resolve_bytes`, remembered: templates write few limits, and each report asks for those of all sessions."""
+    """Return `resolve_bytes`, cached: templates write few limits, and each report needs those of all sessions."""
     return resolve_bytes(written, total)
 
 
 SAME_INSTANT = 0.05
-"""Seconds: two readings of one instant differ, as they are made with two clocks."""
+"""Seconds: the largest difference between two readings of one instant, from two clocks."""
 
 
 @dataclass(frozen=True)
 class Activity:
-    """What a session does on its GPUs and has there, all of them together."""
+    """Work and memory of a session on all its GPUs."""
 
     busy: bool
-    """A burst runs or waits."""
+    """Whether a burst runs or waits."""
     waiting: bool
     last: float | None
     """End of the last burst, seconds since the epoch; None: none yet."""
@@ -317,7 +331,7 @@ def activity(session: Session, arbitrations: Mapping[str, GpuArbitration], clock
     views: list[tuple[GpuArbitration, SessionView]] = [
         (arbitrations[gpu.uuid], arbitrations[gpu.uuid].view(session.id)) for gpu in session.gpus
     ]
-    # the arbiter's instants are of a clock that starts with the machine; only their age has a meaning here
+    # the arbiter's clock starts with the machine; only the age of its instants has a meaning here
     ages = [shell.now() - view.last_activity for shell, view in views if view.last_activity is not None]
     # read after the ages: a pause of this process between the two makes an end later, and never hides work from a
     # service that asks for work after an instant
@@ -341,7 +355,7 @@ def activity(session: Session, arbitrations: Mapping[str, GpuArbitration], clock
 
 
 def counted(views: Iterable[SessionView]) -> Delivered:
-    """What the arbiters of a session's GPUs have counted since they began."""
+    """Add up the counts of the arbiters of a session's GPUs since they began."""
     total = NOTHING
     for view in views:
         total = total.plus(view.delivered)

@@ -1,13 +1,11 @@
-"""Changes the tier of a session: down on the service's request, up as soon as its GPU work counts as use of the share.
+"""Changes the tier and the share of sessions.
 
-Work that is too short for that runs at once all the same, on the units that the tier has lent.
+`Tiers` lowers a tier on the service's request and restores it as soon as GPU work counts as use of the share. Shorter
+work runs at once, on the units that the tier has lent. `ShareChanges` changes the units and the memory of a session
+while its processes run. The check for free units and the change are one step: the event loop runs nothing in between.
+The hub's placement reads the change in the report.
 
-Changes the share of a session that runs: units, and the memory that goes with them. Its processes run on.
-
-Whether the units are free is decided here, in one step with the change: the event loop runs nothing in between. The
-hub's placement learns of it by the report.
-
-Guaranteed units of each session on this machine's GPUs, and its weight in the arbiters.
+`Shares` keeps the guaranteed units of each session on this machine's GPUs, and its weight in the arbiters.
 """
 
 from __future__ import annotations
@@ -29,14 +27,17 @@ log = logging.getLogger(__name__)
 
 
 class Shares:
-    """The ledger of this machine, kept in step with its sessions."""
+    """The ledger of this machine, in step with its sessions."""
 
     def __init__(self, gpus: Iterable[Gpu], capacity_units: int, arbitrations: Mapping[str, GpuArbitration]) -> None:
-        """`capacity_units`: what may be guaranteed on each GPU, in units of 1 %."""
+        """Create an empty ledger.
+
+        `capacity_units`: the most units that may be guaranteed on each GPU, in units of 1 %.
+        """
         self.capacity_units = capacity_units
         self._arbitrations = arbitrations
         self._sessions: dict[str, Session] = {}
-        # health is not the ledger's matter here: a sick GPU keeps its sessions
+        # an unhealthy GPU keeps its sessions in the ledger
         self._ledger = Ledger()
         self.set_gpus(gpus)
 
@@ -58,7 +59,7 @@ class Shares:
         )
 
     def check_free_units(self, gpu: Gpu, share_units: int, borrowed_units: int) -> None:
-        """Check that a new session fits: the units that it is to own have no owner, and the share is free now.
+        """Check that a new session fits: its own units have no owner, and the share is free now.
 
         Raises ControlRefused (`no-capacity`).
         """
@@ -74,17 +75,17 @@ class Shares:
             )
 
     def most_more(self, session: Session, gpu: Gpu) -> int:
-        """Return by how many units a session's share on one of its GPUs can grow now."""
+        """Return the units by which a session's share on one of its GPUs can grow now."""
         record = session.record
-        # what an idle session has beside what its tier leaves it is lent: it can own more, and not borrow more
+        # an idle session lends the units beyond its tier: it can own more, and not borrow more
         idle = record.effective_units != record.request.share_units
         return self._ledger.unowned_units(gpu.uuid) if idle else self._ledger.free_units(gpu.uuid)
 
     def borrowed_after(self, session: Session, units: int) -> int:
-        """Return what a session borrows if its share changes to so many units on each of its GPUs.
+        """Return the units that a session borrows if its share changes to so many units on each of its GPUs.
 
-        Units more must be free now, as those of a new session; an idle session's must have no owner. Raises
-        ControlRefused (`no-capacity`).
+        Additional units must be free now, as those of a new session; an idle session's must have no owner.
+        Raises ControlRefused (`no-capacity`).
         """
         record = session.record
         more = units - record.request.share_units
@@ -105,10 +106,10 @@ class Shares:
         return record.borrowed_units + lent
 
     def own_what_is_unowned(self, session: Session) -> int:
-        """Have a new session borrow what others own already, on the fullest of its GPUs; return those units.
+        """Have a new session borrow units that already have an owner, on its fullest GPU; return those units.
 
-        Units that were kept for it can have gone back to their owner: its server started too late. It comes to own them
-        when their owner is gone.
+        Units that were kept for it can have returned to their owner: its server started too late. The session
+        becomes their owner when the present owner ends.
         """
         record = session.record
         owned = record.request.share_units - record.borrowed_units
@@ -117,7 +118,7 @@ class Shares:
         return lacking
 
     def enter(self, session: Session) -> list[Session]:
-        """A session comes, in the ledger and in the arbiters. Returns the sessions that hold something else now."""
+        """Enter a session in the ledger and the arbiters. Returns the sessions whose units changed."""
         self._sessions[session.id] = session
         self._ledger.add(_allocation(session))
         session.guaranteed_units = self._guaranteed(session, self._ledger.guaranteed)
@@ -131,12 +132,12 @@ class Shares:
         return self._recount(session)
 
     def change(self, session: Session) -> list[Session]:
-        """Its tier changed. Returns the sessions whose borrowed or guaranteed units changed with it."""
+        """Apply a change of tier. Returns the sessions whose borrowed or guaranteed units changed with it."""
         self._ledger.replace(_allocation(session))
         return self._recount(session)
 
     def work_on_lent_units(self, session: Session, works: bool) -> None:
-        """Have a session that is downgraded or released weigh what it would weigh if it were active, or no longer.
+        """Give a downgraded or released session the weight of its share, or its own weight again.
 
         Only weights change: its units stay lent, so that another session can be placed on them meanwhile.
         """
@@ -144,7 +145,7 @@ class Shares:
         self._set_weights(self._beside(session))
 
     def leave(self, session: Session) -> list[Session]:
-        """A session goes; whoever borrowed of it may come to own that. Returns the sessions that changed."""
+        """Remove a session; a borrower of its units can become their owner. Returns the sessions that changed."""
         del self._sessions[session.id]
         self._ledger.remove(session.id)
         for gpu in session.gpus:
@@ -152,7 +153,7 @@ class Shares:
         return self._recount(session)
 
     def yielding_in_vain(self, gpus: Iterable[Gpu]) -> list[Session]:
-        """Return the sessions on these GPUs that keep units for spawns in quota while all units there have an owner."""
+        """Return the sessions on these GPUs that keep units for spawns in quota although all have an owner."""
         owned = {gpu.uuid for gpu in gpus if not self._ledger.unowned_units(gpu.uuid)}
         return [
             session
@@ -175,7 +176,7 @@ class Shares:
         return list(changed.values())
 
     def _beside(self, cause: Session) -> list[Session]:
-        """Return the sessions on the GPUs of a session, itself among them unless it has ended."""
+        """Return the sessions on the GPUs of a session, including itself unless it has ended."""
         uuids = {gpu.uuid for gpu in cause.gpus}
         return [
             session
@@ -184,7 +185,7 @@ class Shares:
         ]
 
     def _set_weights(self, sessions: Iterable[Session]) -> None:
-        """Tell the arbiters the weights of sessions that changed; sessions that work on lent units count as active."""
+        """Set the weights of changed sessions in the arbiters; lent units in use count as active."""
         weights = [(session, session.guaranteed_units) for session in sessions]
         if any(session.lent_units for session in self._sessions.values()):
             on_gpu: dict[str, Mapping[str, int]] = {}
@@ -197,7 +198,7 @@ class Shares:
                 return min((on_gpu[gpu.uuid][name] for gpu in gpus), default=0)
 
             weights = [(session, self._guaranteed(session, if_active)) for session, _ in weights]
-        # who gets less first: then what it loses is there for the others
+        # decreases first: they free the units for the others
         for session, units in sorted(weights, key=lambda weighed: weighed[1]):
             weight = self._weight(session, units)
             if weight != session.weight:
@@ -209,14 +210,14 @@ class Shares:
         return max(units, 1) if session.record.effective_units or session.lent_units else 0
 
     def _guaranteed_if_active(self, gpu: Gpu) -> Mapping[str, int]:
-        """Return what each session on a GPU is guaranteed while those that work on lent units count as active."""
+        """Return the guaranteed units of each session on a GPU; sessions on lent units count as active."""
         held = [_allocation(session, session.lent_units) for session in self._sessions.values() if gpu in session.gpus]
         return guaranteed_units(self._ledger.capacity.gpus[gpu.uuid].capacity, held)
 
     def _guaranteed(self, session: Session, units_of: Callable[[str], int]) -> int:
-        """What the session has while all others work, within what its user may have on one GPU."""
+        """Return the units of the session while all others work, within its user's limit on one GPU."""
         if session.record.gpus_unknown:
-            return session.record.effective_units  # its layer's matter
+            return session.record.effective_units  # another layer decides
         units = units_of(session.id)
         bound = session.record.request.user_units
         if bound is None:
@@ -236,7 +237,7 @@ class Shares:
 
 
 def _allocation(session: Session, active: bool = False) -> Allocation:
-    """Return what a session holds; `active`: what it would hold if it were active."""
+    """Return the session's allocation; with `active`, the allocation of its active tier."""
     record = session.record
     return Allocation(
         session=session.id,
@@ -251,8 +252,10 @@ def _allocation(session: Session, active: bool = False) -> Allocation:
 
 
 LENT_FOR = 10.0
-"""Seconds without GPU work after which a session no longer works on lent units. Ours: cells come in rows, and each
-change of weights costs a decision of the arbiters."""
+"""Seconds without GPU work after which a session no longer works on lent units.
+
+Our choice: users run several cells in a row, and each change of weights costs a decision of the arbiters.
+"""
 
 
 class Tiers:
@@ -265,17 +268,17 @@ class Tiers:
         save: Callable[[Session], None],
         clock: Callable[[], float],
     ) -> None:
-        """`save` keeps a session's record; `clock` gives seconds since the epoch."""
+        """Store the callbacks. `save` keeps a session's record; `clock` gives seconds since the epoch."""
         self._shares = shares
         self._activity = activity
         self._save = save
         self._clock = clock
 
     def decide(self, session: Session, request: TierRequest) -> None:
-        """The service's decision.
+        """Apply the service's decision. Raises ControlRefused.
 
-        Raises ControlRefused: `busy` if the session worked after what the service had seen, `bad-request` for units
-        that do not go with the tier.
+        `busy`: the session worked after the service's last report. `bad-request`: the units do not go with the
+        tier.
         """
         share = session.record.request.share_units
         right = {Tier.ACTIVE: share, Tier.RELEASED: 0}.get(request.tier)
@@ -295,11 +298,11 @@ class Tiers:
         self.move(session, request.tier, request.effective_units, request.reason, request.yields_until, request.use)
 
     def work_begins(self, session: Session) -> None:
-        """Give a downgraded or released session the weight of its share before the lease request reaches the arbiter.
+        """Give a downgraded or released session its share's weight before the arbiter gets the lease request.
 
-        Where all work counts as use, restore the share and withdraw the notice. A share whose units are kept for spawns
-        in quota is not restored, and a notice that work does not avert stays. So does one of a pod that the agent only
-        observes: the service sees the work, and withdraws the notice.
+        Where all work counts as use, restore the share and withdraw the notice. Three things stay: a share
+        whose units are kept for spawns in quota; a notice that work does not avert; the notice of a pod that
+        the agent only observes, which the service withdraws.
         """
         if _use_rule(session) is None:
             self._used(session)
@@ -329,20 +332,24 @@ class Tiers:
             self._save(session)
 
     def announce(self, session: Session, request: AnnounceRequest) -> None:
-        """Send the user a notice, or withdraw it, as the service says."""
+        """Show the user a notice, or withdraw it, on the service's request."""
         self._announce(session, request.notice)
         self._save(session)
 
     def withdraw_notice(self, session: Session) -> None:
-        """Withdraw the notice by the agent's own decision. On Kubernetes the pod's annotations have it until they are
-        patched."""
+        """Withdraw the notice by the agent's own decision.
+
+        On Kubernetes the pod's annotations have it until they are patched.
+        """
         if session.record.pod is not None and session.record.notice is not None:
             session.record.pod.averted = session.record.notice
         self._announce(session, None)
 
     def stop_yielding(self, sessions: Iterable[Session], reason: str) -> None:
-        """Keep nothing for spawns in quota any longer: a session that works gets its share back, as far as the units
-        are free."""
+        """Stop keeping units for spawns in quota.
+
+        A working session gets its share back, as far as the units are free.
+        """
         for session in list(sessions):
             record = session.record
             active = record.tier is Tier.ACTIVE or self._activity(session).busy
@@ -396,7 +403,7 @@ class Tiers:
 
 
 def _use_rule(session: Session) -> UseRule | None:
-    """Return how much GPU work restores the share, or withdraws the notice of an active session; None: all does."""
+    """Return the rule for GPU work that restores the share or withdraws the notice; None: all work does."""
     record = session.record
     if record.tier is not Tier.ACTIVE:
         return record.use
@@ -404,10 +411,10 @@ def _use_rule(session: Session) -> UseRule | None:
 
 
 class ShareChanges:
-    """Checks and carries out changes of shares. Methods raise ControlRefused."""
+    """Checks and applies changes of shares. Methods raise ControlRefused."""
 
     def __init__(self, shares: Shares, tiers: Tiers, clock: Callable[[], float]) -> None:
-        """`clock` gives seconds since the epoch."""
+        """Store the callback. `clock` gives seconds since the epoch."""
         self._shares = shares
         self._tiers = tiers
         self._clock = clock
@@ -415,8 +422,8 @@ class ShareChanges:
     def resize(self, session: Session, request: ResizeRequest) -> None:
         """Change the share; the memory limit of all its processes follows at once.
 
-        A session that is downgraded or released stays so. Of a smaller share the borrowed units go first; of a larger
-        one only those are borrowed that idle sessions lend.
+        A downgraded or released session keeps its tier. A smaller share loses its borrowed units first; a
+        larger share borrows only units that idle sessions lend.
         """
         record = session.record
         before, units = record.request, request.share_units
@@ -434,7 +441,7 @@ class ShareChanges:
             record.tier, record.tier_since = tier, self._clock()
         if record.notice is not None and record.notice.effective_units >= units:
             self._tiers.withdraw_notice(session)
-        # any other notice stays: a change of the share is no use of it
+        # any other notice stays: a change of the share does not count as use
         others = self._shares.change(session)
         self._tiers.changed([session, *(other for other in others if other is not session)])
         self._tell_memory(session)
@@ -442,7 +449,7 @@ class ShareChanges:
     def largest(self, session: Session) -> int:
         """Return the largest share that a session can have now, in units; 0: its share cannot be changed.
 
-        Which shares its user may have is for the service to say.
+        The service decides which shares the user may have.
         """
         record = session.record
         if len(session.gpus) != 1 or record.yields_until is not None:

@@ -1,1 +1,1 @@
-"""Sockets: the control socket, and one for each session."""
+"""Sockets: the control socket, and a socket for each session."""

@@ -1,18 +1,15 @@
-"""One process connected to a session's socket: packets in and out. What frames mean: conversation.py.
+"""Connections of processes to session sockets: packets, fair reading, and the identity of the peer.
 
-A peer cannot hurt others: connection.py says when a connection is read, nothing waits for a peer, and a peer
-that does not read what it is sent is disconnected.
+A peer cannot harm others: `FairReading` decides when a connection is read, nothing waits for a peer, and a peer that
+leaves too many frames unread is disconnected. The meaning of frames is in sessions/conversation.py.
 
-Reads the connections of one session in turn, so that no session delays another one.
+`FairReading` reads the connections of one session in turn, so that no session delays another. The event loop serves all
+sessions. In one turn of it a session has `PER_TURN` frames read, whatever the number of its connections; over time it
+has its budget. Connections with more frames wait in a queue, in order.
 
-The event loop serves all sessions. In one turn of it a session has `PER_TURN` frames read, whatever the number of its
-connections; over time it has what its budget allows. Connections that have more wait in a queue, and the first of it is
-read first. What frames mean: conversation.py.
-
-The process at the other end of a connection, as the kernel knows it: never as it describes itself.
-
-The kernel notes the pid of a peer when it connects, and gives the pid away again when the process has ended. So a
-connection that is accepted late can carry the pid of another process, perhaps of another user.
+`identified` returns the process at the other end of a connection from the kernel's facts, never from the process's own
+description. The kernel notes the pid of a peer when it connects, and uses the pid again when the process has ended. So
+a connection that is accepted late can carry the pid of another process, perhaps of another user.
 """
 
 from __future__ import annotations
@@ -37,11 +34,12 @@ from gpushare_spawner.model.frames import FRAME_BYTES, NO_GPU, VERSION, Feature,
 from gpushare_spawner.rate_limit import Budget
 
 FRAMES_PER_SECOND = 4000
-"""Frames a second that a session may send in the long run; bursts begin and end some hundred times a second at most."""
+"""Frames per second that a session may send in the long run; bursts begin and end some hundred times a second at most.
+"""
 FRAMES_IN_STORE = 2000
 """Frames that it may send at once after a pause."""
 LONGEST_DEBT = 1.0
-"""Seconds after which a session that sent too much is read again, however much it sent."""
+"""Longest pause in seconds after which a session that sent too much is read again."""
 PER_TURN = 16
 """Frames of a session in one iteration of the event loop; a frame with a higher cost counts for more."""
 PER_CONNECTION = 4
@@ -49,20 +47,23 @@ PER_CONNECTION = 4
 
 
 CPU_SHARE = 0.25
-"""Part of a core that a session's frames may take in the long run: some take longer the more processes there are."""
+"""Part of a core that a session's frames may take in the long run: the cost of some frames grows with the processes."""
 KEPT_FOR_READING = FRAMES_IN_STORE / 2
-"""What BUSY and IDLE leave of the budget. A program whose bursts begin and end 150 times a second sends 300 frames, and
-beside 50 sessions the arbiter takes 0.8 ms for each: the arbiter then hears of fewer (conversation.py), and the frames
-are read all the same. A program that is not read loses its connection: its socket's buffer holds 278 frames."""
+"""Budget that BUSY and IDLE leave.
+
+A program whose bursts begin and end 150 times a second sends 300 frames, and beside 50 sessions the arbiter takes 0.8
+ms for each: the arbiter then gets fewer (conversation.py), and the frames are read all the same. A program that is not
+read loses its connection: its socket's buffer holds 278 frames.
+"""
 MOST_CPU_COST = 200
-"""Frames that one frame costs at most for its CPU time: the agent may have collected garbage meanwhile."""
+"""Largest cost of a frame for its CPU time, in frames: the agent may have collected garbage meanwhile."""
 
 
 class Reader(Protocol):
-    """A connection that has something to read."""
+    """A connection with unread frames."""
 
     def read_one(self) -> float | None:
-        """Deal with one frame. The frame's cost, in frames; None if there is nothing more to read."""
+        """Handle one frame. Return its cost in frames; None if there is nothing more to read."""
 
     def hold(self) -> None:
         """Do not call `readable` until `go_on`."""
@@ -75,7 +76,7 @@ class FairReading:
     """The budget of one session, and the queue of its connections that have more to read than the budget allows."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, cpu_seconds: Callable[[], float] = time.thread_time) -> None:
-        """``cpu_seconds``: the CPU time of the thread that reads."""
+        """Start with a full budget. ``cpu_seconds``: the CPU time of the reading thread."""
         self._loop = loop
         self._cpu_seconds = cpu_seconds
         self._budget = Budget(loop.time, FRAMES_PER_SECOND, FRAMES_IN_STORE, LONGEST_DEBT * FRAMES_PER_SECOND)
@@ -84,33 +85,33 @@ class FairReading:
         self._due: asyncio.Handle | None = None
 
     def readable(self, reader: Reader) -> None:
-        """A connection has something to read."""
+        """Read from a connection with unread frames, now or in its turn."""
         if self._queue or not self._read(reader):
             reader.hold()
             self._queue.append(reader)
             self._schedule()
 
     def forget(self, reader: Reader) -> None:
-        """The connection has ended."""
+        """Remove a connection that has ended."""
         if reader in self._queue:
             self._queue.remove(reader)
 
     def spare_in(self) -> float:
-        """Seconds until more is left of the budget than reading needs; 0: it is now."""
+        """Return the seconds until the budget exceeds the need of reading; 0: it does now."""
         return self._budget.wait(KEPT_FOR_READING)
 
     def charge(self, work: Callable[[], None]) -> None:
-        """Do work for the session that follows from its frames, and count its CPU time."""
+        """Do further work for the session's frames, and count its CPU time."""
         begun = self._cpu_seconds()
         work()
         self._budget.spend(self._cost_since(begun))
 
     def _cost_since(self, begun: float) -> float:
-        """Return what CPU time costs, in frames. ``begun``: the thread's CPU time before."""
+        """Return the cost of CPU time, in frames. ``begun``: the thread's CPU time before."""
         return min((self._cpu_seconds() - begun) * FRAMES_PER_SECOND / CPU_SHARE, MOST_CPU_COST)
 
     def _read(self, reader: Reader) -> bool:
-        """Read a few frames. False if there may be more, and it is the others' turn."""
+        """Read a few frames. Return False if there may be more, and the turn is over."""
         for _ in range(PER_CONNECTION):
             if self._left <= 0 or self._budget.wait():
                 return False
@@ -147,9 +148,9 @@ class FairReading:
 SO_PEERPIDFD = 77
 """include/uapi/asm-generic/socket.h of Linux 6.5; the same on x86-64 and aarch64. Python has no name for it yet."""
 _UNKNOWN_OPTION = (errno.ENOPROTOOPT, errno.EOPNOTSUPP, errno.ENOSYS)
-"""What older kernels and user-space kernels (gVisor) answer."""
+"""Answers of older kernels and user-space kernels (gVisor)."""
 _HAS_ENDED = (errno.ESRCH, errno.EINVAL, errno.ENODATA)
-"""What kernels from 6.5 on answer for a process that was reaped; since 6.16 they give a pidfd all the same."""
+"""Answers of kernels from 6.5 on for a process that was reaped; since 6.16 they give a pidfd all the same."""
 _CREDENTIALS = struct.Struct("3i")
 _PIDFD = struct.Struct("i")
 
@@ -177,9 +178,10 @@ def credentials(connection: socket.socket) -> tuple[int, int]:
 
 
 def identified(connection: socket.socket) -> Peer:
-    """Return the process that made this connection, and no later one of the same pid. The caller closes its pidfd.
+    """Return the process that made this connection, and no later process of the same pid.
 
-    Raises ProcessLookupError where that process has ended, and OSError where no descriptor is left.
+    The caller closes its pidfd. Raises ProcessLookupError where that process has ended, and OSError where no
+    descriptor is left.
     """
     pid, uid = credentials(connection)
     pidfd = _pidfd_of_connection(connection)
@@ -239,7 +241,7 @@ def _has_ended(pidfd: int) -> bool:
 
 
 def _can_have_connected(pid: int, uid: int) -> bool:
-    """Whether the process of this pid has that uid in any form: a process of another user did not connect."""
+    """Return whether the process of this pid has that uid in any form: a process of another user did not connect."""
     return uid in processes.uids(pid)
 
 
@@ -250,23 +252,25 @@ MAX_UNREAD_FRAMES = 256
 """Frames kept for a peer whose socket buffer is full."""
 KNOWN_FEATURES = sum(Feature)
 COSTS = dict.fromkeys((Kind.RELEASE, Kind.PAGED_IN, Kind.PAGED_OUT), 2)
-"""Cost in frames, where it is not 1: the arbiter considers all processes, the answer all sessions on the GPU, KERNELS
-all observers, ASK what was asked before."""
+"""Cost in frames, where it is not 1.
+
+The arbiter considers all processes, the answer all sessions on the GPU, KERNELS all observers, ASK all earlier asks.
+"""
 COSTS |= {Kind.REQUEST: 8, Kind.RESERVE: 10, Kind.KERNELS: 20, Kind.QUERY: 50, Kind.ASK: 50}
 HELLO_WITHIN = 10.0
-"""Seconds; a connection that says nothing is closed."""
+"""Seconds after which a connection without HELLO is closed."""
 
 _numbers = count(1)
 
 
 class Listener(Protocol):
-    """Who knows what frames mean."""
+    """Handler of the frames of a session's connections."""
 
     def received(self, connection: Connection, frame: Frame) -> None:
-        """A frame came. May raise Refused."""
+        """Handle a frame. May raise Refused."""
 
     def ended(self, connection: Connection) -> None:
-        """The connection is gone; told once."""
+        """Handle the end of a connection; called once."""
 
 
 class Home(Protocol):
@@ -275,17 +279,17 @@ class Home(Protocol):
     loop: asyncio.AbstractEventLoop
     listener: Listener
     reading: FairReading
-    """When the session's connections are read."""
+    """The turns and the budget of the session's connections."""
 
     def log_peer(self, message: str, *arguments: object, trace: bool = False) -> None:
-        """Say in the log what a peer did."""
+        """Log an action of a peer."""
 
     def forget(self, connection: Connection) -> None:
-        """The connection ended."""
+        """Remove a connection that has ended."""
 
 
 class FrameRefused(Exception):
-    """This frame ends its connection."""
+    """A frame that ends its connection."""
 
     def __init__(self, code: int, reason: str) -> None:
         super().__init__(reason)
@@ -296,11 +300,11 @@ class Connection:
     """One process connected to a session's socket."""
 
     def __init__(self, home: Home, peer_socket: socket.socket, peer: Peer) -> None:
-        """The connection closes the socket and the peer's pidfd."""
+        """Take over the socket and the peer's pidfd; the connection closes both."""
         self.number = next(_numbers)
         self.peer = peer
         self.features = Feature(0)
-        """What the process says that it can do; none before HELLO."""
+        """Features that the process supports; none before HELLO."""
         self._home = home
         self._socket = peer_socket
         self._loop = home.loop
@@ -311,7 +315,8 @@ class Connection:
         self._pidfd = peer.pidfd
         self.go_on()
         if self._pidfd is not None:
-            # a killed process whose forked child still holds the socket would never be seen as gone otherwise
+            # otherwise the end of a killed process would stay hidden while its forked child holds the
+            # socket
             self._loop.add_reader(self._pidfd, self._process_gone)
         self._patience = self._loop.call_later(HELLO_WITHIN, self._too_quiet)
 
@@ -319,7 +324,7 @@ class Connection:
         return f"connection {self.number} of process {self.peer.pid}"
 
     def greeted(self, features: int) -> None:
-        """HELLO came in time, with these feature bits. Unknown bits belong to newer versions and are ignored."""
+        """Record HELLO with its feature bits. Unknown bits belong to newer versions and are ignored."""
         self.features = Feature(features & KNOWN_FEATURES)
         self._patience.cancel()
 
@@ -367,7 +372,7 @@ class Connection:
 
     @property
     def reading(self) -> FairReading:
-        """What reads all connections of its session, and what they may cost."""
+        """The turns and the budget of its session's connections."""
         return self._home.reading
 
     def hold(self) -> None:
@@ -375,14 +380,14 @@ class Connection:
         self._loop.remove_reader(self._socket)
 
     def go_on(self) -> None:
-        """Read what comes."""
+        """Read frames again."""
         if self._open:
             self._loop.add_reader(self._socket, self._home.reading.readable, self)
 
     def read_one(self) -> float | None:
         """Handle one packet. Return its cost in frames; None if there is none, or the connection has ended."""
         try:
-            # one byte more than a frame: a longer packet shows
+            # one byte more than a frame, to detect a longer packet
             data = self._socket.recv(FRAME_BYTES + 1)
         except (BlockingIOError, InterruptedError):
             return None
@@ -423,7 +428,7 @@ class Connection:
         self._loop.remove_writer(self._socket)
 
     def _end_soon(self, reason: str) -> None:
-        # not at once: whoever sends is in the middle of something that knows this connection
+        # not at once: the sender is still using this connection
         if self._ending:
             return
         self._ending = True

@@ -1,4 +1,4 @@
-"""The control socket: one JSON object a line each way. The requests are in model/control.py."""
+"""The control socket: one JSON object per line in each direction. The requests are in model/control.py."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 MAX_AT_ONCE = 64
 """Requests that are handled at a time; others wait."""
 MAX_CONNECTIONS = 1024
-"""Connections with or without a request. Further ones are answered `overloaded`."""
+"""Connections with or without a request. Further connections are answered `overloaded`."""
 BACKLOG = 4096
 """Connections that the kernel keeps until they are accepted; it may keep fewer (net.core.somaxconn)."""
 QUIET_AFTER = 300.0
@@ -42,10 +42,10 @@ class CannotListen(RuntimeError):
 
 
 class ControlSocket:
-    """Serves the agent's owner and root, and nobody else."""
+    """Server for the agent's owner and root only."""
 
     def __init__(self, path: Path, answer: Callable[[Request], Awaitable[dict[str, Any]]]) -> None:
-        """`answer` does what is asked, or raises ControlRefused."""
+        """Prepare the socket. `answer` carries out a request, or raises ControlRefused."""
         self.path = path
         self._answer = answer
         self._acceptor: Acceptor | None = None
@@ -119,7 +119,7 @@ class ControlSocket:
         reader, writer = await asyncio.open_unix_connection(sock=connection, limit=MAX_LINE_BYTES)
         try:
             if too_many:
-                # read first: a connection that is closed with something unread loses what it was told
+                # read first: a closed connection with unread input loses its answer
                 async with asyncio.timeout(READ_WITHIN):
                     await reader.readline()
                 message = f"the agent has {MAX_CONNECTIONS} connections on its control socket; try again in a second"

@@ -1,6 +1,7 @@
-"""One SOCK_SEQPACKET socket for each session: who may connect, how many, and how often.
+"""The SOCK_SEQPACKET socket of each session: permitted users, number of connections, and their rate.
 
-What a session listens on: an interface, so that the registry of sessions knows neither processes nor pods.
+`SessionEndpoint` and `SessionEndpoints` are interfaces, so that the registry of sessions distinguishes neither
+processes nor pods. Connections are in connection.py.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ log = logging.getLogger(__name__)
 
 
 MAX_CONNECTIONS = 128
-"""Of one session at a time: a notebook server has a few CUDA processes and a few observers."""
+"""Connections of one session at a time: a notebook server has a few CUDA processes and a few observers."""
 CONNECTIONS_PER_SECOND = 100
-"""What a session may make for long. As many as it may have it may make at once: after a restart all come back."""
+"""Connections per second in the long run. A session may make `MAX_CONNECTIONS` at once: after a restart all return."""
 ACCEPTED_AT_ONCE = 16
 """Connections of one socket that are accepted before other sessions have their turn."""
 LOG_LINES_PER_SECOND = 0.2
@@ -44,11 +45,11 @@ LOG_LINES_AT_ONCE = 20
 _NO_DESCRIPTORS = LogOnce(
     log, "connections of sessions are rejected", "connections of sessions are accepted again", lasts=10.0
 )
-"""One for all sockets: it concerns all of them."""
+"""A single instance for all sockets."""
 
 
 class Traffic:
-    """What the sockets of one session have in common: connections, what they may send, lines in the log."""
+    """Shared by the sockets of one session: connections, budget of frames, lines in the log."""
 
     def __init__(self) -> None:
         loop = asyncio.get_running_loop()
@@ -59,15 +60,15 @@ class Traffic:
 
 
 class SessionSocket:
-    """Listens for one session and lets its user in, the agent's own user, and root."""
+    """Listening socket of one session, for its user, the agent's own user, and root."""
 
     def __init__(
         self, folder: SessionFolder, uid: int | None, listener: Listener, traffic: Traffic | None = None
     ) -> None:
-        """`uid`: who is let in beside the agent's own user and root; None: whoever reaches the folder. `traffic` is
-        shared by the sockets of one session.
+        """Listen in the session's folder. Raises OSError where the socket cannot be made.
 
-        Raises OSError where the socket cannot be made.
+        `uid`: the permitted user beside the agent's own user and root; None: every user that reaches the
+        folder. `traffic` is shared by the sockets of one session.
         """
         self._folder = folder
         self.listener = listener
@@ -87,20 +88,20 @@ class SessionSocket:
 
     @property
     def path(self) -> Path:
-        """Where it listens."""
+        """Path of the socket."""
         return self._folder.socket_path
 
     def remove(self) -> None:
-        """Take its folder away."""
+        """Remove its folder."""
         self._folder.remove()
 
     def log_peer(self, message: str, *arguments: object, trace: bool = False) -> None:
-        """Say in the log what a peer did, but not as often as it does it."""
+        """Log an action of a peer, at a limited rate."""
         if self._traffic.log_lines.spend():
             log.log(logging.ERROR if trace else logging.INFO, message, *arguments, exc_info=trace)
 
     def forget(self, connection: Connection) -> None:
-        """The connection ended."""
+        """Remove a connection that has ended."""
         self._connections.discard(connection)
         self._traffic.connections.discard(connection)
         self.listener.ended(connection)
@@ -126,11 +127,11 @@ class SessionSocket:
             self._identify(accepted, pid)
 
     def _identify(self, accepted: socket.socket, pid: int) -> None:
-        """Make it a connection, where the process that connected still runs."""
+        """Add the connection if the process that connected still runs."""
         try:
             peer = identified(accepted)
         except ProcessLookupError:
-            # another process has its end of the connection: nobody could tell whose the work is
+            # another process has its end of the connection: its work could not be attributed
             self.log_peer("process %d connected to %s and ended", pid, self.path)
             _reject(accepted)
         except OSError as error:
@@ -153,7 +154,7 @@ class SessionEndpoint(Protocol):
 
     @property
     def path(self) -> Path:
-        """Where it listens; with several sockets the first of them."""
+        """Path of the socket; with several sockets of the first."""
 
     def close(self, code: int | None = None) -> None:
         """Stop listening and end all connections with this error code of the protocol; the folders stay."""

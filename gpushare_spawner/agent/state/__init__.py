@@ -1,1 +1,1 @@
-"""What the agent keeps on disk."""
+"""The agent's files on disk."""

@@ -15,7 +15,7 @@ from gpushare_spawner.model.controls import Cordon
 from gpushare_spawner.wording.actions import UNREADABLE
 
 UNKNOWN = "gpushare-agent"
-"""Who has cordoned a node whose cordons are unknown."""
+"""The author of the cordon of a node whose cordons are unknown."""
 
 log = logging.getLogger(__name__)
 
@@ -23,12 +23,14 @@ _CORDONS = TypeAdapter(tuple[Cordon, ...])
 
 
 class Cordons:
-    """``cordons.json``, replaced atomically: a crash leaves the old one or the new one."""
+    """``cordons.json``, replaced atomically: a crash leaves the old or the new file."""
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
-        """Reads the file. A missing one means no cordons. One that cannot be read means a cordon of the node, until
-        somebody ends it: what an admin kept away from a broken GPU must not come now. `clock`: seconds since the
-        epoch."""
+        """Read the file. A missing file means no cordons.
+
+        An unreadable file means a cordon of the node until an admin ends it: a GPU that an admin has cordoned
+        must not get sessions now. `clock`: seconds since the epoch.
+        """
         self.path = path
         self._writing = asyncio.Lock()
         self.now: tuple[Cordon, ...] = ()
@@ -41,19 +43,19 @@ class Cordons:
             log.error("cannot read the cordons of this node, %s; no new session comes to its GPUs: %s", path, error)
 
     async def put(self, gpu: str, cordon: Cordon | None) -> None:
-        """Set the cordon of a GPU (UUID), or of the node (empty). Raises OSError, and has changed nothing then."""
+        """Set the cordon of a GPU (UUID), or of the node (empty). Raises OSError, without a change."""
         async with self._writing:
             others = [one for one in self.now if one.gpu != gpu]
             await self._write([*others, *([cordon] if cordon is not None else [])])
 
     async def replace(self, cordons: Iterable[Cordon]) -> None:
-        """Set all cordons; nothing is written where they are as known. Raises OSError."""
+        """Set all cordons; nothing is written where they are the same. Raises OSError."""
         cordons = sorted(cordons, key=lambda cordon: cordon.gpu)
         async with self._writing:
             if cordons != sorted(self.now, key=lambda one: one.gpu):
                 await self._write(cordons)
 
     async def _write(self, cordons: list[Cordon]) -> None:
-        # on the disk first: what was answered survives a crash
+        # on the disk first: an answered request survives a crash
         await asyncio.to_thread(replace_file, self.path, _CORDONS.dump_json(tuple(cordons)))
         self.now = tuple(cordons)

@@ -1,14 +1,12 @@
-"""The agent's state folder: records that only the agent may read, and a folder for each session's socket.
+"""The agent's state folder: private records, a folder for each session's socket, and the lock.
 
-Where a session's socket lies: a folder of the agent's own that the session's user can pass and not write to.
+`SessionFolder` is the folder of a session's socket: owned by the agent; the session's user can pass it and not write to
+it. `FolderLock` permits one agent for each state folder. The records themselves are in records.py.
 
-Unwanted folders with unknown contents: moved aside at once, removed a little at a time.
-
-An agent of an earlier version gave each session's folder to the session's user, who could fill it with many files, or
-with folders inside folders. Removing these at once would take the event loop's time or a deep recursion. Nothing here
-is recursive, follows a link, or leaves a folder to its former owner.
-
-One agent for each state folder.
+`Discarded` holds unwanted folders with unknown contents: moved there at once, removed in small steps. An agent of an
+earlier version gave each session's folder to the session's user, who could fill it with many files, or with folders
+inside folders. An immediate removal would take the event loop's time or a deep recursion. The code neither recurses,
+nor follows a link, nor leaves a folder to its former owner.
 """
 
 from __future__ import annotations
@@ -36,14 +34,14 @@ _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Discarded:
-    """A folder of the agent's own that unwanted folders are moved into."""
+    """A folder of the agent's own for unwanted folders."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     @property
     def empty(self) -> bool:
-        """Nothing is left to remove."""
+        """Return whether nothing is left to remove."""
         try:
             with os.scandir(self.path) as entries:
                 return next(entries, None) is None
@@ -51,13 +49,13 @@ class Discarded:
             return True
 
     def take(self, path: Path) -> None:
-        """Move a folder or file here. One that is not there is no error. Raises OSError."""
+        """Move a folder or file here. A missing path is no error. Raises OSError."""
         self.path.mkdir(mode=0o700, exist_ok=True)
         with contextlib.suppress(FileNotFoundError):
             os.rename(path, self.path / secrets.token_hex(8))
 
     def drain(self, at_most: int = AT_ONCE) -> None:
-        """Remove some of it, at most so many entries; blocks on the disk. What cannot be removed stays."""
+        """Remove at most so many entries; blocks on the disk. An entry that cannot be removed stays."""
         try:
             here = os.open(self.path, _OPEN_FOLDER)
         except FileNotFoundError:
@@ -74,8 +72,10 @@ class Discarded:
             os.close(here)
 
     def _remove(self, here: int, name: str, at_most: int) -> int:
-        """Remove an entry of this folder, or a part of it: folders in it become entries here. How many were dealt
-        with, at least 1."""
+        """Remove an entry of this folder, or a part of it: folders in it become entries here.
+
+        Return the number of entries that were removed or moved, at least 1.
+        """
         try:
             if not stat.S_ISDIR(os.stat(name, dir_fd=here, follow_symlinks=False).st_mode):
                 os.unlink(name, dir_fd=here)
@@ -117,7 +117,7 @@ class PathTooLong(ValueError):
 
 
 def check_length(path: Path) -> None:
-    """Raises PathTooLong, saying what would be right."""
+    """Raise PathTooLong, with a suitable length in the message."""
     length = len(os.fsencode(path))
     if length > MAX_PATH_BYTES:
         raise PathTooLong(
@@ -128,12 +128,12 @@ def check_length(path: Path) -> None:
 class SessionFolder:
     """The folder of one session.
 
-    The folder belongs to the agent and the socket in it to the session's user, who can connect and make nothing: so
-    the agent, which may be root, meets nothing in it that somebody else has put there.
+    The folder belongs to the agent and the socket in it to the session's user, who can connect and make nothing. So
+    the agent, which may be root, meets no foreign entries in it.
     """
 
     def __init__(self, parent: Path, name: str, discarded: Discarded) -> None:
-        """`discarded`: the folder that anything in the socket's place is moved to. Raises PathTooLong."""
+        """Prepare the paths. `discarded`: the target for any entry in the socket's place. Raises PathTooLong."""
         self.path = parent / name
         self._discarded = discarded
         check_length(self.path / _FRESH)
@@ -143,10 +143,10 @@ class SessionFolder:
         return self.path / SOCKET_NAME
 
     def listen(self, uid: int | None) -> socket.socket:
-        """A listening, non-blocking SOCK_SEQPACKET socket in place of whatever was there. Raises OSError or
-        OverflowError (a uid that no user can have).
+        """Return a listening, non-blocking SOCK_SEQPACKET socket in place of any earlier entry.
 
-        `uid`: whose socket it is; None where the folder is seen by its user alone anyhow, under whatever uid.
+        Raises OSError or OverflowError (a uid that no user can have). `uid`: the owner of the socket; None
+        where only its user sees the folder, under any uid.
         """
         self._make()
         fresh = self.path / _FRESH
@@ -185,7 +185,7 @@ class SessionFolder:
             self._discarded.take(self.path)
 
     def _make(self) -> None:
-        """Make the folder, in place of one that the user could write to (of an earlier version)."""
+        """Make the folder, in place of a folder that the user could write to (of an earlier version)."""
         with contextlib.suppress(FileNotFoundError):
             found = os.lstat(self.path)
             if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
@@ -199,10 +199,10 @@ class AlreadyRunning(RuntimeError):
 
 
 class FolderLock:
-    """Holds ``agent.lock`` in a folder until closed; the kernel lets it go when the process dies, however it dies."""
+    """The lock ``agent.lock`` in a folder, held until closed; the kernel releases it when the process ends."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises AlreadyRunning, naming the other agent's process."""
+        """Take the lock. Raises AlreadyRunning, with the other agent's process."""
         self._file = os.open(folder / "agent.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -217,24 +217,21 @@ class FolderLock:
         os.pwrite(self._file, f"{os.getpid()}\n".encode(), 0)
 
     def close(self) -> None:
-        """Let another agent have the folder."""
+        """Release the lock."""
         os.close(self._file)
 
 
 class StateFolder:
-    """``agent.lock``, ``gpus.json``, ``cordons.json``, ``records/`` and ``s/``.
+    """Files and folders of the agent: ``agent.lock``, ``gpus.json``, ``cordons.json``, ``records/`` and ``s/``.
 
-    The latter has a short name because a socket's path has to be short.
-
-    ``records/`` has a record of each session (``*.json``), and of processes that were left suspended (``*.left``).
-
-    On Kubernetes also ``pods/``, with a folder for each grant of devices, which the pod gets mounted, and ``claims/``,
-    with a file for each claim that is prepared. Where sessions share GPUs by MPS also ``mps/``, with a folder for each
-    GPU's daemon.
+    ``s/`` has a short name because a socket's path has to be short. ``records/`` has a record of each session
+    (``*.json``), and of processes that were left suspended (``*.left``). On Kubernetes also ``pods/``, with a
+    folder for each grant of devices, which is mounted into the pod, and ``claims/``, with a file for each prepared
+    claim. Where sessions share GPUs by MPS also ``mps/``, with a folder for each GPU's daemon.
     """
 
     def __init__(self, path: Path) -> None:
-        """Makes what is not there and locks it. Raises AlreadyRunning, PathTooLong or OSError."""
+        """Make missing folders and take the lock. Raises AlreadyRunning, PathTooLong or OSError."""
         self.path = path
         self.sockets = path / "s"
         self.pods = path / "pods"
@@ -245,7 +242,7 @@ class StateFolder:
         check_length(self.sockets / short_name("") / f"{SOCKET_NAME}+")
         if not path.is_dir():
             path.mkdir(parents=True)
-            # users pass through to their own folders, and cannot list what else is there
+            # users pass through to their own folders, and cannot list the others
             os.chmod(path, 0o711)
         self._lock = FolderLock(path)
         self.sockets.mkdir(exist_ok=True)
@@ -254,11 +251,11 @@ class StateFolder:
         self.discarded = Discarded(path / FOLDER)
 
     def barrier(self) -> Path | None:
-        """A folder on the way to the sockets that other users cannot pass; None: there is none."""
+        """Return a folder on the way to the sockets that other users cannot pass; None: there is none."""
         return next((one for one in (self.path, *self.path.parents) if not one.stat().st_mode & 0o001), None)
 
     def remove_unknown_sockets(self, names: set[str]) -> None:
-        """Take away socket folders of sessions that are no more."""
+        """Remove socket folders of sessions that no longer exist."""
         for entry in self.sockets.iterdir():
             if entry.name not in names:
                 try:
@@ -267,5 +264,5 @@ class StateFolder:
                     log.warning("%s, of a session that has ended, cannot be removed: %s", entry, error)
 
     def close(self) -> None:
-        """Let another agent have the folder."""
+        """Release the folder to another agent."""
         self._lock.close()

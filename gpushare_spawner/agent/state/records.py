@@ -1,8 +1,8 @@
-"""What the agent must know about a session after a restart: one JSON file each, written by records.py.
+"""Records of sessions on disk, from which the agent restores them after a restart.
 
-Session records on disk: one JSON file each, replaced atomically: a crash leaves the old one or the new one.
-
-Files of the state folder: read without waiting, and replaced atomically.
+Each record is a JSON file, read without waiting and replaced atomically: a crash leaves the old or the new file.
+`RecordFolder` reads and writes the files and blocks on the disk; `Store` writes without delaying the event loop.
+sessions/session.py has the state of a session that a restart loses.
 """
 
 from __future__ import annotations
@@ -40,45 +40,48 @@ class PodOwner(BaseModel):
     namespace: str
     name: str
     uid: str = ""
-    """Empty for a pod that holds devices of ours without being labelled as a session's."""
+    """Empty for a pod that holds devices of ours without the label of a session."""
     devices: dict[str, tuple[str, ...]]
     """GPU's UUID -> ids of the devices that the kubelet gave to the pod."""
     given: tuple[tuple[str, ...], ...] = ()
-    """The same ids as the kubelet gave them: together those of one GPU and one container."""
+    """The same ids in the kubelet's grants: each grant is for one GPU and one container."""
     folders: tuple[str, ...] = ()
-    """Names of the folders that it has mounted; empty: one for each grant, named after its ids."""
+    """Names of its mounted folders; empty: one for each grant, named after its ids."""
     seen: tuple[str, ...] = ()
-    """The decisions on the tier in the pod's annotations that have been dealt with, the latest last."""
+    """The handled decisions on the tier in the pod's annotations, the latest last."""
     averted: Notice | None = None
     """The notice in the pod's annotations that the agent has withdrawn, as work averts its action; None: there is
-    none."""
+    none.
+    """
     notice_before: Notice | None = None
-    """The notice in the pod's annotations, if it was written before a step of the clock: nobody moves it there."""
+    """The notice in the pod's annotations, if it was written before a step of the clock: its instants are never
+    moved there.
+    """
     notice_moved: float = 0.0
     """Seconds by which the clock was set since."""
     placed_units: Units | None = None
-    """What its devices stand for, on each of its GPUs; None: the session's share, which has not changed."""
+    """Units that its devices stand for, on each of its GPUs; None: the session's share, which has not changed."""
     resized: ShareChangeAnswer | None = None
-    """The last answer to a change of the share that its annotations asked for."""
+    """The last answer to a change of the share that its annotations requested."""
 
     @property
     def key(self) -> tuple[str, str]:
-        """(namespace, name)."""
+        """The pair (namespace, name)."""
         return self.namespace, self.name
 
     @property
     def grants(self) -> tuple[tuple[str, ...], ...]:
-        """Ids that were given together; each such grant has a folder."""
+        """Ids that were granted together; each such grant has a folder."""
         return self.given or tuple(self.devices.values())
 
     def notice_of_now(self, said: Notice | None) -> Notice | None:
-        """Return the notice in the pod's annotations as it would have been written by the clock of now."""
+        """Return the notice in the pod's annotations, moved to the present clock."""
         if said is None or said != self.notice_before:
             return said
         return said.model_copy(update={"at": _moved(said.at, self.notice_moved)})
 
     def clock_was_set(self, shown: Notice | None, by: float) -> Notice | None:
-        """Take note of a step of the clock. Return the notice that the session's user has, `shown`, as it is now."""
+        """Record a step of the clock. Return the notice that the session's user has, `shown`, moved by it."""
         told = shown if shown is not None else self.averted
         if told is None or told != self.notice_of_now(self.notice_before):
             self.notice_before, self.notice_moved = told, 0.0
@@ -87,20 +90,20 @@ class PodOwner(BaseModel):
         if shown is None:
             self.averted = now
             return None
-        self.averted = None  # another notice has come since
+        self.averted = None  # another notice has been written since
         return now
 
 
 class Suspension(BaseModel):
-    """The processes of a session that are suspended, or on their way: written before the first of them is touched."""
+    """The suspended processes of a session, written before the first of them is touched."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
     processes: tuple[ProcessName, ...]
     sizes: tuple[Annotated[int, Field(ge=0)], ...]
-    """Bytes on the GPU that each of them needs to come back."""
+    """Bytes on the GPU that each of them needs for its restore."""
     complete: bool
-    """All were suspended when this was written."""
+    """Whether all were suspended when this was written."""
 
     @model_validator(mode="after")
     def _has_a_size_for_each(self) -> Self:
@@ -110,7 +113,7 @@ class Suspension(BaseModel):
 
 
 class Clock(BaseModel):
-    """The clock that people read, as it was when a record was written."""
+    """The wall clock at the time of a record."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -121,19 +124,19 @@ class Clock(BaseModel):
 
 
 class SessionRecord(BaseModel):
-    """What the agent must know again after a restart; one JSON file each."""
+    """The part of a session that survives a restart; one JSON file each."""
 
-    # A newer agent may have written more than this one understands.
+    # A newer agent may have written fields that this version does not have.
     model_config = ConfigDict(extra="ignore", validate_assignment=True)
 
     version: Literal[1] = 1
     request: OpenRequest
     opened_at: Instant
-    """As the clock was then: the session's name in other processes. `begun` is what durations count from."""
+    """By the clock of that time: the session's name in other processes. Durations count from `begun`."""
     clock_moved: float = 0.0
     """Seconds by which the clock was set since then."""
     clock: Clock | None = None
-    """That of the instants below."""
+    """The clock of the instants below."""
     borrowed_units: Units
     effective_units: Units
     tier: Tier = Tier.ACTIVE
@@ -141,17 +144,17 @@ class SessionRecord(BaseModel):
     process: ProcessName | None = None
     """The notebook server; None until it is confirmed."""
     pod: PodOwner | None = None
-    """Where it is a pod, there is no process."""
+    """The pod; then there is no process."""
     use: UseRule | None = None
-    """How much GPU work restores the share. None: all work does, or the session is active."""
+    """GPU work that restores the share. None: all work does, or the session is active."""
     notice: Notice | None = None
     yields_until: Instant | None = None
-    """Until when the units that its tier took are kept for spawns in quota; None: they are not."""
+    """End of the time for which the units that its tier took are kept for spawns in quota; None: they are not."""
     controls: Controls = NO_CONTROLS
     messages: tuple[Message, ...] = ()
-    """Those that the session's user has, one of each cause, the earliest first."""
+    """Messages of the session's user, one of each cause, the earliest first."""
     gpu_busy: bool = False
-    """There was work when this was written."""
+    """Whether there was work when this was written."""
     last_gpu_activity: Instant | None = None
     gpu_seconds: Annotated[float, Field(ge=0)] = 0.0
     delivered: Delivered = NOTHING
@@ -168,13 +171,13 @@ class SessionRecord(BaseModel):
 
     @property
     def begun(self) -> float:
-        """When the session was opened, by the clock of now."""
+        """Time at which the session was opened, by the present clock."""
         return self.opened_at + self.clock_moved
 
     def clock_was_set(self, by: float) -> None:
-        """Move all instants by a step of the clock, so that durations stay what they were.
+        """Move all instants by a step of the clock, so that durations stay the same.
 
-        A keep and an exemption end when people were told.
+        A keep and an exemption end at the time that the user was told.
         """
         self.clock_moved += by
         self.tier_since = _moved(self.tier_since, by)
@@ -198,12 +201,12 @@ class SessionRecord(BaseModel):
 
     @property
     def gpus_unknown(self) -> bool:
-        """Whether another layer has given GPUs to the pod: its request names them, and only their number is known."""
+        """Whether another layer has given GPUs to the pod: then only their number, from its request, is known."""
         return self.pod is not None and self.request.layer is not LayerName.NATIVE
 
     @classmethod
     def opened(cls, request: OpenRequest, now: float) -> SessionRecord:
-        """The record of a session that begins now (seconds since the epoch)."""
+        """Return the record of a session that begins now (seconds since the epoch)."""
         return cls(
             request=request,
             opened_at=now,
@@ -218,11 +221,11 @@ def _moved(instant: float, by: float) -> float:
 
 
 MAX_RECORD_BYTES = 1024 * 1024
-"""A record is about 1 KiB; a bigger file is none of ours."""
+"""A record is about 1 KiB; a bigger file is not a record."""
 
 
 def regular_content(path: Path) -> bytes:
-    """A file's content, without waiting for anything else than the disk. Raises OSError or ValueError."""
+    """Return a file's content, waiting for the disk only. Raises OSError or ValueError."""
     file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     with open(file, "rb") as opened:
         found = os.fstat(file)
@@ -234,9 +237,10 @@ def regular_content(path: Path) -> bytes:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Replace a file; a crash leaves the old one or the new one. Raises OSError; the old file is whole then.
+    """Replace a file; a crash leaves the old or the new file. Raises OSError; the old file is whole then.
 
-    It is this user's alone, whatever the umask: others can pass the state folder, and nobody else reads its records.
+    The file belongs to this user alone, whatever the umask: other users can pass the state folder, and must not
+    read its records.
     """
     fresh = path.with_suffix(".new")
     try:
@@ -258,7 +262,7 @@ def _private(path: str, flags: int) -> int:
 
 
 def sync_folder(folder: Path) -> None:
-    """Have the disk keep which files a folder has. Raises OSError."""
+    """Flush the folder's list of files to the disk. Raises OSError."""
     opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(opened)
@@ -267,7 +271,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def short_name(session_id: str) -> str:
-    """A session's file name: fixed length, and safe whatever the user is called."""
+    """Return a session's file name: fixed length, and safe for any user name."""
     return hashlib.sha256(session_id.encode()).hexdigest()[:16]
 
 
@@ -276,7 +280,7 @@ def _file_name(record: SessionRecord) -> str:
 
 
 def _left_name(record: SessionRecord) -> str:
-    """A session can leave several processes behind, one after the other."""
+    """Return a file name for a record of leftover processes; a session can have several in succession."""
     pids = record.suspension.processes if record.suspension is not None else ()
     return f"{short_name(record.request.id)}-{'-'.join(str(pid.pid) for pid in pids[:4])}.left"
 
@@ -289,8 +293,10 @@ class RecordFolder:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def load(self) -> list[SessionRecord]:
-        """All good records of sessions. One that cannot be read is set aside, with the reason beside it and in the
-        log."""
+        """Return all good records of sessions.
+
+        An unreadable record is set aside, with the reason beside it and in the log.
+        """
         records = self._good("*.json")
         for unfinished in self.folder.glob("*.new"):
             with contextlib.suppress(OSError):
@@ -298,11 +304,14 @@ class RecordFolder:
         return records
 
     def left(self) -> list[SessionRecord]:
-        """All good records of processes that were left suspended: their session has ended, or goes on without them."""
+        """Return all good records of processes that were left suspended.
+
+        Their session has ended, or runs without them.
+        """
         return self._good("*.left")
 
     def unreadable(self) -> list[Path]:
-        """Records that were set aside."""
+        """Return the records that were set aside."""
         return sorted(self.folder.glob("*.bad"))
 
     def _good(self, pattern: str) -> list[SessionRecord]:
@@ -352,38 +361,38 @@ class RecordFolder:
 
 
 class Store:
-    """Writes records behind the event loop's back, in order, the latest of each session only.
+    """Writer of records in a thread, in order, only the latest of each session.
 
-    A disk that refuses (full, read-only) stops nothing: the agent goes on from memory, the log says so once, and what
-    is missing on the disk is tried again with each `retry`.
+    A failing disk (full, read-only) stops nothing: the agent continues from memory, logs the failure once, and
+    writes the missing records with each `retry`.
     """
 
     def __init__(self, folder: RecordFolder, changed: Callable[[], None] = lambda: None) -> None:
-        """`changed` is called when `failure` has changed."""
+        """Start without records to write. `changed` is called when `failure` has changed."""
         self._folder = folder
         self._changed = changed
         self._refused: set[str] = set()
-        """Names of what the disk refused when it was last tried."""
+        """Names of the records that the disk refused last."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="store")
         self._unwritten: dict[str, bytes | None] = {}
         self._writing: asyncio.Task[None] | None = None
         self.failure: str | None = None
-        """Why records are in memory only; None while all is well."""
+        """Reason why records are in memory only; None: all are on the disk."""
 
     def put(self, record: SessionRecord) -> None:
         """Write this record soon."""
         self._put(_file_name(record), record.model_dump_json().encode())
 
     def remove(self, session_id: str) -> None:
-        """Forget this session's record soon."""
+        """Remove this session's record soon."""
         self._put(f"{short_name(session_id)}.json", None)
 
     def put_left(self, record: SessionRecord) -> None:
-        """Write the record of processes that are left suspended soon, and before what is asked for later."""
+        """Write the record of processes that are left suspended soon, and before later requests."""
         self._put(_left_name(record), record.model_dump_json().encode())
 
     def remove_left(self, record: SessionRecord) -> None:
-        """Forget it soon."""
+        """Remove such a record soon."""
         self._put(_left_name(record), None)
 
     def _put(self, name: str, content: bytes | None) -> None:
@@ -391,22 +400,22 @@ class Store:
         self._start()
 
     async def flush(self) -> None:
-        """Wait until all that was asked for is on the disk, or the disk has refused it."""
+        """Wait until all requested records are on the disk, or the disk has refused them."""
         while self._writing is not None:
             await asyncio.shield(self._writing)
 
     async def missing(self, session_id: str) -> str | None:
-        """Wait as `flush` does. Return why the session's record is not on the disk as it is now; None: it is."""
+        """Wait as `flush` does. Return why the session's present record is not on the disk; None: it is."""
         await self.flush()
         return self.failure if f"{short_name(session_id)}.json" in self._refused else None
 
     def retry(self) -> None:
-        """Try again what the disk refused."""
+        """Write the records that the disk refused again."""
         if self._unwritten:
             self._start()
 
     async def close(self) -> None:
-        """Write what is left and stop."""
+        """Write the remaining records and stop."""
         self.retry()
         await self.flush()
         if self._unwritten:

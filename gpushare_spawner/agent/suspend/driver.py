@@ -1,14 +1,12 @@
-"""The driver's checkpoint functions for the agent: typed answers, and no call that the agent has to wait for for ever.
+"""The driver's checkpoint functions (cuCheckpointProcess*, CUDA 12.8 and driver 570 or later).
 
-The calls are made in processes of their own, see driver.py. One that does not answer in time is killed; that
-leaves the state of the process it was about as it is, and another call can go on from there.
+A call can hang without limit, so the agent makes no call itself. `DriverCheckpoints` starts this file as a worker
+program, and kills a worker whose call takes too long. The state of the process then stays as it is, and another call
+can continue from there.
 
-The process that calls the driver's checkpoint functions (cuCheckpointProcess*, CUDA 12.8 and driver 570 or later).
-
-A call can hang for as long as the driver likes, so the agent makes none itself: driver.py starts this
-program, and ends it where a call takes too long. It reads a request on each line of standard input and writes its
-answer on a line of standard output, both JSON. It ends with its input, and is killed when the agent ends: a call must
-not go on beside those of the next agent. It makes no CUDA context.
+The worker reads a request on each line of standard input and writes its answer on a line of standard output, both JSON.
+It ends with its input, and is killed when the agent ends: a call must not overlap with calls of the next agent. It
+makes no CUDA context. The order of the calls is in steps.py.
 """
 
 from __future__ import annotations
@@ -35,25 +33,30 @@ log = logging.getLogger(__name__)
 
 
 START_WITHIN = 30.0
-"""Seconds beyond its time in which a call is answered that moves no memory, or it is taken to hang. Its process may
-have to start and initialise the driver: 2.7 s were measured on a machine with 8 GPUs (NVIDIA/nvcf, pull request
-263)."""
+"""Seconds beyond its own timeout after which a call that moves no memory counts as hung.
+
+The worker may have to start and initialise the driver: 2.7 s were measured on a machine with 8 GPUs (NVIDIA/nvcf, pull
+request 263).
+"""
 GIVE_UP = 60.0
-"""Seconds after which a call that moves memory is taken to hang, beside the bytes that it moves."""
+"""Seconds after which a call that moves memory counts as hung, in addition to the time for its bytes."""
 SLOWEST = 200e6
-"""Bytes per second; a checkpoint that is slower is taken to hang. 80 GB in 15 s were seen on an H100
-(NVIDIA/cuda-checkpoint, issue 29)."""
+"""Bytes per second; a slower checkpoint counts as hung.
+
+80 GB in 15 s were measured on an H100 (NVIDIA/cuda-checkpoint, issue 29).
+"""
 IDLE_WORKERS = 2
 """Worker processes that are kept between calls."""
 STOPPED_FOR = 1.0
-"""Seconds for which a process has to be stopped until a call about it is given up: each system call of a traced process
-stops it for a moment."""
+"""Seconds for which a process must be stopped before a call about it is given up: each system call of a traced process
+stops it briefly.
+"""
 LOOK_EVERY = 0.1
-"""Seconds between two looks at whether it is stopped."""
+"""Seconds between two checks whether a process is stopped."""
 
 
 class Code(IntEnum):
-    """What a call answers: the driver's CUresult, and our own below 0."""
+    """Result of a call: the driver's CUresult, and our own codes below 0."""
 
     SUCCESS = 0
     INVALID_VALUE = 1
@@ -75,7 +78,7 @@ class Code(IntEnum):
 
     @classmethod
     def of(cls, number: int) -> Code:
-        """Return the code of a number; UNKNOWN for one that is not listed here."""
+        """Return the code of a number; UNKNOWN for an unlisted number."""
         try:
             return cls(number)
         except ValueError:
@@ -99,7 +102,7 @@ class CheckpointResult:
     number: int = 0
     """The driver's number, for the log."""
     state: ProcessState = ProcessState.RUNNING
-    """Of `state` only."""
+    """Result of `state` only."""
     driver_version: int = 0
     """CUDA version of the driver; 12080 is 12.8."""
     seconds: float = 0.0
@@ -113,33 +116,42 @@ class CheckpointResult:
 
 
 class Checkpoints(Protocol):
-    """How processes are suspended. A process that has ended is never mistaken for a later one of its pid: the answer is
-    ENDED, and nothing is done. Pids are those of the agent's pid namespace."""
+    """Interface for suspending processes.
+
+    A process that has ended is never mistaken for a later process of its pid: the answer is ENDED, and nothing is
+    done. Pids are those of the agent's pid namespace.
+    """
 
     async def lock(self, process: ProcessName, timeout: float) -> CheckpointResult:
-        """Wait at most `timeout` seconds for the work of the process, and let no new work begin."""
+        """Wait at most `timeout` seconds for the work of the process, and block new work."""
 
     async def checkpoint(self, process: ProcessName, size: int) -> CheckpointResult:
         """Move its device memory, of about `size` bytes, to host memory, and release its contexts."""
 
     async def restore(self, process: ProcessName, size: int) -> CheckpointResult:
-        """The inverse of `checkpoint`. The GPU's memory must be free: some drivers never restore a process for which
-        it was not."""
+        """Move the device memory back, of about `size` bytes.
+
+        The GPU's memory must be free: some drivers never restore a process after a restore without enough
+        memory.
+        """
 
     async def unlock(self, process: ProcessName) -> CheckpointResult:
-        """Let its work go on."""
+        """Unblock the work of a process."""
 
     async def state(self, process: ProcessName | None = None) -> CheckpointResult:
-        """Return the state of a process; None: of the calling process, to see what the driver can do."""
+        """Return the state of a process; None: of the calling process, to query the driver's features."""
 
 
 class DriverCheckpoints:
-    """Makes the calls in worker processes: one for each call at a time."""
+    """Makes the calls in worker processes, each of which runs one call at a time."""
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
-        """`environment`: of the worker processes; it names the driver's folder where that is needed."""
+        """Start no worker yet.
+
+        `environment`: of the worker processes; it names the driver's folder where that is needed.
+        """
         self._command = [sys.executable, "-m", "gpushare_spawner.agent.suspend.driver", str(os.getpid())]
-        # the worker sees all GPUs, whatever the agent was told to see, and has nothing preloaded
+        # the worker sees all GPUs, regardless of the agent's environment, and has nothing preloaded
         hidden = ("CUDA_VISIBLE_DEVICES", "LD_PRELOAD")
         self._environment = {name: value for name, value in environment.items() if name not in hidden}
         self._idle: list[Process] = []
@@ -163,7 +175,7 @@ class DriverCheckpoints:
         return await self._call(START_WITHIN, call="state", **({} if process is None else {"process": process}))
 
     async def close(self) -> None:
-        """End the worker processes. A call that is under way leaves its process as the driver has it then."""
+        """End the worker processes. A running call leaves its process in the driver's present state."""
         self._closed = True
         for worker in [*self._idle, *self._busy]:
             _kill(worker)
@@ -171,8 +183,11 @@ class DriverCheckpoints:
         self._idle.clear()
 
     async def _unless_stopped(self, within: float, process: ProcessName, **request: Any) -> CheckpointResult:
-        """Make a call that a thread of the process answers. A stopped process is not asked: the driver would carry the
-        call out when the process goes on, whatever memory is free then."""
+        """Make a call that a thread of the process answers, unless the process is stopped.
+
+        The driver would carry out the call when a stopped process continues, regardless of the free memory
+        then.
+        """
         pid = process.pid
         if await _stays_stopped(pid):
             return CheckpointResult(Code.STOPPED)
@@ -224,7 +239,7 @@ class DriverCheckpoints:
 
 
 async def _stays_stopped(pid: int) -> bool:
-    """Whether a process is stopped at each look for STOPPED_FOR."""
+    """Return whether a process is stopped at each check for STOPPED_FOR."""
     loop = asyncio.get_running_loop()
     until = loop.time() + STOPPED_FOR
     while processes.stopped(pid):
@@ -235,7 +250,7 @@ async def _stays_stopped(pid: int) -> bool:
 
 
 async def _ask(worker: Process, request: dict[str, Any]) -> CheckpointResult | None:
-    """None where the worker has ended."""
+    """Send a request and return the answer; None where the worker has ended."""
     assert worker.stdin is not None
     assert worker.stdout is not None
     try:
@@ -259,26 +274,27 @@ def _kill(worker: Process) -> None:
 
 SUCCESS, OUT_OF_MEMORY, NOT_PERMITTED = 0, 2, 800
 NO_DRIVER, NO_FUNCTIONS, ENDED = -1, -2, -6
-"""Ours, beside the driver's codes: libcuda.so.1 cannot be loaded; it is too old for the checkpoint functions; the
-process has ended."""
+"""Our own codes beside the driver's: libcuda.so.1 cannot be loaded; it is too old for the checkpoint functions; the
+process has ended.
+"""
 _SINCE = 12080
-"""The first CUDA version of these functions, as cuGetProcAddress counts."""
+"""The first CUDA version of these functions, in the format of cuGetProcAddress."""
 _FOUND = 0
 """CU_GET_PROC_ADDRESS_SUCCESS."""
 _ARGUMENTS = 64
-"""Bytes of each CUcheckpoint*Args; what is not set has to be 0."""
+"""Bytes of each CUcheckpoint*Args; unused bytes must be 0."""
 _PR_SET_PDEATHSIG = 1
 """include/uapi/linux/prctl.h."""
 _NAMES = {"lock": "Lock", "checkpoint": "Checkpoint", "restore": "Restore", "unlock": "Unlock"}
 
 
 class Driver:
-    """The driver's checkpoint functions. `error` is the code by which none of them can be had; 0: all are there."""
+    """The driver's checkpoint functions. `error`: the code of the cause where they are missing; else 0."""
 
     def __init__(self) -> None:
         self.error = SUCCESS
         self.version = 0
-        """What cuDriverGetVersion says: 12080 is CUDA 12.8."""
+        """Result of cuDriverGetVersion: 12080 is CUDA 12.8."""
         self._functions: dict[str, Callable[..., int]] = {}
         try:
             library = ctypes.CDLL("libcuda.so.1")
@@ -288,8 +304,9 @@ class Driver:
         version = ctypes.c_int()
         if library.cuDriverGetVersion(ctypes.byref(version)) == SUCCESS:
             self.version = version.value
-        # with the driver initialised here a call takes milliseconds rather than seconds, and without persistence mode
-        # it must be: else a restore finds the GPU closed (issues 25 and 44 of NVIDIA/cuda-checkpoint)
+        # with the driver initialised here a call takes milliseconds rather than seconds, and without
+        # persistence mode it must be: else a restore finds the GPU closed (issues 25 and 44 of
+        # NVIDIA/cuda-checkpoint)
         self.error = library.cuInit(0)
         for name in [*_NAMES.values(), "GetState"]:
             pointer = _address(library, f"cuCheckpointProcess{name}")
@@ -304,11 +321,11 @@ class Driver:
         if self.error:
             return self.error
         arguments = (ctypes.c_uint8 * _ARGUMENTS)()
-        ctypes.c_uint32.from_buffer(arguments).value = timeout_ms  # CUcheckpointLockArgs begins with it
+        ctypes.c_uint32.from_buffer(arguments).value = timeout_ms  # first field of CUcheckpointLockArgs
         return self._functions[_NAMES[name]](pid, ctypes.addressof(arguments))
 
     def state(self, pid: int) -> tuple[int, int]:
-        """The driver's code, and the CUprocessState of the process."""
+        """Return the driver's code, and the CUprocessState of the process."""
         if self.error:
             return self.error, 0
         state = ctypes.c_int()
@@ -316,7 +333,7 @@ class Driver:
 
 
 def _address(library: ctypes.CDLL, name: str) -> int | None:
-    """Return the function of that name; None where the driver is older than it."""
+    """Return the function of that name; None where the driver is too old for it."""
     find = getattr(library, "cuGetProcAddress_v2", None)
     if find is None:
         return None
@@ -328,10 +345,11 @@ def _address(library: ctypes.CDLL, name: str) -> int | None:
 
 
 def answer(driver: Driver, request: dict[str, Any]) -> dict[str, Any]:
-    """Carry out one request: {"call": ..., "process": ..., "timeout_ms": ...}. Without a process it is about this one.
+    """Carry out one request: {"call": ..., "process": ..., "timeout_ms": ...}.
 
-    The driver takes a pid. Its process is compared here, right before the call, and after it: a later process of the
-    same pid is unlocked at once. The other calls do nothing to a process that was not locked.
+    Without a process the request is about this process. The driver takes a pid. The process of the pid is compared
+    right before the call and after it: a later process of the same pid is unlocked at once. The other calls do
+    nothing to a process that was not locked.
     """
     began = time.monotonic()
     name, value = request["call"], 0
@@ -349,14 +367,14 @@ def answer(driver: Driver, request: dict[str, Any]) -> dict[str, Any]:
 
 
 def end_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent ends. Ends at once where that has happened."""
+    """Have the kernel kill this process when its parent ends. Exits at once where the parent has ended."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         sys.exit(1)
 
 
 def main() -> None:
-    """Answer until the input ends. The argument is the pid of the process that started this one."""
+    """Answer requests until the input ends. The argument is the pid of the parent process."""
     end_with(int(sys.argv[1]))
     driver = Driver()
     for line in sys.stdin:

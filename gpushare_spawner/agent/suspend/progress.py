@@ -1,8 +1,8 @@
-"""How far the suspension or resumption of one session has come, and why the next step is not possible.
+"""Progress of the suspension or resumption of one session, and the reasons for a failed step.
 
-The other sessions on a GPU, while one session is suspended or resumed there.
-
-Whether processes can be suspended here, in words: the driver, its functions, the right to use them.
+`OtherSessions` requests memory of the other sessions on a GPU meanwhile. `CheckpointRights` and `why_not` state in
+words whether processes can be suspended here: the driver, its functions, the right to use them. The steps are in
+steps.py.
 """
 
 from __future__ import annotations
@@ -25,37 +25,39 @@ from gpushare_spawner.agent.suspend.driver import CheckpointResult, Checkpoints,
 from gpushare_spawner.model.frames import Frame
 
 SOON, LATER = 2.0, 60.0
-"""Seconds until a session that could not be suspended is tried again: it was busy; another cause."""
+"""Seconds until the next attempt to suspend a session: after a busy session; after another cause."""
 MOMENT = 10.0
-"""Seconds. While the pauses of a busy session are no longer, others that need its memory wait until it is tried again:
-for 14 s, with pauses of 2, 4 and 8 s. Then it counts as one that stays, and their allocations fail at once."""
+"""The longest pause in seconds for which other sessions wait for the memory of a busy session.
+
+With pauses of 2, 4 and 8 s they wait for 14 s. Then their allocations fail at once.
+"""
 RESUME_AGAIN = 1.0
-"""Seconds until a session that could not be resumed is tried again."""
+"""Seconds until the next attempt to resume a session."""
 
 
 @dataclass
 class BackOff:
-    """Pauses between tries, in seconds: each is twice as long as the one before, up to LATER."""
+    """Pauses between attempts, in seconds: each is twice as long as the previous pause, up to LATER."""
 
     first: float
     pause: float = 0.0
-    """The last one; 0: there was no failure."""
+    """The last pause; 0: there was no failure."""
     until: float = float("-inf")
 
     def next(self, now: float) -> float:
-        """Return the pause after a failure. Where the last one is over for LATER, it begins anew."""
+        """Return the pause after a failure. It starts anew when LATER has passed since the last pause."""
         again = self.pause if now - self.until <= LATER else 0.0
         self.pause = min(LATER, max(self.first, 2 * again))
         self.until = now + self.pause
         return self.pause
 
     def succeeded(self) -> None:
-        """The next failure is a first one."""
+        """Reset the pause."""
         self.pause = 0.0
 
 
 class Step(Enum):
-    """The step of a suspension or resumption that a session is in."""
+    """The current step in the suspension or resumption of a session."""
 
     RUNNING = auto()
     ASKING = auto()
@@ -66,7 +68,7 @@ class Step(Enum):
 
 
 class CannotSuspend(Exception):
-    """The session goes on as it was; the message is the reason, in a sentence."""
+    """Failure of a suspension: the session keeps running. The message is the reason, in a sentence."""
 
     def __init__(self, reason: str, retry_in: float = LATER) -> None:
         super().__init__(reason)
@@ -74,18 +76,21 @@ class CannotSuspend(Exception):
 
 
 class CannotResume(Exception):
-    """The session stays suspended for now."""
+    """Failure of a resumption: the session stays suspended for now."""
 
 
 class CannotRestore(CannotResume):
-    """The driver refuses it, whatever memory there is."""
+    """Refusal of the driver, regardless of the free memory."""
 
 
 class MemoryFigures(Protocol):
     """The driver's figures: NVML."""
 
     def memory(self, gpu: Gpu) -> GpuState | None:
-        """Memory in use, and by which processes; None where the GPU does not answer. May block for milliseconds."""
+        """Return memory in use, with its processes; None where the GPU does not answer.
+
+        May block for milliseconds.
+        """
 
 
 @dataclass(eq=False)
@@ -95,12 +100,12 @@ class SuspendProgress:
     session: Session
     step: Step = Step.RUNNING
     number: int = 0
-    """Of the last SUSPEND."""
+    """Number of the last SUSPEND."""
     ready: dict[Connection, Frame] = field(default_factory=dict)
-    """Answers to it."""
+    """Answers to the last SUSPEND."""
     answered: asyncio.Event = field(default_factory=asyncio.Event)
     failed: dict[int, str] = field(default_factory=dict)
-    """Processes that the driver cannot restore, by pid, with what it says."""
+    """Processes that the driver cannot restore, by pid, with the reason."""
     busy: BackOff = field(default_factory=lambda: BackOff(SOON))
     """Pauses after suspensions that failed because the session was busy."""
     refused: BackOff = field(default_factory=lambda: BackOff(RESUME_AGAIN))
@@ -108,16 +113,16 @@ class SuspendProgress:
     task: asyncio.Task[None] | None = None
     retry: asyncio.TimerHandle | None = None
     look: asyncio.TimerHandle | None = None
-    """When the suspender next checks whether the suspended processes have ended."""
+    """Timer of the next check whether the suspended processes have ended."""
 
     def cancel_timers(self) -> None:
-        """Cancel the next tries and checks."""
+        """Cancel the timers of the next attempts and checks."""
         for timer in (self.retry, self.look):
             if timer is not None:
                 timer.cancel()
 
     def of_failed(self) -> str | None:
-        """Return in a sentence which process the driver cannot restore; None: there is none."""
+        """Return a sentence about the process that the driver cannot restore; None: there is none."""
         alive = [pid for pid in self.failed if processes.exists(pid)]
         if not alive:
             return None
@@ -125,24 +130,24 @@ class SuspendProgress:
 
 
 class OtherSessions:
-    """Asks the arbiters for memory, and keeps other sessions from taking it."""
+    """Requests memory from the arbiters, and keeps other sessions from taking it."""
 
     def __init__(
         self, arbitrations: Mapping[str, GpuArbitration], sessions: Mapping[str, Session], holds: MemoryHolds
     ) -> None:
-        """`arbitrations` are by the GPU's UUID, `sessions` by their ids."""
+        """Store the arbitrations by the GPU's UUID, and the sessions by their ids."""
         self._arbitrations = arbitrations
         self._sessions = sessions
         self._holds = holds
 
     def short_of_memory(self, session: str, gpu: Gpu, lacking: int) -> None:
-        """So many bytes are missing on a GPU for a session. Nothing for one that has ended."""
+        """Report missing bytes on a GPU for a session. Does nothing for a session that has ended."""
         if session in self._sessions:
             self._arbitrations[gpu.uuid].short_of_memory(session, lacking)
 
     @contextlib.contextmanager
     def hold_grants(self, session: str, gpu: Gpu) -> Iterator[None]:
-        """While this lasts no other session is granted more memory on the GPU. They may have some in advance."""
+        """Keep the arbiter from granting memory on the GPU to other sessions. They may have memory in advance."""
         self._holds.begin(gpu.uuid, session)
         try:
             yield
@@ -151,7 +156,7 @@ class OtherSessions:
 
     @contextlib.asynccontextmanager
     async def hold_memory(self, session: str, gpu: Gpu) -> AsyncIterator[None]:
-        """While this lasts no other session gets more memory on the GPU."""
+        """Keep other sessions from getting memory on the GPU."""
         with self.hold_grants(session, gpu):
             others = [
                 other.memory.recall_unused(gpu.uuid)
@@ -171,7 +176,7 @@ _WHY = {
     Code.NO_FUNCTIONS: "the driver has no checkpoint functions; install driver 570 or later",
     Code.NOT_SUPPORTED: "this driver does not support it on this machine",
     Code.NOT_PERMITTED: "the agent lacks the right to attach to it; run the agent as root with CAP_SYS_PTRACE",
-    # too few rights can show as this too (NVIDIA/cuda-checkpoint, issue 6)
+    # missing rights can give the same code (NVIDIA/cuda-checkpoint, issue 6)
     Code.OPERATING_SYSTEM: "the operating system refused it, perhaps because the agent lacks CAP_SYS_PTRACE",
     Code.NO_DEVICE: "the driver shows no GPU",
     Code.NOT_INITIALIZED: "it has not initialised CUDA",
@@ -183,24 +188,28 @@ _WHY = {
 
 
 def reason_of(answer: CheckpointResult, what: str) -> str:
-    """Return a sentence: what cannot be done, and what the driver's answer means."""
+    """Return a sentence with the failed action and the meaning of the driver's answer."""
     why = _WHY.get(answer.code)
     return f"{what}: {why}." if why is not None else f"{what}: the driver answers {answer}."
 
 
 @dataclass(frozen=True)
 class CheckpointRights:
-    """What the kernel lets this process do to others of its user and of other users."""
+    """Rights of this process over other processes, of its user and of other users."""
 
     traces_all: bool
-    """It has CAP_SYS_PTRACE."""
+    """Whether it has CAP_SYS_PTRACE."""
     traces_own: bool
-    """It may attach to processes of its own user that are not its children (Yama's ptrace_scope is 0, or there is no
-    Yama)."""
+    """Whether it may attach to processes of its own user that are not its children (Yama's ptrace_scope is 0, or
+    there is no Yama).
+    """
 
     @classmethod
     def read(cls, proc: Path = Path("/proc")) -> CheckpointRights:
-        """Those of this process. What cannot be read counts as allowed: the driver says no where it is not."""
+        """Return the rights of this process.
+
+        An unreadable right counts as present: the driver then refuses the call.
+        """
         try:
             status = (proc / "self/status").read_text()
             effective = next(int(line.split()[1], 16) for line in status.splitlines() if line.startswith("CapEff:"))
@@ -214,10 +223,12 @@ class CheckpointRights:
 
 
 async def why_not(checkpoints: Checkpoints, rights: CheckpointRights) -> str | None:
-    """Return in a sentence why this machine's driver cannot suspend processes, or this process may not; None: it
-    can."""
+    """Return a sentence why this machine cannot suspend processes; None: it can.
+
+    Causes are the driver and this process's rights.
+    """
     answer = await checkpoints.state()
-    # the worker that asks has no context, which drivers may answer in these ways
+    # the worker has no context; drivers may answer in these ways then
     if not answer.ok and answer.code not in (Code.INVALID_VALUE, Code.NOT_INITIALIZED):
         return reason_of(answer, "Processes cannot be suspended")
     if not rights.traces_all and not rights.traces_own:

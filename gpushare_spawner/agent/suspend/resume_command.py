@@ -1,6 +1,6 @@
-"""Resumes what an agent has left suspended, while no agent runs: ``gpushare agent resume``.
+"""Resumes suspended processes while no agent runs: ``gpushare agent resume``.
 
-Nobody pages out other sessions meanwhile, so a process stays suspended where its GPU has too little free memory.
+No arbiter pages out other sessions meanwhile, so a process stays suspended where its GPU has too little free memory.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ async def resume_all(
     checkpoints: Checkpoints,
     say: Callable[[str], None],
 ) -> bool:
-    """Restore and unlock all suspended processes of the records. `say` gets a sentence about each. Returns whether none
-    can be left suspended. Raises OSError where a record cannot be written."""
+    """Restore and unlock all suspended processes of the records. Returns whether none can be left suspended.
+
+    `say` gets a sentence about each process. Raises OSError where a record cannot be written.
+    """
     resume_steps = ResumeSteps(checkpoints, source, _Nobody())
     by_uuid = {gpu.uuid: gpu for gpu in gpus}
     complete = True
@@ -70,7 +72,7 @@ async def _resume(
 
 
 class _Nobody:
-    """There is no arbiter that could free memory, and processes allocate without an agent."""
+    """Substitute for the other sessions: no arbiter can free memory, and processes allocate without an agent."""
 
     def short_of_memory(self, session: str, gpu: Gpu, lacking: int) -> None:
         pass

@@ -1,15 +1,11 @@
-"""The steps of a suspension: all processes of the session are asked, locked and checkpointed, in this order.
+"""The steps of a suspension and of a resumption.
 
-A step that fails raises CannotSuspend. Processes that are locked or checkpointed then stay so: steps.py brings
-them back.
+Suspension: all processes of the session get SUSPEND, then are locked, then checkpointed. A failed step raises
+CannotSuspend. Processes that are locked or checkpointed then stay so; `ResumeSteps` restores and unlocks them.
 
-The steps of a resumption: wait for free memory, then restore and unlock the processes.
-
-This serves processes of sessions, and those that outlive their session.
-
-Suspended processes without a session: they outlive it, or could not be resumed with it.
-
-Each has a record on the disk until it runs or has ended, so that the next agent goes on with it.
+Resumption: wait for free memory, then restore and unlock the processes. `ResumeSteps` serves processes of sessions, and
+`LeftoverProcesses`: suspended processes that outlive their session, or could not be resumed with it. Each of these has
+a record on the disk until it runs or has ended, so that the next agent continues.
 """
 
 from __future__ import annotations
@@ -52,9 +48,9 @@ log = logging.getLogger(__name__)
 READY_WITHIN = 1.0
 """Seconds for SUSPEND_READY. A process answers within 0.1 s; the rest is for a machine under load."""
 LOCK_WITHIN = 10.0
-"""Seconds for the work that all processes of a session have submitted."""
+"""Seconds to wait for the submitted work of all processes of a session."""
 LEAST_TIME = 0.1
-"""Seconds for a process that is locked when the others have used up that time: most have no work left."""
+"""Seconds for a process that is locked after the others have used up that time: most have no work left."""
 UNKNOWN_CONTEXT = 512 * 2**20
 """Bytes of a context where the driver does not show the process's memory."""
 
@@ -62,7 +58,7 @@ _numbers = count(1)
 
 
 def next_number() -> int:
-    """Return the number of a SUSPEND that has not been used."""
+    """Return an unused number for a SUSPEND."""
     return next(_numbers)
 
 
@@ -77,8 +73,11 @@ class SuspendSteps:
         lacks_host_memory: Callable[[Session, int], str | None],
         save: Callable[[Session], Awaitable[None]],
     ) -> None:
-        """`lacks_host_memory`: why the budgets of host memory do not hold so many bytes of a session; None: they do.
-        `save` writes a session's record to the disk. Raises OSError."""
+        """Store the parts of the agent.
+
+        `lacks_host_memory` returns why so many bytes of a session exceed the budgets of host memory; None: they
+        fit. `save` writes a session's record to the disk. Raises OSError.
+        """
         self._checkpoints = checkpoints
         self._sessions = sessions
         self._source = source
@@ -86,8 +85,10 @@ class SuspendSteps:
         self._save = save
 
     async def leave(self, progress: SuspendProgress, memory_comes_free: Callable[[], None]) -> int:
-        """Suspend all processes. Returns the bytes that are free now. Raises CannotSuspend. Calls `memory_comes_free`
-        before the first process leaves the GPU."""
+        """Suspend all processes. Returns the bytes that are free now. Raises CannotSuspend.
+
+        Calls `memory_comes_free` before the first process leaves the GPU.
+        """
         session = progress.session
         progress.step, progress.number = Step.ASKING, next_number()
         await self._ask(progress)
@@ -117,7 +118,7 @@ class SuspendSteps:
             if not answer.ok and processes.alive(name):
                 raise CannotSuspend(reason_of(answer, f"Process {name.pid} cannot be suspended"))
         session.record.suspension = session.record.suspension.model_copy(update={"complete": True})
-        with contextlib.suppress(OSError):  # written later; the log says why not now
+        with contextlib.suppress(OSError):  # written later; the log has the reason
             await self._save(session)
         return sum(sizes.values())
 
@@ -128,7 +129,7 @@ class SuspendSteps:
             progress.answered.set()
 
     async def _ask(self, progress: SuspendProgress) -> None:
-        """Ask all processes to make no driver calls, and whether they can be suspended."""
+        """Send SUSPEND to all processes: make no driver calls, and answer whether they can be suspended."""
         asked = set(progress.session.cuda)
         older = [one.peer.pid for one in asked if Feature.SUSPEND not in one.features]
         if older:
@@ -150,8 +151,11 @@ class SuspendSteps:
             _check_ready(connection.peer.pid, frame)
 
     async def _sizes(self, progress: SuspendProgress) -> dict[ProcessName, int]:
-        """Return the bytes on the GPU of each process that has a CUDA context. Raises CannotSuspend where one of them
-        is not the session's by what the kernel says: a connection alone makes no process a session's."""
+        """Return the bytes on the GPU of each process that has a CUDA context.
+
+        Raises CannotSuspend where a process is not the session's by the kernel's facts: a connection alone does
+        not make a process part of a session.
+        """
         session = progress.session
         gpu = session.gpus[0]
         state = await asyncio.to_thread(self._source.memory, gpu)
@@ -184,7 +188,7 @@ class SuspendSteps:
 
 
 def _check_ready(pid: int, frame: Frame) -> None:
-    """Raise CannotSuspend where a process says that it cannot be suspended."""
+    """Raise CannotSuspend where a process answers that it cannot be suspended."""
     _, managed, opened, exported, _, ready = frame.fields[:6]
     if managed:
         raise CannotSuspend(f"Process {pid} has {memory(managed)} of CUDA managed memory.")
@@ -197,33 +201,35 @@ def _check_ready(pid: int, frame: Frame) -> None:
 MEMORY_WITHIN = 10.0
 """Seconds for which a resumption waits until the driver shows enough free memory."""
 LOOK_EVERY = 0.05
-"""Seconds between two looks at it."""
+"""Seconds between two checks of the free memory."""
 SPARE = 64 * 2**20
-"""Bytes that have to be free for each process beyond what it had: where a restore finds too little, driver 580 never
-restores the process (NVIDIA/cuda-checkpoint, issue 44)."""
+"""Bytes that must be free for each process beyond its former memory.
+
+After a restore with too little memory, driver 580 never restores the process (NVIDIA/cuda-checkpoint, issue 44).
+"""
 SPARE_WITHIN = 2.0
-"""Seconds for which a resumption waits for that. A session that nearly fills the GPU never finds it."""
+"""Seconds for which a resumption waits for the spare bytes. A session that nearly fills the GPU never gets them."""
 CALLS_AT_A_TIME = 8
-"""Each is made in a process of its own."""
+"""Number of calls at a time; each has a process of its own."""
 STEPS = 6
-"""Steps in which a process comes back at most; two, where no other call about it was under way."""
+"""Largest number of steps of a resumption; two, where no other call about the process was running."""
 
 Failed = dict[int, str]
-"""Processes that the driver cannot restore, by pid, with what it says."""
+"""Processes that the driver cannot restore, by pid, with the reason."""
 _NOT_NOW = (
     Code.OUT_OF_MEMORY, Code.NOT_PERMITTED, Code.NO_DRIVER, Code.NO_WORKER, Code.HANGS, Code.NOT_READY, Code.STOPPED,
 )  # fmt: skip
-"""Answers to a restore after which it is tried again."""
+"""Answers to a restore after which there is another attempt."""
 
 
 class Others(Protocol):
     """The other sessions, which use the same GPUs."""
 
     def short_of_memory(self, session: str, gpu: Gpu, lacking: int) -> None:
-        """So many bytes are missing on a GPU for a session (its id)."""
+        """Report missing bytes on a GPU for a session (its id)."""
 
     def hold_memory(self, session: str, gpu: Gpu) -> AbstractAsyncContextManager[None]:
-        """While this lasts no other session gets more memory on the GPU."""
+        """Keep other sessions from getting memory on the GPU."""
 
 
 class ResumeSteps:
@@ -237,15 +243,18 @@ class ResumeSteps:
         """By GPU (UUID): two restores at a time would count on the same free memory."""
 
     async def all_or_none(self, session: str, gpu: Gpu, suspension: Suspension, failed: Failed) -> int:
-        """Restore and unlock all processes. Returns their bytes on the GPU. Raises CannotResume where it is to be tried
-        again; then all are suspended as before. A process that cannot be restored any more is added to `failed`."""
+        """Restore and unlock all processes. Returns their bytes on the GPU.
+
+        Raises CannotResume where another attempt can succeed; then all are suspended as before. A process that
+        cannot be restored any more is added to `failed`.
+        """
         sizes = zip(suspension.processes, suspension.sizes, strict=True)
         left = {name: size for name, size in sizes if processes.alive(name)}
         if stopped := next((name.pid for name in left if processes.stopped(name.pid)), None):
             raise CannotRestore(reason_of(CheckpointResult(Code.STOPPED), f"Process {stopped} cannot be restored"))
         back: list[ProcessName] = []
         if await self._free(gpu) < sum(left.values()):
-            # the driver can have done a restore that was given up
+            # the driver can have completed a restore after its timeout
             back = [name for name in left if await self._is_there(name)]
         away = {name: size for name, size in left.items() if name not in back}
         async with self._memory(session, gpu, sum(away.values()), SPARE * len(away)):
@@ -267,8 +276,10 @@ class ResumeSteps:
         return sum(left[name] for name in back)
 
     async def each(self, session: str, gpu: Gpu, suspension: Suspension, failed: Failed) -> None:
-        """Make each process run, whatever state it is in. Waits until there is memory for it. A process that cannot be
-        brought back is added to `failed`."""
+        """Make each process run, from any state. Waits until there is memory for it.
+
+        A process that cannot be restored is added to `failed`.
+        """
         for name, size in zip(suspension.processes, suspension.sizes, strict=True):
             while True:
                 try:
@@ -281,10 +292,10 @@ class ResumeSteps:
                 _failed(session, name.pid, failure, failed)
 
     async def attempt(self, session: str, gpu: Gpu, name: ProcessName, size: int) -> str | None:
-        """Make a process run, whatever state it is in. Returns what the driver says where it cannot; None: the process
-        runs or has ended. Raises CannotResume where there is no memory for it.
+        """Make a process run, from any state. Returns the driver's reason where it cannot.
 
-        The driver is asked for the state before each step: a call of an agent that was killed can be under way still.
+        None: the process runs or has ended. Raises CannotResume where there is no memory for it. Each step
+        begins with a query of the state: a call of an agent that was killed can still be running.
         """
         answer, looked = CheckpointResult(Code.UNKNOWN), False
         for _ in range(STEPS):
@@ -302,7 +313,7 @@ class ResumeSteps:
                 if not answer.ok and answer.code not in (Code.UNKNOWN, Code.ILLEGAL_STATE):
                     break
             elif answer.state is ProcessState.LOCKED or not looked:
-                # of one that runs too: this waits for a lock that is under way
+                # also for a running process: this call waits for a lock in progress
                 looked = True
                 answer = await self._checkpoints.unlock(name)
                 if answer.ok:
@@ -314,14 +325,14 @@ class ResumeSteps:
         return str(answer) if processes.alive(name) else None
 
     async def _is_there(self, name: ProcessName) -> bool:
-        """Whether a process that was not restored has its memory on the GPU all the same."""
+        """Return whether a process whose restore failed has its memory on the GPU all the same."""
         answer = await self._checkpoints.state(name)
         return answer.ok and answer.state in (ProcessState.RUNNING, ProcessState.LOCKED)
 
     async def unlock(self, names: Iterable[ProcessName]) -> None:
-        """Let processes that are only locked go on. Those that are checkpointed stay so.
+        """Unlock processes that are only locked. Checkpointed processes stay so.
 
-        The call about one of them can wait for the end of its checkpoint, and the others do not wait for that.
+        The call about a process can wait for the end of its checkpoint; the others do not wait for that.
         """
         at_a_time = asyncio.Semaphore(CALLS_AT_A_TIME)
 
@@ -334,15 +345,17 @@ class ResumeSteps:
 
     @contextlib.asynccontextmanager
     async def _memory(self, session: str, gpu: Gpu, needed: int, spare: int) -> AsyncIterator[None]:
-        """Wait until so many bytes are free, and keep them free while the body restores processes into them. Raises
-        CannotResume where they are not."""
+        """Wait until so many bytes are free, and keep them free while the body restores processes into them.
+
+        Raises CannotResume where they are not.
+        """
         while True:
             await self._wait_for_memory(session, gpu, needed, spare)
             async with (
                 self._restores.setdefault(gpu.uuid, asyncio.Lock()),
                 self._others.hold_memory(session, gpu),
             ):
-                # others may have allocated meanwhile what they had been granted before
+                # others may have used earlier grants meanwhile
                 if await self._free(gpu) >= needed:
                     yield
                     return
@@ -355,8 +368,10 @@ class ResumeSteps:
         return gpu.memory_bytes - state.memory_used_bytes
 
     async def _wait_for_memory(self, session: str, gpu: Gpu, needed: int, spare: int) -> None:
-        """Wait until the driver shows so many free bytes, and some to spare where they can be had. Raises CannotResume
-        where it does not."""
+        """Wait until the driver shows so many free bytes, and spare bytes where possible.
+
+        Raises CannotResume after the timeout.
+        """
         loop = asyncio.get_running_loop()
         began = loop.time()
         while True:
@@ -376,29 +391,32 @@ def _failed(session: str, pid: int, said: str, failed: Failed) -> None:
 
 
 LET_GO_AFTER = 5.0
-"""Seconds for which processes may outlive their session before they are resumed: most are ended with it."""
+"""Seconds for which processes may outlive their session before they are resumed: most end with it."""
 AGAIN_AFTER = 2.0
-"""Seconds until a process that could not be resumed is tried again; twice as long after each further failure."""
+"""Seconds until the next attempt to resume a process; twice as long after each further failure."""
 
 
 class LeftoverRecords(Protocol):
     """The records on the disk."""
 
     def put_left(self, record: SessionRecord) -> None:
-        """Keep a record of processes that are left behind, soon."""
+        """Write a record of leftover processes, soon."""
 
     def remove_left(self, record: SessionRecord) -> None:
-        """Forget it soon."""
+        """Delete the record, soon."""
 
 
 class LeftoverProcesses:
-    """Resumes such processes, one after another for each session."""
+    """Resumes leftover processes, one process at a time for each session."""
 
     def __init__(
         self, resume_steps: ResumeSteps, records: LeftoverRecords, told: Callable[[str, int, str | None], None]
     ) -> None:
-        """`told`: of a session (its id), the driver cannot bring a process (pid) back, with what it says; None: the
-        process runs again or has ended."""
+        """Start without processes.
+
+        `told` is called with a session's id, the pid of a process, and the driver's reason why it cannot be
+        restored. Reason None: the process runs again or has ended.
+        """
         self._resume_steps = resume_steps
         self._records = records
         self._told = told
@@ -406,8 +424,10 @@ class LeftoverProcesses:
         self._closed = False
 
     def take(self, record: SessionRecord, gpu: Gpu, after: float) -> None:
-        """Bring the suspended processes of a record back, in so many seconds at the earliest. Nothing changes for those
-        that are on their way already."""
+        """Resume the suspended processes of a record, after so many seconds at the earliest.
+
+        Has no effect on processes whose resumption is in progress.
+        """
         assert record.suspension is not None
         if any(one.suspension == record.suspension for one in self._tasks.values()):
             return
@@ -419,7 +439,7 @@ class LeftoverProcesses:
         task.add_done_callback(self._ended)
 
     async def close(self) -> list[SessionRecord]:
-        """Stop. Returns the records of those that were on their way."""
+        """Stop. Returns the records of unfinished resumptions."""
         self._closed = True
         left = dict(self._tasks)
         for task in left:

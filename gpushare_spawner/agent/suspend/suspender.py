@@ -1,9 +1,8 @@
-"""Suspends sessions for others, and resumes them when they have GPU work: what the arbiters order, what processes and
-timers say, and how a session goes on where a step fails.
+"""Suspends sessions for others, and resumes them when they have GPU work.
 
-The arbiter decides which session is suspended and when it comes back. The steps themselves are in steps.py and
-steps.py. What the processes are told: "Suspending a process" in docs/reference/protocol.md. A failure leaves the
-session running and not suspendable, with the reason.
+The arbiter decides which session is suspended and when it is resumed. This module handles the arbiters' orders, the
+frames of processes, timers, and failures. The steps themselves are in steps.py. Frames to the processes: "Suspending a
+process" in docs/reference/protocol.md. A failure leaves the session running and not suspendable, with the reason.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ UNLOCK_WITHIN = 5.0
 
 
 class Suspender:
-    """Carries out what the arbiters order for sessions of engine `suspend`."""
+    """Carries out the arbiters' orders for sessions of engine `suspend`."""
 
     def __init__(
         self,
@@ -71,10 +70,13 @@ class Suspender:
         leftover_records: LeftoverRecords,
         holds: MemoryHolds,
     ) -> None:
-        """`arbitrations` are by the GPU's UUID, `sessions` by their ids. `lacks_host_memory`: why the budgets of host
-        memory do not hold so many bytes of a session; None: they do. `save` writes a session's record to the disk.
-        `news` is called when a report has changed. `leftover_records` keeps records of processes that outlive their
-        session. `holds`: who holds the free memory of GPUs."""
+        """Store the parts of the agent. `arbitrations` are by the GPU's UUID, `sessions` by their ids.
+
+        `lacks_host_memory` returns why so many bytes of a session exceed the budgets of host memory; None: they
+        fit. `save` writes a session's record to the disk. `news` is called when a report has changed.
+        `leftover_records` keeps records of processes that outlive their session. `holds`: the sessions for
+        which free memory of GPUs is kept.
+        """
         self._checkpoints = checkpoints
         self._arbitrations = arbitrations
         self._save = save
@@ -92,8 +94,10 @@ class Suspender:
             arbitration.suspend, arbitration.resume = self._suspend, self._resume
 
     async def close(self) -> None:
-        """Stop between two steps or in one. Processes that are only locked go on; those that are checkpointed stay so,
-        and the next agent goes on from the records."""
+        """Stop between two steps or in a step. Processes that are only locked are unlocked.
+
+        Checkpointed processes stay so; the next agent continues from the records.
+        """
         self._closed = True
         under_way = [one for one in self._progress.values() if one.task is not None and not one.task.done()]
         tasks: list[asyncio.Task[Any]] = [one.task for one in under_way if one.task is not None]
@@ -112,7 +116,7 @@ class Suspender:
     # -- sessions and their processes ----------------------------------------------------------------------------------
 
     def opened(self, session: Session) -> None:
-        """A session is there, perhaps from an earlier run of the agent. Its arbiter knows it already."""
+        """Begin with a session, perhaps from an earlier run of the agent. Its arbiter has it already."""
         if not session.suspends:
             return
         progress = self._progress[session.id] = SuspendProgress(session)
@@ -126,7 +130,7 @@ class Suspender:
             self._begin(progress, self._check_capability(progress))
 
     def ended(self, session: Session) -> None:
-        """The session is over. A process of it that lives on is brought back."""
+        """Handle the end of a session. Its remaining processes are resumed."""
         progress = self._progress.pop(session.id, None)
         if progress is None:
             return
@@ -137,16 +141,16 @@ class Suspender:
             self._left.take(session.record, session.gpus[0], LET_GO_AFTER)
 
     def resume_leftover(self, record: SessionRecord, gpu: Gpu) -> None:
-        """A record from an earlier run of the agent is of processes that were left suspended."""
+        """Resume the suspended processes of a record from an earlier run of the agent."""
         session = self._progress.get(record.request.id)
         theirs = session.session.record.suspension if session is not None else None
         if theirs is not None and record.suspension is not None and theirs.processes == record.suspension.processes:
-            self._leftover_records.remove_left(record)  # it did not end after all
+            self._leftover_records.remove_left(record)  # its processes have not ended
         else:
             self._left.take(record, gpu, 0.0)
 
     def _told_of_left(self, session: str, pid: int, failure: str | None) -> None:
-        """Whether the driver can bring a process back that was left suspended."""
+        """Record whether the driver can resume a leftover process."""
         progress = self._progress.get(session)
         if progress is None or (failure is None and pid not in progress.failed):
             return
@@ -160,13 +164,16 @@ class Suspender:
             self._may_try_again(progress)
 
     def joined(self, session: Session, connection: Connection) -> None:
-        """A CUDA process has said HELLO. While its session is suspended it must ask before it calls the driver."""
+        """Handle the HELLO of a CUDA process.
+
+        While its session is suspended the process must request resumption before it calls the driver.
+        """
         progress = self._progress.get(session.id)
         if progress is not None and progress.step is not Step.RUNNING and Feature.SUSPEND in connection.features:
             connection.send(Kind.SUSPEND, progress.number)
 
     def left(self, session: Session, connection: Connection) -> None:
-        """A CUDA process has disconnected."""
+        """Handle the end of a CUDA process's connection."""
         progress = self._progress.get(session.id)
         if progress is not None:
             progress.ready.pop(connection, None)
@@ -174,7 +181,7 @@ class Suspender:
             self._forget_ended(progress)
 
     def _forget_ended(self, progress: SuspendProgress) -> None:
-        """A session of which all suspended processes have ended is suspended no longer."""
+        """End the suspension of a session whose suspended processes have all ended."""
         session = progress.session
         suspension = session.record.suspension
         if progress.step is not Step.SUSPENDED or suspension is None or session.id not in self._progress:
@@ -194,8 +201,10 @@ class Suspender:
         self._forget_ended(progress)
 
     def ready(self, session: Session, connection: Connection, frame: Frame) -> None:
-        """SUSPEND_READY of a CUDA process. With the number 0 it asks whether it is suspended: its connection had
-        ended."""
+        """Handle SUSPEND_READY of a CUDA process.
+
+        Number 0 asks whether the process is suspended: its connection had ended.
+        """
         progress = self._progress.get(session.id)
         number = frame.fields[0]
         if progress is None or (number == 0 and progress.step is Step.RUNNING):
@@ -205,7 +214,8 @@ class Suspender:
         else:
             self._suspend_steps.answered(progress, connection, frame)
 
-    # -- what the arbiters order ---------------------------------------------------------------------------------------
+    # -- the arbiters' orders
+    # ---------------------------------------------------------------------------------------
 
     def _suspend(self, name: str) -> None:
         progress = self._progress.get(name)
@@ -218,7 +228,7 @@ class Suspender:
             self._begin(progress, self._try_to_resume(progress))
 
     def _begin(self, progress: SuspendProgress, work: Coroutine[Any, Any, None]) -> None:
-        """Do it after what is under way for the session; nothing once the agent stops, while clients still leave."""
+        """Schedule the work after the session's current task; nothing once the agent stops."""
         if self._closed:
             work.close()
             return
@@ -235,10 +245,11 @@ class Suspender:
         progress.task = self._loop.create_task(run())
         progress.task.add_done_callback(lambda task: work.close())  # it may have been cancelled before the work began
 
-    # -- from the GPU --------------------------------------------------------------------------------------------------
+    # -- suspension
+    # ----------------------------------------------------------------------------------------------------
 
     async def _try_to_suspend(self, progress: SuspendProgress) -> None:
-        # what processes free stays theirs until all have left: they may have to come back
+        # memory that processes free stays theirs until all are suspended: they may have to be restored
         with contextlib.ExitStack() as held:
             await self._suspend_now(
                 progress,
@@ -271,10 +282,10 @@ class Suspender:
         log.info("session %s is suspended: %s in %.1f s", session.id, memory(amount), self._loop.time() - began)
         arbitration.suspended(session.id, amount, self._loop.time() - began)
         self._news()
-        self._forget_ended(progress)  # processes that left meanwhile were not looked at
+        self._forget_ended(progress)  # processes may have ended meanwhile without a check
 
     async def _goes_on(self, progress: SuspendProgress) -> None:
-        """Bring back what was suspended already, and let all processes go on."""
+        """Restore the suspended processes, and unlock all."""
         session, suspension = progress.session, progress.session.record.suspension
         if suspension is not None:
             await self._resume_steps.each(session.id, session.gpus[0], suspension, progress.failed)
@@ -284,7 +295,7 @@ class Suspender:
         self._tell_resumed(progress)
 
     def _leave_failed(self, progress: SuspendProgress, suspension: Suspension) -> None:
-        """Processes that did not come back are tried again by themselves."""
+        """Schedule further attempts for processes that were not restored."""
         both = zip(suspension.processes, suspension.sizes, strict=True)
         left = {name: size for name, size in both if name.pid in progress.failed and processes.alive(name)}
         if left:
@@ -293,11 +304,12 @@ class Suspender:
             self._left.take(record, progress.session.gpus[0], AGAIN_AFTER)
 
     async def _keep(self, session: Session) -> None:
-        """Write the record, or go on: it is written later, and the log says why not now."""
+        """Write the record, or continue: it is written later, and the log has the reason."""
         with contextlib.suppress(OSError):
             await self._save(session)
 
-    # -- and back ------------------------------------------------------------------------------------------------------
+    # -- resumption
+    # ----------------------------------------------------------------------------------------------------
 
     async def _try_to_resume(self, progress: SuspendProgress) -> None:
         session, began = progress.session, self._loop.time()
@@ -329,7 +341,10 @@ class Suspender:
         self._news()
 
     async def _come_back(self, progress: SuspendProgress) -> int:
-        """Returns the bytes on the GPU. Raises CannotResume where it is to be tried again."""
+        """Resume all processes. Returns the bytes on the GPU.
+
+        Raises CannotResume where another attempt can succeed.
+        """
         session, suspension = progress.session, progress.session.record.suspension
         if suspension is None:
             return 0
@@ -340,7 +355,10 @@ class Suspender:
         return amount
 
     async def _recover(self, progress: SuspendProgress) -> None:
-        """Find how far an earlier run of the agent came. A session of which all processes are suspended stays so."""
+        """Determine the progress of an earlier run of the agent.
+
+        A session with all processes suspended stays so.
+        """
         session, suspension = progress.session, progress.session.record.suspension
         assert suspension is not None
         states = [await self._checkpoints.state(name) for name in suspension.processes if processes.alive(name)]
@@ -370,15 +388,18 @@ class Suspender:
             if Feature.SUSPEND in connection.features:
                 connection.send(Kind.RESUMED, progress.number)
 
-    # -- what is possible ----------------------------------------------------------------------------------------------
+    # -- capability
+    # ----------------------------------------------------------------------------------------------------
 
     async def _check_capability(self, progress: SuspendProgress) -> None:
         if (reason := await self._capability()) is not None:
             self._stays(progress, reason, LATER)
 
     async def _capability(self) -> str | None:
-        """Return why the driver cannot suspend processes, or the agent must not; None: it can. Asked once where it
-        can."""
+        """Return why the driver cannot suspend processes, or the agent must not; None: it can.
+
+        A positive answer is cached.
+        """
         if self._probe is None or (self._probe.done() and (self._probe.cancelled() or self._probe.result())):
             self._probe = self._loop.create_task(why_not(self._checkpoints, CheckpointRights.read()))
         return await asyncio.shield(self._probe)
@@ -386,8 +407,10 @@ class Suspender:
     def _stays(
         self, progress: SuspendProgress, reason: str, retry_in: float | None, for_a_moment: bool = False
     ) -> None:
-        """The session cannot be suspended now, and so its memory cannot leave the GPU. None: never. `for_a_moment`:
-        others that need the memory wait for it."""
+        """Mark the session as not suspendable for now, so that its memory stays on the GPU.
+
+        `retry_in` None: never. `for_a_moment`: others that need the memory wait for it.
+        """
         session = progress.session
         if session.not_suspendable != reason:
             log.warning("session %s is not suspendable: %s", session.id, reason)
@@ -405,7 +428,7 @@ class Suspender:
             self._begin(progress, self._look_again_at(progress))
 
     async def _look_again_at(self, progress: SuspendProgress) -> None:
-        """The pause is over: the session can be suspended again, unless the reason still holds."""
+        """Mark the session as suspendable again after the pause, unless the reason still applies."""
         reason = progress.of_failed() or await self._capability()
         if reason is not None:
             self._stays(progress, reason, LATER)
