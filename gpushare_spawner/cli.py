@@ -1,7 +1,7 @@
 """``gpushare``: one command with a subcommand for each part.
 
 Each part's module has ``configure(parser)`` and ``run(options) -> int``. Agent and service do not import the code for
-clusters: they get it as arguments here.
+clusters: this module passes it to them as arguments.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def _demo() -> Part:
     return Part(demo.configure, demo.run)
 
 
-# Each part is imported only when it is used: `gpushare status` in a notebook's terminal must not load a hub.
+# Each part is imported only for its own subcommand: `gpushare status` in a notebook's terminal must not load a hub.
 COMMANDS: dict[str, tuple[str, Callable[[], Part]]] = {
     "agent": ("run the agent of a GPU machine", _agent),
     "service": ("run the idle culler and the dashboard, as a JupyterHub service", _service),
@@ -108,7 +108,7 @@ COMMANDS: dict[str, tuple[str, Callable[[], Part]]] = {
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser whose subcommands report a misspelt option themselves, with their own usage."""
+    """A parser with subcommands that report a misspelt option themselves, with their own usage."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """Parse; an unknown argument is an error."""
@@ -131,23 +131,23 @@ def _sentence(summary: str) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Entry point of the command; returns its exit status."""
+    """Run the command; returns its exit status."""
     parser: argparse.ArgumentParser = _Parser(prog="gpushare", description="Shared GPUs for JupyterHub.")
     parser.add_argument("--version", action="version", version=f"gpushare-spawner {__version__}")
     parts = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # display names and messages have letters that a terminal's encoding can lack; stderr is so by itself
+        # display names and messages have letters that a terminal's encoding can lack; stderr does this by default
         sys.stdout.reconfigure(errors="backslashreplace")
     chosen: tuple[argparse.ArgumentParser, Callable[[], Part]] | None = None
-    wanted = next((word for word in arguments if not word.startswith("-")), None)
-    if wanted == "keep" and "--" not in arguments:
+    requested = next((word for word in arguments if not word.startswith("-")), None)
+    if requested == "keep" and "--" not in arguments:
         # "-1h" is a wrong time, not an option
         wrong = next((number for number, word in enumerate(arguments) if re.match(r"-\d", word)), None)
         arguments = arguments if wrong is None else [*arguments[:wrong], "--", *arguments[wrong:]]
     for name, (summary, load) in COMMANDS.items():
         part = parts.add_parser(name, help=summary, description=_sentence(summary))
-        if name == wanted:
+        if name == requested:
             chosen = (part, load)
     try:
         if chosen is not None:
@@ -161,10 +161,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         if not belongs_to_extra(error):
             raise
-        print(f"gpushare: {missing_package(f'gpushare {wanted}', error)}", file=sys.stderr)
+        print(f"gpushare: {missing_package(f'gpushare {requested}', error)}", file=sys.stderr)
         return 1
     except BrokenPipeError:
-        # the reader of the output (head, less) has ended; nothing may be written at exit either
+        # the reader of the output (head, less) has ended, and Python must not write at exit either
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     return result

@@ -1,4 +1,4 @@
-"""File descriptors: a higher limit, a reserve for the process itself, and accepting connections when none is left."""
+"""File descriptors: a higher limit, a reserve for the process itself, and an acceptor that survives a lack of them."""
 
 from __future__ import annotations
 
@@ -13,30 +13,29 @@ from collections.abc import Callable
 from gpushare_spawner.log_once import LogOnce
 
 RESERVED = 128
-"""Descriptors that connections of others leave to the rest of the process: records, NVML, database, requests to the
-hub."""
+"""Descriptors that connections leave to the rest of the process: records, NVML, database, requests to the hub."""
 MOST = 1024 * 1024
 TRY_AGAIN = 0.2
-"""Seconds until a socket accepts again after no descriptor was left."""
+"""Seconds until a socket accepts again after descriptors ran out."""
 _NONE_LEFT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
 
 
 def allow_many() -> None:
-    """Raise the soft limit to the hard one: a connection has one or two descriptors, and the usual 1,024 are few."""
+    """Raise the soft limit to the hard limit. A connection needs one or two descriptors; the usual 1,024 are few."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MOST if hard == resource.RLIM_INFINITY else min(hard, MOST)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    soft_limit = MOST if hard == resource.RLIM_INFINITY else min(hard, MOST)
+    if soft != resource.RLIM_INFINITY and soft < soft_limit:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft_limit, hard))
 
 
 def for_connections() -> int:
-    """Return how many descriptors connections may have together."""
+    """Return the number of descriptors that all connections together may have."""
     soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return (MOST if soft == resource.RLIM_INFINITY else soft) - RESERVED
 
 
 def is_reserved(descriptor: int) -> bool:
-    """Whether so many are in use that connections must take no more. The kernel gives the lowest free number."""
+    """Return whether a descriptor is in the reserve. The kernel always gives the lowest free number."""
     return descriptor >= for_connections()
 
 
@@ -50,7 +49,7 @@ class Acceptor:
         trouble: LogOnce,
         at_once: int = 16,
     ) -> None:
-        """`listener` is non-blocking; `accepted` is given each connection. `trouble`: no descriptor is left."""
+        """Start to accept. `listener` is non-blocking; `accepted` gets each connection; `trouble`: none is left."""
         self._listener = listener
         self._accepted = accepted
         self._trouble = trouble
@@ -71,7 +70,7 @@ class Acceptor:
             self._spare = None
 
     def pause(self, seconds: float) -> None:
-        """Accept nothing for so long."""
+        """Accept no connection for some seconds."""
         if self._listener.fileno() < 0 or self._timer is not None:
             return
         self._loop.remove_reader(self._listener)
@@ -93,7 +92,7 @@ class Acceptor:
                 if error.errno not in _NONE_LEFT:
                     raise
                 self._trouble.about(error.strerror)
-                self._turn_one_away()
+                self._reject_connection()
                 self.pause(TRY_AGAIN)
                 return
             self._trouble.settled()
@@ -101,8 +100,8 @@ class Acceptor:
                 self._spare = _spare()
             self._accepted(connection)
 
-    def _turn_one_away(self) -> None:
-        """Accept a waiting connection and close it, so that its client does not wait for nothing."""
+    def _reject_connection(self) -> None:
+        """Accept a waiting connection and close it, so that its client does not wait in vain."""
         if self._spare is None:
             return
         os.close(self._spare)

@@ -1,7 +1,7 @@
-"""An HTTP server that peers cannot hold with half a request, an answer that they do not take, or a large body.
+"""An HTTP server that peers cannot block with half a request, an unread answer or a large body.
 
-The agent serves its metrics with it, and the service its pages and its API. tornado has time limits of its own; what it
-lacks is here: a bound on connections, a reserve of descriptors, and an answer to a body that is too large.
+The agent serves its metrics with it, and the service its pages and its API. It adds to tornado's time limits: a bound
+on connections, a reserve of descriptors, and an answer to a body that is too large.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from gpushare_spawner.rate_limit import Budget
 class BoundedHTTPServer(HTTPServer):
     """Serves an application on a bounded number of connections.
 
-    Where all are in use, the one makes room that keeps its peer's place without a request: the oldest whose request has
-    not arrived completely, else one whose peer does not take its answer. A complete request is always answered.
+    If all are in use, the server closes the oldest connection without a complete request, or else a connection with an
+    answer that its peer does not read. A complete request is always answered.
     """
 
     def initialize(  # type: ignore[override]  # tornado's own options follow
@@ -48,19 +48,20 @@ class BoundedHTTPServer(HTTPServer):
         too_large: bytes = b"",
         **options: Any,
     ) -> None:
-        """`crowded`: connections are closed because there are too many. `trouble`: no descriptor is left.
+        """Set up the server. `crowded`: connections are closed because there are too many.
 
-        `connects`: how often a connection is accepted; None: no bound. A request with a body of more than
-        `most_body_bytes` is answered 413 with the JSON `too_large`; None: tornado's limit, and its 400 without a body.
+        `trouble`: no descriptor is left. `connects`: rate of accepted connections; None: no bound. A request with a
+        body of more than `most_body_bytes` gets the answer 413 with the JSON `too_large`; None: tornado's limit, and
+        its 400 without a body.
         """
         if most_body_bytes is not None:
-            options["max_body_size"] = sys.maxsize  # tornado would answer 400 before anybody could say why
+            options["max_body_size"] = sys.maxsize  # tornado would answer 400 without a reason
         super().initialize(application, **options)
         self._most_connections, self._connects = most_connections, connects
         self._crowded, self._trouble = crowded, trouble
         self._most_body_bytes, self._too_large = most_body_bytes, too_large
         self._acceptors: list[Acceptor] = []
-        # both are ordered: the oldest is first
+        # both are in order of age: the oldest is first
         self._waiting: dict[IOStream, None] = {}
         self._answered: dict[IOStream, None] = {}
 
@@ -81,7 +82,7 @@ class BoundedHTTPServer(HTTPServer):
             stream.close()
 
     def start_request(self, server_conn: object, request_conn: HTTPConnection) -> HTTPMessageDelegate:
-        """Called by tornado when it begins to read a request."""
+        """Record a connection's new request. Tornado calls this when it begins to read the request."""
         connection = cast(HTTP1Connection, request_conn)
         stream = connection.stream
         self._forget(stream)
@@ -92,7 +93,7 @@ class BoundedHTTPServer(HTTPServer):
         return _Request(request, lambda: self._arrived(stream))
 
     def on_close(self, server_conn: object) -> None:
-        """Called by tornado when a connection has ended."""
+        """Forget a connection. Tornado calls this when the connection has ended."""
         super().on_close(server_conn)
         self._forget(cast(HTTP1ServerConnection, server_conn).stream)
 
@@ -112,7 +113,7 @@ class BoundedHTTPServer(HTTPServer):
             if not self._make_room():
                 connection.close()
                 return
-            # its descriptor becomes the one that is free now: those of connections stay below the reserve
+            # move it to the descriptor that is free now: descriptors of connections stay below the reserve
             with connection as high:
                 connection = high.dup()
         connection.setblocking(False)
@@ -126,7 +127,9 @@ class BoundedHTTPServer(HTTPServer):
         self.handle_stream(stream, address)
 
     def _make_room(self) -> bool:
-        stream = next(iter(self._waiting), None) or next((one for one in self._answered if one.writing()), None)
+        stream = next(iter(self._waiting), None) or next(
+            (candidate for candidate in self._answered if candidate.writing()), None
+        )
         if stream is None:
             return False
         self._forget(stream)
@@ -167,7 +170,7 @@ class _Delegate(HTTPMessageDelegate):
 
 
 class _Request(_Delegate):
-    """Says when a request has arrived completely."""
+    """Reports when a request has arrived completely."""
 
     def __init__(self, request: HTTPMessageDelegate, arrived: Callable[[], None]) -> None:
         super().__init__(request)
@@ -179,10 +182,10 @@ class _Request(_Delegate):
 
 
 class _BoundedBody(_Delegate):
-    """Answers 413 as soon as a body is known to be too large, and discards what still comes of it.
+    """Answers 413 as soon as a body is too large, and discards the rest of the body.
 
-    A connection that is closed with something unread is reset, and the peer, or the hub's proxy, loses the answer. So
-    the body is read until its end, or until tornado's time limit for bodies ends the connection.
+    The kernel resets a connection that is closed with unread data, and the peer, or the hub's proxy, loses the answer.
+    So the body is read until its end, or until tornado's time limit for bodies ends the connection.
     """
 
     def __init__(self, request: HTTPMessageDelegate, connection: HTTP1Connection, most: int, answer: bytes) -> None:
@@ -198,10 +201,10 @@ class _BoundedBody(_Delegate):
     ) -> Awaitable[None] | None:
         received = super().headers_received(start_line, headers)
         self._method = cast(RequestStartLine, start_line).method
-        said = headers.get("Content-Length", "").split(",")[0].strip()
-        if said.isascii() and said.isdigit() and (len(said) > 18 or int(said) > self._most):
+        length = headers.get("Content-Length", "").split(",")[0].strip()
+        if length.isascii() and length.isdigit() and (len(length) > 18 or int(length) > self._most):
             # with Expect the peer sends no body
-            comes = "Expect" not in headers and len(said) <= 18
+            comes = "Expect" not in headers and len(length) <= 18
             self._refuse(closes=not comes)
             if not comes:
                 self._finish_answer()

@@ -1,4 +1,4 @@
-"""Logs a lasting problem once when it begins and once when it ends; and different sentences once each."""
+"""Loggers without repetition: a lasting problem when it begins and when it ends, and each different sentence once."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import time
 from collections.abc import Iterator
 
 MOST_SENTENCES = 1000
-"""Sentences that `EachOnce` remembers; then it forgets them all."""
+"""Sentences that `EachOnce` remembers. It forgets all of them before the next one."""
 
 
 class LogOnce:
-    """Logs one problem of one part. Not for different problems: each has an object of its own."""
+    """Logs one problem of one part. Each problem needs its own object."""
 
     def __init__(self, log: logging.Logger, trouble: str, over: str, lasts: float = 0.0) -> None:
-        """`trouble` and `over` are sentences for the log; the reason follows `trouble` after a colon.
+        """Set the sentences for the log, `trouble` and `over`. The reason follows `trouble` after a colon.
 
-        `lasts`: seconds without the problem until it is over, for one that comes and goes many times a second.
+        `lasts`: seconds without the problem until it is over, for a problem that recurs many times a second.
         """
         self._log = log
         self._trouble = trouble
@@ -41,7 +41,7 @@ class LogOnce:
 
 
 class EachOnce:
-    """Logs a sentence as a warning the first time, where the same check finds the same fault again and again."""
+    """Logs a sentence as a warning the first time, for a check that reports the same fault repeatedly."""
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log
@@ -59,7 +59,7 @@ class EachOnce:
 
 @contextlib.contextmanager
 def one_by_one(log: logging.Logger, what: str) -> Iterator[None]:
-    """Log what goes wrong with one of many things, so that the others are processed all the same."""
+    """Log an exception of one of many items, so that the caller continues with the next item."""
     try:
         yield
     except Exception:

@@ -1,4 +1,4 @@
-"""Metrics that agent and service both offer: of a GPU, of a node's host memory, of a session. Each adds its own labels.
+"""Metrics of agent and service: of a GPU, of a node's host memory, of a session. Each of them adds its own labels.
 
 Names follow Prometheus' rules: base units, ``_total`` for counters, and samples of a metric can be added up.
 """
@@ -15,7 +15,7 @@ from gpushare_spawner.model.report import GpuReport, HostMemoryReport, Report, S
 
 Of = TypeVar("Of")
 Item = tuple[Sequence[str], Of]
-"""The values of the labels, and what they label."""
+"""The values of the labels, and the labelled object."""
 
 
 @dataclass(frozen=True)
@@ -26,9 +26,9 @@ class Figure(Generic[Of]):
     """Without ``_total``."""
     meaning: str
     value: Callable[[Of], float | None]
-    """None: not known, and no sample is made."""
+    """None: unknown, so there is no sample."""
     counter: bool = False
-    """It only grows; else it is a gauge."""
+    """Whether the value only grows; False: a gauge."""
 
 
 GPU: tuple[Figure[GpuReport], ...] = (

@@ -1,4 +1,4 @@
-"""How often somebody may do something."""
+"""A limit of the rate of requests."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from collections.abc import Callable
 class Budget:
     """A token bucket: `rate` tokens a second, at most `store` saved up, and never more than `debt` overdrawn.
 
-    The bound on the debt is a promise: after at most `debt` / `rate` seconds of silence it may do something again,
-    however much it did before.
+    After at most `debt` / `rate` seconds without a request, the next request is allowed, whatever was spent before.
     """
 
     def __init__(self, clock: Callable[[], float], rate: float, store: float, debt: float = math.inf) -> None:
@@ -18,12 +17,12 @@ class Budget:
         self._left, self._at = store, clock()
 
     def spend(self, cost: float = 1) -> bool:
-        """Take so much, even where there is less; False if nothing is left then."""
+        """Take `cost` tokens, even if fewer are left. Returns False if none is left after that."""
         self._left = max(-self._debt, self._now() - cost)
         return self._left > 0
 
     def wait(self, keep: float = 0) -> float:
-        """Seconds until something may be spent again, and more than `keep` is left; 0 if it may now."""
+        """Return the seconds until more than `keep` tokens are left; 0 if they are left now."""
         left = self._now() - keep
         # slightly more than 0: sums of floats are not exact
         return (1e-3 - left) / self._rate if left <= 0 else 0.0

@@ -1,7 +1,7 @@
-"""Files that come with the package beside its code, and ``gpushare config-path``, which prints their paths.
+"""Files that the package ships beside its code, and ``gpushare config-path``, which prints their paths.
 
-They are config files of the hub, compute templates, unit files, Helm values, alert rules and a Grafana dashboard. A
-wheel has them in the package's folder ``share``, a checkout in its top folder.
+The files are config files of the hub, compute templates, unit files, Helm values, alert rules and a Grafana dashboard.
+A wheel has them in the package's folder ``share``, a checkout in its top folder.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ FOLDERS = {
 }
 _PACKAGE = Path(__file__).resolve().parent
 NOT_INSTALLED = frozenset({"jupyterhub_config.d/90-demo.py"})
-"""Files of a checkout that no wheel has: the demo runs from a checkout."""
+"""Files of a checkout that a wheel does not have: the demo runs from a checkout."""
 
 
 class NotShipped(Exception):
-    """There is no such file or folder; the message names the command that lists all files."""
+    """Error: there is no such file or folder. The message names the command that lists all files."""
 
 
 def shipped(name: str = "") -> Path:
@@ -32,23 +32,23 @@ def shipped(name: str = "") -> Path:
 
     `name` is a path below that folder, or the last part of a path, if only one path ends in it. Raises NotShipped.
     """
-    root, wanted = _root(), name.strip("/")
-    if not wanted or (wanted.partition("/")[0] in FOLDERS and (root / wanted).exists()):
-        return root / wanted
-    matching = [path for path in _everything(root) if path.name == wanted]
+    root, requested = _root(), name.strip("/")
+    if not requested or (requested.partition("/")[0] in FOLDERS and (root / requested).exists()):
+        return root / requested
+    matching = [path for path in _everything(root) if path.name == requested]
     if len(matching) == 1:
         return matching[0]
     if matching:
         several = ", ".join(str(path.relative_to(root)) for path in matching)
-        raise NotShipped(f"several files have the name {wanted!r}: write one of {several}")
+        raise NotShipped(f"several files have the name {requested!r}: write one of {several}")
     raise NotShipped(f"there is no file or folder {name!r}; `gpushare config-path` lists all files")
 
 
 def files() -> list[Path]:
     """Return all files that a wheel has, sorted. Raises NotShipped."""
     root = _root()
-    found = (path for path in _everything(root) if path.is_file())
-    return sorted(path for path in found if path.relative_to(root).as_posix() not in NOT_INSTALLED)
+    candidates = (path for path in _everything(root) if path.is_file())
+    return sorted(path for path in candidates if path.relative_to(root).as_posix() not in NOT_INSTALLED)
 
 
 def _root() -> Path:
@@ -59,9 +59,9 @@ def _root() -> Path:
 
 
 def _everything(root: Path) -> list[Path]:
-    found = (path for folder in FOLDERS for path in (root / folder).rglob("*"))
-    # without files that Python has compiled
-    return [path for path in found if "__pycache__" not in path.parts]
+    paths = (path for folder in FOLDERS for path in (root / folder).rglob("*"))
+    # without Python's compiled files
+    return [path for path in paths if "__pycache__" not in path.parts]
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

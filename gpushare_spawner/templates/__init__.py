@@ -1,1 +1,1 @@
-"""Compute templates as files: schema, YAML with line numbers, problems, the folder that is read again, the command."""
+"""Compute templates as files: JSON Schemas, YAML with line numbers, problems, the watched folder, the command."""

@@ -1,10 +1,8 @@
-"""``gpushare templates``: check template files and the files beside them before a hub reads them; JSON Schemas.
+"""``gpushare templates``: checks template files and the files beside them before a hub reads them; prints JSON Schemas.
 
-One command checks all: they are in one folder, and a wrong file of any kind is the same surprise for a hub.
-
-The JSON Schemas of a template file and of the files beside templates, for editors.
-
-Which templates no layer of `layers.yaml` can serve, and which nodes are left out for the others.
+One command checks all files of a folder: templates, quotas, idle policy and layers. It also reports templates that no
+layer of `layers.yaml` can serve. The JSON Schemas are for editors. The files are read by `templates.folder` and
+`templates.files`.
 """
 
 from __future__ import annotations
@@ -52,8 +50,8 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 def template_schema() -> dict[str, Any]:
     """Return the JSON Schema (draft 2020-12) of a template file, with a description of each field.
 
-    The schema has each field and its type. Rules over several fields, like the order of the idle actions, are only in
-    the check of the file.
+    The schema has each field and its type. Only the check of the file has the rules over several fields, like the order
+    of the idle actions.
     """
     return file_schema(Template, "Compute template")
 
@@ -91,7 +89,7 @@ Broken = dict[LayerName, tuple[BrokenPromise, ...]]
 
 
 def layer_problems(templates: Templates, layers: LayersFile) -> list[Problem]:
-    """Return what each template promises that none of the layers on its nodes keeps: no server can have it."""
+    """Return the promises of templates that no layer on their nodes keeps: no server can have such a template."""
     return [
         problem
         for template in templates
@@ -101,18 +99,18 @@ def layer_problems(templates: Templates, layers: LayersFile) -> list[Problem]:
 
 
 def layer_notes(templates: Templates, layers: LayersFile) -> list[str]:
-    """Return why a template is not offered on the nodes of a layer, where it is offered on others."""
+    """Return why a template is not offered on the nodes of a layer, for templates that other nodes offer."""
     return [
-        f"{templates.files[template.name]}: not offered on nodes of the layer {layer}: {ones[0].what}"
+        f"{templates.files[template.name]}: not offered on nodes of the layer {layer}: {promises[0].what}"
         for template in templates
         if not all((broken := broken_by_layer(template, layers)).values())
-        for layer, ones in broken.items()
-        if ones
+        for layer, promises in broken.items()
+        if promises
     ]
 
 
 def broken_by_layer(template: Template, layers: LayersFile) -> Broken:
-    """Return what a template without a layer of its own promises in vain, by the layers that can be its layer."""
+    """Return the broken promises of a template without a layer of its own, by its possible layers."""
     if template.gpu is None or template.gpu.layer is not None:
         return {}
     return {layer: template.broken_promises(layer) for layer in layers.layers_for(template.gpu.models)}
@@ -121,16 +119,18 @@ def broken_by_layer(template: Template, layers: LayersFile) -> Broken:
 def _problems(template: Template, broken: Broken, templates: Templates) -> Iterator[Problem]:
     file, lines = templates.files[template.name], templates.lines.get(template.name, {})
     seen = set()
-    for layer, ones in broken.items():
-        for one in ones:
-            if one not in seen:
-                seen.add(one)
-                what = f"{one.what} (its nodes have the layer {layer} by {LAYERS_FILE})"
-                yield Problem(file, line_of(tuple(one.field.split(".")), lines), one.field, what, one.advice)
+    for layer, promises in broken.items():
+        for promise in promises:
+            if promise not in seen:
+                seen.add(promise)
+                what = f"{promise.what} (its nodes have the layer {layer} by {LAYERS_FILE})"
+                yield Problem(
+                    file, line_of(tuple(promise.field.split(".")), lines), promise.field, what, promise.advice
+                )
 
 
 def legacy_notes(templates: Templates, layers: LayersFile | None) -> list[str]:
-    """Return a warning for each layer in use whose project is not maintained any more."""
+    """Return a warning for each layer in use with a project that is no longer maintained."""
     named = {
         template.gpu.layer for template in templates if template.gpu is not None and template.gpu.layer is not None
     }
@@ -191,7 +191,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the subcommand; 0 when nothing is wrong, 1 when something is."""
+    """Run the subcommand. Returns 0 if there is no problem, else 1."""
     if options.action == "schema":
         print(json.dumps(SCHEMAS[options.of](), indent=2))
         return 0
@@ -204,10 +204,10 @@ def run(options: argparse.Namespace) -> int:
 
 
 def check(folder: Path, gpus: int | None = None, as_json: bool = False) -> int:
-    """Print the templates of the folder, and each problem on a line of its own. 0 when there is none.
+    """Print the templates of the folder, and each problem on a line of its own. Returns 0 if there is none, else 1.
 
-    ``gpus``: how many there are; None: unknown, then the guarantees of quotas are not compared with it. ``as_json``:
-    print one JSON object instead.
+    ``gpus``: the number of GPUs, for comparison with the guarantees of quotas; None: unknown. ``as_json``: print one
+    JSON object instead.
     """
     quiet = logging.Logger("gpushare.templates", logging.CRITICAL)
     templates = TemplateFolder(folder, log=quiet).load()
@@ -222,8 +222,8 @@ def check(folder: Path, gpus: int | None = None, as_json: bool = False) -> int:
     warnings = [] if problems else _warnings(folder, templates, quotas, layers.content, gpus)
     if as_json:
         shown = [{"file": templates.files[template.name], **template.model_dump(mode="json")} for template in templates]
-        found = {"problems": list(map(_printable, problems)), "warnings": list(map(_printable, warnings))}
-        print(json.dumps({"folder": _printable(str(folder)), "templates": shown, **found}, indent=2))
+        results = {"problems": list(map(_printable, problems)), "warnings": list(map(_printable, warnings))}
+        print(json.dumps({"folder": _printable(str(folder)), "templates": shown, **results}, indent=2))
         return 1 if problems else 0
     # a log or a file has no width limit
     out = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
@@ -231,7 +231,7 @@ def check(folder: Path, gpus: int | None = None, as_json: bool = False) -> int:
         out.print(_table(templates, idle.content))
     for lines, colour in ((problems, "red"), (warnings, "yellow")):
         for line in lines:
-            # one unwrapped line each, so that editors can jump to file:line
+            # each on one unwrapped line, so that editors can jump to file:line
             out.print(Text(_printable(line), style=colour), soft_wrap=True)
     if problems:
         out.print(f"{plural(len(problems), 'problem')}, {plural(len(templates), 'valid template')}.")
@@ -245,7 +245,7 @@ def check(folder: Path, gpus: int | None = None, as_json: bool = False) -> int:
 def _warnings(
     folder: Path, templates: Templates, quotas: QuotasInForce, layers: LayersFile | None, gpus: int | None
 ) -> list[str]:
-    """Return what is no problem in a folder without problems, and what its admin should know."""
+    """Return the warnings for the admin of a folder without problems."""
     warnings = [
         f"{templates.files[template.name]}: {note}"
         for template in templates
@@ -283,7 +283,7 @@ def _gpus(value: str) -> int:
 
 
 def _table(templates: Templates, policy: IdlePolicy | None) -> Table:
-    """Return the templates as a table. The idle actions are those of users without a group of the policy."""
+    """Return the templates as a table, with the idle actions for users without a group of the policy."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in ("File", "Name", "Share", "Idle", "Access"):
         table.add_column(heading, overflow="fold")
@@ -342,7 +342,7 @@ def _layers(gpu: TemplateGpu, layers: LayersFile | None) -> frozenset[LayerName]
 
 
 def _requests_note(template: Template) -> str | None:
-    """Return that servers of the template can lack a request, without which none is lowered on Kubernetes."""
+    """Return that servers of the template can lack a request. Kubernetes then cannot lower requests."""
     if template.idle.release_resources is None:
         return None
     cpu, host, override = template.resources.cpu, template.resources.memory, template.kubespawner_override
@@ -356,6 +356,6 @@ def _requests_note(template: Template) -> str | None:
 
 
 def _printable(text: str) -> str:
-    # a file's name can contain bytes that no encoding has, and a problem can quote control characters
+    # a file's name can contain bytes that are not UTF-8, and a problem can quote control characters
     safe = text.encode("utf-8", "backslashreplace").decode("utf-8")
     return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in safe)

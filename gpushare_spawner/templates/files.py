@@ -1,12 +1,8 @@
-"""A file beside the templates that need not be there, like `quotas.yaml`: read again when it changes.
+"""Files of a templates' folder: each is read again when it changes, and its last valid version is kept.
 
-A file of templates, quotas or an idle policy on disk: read when it changes, its last valid version kept.
-
-The file `idle.yaml` beside the templates: idle actions for all of them.
-
-The file `layers.yaml` beside the templates: which sharing layer the GPUs of which nodes are shared by.
-
-The file `quotas.yaml` beside the templates: read again when it changes.
+`WatchedFile` is one file of any kind. The optional files beside the templates are `idle.yaml` (idle actions for all
+templates), `layers.yaml` (the sharing layers of nodes) and `quotas.yaml`. The templates are in `templates.folder`, the
+parser in `templates.parser`.
 """
 
 from __future__ import annotations
@@ -39,7 +35,7 @@ from gpushare_spawner.templates.problems import Problem, log_problems
 from gpushare_spawner.wording.service import exceeded_departments
 
 SETTLING_SECONDS = 2.0
-"""A file changed less than this long ago is read again: two changes within one tick of the clock look like one."""
+"""A file that changed less than this long ago is read again: two changes within one clock tick have one signature."""
 
 Signature = tuple[int, int, int, int, int]
 """Modification and change time (ns), size (bytes), inode, device."""
@@ -47,7 +43,7 @@ Signature = tuple[int, int, int, int, int]
 
 @dataclass(frozen=True)
 class WatchedFile(Generic[Content]):
-    """One file as it was read last."""
+    """The last reading of one file."""
 
     signature: Signature | None
     """None: the file's status could not be read."""
@@ -59,20 +55,20 @@ class WatchedFile(Generic[Content]):
 
     @classmethod
     def read(
-        cls, kind: FileKind[Content], path: Path, signature: Signature | None, known: WatchedFile[Content] | None
+        cls, kind: FileKind[Content], path: Path, signature: Signature | None, previous: WatchedFile[Content] | None
     ) -> WatchedFile[Content]:
-        """Read the file now. ``known`` is what was read before. Raises nothing."""
+        """Read the file now. ``previous``: the reading before. Raises nothing."""
         read_at = time.time()
         parsed = _parse(kind, path)
-        good = parsed if parsed.content is not None else known.good if known is not None else None
+        good = parsed if parsed.content is not None else previous.good if previous is not None else None
         return cls(signature, read_at, parsed, good)
 
     def outdated(self, signature: Signature | None) -> bool:
-        """Return whether the file must be read again, by its present signature."""
+        """Return whether the file must be read again. ``signature``: its present one."""
         return signature is None or signature != self.signature or self._may_hide_a_change()
 
     def problems(self, kept: str) -> list[Problem]:
-        """Return the problems of the last reading. ``kept``: what to add where the last valid version is in force."""
+        """Return the problems of the last reading. ``kept``: added if the last valid version is in force."""
         if self.good is None or self.parsed.content is not None:
             return list(self.parsed.problems)
         return [
@@ -86,12 +82,12 @@ class WatchedFile(Generic[Content]):
 
 
 def signature_of(status: os.stat_result) -> Signature:
-    """Return what changes when a file changes."""
+    """Return the parts of a file's status that change with its content."""
     return (status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino, status.st_dev)
 
 
 def _parse(kind: FileKind[Any], path: Path) -> Parsed[Any]:
-    """Read a file. The size is checked before: a file of 100 MB costs nothing."""
+    """Read a file, unless it is too large by its status."""
     name = path.name
     try:
         # without O_NONBLOCK a named pipe would block the hub until a program writes into it
@@ -112,23 +108,23 @@ class FileInForce(Generic[Content]):
     """The last valid version of a file."""
 
     content: Content | None = None
-    """None: there is no file, or it never was valid."""
+    """None: there is no file, or it was never valid."""
     problems: tuple[Problem, ...] = ()
-    """What is wrong with the file now."""
+    """Problems of the file now."""
     lines: Mapping[FieldPath, int] = field(default_factory=dict)
     """The line of each field, counted from 1."""
 
 
 class OptionalFile(Generic[Content]):
-    """One file. An error changes nothing: the last valid version stays in force, and the problem says so.
+    """One file beside the templates. After an error the last valid version stays in force, and the problem says so.
 
-    A file that is removed ends what it says. Problems are logged once, when they appear.
+    After the file is removed, nothing is in force. Problems are logged once, when they appear.
     """
 
     def __init__(
         self, kind: FileKind[Content], path: Path, what: str, kept: str, log: logging.Logger | None = None
     ) -> None:
-        """``what``: how lines of the log begin, like "Quotas"; ``kept``: what stays in force beside an error."""
+        """Set up the file. ``what``: first word of log lines, like "Quotas"; ``kept``: in force after an error."""
         self.path = path
         self.log = log or logging.getLogger(__name__)
         self._kind = kind
@@ -140,7 +136,7 @@ class OptionalFile(Generic[Content]):
         self._read_at: float | None = None
 
     def load(self, max_age: float = 0.0) -> FileInForce[Content]:
-        """Return what is in force, and the problems. Cheap while the file does not change. Raises nothing.
+        """Return the content in force, and the problems. Cheap while the file does not change. Raises nothing.
 
         A result that is at most ``max_age`` seconds old is returned again: the folder can be on a slow disk.
         """
@@ -158,7 +154,7 @@ class OptionalFile(Generic[Content]):
         try:
             signature = signature_of(self.path.stat())  # follows links: Kubernetes swaps the target of its link
         except (FileNotFoundError, NotADirectoryError):
-            # a folder that cannot be read is no sign that an admin has removed the file
+            # only a readable folder without the file means that an admin has removed the file
             if self.path.parent.is_dir() and not self.path.is_symlink():
                 self._file = None
             return
@@ -187,7 +183,7 @@ class OptionalFile(Generic[Content]):
 
 
 IDLE_FILE = "idle.yaml"
-"""Its name in the templates' folder. The name is reserved: a template in it is read as idle actions for all."""
+"""Name in the templates' folder. The name is reserved: a template in this file is read as idle actions for all."""
 
 
 def idle_file(folder: str | Path, log: logging.Logger | None = None) -> OptionalFile[IdlePolicy]:
@@ -197,7 +193,7 @@ def idle_file(folder: str | Path, log: logging.Logger | None = None) -> Optional
 
 
 LAYERS_FILE = "layers.yaml"
-"""Its name in the templates' folder. The name is reserved: a template in it is read as layers."""
+"""Name in the templates' folder. The name is reserved: a template in this file is read as layers."""
 
 
 def layers_file(folder: str | Path, log: logging.Logger | None = None) -> OptionalFile[LayersFile]:
@@ -207,7 +203,7 @@ def layers_file(folder: str | Path, log: logging.Logger | None = None) -> Option
 
 
 QUOTA_FILE = "quotas.yaml"
-"""Its name in the templates' folder. The name is reserved: a template in it is read as quotas."""
+"""Name in the templates' folder. The name is reserved: a template in this file is read as quotas."""
 KEPT = "the last valid quotas stay in force"
 
 
@@ -216,11 +212,11 @@ class QuotasInForce:
     """The quotas of a hub."""
 
     quotas: Quotas | None = None
-    """None: there are none, and nobody is limited by one."""
+    """None: there are no quotas."""
     problems: tuple[Problem, ...] = ()
-    """What is wrong with the file."""
+    """Problems of the file."""
     warnings: tuple[Problem, ...] = ()
-    """What is valid but cannot hold, like guarantees of teams that exceed their department's."""
+    """Valid amounts that cannot be met, like guarantees of teams that exceed their department's."""
 
 
 class QuotaFile:

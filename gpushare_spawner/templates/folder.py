@@ -1,7 +1,6 @@
-"""The folder of compute templates: one YAML file each, read again when files change.
+"""The folder of compute templates: one YAML file for each template, read again when files change.
 
-The folder's `quotas.yaml`, `idle.yaml` and `layers.yaml` are no templates: see `quota_file`, `idle_file` and
-`layers_file`.
+The folder's `quotas.yaml`, `idle.yaml` and `layers.yaml` are not templates: see `templates.files`.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from gpushare_spawner.templates.problems import Problem, log_problems
 
 SUFFIXES = (".yaml", ".yml")
 RESERVED = frozenset({QUOTA_FILE, IDLE_FILE, LAYERS_FILE})
-"""Files in the folder that are no templates."""
+"""Files in the folder that are not templates."""
 DEFAULT_FOLDER = "/etc/gpushare/templates"
 
 
@@ -49,8 +48,7 @@ class Templates:
 
 
 def default_folder() -> Path:
-    """Return the folder that hub and service read by default: ``$GPUSHARE_TEMPLATES``, else
-    /etc/gpushare/templates."""
+    """Return the default folder of hub and service: ``$GPUSHARE_TEMPLATES``, else /etc/gpushare/templates."""
     return Path(os.environ.get("GPUSHARE_TEMPLATES") or DEFAULT_FOLDER)
 
 
@@ -58,8 +56,8 @@ class TemplateFolder:
     """The ``*.yaml`` and ``*.yml`` files of one folder, without its subfolders and without hidden files.
 
     A file with an error does not affect the others. If the file was valid before, its last valid version stays in
-    force, and the problem says so. Of two files with the same template name the first one (by file name) counts.
-    Problems are logged once, when they appear.
+    force, and the problem says so. If two files have the same template name, the first by file name counts. Problems
+    are logged once, when they appear.
     """
 
     def __init__(self, path: str | Path, log: logging.Logger | None = None) -> None:
@@ -86,22 +84,22 @@ class TemplateFolder:
         return self._now
 
     def _read_changes(self) -> bool:
-        """Read the files that changed. Returns whether there were any."""
+        """Read the changed files. Returns whether there were any."""
         try:
-            found = _entries(self.path)
+            signatures = _entries(self.path)
         except OSError as error:
             keeping = "the templates that were read before stay in force" if self._files else ""
             problem = Problem(str(self.path), None, "", f"cannot be listed: {error.strerror or error}", keeping)
             changed, self._folder_problem = problem != self._folder_problem, problem
             return changed
         changed, self._folder_problem = self._folder_problem is not None, None
-        for name in self._files.keys() - found.keys():
+        for name in self._files.keys() - signatures.keys():
             del self._files[name]
             changed = True
-        for name, signature in found.items():
-            known = self._files.get(name)
-            if known is None or known.outdated(signature):
-                self._files[name] = WatchedFile.read(TEMPLATE, self.path / name, signature, known)
+        for name, signature in signatures.items():
+            previous = self._files.get(name)
+            if previous is None or previous.outdated(signature):
+                self._files[name] = WatchedFile.read(TEMPLATE, self.path / name, signature, previous)
                 changed = True
         return changed
 
@@ -144,8 +142,8 @@ class TemplateFolder:
 
 
 def _entries(folder: Path) -> dict[str, Signature | None]:
-    """Return names of template files and their signatures; None for a file that cannot be read. Raises OSError."""
-    found: dict[str, Signature | None] = {}
+    """Return the signatures of template files by name; None for a file that cannot be read. Raises OSError."""
+    signatures: dict[str, Signature | None] = {}
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.name.startswith(".") or entry.name in RESERVED or not entry.name.lower().endswith(SUFFIXES):
@@ -153,7 +151,7 @@ def _entries(folder: Path) -> dict[str, Signature | None]:
             try:
                 status = entry.stat()  # follows links: Kubernetes swaps the target of a ConfigMap's link
                 if not stat.S_ISDIR(status.st_mode):
-                    found[entry.name] = signature_of(status)
+                    signatures[entry.name] = signature_of(status)
             except OSError:
-                found[entry.name] = None
-    return found
+                signatures[entry.name] = None
+    return signatures

@@ -1,8 +1,8 @@
-"""Reads the text of a template file, or of a file beside the templates, or returns a list of problems. Raises nothing.
+"""Parser of the text of a template file, or of a file beside the templates. Gives the content or a list of problems.
 
-YAML is read by the core schema of YAML 1.2 (``no`` is a word, ``1:30`` is not a number): one document, no tags, no
-merge keys. Input that could exhaust memory or time is rejected early: text over 1 MiB, deep nesting, aliases that
-expand to many values.
+YAML is parsed by the core schema of YAML 1.2 (``no`` is a word, ``1:30`` is not a number): one document, no tags, no
+merge keys. The parser rejects input early that could exhaust memory or time: text over 1 MiB, deep nesting, aliases
+that expand to many values. Files on disk are in `templates.files`.
 """
 
 from __future__ import annotations
@@ -48,21 +48,21 @@ class Parsed(Generic[Content]):
 
 @dataclass(frozen=True)
 class FileKind(Generic[Content]):
-    """A kind of file: what it contains, and what its problems advise."""
+    """A kind of file: its content, and the advice in its problems."""
 
     model: type[Content]
     begin: str
     """The first line of an example."""
     required: str
-    """What an empty file lacks."""
+    """Advice for an empty file."""
     one_document: str
-    """What to do with a second document."""
+    """Advice for a second document."""
     split: str
-    """What to do with a file that is too long."""
+    """Advice for a file that is too long."""
     most_nodes: int
     """Values in one file, aliases expanded."""
     usual: str
-    """How many values and levels such a file has."""
+    """Usual number of values and levels of such a file."""
 
 
 TEMPLATE = FileKind(
@@ -117,7 +117,7 @@ class _Refused(Exception):
 
 
 def parse(kind: FileKind[Content], source: bytes | str, file: str) -> Parsed[Content]:
-    """Read one file. ``file`` is the name for problems. Raises nothing, whatever the bytes are."""
+    """Read one file. ``file`` is its name in problems. Raises nothing for any bytes."""
     text = ""
     try:
         text = _decoded(kind, source)
@@ -133,8 +133,8 @@ def parse(kind: FileKind[Content], source: bytes | str, file: str) -> Parsed[Con
     try:
         return Parsed(kind.model.model_validate(data), lines=reader.lines)
     except ValidationError as error:
-        found = problems_of(error, kind.model, file, reader.lines)
-        return Parsed(None, tuple(sorted(found, key=lambda problem: problem.line or 0)), reader.lines)
+        problems = problems_of(error, kind.model, file, reader.lines)
+        return Parsed(None, tuple(sorted(problems, key=lambda problem: problem.line or 0)), reader.lines)
 
 
 def parse_template(source: bytes | str, file: str) -> Parsed[Template]:
@@ -312,7 +312,7 @@ def _yaml_problem(error: Exception, file: str, text: str) -> Problem:
 
 
 def _open_quote(text: str, line: int) -> int | None:
-    """Return the line in which the quote opens that has led to an error at ``line``; None: it is no quote."""
+    """Return the line of the opening quote that caused an error at ``line``; None: no quote caused it."""
     opened = None
     try:
         for token in yaml.scan(text, Loader=yaml.BaseLoader):

@@ -1,6 +1,7 @@
-"""Problems of a template file, of quotas or of an idle policy, in words for its admin.
+"""Problems of a template file or of a file beside the templates, in words for its admin.
 
-Numbers without a unit where a unit is usual: valid, and often not what was meant (`memory.limit: 24`).
+`bare_numbers` gives warnings for numbers without a unit: valid, but often a mistake (`memory.limit: 24`). The parser of
+the files is `templates.parser`.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from gpushare_spawner.wording.amounts import duration, memory
 
 @dataclass(frozen=True)
 class Problem:
-    """One problem. ``str()`` gives one line: file, line, field, what is wrong, and what would be right."""
+    """One problem of a file. ``str()`` gives one line: file, line, field, problem and advice."""
 
     file: str
     line: int | None
@@ -43,7 +44,7 @@ class Problem:
 
 
 def log_problems(log: Logger, what: str, path: Path, before: Sequence[Problem], now: Sequence[Problem]) -> None:
-    """Log the problems that are new, and the end of all. ``what``: "Template", as each line begins; ``path``: where."""
+    """Log new problems, and the end of all problems. ``what``: the first word of each line; ``path``: where."""
     for problem in now:
         if problem not in before:
             log.error("%s %s", what, problem)
@@ -62,7 +63,7 @@ def problems_of(
 
 
 def line_of(path: tuple[str | int, ...], lines: Mapping[tuple[str | int, ...], int]) -> int | None:
-    """Return the line of a field, or of the nearest field around it that the file has; None: of none."""
+    """Return the line of a field, or of the nearest enclosing field in the file; None: there is none."""
     for length in range(len(path), -1, -1):
         if path[:length] in lines:
             return lines[path[:length]]
@@ -70,7 +71,7 @@ def line_of(path: tuple[str | int, ...], lines: Mapping[tuple[str | int, ...], i
 
 
 def _one_line(text: str) -> str:
-    """Return the text with line breaks and control characters as escapes: a field's name can be any text."""
+    """Return the text with line breaks and control characters as escapes. A field's name can be any text."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
@@ -80,7 +81,7 @@ def _path(details: ErrorDetails, root: type[BaseModel]) -> tuple[str | int, ...]
         return ("groups", context["department"], "teams", context["team"])
     if details["type"] == LAYER_CANNOT:
         return tuple(details.get("ctx", {})["field"].split("."))
-    # the name of a mapping's entry that is wrong itself
+    # the error is in the name of a mapping's entry
     where = details["loc"][:-1] if details["loc"][-1:] == ("[key]",) else details["loc"]
     part, _ = _part_and_message(details, where, root)
     return (*where, *part)
@@ -89,16 +90,16 @@ def _path(details: ErrorDetails, root: type[BaseModel]) -> tuple[str | int, ...]
 def _part_and_message(
     details: ErrorDetails, where: tuple[str | int, ...], root: type[BaseModel]
 ) -> tuple[tuple[str, ...], str]:
-    """Return the part of the model at ``where`` that a message begins with, like ``memory.engine: ...``, and the rest.
+    """Return the part of the model at ``where`` that begins a message, like ``memory.engine: ...``, and the rest.
 
-    A rule over several parts of a model fails at the model; its message begins with the part that it is about.
+    A rule over several parts of a model fails at the model. Its message begins with the faulty part.
     """
     message = details["msg"].removeprefix("Value error, ")
     start, separator, rest = message.partition(": ")
     part = tuple(start.split("."))
     model = _model_at(where, root)
-    known = model is not None and part[0] in _fields(model)
-    return (part, rest) if separator and known else ((), message)
+    is_field = model is not None and part[0] in _fields(model)
+    return (part, rest) if separator and is_field else ((), message)
 
 
 def _fields(model: type[BaseModel]) -> dict[str, FieldInfo]:
@@ -111,11 +112,11 @@ def _model_at(path: Sequence[str | int], root: type[BaseModel]) -> type[BaseMode
     at: Any = root
     for name in path:
         if _is_model(at) and isinstance(name, int):
-            # an entry of a list, whose type stands for the list already
+            # an entry of a list: `at` is already the type of the entries
             continue
         if _is_model(at):
-            found = _fields(at).get(str(name))
-            at = found and found.annotation
+            field = _fields(at).get(str(name))
+            at = field and field.annotation
         else:
             # a mapping by name: the values' type
             at = get_args(at)[1] if get_origin(at) is dict else None
@@ -129,15 +130,15 @@ def _is_model(annotation: Any) -> bool:
 
 
 def _words(details: ErrorDetails, path: tuple[str | int, ...], root: type[BaseModel]) -> tuple[str, str]:
-    """Return what is wrong, and what would be right."""
+    """Return the problem and the advice."""
     model = _model_at(path[:-1], root)
     given, limits = _shown(details["input"]), details.get("ctx", {})
-    known = list(_fields(model)) if model else []
+    fields = list(_fields(model)) if model else []
     match details["type"]:
         case "missing":
             return "is missing", _example(str(path[-1]))
         case "extra_forbidden":
-            return f"unknown field{_nearest(str(path[-1]), known)}", ""
+            return f"unknown field{_nearest(str(path[-1]), fields)}", ""
         case "string_type":
             return f"must be text, not {given}", f'put it in quotes: "{given}"' if _simple(details["input"]) else ""
         case "string_pattern_mismatch" if path == ("name",):
@@ -183,7 +184,7 @@ def _words(details: ErrorDetails, path: tuple[str | int, ...], root: type[BaseMo
         case "value_error":
             _, message = _part_and_message(details, details["loc"], root)
             what, _, advice = message.partition(": ")
-            # a message that has its advice after a semicolon already can have a colon in the advice
+            # a message with its advice after a semicolon can have a colon in the advice
             return (message, "") if ";" in what else (what, advice)
         case "enum" | "literal_error":
             values = re.findall("'([^']*)'", str(limits.get("expected")))
@@ -197,16 +198,16 @@ def _either(values: Sequence[str]) -> str:
     return " or ".join([*filter(None, [", ".join(values[:-1])]), *values[-1:]])
 
 
-def _nearest(name: str, known: list[str]) -> str:
-    close = _close(name, known)
+def _nearest(name: str, fields: list[str]) -> str:
+    close = _close(name, fields)
     if close:
         return f"; did you mean '{close}'?"
-    return f"; known fields are {', '.join(known)}" if known else ""
+    return f"; known fields are {', '.join(fields)}" if fields else ""
 
 
-def _close(name: str, known: Sequence[str]) -> str | None:
-    """Return the known name that is nearest to a misspelt one; None: none is near. Dashes count as underscores."""
-    by_spelling = {_spelling(one): one for one in known}
+def _close(name: str, names: Sequence[str]) -> str | None:
+    """Return the name that is nearest to a misspelt name; None: there is none. Dashes count as underscores."""
+    by_spelling = {_spelling(candidate): candidate for candidate in names}
     close = get_close_matches(_spelling(name), by_spelling, n=1)
     return by_spelling[close[0]] if close else None
 
