@@ -1,4 +1,4 @@
-"""What sessions would be if idle actions were carried out: the state of a dry run."""
+"""State of a dry run: the tiers and notices that sessions would have after idle actions."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from gpushare_spawner.model.share import Tier
 class _Supposed:
     opened_at: float
     since: float
-    """When the session would have changed to the tier, or got the notice."""
+    """Time of the simulated tier change or notice."""
     tier: Tier
     units: int
     notice: Notice | None
 
 
 class DryRun:
-    """The tiers and notices that sessions would have, by the session's id.
+    """Simulated tiers and notices, by the session's id.
 
-    A session whose GPU work counts as use is active, as if the agent had restored it: what it would be is forgotten.
+    GPU work that counts as use removes a session's entry, as if the agent had restored the session.
     """
 
     def __init__(self) -> None:
         self._supposed: dict[str, _Supposed] = {}
 
     def observe(self, session: str, seen: Observation) -> Observation:
-        """Return what is known of a session, with the tier and notice that it would have."""
+        """Return the observation with the simulated tier and notice."""
         supposed = self._supposed.get(session)
         if supposed is None:
             return seen
@@ -50,14 +50,14 @@ class DryRun:
         )
 
     def notify(self, session: str, seen: Observation, notice: Notice | None, now: float) -> None:
-        """Suppose that the session's user got this notice, or that it was withdrawn. ``seen``: by `observe`."""
+        """Simulate a notice to the session's user, or its withdrawal. ``seen``: from `observe`."""
         self._supposed[session] = _Supposed(seen.opened_at, now, seen.tier, seen.effective_units, notice)
 
     def act(self, session: str, seen: Observation, tier: Tier, units: int, now: float) -> None:
-        """Suppose that the session changed to this tier, and holds so many units."""
+        """Simulate a change of the session to this tier and so many units."""
         self._supposed[session] = _Supposed(seen.opened_at, now, tier, units, None)
 
     def keep(self, sessions: Collection[str]) -> None:
-        """Forget all other sessions: they have ended."""
-        for session in [one for one in self._supposed if one not in sessions]:
+        """Remove all other sessions, which have ended."""
+        for session in [name for name in self._supposed if name not in sessions]:
             del self._supposed[session]

@@ -1,4 +1,4 @@
-"""Keeps: whether a user may keep a share, and until when a keep is in force. Pure."""
+"""Keeps of shares: limits for users, and the time for which a keep is in force. Pure."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from gpushare_spawner.model.controls import MOST_KEEPS, Controls, Exemption, Kee
 DAY = 86400.0
 """Seconds over which keeps are counted."""
 CLOCKS_DIFFER = 60.0
-"""Seconds. What begins later than this from now was written before the clock was set back."""
+"""Seconds. A later start than this from now was written before the clock was set back."""
 
 
 @dataclass(frozen=True)
 class KeepRule:
-    """What a user may keep. 0 anywhere: nothing."""
+    """Limits of a user's keeps. 0 in any field: no keeps."""
 
     longest: float = 8 * 3600.0
     """Seconds."""
@@ -27,10 +27,10 @@ class KeepRule:
 
 
 class WhyNoKeep(StrEnum):
-    """Why a user may not keep a share. Words for it: `wording.controls.session_controls`."""
+    """Reasons why a user may not keep a share. Words for it: `wording.controls.session_controls`."""
 
     NOBODY = "nobody"
-    """Nobody may keep this template's shares."""
+    """Shares of this template cannot be kept."""
     TOO_LONG = "too-long"
     TOO_OFTEN = "too-often"
     TOO_MANY = "too-many"
@@ -39,27 +39,27 @@ class WhyNoKeep(StrEnum):
 
 @dataclass(frozen=True)
 class KeepRefusal:
-    """Why a user may not keep a share now."""
+    """Rejection of a keep."""
 
     why: WhyNoKeep
     rule: KeepRule
     again_at: float | None = None
-    """When the user may keep again, seconds since the epoch; None: time alone does not help."""
+    """Time of the next possible keep, seconds since the epoch; None: time alone does not help."""
 
 
 @dataclass(frozen=True)
 class KeepsLeft:
-    """How often a user can still keep a share."""
+    """Number of keeps that a user has left."""
 
     left: int
     """Keeps within 24 hours, over all sessions of the user."""
     rule: KeepRule
     again_at: float | None = None
-    """When the user can keep again, seconds since the epoch; None: now, or never."""
+    """Time of the next possible keep, seconds since the epoch; None: now, or never."""
 
 
 def keeps_left(rule: KeepRule, began: Iterable[float], now: float) -> KeepsLeft:
-    """Return a user's keeps that are left. ``began``: the instants at which keeps of all the user's sessions began."""
+    """Return a user's remaining keeps. ``began``: start instants of the keeps of all the user's sessions."""
     if rule.longest <= 0 or rule.per_day <= 0 or rule.at_once <= 0:
         return KeepsLeft(0, rule)
     counted = recent(began, now)
@@ -70,10 +70,10 @@ def keeps_left(rule: KeepRule, began: Iterable[float], now: float) -> KeepsLeft:
 def keep_refused(
     rule: KeepRule, seconds: float, began: Iterable[float], other_sessions: int, now: float
 ) -> KeepRefusal | None:
-    """Return why a user may not keep a share for so many seconds from now on; None: the user may.
+    """Return the reason to reject a keep of so many seconds from now on; None: the user may keep the share.
 
-    ``began``: the instants at which keeps of all the user's sessions began. ``other_sessions``: those of the user that
-    are kept now, without this one.
+    ``began``: start instants of the keeps of all the user's sessions. ``other_sessions``: the user's other sessions
+    that are kept now.
     """
     available = keeps_left(rule, began, now)
     if not available.left and available.again_at is None:
@@ -88,8 +88,10 @@ def keep_refused(
 
 
 def recent(began: Iterable[float], now: float) -> list[float]:
-    """Return the instants of the last 24 hours, the earliest first. One in the future counts as now: the clock was set
-    back since."""
+    """Return the instants of the last 24 hours, the earliest first.
+
+    An instant in the future counts as now: the clock was set back since.
+    """
     return sorted(min(instant, now) for instant in began if instant > now - DAY)
 
 
@@ -99,15 +101,14 @@ def holds(keep: Keep | None, now: float) -> bool:
 
 
 def exempts(exemption: Exemption | None, now: float) -> bool:
-    """Return whether no idle action at all may come now."""
+    """Return whether an exemption prevents all idle actions now."""
     return exemption is not None and (exemption.until is None or now < exemption.until)
 
 
 def in_force(controls: Controls, now: float) -> Controls:
-    """Return the controls without what is over, and with a keep from the future dated now.
+    """Return the controls without expired entries. A keep that starts in the future starts now.
 
-    A keep of the future was given before the clock was set back. It lasts once more for as long as it was given for,
-    and so never without end.
+    Such a keep was given before the clock was set back. It lasts for its full length again, and so always ends.
     """
     keep = controls.keep if holds(controls.keep, now) else None
     if keep is not None and keep.since > now + CLOCKS_DIFFER:

@@ -1,12 +1,9 @@
-"""Which tier a session should be in now, and which notice its user should have.
+"""Policy that decides the tier of a session and the notice of its user, and finds overdue servers and users.
 
-The service downgrades, releases and stops, one announced action at a time. The agent restores a share by itself, as
-soon as GPU work counts as use of it. Decisions depend only on the agent's report (tier and notice), so a decision can
-be lost, or made twice. Words for actions and causes: `wording.idle_decisions`.
-
-The action by which a session over quota makes way for a spawn in quota. Which session it is: quota/reclaim.py.
-
-When servers without a GPU share, and users, are idle for too long, by the hub's list.
+The service downgrades, releases and stops, one action at a time, each after a notice. The agent restores a share by
+itself when GPU work counts as use of it. Decisions depend only on the agent's report (tier and notice), so a decision
+can be lost or made twice. quota/reclaim.py chooses the sessions that make way for spawns in quota. Words for actions
+and causes: `wording.idle_decisions`.
 """
 
 from __future__ import annotations
@@ -32,18 +29,18 @@ from gpushare_spawner.model.template import Idle
 
 @dataclass(frozen=True)
 class UnitsNeeded:
-    """What spawns in quota that wait need of a session over quota."""
+    """Units of a session over quota that waiting spawns in quota need."""
 
     units: int
-    """What the session keeps, on each of its GPUs."""
+    """Units that the session keeps, on each of its GPUs."""
     rules: Reclaim
-    """Of the quotas in force."""
+    """Rules of the quotas in force."""
 
 
 def reclaim_action(claim: UnitsNeeded, session: Observation) -> Due | None:
-    """Return how the session makes way; None where it has, and nothing more may be taken.
+    """Return the action by which the session makes way; None: it has made way, and no more may be taken.
 
-    It makes way busy or not, as nothing is lost. A stop comes only after that, and never while a kernel is busy.
+    A busy session makes way too, as nothing is lost. A stop comes only after that, and never while a kernel is busy.
     """
     rules = claim.rules
     if session.effective_units > claim.units:
@@ -58,20 +55,21 @@ def reclaim_action(claim: UnitsNeeded, session: Observation) -> Due | None:
 
 
 def _kept(claim: UnitsNeeded, session: Observation) -> int:
-    """Return what the session keeps of its units, at least what its notice of this says.
+    """Return the units that the session keeps, at least the units of its notice.
 
-    What the spawn needs changes with what neighbours hold. If more needed a new notice at once, neighbours that come
-    and go would put it off without end; so the session makes way as announced, and then gets a notice of the rest.
+    The spawn's need changes with the neighbours' units. If a greater need sent a new notice at once, changing
+    neighbours would delay the action without end. So the session makes way as its notice says, and then gets a notice
+    of the rest.
     """
-    told = session.notice
-    if not tells_of_reclaim(told) or told.effective_units >= session.effective_units:
+    notice = session.notice
+    if not tells_of_reclaim(notice) or notice.effective_units >= session.effective_units:
         return claim.units
-    return max(claim.units, told.effective_units)
+    return max(claim.units, notice.effective_units)
 
 
-def tells_of_reclaim(told: Notice | None) -> TypeGuard[Notice]:
+def tells_of_reclaim(notice: Notice | None) -> TypeGuard[Notice]:
     """Return whether a notice says that the session makes way."""
-    return told is not None and told.cause is IdleCause.RECLAIM and told.tier is not Tier.STOPPED
+    return notice is not None and notice.cause is IdleCause.RECLAIM and notice.tier is not Tier.STOPPED
 
 
 _SLACK = 1.0
@@ -86,32 +84,32 @@ class IdleAction:
     units: int
     at: float
     after: float
-    """Seconds of idleness, or of the server's life, at which it comes."""
+    """Idle seconds, or age of the server in seconds, at which the action comes."""
     cause: IdleCause = IdleCause.IDLE
     short_of: UseRule | None = None
-    """The session did GPU work in that time, less than this rule asks for. None: it did none."""
+    """Rule that the session's GPU work in that time did not meet. None: it did no GPU work."""
 
 
 @dataclass(frozen=True)
 class Decision:
-    """The state that a session should be in now. The caller compares it with the actual state."""
+    """Desired state of a session. The caller compares it with the actual state."""
 
     tier: Tier
-    """The tier that the session should be in: its present one, or a deeper one."""
+    """Desired tier: the present tier or a deeper tier."""
     units: int
-    """Units (per GPU) that it should hold there."""
+    """Desired units (per GPU) in that tier."""
     no_action: NoAction | None
-    """Why the session stays in its tier; None: the action is due now."""
+    """Reason why the session stays in its tier; None: the action is due now."""
     notice: IdleAction | None
-    """The action that the user should have a notice of; None: no notice, and one that stands is withdrawn."""
+    """Action that the user should have a notice of; None: no notice, and a present notice is withdrawn."""
     upcoming: IdleAction | None
-    """The next action if the session stays idle, announced or not; None: there is none."""
+    """Next action if the session stays idle, with or without a notice; None: there is none."""
     idle_since: float
-    """The last use of the GPU."""
+    """Last use of the GPU."""
     worked_at: float
-    """The last GPU work, even if it is too short to count as use; later work invalidates the decision."""
+    """Last GPU work, even if too short to count as use. Later work invalidates the decision."""
     decide_again_at: float | None
-    """When time alone changes the decision; None: never."""
+    """Instant at which time alone changes the decision; None: never."""
 
 
 def decide(
@@ -126,16 +124,16 @@ def decide(
 ) -> Decision:
     """Decide on one session.
 
-    ``idle`` is that of its template, None where the template is gone. ``now`` and all instants are seconds since the
-    epoch. ``max_age`` (seconds, 0: none) stops older servers even if they are busy, as jupyterhub-idle-culler's option
-    of that name does. ``claim``: what spawns in quota need of the session; None: nothing. ``held``: its idle share is
-    taken only while a spawn waits that can use it, and none does. ``quiet_until``: when an idle action can come at the
-    earliest; ``claim`` does not wait for it. ``leaves``: the units that a spawn which waits leaves a session whose
-    share is taken only then; None: no spawn needs it, or the share is taken in any case.
+    ``idle``: idle actions of its template, None if the template is gone. ``now`` and all instants are seconds since
+    the epoch. ``max_age`` (seconds, 0: none) stops older servers even if they are busy, like jupyterhub-idle-culler's
+    option of that name. ``claim``: units of the session that spawns in quota need; None: none. ``held``: the idle share
+    is taken only while a waiting spawn can use it, and no such spawn waits. ``quiet_until``: the earliest time of an
+    idle action; ``claim`` ignores it. ``leaves``: the units that a waiting spawn leaves a session whose share is taken
+    only then; None: no spawn needs it, or the share is taken in any case.
 
-    An action is due only after a notice: the notice's time has come, and there was no work since it was sent. A late
-    notice delays the action, so that users always have their notice period. Instants in the future, or a clock that
-    was set back, make a session count as less idle, never as more.
+    An action is due only after a notice: the notice's time has come, and no work came since. A late notice delays the
+    action, so that users always have their notice period. Instants in the future, or a clock that was set back, make a
+    session count as less idle, never as more idle.
 
     A keep prevents the idle actions of the template, not those of ``max_age`` and ``claim``. An exemption prevents all
     idle actions.
@@ -151,7 +149,7 @@ def decide(
         due = next_idle_action(idle, session, held, quiet_until, leaves)
     stops = isinstance(due, Due) and due.tier is Tier.STOPPED and now >= due.tell_at
     if made_way and not stops:
-        # its units are what the spawns need, so no tier between is of use; its template can still stop it
+        # the spawns need these units, so a tier between is useless; the template can still stop the session
         due, kept_until = NoAction.YIELDS, None
     if claim is not None:
         due = _sooner(due, reclaim_action(claim, session), session, now)
@@ -167,16 +165,18 @@ def decide(
 
 
 def _standing(session: Observation, why: NoAction) -> IdleAction | None:
-    """Return the action of the user's notice where work runs that is too short yet to withdraw it; None: no notice."""
-    told = session.notice
-    if why is not NoAction.GPU_BUSY or told is None or told.use is None or session.short_work is None:
+    """Return the action of the user's notice while the running work is too short to withdraw it; None: no notice."""
+    notice = session.notice
+    if why is not NoAction.GPU_BUSY or notice is None or notice.use is None or session.short_work is None:
         return None
-    cause = told.cause or IdleCause.IDLE
-    return IdleAction(told.tier, told.effective_units, told.at, told.after_seconds, cause, session.short_work.rule)
+    cause = notice.cause or IdleCause.IDLE
+    return IdleAction(
+        notice.tier, notice.effective_units, notice.at, notice.after_seconds, cause, session.short_work.rule
+    )
 
 
 def _sooner(due: Due | NoAction, reclaim: Due | None, session: Observation, now: float) -> Due | NoAction:
-    """Return the action that comes first: of the template, or for a spawn in quota."""
+    """Return the earlier action: the template's, or the action for a spawn in quota."""
     if reclaim is None:
         return due
     if isinstance(due, NoAction) or _comes(reclaim, session, now) <= _comes(due, session, now):
@@ -185,26 +185,28 @@ def _sooner(due: Due | NoAction, reclaim: Due | None, session: Observation, now:
 
 
 def _comes(due: Due, session: Observation, now: float) -> float:
-    """Return when an action comes if nothing changes."""
-    told = session.notice
+    """Return the time of an action if nothing changes."""
+    notice = session.notice
     earliest = due.earliest(now)
-    return told.at if told is not None and _announces(told, due) and told.at <= earliest + _SLACK else earliest
+    return (
+        notice.at if notice is not None and _is_notice_of(notice, due) and notice.at <= earliest + _SLACK else earliest
+    )
 
 
 def _approach(due: Due, session: Observation, now: float) -> Decision:
-    told = session.notice
+    notice = session.notice
     earliest = due.earliest(now)
-    if told is None or not _announces(told, due) or told.at > earliest + _SLACK:
+    if notice is None or not _is_notice_of(notice, due) or notice.at > earliest + _SLACK:
         coming = _coming(due, session, earliest)
         if now < due.tell_at:
             return _stay(session, NoAction.NOT_YET, upcoming=coming, decide_again_at=due.tell_at)
         return _stay(session, NoAction.NOTICE_PERIOD, notice=coming, upcoming=coming, decide_again_at=coming.at)
-    at = max(told.at, due.at)
+    at = max(notice.at, due.at)
     if now >= at and (later := due.quiet_until(due.tier, now)) > now:
         # the service comes too late: quiet hours have begun
         coming = _coming(due, session, later)
         return _stay(session, NoAction.NOTICE_PERIOD, notice=coming, upcoming=coming, decide_again_at=later)
-    coming = _coming(due, session, told.at)
+    coming = _coming(due, session, notice.at)
     if now < at:
         return _stay(session, NoAction.NOTICE_PERIOD, notice=coming, upcoming=coming, decide_again_at=at)
     return Decision(
@@ -218,15 +220,15 @@ def _coming(due: Due, session: Observation, at: float) -> IdleAction:
     return IdleAction(due.tier, due.units, at, due.after, due.cause, short_of)
 
 
-def _announces(told: Notice, due: Due) -> bool:
-    """Return whether the notice is of this action; a notice for an earlier time is out of date by work since."""
+def _is_notice_of(notice: Notice, due: Due) -> bool:
+    """Return whether the notice is of this action. Later work makes a notice of an earlier time out of date."""
     # an older agent keeps no cause
-    same_cause = told.cause in (None, due.cause)
-    same_action = told.tier is due.tier and told.effective_units == due.units
+    same_cause = notice.cause in (None, due.cause)
+    same_action = notice.tier is due.tier and notice.effective_units == due.units
     if due.cause is IdleCause.RECLAIM and due.tier is not Tier.STOPPED:
-        # who keeps more than the notice says needs no later one
-        same_action = tells_of_reclaim(told) and told.effective_units <= due.units
-    return same_action and same_cause and told.at >= due.at - _SLACK
+        # a session that keeps more than its notice says needs no later notice
+        same_action = tells_of_reclaim(notice) and notice.effective_units <= due.units
+    return same_action and same_cause and notice.at >= due.at - _SLACK
 
 
 def _stay(
@@ -250,7 +252,7 @@ def _at_latest(decision: Decision, instant: float) -> Decision:
 
 @dataclass(frozen=True)
 class Overdue:
-    """Why a server is stopped, or a user is deleted."""
+    """Reason to stop a server or to delete a user."""
 
     cause: IdleCause
     seconds: float
@@ -260,7 +262,7 @@ class Overdue:
 def overdue(
     last_activity: float | None, started: float | None, now: float, timeout: float, max_age: float
 ) -> Overdue | None:
-    """Return why a server is stopped (or a user is deleted); None: no reason.
+    """Return the reason to stop a server (or to delete a user); None: no reason.
 
     The limits are ``timeout`` seconds without activity, and an age of ``max_age`` seconds; 0: no limit. Without a
     known activity the start counts; without either, the result is None. Instants are seconds since the epoch.

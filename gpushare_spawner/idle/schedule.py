@@ -1,6 +1,6 @@
-"""The next idle action of a session, and when it is due if the session stays idle.
+"""Next idle action of a session with its time, and the idle actions that template and admin's policy define. Pure.
 
-The idle actions of a session: its template's, with what the admin's policy says for all templates. Pure.
+policy.py decides whether an action is due.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from gpushare_spawner.model.share import IdleCause, Share, Tier, units_from_frac
 from gpushare_spawner.model.template import Idle, KeepLimits, Template
 
 PRESSURE_NOTICE = 60.0
-"""Seconds. The notice period is at most this where a spawn waits for the share of a session that was idle for its time
-already. As the default of quotas' `reclaim.notice`: nothing is lost, and the spawn waits for as long."""
+"""Seconds. Maximum of the notice period while a spawn waits for the share of a session that is idle for long enough.
+Equals the default of quotas' `reclaim.notice`: nothing is lost, and the spawn waits for as long."""
 
 FIRST_WORK = 300.0
-"""Seconds in which a session that has never worked loses no units: its user reads before the first cell runs. It is the
-shortest time of the shipped templates, so it delays only shorter times, like those of the demo."""
+"""Seconds in which a session without GPU work loses no units: its user reads before the first cell runs. It is the
+shortest time of the shipped templates, so it delays only shorter times, for example in the demo."""
 FIRST_WORK_TIMES = 5
-"""The delayed time is at most so many times the template's: an admin tries times of seconds, and sees them act."""
+"""Maximum factor of the delayed time: an admin can try times of some seconds and see the effect."""
 
 QuietUntil = Callable[[Tier, float], float]
-"""Returns the first instant, from the given one on, at which an idle action into a tier can come."""
+"""Function that returns the first instant, from the given instant on, for an idle action into a tier."""
 
 
 def never_quiet(tier: Tier, instant: float) -> float:
@@ -35,7 +35,7 @@ def never_quiet(tier: Tier, instant: float) -> float:
 
 
 class NoAction(StrEnum):
-    """Why no idle action is due. Words for it: `wording.idle_decisions`."""
+    """Reasons why no idle action is due. Words for it: `wording.idle_decisions`."""
 
     GPU_BUSY = "gpu-busy"
     KERNEL_BUSY = "kernel-busy"
@@ -49,42 +49,42 @@ class NoAction(StrEnum):
     NOTICE_PERIOD = "notice-period"
     """The user has a notice, and the notice period is running."""
     NOT_NEEDED = "not-needed"
-    """No spawn waits that can use the session's units, and its idle share is taken only then."""
+    """No waiting spawn can use the session's units, and its idle share is taken only then."""
     KEPT = "kept"
     """The user keeps the share for a time."""
     EXEMPT = "exempt"
-    """An admin has decided that no idle action comes to the session."""
+    """An admin has exempted the session from all idle actions."""
     YIELDS = "yields"
     """The session made way for a spawn in quota that still waits."""
 
 
 @dataclass(frozen=True)
 class Due:
-    """An idle action that comes with time, unless the session works."""
+    """Idle action that time brings unless the session works."""
 
     tier: Tier
     units: int
-    """What the session holds after it, on each of its GPUs."""
+    """Units of the session after the action, on each of its GPUs."""
     at: float
     """Seconds since the epoch; a late notice delays the action beyond this."""
     notice: float
     """The notice period in seconds."""
     after: float
-    """Seconds of idleness, or of the server's life, at which it comes."""
+    """Idle seconds, or age of the server in seconds, at which the action comes."""
     cause: IdleCause = IdleCause.IDLE
     quiet_until: QuietUntil = never_quiet
 
     def earliest(self, now: float) -> float:
-        """Return when the action can come if its notice is sent now."""
+        """Return the earliest time of the action if its notice is sent now."""
         return self.quiet_until(self.tier, max(self.at, now + self.notice))
 
     def outside(self, quiet_until: QuietUntil) -> Due:
-        """Return the action after the quiet hours that it would come in."""
+        """Return the action moved to the end of quiet hours."""
         return replace(self, at=quiet_until(self.tier, self.at), quiet_until=quiet_until)
 
     @property
     def tell_at(self) -> float:
-        """When the notice is due."""
+        """Time at which the notice is due."""
         return self.at - self.notice
 
 
@@ -95,22 +95,21 @@ def next_idle_action(
     quiet_until: QuietUntil = never_quiet,
     leaves: int | None = None,
 ) -> Due | NoAction:
-    """Return an idle session's next action: into the next deeper tier of its template, or the one after that if quiet
-    hours put it off for longer.
+    """Return an idle session's next action.
 
-    Downgrade and release count from the last use of the GPU alone. A session that has never worked has a longer first
-    notice, see `FIRST_WORK`. A stop counts from the last activity of any kind, and never comes while the GPU or a
+    The action leads into the next deeper tier of the template, or the tier after that if quiet hours delay the first
+    for longer. Downgrade and release count from the last use of the GPU alone. A session without GPU work has a longer
+    first notice, see `FIRST_WORK`. A stop counts from the last activity of any kind, and never comes while the GPU or a
     kernel is busy.
     ``held``: neither a downgrade nor a release comes now.
-    ``leaves``: the units that a spawn which waits leaves the session; None: no spawn needs them. Then the action comes
-    that takes as much, without one between, and not one that takes less than the user has a notice of: another notice
-    would put the spawn off.
+    ``leaves``: the units that a waiting spawn leaves the session; None: no spawn needs them. The action then takes as
+    much in one step, and never less than the user's notice says: another notice would delay the spawn.
     """
     if session.gpu_in_use:
         return NoAction.GPU_BUSY
-    told = session.notice
-    if leaves is not None and told is not None and told.cause is IdleCause.IDLE and told.tier is not Tier.STOPPED:
-        leaves = min(leaves, told.effective_units)
+    sent = session.notice
+    if leaves is not None and sent is not None and sent.cause is IdleCause.IDLE and sent.tier is not Tier.STOPPED:
+        leaves = min(leaves, sent.effective_units)
     none = NoAction.NO_FURTHER_ACTION
     soonest: Due | None = None
     previous = 0.0  # idle seconds at which the action before this one came
@@ -142,7 +141,7 @@ def next_idle_action(
 
 
 def first_work_delay(idle: Idle, session: Observation) -> float:
-    """Return by how many seconds downgrade and release come later because the session has never worked."""
+    """Return the seconds by which downgrade and release are delayed for a session without GPU work."""
     first = idle.first_after
     if session.has_worked or first is None:
         return 0.0
@@ -168,11 +167,10 @@ def _due(tier: Tier, units: int, after: float, notice: float, session: Observati
 
 
 def fair_notice(warn_before: float, wait: float) -> float:
-    """Return the notice period in seconds of an action that comes ``wait`` seconds after the previous one, or after
-    work.
+    """Return the notice period (seconds) of an action ``wait`` seconds after the previous action or after work.
 
-    It is ``warn_before``, or half of the wait if the wait is shorter: then the notice comes neither at the moment when
-    the work ends nor at the moment of the action.
+    It is ``warn_before``, or half of a shorter wait: then the notice comes neither with the end of the work nor with
+    the action.
     """
     return warn_before if warn_before <= wait else wait / 2
 
@@ -184,13 +182,12 @@ _AFTER = ("downgrade_after", "release_after", "stop_after")
 def effective_idle(template: Template, policy: IdlePolicy, groups: Collection[str] | None = ()) -> Idle:
     """Return the idle actions of a session of this template whose user is in these groups.
 
-    What the template does not give comes from the policy's defaults; what the first of the user's groups in the policy
-    gives counts instead of both; limits bound the result. ``groups`` None: they are not known; then the most generous
-    of all that they can be.
+    Fields that the template does not set come from the policy's defaults. The entry of the user's first group in the
+    policy overrides both. Limits bound the result. ``groups`` None: unknown groups, and the most generous values count.
     """
     own = _given(policy.defaults) | _given(template.idle)
     if groups is None:
-        values = _most_generous([own, *(_over(own, _given(one)) for one in policy.groups.values())])
+        values = _most_generous([own, *(_over(own, _given(times)) for times in policy.groups.values())])
     else:
         group = group_of(policy, groups)
         values = _over(own, _given(policy.groups[group])) if group is not None else own
@@ -205,21 +202,21 @@ def effective_idle(template: Template, policy: IdlePolicy, groups: Collection[st
 
 
 def group_of(policy: IdlePolicy, groups: Collection[str]) -> str | None:
-    """Return the group whose entry counts for a user in these groups: the first of the policy; None: none does."""
+    """Return the policy's first group that contains the user; None: no group does."""
     return next((name for name in policy.groups if name in groups), None)
 
 
 def _given(times: Idle | IdleTimes) -> dict[str, Any]:
-    """Return the fields that were written; a keep as its own written fields."""
-    found = {name: getattr(times, name) for name in FIELDS if name in times.model_fields_set}
+    """Return the fields that were written, with a keep as its own written fields."""
+    written = {name: getattr(times, name) for name in FIELDS if name in times.model_fields_set}
     for name in ("warn_before", "when", "min_use", "keep"):
-        if name in found and found[name] is None:
-            del found[name]  # only of times does it mean something: never
-    return found
+        if name in written and written[name] is None:
+            del written[name]  # only for times None has a meaning: never
+    return written
 
 
 def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Return fields with others above them."""
+    """Return the fields ``below`` overridden by ``above``."""
     merged = {**below, **above}
     if "keep" in below and "keep" in above:
         written = above["keep"].model_dump(include=above["keep"].model_fields_set)
@@ -228,16 +225,18 @@ def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _most_generous(choices: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return, of each field, what takes least from a session."""
+    """Return for each field the value that takes least from a session."""
     every = list(choices)
     values = dict(every[0])
     for name in _AFTER:
-        times = [one[name] for one in every if one.get(name) is not None]
+        times = [choice[name] for choice in every if choice.get(name) is not None]
         values[name] = max(times) if len(times) == len(every) else None
     values["warn_before"] = max(map(_notice, every))
-    values["downgrade_to"] = max((one["downgrade_to"] for one in every if one.get("downgrade_to")), default=None)
-    values["min_use"] = min((one["min_use"] for one in every if "min_use" in one), default=None)
-    values["when"] = "pressure" if any(one.get("when") == "pressure" for one in every) else values.get("when")
+    values["downgrade_to"] = max(
+        (choice["downgrade_to"] for choice in every if choice.get("downgrade_to")), default=None
+    )
+    values["min_use"] = min((choice["min_use"] for choice in every if "min_use" in choice), default=None)
+    values["when"] = "pressure" if any(choice.get("when") == "pressure" for choice in every) else values.get("when")
     return values
 
 
@@ -251,7 +250,7 @@ def _earlier(time: float | None, limit: float) -> float:
 
 
 def _bounded_keep(keep: KeepLimits | None, limit: KeepLimits | None) -> KeepLimits | None:
-    """Return a template's limits of keeps within the policy's. What is not given comes from the service's options."""
+    """Return a template's limits of keeps within the policy's. Unset fields come from the service's options."""
     if keep is None or limit is None:
         return keep
     bounds = limit.model_dump(exclude_none=True)
@@ -260,7 +259,7 @@ def _bounded_keep(keep: KeepLimits | None, limit: KeepLimits | None) -> KeepLimi
 
 
 def _consistent(template: Template, values: dict[str, Any]) -> dict[str, Any]:
-    """Leave out idle actions that cannot be: of a share that is not there, or that come after a deeper one."""
+    """Leave out impossible idle actions: without a share, or after a deeper action."""
     share = template.share
     values = {name: value for name, value in values.items() if value is not None or name in (*_AFTER, "downgrade_to")}
     release, stop = values.get("release_after"), values.get("stop_after")

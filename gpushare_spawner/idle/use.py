@@ -1,10 +1,7 @@
-"""Which GPU work counts as use of a share, by the agents' reports. Pure.
+"""GPU work that counts as use of a share, by the agents' reports, and the observation of a session for the policy.
 
-A session's GPU work that is too short runs all the same, and neither keeps nor restores a share.
-
-GPU work that adds up to use of a share, and work that is too short. Pure: time comes in as an argument.
-
-What is known about a session when the policy decides on its tier.
+GPU work that is too short runs, but neither keeps nor restores a share. Pure: time is an argument. The policy:
+policy.py.
 """
 
 from __future__ import annotations
@@ -17,32 +14,32 @@ from gpushare_spawner.model.report import Notice, SessionReport
 from gpushare_spawner.model.share import Share, Tier, UseRule
 
 REGULAR = 3
-"""Short GPU work so often is a pattern, less is chance."""
+"""Times of short GPU work that make a pattern; fewer are chance."""
 WAIT_FORGETS = 0.25
-"""GPU time is forgotten at this part of the usual rate while GPU work waits: others make it wait. It is forgotten all
-the same, or a session that always waits could keep its share with a touch of the GPU now and then."""
+"""Part of the usual rate at which GPU time decays while GPU work waits for other sessions. It is above 0: otherwise a
+session that always waits could keep its share with rare use of the GPU."""
 ROUNDING = 1e-6
 """Seconds."""
 
 
 class UseCount:
-    """Adds up a session's GPU work until it counts as use of its share, see `UseRule`."""
+    """Sum of a session's GPU work until it counts as use of its share, see `UseRule`."""
 
     def __init__(self, at: float, gpu_seconds: float) -> None:
-        """Begin at the instant ``at``, seconds since the epoch, when the session had ``gpu_seconds``."""
+        """Begin at the instant ``at`` (seconds since the epoch), at which the session had ``gpu_seconds``."""
         self.at = at
         self.gpu_seconds = gpu_seconds
         self.busy = False
         self._settled = 0.0
-        """GPU seconds without work in progress, whose part is an estimate until the work ends. They never fall, unless
-        the agent loses them."""
+        """GPU seconds without work in progress, which is an estimate until the work ends. They never fall, unless the
+        agent loses them."""
         self._sum = 0.0
 
     def add(self, at: float, gpu_seconds: float, busy: bool, rule: UseRule) -> bool:
-        """Add the GPU work until ``at``, and return whether it counts as use.
+        """Add the GPU work until ``at``. Return whether it counts as use.
 
-        ``busy``: work runs or waits. When work came since the last call is not known: it is taken to have come before
-        anything was forgotten, and to be forgotten only from ``at`` on. A wait counts for nothing.
+        ``busy``: work runs or waits. The time of new work since the last call is unknown: it counts in full and decays
+        only from ``at`` on. A wait does not count.
         """
         lost = gpu_seconds < self._settled - ROUNDING
         grown = 0.0 if lost else gpu_seconds - self.gpu_seconds
@@ -57,7 +54,7 @@ class UseCount:
         return enough
 
     def counts_from(self, rule: UseRule) -> float:
-        """Return from how many GPU seconds of the session on its work counts as use."""
+        """Return the session's GPU seconds from which its work counts as use."""
         return self.gpu_seconds + max(0.0, min(rule.min_use, rule.window) - self._sum)
 
 
@@ -68,10 +65,10 @@ class ShortWork:
     times: int
     rule: UseRule
     longest_gap: float
-    """Seconds, at most, between two of these, or between the use and the first of them."""
+    """The longest time in seconds between two times of short work, or between the use and the first."""
 
     def kept(self, after: float, idle: float) -> bool:
-        """Return whether it would have kept a share that is taken after so many seconds without any GPU work.
+        """Return whether the work would have kept a share that is taken after ``after`` seconds without GPU work.
 
         ``idle``: seconds since the last use.
         """
@@ -83,7 +80,7 @@ class Observation:
     """One session, by the reports of its agent and the hub. Instants are seconds since the epoch."""
 
     share: Share
-    """What the session is entitled to."""
+    """Share that the session is entitled to."""
     tier: Tier
     tier_since: float
     effective_units: int
@@ -92,36 +89,36 @@ class Observation:
     gpu_busy: bool = False
     """A burst runs, or waits for a lease."""
     waits_in_vain: bool = False
-    """GPU work has run or waited for so long without use that it no longer delays a downgrade or a release."""
+    """Whether GPU work has run or waited too long without use to delay a downgrade or a release."""
     last_gpu_activity: float | None = None
     """End of the last burst; None: none yet."""
     gpu_seconds: float = 0.0
     """Time with a burst on the GPU since the opening."""
     used_at: float | None = None
-    """End of the last GPU work that counted as use. None: that is `last_gpu_activity`."""
+    """End of the last GPU work that counted as use. None: `last_gpu_activity` counts."""
     short_work: ShortWork | None = None
-    """GPU work since then, which did not count. None: there was none."""
+    """Later GPU work that did not count. None: there was none."""
     use_rule: UseRule | None = None
-    """How much GPU work counts as use. None: all does."""
+    """Amount of GPU work that counts as use. None: any amount."""
     use_from_gpu_seconds: float | None = None
     """GPU seconds from which the session's work counts as use again. None: all work counts."""
     kernels_busy: int = 0
     """Kernels that run a cell; 0 also if the notebook server has not reported them."""
     last_kernel_activity: float | None = None
     hub_last_activity: float | None = None
-    """The server's last activity by the hub. None: unknown; then the server is not stopped."""
+    """Last activity of the server, from the hub. None: unknown, and the server is not stopped."""
     yields: bool = False
-    """What its tier took is kept for spawns in quota."""
+    """Whether the units that its tier took are kept for spawns in quota."""
     notice: Notice | None = None
-    """The notice that the session's user has."""
+    """Notice that the session's user has."""
     keep: Keep | None = None
-    """What its user gave last; it can be over."""
+    """The user's last keep, possibly expired."""
     exemption: Exemption | None = None
-    """What an admin gave last; it can be over."""
+    """An admin's last exemption, possibly expired."""
 
     @classmethod
     def of(cls, session: SessionReport, hub_last_activity: float | None = None) -> Observation:
-        """Return what the agent's report says, with the hub's last activity of the server if it is known."""
+        """Return the observation from the agent's report, with the hub's last activity of the server if known."""
         return cls(
             share=session.share,
             tier=session.tier,
@@ -142,18 +139,18 @@ class Observation:
 
     @property
     def has_worked(self) -> bool:
-        """Return whether the session has done GPU work. A share that was restored has: a restarted agent forgets it."""
+        """Whether the session has done GPU work. A restored share proves it, also after a restart of the agent."""
         restored = self.tier is Tier.ACTIVE and self.tier_since > self.opened_at
         return restored or self.last_gpu_activity is not None or self.gpu_seconds > 0
 
     @property
     def gpu_in_use(self) -> bool:
-        """Return whether GPU work runs or waits that can still count as use: until then the session is not idle."""
+        """Whether GPU work runs or waits that can still count as use. Such a session is not idle."""
         return self.gpu_busy and not self.waits_in_vain
 
     @property
     def gpu_idle_since(self) -> float:
-        """Return when the session's last GPU work that counts as use ended (the GPU can be busy now, see `gpu_busy`).
+        """End of the session's last GPU work that counts as use (the GPU can be busy now, see `gpu_busy`).
 
         A session without GPU work counts from its opening.
         """
@@ -161,33 +158,33 @@ class Observation:
 
     @property
     def gpu_quiet_since(self) -> float:
-        """Return when the session's last GPU work of any length ended.
+        """End of the session's last GPU work of any length.
 
-        An active session counts at least from when it became active: GPU work restored it, even if a restarted agent
-        no longer knows that work.
+        An active session counts at least from its last change of tier: GPU work restored it, even if a restarted agent
+        has lost that work.
         """
         since = self.opened_at if self.last_gpu_activity is None else max(self.opened_at, self.last_gpu_activity)
         return max(since, self.tier_since) if self.tier is Tier.ACTIVE else since
 
     @property
     def quiet_since(self) -> float | None:
-        """Return the last activity of GPU, kernels and notebook. None: the hub has not reported the notebook's."""
+        """Last activity of GPU, kernels and notebook. None: the hub has not reported the notebook's."""
         if self.hub_last_activity is None:
             return None
         return max(self.gpu_quiet_since, self.hub_last_activity, self.last_kernel_activity or 0.0)
 
 
 LONGEST_WAIT = 120.0
-"""Seconds. GPU work that is too short, or waits, delays downgrade and release for so long, all such work since the last
-use together. Ours: one wait for a lease is shorter, and work of a session that loses its share meanwhile has the weight
-of the share all the same."""
+"""Seconds for which GPU work that is too short, or waits, delays downgrade and release: all such work since the last
+use together. Our choice: one wait for a lease is shorter, and the work keeps the weight of the share even if the
+session loses the share meanwhile."""
 CLOCKS_DIFFER = 10.0
-"""Seconds. A report that is older than the last one by more comes from a clock that was set back."""
+"""Seconds. A report older than the last by more than this comes from a clock that was set back."""
 
 
 @dataclass
 class _Reported:
-    """The use of one session by its reports. All instants are seconds since the epoch."""
+    """Use of one session by its reports. All instants are seconds since the epoch."""
 
     opened_at: float
     count: UseCount
@@ -197,20 +194,20 @@ class _Reported:
     """The end of the last GPU work of any length."""
     rule: UseRule
     times: int = 0
-    """How often GPU work since the last use was too short."""
+    """Times of GPU work since the last use that was too short."""
     longest_gap: float = 0.0
     busy_for: float = 0.0
     """Seconds for which GPU work has run or waited since the last use."""
 
     @classmethod
     def begin(cls, seen: Observation, at: float, rule: UseRule) -> _Reported:
-        """All GPU work before the first report counts as use: nothing is known of its length."""
+        """Return the state after a first report. All earlier GPU work counts as use: its length is unknown."""
         count = UseCount(at, seen.gpu_seconds)
         used_at = at if seen.gpu_busy else seen.gpu_idle_since
         return cls(seen.opened_at, count, used_at, seen.last_gpu_activity, rule)
 
     def continues(self, seen: Observation, at: float) -> bool:
-        """Return whether a report is of the same session, by a clock that was not set back."""
+        """Return whether a report is of the same session and the clock was not set back."""
         return seen.opened_at == self.opened_at and at >= self.count.at - CLOCKS_DIFFER
 
     def advance(self, seen: Observation, at: float, rule: UseRule) -> None:
@@ -232,16 +229,16 @@ class _Reported:
 
 
 class RecentUse:
-    """The last use of each session's share, by the session's id.
+    """Last use of each session's share, by the session's id.
 
-    What is not known counts as use: all GPU work before the first report, also of a service that was restarted.
+    Unknown work counts as use: all GPU work before the first report, also after a restart of the service.
     """
 
     def __init__(self) -> None:
         self._reported: dict[str, _Reported] = {}
 
     def update(self, session: str, seen: Observation, at: float, rule: UseRule) -> None:
-        """Add a report on a session, made at that instant. A report older than the last changes nothing."""
+        """Add a report on a session at an instant. A report older than the last changes nothing."""
         reported = self._reported.get(session)
         if rule.min_use <= 0:
             self._reported.pop(session, None)
@@ -251,7 +248,7 @@ class RecentUse:
             reported.advance(seen, at, rule)
 
     def observe(self, session: str, seen: Observation) -> Observation:
-        """Return what is known of a session, with its last use and the work that counts as the next one."""
+        """Return the observation with the session's last use and the work that counts towards the next use."""
         reported = self._reported.get(session)
         if reported is None or seen.opened_at != reported.opened_at:
             return seen
@@ -263,6 +260,6 @@ class RecentUse:
         return replace(seen, used_at=reported.used_at, short_work=work, waits_in_vain=in_vain)
 
     def keep(self, sessions: Collection[str]) -> None:
-        """Forget all other sessions: they have ended."""
+        """Remove all other sessions, which have ended."""
         for session in [name for name in self._reported if name not in sessions]:
             del self._reported[session]

@@ -1,8 +1,7 @@
-"""The GPUs of all nodes, and what is left on GPUs and nodes.
+"""Free capacity of GPUs and nodes, indexes of nodes by rating, and the obstacles that keep nodes from a demand.
 
-Nodes in the order in which a strategy prefers them, kept up to date by what changes.
-
-Why one node cannot take a demand now, as data. unplaceable.py sums these up over all nodes.
+An index is updated by changes. The ledger (ledger.py) writes the capacity, strategies read it (strategy.py), and
+unplaceable.py sums up the obstacles of all nodes.
 """
 
 from __future__ import annotations
@@ -24,18 +23,18 @@ from gpushare_spawner.placement.request import Demand
 
 
 class Lacking(IntEnum):
-    """What a node lacks; of several the first is named."""
+    """Resource that a node lacks. The first of several is named."""
 
     MODEL = 1
-    """None of its GPUs is of a model that will do."""
+    """None of its GPUs is of a suitable model."""
     ELIGIBLE = 2
     """Its taints or labels keep the pod out."""
     CAPACITY = 3
-    """Even if it were empty it could not take the demand: too few GPUs, or too few units on them."""
+    """It could not take the demand even if it were empty: too few GPUs, or too few units on them."""
     MOST_CPU = 4
-    """Even if nothing ran there it would have too little CPU."""
+    """It would have too little CPU even if nothing ran there."""
     MOST_MEMORY = 5
-    """Even if nothing ran there it would have too little memory."""
+    """It would have too little memory even if nothing ran there."""
     HEALTH = 6
     """It could take the demand if it were empty and all its GPUs were healthy."""
     CORDON = 7
@@ -43,34 +42,34 @@ class Lacking(IntEnum):
     UNITS = 8
     """Its GPUs are allocated to others."""
     PODS = 9
-    """It runs as many pods as it may."""
+    """It runs its maximum of pods."""
     CPU = 10
     MEMORY = 11
 
 
 @dataclass(frozen=True, slots=True)
 class Obstacle:
-    """Why a node cannot take a demand. Nodes in the same situation give equal obstacles."""
+    """Reason why a node cannot take a demand. Nodes in the same situation have equal obstacles."""
 
     lacking: Lacking
     models: tuple[str, ...] = ()
     """MODEL: the models that it has, sorted."""
     suitable: int = 0
-    """GPUs of models that will do, unhealthy ones too."""
+    """GPUs of suitable models, including unhealthy GPUs."""
     most_units: int = 0
-    """The most units that one of those could give if it were empty."""
+    """The most units that one suitable GPU could give if it were empty."""
     most_count: int = 0
     """GPUs of one model, healthy and not cordoned, that could give the units if they were empty."""
     free_units: int = 0
-    """The most units that are free on one of those."""
+    """The most units that are free on one of these GPUs."""
     free_count: int = 0
     """Whole GPUs of one model that are free."""
     left: int = 0
-    """PODS, CPU (millicores), MEMORY (bytes): what the node has left. MOST_CPU, MOST_MEMORY: what it has at all."""
+    """PODS, CPU (millicores), MEMORY (bytes): free on the node. MOST_CPU, MOST_MEMORY: free on the empty node."""
 
 
 def fits(demand: Demand, node: NodeCapacity) -> bool:
-    """Whether a node can take a demand now."""
+    """Return whether a node can take a demand now."""
     return _lacking_resource(demand, node) is None and _units_free(demand, node) and node.name not in demand.ineligible
 
 
@@ -146,7 +145,7 @@ def _lacking_resource(demand: Demand, node: NodeCapacity) -> Lacking | None:
 
 
 MOST_ENTRIES = 1_000_000
-"""Nodes in all indexes together, of about 250 bytes each. The index that was not asked for longest is forgotten."""
+"""Nodes in all indexes together, of about 250 bytes each. The least recently used index is dropped."""
 
 
 class Rated(NamedTuple):
@@ -169,15 +168,15 @@ class Rating(Protocol):
 
 @runtime_checkable
 class AdmittingRating(Rating, Protocol):
-    """A rating of nodes that need not be able to take the demand now."""
+    """Rating that also covers nodes that cannot take the demand now."""
 
     def admits(self, demand: Demand, node: NodeCapacity) -> bool:
-        """Whether to rate a node."""
+        """Return whether to rate a node."""
         ...
 
 
 def admission(rating: Rating) -> Callable[[Demand, NodeCapacity], bool]:
-    """Return what says which nodes are rated: those on which the demand fits, if the rating does not say otherwise."""
+    """Return the filter of the nodes to rate: the rating's own, or else `fits`."""
     return rating.admits if isinstance(rating, AdmittingRating) else fits
 
 
@@ -190,7 +189,7 @@ class Best(NamedTuple):
 
 @dataclass(frozen=True)
 class _Unrated:
-    """For an index of which only the obstacles are asked."""
+    """Rating of an index that serves only obstacles."""
 
     def rate(self, demand: Demand, node: NodeCapacity) -> Rated:
         return Rated((), ())
@@ -200,7 +199,7 @@ UNRATED = _Unrated()
 
 
 class ChangeLog:
-    """The names of nodes that have changed, in order; the oldest are forgotten."""
+    """Names of changed nodes, in order. The oldest are dropped."""
 
     def __init__(self) -> None:
         self._names: list[str] = []
@@ -208,19 +207,19 @@ class ChangeLog:
 
     @property
     def end(self) -> int:
-        """How many changes there have been."""
+        """Number of changes so far."""
         return self._first + len(self._names)
 
     def add(self, name: str, keep: int) -> None:
-        """Note a change; at least the last ``keep`` of them can be asked for."""
+        """Record a change. At least the last ``keep`` changes stay available."""
         self._names.append(name)
         if len(self._names) > 2 * keep + 1000:
-            forgotten = len(self._names) - keep
-            del self._names[:forgotten]
-            self._first += forgotten
+            dropped = len(self._names) - keep
+            del self._names[:dropped]
+            self._first += dropped
 
     def since(self, position: int) -> list[str] | None:
-        """Return the names noted since then; None where some are forgotten."""
+        """Return the names recorded since a position; None if some are dropped."""
         return self._names[position - self._first :] if position >= self._first else None
 
 
@@ -229,10 +228,9 @@ Entry = tuple[tuple[Any, ...], str, tuple[str, ...]]
 
 
 class CapacityIndex:
-    """The nodes for one demand and one rating: a heap of those that can take it, and the obstacles of the others.
+    """Index of the nodes for one demand and one rating: a heap of suitable nodes, and obstacles of the others.
 
-    A node that has changed is rated again when the index is asked next; its old entry in the heap is skipped when it
-    comes up.
+    The next query rates a changed node again and skips its old entry in the heap.
     """
 
     def __init__(self, demand: Demand, rating: Rating, nodes: Mapping[str, NodeCapacity], changes: ChangeLog) -> None:
@@ -246,16 +244,16 @@ class CapacityIndex:
         self._heap: list[Entry] = []
         self._entries: dict[str, Entry] = {}
         self._unexplained: set[str] | None = None
-        """None: nobody has asked for obstacles yet."""
+        """None: obstacles were not requested yet."""
         self._obstacle_of: dict[str, Obstacle] = {}
         self._obstacles: Counter[Obstacle] = Counter()
         self._equal: dict[Obstacle, Obstacle] = {}
 
     def restart(self, rating: Rating) -> None:
-        """Begin anew with another rating.
+        """Reset the index for another rating.
 
-        The containers stay the same objects: those that the garbage collector leaves out (`gc.freeze`) stay left out,
-        and new ones, as large as the cluster, would be work for it.
+        The containers stay the same objects: `gc.freeze` has excluded them from garbage collection, and new containers
+        of the cluster's size would be work for the collector.
         """
         self._rating = rating
         self._admits = admission(rating)
@@ -269,16 +267,16 @@ class CapacityIndex:
         self._equal.clear()
 
     def refresh(self, limit: int | None = None) -> int:
-        """Rate nodes that have changed, at most ``limit`` of them; return how many are left."""
+        """Rate at most ``limit`` changed nodes; return the number of nodes that are left."""
         if self._seen != self._changes.end:
             names = self._changes.since(self._seen)
-            # where changes are forgotten, nodes that the index knows may be gone
+            # after dropped changes, indexed nodes may be gone
             self._changed.update(names if names is not None else (*self._nodes, *self._entries, *self._obstacle_of))
             self._seen = self._changes.end
         if not self._changed:
             return 0
         chosen = list(islice(self._changed, limit))
-        # many at once: making the heap anew is cheaper than one push each
+        # many at once: rebuilding the heap is cheaper than one push each
         at_once = len(chosen) > len(self._heap) // 4
         demand, entries, nodes, admits = self._demand, self._entries, self._nodes, self._admits
         for name in chosen:
@@ -290,7 +288,7 @@ class CapacityIndex:
                     heappush(self._heap, entry)
             else:
                 entries.pop(name, None)
-        # only now: after an error above they are rated again
+        # only here: after an error above these nodes are rated again
         self._changed.difference_update(chosen)
         if self._unexplained is not None:
             self._unexplained.update(chosen)
@@ -300,11 +298,11 @@ class CapacityIndex:
         return len(self._changed)
 
     def best(self, left_out: frozenset[str]) -> Best | None:
-        """Return the best node that is not left out; None: no node can take the demand."""
+        """Return the best node that is not excluded; None: no node can take the demand."""
         self.refresh()
         aside = []
-        found: Best | None = None
-        while self._heap and found is None:
+        best: Best | None = None
+        while self._heap and best is None:
             entry = self._heap[0]
             _, name, gpus = entry
             if self._entries.get(name) is not entry:
@@ -312,10 +310,10 @@ class CapacityIndex:
             elif name in left_out:
                 aside.append(heappop(self._heap))
             else:
-                found = Best(name, gpus)
+                best = Best(name, gpus)
         for entry in aside:
             heappush(self._heap, entry)
-        return found
+        return best
 
     def admitted(self) -> Set[str]:
         """Return the nodes that are rated."""
@@ -323,12 +321,12 @@ class CapacityIndex:
         return self._entries.keys()
 
     def obstacles(self) -> tuple[Mapping[Obstacle, int], int]:
-        """Return how many nodes have which obstacle, and how many nodes can take the demand."""
+        """Return the number of nodes for each obstacle, and the number of nodes that can take the demand."""
         self.explain()
         return self._obstacles, len(self._entries)
 
     def explain(self, limit: int | None = None) -> int:
-        """Find the obstacles of nodes that have changed, at most of ``limit`` nodes; return how many are left."""
+        """Find the obstacles of at most ``limit`` changed nodes; return the number of nodes that are left."""
         unrated = self.refresh(limit)
         if self._unexplained is None:
             self._unexplained = set(self._nodes) - self._changed
@@ -343,7 +341,7 @@ class CapacityIndex:
             node = self._nodes.get(name)
             if node is not None and name not in self._entries:
                 obstacle = obstacle_of(self._demand, node.left_for(self._demand))
-                # one object for all nodes in the same situation: they are many, and each is work for the collector
+                # nodes in the same situation share one object: fewer objects for the garbage collector
                 self._obstacle_of[name] = self._equal.setdefault(obstacle, obstacle)
                 self._obstacles[obstacle] += 1
         self._unexplained.difference_update(chosen)
@@ -351,7 +349,7 @@ class CapacityIndex:
 
 
 class CapacityIndexes:
-    """The indexes that are in use, one for each demand and rating."""
+    """Indexes in use: one for each demand and rating."""
 
     def __init__(self, nodes: Mapping[str, NodeCapacity]) -> None:
         self._nodes = nodes
@@ -360,16 +358,16 @@ class CapacityIndexes:
         self._changes = ChangeLog()
 
     def changed(self, node: str) -> None:
-        """Note that a node has changed, is new or is gone."""
+        """Record that a node is changed, new or removed."""
         self._changes.add(node, keep=2 * len(self._nodes))
 
     @property
     def version(self) -> int:
-        """How many changes there have been: while it is the same, so is what all indexes say."""
+        """Number of changes so far. While it stays the same, all indexes give the same results."""
         return self._changes.end
 
     def of(self, demand: Demand, rating: Rating) -> CapacityIndex:
-        """Return the index for a demand and a rating; its nodes may have to be rated first."""
+        """Return the index for a demand and a rating. Its nodes may need rating first."""
         key = (demand, rating)
         index = self._indexes.get(key)
         if index is None:
@@ -385,19 +383,23 @@ class CapacityIndexes:
         return index
 
     def retire(self, rating: object) -> None:
-        """Use the indexes of a rating that will not be asked for again for the next rating of the same demands."""
-        self._retired = {demand: self._indexes.pop((demand, one)) for demand, one in [*self._indexes] if one == rating}
+        """Reuse the indexes of an unused rating for the next rating of the same demands."""
+        self._retired = {
+            demand: self._indexes.pop((demand, each_rating))
+            for demand, each_rating in [*self._indexes]
+            if each_rating == rating
+        }
 
     def obstacles(self, demand: Demand) -> tuple[Mapping[Obstacle, int], int]:
-        """Return how many nodes have which obstacle, and how many nodes can take the demand."""
+        """Return the number of nodes for each obstacle, and the number of nodes that can take the demand."""
         return self._any_of(demand).obstacles()
 
     def explain(self, demand: Demand, limit: int) -> int:
-        """Find obstacles for later calls of `obstacles`, on at most ``limit`` nodes; return how many are left."""
+        """Find obstacles of at most ``limit`` nodes for later calls of `obstacles`; return the number of nodes left."""
         return self._any_of(demand).explain(limit)
 
     def _keep_to(self, most: int) -> None:
-        """Forget indexes so that there are no more than ``most``."""
+        """Drop indexes until at most ``most`` are left."""
         while self._retired and len(self._indexes) + len(self._retired) > most:
             self._retired.popitem()
         while len(self._indexes) > most:
@@ -405,35 +407,35 @@ class CapacityIndexes:
 
     def _any_of(self, demand: Demand) -> CapacityIndex:
         # obstacles are the same in every index of the demand
-        asked = (
+        indexes = (
             index
-            for (known, rating), index in reversed(self._indexes.items())
-            if known == demand and admission(rating) is fits
+            for (index_demand, rating), index in reversed(self._indexes.items())
+            if index_demand == demand and admission(rating) is fits
         )
-        return next(asked, None) or self.of(demand, UNRATED)
+        return next(indexes, None) or self.of(demand, UNRATED)
 
 
 NODES_AT_ONCE = 1000
-"""Nodes for which a rating is forgotten in one piece: less than 1 ms."""
+"""Nodes for which a rating is dropped in one step: less than 1 ms."""
 
 
 class FreeCapacity:
-    """What is left on GPUs and nodes, kept up to date by what changes.
+    """Free capacity of GPUs and nodes, updated by changes.
 
-    Strategies read it, and find the best node with `best`. Only the ledger changes it.
+    Strategies read it and find the best node with `best`. Only the ledger changes it.
     """
 
     def __init__(self) -> None:
         self._gpus: dict[str, GpuCapacity] = {}
         self._nodes: dict[str, NodeCapacity] = {}
-        self._told: dict[str, dict[str, GpuReport]] = {}
+        self._reported: dict[str, dict[str, GpuReport]] = {}
         self._resources: dict[str, NodeResources] = {}
         self._claims: dict[str, set[str]] = {}
         self._indexes = CapacityIndexes(self._nodes)
 
     @property
     def gpus(self) -> Mapping[str, GpuCapacity]:
-        """Every GPU by its UUID, unhealthy ones too."""
+        """All GPUs by UUID, including unhealthy GPUs."""
         return MappingProxyType(self._gpus)
 
     @property
@@ -451,9 +453,9 @@ class FreeCapacity:
     ) -> Best | None:
         """Return the node with the best rating that can take the demand, and its GPUs; None: no node can.
 
-        An `AdmittingRating` says itself which nodes it rates.
+        An `AdmittingRating` selects the nodes that it rates.
 
-        ``left_out``: nodes that will not do this time. ``only``: the only one that will. Only nodes that have changed
+        ``left_out``: nodes to exclude from this call. ``only``: the only node to consider. Only nodes that have changed
         since the last call with an equal demand and rating are rated again.
         """
         if not only:
@@ -471,11 +473,11 @@ class FreeCapacity:
         return {only} if node is not None and admission(rating)(demand, node) else frozenset()
 
     def prepare(self, demand: Demand, rating: Rating, limit: int) -> int:
-        """Rate at most ``limit`` nodes for later calls of `best`; return how many are left."""
+        """Rate at most ``limit`` nodes for later calls of `best`; return the number of nodes that are left."""
         return self._indexes.of(demand, rating).refresh(limit)
 
     def forgetting(self, rating: object) -> Iterator[None]:
-        """Forget in pieces what was computed for a rating that will not be asked for again."""
+        """Drop in steps all results for a rating that is no longer used."""
         self._indexes.retire(rating)
         nodes = list(self._nodes.values())
         for start in range(0, len(nodes), NODES_AT_ONCE):
@@ -484,11 +486,11 @@ class FreeCapacity:
             yield
 
     def prepare_obstacles(self, demand: Demand, limit: int) -> int:
-        """Find the obstacles of at most ``limit`` nodes for later calls of `obstacles`; return how many are left."""
+        """Find obstacles of at most ``limit`` nodes for later calls of `obstacles`; return the number of nodes left."""
         return self._indexes.explain(demand, limit)
 
     def obstacles(self, demand: Demand, only: str = "") -> tuple[Mapping[Obstacle, int], int]:
-        """Return how many nodes have which obstacle, and how many can take the demand; ``only``: of this node alone."""
+        """Return the number of nodes for each obstacle, and of suitable nodes; ``only``: of this node alone."""
         if not only:
             return self._indexes.obstacles(demand)
         node = self._left_for(demand, only)
@@ -497,42 +499,42 @@ class FreeCapacity:
         return ({}, 1) if fits(demand, node) else ({obstacle_of(demand, node): 1}, 0)
 
     def reports(self, name: str) -> Sequence[GpuReport]:
-        """Return the GPUs of a node as they were reported; none for an unknown node."""
+        """Return the reported GPUs of a node; none for an unknown node."""
         node = self._nodes.get(name)
-        return [self._told[name][gpu.uuid] for gpu in node.gpus] if node is not None else []
+        return [self._reported[name][gpu.uuid] for gpu in node.gpus] if node is not None else []
 
     # -- for the ledger --
 
     def put_node(self, name: str, gpus: Iterable[GpuReport]) -> Sequence[str]:
-        """Set the GPUs of a node. Return the UUIDs of GPUs that are new or changed: nothing is taken off them yet."""
-        told: dict[str, GpuReport] = {}
+        """Set the GPUs of a node. Return the UUIDs of new or changed GPUs, from which no units are deducted yet."""
+        reported: dict[str, GpuReport] = {}
         for gpu in sorted(gpus, key=lambda gpu: (gpu.index, gpu.uuid)):
-            told.setdefault(gpu.uuid, gpu)
-        before = self._told.get(name, {})
-        if list(map(_essence, before.values())) == list(map(_essence, told.values())):
+            reported.setdefault(gpu.uuid, gpu)
+        before = self._reported.get(name, {})
+        if list(map(_essence, before.values())) == list(map(_essence, reported.values())):
             return ()
         rebuilt = {name}
-        for uuid in before.keys() - told.keys():
+        for uuid in before.keys() - reported.keys():
             nodes = self._claims[uuid]
             nodes.discard(name)
             rebuilt |= nodes
             if not nodes:
                 del self._claims[uuid]
-        for uuid in told:
+        for uuid in reported:
             rebuilt |= self._claims.setdefault(uuid, set())
             self._claims[uuid].add(name)
-        if told:
-            self._told[name] = told
+        if reported:
+            self._reported[name] = reported
         else:
-            self._told.pop(name, None)
+            self._reported.pop(name, None)
         return [uuid for node in sorted(rebuilt) for uuid in self._rebuild(node)]
 
     def drop_node(self, name: str) -> Sequence[str]:
-        """Forget a node. Return the UUIDs of GPUs that another node has reported too: nothing is taken off them yet."""
+        """Remove a node. Return the UUIDs of its GPUs that another node reports too, with no units deducted yet."""
         return self.put_node(name, ())
 
     def set_resources(self, name: str, resources: NodeResources) -> None:
-        """Set what is free on a node beside its GPUs; kept for a node that has no GPUs yet."""
+        """Set the free CPU, memory and pods of a node, also if the node has no GPUs yet."""
         if self._resources.get(name, UNKNOWN) == resources:
             return
         self._resources[name] = resources
@@ -544,7 +546,7 @@ class FreeCapacity:
             self._changed(node)
 
     def update(self, uuid: str, unowned: int, free: int, layer: LayerName | None = None) -> None:
-        """Set what is left on a GPU, and the layer of its sessions. Raises KeyError for a GPU that is in no report."""
+        """Set the free units of a GPU and the layer of its sessions. Raises KeyError for a GPU that is in no report."""
         gpu = self._gpus[uuid]
         if gpu.mig is not None:
             layer = LayerName.MIG
@@ -563,9 +565,9 @@ class FreeCapacity:
         for gpu in old.gpus if old is not None else ():
             if self._gpus[gpu.uuid].node == name:
                 del self._gpus[gpu.uuid]
-        # one GPU that two nodes report is still one GPU
-        told = self._told.get(name, {})
-        gpus = tuple(_empty(gpu, name) for uuid, gpu in told.items() if self._node_of(uuid) == name)
+        # a GPU that two nodes report is one GPU
+        reported = self._reported.get(name, {})
+        gpus = tuple(_empty(gpu, name) for uuid, gpu in reported.items() if self._node_of(uuid) == name)
         if gpus:
             healthy: dict[str, tuple[GpuCapacity, ...]] = {}
             for gpu in gpus:
@@ -580,11 +582,11 @@ class FreeCapacity:
         return [gpu.uuid for gpu in gpus]
 
     def _node_of(self, uuid: str) -> str:
-        """Return which of the nodes that report a GPU has it."""
+        """Return the node that owns a GPU, of the nodes that report it."""
         nodes = self._claims[uuid]
         if len(nodes) == 1:
             return next(iter(nodes))
-        return in_order_of_claim({node: self._told[node][uuid] for node in nodes})[0]
+        return in_order_of_claim({node: self._reported[node][uuid] for node in nodes})[0]
 
     def _changed(self, node: NodeCapacity) -> None:
         node.changed()
@@ -598,7 +600,7 @@ def _essence(gpu: GpuReport) -> tuple[object, ...]:
 def _empty(gpu: GpuReport, node: str) -> GpuCapacity:
     units = gpu.capacity_units
     rank = (node, gpu.index, gpu.uuid)
-    found = GpuCapacity(gpu.uuid, node, gpu.index, gpu.model, gpu.healthy, gpu.cordoned, units, rank, units, units)
+    capacity = GpuCapacity(gpu.uuid, node, gpu.index, gpu.model, gpu.healthy, gpu.cordoned, units, rank, units, units)
     if gpu.mig is not None:
-        found.layer, found.mig = LayerName.MIG, gpu.mig.profile
-    return found
+        capacity.layer, capacity.mig = LayerName.MIG, gpu.mig.profile
+    return capacity

@@ -1,6 +1,7 @@
-"""Keeps one ledger in step with what agents, pods and the hub say, by what changes.
+"""Updates of one ledger from agents' reports, pods and reservations, and ledgers that simulate idle actions.
 
-What would be free on some nodes if announced idle actions happened, and whom that would fit first.
+`LedgerFeed` updates the ledger by changes. `SupposedLedger` copies nodes to find the request that announced idle
+actions help first. The ledger itself: ledger.py.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from gpushare_spawner.placement.request import PlacementRequest
 
 
 class EntrySource(IntEnum):
-    """Who says that a session has an allocation. Of several the first counts."""
+    """Source of a session's allocation. The first of several sources counts."""
 
     REPORTED = 0
     """An agent's report; of two nodes the first by name."""
@@ -30,151 +31,153 @@ class EntrySource(IntEnum):
     """This hub's reservations in flight."""
 
 
-_SAID: dict[EntrySource, tuple[EntrySource, str]] = {source: (source, "") for source in EntrySource}
-"""Who speaks where it is no node: one object for all that it says."""
+_SOURCES: dict[EntrySource, tuple[EntrySource, str]] = {source: (source, "") for source in EntrySource}
+"""Sources of entries that do not come from a node, by kind."""
 
 
 class LedgerFeed:
-    """One ledger, and who said what that is in it.
+    """One ledger with the sources of its entries.
 
-    Each change costs what it concerns. The ledger is always what `Ledger.of` would make of the same reports and
-    allocations. `follow` finds the changes by comparison where nobody can tell them.
+    The cost of a change is proportional to its size. The ledger always equals `Ledger.of` for the same reports and
+    allocations. `follow` finds the changes by comparison if the caller cannot list them.
     """
 
     def __init__(self) -> None:
         self.ledger = Ledger()
-        """Read it and place by it; only the feed changes it."""
+        """The ledger. Callers read it and place by it; only the feed changes it."""
         self.doubtful = False
-        """An error came while the ledger was changed or read: it may contradict itself until it is made anew."""
+        """An error occurred while the ledger changed: it may be inconsistent until `make_anew`."""
         self._reports: dict[str, Report] = {}
-        self._said: dict[str, dict[tuple[EntrySource, str], Allocation]] = {}
+        self._entries: dict[str, dict[tuple[EntrySource, str], Allocation]] = {}
         self._sessions: dict[tuple[EntrySource, str], dict[str, Allocation]] = {}
 
-    # -- told what has changed --
+    # -- changes --
 
     def report(self, report: Report) -> None:
-        """A node's newest report. One that is older than the known one is ignored."""
-        known = self._reports.get(report.node)
-        if report is known or (known is not None and report.published_at < known.published_at):
+        """Record a node's newest report. A report older than the current report is ignored."""
+        current = self._reports.get(report.node)
+        if report is current or (current is not None and report.published_at < current.published_at):
             return
         self._reports[report.node] = report
-        if known is None or known.gpus != report.gpus:
+        if current is None or current.gpus != report.gpus:
             with self._changing():
                 self.ledger.put_node(report.node, report.gpus)
-        if known is None or known.sessions != report.sessions:
-            found = (Allocation.of(session) for session in report.sessions)
-            self._say((EntrySource.REPORTED, report.node), filter(None, found))
+        if current is None or current.sessions != report.sessions:
+            allocations = (Allocation.of(session) for session in report.sessions)
+            self._record((EntrySource.REPORTED, report.node), filter(None, allocations))
 
     def forget_node(self, node: str) -> None:
-        """A node's report is gone, or too old to be believed."""
+        """Remove a node's report, which is gone or too old."""
         if self._reports.pop(node, None) is not None:
             with self._changing():
                 self.ledger.drop_node(node)
-            self._say((EntrySource.REPORTED, node), ())
+            self._record((EntrySource.REPORTED, node), ())
 
     def reported(self, node: str) -> Report | None:
-        """Return a node's report that counts; None where there is none."""
+        """Return a node's current report; None if it has none."""
         return self._reports.get(node)
 
     def follow_reports(self, newest: Mapping[str, Report]) -> Iterator[tuple[str, Report | None]]:
-        """Take these reports, by their nodes, instead of the known ones; yield each node that has changed.
+        """Replace the current reports, by node. Yield each changed node with its report; None: the report is gone.
 
-        With its report, or None where it has none any more. A report that is the same object costs next to nothing.
+        A report that is the same object costs almost nothing.
         """
         for node in self._reports.keys() - newest.keys():
             self.forget_node(node)
             yield node, None
         for node, report in newest.items():
-            known = self._reports.get(node)
-            if known is report:
+            current = self._reports.get(node)
+            if current is report:
                 continue
-            if known is not None and report.published_at < known.published_at:
+            if current is not None and report.published_at < current.published_at:
                 self.forget_node(node)  # the agent's clock was set back, or its machine was replaced
             self.report(report)
             yield node, report
 
     def put(self, source: EntrySource, allocation: Allocation) -> None:
-        """A pod or a reservation has this allocation now."""
-        self._say(_SAID[source], [allocation], all_of_it=False)
+        """Record the allocation of a pod or a reservation."""
+        self._record(_SOURCES[source], [allocation], all_of_it=False)
 
     def drop(self, source: EntrySource, session: str) -> None:
-        """The session's pod or reservation is gone; nothing happens where there was none."""
-        said = self._sessions.get(_SAID[source], {})
-        if session in said:
-            del said[session]
-            self._apply(_SAID[source], {session: None})
+        """Remove the entry of the session's pod or reservation, if there is one."""
+        entries = self._sessions.get(_SOURCES[source], {})
+        if session in entries:
+            del entries[session]
+            self._apply(_SOURCES[source], {session: None})
 
     def resources(self, node: str, resources: NodeResources) -> None:
-        """What is free on a node of CPU, memory and pods; see `Ledger.put_resources`."""
+        """Set the free CPU, memory and pods of a node; see `Ledger.put_resources`."""
         with self._changing():
             self.ledger.put_resources(node, resources)
 
     def claim(self, name: str, claim: NodeHold | None) -> None:
-        """A request that waits claims GPUs, or nothing any more; see `Ledger.claim`."""
+        """Set or remove the hold of a waiting request; see `Ledger.claim`."""
         with self._changing():
             self.ledger.claim(name, claim)
 
     def sessions(self, source: EntrySource) -> list[str]:
-        """Return the sessions of which pods or reservations (`put`) say that they have an allocation."""
-        return list(self._sessions.get(_SAID[source], {}))
+        """Return the sessions with entries from pods or reservations (`put`)."""
+        return list(self._sessions.get(_SOURCES[source], {}))
 
-    # -- told everything --
+    # -- full updates --
 
     def follow(
         self, reports: Iterable[Report], seen: Iterable[Allocation] = (), reserved: Iterable[Allocation] = ()
     ) -> Ledger:
-        """Make the ledger what `Ledger.of` makes of all this; objects that are the same as before cost next to nothing.
+        """Update the ledger to `Ledger.of` these entries. Objects that are the same as before cost almost nothing.
 
-        Of two allocations of a session in one list the first counts.
+        The first of two allocations of a session in one list counts.
         """
         for _ in self.follow_reports(newest_reports(reports)):
             pass
-        self._say(_SAID[EntrySource.SEEN], seen)
-        self._say(_SAID[EntrySource.RESERVED], reserved)
+        self._record(_SOURCES[EntrySource.SEEN], seen)
+        self._record(_SOURCES[EntrySource.RESERVED], reserved)
         return self.ledger
 
     def make_anew(self) -> None:
-        """Count everything anew that was said, and is not taken back: see `Ledger.make_anew`."""
-        self._said = {}
-        for speaker, said in self._sessions.items():
-            for session, allocation in said.items():
-                self._said.setdefault(session, {})[speaker] = allocation
-        counts = [speakers[min(speakers)] for speakers in self._said.values()]
+        """Rebuild the ledger from all current entries: see `Ledger.make_anew`."""
+        self._entries = {}
+        for source, entries in self._sessions.items():
+            for session, allocation in entries.items():
+                self._entries.setdefault(session, {})[source] = allocation
+        counts = [sources[min(sources)] for sources in self._entries.values()]
         self.doubtful = True
         self.ledger.make_anew({node: report.gpus for node, report in self._reports.items()}, counts)
         self.doubtful = False
 
-    def _say(self, speaker: tuple[EntrySource, str], allocations: Iterable[Allocation], all_of_it: bool = True) -> None:
-        """Take down what a speaker says: all that it has to say, or these allocations beside what it said before."""
-        said: dict[str, Allocation] = {}
+    def _record(
+        self, source: tuple[EntrySource, str], allocations: Iterable[Allocation], all_of_it: bool = True
+    ) -> None:
+        """Record the entries of a source: all of them, or these in addition to the earlier entries."""
+        entries: dict[str, Allocation] = {}
         for allocation in allocations:
-            said.setdefault(allocation.session, allocation)
-        before = self._sessions.get(speaker, {})
+            entries.setdefault(allocation.session, allocation)
+        before = self._sessions.get(source, {})
         changed: dict[str, Allocation | None] = {
             session: allocation
-            for session, allocation in said.items()
-            if (known := before.get(session)) is not allocation and known != allocation
+            for session, allocation in entries.items()
+            if (previous := before.get(session)) is not allocation and previous != allocation
         }
         if all_of_it:
-            changed.update(dict.fromkeys(before.keys() - said.keys()))
-            self._sessions[speaker] = said
+            changed.update(dict.fromkeys(before.keys() - entries.keys()))
+            self._sessions[source] = entries
         else:
-            self._sessions.setdefault(speaker, {}).update(said)
-        self._apply(speaker, changed)
+            self._sessions.setdefault(source, {}).update(entries)
+        self._apply(source, changed)
 
-    def _apply(self, speaker: tuple[EntrySource, str], changed: dict[str, Allocation | None]) -> None:
+    def _apply(self, source: tuple[EntrySource, str], changed: dict[str, Allocation | None]) -> None:
         put, drop = [], []
         for session, allocation in changed.items():
-            speakers = self._said.setdefault(session, {})
+            sources = self._entries.setdefault(session, {})
             if allocation is None:
-                speakers.pop(speaker, None)
+                sources.pop(source, None)
             else:
-                speakers[speaker] = allocation
-            if not speakers:
-                del self._said[session]
+                sources[source] = allocation
+            if not sources:
+                del self._entries[session]
                 drop.append(session)
                 continue
-            counts = speakers[min(speakers)]
+            counts = sources[min(sources)]
             if self.ledger.allocations.get(session) != counts:
                 put.append(counts)
         with self._changing():
@@ -190,18 +193,18 @@ class LedgerFeed:
 
 
 SESSIONS_AT_ONCE = 100
-"""Sessions whose nodes are found in one piece: less than 1 ms."""
+"""Sessions whose nodes are found in one step: less than 1 ms."""
 
 
 class SupposedLedger:
-    """Copies of the nodes for which something is supposed. The ledger that they are copied from does not change."""
+    """Copies of nodes with simulated changes. The original ledger does not change."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._nodes: dict[str, Ledger] = {}
 
-    def happens(self, session: str, announced: Notice) -> str | None:
-        """Count the units that an idle action frees; return their node, None where it frees none."""
+    def happens(self, session: str, notice: Notice) -> str | None:
+        """Simulate an idle action. Return the node of the freed units; None if it frees none."""
         name = self._ledger.node_of(session)
         if name is None:
             return None
@@ -209,37 +212,37 @@ class SupposedLedger:
         allocation = node.allocations.get(session)
         if allocation is None:
             return None
-        if announced.tier is Tier.STOPPED:
+        if notice.tier is Tier.STOPPED:
             node.remove(session)
-        elif announced.effective_units < allocation.effective_units:
-            node.replace(allocation.with_effective(announced.effective_units))
+        elif notice.effective_units < allocation.effective_units:
+            node.replace(allocation.with_effective(notice.effective_units))
         else:
             return None
         return name
 
     def yielding(self, kept: Mapping[str, int], node: str) -> None:
-        """Count that sessions give up all but so many units of each of their GPUs, which others can then own."""
+        """Simulate that sessions give up all but so many units of each GPU. Others can then own these units."""
         ledger = self._node(node)
         ledger.change([ledger.allocations[session].yielding(units) for session, units in kept.items()])
 
     def lending(self, kept: Mapping[str, int], node: str) -> None:
-        """Count that idle sessions keep only so many units of each of their GPUs, and lend the others."""
+        """Simulate that idle sessions keep only so many units of each of their GPUs and lend the rest."""
         ledger = self._node(node)
         ledger.change([ledger.allocations[session].with_effective(units) for session, units in kept.items()])
 
     def copy_of(self, node: str) -> SupposedLedger:
-        """Return a ledger of one node, as it is supposed to be, to suppose more there."""
+        """Return a copy of one simulated node, for further changes."""
         return SupposedLedger(self._node(node))
 
     @property
     def nodes(self) -> frozenset[str]:
-        """The nodes for which something is supposed."""
+        """Nodes with simulated changes."""
         return frozenset(self._nodes)
 
     def place(self, name: str, request: PlacementRequest, node: str) -> NodeHold | None:
-        """Count a request as placed on one node, instead of what this name claims.
+        """Simulate the placement of a request on one node, in place of this name's hold.
 
-        Return where; None where it does not fit there.
+        Return the new hold; None if the request does not fit there.
         """
         if request.node not in ("", node) or node in request.left_out:
             return None
@@ -252,9 +255,9 @@ class SupposedLedger:
         if placement is None:
             ledger.claim(name, claim)
             return None
-        found = NodeHold.of(request, node, placement.gpus)
-        ledger.claim(name, found)
-        return found
+        hold = NodeHold.of(request, node, placement.gpus)
+        ledger.claim(name, hold)
+        return hold
 
     def _node(self, name: str) -> Ledger:
         if name not in self._nodes:
@@ -263,36 +266,35 @@ class SupposedLedger:
 
 
 def helpful_actions(
-    ledger: Ledger, requests: Iterable[PlacementRequest], announced: Iterable[tuple[str, Notice]]
+    ledger: Ledger, requests: Iterable[PlacementRequest], notices: Iterable[tuple[str, Notice]]
 ) -> Iterator[list[tuple[str, Notice]]]:
-    """Yield the idle actions on nodes where one of the requests may fit after them, node by node; in small pieces.
+    """Yield the idle actions on nodes where one of the requests may fit after them, node by node, in small steps.
 
-    ``announced``: the actions by their sessions. An empty list is a piece of work that found none. Claims are not
-    looked at: a request does not meet its own. This is counted without a copy of the node. Between two pieces the
-    ledger may change.
+    ``notices``: the actions by their sessions. An empty list is a step without a match. Holds are ignored, so that a
+    request's own hold does not block it. No node is copied. The ledger may change between two steps.
     """
     on_node: dict[str, list[tuple[str, Notice]]] = {}
-    for number, (session, action) in enumerate(announced):
+    for number, (session, action) in enumerate(notices):
         node = ledger.node_of(session)
         if node is not None:
             on_node.setdefault(node, []).append((session, action))
         if number % SESSIONS_AT_ONCE == 0:
             yield []
-    asked = {(request.demand, request.left_out, request.node): request for request in requests}.values()
+    distinct = {(request.demand, request.left_out, request.node): request for request in requests}.values()
     for name, actions in on_node.items():
-        yield actions if _may_fit(ledger, asked, name, actions) else []
+        yield actions if _may_fit(ledger, distinct, name, actions) else []
 
 
 def first_to_fit(
     ledger: Ledger, request: PlacementRequest, helpful: Iterable[tuple[str, Notice]]
 ) -> Iterator[NodeHold | None]:
-    """Yield the GPUs that fit a request first if announced idle actions happen; nothing where these do not help it.
+    """Yield the first GPUs that fit a request if announced idle actions happen; nothing if these do not help.
 
-    Before that None for each action that does not help: the work can be done in pieces. ``helpful``: the actions by
-    their sessions, see `helpful_actions`.
+    Yield None before that for each action that does not help, so that the caller can work in steps. ``helpful``: the
+    actions by their sessions, see `helpful_actions`.
     """
     supposed = SupposedLedger(ledger)
-    for session, action in sorted(helpful, key=lambda known: known[1].at):
+    for session, action in sorted(helpful, key=lambda entry: entry[1].at):
         there = supposed.happens(session, action)
         claim = supposed.place("", request, there) if there is not None else None
         yield claim
@@ -303,7 +305,7 @@ def first_to_fit(
 def _may_fit(
     ledger: Ledger, requests: Iterable[PlacementRequest], name: str, actions: Iterable[tuple[str, Notice]]
 ) -> bool:
-    """Whether enough units would be free on a node for one of the requests if nothing were claimed there."""
+    """Return whether a node without holds would have enough free units for one of the requests."""
     node = ledger.capacity.nodes.get(name)
     if node is None:
         return False

@@ -1,4 +1,4 @@
-"""All allocations on all GPUs, as the hub knows them."""
+"""Ledger of all allocations on all GPUs, as the hub knows them. feed.py updates it."""
 
 from __future__ import annotations
 
@@ -32,24 +32,24 @@ SMALLEST_INSTANCE = SmallestInstance()
 
 
 class LedgerError(Exception):
-    """The ledger contradicts itself, or a strategy chose GPUs that cannot take the share."""
+    """Inconsistent ledger, or a strategy's choice of GPUs that cannot take the share."""
 
 
 class Ledger:
-    """Sessions that run and reservations in flight, GPU by GPU, in units of 1 %.
+    """Running sessions and holds of spawns in progress on each GPU, in units of 1 %.
 
-    On each GPU: the owned units of all sessions fit into the capacity, and so do the guaranteed ones. A GPU that no
-    report names can have allocations, but is offered to nobody.
+    On each GPU the owned units of all sessions fit into the capacity, and so do the guaranteed units. A GPU that no
+    report names can have allocations, but accepts no new session.
 
-    It is kept, and updated by what changes: nodes and allocations. A change costs what is on the GPUs that it concerns;
-    a placement costs the nodes that have changed since the last one like it.
+    Nodes and allocations update it. A change costs time for the allocations on the affected GPUs; a placement costs
+    time for the nodes that have changed since the last equal request.
     """
 
     def __init__(self) -> None:
         self.capacity = FreeCapacity()
-        """The GPUs and what is left on them; strategies read it, only the ledger changes it."""
+        """Free capacity of the GPUs. Strategies read it, only the ledger changes it."""
         self.observers: list[Callable[[str, Allocation | None], None]] = []
-        """Called with each session whose allocation has changed; None: it is gone, or replaced in the next call."""
+        """Callbacks for each changed allocation of a session; None: it is gone, or replaced in the next call."""
         self._allocations: dict[str, Allocation] = {}
         self._on_gpu: dict[str, dict[str, Allocation]] = {}
         self._guaranteed: dict[str, dict[str, int]] = {}
@@ -60,43 +60,42 @@ class Ledger:
 
     @classmethod
     def of(cls, reports: Iterable[Report], reservations: Iterable[Allocation] = ()) -> Ledger:
-        """The ledger that the agents' reports make, with the reservations that they do not know of yet.
+        """Return the ledger of the agents' reports, with the reservations that these do not include yet.
 
-        Of two reports of a node the newer one counts. A reservation whose session is in a report has arrived: the
-        report counts.
+        The newer of two reports of a node counts. A report of a session replaces its reservation.
         """
         ledger = cls()
         newest = sorted(newest_reports(reports).values(), key=lambda report: report.node)
         for report in newest:
             ledger.put_node(report.node, report.gpus)
-        found = [Allocation.of(session) for report in newest for session in report.allocated_to]
+        reported = [Allocation.of(session) for report in newest for session in report.allocated_to]
         first: dict[str, Allocation] = {}
-        for allocation in [*filter(None, found), *reservations]:
+        for allocation in [*filter(None, reported), *reservations]:
             first.setdefault(allocation.session, allocation)
         ledger.change(first.values())
         return ledger
 
     @property
     def allocations(self) -> Mapping[str, Allocation]:
-        """Every allocation by its session."""
+        """All allocations by session."""
         return MappingProxyType(self._allocations)
 
     # -- placement --
 
     def place(self, request: PlacementRequest, strategy: Strategy = BEST_FIT) -> Placement | None:
-        """Return where this share could go, or None where no GPU can take it; see `why_unplaceable`. Changes nothing.
+        """Return a placement of this share, or None if no GPU can take it; see `why_unplaceable`. Changes nothing.
 
-        ``Placement.borrowed`` tells how many units (per GPU) are lent. Raises LedgerError if the strategy chose what
-        it may not.
+        ``Placement.borrowed`` is the number of lent units per GPU. Raises LedgerError for an invalid choice of the
+        strategy.
         """
-        places = (self._place(one, strategy) for one in request.of_each_layer())
+        places = (self._place(layer_request, strategy) for layer_request in request.of_each_layer())
         return next((place for place in places if place is not None), None)
 
     def _place(self, request: PlacementRequest, strategy: Strategy) -> Placement | None:
         if request.layer is LayerName.MIG:
             if request.share.count > 1:
                 return None  # CUDA uses one MIG device only
-            # whatever the strategy: a larger instance than is needed is wasted
+            # for every strategy: a larger instance than needed is wasted
             strategy = SMALLEST_INSTANCE
         chosen = strategy.choose(request, self.capacity)
         if chosen is None:
@@ -110,25 +109,25 @@ class Ledger:
         return Placement(chosen.node, tuple(chosen.gpus), min(borrowed, units), request.layer)
 
     def why_unplaceable(self, request: PlacementRequest) -> Unplaceable:
-        """Why `place` found no GPU for this request. Equal requests are explained once until a node changes."""
+        """Return the reason why `place` found no GPU for this request. The result is cached until a node changes."""
         if self._explained_at != self.capacity.version:
             self._explained.clear()
             self._explained_at = self.capacity.version
-        asked = replace(request, user="", groups=(), template="")
-        found = self._explained.get(asked)
-        if found is None:
-            found = self._explained[asked] = explain(self.capacity, request)
-        return found
+        key = replace(request, user="", groups=(), template="")
+        reason = self._explained.get(key)
+        if reason is None:
+            reason = self._explained[key] = explain(self.capacity, request)
+        return reason
 
     @property
     def claims(self) -> Mapping[str, NodeHold]:
-        """What is kept free, by the name of the claim."""
+        """Holds of waiting requests, by name."""
         return MappingProxyType(self._claims)
 
     def claim(self, name: str, claim: NodeHold | None) -> None:
-        """Keep GPUs of a node for a request that waits, instead of what this name claimed before; None: nothing.
+        """Keep GPUs of a node for a waiting request, in place of this name's earlier hold; None: keep nothing.
 
-        A claim counts as if it were allocated, and can be more than is free: then nobody gets what comes free there.
+        A hold counts like an allocation. It can exceed the free units: then it also keeps units that become free.
         """
         before = self._claims.pop(name, None)
         if claim is not None:
@@ -142,20 +141,20 @@ class Ledger:
                 self._recount_resources(changed.node)
 
     def fits_without(self, request: PlacementRequest, names: Collection[str]) -> bool:
-        """Whether a request would fit on a node of these claims if they were not there. Unknown names are ignored."""
+        """Return whether a request would fit on a node of these holds without them. Unknown names are ignored."""
         claimed = {self._claims[name].node for name in names if name in self._claims} - request.left_out
         nodes = [self.capacity.nodes[name] for name in claimed if name in self.capacity.nodes]
         nodes = [self._without(node, names) for node in nodes if request.node in ("", node.name)]
         return any(fits(request.demand, node.left_for(request.demand)) for node in nodes)
 
     def node_of(self, session: str) -> str | None:
-        """Return the node of a session's GPUs; None where its allocation or its first GPU is unknown."""
-        known = self._allocations.get(session)
-        gpu = self.capacity.gpus.get(known.gpus[0]) if known is not None and known.gpus else None
+        """Return the node of a session's GPUs; None if its allocation or its first GPU is unknown."""
+        allocation = self._allocations.get(session)
+        gpu = self.capacity.gpus.get(allocation.gpus[0]) if allocation is not None and allocation.gpus else None
         return gpu.node if gpu is not None else None
 
     def of_node(self, name: str) -> Ledger:
-        """Return a ledger of one node alone, with all allocations and claims there: to find out what would be if."""
+        """Return a ledger of one node alone, with its allocations and holds, to simulate changes."""
         alone = Ledger()
         alone.put_node(name, self.capacity.reports(name))
         alone.put_resources(name, self._resources.get(name, UNKNOWN))
@@ -167,7 +166,7 @@ class Ledger:
         return alone
 
     def _wrong(self, request: PlacementRequest, name: str, uuids: Sequence[str]) -> str:
-        """What speaks against a strategy's choice; empty: nothing."""
+        """Return the error in a strategy's choice; empty: the choice is valid."""
         node = self.capacity.nodes.get(name)
         gpus = [self.capacity.gpus[uuid] for uuid in uuids if uuid in self.capacity.gpus]
         if node is None or len(gpus) != len(uuids) or any(gpu.node != name for gpu in gpus):
@@ -190,28 +189,28 @@ class Ledger:
     # -- changes --
 
     def put_node(self, name: str, gpus: Iterable[GpuReport]) -> None:
-        """Set the GPUs of a node; nothing happens where they are as known."""
-        known = dict.fromkeys([name])
+        """Set the GPUs of a node. Unchanged GPUs have no effect."""
+        nodes = dict.fromkeys([name])
         reported = list(gpus)
         for gpu in reported:
             if gpu.uuid in self.capacity.gpus:
-                known[self.capacity.gpus[gpu.uuid].node] = None
+                nodes[self.capacity.gpus[gpu.uuid].node] = None
         for uuid in self.capacity.put_node(name, reported):
             self._recount(uuid)
             if uuid in self.capacity.gpus:
-                known[self.capacity.gpus[uuid].node] = None
-        # a GPU that two nodes report takes its sessions along from one to the other
-        for node in known:
+                nodes[self.capacity.gpus[uuid].node] = None
+        # a GPU that moves between two reporting nodes takes its sessions along
+        for node in nodes:
             self._recount_resources(node)
 
     def drop_node(self, name: str) -> None:
-        """Forget a node's GPUs; allocations on them stay, in case that it comes back."""
+        """Remove a node's GPUs. Their allocations stay in case the node comes back."""
         self.put_node(name, ())
 
     def put_resources(self, name: str, resources: NodeResources) -> None:
-        """Set what is free on a node of CPU, memory and pods. `Allocation.uncounted` is taken off here.
+        """Set the free CPU, memory and pods of a node. `Allocation.uncounted` is deducted here.
 
-        Resources of which nothing is known forget the node.
+        Unknown resources remove the node's entry.
         """
         self._resources[name] = resources
         if resources == UNKNOWN:
@@ -219,9 +218,9 @@ class Ledger:
         self._recount_resources(name)
 
     def change(self, put: Iterable[Allocation] = (), drop: Iterable[str] = ()) -> None:
-        """Remove allocations by their sessions, then enter some; one that its session has already is replaced.
+        """Remove allocations by their sessions, then enter others, each in place of the session's earlier allocation.
 
-        A GPU is counted once however many of its allocations change.
+        Each GPU is counted once, for any number of changed allocations.
         """
         touched: dict[str, None] = {}
         resources: dict[str, None] = {}
@@ -246,7 +245,7 @@ class Ledger:
         self.change([allocation])
 
     def replace(self, allocation: Allocation) -> None:
-        """Change a session's allocation, for instance after a change of its tier. Raises KeyError if it has none."""
+        """Replace a session's allocation, for example after a change of its tier. Raises KeyError if it has none."""
         if allocation.session not in self._allocations:
             raise KeyError(allocation.session)
         self.change([allocation])
@@ -258,28 +257,28 @@ class Ledger:
         return allocation
 
     def settle(self) -> dict[str, int]:
-        """Turn borrowed units into owned ones where their owner is gone, oldest session first; what is borrowed now."""
+        """Turn borrowed units of gone owners into owned units, oldest session first. Return the units left borrowed."""
         capacities = {uuid: gpu.capacity for uuid, gpu in self.capacity.gpus.items()}
         settled = settle(capacities, self._allocations.values())
         self.change([self._allocations[session].with_borrowed(borrowed) for session, borrowed in settled.items()])
         return settled
 
     def make_anew(self, nodes: Mapping[str, Sequence[GpuReport]], allocations: Iterable[Allocation]) -> None:
-        """Forget all that was counted, and count these nodes and allocations; resources and claims stay as they were.
+        """Rebuild the ledger from these nodes and allocations. Resources and holds stay.
 
-        For a ledger of which it is not known whether it contradicts itself. Its observers are told that all
-        allocations are gone, and then of each one.
+        Repairs a ledger that may be inconsistent. Observers are notified that all allocations are gone, and then of
+        each new allocation.
         """
         gone, resources, claims = list(self._allocations), self._resources, self._claims
         self.capacity = FreeCapacity()
         self._allocations, self._on_gpu, self._guaranteed, self._resources, self._claims = {}, {}, {}, {}, {}
         self._explained, self._explained_at = {}, 0
         for session in gone:
-            self._tell(session, None)
+            self._notify(session, None)
         for name, gpus in nodes.items():
             self.put_node(name, gpus)
-        for name, known in resources.items():
-            self.put_resources(name, known)
+        for name, node_resources in resources.items():
+            self.put_resources(name, node_resources)
         self.change(allocations)
         for name, claim in claims.items():
             self.claim(name, claim)
@@ -287,24 +286,26 @@ class Ledger:
     # -- figures --
 
     def free_units(self, gpu: str) -> int:
-        """Units that a newcomer can have now: unowned, or lent by idle owners. 0 for a GPU that is unhealthy, cordoned
-        or unknown."""
-        found = self.capacity.gpus.get(gpu)
-        return max(0, found.free) if found is not None and found.offered else 0
+        """Return the units that a new session can have now: unowned units and units that idle owners have lent.
+
+        0 for an unhealthy, cordoned or unknown GPU.
+        """
+        capacity = self.capacity.gpus.get(gpu)
+        return max(0, capacity.free) if capacity is not None and capacity.offered else 0
 
     def unowned_units(self, gpu: str) -> int:
-        """Capacity of a GPU less what sessions own, at least 0; 0 for an unknown GPU."""
-        found = self.capacity.gpus.get(gpu)
-        return max(0, found.unowned) if found is not None else 0
+        """Return the capacity of a GPU less the owned units, at least 0; 0 for an unknown GPU."""
+        capacity = self.capacity.gpus.get(gpu)
+        return max(0, capacity.unowned) if capacity is not None else 0
 
     def guaranteed(self, session: str) -> int:
-        """What a session would get if everybody wanted its GPUs now: the least over them. KeyError if unknown."""
+        """Return the guaranteed units of a session: the least over its GPUs. Raises KeyError for an unknown session."""
         held = self._allocations[session]
-        known = [self._guaranteed[gpu][session] for gpu in held.gpus if gpu in self.capacity.gpus]
-        return min(known, default=0)
+        units = [self._guaranteed[gpu][session] for gpu in held.gpus if gpu in self.capacity.gpus]
+        return min(units, default=0)
 
     def check(self) -> None:
-        """Raises LedgerError, naming the GPU, if owned or guaranteed units exceed its capacity, or counts disagree."""
+        """Raise LedgerError if owned or guaranteed units exceed a GPU's capacity, or if counts disagree."""
         for uuid, gpu in self.capacity.gpus.items():
             held = self._on_gpu.get(uuid, {}).values()
             where = f"GPU {gpu.index} of {gpu.node} ({uuid})"
@@ -325,7 +326,7 @@ class Ledger:
 
     def _enter(self, allocation: Allocation, touched: dict[str, None], resources: dict[str, None]) -> None:
         self._allocations[allocation.session] = allocation
-        self._tell(allocation.session, allocation)
+        self._notify(allocation.session, allocation)
         for gpu in allocation.gpus:
             self._on_gpu.setdefault(gpu, {})[allocation.session] = allocation
             touched[gpu] = None
@@ -334,7 +335,7 @@ class Ledger:
 
     def _strike(self, allocation: Allocation, touched: dict[str, None], resources: dict[str, None]) -> None:
         del self._allocations[allocation.session]
-        self._tell(allocation.session, None)
+        self._notify(allocation.session, None)
         for gpu in set(allocation.gpus):
             held = self._on_gpu[gpu]
             del held[allocation.session]
@@ -344,7 +345,7 @@ class Ledger:
         if allocation.uncounted is not NOTHING:
             resources.update(self._nodes_of(allocation))
 
-    def _tell(self, session: str, allocation: Allocation | None) -> None:
+    def _notify(self, session: str, allocation: Allocation | None) -> None:
         for observer in self.observers:
             observer(session, allocation)
 
@@ -371,14 +372,14 @@ class Ledger:
         return sum(self._kept(claim, uuid) for claim in self._claims.values() if uuid in claim.gpus)
 
     def _kept(self, claim: NodeHold, uuid: str) -> int:
-        """Return the units that a claim keeps on one of its GPUs."""
+        """Return the units that a hold keeps on one of its GPUs."""
         held, gpu = self._on_gpu.get(uuid), self.capacity.gpus[uuid]
         layer = next(iter(held.values())).layer if held else LayerName.NATIVE
         shared = gpu.mig is None and claim.layer_on(gpu.model) is layer
         return claim.units if shared else gpu.capacity
 
     def _without(self, node: NodeCapacity, names: Collection[str]) -> NodeCapacity:
-        """Return a copy of a node as it would be without these claims."""
+        """Return a copy of a node without these holds."""
         claims = [claim for name, claim in self._claims.items() if name in names and claim.node == node.name]
         kept: Counter[str] = Counter()
         for claim in claims:
@@ -394,9 +395,9 @@ class Ledger:
 
     def _recount_resources(self, name: str) -> None:
         node = self.capacity.nodes.get(name)
-        told = self._resources.get(name, UNKNOWN)
-        if node is None or told == UNKNOWN:
-            self.capacity.set_resources(name, told)
+        reported = self._resources.get(name, UNKNOWN)
+        if node is None or reported == UNKNOWN:
+            self.capacity.set_resources(name, reported)
             return
         here = {
             allocation.session: allocation.uncounted
@@ -404,21 +405,21 @@ class Ledger:
             for allocation in self._on_gpu.get(gpu.uuid, {}).values()
         }
         claimed = [claim.requested for claim in self._claims.values() if claim.node == name]
-        self.capacity.set_resources(name, told.less(Requested.total([*here.values(), *claimed])))
+        self.capacity.set_resources(name, reported.less(Requested.total([*here.values(), *claimed])))
 
 
 def _taken(gpu: GpuCapacity, held: Collection[Allocation], guaranteed: Mapping[str, int]) -> tuple[int, int]:
-    """Return the units of a GPU that sessions own, and those that are guaranteed: all of a MIG instance."""
+    """Return the owned and the guaranteed units of a GPU; of a MIG instance all units."""
     if gpu.mig is not None and held:
         return gpu.capacity, gpu.capacity
     return sum(allocation.owned_units for allocation in held), sum(guaranteed.values())
 
 
 def newest_reports(reports: Iterable[Report]) -> dict[str, Report]:
-    """Return the newest report of each node; of two of the same instant the one that came last."""
+    """Return the newest report of each node; at equal instants the last in order."""
     newest: dict[str, Report] = {}
     for report in reports:
-        known = newest.get(report.node)
-        if known is None or report.published_at >= known.published_at:
+        current = newest.get(report.node)
+        if current is None or report.published_at >= current.published_at:
             newest[report.node] = report
     return newest

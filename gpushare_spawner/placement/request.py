@@ -1,6 +1,6 @@
-"""What a spawn asks of placement.
+"""Placement requests of spawns, and the expected workload: kinds of requests with their popularity.
 
-What a cluster is asked for: kinds of requests and how often each comes. Pure data; time comes in as an argument.
+Pure data: time is an argument. strategy.py and ledger.py place the requests.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from gpushare_spawner.model.template import TemplateGpu
 
 
 def suits(gpu: TemplateGpu, model: str, memory_bytes: int) -> bool:
-    """Whether an empty GPU would do for what a template asks for: its model, and memory (bytes) for the guarantee."""
+    """Return whether an empty GPU suits a template: its model, and its memory (bytes) for the guarantee."""
     guarantee = gpu.memory.guarantee
     return gpu.accepts(model) and (guarantee is None or resolve_bytes(guarantee, memory_bytes) <= memory_bytes)
 
 
 def suitable_models(gpu: TemplateGpu, kinds: Iterable[tuple[str, int]]) -> frozenset[str]:
-    """Return the models that would do for what a template asks for. ``kinds``: models with their memory in bytes."""
+    """Return the models that suit a template. ``kinds``: models with their memory in bytes."""
     return frozenset(model for model, memory_bytes in kinds if suits(gpu, model, memory_bytes))
 
 
 ByLayer = tuple[tuple[LayerName, frozenset[str]], ...]
-"""Sharing layers, and the GPU models that each is for."""
+"""Sharing layers with their GPU models."""
 
 
 def layer_on(model: str, layer: LayerName, by_layer: ByLayer) -> LayerName:
-    """Return the sharing layer on GPUs of a model: that of ``by_layer``, else ``layer``."""
-    return next((one for one, models in by_layer if model in models), layer)
+    """Return the sharing layer on GPUs of a model: from ``by_layer``, or else ``layer``."""
+    return next((candidate for candidate, models in by_layer if model in models), layer)
 
 
 @dataclass(frozen=True)
 class Demand:
-    """What a node must have for a pod or process. Requests with equal demands are placed by one index."""
+    """Resources that a node must have for a pod or process. Requests with equal demands share an index."""
 
     units: int
     """Units of 1 % on each of the GPUs; 0 with ``count`` 0: no GPU."""
@@ -51,34 +51,34 @@ class Demand:
     models: frozenset[str] | None = None
     """The GPU models that will do; None: any."""
     ineligible: frozenset[str] = frozenset()
-    """Nodes that cannot take the pod whatever is free: taints, labels. The same set for every request of a template."""
+    """Nodes that taints or labels exclude. The same set for all requests of a template."""
     layer: LayerName = LayerName.NATIVE
-    """The sharing layer: a GPU that sessions of another one have does not do."""
+    """Sharing layer. A GPU with sessions of another layer is not suitable."""
     by_layer: ByLayer = ()
-    """Several layers will do, each on GPUs of its own models. The first that has a place counts."""
+    """Alternative layers, each on GPUs of its own models. The first with a place counts."""
     _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        # asked for at each look at an index; the sets can be large
+        # needed for each query of an index; the sets can be large
         of_layer = (self.layer, self.by_layer)
-        known = (self.units, self.count, self.cpu, self.memory, self.models, self.ineligible, of_layer)
-        object.__setattr__(self, "_hash", hash(known))
+        key = (self.units, self.count, self.cpu, self.memory, self.models, self.ineligible, of_layer)
+        object.__setattr__(self, "_hash", hash(key))
 
     def __hash__(self) -> int:
         return self._hash
 
     def accepts(self, model: str) -> bool:
-        """Whether a GPU of this model will do."""
+        """Return whether a GPU of this model is suitable."""
         return self.models is None or model in self.models
 
     def layer_on(self, model: str) -> LayerName:
-        """The sharing layer on GPUs of this model."""
+        """Return the sharing layer on GPUs of this model."""
         return layer_on(model, self.layer, self.by_layer)
 
 
 @dataclass(frozen=True)
 class PlacementRequest:
-    """One spawn's request. A strategy sees all of it."""
+    """Placement request of one spawn. A strategy sees all of it."""
 
     share: Share
     cpu: int = 0
@@ -93,9 +93,9 @@ class PlacementRequest:
     ineligible: frozenset[str] = frozenset()
     """Nodes that cannot take pods of the template, because of taints or labels."""
     left_out: frozenset[str] = frozenset()
-    """Nodes that this request avoids for a time, because one of its pods was not admitted there."""
+    """Nodes that this request avoids for a time, because they rejected one of its pods."""
     node: str = ""
-    """The only node that will do; empty: any."""
+    """The only suitable node; empty: any."""
     layer: LayerName = LayerName.NATIVE
     """The sharing layer of the GPUs."""
     by_layer: ByLayer = ()
@@ -103,14 +103,14 @@ class PlacementRequest:
 
     @cached_property
     def demand(self) -> Demand:
-        """What a node must have for this request."""
+        """Resources that a node must have for this request."""
         share = self.share
         return Demand(
             share.units, share.count, self.cpu, self.memory, self.models, self.ineligible, self.layer, self.by_layer
         )
 
     def of_each_layer(self) -> Iterator[PlacementRequest]:
-        """Yield the request for each of its layers alone, in the order in which they are tried."""
+        """Yield the request for each of its layers alone, in the order of attempts."""
         if not self.by_layer:
             yield self
         for layer, models in self.by_layer:
@@ -118,17 +118,17 @@ class PlacementRequest:
 
 
 HALF_LIFE_SECONDS = 7 * 86400.0
-"""After so long a spawn counts half. A week: notebooks follow the days of a week, and courses change by terms."""
+"""Half-life of a spawn's count. A week: notebook use follows the days of a week, and courses change by terms."""
 PRIOR = 1.0
-"""Every template counts as if it had been spawned so often just now: before there is any spawn all count the same."""
+"""Recent spawns that are added for each template: before the first spawn all templates count the same."""
 STEPS = 20
-"""Popularities are rounded to 1/20 of the most popular one's, so that one more spawn seldom changes the workload, and
-what strategies have computed stays valid."""
+"""Popularities are rounded to 1/20 of the highest: one more spawn seldom changes the workload, and the strategies'
+results stay valid."""
 
 
 @dataclass(frozen=True)
 class Popular:
-    """A kind of request and how much of the workload it is."""
+    """Kind of request with its part of the workload."""
 
     demand: Demand
     popularity: float
@@ -137,13 +137,13 @@ class Popular:
 
 @dataclass(frozen=True)
 class Workload:
-    """The requests that are expected. Memory is not looked at."""
+    """Expected requests. Memory is ignored."""
 
     kinds: tuple[Popular, ...] = ()
 
     @property
     def cpu_per_gpu(self) -> float:
-        """Millicores that are requested for each GPU, on average over the workload; 0 where nothing is requested."""
+        """Requested millicores for each GPU, on average over the workload; 0 if nothing is requested."""
         gpus = sum(kind.popularity * kind.demand.units * kind.demand.count for kind in self.kinds) / 100
         cpu = sum(kind.popularity * kind.demand.cpu for kind in self.kinds)
         return cpu / gpus if gpus else 0.0
@@ -153,7 +153,7 @@ NO_WORKLOAD = Workload()
 
 
 class RecentSpawns:
-    """How often each template was spawned recently; older spawns count less."""
+    """Recent spawns of each template. Older spawns count less."""
 
     def __init__(self, half_life: float = HALF_LIFE_SECONDS) -> None:
         self._half_life = half_life
@@ -169,7 +169,7 @@ class RecentSpawns:
         return count * math.pow(0.5, max(0.0, now - at) / self._half_life)
 
     def workload(self, templates: Mapping[str, Demand], now: float) -> Workload:
-        """Return the workload of these templates; others count nothing."""
+        """Return the workload of these templates. Others are ignored."""
         counts = {name: self.count(name, now) + PRIOR for name in templates}
         most = max(counts.values(), default=PRIOR)
         popularity: dict[Demand, float] = {}
@@ -180,5 +180,5 @@ class RecentSpawns:
 
 
 def workload_of(popularity: Iterable[tuple[Demand, float]]) -> Workload:
-    """Return the workload of these demands with their popularities; what is not popular at all is left out."""
+    """Return the workload of these demands with their popularities. Demands of popularity 0 are left out."""
     return Workload(tuple(Popular(demand, value) for demand, value in popularity if value > 0))

@@ -1,12 +1,9 @@
-"""How the GPUs for a placement request are chosen.
+"""Strategies that choose the GPUs for a placement request, and the measure of the default strategy.
 
-The default strategy: fragmentation gradient descent that also sees GPUs that are left without CPU.
-
-How much of what a node has left the expected workload could not use: fragmentation and stranding.
-
-Fragmentation is the measure of FGD: Weng, Yang, Yu, Wang, Tang, Yang, Zhang: Beware of Fragmentation: Scheduling
-GPU-Sharing Workloads with Fragmentation Gradient Descent, USENIX ATC 2023, section 4. Stranding is ours. See
-docs/explanation/placement.md.
+The default is fragmentation gradient descent (FGD) that also counts GPUs left without CPU. Fragmentation and
+stranding are the parts of a node's free units that the expected workload cannot use. Fragmentation is the measure of
+FGD: Weng, Yang, Yu, Wang, Tang, Yang, Zhang: Beware of Fragmentation: Scheduling GPU-Sharing Workloads with
+Fragmentation Gradient Descent, USENIX ATC 2023, section 4. Stranding is ours. See docs/explanation/placement.md.
 """
 
 from __future__ import annotations
@@ -25,46 +22,46 @@ from gpushare_spawner.placement.request import NO_WORKLOAD, Demand, PlacementReq
 
 
 class Strategy(Protocol):
-    """Chooses a node and GPUs; keeps no books. The ledger checks the choice and does the counting."""
+    """Choice of a node and GPUs, without state. The ledger checks the choice and counts it."""
 
     def choose(self, request: PlacementRequest, capacity: FreeCapacity) -> Best | None:
-        """A node and the UUIDs of ``request.share.count`` healthy GPUs of one model there; None: no node will do.
+        """Return a node and the UUIDs of ``request.share.count`` healthy GPUs of one model; None: no node is suitable.
 
-        Each GPU has ``request.share.units`` free, and the node has the CPU and memory, as far as they are known. The
-        same request and capacity must give the same answer. `FreeCapacity.best` finds the best node by a rating of
-        yours, and rates only nodes that have changed.
+        Each GPU has ``request.share.units`` free, and the node has the CPU and memory, as far as these are known. Equal
+        requests and capacities must give equal answers. `FreeCapacity.best` finds the best node by the strategy's
+        rating, and rates only changed nodes.
         """
         ...
 
 
 @runtime_checkable
 class WorkloadStrategy(Protocol):
-    """A strategy that looks at the spawns which are to be expected."""
+    """Strategy that uses the expected workload."""
 
     def choose(self, request: PlacementRequest, capacity: FreeCapacity) -> Best | None:
-        """See `Strategy`."""
+        """Choose as `Strategy` requires."""
         ...
 
     def for_workload(self, workload: Workload) -> Strategy:
-        """Return the strategy for this workload; the same object where the workload is the same as before."""
+        """Return the strategy for this workload; the same object if the workload is unchanged."""
         ...
 
 
 @runtime_checkable
 class PreparedStrategy(Protocol):
-    """A strategy whose work for the first request of a kind can be done in pieces."""
+    """Strategy that can prepare the first request of a kind in steps."""
 
     def choose(self, request: PlacementRequest, capacity: FreeCapacity) -> Best | None:
-        """See `Strategy`."""
+        """Choose as `Strategy` requires."""
         ...
 
     def prepare(self, request: PlacementRequest, capacity: FreeCapacity, limit: int) -> int:
-        """Look at no more than ``limit`` nodes that `choose` would look at; return how many are left."""
+        """Rate at most ``limit`` of the nodes that `choose` would rate; return the number of nodes that are left."""
         ...
 
 
 def check_strategy(strategy: Any) -> None:
-    """Raise TypeError, saying what would be right, for an object whose `choose` is not as `Strategy` has it."""
+    """Raise TypeError, with the right signature, for an object whose `choose` differs from `Strategy`."""
     name = type(strategy).__name__
     choose = getattr(strategy, "choose", None)
     if not callable(choose):
@@ -72,7 +69,7 @@ def check_strategy(strategy: Any) -> None:
     try:
         signature = inspect.signature(choose)
     except (TypeError, ValueError):
-        return  # built in: it cannot be asked
+        return  # built in: it has no signature
     try:
         signature.bind(None, None)
     except TypeError:
@@ -84,56 +81,56 @@ def check_strategy(strategy: Any) -> None:
 
 @dataclass(frozen=True)
 class BestFit:
-    """Fills the fullest GPU on which the share fits, so that whole ones stay whole.
+    """Strategy that fills the fullest GPU on which the share fits, so that whole GPUs stay whole.
 
-    Units that nobody owns come first; lent ones are taken only where no GPU has enough of the others, and then as
-    few as possible. Ties go to the first GPU by name of node and index.
+    Unowned units come first. Lent units are taken only if no GPU has enough unowned units, and then as few as
+    possible. Ties go to the first GPU by name of node and index.
     """
 
     def choose(self, request: PlacementRequest, capacity: FreeCapacity) -> Best | None:
-        """See `Strategy`."""
+        """Choose as `Strategy` requires."""
         return capacity.best(request.demand, self, request.left_out, request.node)
 
     def prepare(self, request: PlacementRequest, capacity: FreeCapacity, limit: int) -> int:
-        """See `PreparedStrategy`."""
+        """Prepare as `PreparedStrategy` requires."""
         return capacity.prepare(request.demand, self, limit)
 
     def rate(self, demand: Demand, node: NodeCapacity) -> Rated:
-        """Lent units or GPUs, then units or GPUs that nobody owns, then free ones: the fewest first."""
+        """Rate by lent units or GPUs, then unowned units or GPUs, then free ones: the fewest first."""
         return min(place.rated(node, place.lent, place.unowned, place.free) for place in places(demand, node))
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Takes the emptiest GPU of the emptiest node, so that sessions disturb each other least.
+    """Strategy that takes the emptiest GPU of the emptiest node, so that sessions disturb each other least.
 
-    Units that nobody owns come first. Ties go to the first GPU by name of node and index.
+    Unowned units come first. Ties go to the first GPU by name of node and index.
     """
 
     def choose(self, request: PlacementRequest, capacity: FreeCapacity) -> Best | None:
-        """See `Strategy`."""
+        """Choose as `Strategy` requires."""
         return capacity.best(request.demand, self, request.left_out, request.node)
 
     def prepare(self, request: PlacementRequest, capacity: FreeCapacity, limit: int) -> int:
-        """See `PreparedStrategy`."""
+        """Prepare as `PreparedStrategy` requires."""
         return capacity.prepare(request.demand, self, limit)
 
     def rate(self, demand: Demand, node: NodeCapacity) -> Rated:
-        """Lent units or GPUs, the fewest first; then the most units that nobody owns, on the GPU and on the node."""
+        """Rate by lent units or GPUs, the fewest first; then by unowned units of GPU and node, the most first."""
         ownable = sum(gpu.ownable for gpus in node.healthy.values() for gpu in gpus)
         return min(place.rated(node, place.lent, -place.unowned, -ownable) for place in places(demand, node))
 
 
 @dataclass(frozen=True)
 class SmallestInstance:
-    """Takes the smallest MIG instance that holds the share; of equal ones the first by node, index and UUID."""
+    """Strategy that takes the smallest suitable MIG instance. Ties go to the first by node, index and UUID."""
 
     def choose(self, request: PlacementRequest, capacity: FreeCapacity) -> Best | None:
-        """See `Strategy`."""
+        """Choose as `Strategy` requires."""
         return capacity.best(request.demand, self, request.left_out, request.node)
 
     def rate(self, demand: Demand, node: NodeCapacity) -> Rated:
-        """The size of the instance."""
+        """Rate by the size of the instance."""
         gpus = (gpu for model, gpus in node.healthy.items() if demand.accepts(model) for gpu in gpus)
         best = min((gpu for gpu in gpus if gpu.free >= demand.units), key=lambda gpu: gpu.preference)
         return Rated(best.preference, (best.uuid,))
@@ -143,17 +140,17 @@ class Place(NamedTuple):
     """GPUs of one node and model that a demand can have."""
 
     lent: int
-    """What would be borrowed: units of the GPU, or whole GPUs where several are demanded."""
+    """Borrowed units of the GPU, or borrowed whole GPUs for a demand of several."""
     unowned: int
-    """Units of the GPU that nobody owns, or whole GPUs of the node and model."""
+    """Unowned units of the GPU, or unowned whole GPUs of the node and model."""
     free: int
-    """Units of the GPU that are free, or whole GPUs of the node and model."""
+    """Free units of the GPU, or free whole GPUs of the node and model."""
     model: str
     positions: tuple[int, ...]
-    """Of the GPUs among the node's healthy ones of the model."""
+    """Positions of the GPUs among the node's healthy GPUs of the model."""
 
     def rated(self, node: NodeCapacity, *key: int) -> Rated:
-        """Return this place of a node with a key; of equal ones the first by node and index is better."""
+        """Return this place of a node with a key. At equal keys the first by node and index is better."""
         if not self.positions:
             return Rated(key, ())
         gpus = [node.healthy[self.model][position] for position in self.positions]
@@ -161,13 +158,13 @@ class Place(NamedTuple):
 
 
 def places(demand: Demand, node: NodeCapacity) -> list[Place]:
-    """Return the GPUs of a node that can take a demand, one for each model and state; of equal ones the first by index.
+    """Return the places of a node for a demand, one for each model and state; of equal GPUs the first by index.
 
-    For several GPUs: the best set of each model. One place without a GPU where none is demanded.
+    For a demand of several GPUs: the best set of each model. For a demand of none: one place without a GPU.
     """
     if not demand.count:
         return [Place(0, 0, 0, "", ())]
-    found: list[Place] = []
+    matches: list[Place] = []
     units = demand.units
     for model, gpus in node.healthy.items():
         if not demand.accepts(model):
@@ -179,44 +176,44 @@ def places(demand: Demand, node: NodeCapacity) -> list[Place]:
                 if free >= units and (unowned, free) not in seen:
                     seen.add((unowned, free))
                     lent = units - unowned if units > unowned else 0
-                    found.append(Place(lent, unowned, free, model, (position,)))
+                    matches.append(Place(lent, unowned, free, model, (position,)))
         else:
             whole = [position for position, gpu in enumerate(gpus) if gpu.free >= demand.units]
             if len(whole) >= demand.count:
                 unowned = sum(gpus[position].unowned >= UNITS_PER_GPU for position in whole)
-                # those of which least is lent, then the fullest, then the first
+                # the least lent first, then the fullest, then the first
                 whole.sort(key=lambda at: (max(0, UNITS_PER_GPU - gpus[at].unowned), gpus[at].unowned))
                 lent = max(0, demand.count - unowned)
-                found.append(Place(lent, unowned, len(whole), model, tuple(whole[: demand.count])))
-    return found
+                matches.append(Place(lent, unowned, len(whole), model, tuple(whole[: demand.count])))
+    return matches
 
 
 CPU_RATIOS = (0.6, 0.8, 1.0)
-"""Stranding is the mean over these multiples of the CPU that the workload asks for with each GPU: spawns to come ask
-for less or for more. Measured: see docs/explanation/placement.md."""
+"""Multiples of the CPU that the workload requests with each GPU. Stranding is the mean over them: later spawns request
+less or more. Measured: see docs/explanation/placement.md."""
 MOST_GPUS = 64
-"""Of one model on one node, as `Share.count` allows."""
+"""GPUs of one model on one node, as `Share.count` allows."""
 
 
 Left = Sequence[tuple[str, Sequence[int]]]
-"""Units that are left on each healthy GPU of a node (0 to 100), by model. Each model comes once."""
+"""Units left on each healthy GPU of a node (0 to 100), by model. Each model occurs once."""
 
 
 @dataclass(frozen=True)
 class _Bracket:
-    """What the kinds of requests that a node's free CPU allows make of its free units. Units times popularity."""
+    """Wasted units times popularity, for the kinds of requests that a node's free CPU allows."""
 
     of_units: tuple[float, ...]
-    """By the units that are left on one GPU, 0 to 100."""
+    """By the units left on one GPU, 0 to 100."""
     of_whole: tuple[float, ...]
-    """By the number of GPUs that are whole: they are no use to who wants more of them."""
+    """By the number of whole GPUs: requests of more GPUs cannot use them."""
 
 
 class Fragmentation:
-    """Tables for one workload, so that a node is valued by a few look-ups."""
+    """Tables for one workload, which value a node by a few look-ups."""
 
     def __init__(self, workload: Workload, stranding: float) -> None:
-        """``stranding``: the weight of stranding beside fragmentation; 0: none."""
+        """Create the tables. ``stranding``: the weight of stranding beside fragmentation; 0: none."""
         self._workload = workload
         self._total = sum(kind.popularity for kind in workload.kinds) or 1.0
         self._steps = sorted({kind.demand.cpu for kind in workload.kinds if kind.demand.count})
@@ -225,9 +222,9 @@ class Fragmentation:
         self._stranding = stranding if self._per_gpu[0] > 0 else 0.0
 
     def value(self, left: Left, cpu: int | None) -> float:
-        """Return what is expected to be wasted of a node, in units of 1 % of a GPU.
+        """Return the expected waste of a node, in units of 1 % of a GPU.
 
-        ``cpu``: free millicores, None if not known.
+        ``cpu``: free millicores, None if unknown.
         """
         bracket = self._bracket(cpu)
         wasted, units = 0.0, 0
@@ -240,7 +237,7 @@ class Fragmentation:
     def values_after(self, left: Left, cpu: int | None, model: str, takes: Mapping[int, int]) -> dict[int, float]:
         """Return the `value` of a node after a GPU of a model has lost units, for several such GPUs at once.
 
-        ``takes``: the units that are left on a GPU now, and how many of them it would lose.
+        ``takes``: the units left on a GPU now, with the number of units that it would lose.
         """
         bracket = self._bracket(cpu)
         wasted, units, whole = 0.0, 0, 0
@@ -292,83 +289,87 @@ class Fragmentation:
 
 
 def _bracket(able: Sequence[tuple[Demand, float]]) -> _Bracket:
-    """Of the kinds that a node's model and CPU allow; to all others everything that is left is wasted."""
+    """Return the tables for the kinds that a node's model and CPU allow; all units are wasted for other kinds."""
     others = 1.0 - sum(popularity for _, popularity in able)
-    # between two amounts that are asked for the same requests ask for more
-    units_asked = sorted({demand.units for demand, _ in able})
+    # between two requested amounts the number of larger requests is constant
+    requested_units = sorted({demand.units for demand, _ in able})
     more_units = [
-        others + sum(popularity for demand, popularity in able if demand.units > units) for units in [-1, *units_asked]
+        others + sum(popularity for demand, popularity in able if demand.units > units)
+        for units in [-1, *requested_units]
     ]
-    of_units = [units * more_units[bisect_right(units_asked, units)] for units in range(UNITS_PER_GPU + 1)]
-    counts_asked = sorted({demand.count for demand, _ in able})
+    of_units = [units * more_units[bisect_right(requested_units, units)] for units in range(UNITS_PER_GPU + 1)]
+    requested_counts = sorted({demand.count for demand, _ in able})
     more_gpus = [
-        sum(popularity for demand, popularity in able if demand.count > count) for count in [-1, *counts_asked]
+        sum(popularity for demand, popularity in able if demand.count > count) for count in [-1, *requested_counts]
     ]
-    of_whole = [whole * UNITS_PER_GPU * more_gpus[bisect_right(counts_asked, whole)] for whole in range(MOST_GPUS + 1)]
+    of_whole = [
+        whole * UNITS_PER_GPU * more_gpus[bisect_right(requested_counts, whole)] for whole in range(MOST_GPUS + 1)
+    ]
     return _Bracket(tuple(of_units), tuple(of_whole))
 
 
 STRANDING_WEIGHT = 1.0
-"""A GPU without CPU is as useless as a fragment that nobody wants."""
+"""A GPU without CPU is as useless as a fragment that fits no request."""
 STEP_UNITS = 4
-"""Differences below 0.04 GPU count as none; then the best fit decides. Measured: see docs/explanation/placement.md."""
+"""Differences below 0.04 GPU are ignored; then the best fit decides. Measured: see docs/explanation/placement.md."""
 
-MOST_KNOWN = 2000
-"""Best places that are kept; then they are forgotten and computed anew. They serve clusters of nodes in few states; in
-others hardly any state comes twice, and many would be work for the garbage collector."""
+MOST_PLACES = 2000
+"""Size of the cache of best places, which is cleared when full. It serves clusters of nodes in few states; elsewhere
+states rarely repeat, and more entries would be work for the garbage collector."""
 
 _Best = tuple[tuple[int, int, int, int], str, tuple[int, ...]]
 """The key without the rank, the GPUs' model, and their positions among the node's healthy GPUs of that model."""
 
 
 _State = tuple[tuple[object, ...], Left, float]
-"""What nodes have in common that have the same units and the same CPU left: a signature, the units, and what is wasted.
+"""Common state of nodes with the same units and CPU left: a signature, the units, and the waste.
 
-Tuples of numbers and strings: Python's garbage collector does not walk these, and there are as many as nodes."""
+Tuples of numbers and strings, because Python's garbage collector does not track them: there is one for each node.
+"""
 
 
 class StrandingAwareFgd:
-    """Takes the place that wastes least of what is left, by what the expected workload could use of it.
+    """Strategy that takes the place with the least added waste, by the units that the expected workload could use.
 
-    Units that nobody owns come first; lent ones are taken only where no GPU has enough of the others, and then as
-    few as possible. Of places that are about as good (`STEP_UNITS`) the fullest GPU wins, then the first by name of
-    node and index. The workload is fixed; `for_workload` makes a strategy for another one.
+    Unowned units come first. Lent units are taken only if no GPU has enough unowned units, and then as few as
+    possible. Of nearly equal places (`STEP_UNITS`) the fullest GPU wins, then the first by name of node and index.
+    The workload is fixed; `for_workload` returns a strategy for another workload.
     """
 
     def __init__(self, workload: Workload = NO_WORKLOAD, stranding: float = STRANDING_WEIGHT) -> None:
-        """``stranding``: how much a GPU without CPU counts beside a fragment of a GPU; 0: FGD's measure alone."""
+        """Create the strategy. ``stranding``: weight of GPUs without CPU; 0: FGD's measure alone."""
         self.workload = workload
         self.stranding = stranding
         self._fragmentation = Fragmentation(workload, stranding)
-        self._known: dict[Demand, dict[tuple[object, ...], _Best]] = {}
-        self._known_count = 0
+        self._best_places: dict[Demand, dict[tuple[object, ...], _Best]] = {}
+        self._place_count = 0
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({len(self.workload.kinds)} kinds of requests)"
 
     def for_workload(self, workload: Workload) -> StrandingAwareFgd:
-        """Return the strategy for this workload: this one where it is the same."""
+        """Return the strategy for this workload; the same object if the workload is unchanged."""
         return self if workload == self.workload else type(self)(workload, self.stranding)
 
     def choose(self, request: PlacementRequest, capacity: FreeCapacity) -> Best | None:
-        """See `Strategy`."""
+        """Choose as `Strategy` requires."""
         return capacity.best(request.demand, self, request.left_out, request.node)
 
     def prepare(self, request: PlacementRequest, capacity: FreeCapacity, limit: int) -> int:
-        """See `PreparedStrategy`."""
+        """Prepare as `PreparedStrategy` requires."""
         return capacity.prepare(request.demand, self, limit)
 
     def rate(self, demand: Demand, node: NodeCapacity) -> Rated:
-        """Lent units or GPUs, then how much more would be wasted, in steps, then the fullest GPU: the least first."""
+        """Rate by lent units or GPUs, then the added waste in steps, then the fullest GPU: the least first."""
         state: _State | None = node.derived.get(self)
         if state is None:
             state = node.derived[self] = self._state(node)
-        of_demand = self._known.get(demand)
-        known = of_demand.get(state[0]) if of_demand is not None else None
-        if known is None:
-            known = self._best(demand, node, state)
-            self._keep(demand, state, known)
-        key, model, positions = known
+        of_demand = self._best_places.get(demand)
+        best = of_demand.get(state[0]) if of_demand is not None else None
+        if best is None:
+            best = self._best(demand, node, state)
+            self._keep(demand, state, best)
+        key, model, positions = best
         if not positions:
             return Rated(key, ())
         gpus = node.healthy[model]
@@ -385,42 +386,42 @@ class StrandingAwareFgd:
         return (tuple(signature), left, self._fragmentation.value(left, cpu))
 
     def _keep(self, demand: Demand, state: _State, best: _Best) -> None:
-        """Equal nodes have the same best place: it is computed once."""
-        if self._known_count >= MOST_KNOWN:
-            self._known.clear()
-            self._known_count = 0
-        self._known.setdefault(demand, {})[state[0]] = best
-        self._known_count += 1
+        """Cache the best place, which is the same for equal nodes."""
+        if self._place_count >= MOST_PLACES:
+            self._best_places.clear()
+            self._place_count = 0
+        self._best_places.setdefault(demand, {})[state[0]] = best
+        self._place_count += 1
 
     def _best(self, demand: Demand, node: NodeCapacity, state: _State) -> _Best:
         cpu = node.resources.cpu
         _, left, before = state
         after = None if cpu is None else cpu - demand.cpu
-        found = places(demand, node)
+        candidates = places(demand, node)
         if demand.count == 1:
-            values = self._values_of_one(demand.units, found, left, after)
+            values = self._values_of_one(demand.units, candidates, left, after)
         else:
-            values = [self._fragmentation.value(_without(place, left), after) for place in found]
+            values = [self._fragmentation.value(_without(place, left), after) for place in candidates]
         return min(
             [
                 ((place.lent, self.steps(value - before), place.unowned, place.free), place.model, place.positions)
-                for place, value in zip(found, values, strict=True)
+                for place, value in zip(candidates, values, strict=True)
             ]
         )
 
     def steps(self, more: float) -> int:
-        """What it costs that so much more is wasted, in units of 1 % of a GPU; the more the higher."""
-        # less the last bits of a sum: what is equal but for these must not be a step apart
+        """Return the cost of so much more waste (units of 1 % of a GPU), in steps."""
+        # less the last bits of a sum: values that differ only in these must not be a step apart
         return math.ceil(more / STEP_UNITS - 1e-9)
 
-    def _values_of_one(self, units: int, found: Sequence[Place], left: Left, after: int | None) -> Sequence[float]:
+    def _values_of_one(self, units: int, candidates: Sequence[Place], left: Left, after: int | None) -> Sequence[float]:
         of_model = dict(left)
         takes: dict[str, dict[int, int]] = {}
-        now = [of_model[place.model][place.positions[0]] for place in found]
-        for place, ownable in zip(found, now, strict=True):
+        now = [of_model[place.model][place.positions[0]] for place in candidates]
+        for place, ownable in zip(candidates, now, strict=True):
             takes.setdefault(place.model, {})[ownable] = min(ownable, units)
         values = {model: self._fragmentation.values_after(left, after, model, taken) for model, taken in takes.items()}
-        return [values[place.model][ownable] for place, ownable in zip(found, now, strict=True)]
+        return [values[place.model][ownable] for place, ownable in zip(candidates, now, strict=True)]
 
 
 def _without(place: Place, left: Left) -> Left:

@@ -1,8 +1,8 @@
-"""Who may use how much of the GPUs, and in which order. Pure rules over `model.quota`: time is an argument.
+"""Quotas of users and groups, and the order of waiting spawns. Pure rules over `model.quota`: time is an argument.
 
-`Accounts` finds the account that a server is charged to, `QuotaUsage` keeps what each account uses, `FairShare` what it
-used over quota recently, `ordered` sorts the spawns that wait, and `reclaimed` chooses the sessions that make way for
-them.
+`QuotaAccounts` finds the account that a server is charged to, `QuotaUsage` keeps the present use of each account,
+`FairShare` its recent use over quota, `ordered` sorts the waiting spawns, and `reclaimed` chooses the sessions that
+make way for them.
 """
 
 from gpushare_spawner.quota.accounts import Account, AccountKind, Charge, QuotaAccounts, QuotaUsage

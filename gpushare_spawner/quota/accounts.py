@@ -1,6 +1,7 @@
-"""The account that a server is charged to: a user's, a group's, a team's, or the default one of a user.
+"""Accounts that servers are charged to, their present use, and the sessions in quota.
 
-What each account uses now, and which sessions are in quota. Kept, and updated by what changes.
+An account belongs to a user, a group or a team, or is the default account of a user. Changes update the use. Recent
+use over quota: order.py.
 """
 
 from __future__ import annotations
@@ -15,30 +16,30 @@ _NO_QUOTA = Quota()
 
 
 class AccountKind(StrEnum):
-    """Whose account it is."""
+    """Kind of an account's owner."""
 
     USER = "user"
     GROUP = "group"
-    """Of a group or a team."""
+    """Account of a group or a team."""
     DEFAULT = "default"
-    """Of a user who has no other."""
+    """Account of a user without another account."""
 
 
 @dataclass(frozen=True)
 class Account:
-    """A quota in use."""
+    """Quota in use."""
 
     key: str
-    """Unique; sessions keep it while they run, like ``group:optics``."""
+    """Unique key that sessions keep while they run, for example ``group:optics``."""
     quota: Quota
     department: str = ""
     """The department of a team; empty: none."""
     known: bool = True
-    """Whether the quota file has it; a group may have been removed from the file since the session was opened."""
+    """Whether the quota file has the account. The file may have lost a group since the session was opened."""
 
     @property
     def kind(self) -> AccountKind:
-        """Whose account it is."""
+        """Kind of the account's owner."""
         return AccountKind(self.key.partition(":")[0])
 
     @property
@@ -62,20 +63,21 @@ class QuotaAccounts:
                 self._groups[name] = Account(_key(AccountKind.GROUP, name), group)
 
     def of_user(self, user: str, groups: Collection[str]) -> tuple[Account, ...]:
-        """Return the accounts that a user can choose from; the first is used where none is chosen.
+        """Return the accounts that a user can choose from. The first is used without a choice.
 
-        First the user's own, then those of groups in the file's order. The default account only where there is none.
+        The user's own account comes first, then groups in the file's order. The default account is for users without
+        another.
         """
         own = self.quotas.users.get(user)
-        found = [Account(_key(AccountKind.USER, user), own)] if own is not None else []
-        found += [account for name, account in self._groups.items() if name in groups]
-        return tuple(found) or (self._default(user),)
+        accounts = [Account(_key(AccountKind.USER, user), own)] if own is not None else []
+        accounts += [account for name, account in self._groups.items() if name in groups]
+        return tuple(accounts) or (self._default(user),)
 
     def find(self, key: str, user: str) -> Account:
-        """Return the account that a session of this user is charged to. ``key``: what the session kept, or empty.
+        """Return the account that a session of this user is charged to. ``key``: the session's key, or empty.
 
-        A session from before there were quotas is charged to the default account of its user. An account that the file
-        has no longer has a quota of nothing.
+        A session older than the quotas is charged to the default account of its user. An account that the file no
+        longer has gets an empty quota.
         """
         kind, _, name = key.partition(":")
         if kind == AccountKind.GROUP:
@@ -104,42 +106,42 @@ def _key(kind: AccountKind, name: str) -> str:
 
 @dataclass(frozen=True)
 class Charge:
-    """One session's use of its account."""
+    """Use of an account by one session."""
 
     session: str
     user: str
     account: Account
     units: int
-    """Of 1 % of a GPU, on all GPUs of the session together: what it is entitled to."""
+    """Units that the session is entitled to, on all its GPUs together."""
     opened_at: float
-    """Seconds since the epoch. Sessions that were opened first are in quota first."""
+    """Seconds since the epoch. The oldest sessions are in quota first."""
 
     @property
     def age(self) -> tuple[float, str]:
-        """Sorts the oldest session first; the name decides between those opened at the same instant."""
+        """Sort key: the oldest session first; the name decides between equal instants."""
         return (self.opened_at, self.session)
 
 
 @dataclass
 class Left:
-    """What is left of the guarantees of an account, or of a department and its teams."""
+    """Remainder of the guarantees of an account, or of a department and its teams."""
 
     accounts: dict[str, int] = field(default_factory=dict)
-    """Units by the account's key. An account that is not in it has its whole guarantee left."""
+    """Units by the account's key. An account without an entry has its whole guarantee left."""
     shared: int = 0
-    """Units of what a department is guaranteed beyond its teams' guarantees."""
+    """Units of a department's guarantee beyond its teams' guarantees."""
     whole: int | None = None
     """Units of a department's guarantee; None: there is no department."""
 
     def of(self, account: Account) -> int:
-        """Return the most units that a session more can have and be in quota."""
+        """Return the most units that one more session can have in quota."""
         most = max(self._own(account), self.shared)
         return most if self.whole is None else min(most, self.whole)
 
     def take(self, account: Account, units: int, *, shared: bool = True) -> bool:
-        """Take the units of a session if they are in quota; return whether they are.
+        """Deduct the units of a session if they are in quota. Return whether they are.
 
-        The account's own guarantee comes first; with ``shared`` what its department is guaranteed beyond that.
+        The account's own guarantee comes first; with ``shared`` the department's guarantee beyond its teams'.
         """
         if self.whole is not None and units > self.whole:
             return False
@@ -154,7 +156,7 @@ class Left:
         return True
 
     def copy(self) -> Left:
-        """Return a copy, to take from it what is only supposed."""
+        """Return a copy for simulated deductions."""
         return Left(dict(self.accounts), self.shared, self.whole)
 
     def _own(self, account: Account) -> int:
@@ -163,17 +165,17 @@ class Left:
 
 @dataclass
 class _Pool:
-    """The sessions of an account, or of all teams of a department: who is in quota is decided among them."""
+    """Sessions of an account, or of all teams of a department, which compete for the same guarantee."""
 
     charges: dict[str, Charge] = field(default_factory=dict)
     used: dict[str, int] = field(default_factory=dict)
     """Units by the account's key."""
     counted: tuple[Left, frozenset[str]] | None = None
-    """What is left, and the sessions that are in quota; None: not counted since the last change."""
+    """Remainder and the sessions in quota; None: not counted since the last change."""
 
 
 class QuotaUsage:
-    """The charges of all sessions. A change costs what its account and department have."""
+    """Charges of all sessions. The cost of a change is proportional to the sessions of its account and department."""
 
     def __init__(self, accounts: QuotaAccounts) -> None:
         self.accounts = accounts
@@ -184,7 +186,7 @@ class QuotaUsage:
         return len(self._charges)
 
     def put(self, charge: Charge) -> None:
-        """Enter a session's charge; one that the session has already is replaced."""
+        """Enter a session's charge, in place of an earlier one."""
         before = self._charges.get(charge.session)
         if before == charge:
             return
@@ -196,7 +198,7 @@ class QuotaUsage:
         pool.counted = None
 
     def drop(self, session: str) -> None:
-        """Remove a session's charge; nothing happens where it has none."""
+        """Remove a session's charge, if it has one."""
         charge = self._charges.pop(session, None)
         if charge is None:
             return
@@ -214,12 +216,12 @@ class QuotaUsage:
         return pool.used.get(account.key, 0) if pool is not None else 0
 
     def all_accounts(self) -> list[Account]:
-        """Return the accounts that the quota file names, and all others that have charges, each once."""
+        """Return the accounts of the quota file and all others with charges, each once."""
         charged = (charge.account for charge in self._charges.values())
         return list({account.key: account for account in (*self.accounts.named(), *charged)}.values())
 
     def used_by_department(self, account: Account) -> int:
-        """Return the units of all teams of the account's department; of an account without one its own."""
+        """Return the units of all teams of the account's department; without a department the account's units."""
         pool = self._pools.get(pool_of(account))
         return sum(pool.used.values()) if pool is not None else 0
 
@@ -230,7 +232,7 @@ class QuotaUsage:
             yield from (charge for charge in pool.charges.values() if charge.account.key == account.key)
 
     def left(self, account: Account) -> Left:
-        """Return what is left of the guarantees that the account has a part in. The caller does not change it."""
+        """Return the remainder of the account's guarantees. The caller must not change it."""
         return self._counted(account)[0]
 
     def in_quota(self, session: str) -> bool:
@@ -238,23 +240,23 @@ class QuotaUsage:
         return session in self._counted(self._charges[session].account)[1]
 
     def over_quota_sessions(self) -> Iterator[Charge]:
-        """Yield the charges of the sessions that are over quota."""
+        """Yield the charges of sessions over quota."""
         for pool in self._pools.values():
             in_quota = self._counted(next(iter(pool.charges.values())).account)[1]
             if len(in_quota) < len(pool.charges):
                 yield from (charge for session, charge in pool.charges.items() if session not in in_quota)
 
     def over_quota(self) -> dict[str, int]:
-        """Return the units over quota of each account that has any, by its key."""
+        """Return the units over quota by the account's key, without accounts that have none."""
         over: dict[str, int] = {}
         for charge in self.over_quota_sessions():
             over[charge.account.key] = over.get(charge.account.key, 0) + charge.units
         return over
 
     def _counted(self, account: Account) -> tuple[Left, frozenset[str]]:
-        """Decide which sessions are in quota: the oldest first, each if what is left of the guarantee holds it whole.
+        """Decide which sessions are in quota: the oldest first, each if it fits whole into the remaining guarantee.
 
-        The teams' own guarantees come first; then what their department is guaranteed beyond these.
+        The teams' own guarantees come first, then the department's guarantee beyond these.
         """
         pool = self._pools.get(pool_of(account))
         if pool is not None and pool.counted is not None:
@@ -277,5 +279,5 @@ class QuotaUsage:
 
 
 def pool_of(account: Account) -> str:
-    """Return what names the accounts that share a guarantee: the department's teams, or the account alone."""
+    """Return the key of the accounts that share a guarantee: the department's teams, or the account alone."""
     return f"department:{account.department}" if account.department else account.key

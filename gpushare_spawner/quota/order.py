@@ -1,11 +1,8 @@
-"""The order of spawns that wait: those in quota first, then the others by fair share.
+"""Admission of servers to accounts, recent use over quota, and the order of waiting spawns.
 
-Whether an account admits a server more: in quota, over quota, or not at all.
-
-What accounts used over quota recently: the order of those who ask for more.
-
-As in Kueue's admission fair sharing, usage decays with a half-life, is divided by the weight, and a spawn that is
-admitted pays an entry penalty at once. As in KAI, it is measured in parts of the whole cluster.
+Spawns in quota come first, then the others by fair share. Which sessions make way: reclaim.py. As in Kueue's
+admission fair sharing, usage decays with a half-life, is divided by the weight, and a spawn that is admitted pays an
+entry penalty at once. As in KAI, it is measured in parts of the whole cluster.
 """
 
 from __future__ import annotations
@@ -23,7 +20,7 @@ from gpushare_spawner.quota.accounts import Account, Left, QuotaUsage, pool_of
 
 
 class Limit(Enum):
-    """The limits of a quota that keep a server from being started."""
+    """Limits of a quota that can reject a server."""
 
     MAXIMUM = "maximum"
     """Units that the account can use."""
@@ -37,29 +34,29 @@ class Limit(Enum):
 
 @dataclass(frozen=True)
 class LimitExceeded:
-    """The limit that a server more would exceed."""
+    """Limit that one more server would exceed."""
 
     limit: Limit
     most: int
     """The limit: units or servers."""
     used: int
-    """What is used of it now."""
+    """Present use."""
 
 
 @dataclass(frozen=True)
 class Admission:
-    """What a server more would be."""
+    """Admission of one more server."""
 
     account: Account
     in_quota: bool
     left: int = 0
-    """Units of 1 % that a server more can have at most and be in quota."""
+    """The most units that one more server can have in quota."""
     refused: LimitExceeded | None = None
     """None: the account admits it."""
 
 
 def admit(usage: QuotaUsage, account: Account, user: str, units: int) -> Admission:
-    """Return whether the account admits a server of this user with so many units, over all its GPUs."""
+    """Return the admission of a server of this user with so many units, over all its GPUs."""
     left = usage.left(account).of(account)
     return Admission(account, units <= left, left, _refused(usage, account, user, units))
 
@@ -78,7 +75,7 @@ def _refused(usage: QuotaUsage, account: Account, user: str, units: int) -> Limi
 
 
 def exceeded_units(usage: QuotaUsage, account: Account, units: int) -> LimitExceeded | None:
-    """Return the limit of units that so many units more would exceed; None: they exceed none."""
+    """Return the limit that so many more units would exceed; None: they exceed none."""
     quota = account.quota
     if quota.maximum_units is not None and usage.used(account) + units > quota.maximum_units:
         return LimitExceeded(Limit.MAXIMUM, quota.maximum_units, usage.used(account))
@@ -91,26 +88,25 @@ def exceeded_units(usage: QuotaUsage, account: Account, units: int) -> LimitExce
 
 
 PREPAID_SECONDS = 300.0
-"""What a spawn over quota pays when it is admitted: its use of so long. Without it all spawns of one account that wait
-together would be admitted before the first one counts. Kueue's sampling interval, for which it adds the same."""
+"""Entry penalty of an admitted spawn over quota: its use for so long. Without it all waiting spawns of one account
+would be admitted before the first counts. Equals Kueue's sampling interval, for which Kueue adds the same."""
 
 
 class FairShare:
-    """The part of the cluster that each account has used over quota, on average over time.
+    """Part of the cluster that each account has used over quota, on average over time.
 
-    Recent use counts more. The average is exact where it is brought up to date before each change.
-    Accounts are named by their keys.
+    Recent use counts more. The average is exact if it is updated before each change. Accounts are named by their keys.
     """
 
     def __init__(self, half_life: float) -> None:
-        """``half_life``: seconds after which use counts half."""
+        """Create empty averages. ``half_life``: seconds after which use counts half."""
         self.half_life = half_life
         self._used: dict[str, float] = {}
         self._at: float | None = None
 
     @classmethod
     def restored(cls, half_life: float, used: Mapping[str, float], at: float) -> FairShare:
-        """Return averages as they were at an instant, by `all_used`; the next `advance` counts on from there."""
+        """Return averages restored from `all_used` at an instant. The next `advance` continues from there."""
         fair = cls(half_life)
         fair._used, fair._at = dict(used), at
         return fair
@@ -121,7 +117,7 @@ class FairShare:
         return MappingProxyType(self._used)
 
     def advance(self, now: float, over_quota: Mapping[str, int], capacity: int) -> None:
-        """Bring the averages up to date. ``now``: seconds on any clock that all calls share.
+        """Update the averages. ``now``: seconds on any clock that all calls share.
 
         ``over_quota``: units over quota of each account since the last call; ``capacity``: units of all GPUs.
         """
@@ -135,12 +131,12 @@ class FairShare:
             self._add(account, units, capacity, 1.0 - kept)
 
     def clock_was_set(self, by: float) -> None:
-        """Follow a step of the clock that `advance` is given: it is no time that passed."""
+        """Follow a step of the clock of `advance`, which is no elapsed time."""
         if self._at is not None:
             self._at += by
 
     def past(self, account: str, units: int, capacity: int, seconds: float) -> None:
-        """Count use over quota that began so many seconds ago and has not been counted: after a restart of the hub."""
+        """Count use over quota that began so many seconds ago, after a restart of the hub."""
         self._add(account, units, capacity, 1.0 - self._kept(max(0.0, seconds)))
 
     def admitted(self, account: str, units: int, capacity: int) -> None:
@@ -163,7 +159,7 @@ class FairShare:
 
 
 def rank(account: Account, used: float) -> float:
-    """Return the place of an account among those that ask for more: the least first, weight 0 last."""
+    """Return the rank of an account in the order of service: the least first, weight 0 last."""
     return used / account.quota.weight if account.quota.weight > 0 else math.inf
 
 
@@ -177,38 +173,38 @@ Spawn = TypeVar("Spawn")
 
 @dataclass(frozen=True)
 class Asking(Generic[Spawn]):
-    """A spawn that waits, and what it asks for."""
+    """Waiting spawn with its request."""
 
     spawn: Spawn
     account: Account
     units: int
-    """Over all its GPUs."""
+    """Units over all its GPUs."""
 
 
 def ordered(asking: Iterable[Asking[Spawn]], usage: QuotaUsage, fair: FairShare, capacity: int) -> list[Spawn]:
-    """Return the spawns in the order in which they are served. ``asking``: first come first.
+    """Return the spawns in the order of service. ``asking``: in order of arrival.
 
-    In quota is each that its account's guarantee holds beside the earlier ones of the account; these come first, in the
-    order in which they came. Of the others the account with the least use over quota recently, by its weight, is served
-    next; what it is served counts at once. ``capacity``: units of all GPUs.
+    A spawn is in quota if its account's guarantee holds it beside the account's earlier spawns. Spawns in quota come
+    first, in order of arrival. Then the account with the least recent use over quota, by its weight, is served next;
+    each service counts at once. ``capacity``: units of all GPUs.
     """
     first, others = divided(asking, usage)
     beyond: dict[str, deque[tuple[int, Asking[Spawn]]]] = {}
-    for number, one in enumerate(others):
-        beyond.setdefault(one.account.key, deque()).append((number, one))
-    return [one.spawn for one in first] + list(_by_fair_share(beyond, fair, capacity))
+    for number, request in enumerate(others):
+        beyond.setdefault(request.account.key, deque()).append((number, request))
+    return [request.spawn for request in first] + list(_by_fair_share(beyond, fair, capacity))
 
 
 def divided(asking: Iterable[Asking[Spawn]], usage: QuotaUsage) -> tuple[list[Asking[Spawn]], list[Asking[Spawn]]]:
-    """Return the spawns that are in quota, and those over quota; in both the first come first."""
+    """Return the spawns in quota and the spawns over quota, both in order of arrival."""
     left: dict[str, Left] = {}
     first: list[Asking[Spawn]] = []
     others: list[Asking[Spawn]] = []
-    for one in asking:
-        pool = pool_of(one.account)
+    for request in asking:
+        pool = pool_of(request.account)
         if pool not in left:
-            left[pool] = usage.left(one.account).copy()
-        (first if left[pool].take(one.account, one.units) else others).append(one)
+            left[pool] = usage.left(request.account).copy()
+        (first if left[pool].take(request.account, request.units) else others).append(request)
     return first, others
 
 
@@ -221,9 +217,9 @@ def _by_fair_share(
     while heap:
         _, _, key = heapq.heappop(heap)
         waiting = beyond[key]
-        _, one = waiting.popleft()
-        yield one.spawn
+        _, request = waiting.popleft()
+        yield request.spawn
         if waiting:
-            used[key] += fair.penalty(one.units, capacity)
+            used[key] += fair.penalty(request.units, capacity)
             number, following = waiting[0]
             heapq.heappush(heap, (rank(following.account, used[key]), number, key))

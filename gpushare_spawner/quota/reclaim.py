@@ -1,6 +1,6 @@
-"""Which sessions over quota make way for the spawns in quota that wait, and by how much.
+"""Choice of the sessions over quota that make way for waiting spawns in quota, and of the units that these keep.
 
-Where a spawn would fit is not known here: the caller says so (`Gpus`). When a session makes way: idle/policy.py.
+The caller decides where a spawn fits (`Gpus`). idle/policy.py decides when a session makes way.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ SpawnIn = TypeVar("SpawnIn", contravariant=True)
 
 @dataclass(frozen=True)
 class OverQuota:
-    """A session over quota that can make way. Units of 1 %, on each of its GPUs."""
+    """Session over quota that can make way. Units of 1 %, on each of its GPUs."""
 
     session: str
     account: str
     """The account's key."""
     node: str
     units: int
-    """What it holds now, at least 1."""
+    """Units that it holds now, at least 1."""
     steps: Sequence[int]
-    """What it can keep instead, the most first."""
+    """Units that it can keep instead, the most first."""
     idle_since: float | None
     """Seconds since the epoch; None: it is active."""
-    told: bool = False
-    """Its user has a notice of this already."""
+    notified: bool = False
+    """Whether its user has a notice of this."""
     opened_at: float = 0.0
 
     @property
     def rank(self) -> tuple[int, float, str]:
-        """Sorts those that make way first to the front.
+        """Sort key: the session that makes way first comes first.
 
-        These are sessions that were told, else work would pass the notice on to others again and again, and the spawn
-        would wait without end. Then idle ones, the longest idle first; then active ones, the newest first.
+        Notified sessions come first: otherwise work would pass the notice to other sessions again and again, and the
+        spawn would never start. Then idle sessions, the longest idle first; then active sessions, the newest first.
         """
-        if self.told:
+        if self.notified:
             return (0, self.opened_at, self.session)
         if self.idle_since is not None:
             return (1, self.idle_since, self.session)
@@ -48,76 +48,77 @@ class OverQuota:
 
 
 class Gpus(Protocol[SpawnIn]):
-    """The GPUs, and what is supposed to have happened on them so far."""
+    """GPUs with the changes simulated so far."""
 
     def kind(self, spawn: SpawnIn) -> Hashable:
-        """Return what is equal for spawns that need the same."""
+        """Return a key that is equal for spawns with equal needs."""
 
     def place(self, spawn: SpawnIn) -> bool:
-        """Place a spawn where it fits without anybody's making way, and keep its place; return whether it fits."""
+        """Place a spawn on free units and keep its place. Return whether it fits."""
 
     def fits(self, spawn: SpawnIn, node: str, kept: Mapping[str, int]) -> bool:
-        """Return whether a spawn would fit on a node if sessions there kept only so many units."""
+        """Return whether a spawn would fit on a node if these sessions kept only so many units."""
 
     def make_way(self, spawn: SpawnIn, node: str, kept: Mapping[str, int]) -> None:
-        """Suppose that these sessions keep only so many units, and that the spawn has its place there."""
+        """Simulate that these sessions keep only so many units and that the spawn is placed there."""
 
 
 def reclaimed(asking: Iterable[Asking[Spawn]], sessions: Iterable[OverQuota], gpus: Gpus[Spawn]) -> dict[str, int]:
-    """Return what sessions over quota keep, for those that make way. ``asking``: spawns in quota, in queue order.
+    """Return the units that each session keeps if it makes way. ``asking``: spawns in quota, in queue order.
 
-    Each spawn takes only as much as it needs, of the sessions that come first, and nothing from sessions of its own
-    account. What one spawn gets is not there for the next one, so one that needs the same as a spawn in vain is not
-    tried again.
+    Each spawn takes only the units that it needs, from the first sessions in order, and none from its own account.
+    Units go to one spawn only, so a spawn with the same needs as a rejected spawn is not tried.
     """
     kept: dict[str, int] = {}
-    in_vain: set[tuple[str, Hashable]] = set()
-    ranked = sorted(sessions, key=lambda one: one.rank)
-    for one in asking:
-        what = one.account.key, gpus.kind(one.spawn)
-        if gpus.place(one.spawn) or what in in_vain:
+    rejected: set[tuple[str, Hashable]] = set()
+    ranked = sorted(sessions, key=lambda session: session.rank)
+    for request in asking:
+        needs = request.account.key, gpus.kind(request.spawn)
+        if gpus.place(request.spawn) or needs in rejected:
             continue
-        others = [session for session in ranked if session.session not in kept and session.account != one.account.key]
-        found = _least(one.spawn, others, gpus)
-        if found is None:
-            in_vain.add(what)
+        others = [
+            session for session in ranked if session.session not in kept and session.account != request.account.key
+        ]
+        match = _least(request.spawn, others, gpus)
+        if match is None:
+            rejected.add(needs)
             continue
-        node, taken = found
-        gpus.make_way(one.spawn, node, taken)
+        node, taken = match
+        gpus.make_way(request.spawn, node, taken)
         kept |= taken
     return kept
 
 
 def _least(spawn: Spawn, ranked: Sequence[OverQuota], gpus: Gpus[Spawn]) -> tuple[str, dict[str, int]] | None:
-    """Return the node where the first sessions that make way are enough, and what they keep; None: nowhere."""
+    """Return the first node where enough sessions can make way, and the units that they keep; None: no node."""
     on_node: dict[str, list[OverQuota]] = {}
     for session in ranked:
         here = on_node.setdefault(session.node, [])
         here.append(session)
-        kept = {one.session: one.steps[-1] for one in here}
+        kept = {session.session: session.steps[-1] for session in here}
         if gpus.fits(spawn, session.node, kept):
             return session.node, _spared(spawn, here, kept, gpus)
     return None
 
 
 def _spared(spawn: Spawn, here: Sequence[OverQuota], kept: dict[str, int], gpus: Gpus[Spawn]) -> dict[str, int]:
-    """Leave out the sessions that need not make way, and let the others keep what they can.
+    """Leave out sessions that need not make way. The others keep as many units as possible.
 
-    Those that would make way last are spared first.
+    Sessions that would make way last are spared first.
     """
-    for one in reversed(here):
-        without = {session: units for session, units in kept.items() if session != one.session}
-        if gpus.fits(spawn, one.node, without):
+    for candidate in reversed(here):
+        without = {session: units for session, units in kept.items() if session != candidate.session}
+        if gpus.fits(spawn, candidate.node, without):
             kept = without
-    for one in reversed(here):
-        if one.session not in kept:
+    for candidate in reversed(here):
+        if candidate.session not in kept:
             continue
-        low, high = 0, len(one.steps) - 1
+        low, high = 0, len(candidate.steps) - 1
         while low < high:
             middle = (low + high) // 2
-            if gpus.fits(spawn, one.node, kept | {one.session: one.steps[middle]}):
+            if gpus.fits(spawn, candidate.node, kept | {candidate.session: candidate.steps[middle]}):
                 high = middle
             else:
                 low = middle + 1
-        kept[one.session] = one.steps[high]
+        kept[candidate.session] = candidate.steps[high]
     return kept

@@ -220,12 +220,12 @@ def test_differences_below_four_units_count_as_none(more: float, steps: int) -> 
 
 
 def test_what_was_computed_of_states_is_forgotten_when_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stranding_aware_fgd, "MOST_KNOWN", 2)
+    monkeypatch.setattr(stranding_aware_fgd, "MOST_PLACES", 2)
     strategy, kept = StrandingAwareFgd(workload_of([(Demand(25, 1), 1)])), []
     for number in range(1, 4):
         ledger = Ledger.of([report("node", [gpu(str(index), index) for index in range(number)])])
         assert ledger.place(request(25), strategy) is not None
-        kept.append(sum(map(len, strategy._known.values())))
+        kept.append(sum(map(len, strategy._best_places.values())))
     assert kept == [1, 2, 1]
 
 
@@ -237,7 +237,7 @@ def test_what_is_kept_of_many_nodes_is_no_work_for_the_garbage_collector(demande
     ledger.place(demanded, strategy)
     gc.collect()
     [node] = ledger.capacity.nodes.values()
-    [(signature, best)] = [item for known in strategy._known.values() for item in known.items()]
+    [(signature, best)] = [item for known in strategy._best_places.values() for item in known.items()]
     [entry] = ledger.capacity._indexes.of(demanded.demand, strategy)._entries.values()
     for _ in range(3):  # a tuple of tuples follows those inside
         gc.collect()
