@@ -1,8 +1,6 @@
-"""``gpushare demo``: the command.
+"""``gpushare demo``: the command, the files in the homes of users, and templates with short idle times.
 
-The files in the home of a user of the demo.
-
-The shipped templates with idle times so short that the demo shows all idle actions in five minutes.
+The idle times are so short that the demo shows all idle actions in five minutes. Processes and folders: machine.py.
 """
 
 from __future__ import annotations
@@ -71,7 +69,7 @@ SHORT = {"downgrade_after": "1m", "release_after": "2m", "stop_after": "30m", "w
 
 
 def write_demo_templates(shipped: Path, into: Path) -> None:
-    """Write each template of the one folder into the other, with short idle times. Raises OSError.
+    """Write each template of `shipped` into the other folder, with short idle times. Raises OSError.
 
     Other templates in the folder are removed. An invalid template is copied unchanged, so that the hub reports it.
     """
@@ -111,7 +109,7 @@ _OF_NOTEBOOKS = ("jupyterlab", "numpy", "cuda")
 
 
 class DemoFailed(Exception):
-    """Why the demo cannot start or continue, in a sentence for people."""
+    """The demo cannot start or continue; the message has the reason."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -149,9 +147,9 @@ def demo(options: argparse.Namespace) -> int:
         raise _state_not_written(error) from None
     if running is not None:
         where = f" at {running['url']}" if "url" in running else ""
-        who = f" (process {running['pid']})" if "pid" in running else ""
+        process = f" (process {running['pid']})" if "pid" in running else ""
         raise DemoFailed(
-            f"a demo is already running{where}{who}. Open its address, or stop it with Ctrl-C in its terminal."
+            f"a demo is already running{where}{process}. Open its address, or stop it with Ctrl-C in its terminal."
         )
     if reason := why_not(options.ip, options.port):
         # ports below 1024 are for root only, and numbers above 65535 are no ports: propose one from 8000 on
@@ -164,8 +162,8 @@ def demo(options: argparse.Namespace) -> int:
         try:
             simulated_driver()
         except FileNotFoundError as missing:
-            found = "" if options.simulate else "no NVIDIA GPU was found, and "
-            raise DemoFailed(f"{found}{missing}") from None
+            cause = "" if options.simulate else "no NVIDIA GPU was found, and "
+            raise DemoFailed(f"{cause}{missing}") from None
     say(shared_gpus(models, options.simulate))
     if not is_loopback(options.ip):
         say(f"warning: anyone who reaches {options.ip} and knows the password can run programs as you here")
@@ -200,7 +198,7 @@ def demo(options: argparse.Namespace) -> int:
 
 
 def shared_gpus(models: list[str], simulate: bool) -> str:
-    """Return which GPUs the demo shares, and whether they are simulated."""
+    """Return a sentence about the GPUs that the demo shares."""
     if models:
         return f"sharing this machine's GPUs: {', '.join(models)}"
     reason = "with --simulate" if simulate else "no NVIDIA GPU was found"
@@ -239,7 +237,10 @@ def watch(stack: Stack, processes: Processes) -> int:
 
 
 def wait_until(processes: Processes, folder: DemoFolder, ready: Callable[[], bool], name: str) -> bool:
-    """Wait until `ready()` is true. Returns True if the demo has to stop before. Raises DemoFailed after PATIENCE."""
+    """Wait until `ready()` is true. Raises DemoFailed after PATIENCE.
+
+    Return True if the demo must stop before that.
+    """
     deadline = time.monotonic() + PATIENCE
     while not ready():
         if processes.wait(0.2):
@@ -251,7 +252,7 @@ def wait_until(processes: Processes, folder: DemoFolder, ready: Callable[[], boo
 
 
 def check(processes: Processes, folder: DemoFolder) -> None:
-    """Raises DemoFailed, with the last lines of its log, if a process has ended by itself."""
+    """Raise DemoFailed, with the last lines of its log, if a process has ended by itself."""
     name = processes.ended()
     if name is None:
         return
@@ -262,7 +263,7 @@ def check(processes: Processes, folder: DemoFolder) -> None:
 
 def answers(url: str) -> bool:
     """Return whether the hub answers."""
-    # not through a proxy of the environment: the hub is on this machine
+    # without a proxy of the environment: the hub is on this machine
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(url, timeout=2) as answer:

@@ -1,12 +1,9 @@
-"""The GPUs that the demo shares: the machine's own, or simulated ones.
+"""The machine of a demo: its GPUs, free ports, processes, commands and folder.
 
-Ports on this machine.
-
-The processes of a demo: starts them, watches them, and ends them with all their descendants.
-
-Commands and environments of a hub with shared GPUs on one machine; the demo and the end-to-end tests start them.
-
-The demo's folder: all files that the demo writes, and the lock that prevents a second demo in it.
+`own_gpus` and `simulated_environment` choose the GPUs to share. `Processes` starts and watches processes and ends them
+with all their descendants. `Stack` has the commands and environments of a hub with shared GPUs on one machine; the
+end-to-end tests use it too. `DemoFolder` has all files that the demo writes, and the lock against a second demo. The
+command: command.py.
 """
 
 from __future__ import annotations
@@ -72,7 +69,7 @@ def simulated_environment(folder: Path) -> dict[str, str]:
 
 
 def why_not(ip: str, port: int) -> str | None:
-    """Return why no program can listen there, in a sentence; None: one can."""
+    """Return why no program can listen there, in a sentence; None: the port is usable."""
     if not 1 <= port <= 65535:
         return f"{port} is not a valid port: ports are 1 to 65535"
     try:
@@ -96,7 +93,7 @@ def why_not(ip: str, port: int) -> str | None:
 
 
 def next_free(ip: str, port: int) -> int:
-    """Return the first free port above `port`; any free one if the next hundred are in use."""
+    """Return the first free port above `port`; any free port if the next hundred are in use."""
     nearby = (other for other in range(port + 1, min(port + 101, 65536)) if why_not(ip, other) is None)
     return next(nearby, 0) or free_ports(1)[0]
 
@@ -127,7 +124,7 @@ _STOPPING = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
 
 
 class Processes:
-    """A context manager for the main thread: its end ends each process that was started below this one.
+    """A context manager for the main thread: at its end each process that was started below this one is ended.
 
     Signals are blocked and read with sigtimedwait, so that none interrupts other code.
     """
@@ -227,13 +224,13 @@ def _descendants(root: int) -> list[int]:
             continue
         if state not in "ZX":
             children.setdefault(int(parent), []).append(int(entry.name))
-    found: list[int] = []
+    descendants: list[int] = []
     todo = [root]
     while todo:
         below = children.get(todo.pop(), [])
-        found += below
+        descendants += below
         todo += below
-    return found
+    return descendants
 
 
 def _signal(pid: int, number: signal.Signals) -> None:
@@ -282,14 +279,14 @@ class DemoFolder:
             raise PermissionError(0, "it belongs to another user", str(self.agent_state))
 
     def write_nvidia_smi(self) -> None:
-        """Write a program nvidia-smi, which is `gpushare smi`: simulated GPUs come without a driver. Raises OSError."""
+        """Write a program nvidia-smi that runs `gpushare smi`: simulated GPUs have no driver. Raises OSError."""
         self.programs.mkdir(mode=0o700, exist_ok=True)
         program = self.programs / "nvidia-smi"
         program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m gpushare_spawner.cli smi "$@"\n')
         program.chmod(0o700)
 
     def lock(self) -> dict[str, Any] | None:
-        """Lock the folder. Returns None, or the pid and url that the demo which holds the lock wrote."""
+        """Lock the folder. Return None, or the pid and url of the demo that has the lock."""
         # "a+": opening the file must not delete the text of the running demo
         lock = (self.root / "lock").open("a+")
         try:
@@ -314,7 +311,7 @@ class DemoFolder:
 
 
 def short_folder(path: Path) -> Path:
-    """Return the path itself, or one in /tmp if sockets below the path would have too long a name."""
+    """Return the path itself, or a path in /tmp if sockets below it would have too long a name."""
     if len(str(path)) <= LONGEST_SOCKET_FOLDER:
         return path
     name = hashlib.sha256(str(path).encode()).hexdigest()[:12]
@@ -336,7 +333,7 @@ class Stack:
     service_port: int
     simulated: bool
     password: str = ""
-    """For all names; empty: none is asked for, so that every account of this machine can run programs as its owner."""
+    """For all names; empty: no password, so that every account of this machine can run programs as its owner."""
     cull_every: float = 5.0
     """Seconds between two rounds of the idle culler."""
     settings: dict[str, str] = field(default_factory=dict)
@@ -354,7 +351,10 @@ class Stack:
         return (*((self.folder.programs,) if self.simulated else ()), Path(sys.executable).parent)
 
     def agent(self) -> tuple[list[str], dict[str, str]]:
-        """Return the agent's command and environment. Raises FileNotFoundError if the simulated driver is not built."""
+        """Return the agent's command and environment.
+
+        Raises FileNotFoundError if the simulated driver is not built.
+        """
         command = [sys.executable, "-m", "gpushare_spawner.cli", "agent"]
         command += ["--state-dir", str(self.folder.agent_state), "--control-socket", str(self.folder.control_socket)]
         more = simulated_environment(self.folder.root) if self.simulated else {}

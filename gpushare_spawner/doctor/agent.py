@@ -26,7 +26,7 @@ _LOGS = "See `systemctl status gpushare-agent` and `journalctl -u gpushare-agent
 
 @dataclass(frozen=True)
 class AgentFacts:
-    """What the probe found."""
+    """Facts that the probe has read."""
 
     socket: Path
     present: bool = False
@@ -61,8 +61,8 @@ def probe(socket: Path, gpus: tuple[Gpu, ...]) -> AgentFacts:
     error, report = "", None
     try:
         report = asyncio.run(AgentClient(socket).report())
-    except (AgentUnreachable, ControlRefused) as said:
-        error = str(said)
+    except (AgentUnreachable, ControlRefused) as failure:
+        error = str(failure)
     return AgentFacts(
         socket,
         present=True,
@@ -84,51 +84,51 @@ def findings(facts: AgentFacts) -> list[Finding]:
         return [problem(where, "no agent is running: its control socket does not exist", remedy)]
     if not facts.usable:
         return [skipped(where, "only the agent's user and root can use the socket: run `gpushare doctor` as root")]
-    found = []
+    results = []
     if facts.mode & 0o077:
         what = f"other users can open the control socket (mode {facts.mode:04o})"
-        found.append(problem(where, what, "Restart the agent: it creates the socket with mode 0600."))
+        results.append(problem(where, what, "Restart the agent: it creates the socket with mode 0600."))
     if facts.blocked and facts.root:
         what = "other users cannot enter this folder, so their programs cannot reach their session's socket"
-        found.append(
+        results.append(
             problem(facts.blocked, what, f"Run `chmod o+x {facts.blocked}`; the unit file creates it with 0711.")
         )
     if facts.report is None:
-        return [*found, problem(where, facts.error, _LOGS)]
-    return found + _report_findings(where, facts.report, facts.gpus)
+        return [*results, problem(where, facts.error, _LOGS)]
+    return results + _report_findings(where, facts.report, facts.gpus)
 
 
 def _report_findings(where: str, report: Report, gpus: tuple[Gpu, ...]) -> list[Finding]:
     instances = sum(gpu.mig is not None for gpu in report.gpus)
     counts = f"GPUs: {len({gpu.whole for gpu in report.gpus})}" + (f", MIG instances: {instances}" * (instances > 0))
-    found = [ok(where, f"the agent of {report.node} answers; {counts}, sessions: {len(report.sessions)}")]
+    results = [ok(where, f"the agent of {report.node} answers; {counts}, sessions: {len(report.sessions)}")]
     shared = {gpu.uuid: gpu for gpu in report.gpus}
     for gpu in gpus:
         if gpu.uuid not in shared:
             what = f"the agent does not share this {gpu.model}"
             remedy = "Restart the agent if the GPU is new. On a node the agent shares only the GPUs that it claims."
-            found.append(note(gpu.label, what, remedy))
+            results.append(note(gpu.label, what, remedy))
     for shared_gpu in report.gpus:
         if not shared_gpu.healthy:
             what = f"the agent reports this {shared_gpu.model} as unhealthy"
-            found.append(problem(shared_gpu.label, what, _LOGS))
+            results.append(problem(shared_gpu.label, what, _LOGS))
     if report.state_trouble is not None:
-        found.append(
+        results.append(
             problem("state folder", not_durable(report.node, report.state_trouble), "Free space on that file system.")
         )
     if report.host_memory is None:
         what = "no budget of host memory: paged-out GPU memory can fill the machine's memory"
-        found.append(note("host memory", what, "Start the agent without `--host-memory off`."))
+        results.append(note("host memory", what, "Start the agent without `--host-memory off`."))
     for session in report.sessions:
         if session.layer_trouble is not None:
             remedy = _LAYER_REMEDIES.get(session.layer, _LOGS)
-            found.append(problem(f"session {session.id}", session.layer_trouble, remedy))
+            results.append(problem(f"session {session.id}", session.layer_trouble, remedy))
         if session.bypassing_pids:
             pids = ", ".join(map(str, session.bypassing_pids))
             what = f"processes bypassing the library: {pids}"
             remedy = "Ask the user why LD_PRELOAD is missing there. See docs/guides/security.md."
-            found.append(note(f"session {session.id}", what, remedy))
-    return found
+            results.append(note(f"session {session.id}", what, remedy))
+    return results
 
 
 def _blocked(folder: Path) -> str:

@@ -17,19 +17,19 @@ from gpushare_spawner.model.control import AgentUnreachable, ControlRefused
 
 WHERE = "GPU shares by claims"
 _CDI_FROM = (1, 7, 2)
-"""Version of containerd that takes CDI names from DRA drivers and device plugins; older ones leave them out without an
-error (measured with 1.6.20)."""
+"""Version of containerd from which CDI names from DRA drivers and device plugins are used; older versions ignore them
+without an error (measured with 1.6.20)."""
 _CONTAINERD = re.compile(r"containerd://(\d+)\.(\d+)\.(\d+)")
 
 
 @dataclass(frozen=True)
 class ClaimFacts:
-    """What the probe found."""
+    """Facts that the probe has read."""
 
     on_node: bool = True
     """Whether this machine is a node of a cluster, or this program is in a pod."""
     no_answer: str = ""
-    """Why the API server does not say; empty: it does."""
+    """Why the API server does not answer; empty: it does."""
     in_use: bool | None = None
     """Whether the agent gives out GPUs by claims; None: it does not answer."""
     server: str = ""
@@ -37,11 +37,11 @@ class ClaimFacts:
     runtime: str = ""
     """The node's container runtime with its version, as Kubernetes writes it; empty: unknown."""
     refused: str = ""
-    """Why claims are not available, as the agent's own probe says; empty: they are."""
+    """Why claims are not available, by the agent's own probe; empty: they are."""
     taints: bool = True
     """Whether the API server keeps taints of devices."""
     missing: tuple[Path, ...] = ()
-    """Those of the driver's sockets that are not there."""
+    """The missing sockets of the driver."""
 
 
 def check(socket: Path, machine: Machine) -> list[Finding]:
@@ -50,7 +50,7 @@ def check(socket: Path, machine: Machine) -> list[Finding]:
 
 
 async def probe(socket: Path, machine: Machine) -> ClaimFacts:
-    """Ask the agent and the API server. Nothing is made: the server only says what it would keep."""
+    """Ask the agent and the API server. Nothing is made: requests to create are dry runs."""
     in_use, node = None, os.uname().nodename
     try:
         report = await AgentClient(socket).report()
@@ -71,7 +71,7 @@ async def probe(socket: Path, machine: Machine) -> ClaimFacts:
 
 
 async def ask_cluster(api: ClusterApi, node: str, namespace: str, facts: ClaimFacts) -> ClaimFacts:
-    """Add what the API server says. ``namespace``: where sessions' claims are."""
+    """Add the API server's answers. ``namespace``: that of sessions' claims."""
     try:
         facts = replace(facts, server=str((await api.get("/version")).get("gitVersion", "")))
         try:
@@ -91,36 +91,36 @@ def findings(facts: ClaimFacts) -> list[Finding]:
     """Return the findings that follow from the facts."""
     if not facts.on_node:
         return [skipped(WHERE, "this machine is no node of a cluster")]
-    found = [ok("API server", f"Kubernetes {facts.server}")] if facts.server else []
+    results = [ok("API server", f"Kubernetes {facts.server}")] if facts.server else []
     if facts.no_answer:
-        return [*found, skipped(WHERE, f"the API server cannot be asked: {facts.no_answer}")]
+        return [*results, skipped(WHERE, f"the API server cannot be asked: {facts.no_answer}")]
     if facts.in_use:
-        return [*found, *_in_use(facts), *_runtime(facts)]
-    who = "the agent uses the device plugin's API" if facts.in_use is False else "no agent answers"
+        return [*results, *_in_use(facts), *_runtime(facts)]
+    agent_state = "the agent uses the device plugin's API" if facts.in_use is False else "no agent answers"
     if facts.refused:
-        return [*found, skipped(WHERE, f"{who}; claims are not available: {facts.refused}"), *_runtime(facts)]
-    return [*found, ok(WHERE, f"{who}; claims are available with --kubelet dra"), *_runtime(facts)]
+        return [*results, skipped(WHERE, f"{agent_state}; claims are not available: {facts.refused}"), *_runtime(facts)]
+    return [*results, ok(WHERE, f"{agent_state}; claims are available with --kubelet dra"), *_runtime(facts)]
 
 
 def _in_use(facts: ClaimFacts) -> list[Finding]:
-    found = []
+    results = []
     if facts.refused:
         remedy = "See docs/guides/claims.md. Until then no new pod gets a share on this node."
-        found.append(problem(WHERE, facts.refused, remedy))
+        results.append(problem(WHERE, facts.refused, remedy))
     else:
-        found.append(ok(WHERE, "the API server keeps shares of devices (gate DRAConsumableCapacity)"))
+        results.append(ok(WHERE, "the API server keeps shares of devices (gate DRAConsumableCapacity)"))
         if not facts.taints:
             what = "the API server drops taints of devices: unhealthy and cordoned GPUs leave the slice instead"
-            found.append(
+            results.append(
                 note(WHERE, what, "Switch the feature gate DRADeviceTaints on; it is on from Kubernetes 1.36.")
             )
     if facts.missing:
         what = f"{' and '.join(map(str, facts.missing))} are missing: the kubelet cannot call the driver"
         remedy = "The agent makes them again within 2 s. See its log, and mount the kubelet's folders into its pod."
-        found.append(problem("DRA driver's sockets", what, remedy))
+        results.append(problem("DRA driver's sockets", what, remedy))
     else:
-        found.append(ok("DRA driver's sockets", "the socket for registration and the driver's own socket exist"))
-    return found
+        results.append(ok("DRA driver's sockets", "the socket for registration and the driver's own socket exist"))
+    return results
 
 
 def _runtime(facts: ClaimFacts) -> list[Finding]:

@@ -25,7 +25,7 @@ _REMEDY = (
 
 @dataclass(frozen=True)
 class ClusterGpuFacts:
-    """What the probe found."""
+    """Facts that the probe has read."""
 
     reports: tuple[Report, ...] = ()
     """Of the nodes, as far as they can be read."""
@@ -48,7 +48,7 @@ async def probe(namespace: str) -> ClusterGpuFacts:
         return ClusterGpuFacts(unread=f"the API server cannot be asked: {error}")
     try:
         path = f"/api/v1/namespaces/{namespace}/configmaps"
-        found = await api.list(path, labelSelector=REPORT_SELECTOR)
+        config_maps = await api.list(path, labelSelector=REPORT_SELECTOR)
     except ApiFailure as failure:
         if failure.status == 403:
             # an agent may not read the reports of others
@@ -58,7 +58,7 @@ async def probe(namespace: str) -> ClusterGpuFacts:
         return ClusterGpuFacts(unread=f"the API server does not say: {failure}")
     finally:
         await api.close()
-    return ClusterGpuFacts(tuple(_reports(found.get("items") or ())))
+    return ClusterGpuFacts(tuple(_reports(config_maps.get("items") or ())))
 
 
 def _reports(config_maps: Iterable[Mapping[str, Any]]) -> Iterable[Report]:

@@ -91,7 +91,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Check everything and print it; 1 if there is a problem."""
+    """Check everything and print the findings. Return 1 if there is a problem, else 0."""
     groups = examine(options)
     if options.json:
         print(json.dumps(as_json(groups), indent=2))
@@ -107,7 +107,7 @@ def examine(options: argparse.Namespace) -> Groups:
     config_dirs = options.config_dir or [machine.path(folder) for folder in hub_files.FOLDERS]
     templates_dir = options.templates_dir or machine.path(default_folder())
     on_driver, gpus = driver.check(machine)
-    whole = tuple(one for one in gpus if one.mig is None)
+    whole = tuple(device for device in gpus if device.mig is None)
     groups = {
         "driver": on_driver,
         "kernel": system.check(machine),
@@ -126,7 +126,7 @@ def examine(options: argparse.Namespace) -> Groups:
 
 def as_json(groups: Mapping[str, list[Finding]]) -> dict[str, object]:
     """Return the findings for programs: version, whether there is no problem, and each finding with its group."""
-    findings = [{"group": group, **asdict(finding)} for group, found in groups.items() for finding in found]
+    findings = [{"group": group, **asdict(finding)} for group, results in groups.items() for finding in results]
     return {
         "version": __version__,
         "ok": not any(finding["level"] is Level.PROBLEM for finding in findings),

@@ -17,7 +17,7 @@ _TOOLKIT = ("nvidia-container-runtime", "nvidia-ctk")
 
 @dataclass(frozen=True)
 class ContainerFacts:
-    """What the probe found."""
+    """Facts that the probe has read."""
 
     gpus: tuple[Gpu, ...]
     engines: tuple[str, ...] = ()
@@ -51,16 +51,16 @@ def findings(facts: ContainerFacts) -> list[Finding]:
     """Return the findings that follow from the facts."""
     if not facts.engines and not facts.in_pod:
         return [skipped("containers", "no kubelet or container engine was found: servers are local processes")]
-    found = [ok("containers", ", ".join(facts.engines) or "this is a container of a cluster")]
+    results = [ok("containers", ", ".join(facts.engines) or "this is a container of a cluster")]
     without = [gpu for gpu in facts.gpus if gpu.uuid not in facts.cdi]
     if facts.gpus and not without:
-        return [*found, ok("CDI", "each GPU has a name: " + ", ".join(facts.cdi.values()))]
+        return [*results, ok("CDI", "each GPU has a name: " + ", ".join(facts.cdi.values()))]
     if facts.in_pod and facts.gpus:
-        return [*found, ok("NVIDIA container toolkit", "installed on the node: this container has the GPUs")]
+        return [*results, ok("NVIDIA container toolkit", "installed on the node: this container has the GPUs")]
     if facts.toolkit:
-        return [*found, ok(facts.toolkit, "NVIDIA container toolkit is installed")]
+        return [*results, ok(facts.toolkit, "NVIDIA container toolkit is installed")]
     return [
-        *found,
+        *results,
         problem(
             "NVIDIA container toolkit",
             "not installed, and not all GPUs have CDI names: containers get no driver",

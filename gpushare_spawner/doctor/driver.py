@@ -43,7 +43,7 @@ _TIMEOUT = 60.0
 
 @dataclass(frozen=True)
 class DriverFacts:
-    """What the probe found."""
+    """Facts that the probe has read."""
 
     no_gpu: str | None = None
     """Why there is no GPU to share; None: there is one."""
@@ -65,39 +65,39 @@ class DriverFacts:
 
 
 def check(machine: Machine) -> tuple[list[Finding], tuple[Gpu, ...]]:
-    """The findings, and the GPUs for other checks, MIG instances among them."""
+    """Return the findings, and the GPUs for other checks, MIG instances included."""
     facts = probe(machine.path(Path("/dev")))
     return findings(facts), facts.gpus
 
 
 def probe(dev: Path) -> DriverFacts:
     """Read the facts. Takes some seconds if the driver has to initialise the GPUs."""
-    heard = _Heard()
+    messages = _GpuMessages()
     log = logging.getLogger(Nvml.__module__)
-    log.addHandler(heard)
+    log.addHandler(messages)
     try:
         nvml = Nvml()
     except NoGpu as error:
         return DriverFacts(no_gpu=str(error))
     finally:
-        log.removeHandler(heard)
-    log.addHandler(heard)
+        log.removeHandler(messages)
+    log.addHandler(messages)
     try:
         version = str(pynvml.nvmlSystemGetDriverVersion())
         try:
             gpus = nvml.gpus_and_instances()
         except NoGpu as error:
-            return DriverFacts(no_gpu=str(error), version=version, left_out=tuple(heard.sentences))
+            return DriverFacts(no_gpu=str(error), version=version, left_out=tuple(messages.sentences))
         states = {gpu.uuid: nvml.state(gpu) for gpu in gpus}
     finally:
-        log.removeHandler(heard)
+        log.removeHandler(messages)
         nvml.close()
     cuda_error, cuda_version, paging = _cuda()
     return DriverFacts(
         version=version,
         gpus=gpus,
         trouble={uuid: state.trouble for uuid, state in states.items() if not state.healthy},
-        left_out=tuple(heard.sentences),
+        left_out=tuple(messages.sentences),
         devices=_devices(dev, gpus),
         cuda_error=cuda_error,
         cuda_version=cuda_version,
@@ -116,28 +116,28 @@ async def _no_suspend() -> str | None:
 
 def findings(facts: DriverFacts) -> list[Finding]:
     """Return the findings that follow from the facts."""
-    found = [note("NVML", sentence, "Nothing to do if that is intended.") for sentence in facts.left_out]
+    results = [note("NVML", sentence, "Nothing to do if that is intended.") for sentence in facts.left_out]
     if facts.no_gpu is not None:
         return [
-            *found,
+            *results,
             problem("NVML", facts.no_gpu, "Install or load the NVIDIA driver: `nvidia-smi` must list the GPUs."),
         ]
-    found.append(ok("NVML", f"driver {facts.version}"))
+    results.append(ok("NVML", f"driver {facts.version}"))
     for gpu in facts.gpus:
         where = gpu.label
         if gpu.uuid in facts.trouble:
             remedy = (
                 "See `nvidia-smi` and the kernel's log (`dmesg | grep -i xid`). No new session is placed on this GPU."
             )
-            found.append(problem(where, f"{gpu.model} is unhealthy: it {facts.trouble[gpu.uuid]}", remedy))
+            results.append(problem(where, f"{gpu.model} is unhealthy: it {facts.trouble[gpu.uuid]}", remedy))
         else:
             part = f", {instance_time(gpu.mig.profile)}" if gpu.mig is not None else ""
-            found.append(ok(where, f"{gpu.model}, {memory(gpu.memory_bytes)}{part}, {gpu.uuid}"))
-    found += _device_findings(facts)
-    found += _cuda_findings(facts)
+            results.append(ok(where, f"{gpu.model}, {memory(gpu.memory_bytes)}{part}, {gpu.uuid}"))
+    results += _device_findings(facts)
+    results += _cuda_findings(facts)
     if not facts.cuda_error:
-        found.append(_suspend_finding(facts))
-    return found
+        results.append(_suspend_finding(facts))
+    return results
 
 
 def _suspend_finding(facts: DriverFacts) -> Finding:
@@ -180,7 +180,7 @@ def _cuda_findings(facts: DriverFacts) -> list[Finding]:
     ]
 
 
-class _Heard(logging.Handler):
+class _GpuMessages(logging.Handler):
     """Keeps the agent's log messages about GPUs that it does not share."""
 
     def __init__(self) -> None:

@@ -1,6 +1,6 @@
-"""A finding: the result of one check. Pure.
+"""A finding, the result of one check, and the machine that the doctor checks. Pure, except for `Machine`.
 
-The machine that the doctor checks: its file system and its environment. No check reads either of them elsewhere.
+`Machine` has the file system and the environment variables; no check reads either elsewhere.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ def ok(where: str, what: str) -> Finding:
 
 
 def skipped(where: str, what: str) -> Finding:
-    """Return that something was not checked, and why."""
+    """Return a finding about a check that was not made, with the reason."""
     return Finding(Level.SKIPPED, where, what)
 
 
 def note(where: str, what: str, remedy: str) -> Finding:
-    """Return something that could be better."""
+    """Return a finding about something that could be better."""
     return Finding(Level.NOTE, where, what, remedy)
 
 
 def problem(where: str, what: str, remedy: str) -> Finding:
-    """Return something that does not work."""
+    """Return a finding about something that does not work."""
     return Finding(Level.PROBLEM, where, what, remedy)
 
 

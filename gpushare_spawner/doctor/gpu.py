@@ -1,10 +1,10 @@
 """``--gpu``: runs programs on a GPU with libgpushare.so, against an agent in this process.
 
-Each program fills memory and computes. Its lease is revoked and its memory is paged out. Then it gets a lease again
-and must find each byte unchanged. At the end the time of a launch with and without the library is measured. Then the
+Each program fills memory and computes. Its lease is revoked and its memory is paged out. Then it gets a lease again and
+must find each byte unchanged. At the end the time of a launch with and without the library is measured. Then the
 program runs once more, without the library, and is suspended and resumed (suspend_trial.py).
 
-The managed memory of a program stays below half of the GPU's free memory: more could hang a GPU that others use.
+The managed memory of a program stays below half of the GPU's free memory: more could hang a GPU with other users.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ def check(gpus: tuple[Gpu, ...], size: int, names: list[str]) -> list[Finding]:
     if (refused := too_much(size, free)) is not None:
         return [refused]
     environment = _environment(gpu)
-    found = [skipped(name, "is not installed here") for name in names if name not in installed()]
+    results = [skipped(name, "is not installed here") for name in names if name not in installed()]
     for name in [name for name in installed() if not names or name in names]:
         try:
-            found.append(finding(name, run(PROGRAMS[name][1], size, gpu, environment), gpu.simulated))
+            results.append(finding(name, run(PROGRAMS[name][1], size, gpu, environment), gpu.simulated))
         except (RuntimeError, AssertionError, OSError, queue.Empty) as error:
-            found.append(failed(name, error))
-        found.append(suspend_trial.check(name, PROGRAMS[name][1], size, gpu, environment))
-    return found
+            results.append(failed(name, error))
+        results.append(suspend_trial.check(name, PROGRAMS[name][1], size, gpu, environment))
+    return results
 
 
 def too_much(size: int, free: int) -> Finding | None:
@@ -130,7 +130,7 @@ class _Leases:
 
     def until(self, program: Program) -> Any:
         """Grant requests until the program sends a message; return the message."""
-        while not program.said_something():
+        while not program.has_message():
             try:
                 frame = self.peer.hear(0.05)
             except TimeoutError:
@@ -150,7 +150,10 @@ class _Leases:
             self.paged_in = (frame.fields[0], frame.fields[1])
 
     def take_away(self, gpu: bytes) -> tuple[Frame, float]:
-        """Revoke the lease and page everything out. Returns PAGED_OUT, and the seconds until RELEASE (0: no lease)."""
+        """Revoke the lease and page everything out.
+
+        Return PAGED_OUT, and the seconds until RELEASE (0: no lease).
+        """
         began = time.monotonic()
         self.peer.revoke(gpu, self.lease, page_out=1 << 62)
         released = 0.0

@@ -1,11 +1,8 @@
-"""A program of gpu_programs.py that runs, and the free memory of its GPU.
+"""Programs for gpu.py that compute on a real GPU, and a scripted agent for them.
 
-Programs that compute on a real GPU, for `gpu.py`: one through the driver alone, and one for each framework.
-
-Each fills GPU memory, says "ready", waits for a line, says whether every byte is as it was, and says how many
-nanoseconds a launch takes.
-
-The other side of the session socket, played by a script: for checks of the library without the real agent.
+`PROGRAMS` has one program for the driver alone and one for each framework. Each fills GPU memory, prints "ready", waits
+for a line, prints whether every byte is unchanged, and prints the nanoseconds of a launch. `Program` runs one.
+`ScriptedAgent` is the other side of the session socket, for checks of the library without the real agent.
 """
 
 from __future__ import annotations
@@ -191,11 +188,11 @@ PROGRAMS: dict[str, tuple[str | None, str]] = {
         """,
     ),
 }
-"""Name -> the module that it needs (None: only the driver), and its text."""
+"""Name -> the module that it needs (None: only the driver), and its code."""
 
 
 def installed() -> list[str]:
-    """The programs that can run in this environment."""
+    """Return the programs that can run in this environment."""
     return [
         name
         for name, (module, _) in PROGRAMS.items()
@@ -234,7 +231,7 @@ class Program:
             raise RuntimeError(f"it ended with status {self.process.returncode}: {last}")
         return json.loads(line)
 
-    def said_something(self) -> bool:
+    def has_message(self) -> bool:
         return bool(select.select([self.output], [], [], 0)[0])
 
     def go_on(self) -> None:
@@ -255,7 +252,7 @@ def free_memory(gpu: Gpu) -> int:
 
 GIB = 1 << 30
 HELLO_WITHIN = 10.0
-"""Seconds that a process has for its HELLO."""
+"""Seconds for the HELLO of a process."""
 
 
 class ScriptedPeer:
@@ -270,7 +267,7 @@ class ScriptedPeer:
         self.connection.send(Frame(kind, fields, gpu).pack())
 
     def hear(self, timeout: float = HELLO_WITHIN) -> Frame | None:
-        """The next frame; None when the process has closed the connection. Raises TimeoutError."""
+        """Return the next frame; None: the process has closed the connection. Raises TimeoutError."""
         ready, _, _ = select.select([self.connection], [], [], timeout)
         if not ready:
             raise TimeoutError(f"no frame in {timeout} s")
@@ -281,11 +278,11 @@ class ScriptedPeer:
         return Frame.unpack(data) if data else None
 
     def grant(self, gpu: bytes, lease: int, prefetch: int = 0, pace: float = 0) -> None:
-        """`prefetch` in bytes, `pace` in seconds of queued work."""
+        """Grant a lease. `prefetch` in bytes, `pace` in seconds of queued work."""
         self.send(Kind.GRANT, lease, 0, prefetch, round(pace * 1e9), gpu=gpu)
 
     def revoke(self, gpu: bytes, lease: int, page_out: int = 0, reason: int = 1) -> None:
-        """`page_out` in bytes."""
+        """Revoke a lease. `page_out` in bytes."""
         self.send(Kind.REVOKE, lease, page_out, reason, gpu=gpu)
 
     def close(self) -> None:
@@ -294,7 +291,7 @@ class ScriptedPeer:
 
 
 class ScriptedAgent:
-    """Listens on a session socket, says WELCOME to each process, and leaves the rest to the script."""
+    """Listens on a session socket and sends WELCOME to each process; a script does the rest."""
 
     peer_class: type[ScriptedPeer] = ScriptedPeer
 
@@ -332,7 +329,7 @@ class ScriptedAgent:
                 self._peers.put(peer)
 
     def welcome(self, peer: ScriptedPeer) -> None:
-        """Hear HELLO, answer WELCOME and the DEVICE frames."""
+        """Receive HELLO; send WELCOME and the DEVICE frames."""
         hello = peer.hear()
         if hello is None:
             return
@@ -346,15 +343,15 @@ class ScriptedAgent:
             peer.send(Kind.DEVICE, self.total, self.total // 4, gpu=gpu)
 
     def observed(self, peer: ScriptedPeer) -> None:
-        """An observer has said HELLO: end its connection, so that NVML under the library shows what the driver says."""
+        """Handle the HELLO of an observer: end its connection, so that NVML shows the driver's own figures."""
         peer.close()
 
     def peer(self, timeout: float = 10.0) -> ScriptedPeer:
-        """The next process that connects. Raises queue.Empty."""
+        """Return the next process that connects. Raises queue.Empty."""
         return self._peers.get(timeout=timeout)
 
     def stop(self) -> None:
-        """As if the agent were killed: the listener and all connections are gone."""
+        """Close the listener and all connections, as if the agent were killed."""
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()

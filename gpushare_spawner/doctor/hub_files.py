@@ -22,7 +22,7 @@ _SPAWNER, _SERVICE, _TLJH = "10-gpushare.py", "20-gpushare-service.py", "gpushar
 
 @dataclass(frozen=True)
 class FileFacts:
-    """What the probe found."""
+    """Facts that the probe has read."""
 
     unit: Path
     unit_text: str | None = None
@@ -49,7 +49,7 @@ def probe(folders: Iterable[Path], machine: Machine) -> FileFacts:
         unit_text=text,
         programs={program: machine.path(Path(program)).is_file() for program in started_by(text or "")},
         folders={
-            folder: {name: said for name in ours if (said := _text(folder / name)) is not None}
+            folder: {name: text for name in ours if (text := _text(folder / name)) is not None}
             for folder in folders
             if folder.is_dir()
         },
@@ -59,12 +59,12 @@ def probe(folders: Iterable[Path], machine: Machine) -> FileFacts:
 
 def findings(facts: FileFacts) -> list[Finding]:
     """Return the findings that follow from the facts."""
-    found = _unit(facts)
+    results = _unit(facts)
     for folder, texts in facts.folders.items():
-        found += _folder(folder, texts, facts.shipped)
+        results += _folder(folder, texts, facts.shipped)
     if not facts.folders:
-        found.append(skipped("config files", "no folder jupyterhub_config.d was found: give it with --config-dir"))
-    return found
+        results.append(skipped("config files", "no folder jupyterhub_config.d was found: give it with --config-dir"))
+    return results
 
 
 def started_by(unit: str) -> list[str]:
@@ -92,28 +92,28 @@ def _folder(folder: Path, texts: Mapping[str, str], present: Mapping[str, str]) 
             "files replace them."
         )
         return [note(str(folder), what, remedy)]
-    found = []
+    results = []
     if _TLJH in texts and len(texts) > 1:
         others = " and ".join(sorted(set(texts) - {_TLJH}))
         what = f"{_TLJH} reads {others} itself: with both, a role is defined twice and the hub does not start"
-        found.append(problem(str(folder), what, f"Remove {others}."))
+        results.append(problem(str(folder), what, f"Remove {others}."))
     for name, text in sorted(texts.items()):
         where = str(folder / name)
         try:
             compile(text, where, "exec")
         except SyntaxError as error:
             remedy = f"Copy {name} of this package again."
-            found.append(problem(f"{where}:{error.lineno}", f"is not valid Python: {error.msg}", remedy))
+            results.append(problem(f"{where}:{error.lineno}", f"is not valid Python: {error.msg}", remedy))
             continue
         if text != present[name]:
             what = "differs from this package's file: it is older, newer or edited"
-            found.append(note(where, what, f'Compare: diff {where} "$(gpushare config-path {name})"'))
+            results.append(note(where, what, f'Compare: diff {where} "$(gpushare config-path {name})"'))
         else:
-            found.append(ok(where, "is this package's file"))
+            results.append(ok(where, "is this package's file"))
     if _SPAWNER in texts and _SERVICE not in texts:
         what = f"{_SERVICE} is missing: there is no idle culler and no dashboard"
-        found.append(note(str(folder), what, f"Copy {_SERVICE} too."))
-    return found
+        results.append(note(str(folder), what, f"Copy {_SERVICE} too."))
+    return results
 
 
 def _shipped() -> dict[str, str]:

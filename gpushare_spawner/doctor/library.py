@@ -23,7 +23,7 @@ _AGAIN = "Install gpushare-spawner again, from a wheel for this machine."
 
 @dataclass(frozen=True)
 class LibraryFacts:
-    """What the probe found."""
+    """Facts that the probe has read."""
 
     path: Path
     missing: bool = False
@@ -71,20 +71,20 @@ def findings(facts: LibraryFacts) -> list[Finding]:
     if facts.refused:
         remedy = f"{_AGAIN} The file system of the library must not be mounted with noexec."
         return [problem(where, f"the dynamic linker does not load it: {facts.refused}", remedy)]
-    found = [ok(where, "loads")]
+    results = [ok(where, "loads")]
     if facts.closed:
         what = f"other users cannot read {facts.closed}, so their programs cannot load the library"
         remedy = f"Install the package where all users can read it, or run `chmod o+rX {facts.closed}`."
-        found.append(problem(where, what, remedy) if facts.root else note(where, what, remedy))
+        results.append(problem(where, what, remedy) if facts.root else note(where, what, remedy))
     if facts.reported is None:
         what = facts.silent or "version not checked: there is no CUDA driver"
-        found.append(problem(where, what, _AGAIN) if facts.silent else skipped(where, what))
+        results.append(problem(where, what, _AGAIN) if facts.silent else skipped(where, what))
     elif facts.reported != facts.expected:
         what = f"has version {version_text(facts.reported)}, but the package has {version_text(facts.expected)}"
-        found.append(problem(where, what, _AGAIN))
+        results.append(problem(where, what, _AGAIN))
     else:
-        found.append(ok(where, f"version {version_text(facts.reported)}, like the package"))
-    return found
+        results.append(ok(where, f"version {version_text(facts.reported)}, like the package"))
+    return results
 
 
 def version_number(text: str) -> int:
@@ -116,7 +116,7 @@ def _reported(path: Path) -> tuple[int | None, str]:
                 [sys.executable, "-c", _PROGRAM], env=environment, capture_output=True, text=True, timeout=_TIMEOUT
             )
             if done.returncode:
-                # no driver, or one that fails: see the check of the driver
+                # no driver, or a failing driver: see the check of the driver
                 return None, ""
             hello = agent.peer(timeout=2).hello
         except subprocess.TimeoutExpired:

@@ -1,5 +1,7 @@
-"""Suspends a program of ``--gpu`` by the driver's checkpoint functions, and resumes it, as the agent does with sessions
-of engine `suspend`: what a driver says of itself can be wrong, and NVIDIA does not document what these functions cost.
+"""Suspends a program of ``--gpu`` by the driver's checkpoint functions and resumes it, as for engine `suspend`.
+
+The trial is needed because a driver's report about itself can be wrong, and NVIDIA does not document the cost of these
+functions.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ _LOCK_WITHIN = 10.0
 
 @dataclass(frozen=True)
 class Trial:
-    """What came of it. `freed` in bytes, as NVML says; times in seconds."""
+    """The result of a trial. `freed` in bytes, by NVML; times in seconds."""
 
     intact: bool
     freed: int
@@ -32,11 +34,11 @@ class Trial:
 
 
 class SuspendUnavailable(Exception):
-    """The driver, or the right to use it, is not there; the text says why."""
+    """The driver, or the right to use it, is missing; the text has the reason."""
 
 
 class StepRefused(Exception):
-    """The driver has refused a step; the text says which, and why."""
+    """The driver has refused a step; the text has the step and the reason."""
 
 
 def check(name: str, code: str, size: int, gpu: Gpu, environment: Mapping[str, str]) -> Finding:
@@ -66,7 +68,10 @@ def finding(where: str, trial: Trial, simulated: bool = False) -> Finding:
 
 
 async def try_out(code: str, size: int, gpu: Gpu, environment: Mapping[str, str]) -> Trial:
-    """Raises CannotSuspend, Refused, and RuntimeError where the program ends."""
+    """Suspend and resume one program.
+
+    Raises SuspendUnavailable, StepRefused, and RuntimeError if the program ends.
+    """
     checkpoints = DriverCheckpoints()
     try:
         if (cannot := await why_not(checkpoints, CheckpointRights.read())) is not None:

@@ -18,7 +18,7 @@ _EXPEDITED = 1 << 3 | 1 << 4
 
 @dataclass(frozen=True)
 class KernelFacts:
-    """What the probe found."""
+    """Facts that the probe has read."""
 
     machine: str
     release: str
@@ -50,12 +50,12 @@ def probe(cgroups: Path, status: Path = Path("/proc/self/status")) -> KernelFact
 def findings(facts: KernelFacts) -> list[Finding]:
     """Return the findings that follow from the facts."""
     system = f"Linux {facts.release}, {facts.machine}"
-    found = [ok("kernel", system)]
+    results = [ok("kernel", system)]
     if facts.machine not in _SYS_MEMBARRIER:
         remedy = "Use a machine of one of these architectures."
-        found = [problem("kernel", f"{system}: the library exists for x86_64 and aarch64 only", remedy)]
+        results = [problem("kernel", f"{system}: the library exists for x86_64 and aarch64 only", remedy)]
     if not facts.pidfd:
-        found.append(
+        results.append(
             problem(
                 "pidfd_open",
                 "refused by the kernel, so the agent cannot detect the end of a notebook server",
@@ -63,9 +63,9 @@ def findings(facts: KernelFacts) -> list[Finding]:
             )
         )
     if facts.membarrier:
-        found.append(ok("membarrier", "available to this process"))
+        results.append(ok("membarrier", "available to this process"))
     else:
-        found.append(
+        results.append(
             note(
                 "membarrier",
                 "refused by the kernel, so each kernel launch with the library needs a memory fence",
@@ -73,18 +73,18 @@ def findings(facts: KernelFacts) -> list[Finding]:
             )
         )
     filtered = "this process has a filter" if facts.seccomp else "this process has no filter"
-    found.append(ok("seccomp", f"{filtered}; notebooks in containers can have another one"))
+    results.append(ok("seccomp", f"{filtered}; notebooks in containers can have another one"))
     if facts.memory_cgroups:
-        found.append(ok("cgroups", "memory limits of servers can be read"))
+        results.append(ok("cgroups", "memory limits of servers can be read"))
     else:
-        found.append(
+        results.append(
             note(
                 "cgroups",
                 "no memory controller was found, so the agent cannot read the servers' memory limits",
                 "Mount the cgroups, or give their folder with `gpushare agent --cgroups DIR`.",
             )
         )
-    return found
+    return results
 
 
 def _membarrier() -> bool:

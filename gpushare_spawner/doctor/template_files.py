@@ -39,36 +39,36 @@ def check(folder: Path, gpus: tuple[Gpu, ...], machine: Machine) -> list[Finding
         return [problem(str(folder), "does not exist, so the form is empty", _COPY)]
     quiet = logging.Logger("gpushare.doctor", logging.CRITICAL)
     templates = TemplateFolder(folder, log=quiet).load()
-    found = findings(folder, templates, gpus) + _mps_findings(folder, templates, machine)
+    results = findings(folder, templates, gpus) + _mps_findings(folder, templates, machine)
     if not machine.on_node:
-        found += _mig_findings(folder, templates, gpus)
-        found += _refused_findings(folder, templates)
+        results += _mig_findings(folder, templates, gpus)
+        results += _refused_findings(folder, templates)
     # in a cluster there are other GPUs than this node's
-    found += quota_findings(folder, QuotaFile(folder, log=quiet).load(), () if machine.on_node else gpus)
-    found += idle_findings(folder, idle_file(folder, log=quiet).load())
-    return found + layer_findings(folder, templates, layers_file(folder, log=quiet).load())
+    results += quota_findings(folder, QuotaFile(folder, log=quiet).load(), () if machine.on_node else gpus)
+    results += idle_findings(folder, idle_file(folder, log=quiet).load())
+    return results + layer_findings(folder, templates, layers_file(folder, log=quiet).load())
 
 
 def findings(folder: Path, templates: Templates, gpus: tuple[Gpu, ...]) -> list[Finding]:
     """Return the findings about the templates on a machine with these GPUs."""
-    found = []
+    results = []
     for wrong in templates.problems:
-        found.append(problem(*_told(folder, wrong)))
+        results.append(problem(*_problem_texts(folder, wrong)))
     if not templates.templates and not templates.problems:
-        found.append(problem(str(folder), "has no templates, so the form is empty", _COPY))
+        results.append(problem(str(folder), "has no templates, so the form is empty", _COPY))
     for template in templates:
         share = template.gpu
         if share is not None and gpus and not any(share.accepts(gpu.whole_model) for gpu in gpus):
             what = f"{template.name} needs a GPU model that this machine does not have: {', '.join(share.models)}"
             remedy = "Correct `gpu.models` if the template is for this machine."
-            found.append(note(str(folder / templates.files[template.name]), what, remedy))
+            results.append(note(str(folder / templates.files[template.name]), what, remedy))
     if templates.templates:
-        found.append(ok(str(folder), f"templates: {', '.join(template.name for template in templates)}"))
-    return found
+        results.append(ok(str(folder), f"templates: {', '.join(template.name for template in templates)}"))
+    return results
 
 
 def _mps_findings(folder: Path, templates: Templates, machine: Machine) -> list[Finding]:
-    """Return whether the program that MPS needs is there; none where no template names MPS."""
+    """Return whether the program that MPS needs exists; none if no template names MPS."""
     named = [
         template.name for template in templates if template.gpu is not None and template.gpu.layer is LayerName.MPS
     ]
@@ -83,7 +83,7 @@ def _mps_findings(folder: Path, templates: Templates, machine: Machine) -> list[
 
 
 def _refused_findings(folder: Path, templates: Templates) -> list[Finding]:
-    """Return which templates have a layer that works on Kubernetes only, or too many GPUs for it on one machine."""
+    """Return the templates with a layer for Kubernetes only, or with too many GPUs for it on one machine."""
     remedy = "Nothing to do if the folder is that of a cluster's hub."
     return [
         note(str(folder / templates.files[template.name]), cannot, remedy)
@@ -93,8 +93,8 @@ def _refused_findings(folder: Path, templates: Templates) -> list[Finding]:
 
 
 def _mig_findings(folder: Path, templates: Templates, gpus: tuple[Gpu, ...]) -> list[Finding]:
-    """Return which templates with MIG no instance of this machine can serve. `gpus`: empty where nothing is known."""
-    found = []
+    """Return the templates with MIG that no instance of this machine can serve. `gpus`: empty if unknown."""
+    results = []
     for template in templates:
         share = template.gpu
         if share is None or share.layer is not LayerName.MIG or not gpus:
@@ -103,48 +103,48 @@ def _mig_findings(folder: Path, templates: Templates, gpus: tuple[Gpu, ...]) -> 
         if smallest(profiles, share.share.units, guaranteed_memory(share.memory.guarantee)) is None:
             what = f"no MIG instance of this machine holds the share of {template.name}"
             remedy = "Make an instance that holds it, or correct the template: see docs/guides/other-layers.md."
-            found.append(note(str(folder / templates.files[template.name]), what, remedy))
-    return found
+            results.append(note(str(folder / templates.files[template.name]), what, remedy))
+    return results
 
 
 def quota_findings(folder: Path, quotas: QuotasInForce, gpus: tuple[Gpu, ...]) -> list[Finding]:
     """Return the findings about quotas.yaml; none where there is no such file. `gpus`: of the hub; empty: unknown."""
-    found = [problem(*_told(folder, wrong)) for wrong in quotas.problems]
-    found += [note(*_told(folder, warning)) for warning in quotas.warnings]
+    results = [problem(*_problem_texts(folder, wrong)) for wrong in quotas.problems]
+    results += [note(*_problem_texts(folder, warning)) for warning in quotas.warnings]
     if quotas.quotas is None:
-        return found
+        return results
     exceeds = exceeds_cluster(quotas.quotas, sum(gpu.capacity(UNITS_PER_GPU) for gpu in gpus)) if gpus else None
     if exceeds is not None:
-        found.append(note(str(folder / QUOTA_FILE), exceeds, "Lower some guarantees: not all can hold at once."))
+        results.append(note(str(folder / QUOTA_FILE), exceeds, "Lower some guarantees: not all can hold at once."))
     if not quotas.problems:
-        found.append(ok(str(folder / QUOTA_FILE), "quotas are valid"))
-    return found
+        results.append(ok(str(folder / QUOTA_FILE), "quotas are valid"))
+    return results
 
 
 def idle_findings(folder: Path, idle: FileInForce[IdlePolicy]) -> list[Finding]:
     """Return the findings about idle.yaml; none where there is no such file."""
-    found = [problem(*_told(folder, wrong)) for wrong in idle.problems]
+    results = [problem(*_problem_texts(folder, wrong)) for wrong in idle.problems]
     if idle.content is not None and not idle.problems:
-        found.append(ok(str(folder / IDLE_FILE), "the idle policy is valid"))
-    return found
+        results.append(ok(str(folder / IDLE_FILE), "the idle policy is valid"))
+    return results
 
 
 def layer_findings(folder: Path, templates: Templates, layers: FileInForce[LayersFile]) -> list[Finding]:
-    """Return the findings about layers.yaml and what templates promise of its layers; none where there is no file."""
-    found = [problem(*_told(folder, wrong)) for wrong in layers.problems]
+    """Return the findings about layers.yaml and the templates of its layers; none if there is no file."""
+    results = [problem(*_problem_texts(folder, wrong)) for wrong in layers.problems]
     if layers.content is None:
-        return found
-    found += [problem(*_told(folder, wrong)) for wrong in layer_problems(templates, layers.content)]
+        return results
+    results += [problem(*_problem_texts(folder, wrong)) for wrong in layer_problems(templates, layers.content)]
     remedy = "Nothing to do if you intend that. The reference of sharing layers says what each layer can do."
     for text in (*layer_notes(templates, layers.content), *legacy_notes(templates, layers.content)):
-        found.append(note(str(folder / LAYERS_FILE), text, remedy))
+        results.append(note(str(folder / LAYERS_FILE), text, remedy))
     if not layers.problems:
-        found.append(ok(str(folder / LAYERS_FILE), "the sharing layers are valid"))
-    return found
+        results.append(ok(str(folder / LAYERS_FILE), "the sharing layers are valid"))
+    return results
 
 
-def _told(folder: Path, wrong: Problem) -> tuple[str, str, str]:
-    """Return where a problem is, what it is and what to do."""
+def _problem_texts(folder: Path, wrong: Problem) -> tuple[str, str, str]:
+    """Return the place, the text and the remedy of a problem."""
     place = wrong.file if wrong.line is None else f"{wrong.file}:{wrong.line}"
     what = f"{wrong.field}: {wrong.what}" if wrong.field else wrong.what
     advice = wrong.advice or f"Correct it, and check again: `gpushare templates check {folder}`."

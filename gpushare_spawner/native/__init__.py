@@ -1,4 +1,4 @@
-"""The C parts: where the built libraries lie. `python -m gpushare_spawner.native.build` builds them."""
+"""The C parts: paths of the built libraries. `python -m gpushare_spawner.native.build` builds them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ LIBRARIES = Path(__file__).parent / "lib"
 
 
 def preload_library() -> Path:
-    """Path of libgpushare.so. Raises FileNotFoundError, saying how to build it."""
+    """Return the path of libgpushare.so. Raises FileNotFoundError, with the command that builds it."""
     path = LIBRARIES / "libgpushare.so"
     if not path.is_file():
         raise FileNotFoundError(f"{path} is not built; run: python -m gpushare_spawner.native.build")
@@ -17,7 +17,10 @@ def preload_library() -> Path:
 
 
 def simulated_driver() -> Path:
-    """Folder of the simulated driver, for LD_LIBRARY_PATH. Raises FileNotFoundError, saying how to install it."""
+    """Return the folder of the simulated driver, for LD_LIBRARY_PATH.
+
+    Raises FileNotFoundError, with the command that installs it.
+    """
     try:
         import gpushare_simgpu
     except ImportError:

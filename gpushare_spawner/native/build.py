@@ -29,11 +29,11 @@ FLAGS = [
 
 
 class BuildError(RuntimeError):
-    """The libraries cannot be built here; the message says why and what would help."""
+    """The libraries cannot be built here; the message has the reason and a remedy."""
 
 
 def compiler() -> list[str]:
-    """The command of zig's C compiler. Raises BuildError where the package is missing."""
+    """Return the command of zig's C compiler. Raises BuildError if the package is missing."""
     try:
         import ziglang
     except ImportError:
@@ -47,10 +47,10 @@ def compiler() -> list[str]:
 def build(
     folder: Path = HERE, into: Path | None = None, machine: str | None = None, stripped: bool = False
 ) -> list[Path]:
-    """Compile the libraries that the folder's libraries.toml names; their paths. Raises BuildError.
+    """Compile the libraries of the folder's libraries.toml. Return their paths. Raises BuildError.
 
-    `into`: where they go; default: `lib` in the folder. `machine`: x86_64 or aarch64; default: this machine.
-    `stripped`: without what a debugger needs, as in a wheel. The same sources give the same bytes in every folder.
+    `into`: the target folder; default: `lib` in the folder. `machine`: x86_64 or aarch64; default: this machine.
+    `stripped`: without symbols for a debugger, as in a wheel. The same sources give the same bytes in every folder.
     """
     machine = machine or platform.machine()
     into = into or folder / "lib"
@@ -62,24 +62,24 @@ def build(
     if not into.is_dir():
         into.mkdir(parents=True)
         into.chmod(0o755)
-    # the map: no path of the building machine in the libraries
+    # the prefix map keeps paths of this machine out of the libraries
     command = [*compiler(), "-target", f"{machine}-linux-gnu.{GLIBC}", *FLAGS, f"-ffile-prefix-map={folder}=."]
     if stripped:
         command.append("-Wl,--strip-all")
     built = []
     for name, library in tomllib.loads((folder / "libraries.toml").read_text()).items():
-        found = sorted(path.relative_to(folder) for pattern in library["sources"] for path in folder.glob(pattern))
-        if not found:
+        sources = sorted(path.relative_to(folder) for pattern in library["sources"] for path in folder.glob(pattern))
+        if not sources:
             raise BuildError(f"there are no C sources {' '.join(library['sources'])} in {folder}: build in a checkout")
         target = into.resolve() / name
-        # under another name first: a process may have the old library mapped
+        # under another name first: a process can have the old library mapped
         fresh = target.with_name(f".{name}.{os.getpid()}.new")
-        words = [*command, "-o", str(fresh), *map(str, found), *library["flags"]]
+        words = [*command, "-o", str(fresh), *map(str, sources), *library["flags"]]
         done = subprocess.run(words, cwd=folder, capture_output=True, text=True)
         if done.returncode:
             fresh.unlink(missing_ok=True)
             raise BuildError(f"{name} does not compile:\n{done.stderr}")
-        # processes of all users load it, whatever the umask of whoever builds
+        # processes of all users load it, whatever the umask of this process
         fresh.chmod(0o755)
         os.replace(fresh, target)
         built.append(target)
@@ -87,7 +87,7 @@ def build(
 
 
 def main() -> int:
-    """Command line; 0 when everything was built."""
+    """Run the command line. Return 0 if everything was built."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", nargs="?", type=Path, default=HERE, help="what to build; default: libgpushare.so")
     parser.add_argument("--machine", choices=MACHINES, help="default: this machine")

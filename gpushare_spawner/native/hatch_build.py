@@ -1,9 +1,8 @@
-"""Wheel and sdist: build what is not Python first.
+"""Hatch hook of wheel and sdist: builds C libraries and JupyterLab's extension first.
 
-`folder`, of a wheel: the C libraries of that folder's libraries.toml; the wheel is marked as one for their machine.
-Their machine is this one, or the one that $GPUSHARE_MACHINE names (x86_64 or aarch64).
-`labextension`: JupyterLab's extension from the sources in that folder. It is in the sdist too, so that a wheel from
-there needs no npm registry.
+`folder`, of a wheel: the C libraries of that folder's libraries.toml. The wheel is marked for their machine: this one,
+or $GPUSHARE_MACHINE (x86_64 or aarch64). `labextension`: JupyterLab's extension from the sources in that folder. It is
+in the sdist too, so that a wheel from the sdist needs no npm registry.
 
 The pyproject.toml of gpushare-spawner and that of gpushare-simgpu name this file.
 """
@@ -29,7 +28,7 @@ class GpushareBuildHook(BuildHookInterface[Any]):
     PLUGIN_NAME = "custom"
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Called by hatchling before it collects the files. Raises BuildError."""
+        """Build before hatchling collects the files. Raises BuildError."""
         root = Path(self.root).resolve()
         if "labextension" in self.config:
             folder = root / self.config["labextension"]

@@ -19,7 +19,7 @@ __all__ = ["status"]
 def status(timeout: float = 2.0) -> ReadableStatus:
     """Return this notebook server's GPU share now, as the agent reports it.
 
-    Raises nothing: ``problem`` says why the share is unknown.
+    Raises nothing: if the share is unknown, ``problem`` has the reason.
 
     The call blocks for some milliseconds, at most ``timeout`` seconds. It works in a cell, beside a running event loop.
     """

@@ -1,10 +1,8 @@
-"""A connection to the agent over the session socket, with a blocking socket: for a question of a command or a cell.
+"""A blocking connection to the agent over the session socket, for a command or a notebook cell.
 
-Names of a session's processes for its user: of a kernel its notebook, of another program its file.
-
-Asks the agent for the share's status once.
-
-A share's status that prints like ``gpushare status``.
+`ask` reads the share's status once; `ReadableStatus` prints like ``gpushare status``. `named` adds the names of a
+session's processes for its user: the notebook of a kernel, the file of another program. The connection of the server
+extension, which stays open: session_client.py.
 """
 
 from __future__ import annotations
@@ -44,7 +42,7 @@ Answer = TypeVar("Answer")
 
 
 class AgentUnavailable(Exception):
-    """The agent gives no answer; the message says why, in a sentence."""
+    """The agent gives no answer; the message is a sentence with the reason."""
 
 
 def hello() -> Frame:
@@ -59,10 +57,10 @@ def session_socket() -> str | None:
 
 
 class AgentConnection:
-    """Connected and welcomed. Its methods raise TimeoutError, OSError, ValueError or AgentUnavailable."""
+    """A connection after WELCOME. Its methods raise TimeoutError, OSError, ValueError or AgentUnavailable."""
 
     def __init__(self, path: str, deadline: float) -> None:
-        """`deadline`: of everything, by `time.monotonic`."""
+        """Connect. `deadline`: of all calls together, by `time.monotonic`."""
         self._deadline = deadline
         self._serial = 0
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
@@ -85,7 +83,7 @@ class AgentConnection:
         """Send a frame."""
         self._send(Frame(kind, fields, serial=self._serial + 1))
 
-    def next(self, wanted: Collection[Kind]) -> Frame:
+    def next(self, kinds: Collection[Kind]) -> Frame:
         """Return the next frame of one of these kinds; others are ignored."""
         while True:
             self._socket.settimeout(self._left())
@@ -98,7 +96,7 @@ class AgentConnection:
                 raise AgentUnavailable(agent_unavailable(f"its answer cannot be read: {error}")) from error
             if frame.kind is Kind.ERROR:
                 raise AgentUnavailable(agent_refused(frame.fields[0]))
-            if frame.kind in wanted:
+            if frame.kind in kinds:
                 return frame
 
     def _send(self, frame: Frame) -> None:
@@ -113,7 +111,7 @@ class AgentConnection:
 
 
 def with_agent(path: str, timeout: float, use: Callable[[AgentConnection], Answer]) -> Answer:
-    """Return what `use` gets of the agent within ``timeout`` seconds. Raises AgentUnavailable and nothing else."""
+    """Return the result of `use`, within ``timeout`` seconds. Raises AgentUnavailable and nothing else."""
     try:
         with AgentConnection(path, time.monotonic() + timeout) as connection:
             return use(connection)
@@ -131,7 +129,7 @@ _LETTERS = 40
 
 
 def named(status: Status, proc: Path = Path("/proc")) -> Status:
-    """Return the status with the names of its processes, as far as they can be found."""
+    """Return the status with the names of its processes, as far as they can be read."""
     return replace(
         status, processes=tuple(replace(process, name=process_name(process.pid, proc)) for process in status.processes)
     )
@@ -143,7 +141,7 @@ def process_name(pid: int, proc: Path = Path("/proc")) -> str:
     Jupyter Server passes the path of the notebook to a kernel in JPY_SESSION_NAME.
     """
     arguments = _words(proc / str(pid) / "cmdline")
-    kernel = next((found for word in arguments if (found := _KERNEL.search(word))), None)
+    kernel = next((match for word in arguments if (match := _KERNEL.search(word))), None)
     if kernel is not None:
         notebook = next(
             (
@@ -178,10 +176,10 @@ def _words(path: Path) -> list[str]:
 
 
 class ReadableStatus(ShareStatus):
-    """What ``gpushare_spawner.notebook.status()`` returns to a cell or a script."""
+    """The result of ``gpushare_spawner.notebook.status()`` in a cell or a script."""
 
     def __str__(self) -> str:
-        # a cell that does not print it imports no pydantic
+        # only a cell that prints the status imports pydantic
         from gpushare_spawner.wording.share_status import page
 
         return page(self, time.time())
@@ -203,7 +201,7 @@ def ask(path: str | None = None, timeout: float = 2.0) -> ReadableStatus:
 
 
 def _by_annotations() -> ReadableStatus | None:
-    """What the pod's annotations say where another sharing layer gives the GPU; None: they say nothing."""
+    """Return the status of another sharing layer from the pod's annotations; None: the pod has none."""
     if ANNOTATIONS_VARIABLE not in os.environ:
         return None
     # not at the top: it imports pydantic, which a cell of another server does not need

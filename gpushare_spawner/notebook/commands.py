@@ -1,6 +1,6 @@
-"""``gpushare status``: this notebook server's GPU share, in its terminal.
+"""``gpushare status``, ``gpushare keep`` and ``gpushare release``, in the notebook server's terminal.
 
-``gpushare keep`` and ``gpushare release``: what JupyterLab's buttons do, in the notebook server's terminal.
+Keep and release do the same as JupyterLab's buttons.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the status. Returns 0 if it is known or there is no share, 1 if the agent is unavailable."""
+    """Print the status. Return 0 if it is known or there is no share, 1 if the agent is unavailable."""
     try:
         while True:
             status = ask(options.socket)
@@ -71,21 +71,21 @@ def _configure(parser: argparse.ArgumentParser) -> None:
 
 
 def keep(options: argparse.Namespace) -> int:
-    """Keep the share, end the keep, or print what is left of keeps.
+    """Keep the share, end the keep, or print the keeps that are left.
 
-    Returns 0 if it was done, 1 if not, 2 for a time that cannot be read.
+    Return 0 if it was done, 1 if not, 2 for a time that cannot be read.
     """
     try:
-        one = _keep_of(options.time)
+        request = _keep_of(options.time)
     except ValueError:
         # WrongAsk for a time of less than a second, or of millions of years
         print(f"gpushare: {wrong_keep_time(options.time, END)}", file=sys.stderr)
         return 2
-    return _ask(one, options)
+    return _ask(request, options)
 
 
 def release(options: argparse.Namespace) -> int:
-    """Release the share now. Returns 0 if it was done, 1 if not."""
+    """Release the share now. Return 0 if it was done, 1 if not."""
     return _ask(ServiceAsk.of(AskKind.RELEASE), options)
 
 
@@ -95,9 +95,9 @@ def _keep_of(time: str | None) -> ServiceAsk:
     return ServiceAsk.of(AskKind.END_KEEP) if time == END else ServiceAsk.of(AskKind.KEEP, parse_seconds(time))
 
 
-def _ask(one: ServiceAsk, options: argparse.Namespace) -> int:
+def _ask(request: ServiceAsk, options: argparse.Namespace) -> int:
     try:
-        answer = ask_service(one, options.socket)
+        answer = ask_service(request, options.socket)
     except AgentUnavailable as error:
         print(f"gpushare: {error}", file=sys.stderr)
         return 1

@@ -1,15 +1,13 @@
-"""The Jupyter Server extension: sends the kernels' activity to the agent, and answers GET <base_url>gpushare/status and
-POST <base_url>gpushare/ask.
+"""The Jupyter Server extension: sends the kernels' activity to the agent, and serves status and requests.
 
-Installing the package enables the extension, see jupyter_server_config.json beside this file. Without a share it only
-answers that there is none.
+It answers GET <base_url>gpushare/status and POST <base_url>gpushare/ask. Installing the package enables it, see
+jupyter_server_config.json in this folder. Without a share its status is only that there is none.
 
-What JupyterLab offers to ask of the service, and why not more. The service decides on what is asked.
+`offered_asks` and `missing_asks` choose the requests that JupyterLab offers; the service decides on each request.
 
-Counts a kernel that runs a cell as activity of the server, where no agent sees the session's work.
-
-A cell that prints nothing for hours is no activity by itself: the hub would list the server as idle, and the idle
-culler would stop a training run. Where there is an agent it reports the kernels: see `session_client`.
+Without an agent, `keep_active_while_busy` counts a kernel that runs a cell as activity of the server. A cell that
+prints nothing for hours is no activity by itself: the hub would list the server as idle, and the idle culler would stop
+a training run. With an agent the kernels are reported to it: see session_client.py.
 """
 
 from __future__ import annotations
@@ -50,7 +48,7 @@ from gpushare_spawner.wording.share_status import why_slow
 
 
 def offered_asks(status: ShareStatus) -> list[str]:
-    """Return what the user can ask of the service, by the names in POST gpushare/ask."""
+    """Return the requests that the user can send to the service, by the names in POST gpushare/ask."""
     layer = other_layer(status.layer)
     reach = (layer or LAYERS[LayerName.NATIVE]).reach
     decided = status.controls or ControlsStatus()
@@ -66,7 +64,7 @@ def offered_asks(status: ShareStatus) -> list[str]:
 
 
 def missing_asks(status: ShareStatus) -> str:
-    """Return why the user cannot ask for everything; empty: the user can, or nothing more is known of it."""
+    """Return why the user cannot send all requests; empty: the user can, or the layer is unknown."""
     layer = other_layer(status.layer)
     if layer is None:
         return ""
@@ -76,9 +74,9 @@ def missing_asks(status: ShareStatus) -> str:
 
 
 def notice_asks(status: ShareStatus) -> list[str]:
-    """Return what the user may ask for instead of the announced idle action: a keep, a release at once.
+    """Return the requests that can replace the idle action of the notice: a keep, a release at once.
 
-    A keep holds neither against the greatest age nor against spawns in quota.
+    A keep does not prevent a stop for the greatest age, or an action for spawns in quota.
     """
     action = status.announced
     if action is None or action.cause is not IdleCause.IDLE:
@@ -87,20 +85,20 @@ def notice_asks(status: ShareStatus) -> list[str]:
     return [name for name in offered_asks(status) if name in useful]
 
 
-LOOK_SECONDS = 30.0
-"""Seconds between two looks at the kernels. The hub is told of activity every 5 minutes (JupyterHub's
+POLL_SECONDS = 30.0
+"""Seconds between two reads of the kernels. The hub gets the activity every 5 minutes (JupyterHub's
 `SingleUserNotebookApp.hub_activity_interval`)."""
 ACTIVITY = "gpushare_kernels"
-"""The key in jupyter_server's setting `last_activity_times`, whose latest counts as the server's activity."""
+"""The key in jupyter_server's setting `last_activity_times`; the latest time there is the server's activity."""
 
 
 async def keep_active_while_busy(
     read: Callable[[], KernelActivity],
     times: MutableMapping[str, Any],
     clock: Callable[[], datetime] = lambda: datetime.now(UTC),
-    every: float = LOOK_SECONDS,
+    every: float = POLL_SECONDS,
 ) -> None:
-    """Write into ``times`` when a kernel was busy last, until cancelled."""
+    """Write the time of the last busy kernel into ``times``, until cancelled."""
     while True:
         with contextlib.suppress(Exception):  # an unknown kernel manager must not end this loop
             if read().busy:
@@ -109,7 +107,7 @@ async def keep_active_while_busy(
 
 
 READ_SECONDS = 1.0
-"""Seconds between two readings of the kernels' activity; the agent gets each change."""
+"""Seconds between two reads of the kernels' activity; the agent gets each change."""
 SEND_SECONDS = 10.0
 """The agent gets the activity at least this often."""
 
@@ -136,7 +134,7 @@ def _load_jupyter_server_extension(server: Any) -> None:
 
 async def _start(server: Any, client: SessionClient) -> None:
     watching = watch_kernels(lambda: kernel_activity(server.kernel_manager), client)
-    # asyncio does not keep tasks alive, the server's settings do
+    # asyncio keeps no reference to tasks; the server's settings do
     server.web_app.settings["gpushare_tasks"] = [asyncio.create_task(client.run()), asyncio.create_task(watching)]
 
 
@@ -149,21 +147,21 @@ async def _keep_active(server: Any) -> None:
 
 async def watch_kernels(read: Callable[[], KernelActivity], client: SessionClient) -> None:
     """Send the kernels' activity to the agent, on change and every SEND_SECONDS, until cancelled."""
-    told: KernelActivity | None = None
-    told_at = 0.0
+    sent: KernelActivity | None = None
+    sent_at = 0.0
     while True:
         with contextlib.suppress(Exception):  # an unknown kernel manager must not end this loop
             now, at = read(), asyncio.get_running_loop().time()
-            if now != told or at - told_at >= SEND_SECONDS:
+            if now != sent or at - sent_at >= SEND_SECONDS:
                 await client.tell_kernels(now)
-                told, told_at = now, at
+                sent, sent_at = now, at
         await asyncio.sleep(READ_SECONDS)
 
 
 def answer(status: ShareStatus) -> dict[str, Any]:
-    """Return what the browser gets: the status, and its sentences, in which no number is parted from its unit.
+    """Return the answer for the browser: the status, and its sentences with unbroken numbers and units.
 
-    The type of it in the browser: lab/src/status.ts.
+    Its type in the browser: lab/src/status.ts.
     """
     action, hit = status.announced, status.limit_hit
     sentences = {
@@ -190,8 +188,10 @@ def answer(status: ShareStatus) -> dict[str, Any]:
 
 
 def dashboard() -> str:
-    """Return the address of the dashboard, with the hub's host where servers have hosts of their own; empty without a
-    hub. The service has the name that our config files and values give it."""
+    """Return the address of the dashboard; empty without a hub.
+
+    It has the hub's host if servers have hosts of their own. The service has the name in our config files and values.
+    """
     prefix = os.environ.get("JUPYTERHUB_BASE_URL")
     return f"{os.environ.get('JUPYTERHUB_HOST', '')}{url_path_join(prefix, 'services/gpushare')}/" if prefix else ""
 
@@ -220,7 +220,7 @@ class StatusHandler(APIHandler):
 
 
 class AskHandler(APIHandler):
-    """Passes an ask of the user to the service, and answers with what became of it: {"done": bool, "text": str}."""
+    """Passes a user's request to the service, and answers with the result: {"done": bool, "text": str}."""
 
     auth_resource = "server"
 
@@ -231,7 +231,7 @@ class AskHandler(APIHandler):
     @web.authenticated
     @authorized
     async def post(self) -> None:
-        """400 for what is no ask, 503 without an agent, 504 without an answer of the service in time."""
+        """Answer 400 for an invalid request, 503 without an agent, 504 without an answer of the service in time."""
         try:
             body = json.loads(self.request.body)
         except ValueError:

@@ -1,12 +1,9 @@
-"""The notebook server's connection to the agent.
+"""The notebook server's connection to the agent, which stays open.
 
-Sends the kernels' activity, asks for the share's status, and passes what the user asks of the service.
-
-What this notebook server asks of the service through the agent: a keep, its end, a release, a stop, another share.
-
-The service decides, and answers with a sentence. Beside the frames: docs/reference/protocol.md.
-
-The kernels of a running Jupyter server: how many run, how many are busy, and their last activity.
+`SessionClient` sends the kernels' activity, reads the share's status, and passes the user's requests to the service: a
+keep, its end, a release, a stop, another share. The service decides and answers with a sentence
+(docs/reference/protocol.md). `kernel_activity` counts the kernels of a running Jupyter server. A connection for one
+question: client.py.
 """
 
 from __future__ import annotations
@@ -52,11 +49,11 @@ log = logging.getLogger(__name__)
 
 
 ANSWER_SECONDS = 15.0
-"""How long an answer is waited for. The service looks within 2 s on one machine, within 5 s on Kubernetes."""
+"""Seconds to wait for an answer. The service polls every 2 s on one machine, every 5 s on Kubernetes."""
 
 
 MOST = 2**53
-"""The greatest value: beyond it JSON numbers are not exact. What is allowed is for the service to say."""
+"""The greatest value: JSON numbers beyond it are not exact. The service decides on the allowed values."""
 
 
 KINDS = {kind.name.lower().replace("_", "-"): kind for kind in AskKind}
@@ -67,16 +64,16 @@ WITH_VALUE = frozenset({AskKind.KEEP, AskKind.SHARE})
 
 
 class NoAnswer(AgentUnavailable):
-    """The agent took the ask, and the service has not answered in time."""
+    """The agent took the request, and the service has not answered in time."""
 
 
 class WrongAsk(ValueError):
-    """What a client sent is no ask; the message says what would be right."""
+    """A client sent no valid request; the message has a valid form."""
 
 
 @dataclass(frozen=True)
 class ServiceAsk:
-    """One ask. Several observers of a session may ask at once, so the number is chosen at random."""
+    """One request to the service. Observers of a session can send several at once: the number is random."""
 
     kind: AskKind
     value: int
@@ -85,7 +82,7 @@ class ServiceAsk:
 
     @classmethod
     def of(cls, kind: AskKind, value: float = 0) -> Self:
-        """Return a new ask. Raises WrongAsk for a value that no ask of that kind has."""
+        """Return a new request. Raises WrongAsk for a value that is not valid for its kind."""
         if kind not in WITH_VALUE:
             value = 0
         elif not 1 <= value <= MOST:
@@ -94,7 +91,7 @@ class ServiceAsk:
 
     @classmethod
     def from_json(cls, body: Any) -> Self:
-        """Return the ask that a browser sent: {"kind": "keep", "value": 14400}. Raises WrongAsk."""
+        """Return the request that a browser sent: {"kind": "keep", "value": 14400}. Raises WrongAsk."""
         kind, value = (body.get("kind"), body.get("value", 0)) if isinstance(body, dict) else (None, 0)
         if not isinstance(kind, str) or kind not in KINDS:
             raise WrongAsk(wrong_kind(KINDS))
@@ -138,7 +135,7 @@ def ask_service(ask: ServiceAsk, path: str | None = None, timeout: float = ANSWE
 
 @dataclass(frozen=True)
 class KernelActivity:
-    """What the agent gets."""
+    """The kernels' activity that is sent to the agent."""
 
     busy: int
     alive: int
@@ -146,12 +143,12 @@ class KernelActivity:
     """Seconds since the epoch; 0: unknown."""
 
     def fields(self) -> tuple[int, int, int]:
-        """The fields of a KERNELS frame."""
+        """Return the fields of a KERNELS frame."""
         return (self.busy, self.alive, round(self.last_activity * 1e9))
 
 
 def kernel_activity(kernel_manager: Any) -> KernelActivity:
-    """Read jupyter_server's kernel manager. A kernel that runs a cell is busy, with or without GPU work.
+    """Return the activity in jupyter_server's kernel manager. A kernel that runs a cell is busy, even without GPU work.
 
     Kernels that start or end meanwhile are ignored.
     """
@@ -174,7 +171,7 @@ FIRST_DELAY = 0.1
 
 
 LAST_DELAY = 5.0
-"""Seconds between attempts to connect: doubling from the first to the last, as docs/reference/protocol.md says."""
+"""Seconds between attempts to connect: doubled from the first to the last, as in docs/reference/protocol.md."""
 
 
 FRESH_SECONDS = 0.5
@@ -184,14 +181,14 @@ FRESH_SECONDS = 0.5
 class SessionClient:
     """Keeps a connection to the agent until it is cancelled. A failure of the agent does not affect a notebook.
 
-    Without a socket `run` returns at once, and `query` returns what the pod's annotations say of a session of another
-    sharing layer, else the status without a share.
+    Without a socket `run` returns at once, and `query` returns the share of another sharing layer from the pod's
+    annotations, else the status without a share.
     """
 
     def __init__(
         self, path: str | None = None, log: logging.Logger | None = None, pod: PodAnnotations | None = None
     ) -> None:
-        """``pod``: the annotations of this server's pod, where another sharing layer gives the GPU."""
+        """``pod``: the annotations of this server's pod, if another sharing layer gives the GPU."""
         self._path = path or session_socket()
         self._pod = pod
         self._log = log or logging.getLogger(__name__)
@@ -201,7 +198,7 @@ class SessionClient:
         self._features = Feature(0)
         self._texts = TextReader()
         self._asks: dict[int, asyncio.Future[ReceivedText]] = {}
-        """Asks that wait for the service's answer, by number."""
+        """Requests that wait for the service's answer, by number."""
         self._asking = asyncio.Lock()
         self._answer: list[Frame] = []
         self._answered: asyncio.Future[list[Frame]] | None = None
@@ -220,7 +217,7 @@ class SessionClient:
         return self._connection is not None and self._gpus > 0
 
     async def run(self) -> None:
-        """Keep connected until cancelled."""
+        """Keep the connection until cancelled."""
         delay = FIRST_DELAY
         while self._path is not None:
             welcomed = await self._connect(self._path)
@@ -252,7 +249,10 @@ class SessionClient:
             return status
 
     async def ask(self, ask: ServiceAsk, timeout: float = ANSWER_SECONDS) -> ReceivedText:
-        """Ask something of the service. Raises AgentUnavailable with a sentence; NoAnswer after ``timeout`` seconds."""
+        """Send a request to the service. Raises AgentUnavailable with a sentence.
+
+        Raises NoAnswer after ``timeout`` seconds.
+        """
         if self._path is None:
             raise AgentUnavailable(NO_SHARE if self._pod is None else NO_AGENT)
         if not self.connected:
@@ -270,7 +270,7 @@ class SessionClient:
             raise AgentUnavailable(agent_unavailable(str(error))) from error
         finally:
             del self._asks[ask.number]
-        self._last = None  # what was asked may have been done
+        self._last = None  # the request can have changed the status
         return answer
 
     async def tell_kernels(self, activity: KernelActivity) -> None:
@@ -281,11 +281,11 @@ class SessionClient:
                 await self._send(Kind.KERNELS, *activity.fields())
 
     def _unknown(self, problem: str) -> ShareStatus:
-        """What is known while the agent is unavailable."""
+        """Return the status while the agent is unavailable."""
         return self._pod.status() if self._pod is not None else ShareStatus.unknown(problem)
 
     async def _connect(self, path: str) -> bool:
-        """Run one connection, from HELLO to its end. Returns whether the agent sent WELCOME."""
+        """Run one connection, from HELLO to its end. Return whether the agent sent WELCOME."""
         self._gpus = self._serial = 0
         self._texts = TextReader()
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
@@ -309,9 +309,9 @@ class SessionClient:
             self._log.debug("gpushare: %s", error)
         finally:
             self._connection, self._gpus, self._last = None, 0, None
-            for one in (self._answered, *self._asks.values()):
-                if one is not None and not one.done():
-                    one.set_exception(ConnectionResetError("the connection ended"))
+            for future in (self._answered, *self._asks.values()):
+                if future is not None and not future.done():
+                    future.set_exception(ConnectionResetError("the connection ended"))
             connection.close()
         return welcomed
 
@@ -331,21 +331,21 @@ class SessionClient:
             self._take_answer(frame)
 
     def _take_answer(self, frame: Frame) -> None:
-        """Take a frame of an answer to QUERY. Some of them also come by themselves, with news."""
+        """Take a frame of an answer to QUERY. The agent also sends some of them unasked, after changes."""
         if frame.kind in (Kind.ANNOUNCE, Kind.CONTROLS, Kind.TEXT):
-            self._last = None  # the next question gets a new answer
+            self._last = None  # the next query gets a new answer
         if frame.kind is Kind.TEXT and (text := self._texts.take(frame)) is not None:
             self._take_text(text)
         if self._answered is not None and not self._answered.done():
             self._answer.append(frame)
-            if sum(one.kind is Kind.STATUS for one in self._answer) >= self._gpus:
+            if sum(frame.kind is Kind.STATUS for frame in self._answer) >= self._gpus:
                 self._answered.set_result(self._answer)
 
     def _take_text(self, text: ReceivedText) -> None:
-        """Take the answer to an ask; those to asks of other observers come here too."""
-        asked = self._asks.get(text.number) if text.topic == TextTopic.ANSWER else None
-        if asked is not None and not asked.done():
-            asked.set_result(text)
+        """Take the answer to a request. Answers to other observers are ignored."""
+        future = self._asks.get(text.number) if text.topic == TextTopic.ANSWER else None
+        if future is not None and not future.done():
+            future.set_result(text)
 
     async def _send(self, kind: Kind, *fields: int) -> None:
         if self._connection is None:

@@ -1,8 +1,7 @@
-"""``gpushare smi``: what nvidia-smi would show if the share were a GPU of its own, in the server's terminal.
+"""``gpushare smi``: the share in the form of nvidia-smi, as if it were a GPU of its own, in the server's terminal.
 
-Memory is what CUDA and NVML report to the session's programs: all its processes, and its limit as the total.
-
-What the driver says about the session's GPUs, as far as NVML is here and answers.
+Memory is the figure that CUDA and NVML report to the session's programs: of all its processes, with its limit as the
+total. `driver_figures` adds NVML's figures of the session's GPUs, if NVML answers.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ NVML_VARIABLE = "GPUSHARE_NVML"
 
 @dataclass(frozen=True)
 class GpuFigures:
-    """One GPU, with the work of all sessions on it; None: the driver does not say."""
+    """One GPU, with the work of all sessions on it; None: the driver has no figure."""
 
     name: str = ""
     utilisation: float | None = None
@@ -41,7 +40,7 @@ class GpuFigures:
     temperature_celsius: float | None = None
     power_watts: float | None = None
     uuid: str = ""
-    """As the driver writes it: that of a MIG instance begins with MIG-."""
+    """In the driver's form: the UUID of a MIG instance begins with MIG-."""
 
 
 @dataclass(frozen=True)
@@ -54,31 +53,31 @@ class DriverFigures:
 
 
 def driver_figures(uuids: Iterable[str]) -> DriverFigures:
-    """Ask NVML about these GPUs. Raises nothing: without a driver all figures are unknown."""
-    # not at the top: a command that does not need it starts sooner
+    """Read NVML's figures of these GPUs. Raises nothing: without a driver all figures are unknown."""
+    # not at the top: other commands start sooner without it
     import pynvml
 
-    def said(ask: Callable[..., Any], *arguments: Any) -> Any:
+    def value_of(ask: Callable[..., Any], *arguments: Any) -> Any:
         try:
             return ask(*arguments)
         except pynvml.NVMLError:
             return None
 
     def of_gpu(uuid: str) -> GpuFigures:
-        handle = said(pynvml.nvmlDeviceGetHandleByUUID, uuid)
+        handle = value_of(pynvml.nvmlDeviceGetHandleByUUID, uuid)
         if handle is None:
-            # a frame has the 16 bytes of a UUID alone, without what it begins with
+            # a frame has only the 16 bytes of a UUID, without its prefix
             uuid = f"MIG-{uuid.removeprefix('GPU-')}"
-            handle = said(pynvml.nvmlDeviceGetHandleByUUID, uuid)
+            handle = value_of(pynvml.nvmlDeviceGetHandleByUUID, uuid)
         if handle is None:
             return GpuFigures()
-        rates = said(pynvml.nvmlDeviceGetUtilizationRates, handle)
-        milliwatts = said(pynvml.nvmlDeviceGetPowerUsage, handle)
+        rates = value_of(pynvml.nvmlDeviceGetUtilizationRates, handle)
+        milliwatts = value_of(pynvml.nvmlDeviceGetPowerUsage, handle)
         return GpuFigures(
-            name=said(pynvml.nvmlDeviceGetName, handle) or "",
+            name=value_of(pynvml.nvmlDeviceGetName, handle) or "",
             uuid=uuid,
             utilisation=None if rates is None else min(1.0, rates.gpu / 100),
-            temperature_celsius=said(pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU),
+            temperature_celsius=value_of(pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU),
             power_watts=None if milliwatts is None else milliwatts / 1000,
         )
 
@@ -88,20 +87,23 @@ def driver_figures(uuids: Iterable[str]) -> DriverFigures:
     except pynvml.NVMLError:
         return DriverFigures()
     try:
-        number = said(pynvml.nvmlSystemGetCudaDriverVersion_v2)
+        number = value_of(pynvml.nvmlSystemGetCudaDriverVersion_v2)
         return DriverFigures(
-            driver_version=said(pynvml.nvmlSystemGetDriverVersion) or "",
-            # NVML's number is 1000 times the major version and 10 times the minor one
+            driver_version=value_of(pynvml.nvmlSystemGetDriverVersion) or "",
+            # NVML's number is 1000 times the major version plus 10 times the minor version
             cuda_version="" if number is None else f"{number // 1000}.{number % 1000 // 10}",
             gpus={uuid: of_gpu(uuid) for uuid in uuids},
         )
     finally:
-        said(pynvml.nvmlShutdown)
+        value_of(pynvml.nvmlShutdown)
 
 
 @contextmanager
 def _of_the_whole_gpu() -> Iterator[None]:
-    """Have NVML show the whole GPU rather than the share: libgpushare.so reads the setting when NVML is first used."""
+    """Make NVML show the whole GPU rather than the share.
+
+    libgpushare.so reads the setting when NVML is first used.
+    """
     before = os.environ.get(NVML_VARIABLE)
     os.environ[NVML_VARIABLE] = "driver"
     try:
@@ -118,7 +120,7 @@ _LEASE = {
     "none": "this session has no GPU work",
 }
 WIDTH = 100
-"""Columns where the output is no terminal."""
+"""Columns of output that does not go to a terminal."""
 
 
 @dataclass(frozen=True)
@@ -126,17 +128,17 @@ class ShownGpu:
     """The share on one GPU."""
 
     index: int
-    """As CUDA numbers the GPUs in this server."""
+    """CUDA's index of the GPU in this server."""
     uuid: str
     memory_total_bytes: int
     """The session's limit."""
     memory_used_bytes: int
-    """What all processes of the session have allocated."""
+    """Allocated by all processes of the session."""
     memory_free_bytes: int
     memory_on_gpu_bytes: int
     """The part of the used memory that is on the GPU; the rest is paged out, or not touched yet."""
     utilisation: float | None
-    """Part of the GPU's time that this session had in the last second, from 0 to 1; None: the agent does not say."""
+    """Part of the GPU's time that this session had in the last second, from 0 to 1; None: not reported."""
     lease: str
     """none, waiting or held."""
     other_sessions: int
@@ -163,7 +165,7 @@ class ShownShare:
 
 
 def shown_share(status: ShareStatus, driver: DriverFigures) -> ShownShare:
-    """Return what is shown of a status that is known."""
+    """Return the figures to show for a status that is known."""
     return ShownShare(
         share_units=status.share_units,
         effective_units=status.effective_units,
@@ -199,7 +201,10 @@ def _shown_gpu(index: int, gpu: GpuStatus, status: ShareStatus, driver: GpuFigur
 
 
 def _counts_itself(gpu: GpuStatus, status: ShareStatus) -> bool:
-    """Return whether the session is one of those with work on the GPU. Beside another layer it needs no lease."""
+    """Return whether the session counts among the sessions with work on the GPU.
+
+    With another layer it needs no lease.
+    """
     return status.works_now if status.layer else gpu.lease != "none"
 
 
@@ -210,10 +215,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the share. Returns 0 if it is known or there is no share, 1 if the agent is unavailable."""
+    """Print the share. Return 0 if it is known or there is no share, 1 if the agent is unavailable."""
     status = ask(options.socket)
-    known = status.known and (status.measured or options.json)
-    share = shown_share(status, driver_figures(gpu.uuid for gpu in status.gpus)) if known else None
+    readable = status.known and (status.measured or options.json)
+    share = shown_share(status, driver_figures(gpu.uuid for gpu in status.gpus)) if readable else None
     if options.json:
         figures = asdict(share) if share is not None else {}
         print(json.dumps({"shared": status.shared, "problem": status.problem, **figures}))
@@ -230,8 +235,8 @@ def draw(share: ShownShare, out: Console) -> None:
     gpus = len(share.gpus)
     held = f", {gpu_share(share.effective_units, gpus)} now" if share.effective_units != share.share_units else ""
     layer = other_layer(share.layer)
-    said = [f"{gpu_share(share.share_units, gpus)} ({layer.title if layer else share.tier}{held})"]
-    out.print(", ".join(said + [f"{name} {version}" for name, version in versions if version]))
+    parts = [f"{gpu_share(share.share_units, gpus)} ({layer.title if layer else share.tier}{held})"]
+    out.print(", ".join(parts + [f"{name} {version}" for name, version in versions if version]))
     out.print(_gpu_table(share))
     out.print(_process_table(share))
     for gpu in share.gpus:
@@ -248,7 +253,7 @@ def _gpu_table(share: ShownShare) -> Table:
     table.add_column("GPU")
     table.add_column("name")
     for name in ("used", "total", "on GPU", "util", "GPU\nutil", "temp", "power"):
-        # a narrow terminal breaks the name, and no figure
+        # a narrow terminal wraps the name, but no figure
         table.add_column(name, justify="right", no_wrap=True)
     for gpu in share.gpus:
         driver = gpu.driver

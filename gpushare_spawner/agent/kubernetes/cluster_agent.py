@@ -1,6 +1,6 @@
 """The agent as part of a cluster, composed: device plugins or a DRA driver, sessions of pods, the published report.
 
-A node whose GPUs another layer gives out: observing/node.py.
+If another layer gives out the GPUs of the node: observing/node.py.
 """
 
 from __future__ import annotations
@@ -252,7 +252,7 @@ def owner_of(settings: ClusterSettings) -> OwnerPod | None:
 
 
 async def answer_in_cluster(node: Node, request: Request) -> dict[str, Any]:
-    """Answer the control socket of an agent whose sessions follow pods. Raises ControlRefused.
+    """Answer the control socket of an agent with sessions of pods. Raises ControlRefused.
 
     Sessions cannot be opened, confirmed, closed or resized here, and GPUs cannot be cordoned.
     """

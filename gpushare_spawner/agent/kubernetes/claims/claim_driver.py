@@ -70,7 +70,7 @@ class ClaimDriver:
         self._ask_kubelet = ask_kubelet
         self._changed = changed
         self._end = end
-        self._one_by_one = asyncio.Lock()
+        self._claims_lock = asyncio.Lock()
         name = node.settings.name
         self._slice = PublishedSlice(api, name, self.offered, held.unit_size, taints)
         self._health = DeviceHealth(name, self._healthy)
@@ -117,7 +117,7 @@ class ClaimDriver:
 
     async def prepare(self, key: ClaimKey) -> tuple[AllocatedDevice, ...]:
         """Make the folder of a claim's session, and reserve its units. Raises DevicesRefused."""
-        async with self._one_by_one:
+        async with self._claims_lock:
             previous = self._prepared.get(key.uid)
             if previous is not None:
                 # the kubelet asks again after a failure of its own: the session's files in the folder stay
@@ -172,7 +172,7 @@ class ClaimDriver:
 
     async def unprepare(self, key: ClaimKey) -> None:
         """Free the devices of a claim: its pod has ended. Raises DevicesRefused."""
-        async with self._one_by_one:
+        async with self._claims_lock:
             claim = self._prepared.get(key.uid)
             if claim is None:
                 return

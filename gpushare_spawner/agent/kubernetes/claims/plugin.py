@@ -84,7 +84,7 @@ class ClaimPlugin(services.DRAPluginServicer):
 
 
 class DeviceHealth(health_services.DRAResourceHealthServicer):
-    """Sends the kubelet the health of devices. It shows it in the status of pods, and still places pods."""
+    """Sends the kubelet the health of devices. The kubelet shows it in the status of pods, and still places pods."""
 
     def __init__(self, pool: str, healthy: Callable[[], Mapping[str, bool]]) -> None:
         """`healthy`: by the device's name."""

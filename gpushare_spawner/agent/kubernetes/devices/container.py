@@ -62,7 +62,7 @@ class ContainerResponses:
         return response
 
     def to_observe(self, folder: Path) -> messages.ContainerAllocateResponse:
-        """Return the answer for a container whose GPU another layer gives: socket and library.
+        """Return the answer for a container with a GPU of another layer: socket and library.
 
         The library reports GPU work. `folder`: its grant's.
         """

@@ -1,4 +1,4 @@
-"""Owners of devices: sessions, and grants whose pod is not known yet.
+"""Owners of devices: sessions, and grants without a known pod.
 
 A device stands for one unit (of `unit_size` share units) of a GPU at the kubelet. The agent offers a list of devices;
 the kubelet gives them to pods and keeps account. A pod's own devices never change; units that an idle pod lends are
@@ -235,7 +235,7 @@ class HeldDevices:
         return self._offered[gpu][2]
 
     def ids_of_visible_pods(self) -> set[str]:
-        """Return the ids, of all GPUs, of sessions whose pods the API server has shown."""
+        """Return the ids, of all GPUs, of sessions with a pod that the API server has shown."""
         pods = [session.record.pod for session in self._sessions.values()]
         return {id for pod in pods if pod is not None and pod.uid for ids in pod.devices.values() for id in ids}
 

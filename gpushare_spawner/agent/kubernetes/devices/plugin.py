@@ -137,7 +137,7 @@ ANSWER_WITHIN = 5.0
 LONGEST_PAUSE = 5.0
 HEARD_WITHIN = 15.0
 """Seconds after a registration within which the kubelet must connect. It dials back once, within 10 s, and never again:
-a plugin that it could not reach, or whose stream has ended, has no healthy devices until it registers again."""
+a plugin that it could not reach, or that has lost its stream, has no healthy devices until it registers again."""
 
 
 class PluginSocket:

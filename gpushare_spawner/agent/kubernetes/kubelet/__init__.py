@@ -1,4 +1,4 @@
-"""The kubelet's gRPC interfaces: device plugins, pods' resources, plugins of dynamic resource allocation.
+"""The kubelet's gRPC interfaces: device plugins, pod resources, plugins of dynamic resource allocation.
 
-The ``*_pb2*`` files are made from the ``.proto`` files beside them, by ``generate.py``.
+``generate.py`` makes the ``*_pb2*`` files from the ``.proto`` files in this folder.
 """

@@ -1,7 +1,8 @@
 """Make the Python stubs of the kubelet's interfaces: ``python -m gpushare_spawner.agent.kubernetes.kubelet.generate``.
 
-The stubs refuse an older grpcio or protobuf than they were made with. Those here were made with grpcio-tools 1.74.0, in
-an environment of its own, so that they run with everything since; a newer one means new lower bounds in pyproject.toml.
+The stubs refuse a grpcio or protobuf older than the version that made them. The present ones were made with
+grpcio-tools 1.74.0 in an environment of its own, so they run with all later versions. A newer version needs new lower
+bounds in pyproject.toml.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ ROOT = HERE.parents[3]
 
 
 def generate(target: Path = ROOT) -> int:
-    """Write the stubs below `target`, as in the repository; protoc's exit status."""
+    """Write the stubs below `target`, as in the repository. Return protoc's exit status."""
     from grpc_tools import protoc
 
     outputs = [f"--{kind}={target}" for kind in ("python_out", "pyi_out", "grpc_python_out")]

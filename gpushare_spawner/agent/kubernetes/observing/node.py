@@ -1,8 +1,8 @@
 """The agent on a node where it only observes: devices, sessions of pods, GPU work and the report, composed.
 
 A container gets the library and its session's socket by an observer device: one for each pod, all alike. The kubelet
-requests a device and does not name the pod; pods.py finds the pod and listens in the folder. A node whose GPUs the
-agent shares: cluster_agent.py.
+requests a device and does not name the pod; pods.py finds the pod and listens in the folder. If the agent shares the
+GPUs of the node: cluster_agent.py.
 """
 
 from __future__ import annotations

@@ -127,7 +127,7 @@ class ObservedPods:
         hold = session.record.pod
         notice = hold.notice_of_now(annotated.notice) if hold is not None else annotated.notice
         if notice != session.record.notice:
-            registry.tiers.announce(session, AnnounceRequest.of(session.id, notice))
+            registry.tiers.notify(session, AnnounceRequest.of(session.id, notice))
         registry.controls.follow(session, annotated.controls, annotated.messages, annotated.answers)
 
 
@@ -177,7 +177,7 @@ class DriverUse:
             delivery.sessions_of = UnconnectedProcesses(node.sessions).sessions_of
             self._deliveries[uuid] = delivery
         self._unknown: set[str] = set()
-        """GPUs whose work cannot be assigned to a session."""
+        """GPUs with work that cannot be assigned to a session."""
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -213,7 +213,7 @@ class DriverUse:
             owners = await asyncio.to_thread(self._owners.sessions_of, processes)
             self._memory(uuid, {pid: processes[pid].memory_bytes or 0 for pid in owners}, owners)
             if delivery.tells:
-                delivery.wanted()
+                delivery.request()
             else:
                 self._by_whole_gpu(uuid, set(owners.values()))
 
@@ -257,7 +257,7 @@ class Samples:
     def delivered(
         self, seconds_ago: tuple[float, float], busy: Mapping[int, float], strangers: Mapping[int, str]
     ) -> None:
-        """Take a sample: begin and end in seconds before now, and the seconds of each process on the GPU by pid.
+        """Take a sample: start and end in seconds before now, and the seconds of each process on the GPU by pid.
 
         `strangers`: the sessions of processes, by pid, whether or not they are connected.
         """

@@ -4,7 +4,7 @@ Tiers: the service patches a tier down and the agent follows, unless the session
 restores a tier when work counts as use, and the annotations follow. `PodOwner.seen` tells the newer of two tiers: a
 decision in it was already carried out. The time in a decision makes it unique.
 
-Notices: the annotations decide. The agent never writes a notice; it only removes the one that it has averted
+Notices: the annotations decide. The agent never writes a notice; it only removes a notice that it has averted
 (`PodOwner.averted`).
 
 Shares: the service requests another share and the agent decides. The agent's record is authoritative; annotations that
@@ -182,7 +182,7 @@ class TierAnnotations:
         if shown == session.record.notice:
             self._save(session)
         else:
-            self._tiers.announce(session, AnnounceRequest.of(session.id, shown))
+            self._tiers.notify(session, AnnounceRequest.of(session.id, shown))
 
 
 def needed_patch(annotated: PodSession, record: SessionRecord, now: float) -> dict[str, str | None]:
