@@ -1,1 +1,1 @@
-"""Actions of users and admins on sessions: keep, release, stop and so on. What acts for a person calls it."""
+"""Actions of users and admins on sessions: keep, release, stop and so on. The API and the asks call them."""

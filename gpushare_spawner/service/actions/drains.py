@@ -1,4 +1,4 @@
-"""Cordon and drain of GPUs and nodes. Who may do it is checked by the caller: a right of its own."""
+"""Cordon and drain of GPUs and nodes. The caller checks the actor's right, which is separate from other actions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpushare_spawner.service.reports import Agent
 from gpushare_spawner.wording import actions as words
 
 SAME = 5.0
-"""Seconds. A drain that ends within this time of the one that stands is the same: a request that is sent twice."""
+"""Seconds. A drain that ends within this time of the current drain is the same: a request that is sent twice."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class CordonTarget:
 
 
 class DrainActions:
-    """Each method raises ActionRefused."""
+    """Actions on nodes and GPUs. Each method raises ActionRefused."""
 
     def __init__(self, log: ActionLog, clock: Callable[[], float]) -> None:
         self._log = log
@@ -41,10 +41,10 @@ class DrainActions:
     async def drain(
         self, place: CordonTarget, actor: Actor, reason: str = "", stop_after: float | None = None
     ) -> ActionOutcome:
-        """Keep new sessions away, and tell the users of those that are there to leave.
+        """Keep new sessions away, and have the users of present sessions notified.
 
-        ``stop_after``: seconds from now on, after which their servers are stopped; None: never. The culler tells the
-        users and stops the servers.
+        ``stop_after``: seconds from now until their servers are stopped; None: never. The culler notifies the users and
+        stops the servers.
         """
         now = self._clock()
         stop_at = now + stop_after if stop_after is not None else None

@@ -1,6 +1,6 @@
-"""Keep a share against idle actions, and end a keep.
+"""Actions that change no share: keeps of users, and exemptions and messages of admins.
 
-What only admins do to a session that does not change its share: exempt it from idle actions, and send messages.
+Changes of shares and tiers: see `share`. Stops and restarts: see `restart`.
 """
 
 from __future__ import annotations
@@ -40,21 +40,21 @@ from gpushare_spawner.service.templates import SessionTemplates
 from gpushare_spawner.wording import actions as words
 
 KEEP, KEEP_ENDED, EXEMPTION_ENDED = "keep", "keep-ended", "exempt-ended"
-"""What the history calls these actions."""
+"""Names of these actions in the history."""
 SAME = 5.0
-"""Seconds. A keep that ends within this time of the one that stands is the same: a request that is sent twice."""
+"""Seconds. A keep that ends within this time of the current keep is the same: a request that is sent twice."""
 
 
 @dataclass(frozen=True)
 class KeepLength:
-    """How long a share is to be kept: a duration in seconds, or until an instant."""
+    """The length of a keep: a duration in seconds, or until an instant."""
 
     seconds: float | None = None
     until: float | None = None
 
 
 class KeepActions:
-    """Each method raises ActionRefused."""
+    """Keeps of shares. Each method raises ActionRefused."""
 
     def __init__(
         self,
@@ -63,16 +63,16 @@ class KeepActions:
         rule_of: Callable[[Idle | None], KeepRule],
         log: ActionLog,
     ) -> None:
-        """``rule_of`` returns the limits for a template; None: the template is gone."""
+        """Create the actions. ``rule_of`` returns the limits for a template; None: the template is gone."""
         self._controls = controls
         self._templates = templates
         self._rule_of = rule_of
         self._log = log
         self._began: dict[str, Counter[tuple[str, float]]] = {}
-        """By user: ids of sessions, and when a keep of theirs began. Agents forget those of a session that has ended,
-        and a user can restart a server at any time."""
+        """By user: ids of sessions, and when their keeps began. Agents forget the keeps of an ended session, and a user
+        can restart a server at any time."""
         self._standing: dict[str, dict[str, tuple[str, Keep]]] = {}
-        """By user and id of the session: its node and its keep. They count while the node's agent is silent."""
+        """By user and id of the session: its node and its keep. They count while the node's agent is unavailable."""
 
     def rule(self, session: SessionReport) -> KeepRule:
         """Return the limits of keeps of a session's user."""
@@ -82,9 +82,9 @@ class KeepActions:
     async def keep(
         self, target: Target, actor: Actor, length: KeepLength, received: ReceivedAsk | None = None
     ) -> ActionOutcome:
-        """Keep a share, extend a keep, or let it end sooner. Only the last needs no permission of the limits.
+        """Keep a share, extend a keep, or let it end sooner. The limits do not apply to a sooner end.
 
-        ``received``: what this follows; the same ask once more leads to the same end of the keep.
+        ``received``: the ask behind this action; the same ask again leads to the same end of the keep.
         """
         check_own(target, actor)
         async with self._controls.of_user(target.session.user):
@@ -122,7 +122,7 @@ class KeepActions:
         return ActionOutcome(True, words.KEEP_ENDED)
 
     async def ask_left(self, target: Target, actor: Actor) -> ActionOutcome:
-        """Answer how many keeps the session's user has left. Changes nothing."""
+        """Return how many keeps the session's user has left, as a sentence. Changes nothing."""
         check_own(target, actor)
         session, controls = await self._controls.read(target)
         others = await self._controls.of_others(session)
@@ -132,21 +132,21 @@ class KeepActions:
         )
 
     def left(self, session: SessionReport, controls: Mapping[str, Controls], now: float) -> KeepsLeft:
-        """Return what the user of a session has left of keeps. ``controls``: of all sessions of the user, in force."""
+        """Return the keeps that a session's user has left. ``controls``: in force, of all sessions of the user."""
         return keeps_left(self.rule(session), self._begun(session.user, controls, now), now)
 
     def _begun(self, user: str, controls: Mapping[str, Controls], now: float) -> list[float]:
-        """Return when keeps of a user's sessions began, those that have ended included."""
+        """Return when keeps of a user's sessions began, ended keeps included."""
         began = _counted(controls)
-        # the clock was set back since those that are later than now, and the reports date them as now
+        # keeps later than now are from before the clock was set back, and the reports date them as now
         began |= _filtered(self._began.get(user, Counter()), lambda begin: begin <= now)
         return [begin for _, begin in began.elements()]
 
     async def settle(self, target: Target) -> bool:
-        """Remove what is over, and date keeps of the future as of now. Returns whether that was necessary.
+        """Remove expired controls, and date keeps of the future as of now. Returns whether that was necessary.
 
-        Otherwise a clock that is set back would bring back a keep that was over, and keeps would count as of today
-        until the clock has caught up.
+        Otherwise a clock that is set back would restore an expired keep, and keeps would count as of today until the
+        clock has caught up.
         """
         async with self._controls.of_user(target.session.user):
             session, controls = await self._controls.read(target)
@@ -165,7 +165,7 @@ class KeepActions:
     ) -> Controls:
         keep = Keep(until=until, since=now, by=actor.name)
         if actor.is_admin:
-            # it is not the user who keeps
+            # an admin's keep does not count for the user
             return controls.model_copy(update={"keep": keep})
         others = await self._controls.of_others(session)
         began = self._begun(session.user, {**others.controls, session.id: controls}, now)
@@ -177,7 +177,7 @@ class KeepActions:
         return controls.model_copy(update={"keep": keep, "keeps": (*controls.keeps, now)[-MOST_KEEPS:]})
 
     def _kept_on_silent_nodes(self, session: SessionReport, others: SessionsOfUser, now: float) -> int:
-        """Return how many other sessions of the user were kept by this service on nodes whose agents do not answer."""
+        """Return how many other sessions of the user have keeps from this service on nodes with unavailable agents."""
         return sum(
             node not in others.nodes and holds(keep, now)
             for name, (node, keep) in self._standing.get(session.user, {}).items()
@@ -185,7 +185,7 @@ class KeepActions:
         )
 
     def _remember(self, session: SessionReport, node: str, controls: Controls, now: float) -> None:
-        """Remember the keep, and when keeps began, as long as they count."""
+        """Remember the keep, and the begins of keeps, as long as they count."""
         standing = {
             user: {name: entry for name, entry in keeps.items() if holds(entry[1], now)}
             for user, keeps in self._standing.items()
@@ -210,7 +210,7 @@ def _filtered(began: Counter[tuple[str, float]], counts: Callable[[float], bool]
 
 
 def has_to_settle(session: SessionReport, now: float) -> bool:
-    """Return whether `KeepActions.settle` has something to do."""
+    """Return whether `KeepActions.settle` would change something."""
     if any(began > now + CLOCKS_DIFFER for began in session.keeps):
         return True
     if session.keep is None and session.exemption is None:
@@ -222,13 +222,13 @@ def has_to_settle(session: SessionReport, now: float) -> bool:
 log = logging.getLogger("gpushare.service.actions")
 
 EXEMPT, MESSAGE, MESSAGE_WITHDRAWN = "exempt", "message", "message-withdrawn"
-"""What the history calls these actions."""
+"""Names of these actions in the history."""
 SAME_MESSAGE = 60.0
-"""Seconds within which a message with the same text is the same message."""
+"""Seconds. A message with the same text within this time is the same message."""
 
 
 class AdminActions:
-    """Each method raises ActionRefused."""
+    """Exemptions and messages. Each method raises ActionRefused."""
 
     def __init__(self, controls: ControlsOfSessions, log: ActionLog) -> None:
         self._controls = controls
@@ -268,7 +268,10 @@ class AdminActions:
     async def message(
         self, target: Target, actor: Actor, text: str, cause: MessageCause = MessageCause.ADMIN
     ) -> ActionOutcome:
-        """Show the session's user a text, in JupyterLab and in `gpushare status`, instead of the one of this cause."""
+        """Show the session's user a text in JupyterLab and in `gpushare status`.
+
+        It replaces the message of the same cause.
+        """
         check_admin(actor)
         text = harmless(text)
         if not text:
@@ -287,8 +290,10 @@ class AdminActions:
         return ActionOutcome(True, words.MESSAGE_SENT)
 
     async def explain(self, target: Target, actor: Actor, text: str) -> bool:
-        """Show the session's user why somebody else acts on the session. Returns whether that worked: the action is
-        done all the same, and has its own line in the history."""
+        """Show the session's user the reason for another person's action. Returns whether that worked.
+
+        The action is carried out in any case, and has its own line in the history.
+        """
         message = Message(
             text=text[:MAX_TEXT_LETTERS], by=actor.name, at=self._controls.clock(), cause=MessageCause.ACTION
         )
@@ -303,7 +308,7 @@ class AdminActions:
         return True
 
     async def withdraw_messages(self, target: Target, actor: Actor, *causes: MessageCause) -> ActionOutcome:
-        """Withdraw the messages of these causes that the session's user has."""
+        """Withdraw the session's messages of these causes."""
         check_admin(actor)
         async with self._controls.of_user(target.session.user):
             session, _ = await self._controls.read(target)

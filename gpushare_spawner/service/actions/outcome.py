@@ -1,10 +1,7 @@
-"""Who acts on a session, what came of it, and why an action is refused.
+"""Common parts of the actions: actor, target, outcome and refusal, the log of actions, and the controls of sessions.
 
-Logs each action of the service as one line with its figures, and enters it in the history.
-
-What admins write, as it is passed on to others. Pure.
-
-Reads and writes the controls of sessions for the actions: one writer for each user at a time.
+Each action is logged as one line with its figures and entered in the history. Controls have one writer for each user at
+a time. The actions themselves: see `session_actions`.
 """
 
 from __future__ import annotations
@@ -33,45 +30,45 @@ from gpushare_spawner.wording import actions as words
 
 @dataclass(frozen=True)
 class Actor:
-    """A person, or a program on a person's behalf."""
+    """The person that acts, or a program on a person's behalf."""
 
     name: str
     is_admin: bool = False
-    """May act on the sessions of all users, and is bound by no limit."""
+    """An admin may act on the sessions of all users, without limits."""
 
 
 @dataclass(frozen=True)
 class ActionOutcome:
-    """What an action did. The same action a second time changes nothing."""
+    """The outcome of an action. The same action a second time changes nothing."""
 
     changed: bool
     text: str
-    """A sentence or two for whoever acts."""
+    """A sentence or two for the actor."""
 
 
 class RefusalCode(StrEnum):
-    """Why an action is refused, for programs."""
+    """The reason for a refusal, for programs."""
 
     FORBIDDEN = "forbidden"
     """The actor may not do this to this session."""
     BAD_REQUEST = "bad-request"
     LIMIT = "limit"
-    """A limit of the template or of the service stands in the way."""
+    """A limit of the template or of the service does not allow it."""
     CAPACITY = "capacity"
     """The GPU has not enough free units, or spawns wait for them."""
     BUSY = "busy"
     """The session works on the GPU, or has changed meanwhile: try again."""
     UNKNOWN_SESSION = "unknown-session"
     OLDER_AGENT = "older-agent"
-    """The agent of the session's node does not know this action yet."""
+    """The agent of the session's node is too old for this action."""
     AGENT_UNAVAILABLE = "agent-unavailable"
     HUB_UNAVAILABLE = "hub-unavailable"
 
 
 class ActionRefused(Exception):
-    """Nothing was changed. The text is a sentence for whoever acts.
+    """A refused action: nothing was changed. The text is a sentence for the actor.
 
-    ``to_admins``: the sentence for those who see all, where it says more.
+    ``to_admins``: the sentence for readers that may see all, where it has more detail.
     """
 
     def __init__(self, text: str, code: RefusalCode, to_admins: str | None = None) -> None:
@@ -82,7 +79,7 @@ class ActionRefused(Exception):
 
 
 First = Callable[[], Awaitable[None]]
-"""What is done right before a server is stopped."""
+"""Function that is called right before a server is stopped."""
 
 
 async def nothing_first() -> None:
@@ -91,16 +88,16 @@ async def nothing_first() -> None:
 
 @dataclass(frozen=True)
 class ReceivedAsk:
-    """What a session's notebook server asked."""
+    """An ask of a session's notebook server, with the time of the service's clock."""
 
     ask: Ask
-    """Its instant is of the agent's clock."""
+    """The ask. Its instant is by the agent's clock."""
     at: float
-    """When it was asked, by the service's clock: seconds since the epoch."""
+    """Time of the ask by the service's clock: seconds since the epoch."""
 
 
 class Target(Protocol):
-    """The session that somebody acts on: what the last report says of it. A `SessionDecision` is one."""
+    """The session of an action, from the last report. A `SessionDecision` is a target."""
 
     @property
     def agent(self) -> Agent: ...
@@ -135,7 +132,7 @@ async def current(target: Target) -> SessionReport:
 
 @contextlib.contextmanager
 def refusals() -> Iterator[None]:
-    """Turn the errors of agents and of the hub into ActionRefused."""
+    """Translate the errors of agents and of the hub to ActionRefused."""
     try:
         yield
     except ControlRefused as error:
@@ -155,25 +152,25 @@ def refusals() -> Iterator[None]:
 
 
 def _agent_refused(why: str) -> ActionRefused:
-    """``why``: for admins; it can name sockets, namespaces and pods."""
+    """Return the refusal. ``why`` is for admins; it can name sockets, namespaces and pods."""
     return ActionRefused(words.AGENT_FAILED, RefusalCode.AGENT_UNAVAILABLE, to_admins=words.agent_failed(why))
 
 
 def hub_refused(error: HubFailed, sentence: Callable[[str], str]) -> ActionRefused:
-    """Return what to raise after an error of the hub. ``sentence``: makes the sentence of the error's text."""
+    """Return the refusal after an error of the hub. ``sentence`` makes the sentence from the error's text."""
     return ActionRefused(sentence(error.to_users), RefusalCode.HUB_UNAVAILABLE, to_admins=sentence(str(error)))
 
 
 log = logging.getLogger("gpushare.service.actions")
 
 RESTART = "restart"
-"""What the history calls a restart."""
+"""The name of a restart in the history."""
 CULLER = "culler"
-"""Who acts, in the log and in the history, where no person does."""
+"""The actor in the log and in the history, where no person acts."""
 
 
 class ActionLog:
-    """``record`` enters an action in the history; ``clock``: seconds since the epoch."""
+    """The log of actions. ``record`` enters an action in the history; ``clock``: seconds since the epoch."""
 
     def __init__(self, record: Callable[[Action], None], clock: Callable[[], float]) -> None:
         self._record = record
@@ -191,9 +188,9 @@ class ActionLog:
         reason: str = "",
         dry_run: bool = False,
     ) -> float:
-        """Log what was done to a session, and return when that was, in seconds since the epoch.
+        """Log an action on a session, and return its time in seconds since the epoch.
 
-        ``units``: what it holds afterwards, on each of its GPUs; None: as before.
+        ``units``: its effective units afterwards, on each of its GPUs; None: as before.
         """
         at = self._clock()
         self._log(
@@ -217,7 +214,7 @@ class ActionLog:
     def server(
         self, server: HubServer, action: str, actor: str = CULLER, *, reason: str = "", dry_run: bool = False
     ) -> None:
-        """Log what was done to a server without a share."""
+        """Log an action on a server without a share."""
         self._log(
             Action(
                 at=self._clock(),
@@ -248,7 +245,7 @@ class ActionLog:
         )
 
     def node(self, node: str, action: str, actor: str, *, reason: str) -> None:
-        """Log what was done to a node or to one of its GPUs."""
+        """Log an action on a node or on one of its GPUs."""
         self._log(Action(at=self._clock(), action=action, actor=actor, node=node, reason=reason))
 
     def _log(self, action: Action) -> None:
@@ -257,7 +254,7 @@ class ActionLog:
 
 
 def line(action: Action) -> str:
-    """Return an action as ``name=value`` pairs (logfmt), without those that are empty; the log has the time."""
+    """Return an action as ``name=value`` pairs (logfmt), without empty values; the log has the time."""
     pairs = asdict(action) | {"at": "", "dry_run": "true" if action.dry_run else ""}
     return " ".join(f"{name}={_value(value)}" for name, value in pairs.items() if value != "")
 
@@ -272,7 +269,7 @@ _TURN_AROUND = frozenset(range(0x202A, 0x202F)) | frozenset(range(0x2066, 0x206A
 
 
 def harmless(text: str) -> str:
-    """Return a text without what a terminal obeys, and without marks that make the text after it read otherwise.
+    """Return a text without a terminal's control characters, and without marks that change the direction of text.
 
     `gpushare status` prints messages in users' terminals. Line breaks stay.
     """
@@ -283,7 +280,7 @@ def harmless(text: str) -> str:
 def _shown(letter: str) -> str:
     if ord(letter) in _TURN_AROUND:
         return ""
-    # control characters of both kinds, and line separators that only some programs know
+    # control characters of both kinds, and line separators that only some programs support
     return " " if unicodedata.category(letter) in ("Cc", "Zl", "Zp") else letter
 
 
@@ -292,27 +289,30 @@ class SessionsOfUser:
     """The other sessions of a session's user."""
 
     controls: Mapping[str, Controls]
-    """In force now, by the sessions' ids."""
+    """The controls in force now, by the sessions' ids."""
     nodes: frozenset[str]
-    """Whose agents have answered: sessions on other nodes are unknown."""
+    """Nodes with agents that have answered: sessions on other nodes are unknown."""
 
 
 PAUSES = (0.3, 1.0)
-"""Seconds before a write is tried again, where the agent changed the session's pod at the same time."""
+"""Pauses in seconds before a write is repeated, where the agent changed the session's pod at the same time."""
 
 
 class ControlsOfSessions:
-    """The controls as they are in force now. Methods raise ActionRefused."""
+    """The controls of sessions as they are in force now. Methods raise ActionRefused."""
 
     def __init__(self, agents: Iterable[Agent], clock: Callable[[], float]) -> None:
-        """``agents`` is iterated over anew each time; ``clock``: seconds since the epoch."""
+        """Create the reader and writer of controls.
+
+        ``agents`` is iterated over anew each time; ``clock``: seconds since the epoch.
+        """
         self._agents = agents
         self.clock = clock
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     @contextlib.asynccontextmanager
     async def of_user(self, user: str) -> AsyncIterator[None]:
-        """Nothing else changes the controls of this user's sessions meanwhile."""
+        """Lock the controls of this user's sessions against other changes."""
         lock = self._locks.get(user)
         if lock is None:
             lock = self._locks[user] = asyncio.Lock()
@@ -320,12 +320,12 @@ class ControlsOfSessions:
             yield
 
     async def read(self, target: Target) -> tuple[SessionReport, Controls]:
-        """Return the session as it is now, and its controls."""
+        """Return the session and its controls as they are now."""
         session = await current(target)
         return session, in_force(session.controls, self.clock())
 
     async def of_others(self, session: SessionReport) -> SessionsOfUser:
-        """Return the controls of the other sessions of a session's user, as far as agents answer."""
+        """Return the controls of the user's other sessions, as far as agents answer."""
         reports = [snapshot.report for snapshot in await ask_all(self._agents) if snapshot.report is not None]
         sessions = (other for report in reports for other in report.sessions)
         controls = {
@@ -336,7 +336,7 @@ class ControlsOfSessions:
         return SessionsOfUser(controls, frozenset(report.node for report in reports))
 
     async def write(self, target: Target, controls: Controls, answer: AskAnswer | None = None) -> None:
-        """Set a session's controls, and answer the ask that they come from."""
+        """Set a session's controls, and answer the ask behind them."""
         request = ControlsRequest.of(target.session.id, controls, answer)
         with refusals():
             for pause in (*PAUSES, None):
@@ -351,5 +351,5 @@ class ControlsOfSessions:
 
 
 def answer_to(received: ReceivedAsk | None, text: str, at: float) -> AskAnswer | None:
-    """Return the answer that what was asked has been done."""
+    """Return the answer that an ask was carried out."""
     return None if received is None else AskAnswer(number=received.ask.number, done=True, text=text, at=at)

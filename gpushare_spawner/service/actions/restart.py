@@ -1,22 +1,13 @@
-"""Restart a server, also with another template: stop it, then start it with the template's options.
+"""Actions through the hub: restart or stop a session's server, cancel a spawn or put it at the end of the queue.
 
-What can be known before is checked before: a server is not stopped for a template that its user may not use, or that no
-GPU can take. A restart is stored before the server is stopped: a service that was killed is followed by one that starts
-the server.
+A restart stops the server, then starts it with the options of the same or another template. All checks that are
+possible come first: a server is not stopped for a template that its user may not use, or that no GPU can take. The
+agents' reports name models, units and number of GPUs. The spawner also checks CPU, memory, taints and labels of nodes;
+the service has no right to read nodes. A restart is stored before the server is stopped: if the service is killed, the
+next service starts the server.
 
-The restarts that are under way, on disk: a service that starts finishes those of one that was killed.
-
-Whether a server of a template can ever be placed, as far as the agents' reports say.
-
-The reports name models, units and number of GPUs. The spawner also looks at CPU, memory, taints and labels of nodes:
-the service has no right to read nodes.
-
-Actions on a session's server through the hub: stop.
-
-Actions on spawns that wait for a GPU: cancel one, or put it at the end of the queue.
-
-The queue is in the hub's process. The service acts through the hub: it stops the server that is starting,
-and starts it again.
+The queue is in the hub's process (`spawner.queue`). To requeue a spawn, the service stops the starting server and
+starts it again.
 """
 
 from __future__ import annotations
@@ -62,20 +53,20 @@ from gpushare_spawner.wording import spawn_failures, spawn_form
 
 
 class RestartJournal(Protocol):
-    """Where restarts are stored. Methods raise nothing: without a journal a restart is carried out all the same."""
+    """Storage of begun restarts. Methods raise nothing: a restart does not need the journal."""
 
     async def begin_restart(self, restart: BegunRestart) -> None:
-        """Store a restart before its server is stopped; one of the same server is replaced."""
+        """Store a restart before its server is stopped. It replaces a stored restart of the same server."""
 
     async def end_restart(self, user: str, server: str) -> None:
-        """Delete it: the server has been started, or was not stopped."""
+        """Delete a restart: the server has been started, or was not stopped."""
 
     async def begun_restarts(self) -> Sequence[BegunRestart]:
-        """Return those that are stored."""
+        """Return the stored restarts."""
 
 
 class NoJournal:
-    """There is no history: nothing is stored."""
+    """A journal without storage, where there is no history."""
 
     async def begin_restart(self, restart: BegunRestart) -> None:
         pass
@@ -91,13 +82,13 @@ log = logging.getLogger("gpushare.service.actions")
 
 
 def never_placed(template: Template, snapshots: Sequence[NodeSnapshot]) -> str:
-    """Return why no node can take the template's share even if nothing runs there, as a sentence; empty: one can.
+    """Return why no node can take the template's share even without sessions, as a sentence; empty: a node can.
 
-    Empty too while an agent does not answer: its node might. And after an error in placement, which is logged.
+    Also empty while an agent does not answer, since its node might, and after an error in placement, which is logged.
     """
     if template.gpu is None:
         return ""
-    # sessions pass: only the GPUs count
+    # sessions end: only the GPUs count
     reports = [
         snapshot.report.model_copy(update={"sessions": ()}) for snapshot in snapshots if snapshot.report is not None
     ]
@@ -116,10 +107,10 @@ def never_placed(template: Template, snapshots: Sequence[NodeSnapshot]) -> str:
 PATIENCE = 60.0
 """Seconds that a server has to stop, as the hub's own setting `slow_stop_timeout` and `poll_interval` together."""
 FINISHED_WITHIN = 600.0
-"""Seconds from the stop of a server within which a service that starts finishes the restart. Ours: as long as a spawn
-waits in the queue by default; after that its user has begun something else."""
+"""Seconds from the stop of a server within which the next service finishes its restart. Ours: as long as a spawn waits
+in the queue by default; after that its user has begun something else."""
 RETRY_PAUSE = 5.0
-"""Seconds between two questions to a hub that does not answer."""
+"""Seconds between two requests to a hub that does not answer."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +120,7 @@ class _Running:
 
 
 class RestartActions:
-    """Each method raises ActionRefused."""
+    """Restarts of servers. Each method raises ActionRefused."""
 
     def __init__(
         self,
@@ -143,8 +134,11 @@ class RestartActions:
         nodes_are_added: bool = False,
         patience: float = PATIENCE,
     ) -> None:
-        """``nodes_are_added``: nodes that come later may take what no node of now can; ``patience``: seconds that a
-        server has to stop."""
+        """Create the actions.
+
+        ``nodes_are_added``: later nodes can take shares that no present node can; ``patience``: seconds that a server
+        has to stop.
+        """
         self._journal = journal
         self._clock = clock
         self._nodes_are_added = nodes_are_added
@@ -159,10 +153,10 @@ class RestartActions:
     async def restart(
         self, target: Target, actor: Actor, template: str, why: str = "", first: First = nothing_first
     ) -> ActionOutcome:
-        """Restart a server with a template. The same restart once more, while it runs, changes nothing.
+        """Restart a server with a template. The same restart again, while it runs, changes nothing.
 
-        ``why``: what the actor says of it; the hub's page of the new server says it if its user does not act.
-        ``first`` is awaited when nothing stands in the way.
+        ``why``: the actor's comment; the hub's page of the new server shows it unless its user is the actor. ``first``
+        is awaited after all checks.
         """
         check_own(target, actor)
         server = (target.session.user, target.session.server)
@@ -171,7 +165,7 @@ class RestartActions:
             if running.template != template:
                 raise ActionRefused(words.RESTARTS_ALREADY, RefusalCode.BUSY)
             return ActionOutcome(False, (await asyncio.shield(running.task)).text)
-        # a client that is gone leaves no server stopped
+        # a client that disconnects leaves no server stopped
         return await asyncio.shield(self._run(server, template, self._restart(target, actor, template, why, first)))
 
     async def finish(self) -> None:
@@ -229,7 +223,7 @@ class RestartActions:
 
     @contextlib.asynccontextmanager
     async def _under_way(self, begun: BegunRestart) -> AsyncIterator[None]:
-        """Delete the stored restart when it is over. One that is cancelled, because the service ends, is not over."""
+        """Delete the stored restart when it is over. A restart that the end of the service cancels is not over."""
         try:
             yield
         except ActionRefused:
@@ -238,7 +232,7 @@ class RestartActions:
         await self._journal.end_restart(begun.user, begun.server)
 
     async def _start(self, begun: BegunRestart, reason: str) -> ActionOutcome:
-        """Start the server with the new options, or else with the old ones, and enter it in the history."""
+        """Start the server with the new options, or else with its old options, and enter it in the history."""
         try:
             await self._hub.start(begun.user, begun.server, begun.options)
         except HubFailed as error:
@@ -252,7 +246,7 @@ class RestartActions:
         reason = words.restarted_by(begun.actor, self._title(begun.template))
         async with self._under_way(begun):
             while True:
-                # also where the clock was set back: the user has begun something else meanwhile
+                # also where the clock was set back: by now the user has begun something else
                 if abs(self._clock() - begun.at) > FINISHED_WITHIN:
                     self._log.restart(begun, f"{reason} {words.RESTART_TOO_LATE}")
                     return ActionOutcome(False, words.RESTART_TOO_LATE)
@@ -264,17 +258,17 @@ class RestartActions:
                     if server is None or not (server.ready or server.pending):
                         return await self._start(begun, f"{reason} {words.RESTART_FINISHED}")
                     if server.pending != "stop":
-                        # it was not stopped, or it has been started
+                        # the server was not stopped, or it has been started
                         return ActionOutcome(False, words.restarts(self._title(begun.template)))
                 await asyncio.sleep(RETRY_PAUSE)
 
     def _title(self, template: str) -> str:
-        """Return the display name of a template; its name where it is gone."""
+        """Return the display name of a template; its name if it is gone."""
         match = self._templates().get(template)
         return match.display_name if match is not None else template
 
     async def _with_old_options(self, begun: BegunRestart, error: HubFailed) -> ActionRefused:
-        """Start a server as it was, and return what to say."""
+        """Start a server with its old options, and return the refusal."""
         name = self._title(begun.template)
         try:
             await self._hub.start(begun.user, begun.server, begun.old_options)
@@ -302,14 +296,14 @@ class RestartActions:
         return {"profile": name} | ({"quota": account.name} if account is not None and old.quota else {})
 
     async def _check_gpus(self, template: Template) -> None:
-        """Raise _WouldRefuse where no node could take the template's share even if nothing ran there."""
+        """Raise _WouldRefuse if no node could take the template's share even without sessions."""
         if not self._nodes_are_added and (why := never_placed(template, await ask_all(self._agents))):
             raise _WouldRefuse(why, RefusalCode.CAPACITY)
 
     async def _account(
         self, session: SessionReport, template: Template, groups: frozenset[str] | None
     ) -> Account | None:
-        """Return the quota that the new share is charged to, the session's own if its user still has it; None: none."""
+        """Return the account of the new share, the session's own if its user still has it; None: no quotas."""
         quotas = self._quotas()
         if quotas is None or template.gpu is None:
             return None
@@ -328,7 +322,7 @@ class RestartActions:
 
 
 class _WouldRefuse(Exception):
-    """The spawner would refuse a server; the text is what it would say to its user."""
+    """The spawner would refuse a server; the text is its message to the user."""
 
     def __init__(self, text: str, code: RefusalCode) -> None:
         super().__init__(text)
@@ -357,7 +351,7 @@ def _check_limit(template: Template, others: Iterable[HubServer]) -> None:
 
 
 class ServerActions:
-    """Each method raises ActionRefused."""
+    """Actions on a session's server. Each method raises ActionRefused."""
 
     def __init__(self, hub: Hub, log: ActionLog) -> None:
         self._hub = hub
@@ -365,8 +359,10 @@ class ServerActions:
         self._notes = ServerNotes(hub)
 
     async def stop(self, target: Target, actor: Actor, why: str = "", first: First = nothing_first) -> ActionOutcome:
-        """Stop the server of a session. A named server stays in its user's list. ``why``: what the actor says of it;
-        the hub's pages say it if the server's user does not act. ``first`` is awaited when nothing stands in the way.
+        """Stop the server of a session. A named server stays in its user's list.
+
+        ``why``: the actor's comment; the hub's pages show it unless the server's user is the actor. ``first`` is
+        awaited after all checks.
         """
         check_own(target, actor)
         session = target.session
@@ -386,13 +382,13 @@ class ServerActions:
 
 
 CANCEL, REQUEUE = "cancel", "requeue"
-"""What the history calls these actions."""
+"""Names of these actions in the history."""
 SPAWN_PATIENCE = 30.0
 """Seconds that a spawn has to end."""
 
 
 class SpawnActions:
-    """Each method raises ActionRefused."""
+    """Actions on waiting spawns. Each method raises ActionRefused."""
 
     def __init__(self, hub: Hub, log: ActionLog, patience: float = SPAWN_PATIENCE) -> None:
         self._hub = hub
@@ -401,7 +397,7 @@ class SpawnActions:
         self._notes = ServerNotes(hub, patience)
 
     async def cancel(self, user: str, name: str, actor: Actor, why: str = "") -> ActionOutcome:
-        """End a spawn. ``name``: of the server. ``why``: what its user reads, if another one does it."""
+        """End a spawn. ``name``: of the server. ``why``: the comment for its user, unless the user is the actor."""
         if not actor.is_admin and actor.name != user:
             raise ActionRefused(words.NOT_YOURS, RefusalCode.FORBIDDEN)
         with refusals():
@@ -416,7 +412,7 @@ class SpawnActions:
         return ActionOutcome(True, words.CANCELLED)
 
     async def requeue(self, user: str, name: str, actor: Actor, why: str = "") -> ActionOutcome:
-        """Put a spawn at the end of the queue. For admins. ``why``: what its user reads."""
+        """Put a spawn at the end of the queue. For admins. ``why``: the comment for its user."""
         check_admin(actor)
         with refusals():
             server = await self._waiting(user, name)
@@ -435,7 +431,7 @@ class SpawnActions:
         return ActionOutcome(True, words.REQUEUED)
 
     async def _waiting(self, user: str, name: str) -> HubServer | None:
-        """Return the server if it is starting; None: it is not."""
+        """Return the server if it is starting, or else None."""
         server = await self._hub.server(user, name)
         if server is not None and server.ready and not server.pending:
             raise ActionRefused(words.RUNS_ALREADY, RefusalCode.BUSY)

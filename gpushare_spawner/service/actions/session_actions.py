@@ -1,7 +1,8 @@
-"""All actions of people on sessions, composed. The dashboard's API and the asks of notebook servers call nothing else.
+"""All actions of people on sessions: the one entry for the dashboard's API and the asks of notebook servers.
 
-Each method returns an `Outcome`, or raises `ActionRefused` with a sentence and a code. Each is idempotent, and what
-changed something is in the log of actions and in the history, with its actor.
+Each method returns an `ActionOutcome`, or raises `ActionRefused` with a sentence and a code. Each is idempotent. An
+action with an effect is in the log of actions and in the history, with its actor. The parts: `keeps`, `share`,
+`restart`, `drains`.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from gpushare_spawner.wording import actions as words
 
 
 async def _unknown() -> None:
-    """Nothing is known of pending spawns."""
+    """Return None: pending spawns are unknown."""
 
 
 def _explains(target: Target, actor: Actor, why: str | None) -> bool:
@@ -52,7 +53,7 @@ def _explains(target: Target, actor: Actor, why: str | None) -> bool:
 
 
 class _NotifiedBefore:
-    """The end of a server, of which its user is told right before: afterwards no JupyterLab shows it."""
+    """The end of a server, with a message to its user right before: afterwards no JupyterLab shows it."""
 
     def __init__(self, admin: AdminActions, target: Target, actor: Actor, text: str, enabled: bool) -> None:
         self._admin, self._target, self._actor, self._text, self._enabled = admin, target, actor, text, enabled
@@ -64,7 +65,7 @@ class _NotifiedBefore:
             self._notified = await self._admin.explain(self._target, self._actor, self._text)
 
     async def run(self, action: Awaitable[ActionOutcome]) -> ActionOutcome:
-        """Return what the action did; where it fails the message does not stay."""
+        """Return the outcome of the action; withdraw the message if it fails."""
         try:
             return await action
         except ActionRefused:
@@ -75,7 +76,7 @@ class _NotifiedBefore:
 
 
 class SessionActions:
-    """Acts on one session, for its user or for an admin."""
+    """Actions on one session, for its user or for an admin."""
 
     def __init__(
         self,
@@ -91,11 +92,14 @@ class SessionActions:
         nodes_are_added: bool = False,
         use_rule: Callable[[Idle], UseRule] = lambda idle: UseRule(),
     ) -> None:
-        """``agents`` is iterated over anew each time; ``keep_rule`` returns a template's limits of keeps, None: it is
-        gone; ``use_rule`` how much GPU work counts as use of its shares; ``record`` enters an action in the history;
-        ``clock`` gives seconds since the epoch; ``quotas`` returns those in force; ``pending`` the servers that the hub
-        is starting, None: unknown; ``journal`` stores the restarts that are under way; ``nodes_are_added``: nodes that
-        come later may take what no node of now can."""
+        """Compose the actions.
+
+        ``agents`` is iterated over anew each time; ``keep_rule`` returns a template's limits of keeps, for None those
+        of a template that is gone; ``use_rule`` how much GPU work counts as use of its shares; ``record`` enters an
+        action in the history; ``clock`` gives seconds since the epoch; ``quotas`` returns the quotas in force;
+        ``pending`` the servers that the hub is starting, None: unknown; ``journal`` stores running restarts;
+        ``nodes_are_added``: later nodes can take shares that no present node can.
+        """
         log = ActionLog(record, clock)
         controls = ControlsOfSessions(agents, clock)
         self._keeps = KeepActions(controls, templates, keep_rule, log)
@@ -113,12 +117,14 @@ class SessionActions:
         """Cordon and drain of GPUs and nodes."""
 
     def keeps_left(self, session: SessionReport, controls: Mapping[str, Controls], now: float) -> KeepsLeft:
-        """Return what a session's user has left of keeps, with the limits. ``controls``: in force for all sessions of
-        the user, by their ids."""
+        """Return the keeps that a session's user has left, with the limits.
+
+        ``controls``: in force for all sessions of the user, by their ids.
+        """
         return self._keeps.left(session, controls, now)
 
     async def ask_keeps_left(self, target: Target, actor: Actor) -> ActionOutcome:
-        """Answer how many keeps the session's user has left. Changes nothing."""
+        """Return how many keeps the session's user has left, as a sentence. Changes nothing."""
         return await self._keeps.ask_left(target, actor)
 
     async def keep(
@@ -138,7 +144,7 @@ class SessionActions:
         return await self._keeps.end_keep(target, actor, received)
 
     async def settle(self, target: Target) -> bool:
-        """Remove a keep or an exemption that is over. Returns whether there was one."""
+        """Remove an expired keep or exemption. Returns whether there was any."""
         return await self._keeps.settle(target)
 
     async def release(
@@ -146,8 +152,8 @@ class SessionActions:
     ) -> ActionOutcome:
         """Release the share of an idle session; GPU work that lasts restores it.
 
-        ``why``, here and below: what an admin says of the action, which the session's user reads with it; empty:
-        nothing. None: the user hears of the action otherwise.
+        ``why``, here and below: an admin's comment on the action for the session's user; can be empty. None: the user
+        needs no message of the action.
         """
         comment = harmless(why or "")
         notify = self._notify(target, actor, why, words.released_by(actor.name, comment))
@@ -189,17 +195,17 @@ class SessionActions:
     async def _explained(
         self, target: Target, actor: Actor, why: str | None, outcome: ActionOutcome, text: str
     ) -> ActionOutcome:
-        """Show the session's user what was done, where somebody else did it."""
+        """Show the session's user the action of another person."""
         if not outcome.changed or await self._notify(target, actor, why, text)():
             return outcome
         return ActionOutcome(True, f"{outcome.text} {words.NOT_TOLD}")
 
     def _notify(self, target: Target, actor: Actor, why: str | None, text: str) -> Notify:
-        """Return what shows the session's user what was done, where somebody else did it."""
+        """Return the function that shows the session's user the action of another person."""
         return partial(self._admin.explain, target, actor, text) if _explains(target, actor, why) else no_notification
 
     async def finish_restarts(self) -> None:
-        """Finish the restarts that a service which was killed had begun."""
+        """Finish the restarts that a killed service had begun."""
         await self._restarts.finish()
 
     async def exempt(self, target: Target, actor: Actor, until: float | None = None, reason: str = "") -> ActionOutcome:
@@ -216,7 +222,7 @@ class SessionActions:
     async def message(
         self, target: Target, actor: Actor, text: str, cause: MessageCause = MessageCause.ADMIN
     ) -> ActionOutcome:
-        """Show the session's user a message instead of the one of this cause. For admins."""
+        """Show the session's user a message; it replaces the message of this cause. For admins."""
         return await self._admin.message(target, actor, text, cause)
 
     async def withdraw_messages(self, target: Target, actor: Actor, *causes: MessageCause) -> ActionOutcome:

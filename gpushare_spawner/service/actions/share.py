@@ -1,8 +1,8 @@
-"""Change of a running session's share, by its user within templates and quota, or by an admin.
+"""Changes of a running session's share and tier, by its user or by an admin.
 
-Whether the units are free is the agent's decision alone: a spawn or another change may take them at the same time.
-
-Changes of a session's tier by its user or by an admin: release now, and any tier. Idle actions: the culler's.
+A user changes the share within templates and quota, and can release it; an admin can set any share and any tier. Only
+the agent decides whether units are free: a spawn or another change can take them at the same time. Idle actions: see
+`service.culler`.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ from gpushare_spawner.wording import service as quota_words
 log = logging.getLogger("gpushare.service.actions")
 
 SHARE = "share"
-"""What the history calls it."""
+"""The name of a change in the history."""
 
 
 class ShareActions:
-    """Each method raises ActionRefused."""
+    """Changes of shares. Each method raises ActionRefused."""
 
     def __init__(
         self,
@@ -59,8 +59,11 @@ class ShareActions:
         pending: Callable[[], Awaitable[Sequence[HubServer] | None]],
         log: ActionLog,
     ) -> None:
-        """``agents`` is iterated over anew each time; ``quotas``: those in force; ``pending``: servers that the hub is
-        starting, None: unknown."""
+        """Create the actions.
+
+        ``agents`` is iterated over anew each time; ``quotas`` returns the quotas in force; ``pending`` the servers that
+        the hub is starting, None: unknown.
+        """
         self._agents = agents
         self._hub = hub
         self._templates = templates
@@ -71,8 +74,10 @@ class ShareActions:
         """One change at a time: two sessions of an account must not grow beyond its quota together."""
 
     async def share(self, target: Target, actor: Actor, fraction: float, why: str = "") -> ActionOutcome:
-        """Change the share to a fraction of its GPU. Kernels keep running; the memory limit is that of the user's
-        template with this share. ``why``: what the actor says of it."""
+        """Change the share to a fraction of its GPU. Kernels keep running.
+
+        The memory limit is that of the user's template with this share. ``why``: the actor's comment.
+        """
         check_own(target, actor)
         try:
             units = units_from_fraction(fraction)
@@ -108,7 +113,7 @@ class ShareActions:
     async def others(self, target: Target, actor: Actor) -> tuple[int, ...]:
         """Return the shares in units that `share` accepts by the user's templates, the smallest first; never empty.
 
-        Whether the units are free and within the quota is not looked at.
+        Does not check whether the units are free and within the quota.
         """
         check_own(target, actor)
         session = await current(target)
@@ -147,7 +152,7 @@ class ShareActions:
     async def _template(
         self, session: SessionReport, units: int, actor: Actor, reports: Sequence[Report]
     ) -> Template | None:
-        """Return the template that allows the share; None for an admin's choice that no template has."""
+        """Return the template that allows the share; None for an admin's choice."""
         if actor.is_admin:
             return None
         choices = await self._choices(session, reports)
@@ -161,7 +166,7 @@ class ShareActions:
         return free[0]
 
     async def _choices(self, session: SessionReport, reports: Iterable[Report]) -> list[Template]:
-        """Return the templates whose shares the session's user may have on its GPU."""
+        """Return the templates with shares that the session's user may have on its GPU."""
         with refusals():
             server = await self._hub.server(session.user, session.server)
         gpus = [gpu for report in reports for gpu in report.gpus]
@@ -180,7 +185,7 @@ class ShareActions:
             raise ActionRefused(quota_words.exceeded(account, refused, units), RefusalCode.LIMIT)
 
     async def _check_queue(self, session: SessionReport, template: Template | None, reports: Sequence[Report]) -> None:
-        """Free units go to the spawns that wait for them."""
+        """Raise ActionRefused if spawns wait for the units: free units go to them."""
         pending = await self._pending()
         if not pending:
             return
@@ -200,7 +205,7 @@ def _title(template: Template | None) -> str | None:
 
 
 def _is_full(template: Template, session: SessionReport, reports: Sequence[Report]) -> bool:
-    """Whether the user has as many servers with the template, or with its share, as it allows."""
+    """Return whether the user has as many servers with the template, or with its share, as it allows."""
     most = template.limits.per_user
     if most is None:
         return False
@@ -216,26 +221,26 @@ def _is_full(template: Template, session: SessionReport, reports: Sequence[Repor
 
 
 FOLLOWED_FOR = 600.0
-"""Seconds for which the service waits for an agent's decision after it has answered that the change is under way. An
-agent that restarts is back within a minute."""
+"""Seconds for which the service waits for an agent's decision after the answer that the change is under way. An agent
+that restarts answers again within a minute."""
 YIELD_SECONDS = 600.0
 """Seconds for which the agent keeps units for spawns in quota without a further request of the service: as long as it
-waits for the server of a session that was opened (`OpenRequest.confirm_within`). A service that runs ends this sooner,
-or asks again in time."""
+waits for the server of a session that was opened (`OpenRequest.confirm_within`). A running service ends this sooner,
+or repeats the request in time."""
 
 
 Notify = Callable[[], Awaitable[bool]]
-"""Tells the session's user of the change; returns whether that worked."""
+"""Function that notifies the session's user of the change; returns whether that worked."""
 
 
 async def no_notification() -> bool:
-    """Notify nobody."""
+    """Notify no user. Returns True."""
     return True
 
 
 @dataclass(frozen=True)
 class _Change:
-    """A change of a session's tier that was asked of its agent, and what is done when the tier has changed."""
+    """A change of a session's tier that its agent was asked for, and the steps after it."""
 
     target: Target
     request: TierRequest
@@ -243,21 +248,24 @@ class _Change:
     notify: Notify
 
     async def decided(self) -> bool:
-        """Return whether the agent has changed the tier; False: it has not said so in time.
+        """Return whether the agent has reported the new tier in time.
 
-        Raises ActionRefused where it has undone the change.
+        Raises ActionRefused if the agent has undone the change.
         """
         with refusals():
             return await self.target.agent.carried_out(self.request)
 
     async def done(self) -> bool:
-        """Record the change and notify the session's user. Returns whether telling worked."""
+        """Record the change and notify the session's user. Returns whether the notification worked."""
         self.record()
         return await self.notify()
 
 
 class TierActions:
-    """Each method raises ActionRefused. What an agent may still undo is neither recorded nor told."""
+    """Changes of tiers. Each method raises ActionRefused.
+
+    A change that the agent can still undo is neither recorded nor shown to the user.
+    """
 
     def __init__(
         self,
@@ -280,8 +288,11 @@ class TierActions:
         why: str = "",
         notify: Notify = no_notification,
     ) -> ActionOutcome:
-        """Release the share of an idle session. ``received``: what this follows; GPU work since then prevents it.
-        ``why``: what the actor says of it. ``notify``: called when the share is released."""
+        """Release the share of an idle session.
+
+        ``received``: the ask behind this action; GPU work since then prevents it. ``why``: the actor's comment.
+        ``notify`` is called when the share is released.
+        """
         check_own(target, actor)
         session = await current(target)
         if session.tier is Tier.RELEASED:
@@ -301,7 +312,7 @@ class TierActions:
     ) -> ActionOutcome:
         """Change the tier of a session to active, downgraded or released, by an admin's decision.
 
-        GPU work that lasts restores the share, and a session that is made active counts as idle from now on.
+        GPU work that lasts restores the share, and a session that becomes active counts as idle from now on.
         """
         check_admin(actor)
         session = await current(target)
@@ -332,7 +343,7 @@ class TierActions:
         return SessionTemplates.of(self._templates()).of_user(session.template, session.user)
 
     def _request(self, session: SessionReport, tier: Tier, units: int, reason: str) -> TierRequest:
-        """Return the request to the agent. Units are taken only from a session that is idle, as work restores them."""
+        """Return the request to the agent. Units are taken only from an idle session, since work restores them."""
         taken = units < session.effective_units
         if taken and (session.gpu_busy or session.waiting):
             raise ActionRefused(words.GPU_BUSY, RefusalCode.BUSY)
@@ -350,7 +361,7 @@ class TierActions:
         )
 
     async def _carry_out(self, change: _Change, text: str) -> ActionOutcome:
-        """Have the agent change the tier. ``text``: the answer where it has done so within the time of an answer."""
+        """Have the agent change the tier. ``text``: the answer if the agent has done so in time."""
         with refusals():
             await change.target.agent.tier(change.request)
         if not await change.decided():
@@ -359,9 +370,9 @@ class TierActions:
         return ActionOutcome(True, text if await change.done() else f"{text} {words.NOT_TOLD}")
 
     def _follow(self, change: _Change) -> None:
-        """Wait for the agent's decision beside the answer to the actor."""
+        """Wait in the background for the agent's decision: the actor has an answer already."""
         task = asyncio.create_task(self._follow_to_the_end(change))
-        # asyncio itself keeps no task from being collected
+        # asyncio keeps only weak references to tasks
         self._followed.add(task)
         task.add_done_callback(self._followed.discard)
 

@@ -1,8 +1,8 @@
 """Units that waiting spawns need of running sessions, by the hub's list of spawns and the agents' reports. Pure.
 
 Two cases: spawns in quota reclaim units of sessions over quota, and waiting spawns need units of idle sessions of
-templates that take idle shares only under pressure. `quota.reclaim` selects the sessions; `idle.policy` decides when their
-idle actions come.
+templates that take idle shares only under pressure. `quota.reclaim` selects the sessions; `idle.policy`
+decides when their idle actions come.
 """
 
 from __future__ import annotations

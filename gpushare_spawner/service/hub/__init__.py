@@ -1,1 +1,1 @@
-"""What the service asks of the hub: servers and users, rights, and actions."""
+"""The service's use of the hub: servers and users, rights, and actions."""

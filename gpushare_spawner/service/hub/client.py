@@ -21,16 +21,16 @@ log = logging.getLogger("gpushare.service.hub")
 
 PAGINATED = "application/jupyterhub-pagination+json"
 STOPPED_EVERY = 0.5
-"""Seconds between two looks whether a server has stopped."""
+"""Seconds between two checks whether a server has stopped."""
 MOST_STREAMS = 200
-"""Progress events of so many spawns are followed at a time. Ours: four times the queue's usual length."""
+"""Highest number of followed streams of progress events. Ours: four times the queue's usual length."""
 _RETRIED = {429, 500, 502, 503, 504, 599}
 _MAX_PAUSE = 30.0
 _MAX_PAGE_BYTES = 256 * 1024 * 1024
 
 
 class HubFailed(Exception):
-    """A request to the hub failed; the text says why, for admins.
+    """A failed request to the hub; the text has the reason, for admins.
 
     ``to_users``: the same without addresses inside the network. Not given: the text has none.
     """
@@ -41,7 +41,7 @@ class HubFailed(Exception):
 
 
 class ScopeMissing(HubFailed):
-    """The service's role lacks a scope."""
+    """A request that failed because the service's role lacks a scope."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class HubServer:
     """Empty for the default server."""
     ready: bool = True
     pending: str | None = None
-    """What the hub is doing with it now: "spawn", "stop", ..."""
+    """The hub's current action on it: "spawn", "stop", ..."""
     started: float | None = None
     last_activity: float | None = None
     profile: str | None = None
@@ -63,27 +63,27 @@ class HubServer:
     groups: tuple[str, ...] | None = None
     """The groups of its user; None: the service lacks the scope ``read:users:groups``."""
     options: Mapping[str, Any] = field(default_factory=dict, hash=False, repr=False)
-    """What its user chose: ``user_options``."""
+    """The user's choices: ``user_options``."""
 
     def with_instants(self, changed: Callable[[float], float]) -> HubServer:
-        """Return it with other instants."""
+        """Return the server with other instants."""
         return replace(
             self, started=_changed(self.started, changed), last_activity=_changed(self.last_activity, changed)
         )
 
     @property
     def seen(self) -> float | None:
-        """Last activity, or the start if there was none yet."""
+        """Time of the last activity, or of the start before any activity."""
         return self.last_activity if self.last_activity is not None else self.started
 
     @property
     def label(self) -> str:
-        """For logs: the user, and the server where it has a name."""
+        """Name for logs: the user, and the server where it has a name."""
         return f"{self.user}/{self.name}" if self.name else self.user
 
     @property
     def settled(self) -> bool:
-        """Runs, and the hub is not busy with it."""
+        """Whether the server runs, and the hub is not busy with it."""
         return self.ready and not self.pending
 
 
@@ -111,8 +111,8 @@ class Hub:
     """A client of the hub. Each method raises HubFailed (ScopeMissing for a 403) with a sentence for people.
 
     A GET that a busy or restarting hub rejects (429, 5xx, timeouts, refused connections) is repeated, ``attempts``
-    times in all, with pauses that double from ``backoff`` seconds, or as long as the hub's Retry-After says.
-    Starts and deletions are not repeated: what was idle can be in use by then. At most ``concurrency`` requests run
+    times in all, with pauses that double from ``backoff`` seconds, or with the hub's Retry-After as the pause.
+    Starts and deletions are not repeated: an idle server can be in use by then. At most ``concurrency`` requests run
     at a time (0: any number).
     """
 
@@ -129,7 +129,7 @@ class Hub:
         backoff: float = 0.5,
         since_set: Callable[[float], float] = lambda instant: instant,
     ) -> None:
-        """``since_set``: see `WallClock.since_set`, for instants in the hub's database."""
+        """Create a client. ``since_set``: see `WallClock.since_set`, for instants in the hub's database."""
         self._since_set = since_set
         self.url = url.rstrip("/")
         self._headers = {"Authorization": f"token {token}", "Accept": "application/json"}
@@ -149,14 +149,14 @@ class Hub:
         self._streams = AsyncHTTPClient(force_instance=True, max_clients=MOST_STREAMS)
 
     async def own_scopes(self) -> frozenset[str]:
-        """The scopes that the service's token has, expanded."""
+        """Return the scopes of the service's token, expanded."""
         return frozenset(str(scope) for scope in (await self._json("GET", "/user")).get("scopes") or ())
 
     def _user(self, item: dict[str, Any]) -> HubUser:
         return _user(item).with_instants(self._since_set)
 
     async def users(self, with_ready_servers: bool = True) -> list[HubUser]:
-        """Return the users who have a ready server, or all users. Needs list:users and read:servers."""
+        """Return the users with a ready server, or all users. Needs list:users and read:servers."""
         query = {"state": "ready"} if with_ready_servers else {}
         return [self._user(item) async for item in self._pages("/users", query)]
 
@@ -171,7 +171,7 @@ class Hub:
         return next((server for server in await self.servers(user) if server.name == name), None)
 
     async def servers(self, user: str) -> tuple[HubServer, ...]:
-        """Return the servers of a user that run, start or stop; none if the hub has no such user."""
+        """Return the servers of a user that run, start or stop; empty if the hub has no such user."""
         try:
             return self._user(await self._json("GET", f"/users/{quote(user, safe='')}")).servers
         except _NotFound:
@@ -180,15 +180,15 @@ class Hub:
     async def progress(self, user: str, name: str, take: Callable[[bytes], None], longest: float) -> None:
         """Give ``take`` the progress events of a pending spawn, in parts as they come. Needs read:servers.
 
-        Returns when the spawn has ended, or after ``longest`` seconds. Takes none of the ``concurrency``: the hub
-        keeps such a request open as long as a browser's.
+        Returns when the spawn has ended, or after ``longest`` seconds. Does not count for ``concurrency``: the
+        hub keeps such a request open as long as a browser's.
         """
         path = f"{_server_path(user, name)}/progress"
         request = self._request("GET", path, request_timeout=longest, streaming_callback=take)
         fetching = asyncio.ensure_future(self._streams.fetch(request))
         fetching.add_done_callback(_note_exception)
         try:
-            # tornado logs the error of a request whose future was cancelled as a bug
+            # tornado logs the error of a request with a cancelled future as a bug
             await asyncio.shield(fetching)
         except HTTPClientError as error:
             if error.code != 599:
@@ -201,7 +201,7 @@ class Hub:
 
         The hub can still be starting the server when this returns. Raises HubFailed also where the spawner refuses.
         """
-        # the options themselves, as JupyterHub 5 takes them; 6 knows both forms
+        # the options themselves, as JupyterHub 5 takes them; 6 accepts both forms
         await self._ask("POST", _server_path(user, name), dict(options))
 
     async def stopped(self, user: str, name: str, patience: float) -> bool:
@@ -214,7 +214,7 @@ class Hub:
         return True
 
     async def stop(self, user: str, name: str, remove: bool = False) -> None:
-        """Stop a server, and remove it if it is a named one and ``remove`` is set. Needs delete:servers.
+        """Stop a server, and remove a named server if ``remove`` is set. Needs delete:servers.
 
         A server that has stopped already is no error. The hub can still be stopping the server when this returns.
         """
@@ -224,7 +224,7 @@ class Hub:
             log.debug("The server of %s has stopped already", user)
 
     async def delete_user(self, user: str) -> None:
-        """Delete a user who has no servers. Needs delete:users, or admin:users."""
+        """Delete a user without servers. Needs delete:users, or admin:users."""
         try:
             await self._ask("DELETE", f"/users/{quote(user, safe='')}")
         except _NotFound:
@@ -323,7 +323,7 @@ def _server_path(user: str, name: str) -> str:
 
 
 def _note_exception(ended: asyncio.Future[Any]) -> None:
-    """Keep asyncio from logging an exception that nobody waits for any more."""
+    """Keep asyncio from logging an exception that no task awaits any longer."""
     if not ended.cancelled():
         ended.exception()
 
@@ -392,7 +392,7 @@ def _changed(instant: float | None, changed: Callable[[float], float]) -> float 
 
 
 def _instant(text: str | None) -> float | None:
-    """Seconds since the epoch of the hub's ISO 8601; without a zone it means UTC. Raises ValueError."""
+    """Return a time of the hub (ISO 8601, UTC if without a zone) in seconds since the epoch. Raises ValueError."""
     if not text:
         return None
     moment = datetime.fromisoformat(text)

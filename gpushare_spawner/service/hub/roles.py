@@ -1,20 +1,17 @@
-"""The scopes that the service needs, and what does not work without each of them.
+"""Scopes and services in the hub's configuration: for the service, for all users and for admins.
 
-Gives scopes to all users, whatever the hub's configuration says about the role `user`, and scopes to all admins.
+Checks the scopes that the service needs, and completes the roles `user` and `admin`. JupyterHub 6 has
+``extra_user_scopes``, but ignores it if an admin defines the role `user`. JupyterHub 5 has only that role, and does not
+start if two files define it. Config files are read in any order and cannot see each other, so the role is completed
+when the hub reads the whole list. No configuration can change the role `admin`.
 
-JupyterHub 6 has ``extra_user_scopes``, but ignores it if an admin defines the role `user`. JupyterHub 5 has only that
-role, and does not start if two files define it. Config files are read in any order and cannot see each other; so the
-role is completed when the hub reads the whole list. No configuration can change the role `admin`.
+Drops a warning of the hub about each login to the dashboard by a user without the right to see all sessions. The
+dashboard requests the custom scopes, and the hub grants a user's own. It warns about each user that lacks any of them,
+which is the normal case here (jupyterhub/apihandlers/auth.py, OAuthAuthorizeHandler).
 
-Drops a warning of the hub about each login to the dashboard by a user who may not see all sessions.
-
-The dashboard asks for the custom scopes, so that the hub grants them to those who have them. The hub warns of each user
-who lacks one, which is the normal case here. (jupyterhub/apihandlers/auth.py, OAuthAuthorizeHandler)
-
-Replaces the idle culler of The Littlest JupyterHub (TLJH), which is in TLJH's list of services.
-
-TLJH reads the config file with load_subconfig, so the file cannot see that list. The file's own list is joined with it
-later, by ``LazyConfigValue.merge_into``, and there TLJH's culler is removed.
+Replaces the idle culler of The Littlest JupyterHub (TLJH), which is in TLJH's list of services. TLJH reads the config
+file with load_subconfig, so the file cannot see that list. The file's own list is joined with it later, in
+``LazyConfigValue.merge_into``; our subclass removes TLJH's culler there.
 """
 
 from __future__ import annotations
@@ -45,12 +42,12 @@ CUSTOM = {
     DRAIN: "Cordon and drain shared GPUs and their nodes",
     METRICS: "Read the metrics of shared GPUs",
 }
-"""All scopes of ours, with what the hub says of them."""
+"""Our scopes, with the descriptions that the hub shows."""
 OF_USERS = ("access:services!service=gpushare", ACT_OWN)
-"""What all users have: the access to the service, and what they can give to tokens of theirs."""
+"""Scopes of all users: access to the service, and the scope that they can give to their tokens."""
 
 START = "start:servers"
-"""Part of the scope ``servers``, which is the only one for it before JupyterHub 6."""
+"""Part of the scope ``servers``; a scope of its own since JupyterHub 6."""
 
 _ALWAYS = {
     "list:users": "it cannot list servers, so no server is stopped",
@@ -71,7 +68,7 @@ _TO_CULL_USERS = {
 
 
 def missing(own: Collection[str], cull_users: bool = False, groups: bool = False) -> list[str]:
-    """Return a sentence for each scope that is needed and not among ``own`` (expanded, as the hub lists them).
+    """Return a sentence for each needed scope that is not among ``own`` (expanded, as the hub lists them).
 
     ``groups``: quotas or the idle policy depend on users' groups.
 
@@ -85,8 +82,8 @@ def missing(own: Collection[str], cull_users: bool = False, groups: bool = False
 
 
 def start_scope() -> str:
-    """Return the least scope of the hub that is installed here with which servers can be started."""
-    # not at the top: only the hub's config file needs it
+    """Return the least scope of the installed hub that allows to start servers."""
+    # imported here: only the hub's config file needs it
     from jupyterhub.scopes import scope_definitions
 
     return START if START in scope_definitions else "servers"
@@ -99,7 +96,7 @@ Role = dict[str, Any]
 def grant_to_everybody(section: Config, scopes: Sequence[str], has_extra_scopes: bool) -> None:
     """Give all users the scopes; ``section`` is ``c.JupyterHub``.
 
-    A role `user` in ``load_roles``, also one of a later file, gets them beside its own. Without such a role they are
+    A role `user` in ``load_roles``, also one of a later file, gets them in addition. Without such a role they are
     in ``extra_user_scopes``; where the hub has no such setting (JupyterHub 5), the role is defined here.
     """
     roles = section.load_roles
@@ -110,7 +107,7 @@ def grant_to_everybody(section: Config, scopes: Sequence[str], has_extra_scopes:
         section.load_roles = _Roles(_raw(roles), scopes, define)
     if has_extra_scopes:
         if isinstance(section.extra_user_scopes, list):
-            # YAML, as in hub.config of zero-to-jupyterhub, knows no sets
+            # YAML, as in hub.config of zero-to-jupyterhub, has no sets
             section.extra_user_scopes = set(section.extra_user_scopes)
         section.extra_user_scopes.update(scopes)
 
@@ -118,11 +115,11 @@ def grant_to_everybody(section: Config, scopes: Sequence[str], has_extra_scopes:
 def grant_to_admins(scopes: Sequence[str]) -> None:
     """Give all admins of a hub that runs in this process the scopes. A second call has no effect.
 
-    The dashboard asks admins for no scope. A token can have only scopes that its owner has, so without them an admin
-    could make no token that may do one thing and nothing else. The hub refuses a role `admin` in ``load_roles``
+    The dashboard needs no scope of admins. A token can have only scopes of its owner, so without them an admin could
+    not make a token with a single right. The hub refuses a role `admin` in ``load_roles``
     (jupyterhub/roles.py, create_role), so the definition that it compares with is completed.
     """
-    # not at the top: only the hub's config file needs it
+    # imported here: only the hub's config file needs it
     from jupyterhub import roles
     from jupyterhub.scopes import scope_definitions
 
@@ -134,7 +131,7 @@ def grant_to_admins(scopes: Sequence[str]) -> None:
         defaults: list[Role] = original()
         for role in defaults:
             if role["name"] == "admin":
-                # one that another config file has taken out of custom_scopes would end the hub
+                # a scope that another config file has removed from custom_scopes would end the hub
                 role["scopes"] += [scope for scope in scopes if scope in scope_definitions]
         return defaults
 
@@ -160,7 +157,7 @@ class _Roles(list[Role]):
             yield {"name": USER, "description": "Standard user privileges", "scopes": ["self", *self.scopes]}
 
     def raw(self) -> list[Role]:
-        """Return the roles without the addition."""
+        """Return the roles without the added scopes."""
         return list(super().__iter__())
 
 
@@ -220,8 +217,10 @@ and notices need short ones. Not ``users``: the service lacks the scopes to dele
 
 
 def culler_options() -> list[str]:
-    """Return the settings of ``tljh-config set services.cull...`` as options of `gpushare service`. Empty if TLJH's
-    culler is disabled, and in other hubs."""
+    """Return the settings of ``tljh-config set services.cull...`` as options of `gpushare service`.
+
+    Empty if TLJH's culler is disabled, and in other hubs.
+    """
     if not _in_tljh():
         return []
     from tljh.configurer import load_config

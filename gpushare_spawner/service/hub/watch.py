@@ -1,12 +1,10 @@
-"""The hub's servers that are being started. Asked only while a page shows them, or sessions are over quota.
+"""Pending spawns from the hub, with positions and estimates of queued spawns from the hub's progress events.
 
-Positions and estimates of queued spawns, as the hub's progress events say them.
+The list is requested only while a page shows it, or sessions are over quota: one request at a time, which continues in
+the background when its caller stops waiting, so a slow hub delays no caller.
 
 The queue is in the hub's process (`spawner.queue`). Each spawn's user sees its events on the hub's page of the spawn,
-and the service follows the same events. Without them positions are those of `service.waiting_spawns`, and there is no
-estimate.
-
-One request at a time. It goes on in the background when its caller stops waiting: a slow hub delays no caller.
+and the service follows the same events. Without them positions come from `service.waiting`, without an estimate.
 """
 
 from __future__ import annotations
@@ -29,29 +27,29 @@ from gpushare_spawner.wording.amounts import reason
 log = logging.getLogger("gpushare.service.hub")
 
 LONGEST = 3600.0
-"""Seconds that one request lasts; then the next one follows. Ours: a hub that vanished holds no request longer."""
+"""Seconds until a request ends and the next follows. Ours: a hub that vanished holds no request longer."""
 SILENT = 30.0
 """Seconds. JupyterHub sends an empty line every 8 s (`SpawnProgressAPIHandler.keepalive_interval`): after more than
-three of them nothing is known."""
+three missing lines the position is unknown."""
 RETRY_PAUSE = 10.0
-"""Seconds until a spawn is followed again whose events ended while it still waits."""
+"""Seconds until a waiting spawn is followed again after its events ended."""
 PATIENCE = 0.5
 """Seconds that a page waits for the first events of new spawns. Ours: the hub answers at once, or is busy."""
 MOST_BYTES = 64 * 1024
-"""Of one event. Ours: an event has some sentences."""
+"""Bytes of one event, at most. Ours: an event has some sentences."""
 
 Server = tuple[str, str]
 """User, and server name."""
 
 
 class EventLines:
-    """The events in a stream of bytes that come in parts of any size. Keeps at most `MOST_BYTES` of an event."""
+    """Parser of events in a stream of bytes with parts of any size. Keeps at most `MOST_BYTES` of an event."""
 
     def __init__(self) -> None:
         self._begun = b""
 
     def take(self, part: bytes) -> list[object]:
-        """Return the events that the part completes, as JSON's values. What is no event is left out."""
+        """Return the events that the part completes, as JSON values. Other lines are left out."""
         *lines, self._begun = (self._begun + part).split(b"\n")
         if len(self._begun) > MOST_BYTES:
             self._begun = b""
@@ -67,19 +65,19 @@ class EventLines:
 
 @dataclass
 class _Followed:
-    """One spawn whose events are followed."""
+    """The stream of events of one spawn."""
 
     lines: EventLines = field(default_factory=EventLines)
     progress: QueueProgress | None = None
     heard_at: float = 0.0
     """Seconds on a monotonic clock."""
     decided: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set once the position is known, and at the end. Before it the hub says "Server requested"."""
+    """Set when the first position has come, and at the end. Before it the hub sends "Server requested"."""
     task: asyncio.Task[None] | None = None
 
     @property
     def silent_for(self) -> float:
-        """Seconds since the hub sent something, or since the stream ended."""
+        """Seconds since the last part from the hub, or since the end of the stream."""
         return time.monotonic() - self.heard_at
 
     def take(self, part: bytes) -> None:
@@ -93,7 +91,7 @@ class _Followed:
 
 
 def _progress(event: object) -> QueueProgress | None:
-    """Return what an event says of the queue; None: the spawn does not wait, or another spawner starts it."""
+    """Return an event's progress in the queue; None: the spawn does not wait, or another spawner starts it."""
     if not isinstance(event, dict) or "queue_position" not in event:
         return None
     try:
@@ -104,16 +102,16 @@ def _progress(event: object) -> QueueProgress | None:
 
 
 class QueueOfHub:
-    """Follows the spawns that wait, once somebody asks for them, until each of them has ended."""
+    """Progress of waiting spawns. Follows each requested spawn until it has ended."""
 
     def __init__(self, hub: Hub, patience: float = PATIENCE) -> None:
-        """``patience``: seconds that a page waits for the first events of a spawn; what comes later is on the next."""
+        """Create it. ``patience``: seconds that a page waits for first events; later events are on the next page."""
         self._hub = hub
         self._patience = patience
         self._followed: dict[Server, _Followed] = {}
 
     async def progress(self, waiting: Sequence[HubServer]) -> Mapping[Server, QueueProgress]:
-        """Return what is known of these spawns, of at most `MOST_STREAMS` of them; an unknown one is left out."""
+        """Return the progress of at most `MOST_STREAMS` of these spawns, without spawns of unknown progress."""
         servers = [(server.user, server.name) for server in waiting[:MOST_STREAMS]]
         self._forget(set(servers))
         new = [server for server in servers if server not in self._followed]
@@ -136,13 +134,13 @@ class QueueOfHub:
             waiter.cancel()
 
     def close(self) -> None:
-        """Follow nothing any longer."""
+        """Stop following spawns."""
         for followed in self._followed.values():
             if followed.task is not None:
                 followed.task.cancel()
 
     def _forget(self, waiting: set[Server]) -> None:
-        """Forget spawns whose events have ended: at once if they do not wait any more, else to ask for them again."""
+        """Forget ended streams: at once if the spawn no longer waits, else after `RETRY_PAUSE` to follow it again."""
         for server, followed in list(self._followed.items()):
             ended = followed.task is None or followed.task.done()
             if ended and (server not in waiting or followed.silent_for >= RETRY_PAUSE):
@@ -154,7 +152,7 @@ class QueueOfHub:
         except HubFailed as error:
             log.debug("The progress of %s's spawn is unknown: %s", server[0], error)
         except Exception as error:
-            # the page shows the queue without it
+            # the page shows the queue without the progress
             log.warning("The progress of %s's spawn is unknown: %s", server[0], reason(error))
         finally:
             followed.progress, followed.heard_at = None, time.monotonic()
@@ -162,17 +160,17 @@ class QueueOfHub:
 
 
 class BackgroundRequest:
-    """Runs ``ask`` again and again, but never twice at a time."""
+    """A request ``ask`` that is repeated, but never runs twice at a time."""
 
     def __init__(self, ask: Callable[[], Coroutine[Any, Any, None]]) -> None:
         self._ask = ask
         self._asking: asyncio.Task[None] | None = None
 
     async def refresh(self, due: bool, patience: float) -> None:
-        """Start a request if one is ``due`` and none runs; wait ``patience`` seconds for the one that runs.
+        """Start a request if it is ``due`` and none runs; wait ``patience`` seconds for the running request.
 
-        Raises what the request raised. An answer that came after its caller had gone is taken first: it
-        may be hours old.
+        Raises the request's exception. An answer that came after its caller had gone is taken first: it can be hours
+        old.
         """
         self._take_answer()
         if self._asking is None and due:
@@ -182,7 +180,7 @@ class BackgroundRequest:
             self._take_answer()
 
     def close(self) -> None:
-        """Cancel a request that runs."""
+        """Cancel a running request."""
         if self._asking is not None:
             self._asking.cancel()
 
@@ -193,20 +191,19 @@ class BackgroundRequest:
 
 
 SHARE_OF_TIME = 20.0
-"""The next request comes after this many times the time that the last one took: a list of thousands of servers keeps
-the hub busy, and open dashboards must not."""
+"""The pause between requests in multiples of the last request's duration: a list of thousands of servers keeps the hub
+busy, and open dashboards must not."""
 RECENT = 30.0
-"""Seconds. Ours: half of the shortest notice period that is usual, so that nobody makes way for a spawn that has
-ended."""
+"""Seconds. Ours: half of the shortest usual notice period, so that no session makes way for an ended spawn."""
 LONGEST_PAUSE = 60.0
-"""Seconds. Ours: after a minute a page may cost a slow hub one more request, and an older queue is shown to nobody."""
+"""Seconds. Ours: after a minute a page may cost a slow hub another request; no page shows an older queue."""
 
 
 class PendingSpawns:
-    """The spawns that are pending, at most ``max_age`` seconds old, or older where the hub's answers take long."""
+    """The list of pending spawns, at most ``max_age`` seconds old, or older where the hub's answers take long."""
 
     def __init__(self, hub: Hub, max_age: float = 4.0, patience: float = 1.0) -> None:
-        """``patience``: seconds that a page waits for an answer; a later answer is on the next page."""
+        """Create it. ``patience``: seconds that a page waits for an answer; a later answer is on the next page."""
         self._hub = hub
         self._max_age = max_age
         self._patience = patience
@@ -216,12 +213,12 @@ class PendingSpawns:
         self._problem = ""
 
     async def now(self) -> tuple[HubServer, ...] | None:
-        """Return the servers that are being started, the longest first; None: the hub has not said."""
+        """Return the starting servers, the longest first; None: unknown."""
         await self._request.refresh(time.monotonic() >= self._next_at, self._patience)
         return self.cached(2 * LONGEST_PAUSE)
 
     async def recent(self) -> tuple[HubServer, ...] | None:
-        """Return the same, but None where it is older than an idle action may be based on."""
+        """Return the starting servers if the list is recent enough for an idle action, or else None."""
         await self.now()
         return self.cached(RECENT)
 
@@ -230,7 +227,7 @@ class PendingSpawns:
         return self._spawns if time.monotonic() - self._read_at <= max_age else None
 
     def close(self) -> None:
-        """Cancel a request that runs."""
+        """Cancel a running request."""
         self._request.close()
 
     async def _ask(self) -> None:
@@ -241,9 +238,9 @@ class PendingSpawns:
             if str(error) != self._problem:
                 log.warning("The dashboard shows no queue until the hub lists its servers again. %s", error)
             self._spawns, self._problem = None, str(error)
-            took = 0.0  # the time went by in pauses between tries
+            took = 0.0  # most of the time was pauses between attempts
         else:
-            # the hub says when a spawn started only once its hooks have run: such a spawn is the newest
+            # a spawn has no start time until the hub has run its hooks: such a spawn is the newest
             self._spawns = tuple(
                 sorted(servers, key=lambda server: math.inf if server.started is None else server.started)
             )

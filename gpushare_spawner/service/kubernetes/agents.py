@@ -11,7 +11,7 @@ from gpushare_spawner.service.reports import Agents, NoAgents
 from gpushare_spawner.wording.amounts import missing_package
 
 FIRST_LISTS = 3.0
-"""Seconds that the start waits for a cluster's first lists; it goes on without them, and reports the problem. The hub
+"""Seconds that the start waits for a cluster's first lists; it continues without them, and reports the problem. The hub
 ends if a service that it has started does not listen within 10 s (jupyterhub/objects.py, wait_up)."""
 
 
@@ -23,14 +23,14 @@ async def agents_of_cluster(
     hub: str,
     templates: Callable[[], Mapping[str, Template]],
 ) -> AsyncIterator[Agents]:
-    """The agents of a cluster's nodes, through the API server. Sessions may be in ``all_namespaces``.
+    """Connect to the agents of a cluster's nodes, through the API server. Sessions can be in ``all_namespaces``.
 
-    ``on_change`` is called when they may have published something; ``hub`` is the address of the hub's API as the hub
-    itself says it (empty: not known); ``templates`` gives the valid ones by name. Meanwhile the requests of released
-    sessions' pods follow their templates. Raises NoAgents.
+    ``on_change`` is called when reports or pods may have changed; ``hub`` is the address of the hub's API as the hub
+    itself has it (empty: unknown); ``templates`` returns the valid templates by name. Meanwhile the requests of
+    released sessions' pods follow their templates. Raises NoAgents.
     """
     try:
-        # an optional extra: on one machine nothing of this is needed
+        # an optional extra: one machine alone does not need it
         from kubernetes_asyncio.client import CoreV1Api
 
         from gpushare_spawner.clients.cluster import cluster_client

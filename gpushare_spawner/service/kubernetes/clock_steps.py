@@ -1,9 +1,9 @@
 """Moves the instants of a node by the steps of the service's clock, so that a step changes no duration.
 
-An agent moves the instants of its report itself, but its next report can be a minute away. Nobody moves those in the
-annotations of pods and the API server's creation times: the service remembers which of them it had seen before a step.
-A service that starts after the step has seen none. It then takes a notice of before for one of an earlier time, and
-sends another one: see `idle.policy`. What a report means: cluster.py.
+An agent moves the instants of its report itself, but its next report can be a minute away. Instants in the annotations
+of pods and creation times stay: the service remembers which of them it had seen before a step. A service that starts
+after the step has seen none of them. It then reads an earlier notice with a wrong time, and sends another notice: see
+`idle.policy`. The reports themselves: see `cluster`.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from gpushare_spawner.service.kubernetes.pod_sessions import SessionPod
 from gpushare_spawner.wall_clock import WallClock
 
 _Instant = tuple[str, float]
-"""What it is of, and the instant as it was written."""
+"""The kind of an instant, and the instant as it was written."""
 
 
 def moved_report(report: Report, clock: WallClock) -> Report:
-    """Return a report that was published before a step of the clock as its agent would have written it after it."""
+    """Return a report from before a step of the clock as its agent would have written it after the step."""
     by = _step_since(report.published_at, clock)
     if not by:
         return report
@@ -31,7 +31,7 @@ def moved_report(report: Report, clock: WallClock) -> Report:
 
 
 def _step_since(published_at: float, clock: WallClock) -> float:
-    """Return by how much the clock was set since a report was published; 0: it was not."""
+    """Return the seconds by which the clock was set since a report was published; 0: it was not set."""
     by = clock.since_set(published_at) - published_at
     now = clock()
     # the clock of a node that is a little ahead of this one has been set back already
@@ -52,13 +52,13 @@ def _moved_session(session: SessionReport, by: float) -> SessionReport:
 
 
 class PodInstants:
-    """The instants in pods, each with what `WallClock.moved` was when the service saw it first."""
+    """The instants in pods, each with `WallClock.moved` from when the service first saw it."""
 
     def __init__(self) -> None:
         self._seen: dict[tuple[str, str, float], dict[_Instant, float]] = {}
 
     def take_note(self, pods: Iterable[SessionPod], moved: float) -> None:
-        """Remember what is new in these pods, which are all there are."""
+        """Remember the new instants in these pods, which must be all pods."""
         seen = self._seen
         self._seen = {
             _key(pod): {instant: seen.get(_key(pod), {}).get(instant, moved) for instant in _instants(pod)}
@@ -66,9 +66,9 @@ class PodInstants:
         }
 
     def of_now(self, pod: SessionPod, moved: float) -> SessionPod:
-        """Return the pod with its instants as they would have been written after the steps since.
+        """Return the pod with its instants as they would have been written after the later steps of the clock.
 
-        A keep and an exemption end when people were told.
+        The ends of a keep and of an exemption stay: users have seen them.
         """
         steps = {instant: moved - then for instant, then in self._seen.get(_key(pod), {}).items() if moved != then}
         if not steps:

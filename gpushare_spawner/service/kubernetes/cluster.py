@@ -1,4 +1,4 @@
-"""All nodes of the hub's cluster, kept current by two watches."""
+"""All nodes of the hub's cluster, kept current by watches of pods and reports. Does not act on them: see `node`."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ from gpushare_spawner.wording.service import unconfirmed_sessions
 log = logging.getLogger("gpushare.service.cluster")
 
 POLL_EVERY = 0.5
-"""Seconds between two looks for asks while reports change: of 500 nodes some change each second."""
+"""Seconds between two checks for asks while reports change: of 500 nodes some change each second."""
 UNCONFIRMED_AFTER = 30.0
-"""Seconds for which a reported session may lack a pod before that is said. Ours: a report follows the end of a pod
-within seconds. Such a session counts for nothing from the first moment."""
+"""Seconds for which a reported session may lack a pod before it counts as unconfirmed for admins. Ours: a report
+follows the end of a pod within seconds. Such a session never counts for capacity or quotas."""
 _PREFIX = f"{kubernetes.REPORT_COMPONENT}-"
 _UNTIL_CHART = "; waiting for the chart gpushare-agent, which gives the hub this right"
 
@@ -45,27 +45,27 @@ class _NodePods:
     """The pods with shares on one node."""
 
     sessions: dict[str, SessionPod] = field(default_factory=dict)
-    """By session id. Of two pods of one session that of `_precedence` counts, on whatever nodes they are."""
+    """By session id. Of two pods of one session, also on different nodes, `_precedence` selects."""
     others: list[SessionPod] = field(default_factory=list)
-    """Pods whose units alone count: of other hubs, and those that do not count for their session."""
+    """Pods of which only the units count: pods of other hubs, and other pods of a session."""
 
 
 @dataclass(frozen=True)
 class _Read:
-    """A ConfigMap, read."""
+    """A parsed ConfigMap."""
 
     version: str
     """Its resourceVersion."""
     report: Report | None
-    """None: not a report that this version can read."""
+    """The report; None: this version cannot read it."""
     problem: str
-    """Why there is no report, as half a sentence; empty: there is one."""
+    """The reason why there is no report, as half a sentence; empty: there is a report."""
     at: float
-    """When it was read (`time.monotonic`)."""
+    """Time of reading (`time.monotonic`)."""
 
     @cached_property
     def asks_until(self) -> float:
-        """Until when an ask of the node's notebook servers waits (`time.monotonic`); in the past: none does."""
+        """Time until which an ask of the node's notebook servers waits (`time.monotonic`); in the past: none waits."""
         if self.report is None:
             return 0.0
         asks = (ask.at for session in self.report.sessions for ask in session.asks)
@@ -74,12 +74,12 @@ class _Read:
 
 
 class Cluster:
-    """Iterated over, it gives an agent for each node that has a report or sessions: new ones each time.
+    """The cluster's nodes: an iterable of new agents, for each node with a report or sessions.
 
-    Reports are read in ``namespace``, sessions there or in all namespaces. Where the cluster cannot be read there is
-    one agent, which says so. ``hub`` is the address of the hub's API as its pods have it: those of another hub are left
-    out (empty: none is). ``on_change`` is called when something may have changed; ``clock`` gives seconds since the
-    epoch.
+    Reports are read in ``namespace``, sessions there or in all namespaces. If the cluster cannot be read, there is one
+    agent, which reports the problem. ``hub`` is the address of the hub's API as its pods have it: pods of another hub
+    are left out (empty: none are). ``on_change`` is called when something may have changed; ``clock`` gives seconds
+    since the epoch.
     """
 
     def __init__(
@@ -114,12 +114,12 @@ class Cluster:
         self._by_node: dict[str, _NodePods] | None = None
         self._instants = PodInstants()
         self._unconfirmed: dict[str, dict[str, float]] = {}
-        """By node and session: when it was first seen without a pod (seconds since the epoch)."""
+        """By node and session: the first time without a pod (seconds since the epoch)."""
         self._by_report: dict[str, tuple[str, _Read]] | None = None
         self._logged: dict[str, str] = {}
-        """By pod: what was logged of it."""
+        """By pod: the problem that was logged."""
         self._warned: set[str] = set()
-        """Nodes of whose unconfirmed sessions the log says something."""
+        """Nodes with logged unconfirmed sessions."""
         self._news = asyncio.Event()
 
     @property
@@ -158,7 +158,7 @@ class Cluster:
         if time.monotonic() >= read.asks_until:
             return False
         try:
-            # refused where it is old: of an agent that has ended, asks stay in the report
+            # an old report is refused: the asks of an ended agent stay in it
             return any(session.asks for session in self.report(node)[0].sessions)
         except AgentUnreachable:
             return False
@@ -175,16 +175,16 @@ class Cluster:
         name, read = self._reports().get(node, ("", None))
         here = self._pods_by_node().get(node, _NodePods())
         now = self._clock()
-        # after the reading, which finds out whether the clock was set
+        # after the clock was read: this detects a step of the clock
         pods = [self._instants.of_now(pod, self._clock.moved) for pod in here.sessions.values()]
         if read is None and pods and all(pod.layer is not LayerName.NATIVE for pod in pods):
-            # no agent belongs there: what is known of its sessions is in their pods
+            # the node needs no agent: the facts of its sessions are in their pods
             return joined_report(Report(node=node, published_at=now, gpus=()), pods), 0.0
         if read is None or read.report is None:
             why = "its agent has published no report" if read is None else f"its report is refused: {read.problem}"
             raise AgentUnreachable(f"node {node}: {why}")
         report = moved_report(read.report, self._clock)
-        # by both clocks: a report of an agent that has ended must not stay valid because the machines' clocks differ
+        # by both clocks: a report of an ended agent must not stay valid because the machines' clocks differ
         age = max(now - report.published_at, time.monotonic() - read.at)
         if age > kubernetes.REPORT_STALE_SECONDS:
             raise AgentUnreachable(f"node {node}: its agent has published nothing since {utc(report.published_at)}")
@@ -193,7 +193,7 @@ class Cluster:
         return self._with_lasting(joined_report(report, pods, here.others, now)), age
 
     def _with_lasting(self, report: KnownReport) -> KnownReport:
-        """Return the report with those unconfirmed sessions that have been so for `UNCONFIRMED_AFTER`, and log them."""
+        """Return the report with the sessions that are unconfirmed for `UNCONFIRMED_AFTER`, and log them."""
         before = self._unconfirmed.pop(report.node, {})
         if not report.unconfirmed:
             self._warned.discard(report.node)
@@ -205,18 +205,18 @@ class Cluster:
             for name, at in since.items()
             if self._clock() - at >= UNCONFIRMED_AFTER
         )
-        # once for each node: what a node reports must not fill the log
+        # once for each node: the reports of a node must not fill the log
         if lasting and report.node not in self._warned:
             self._warned.add(report.node)
             log.warning("%s", unconfirmed_sessions(report.node, [session.id for session in lasting]))
         return report.model_copy(update={"unconfirmed": lasting})
 
     def pods(self, node: str) -> Mapping[str, SessionPod]:
-        """Return the node's sessions by their ids; of two pods of one session that of `_precedence`."""
+        """Return the node's pods by the ids of their sessions; `_precedence` selects one of two pods of a session."""
         return self._pods_by_node().get(node, _NodePods()).sessions
 
     def patched(self, pod: SessionPod, item: dict[str, Any]) -> None:
-        """Take over what the API server answered to a patch, if the watch has brought nothing newer."""
+        """Apply the API server's answer to a patch, unless the watch has a newer version."""
         watched = self._pods if pod.layer is LayerName.NATIVE else self._layer_pods
         if watched.replace(item, pod.version):
             self._by_node = None
@@ -227,12 +227,12 @@ class Cluster:
         return str(self._maps.objects[name]["metadata"]["resourceVersion"]) if name else ""
 
     def patched_report(self, item: dict[str, Any], before: str) -> None:
-        """Take over what the API server answered to a patch, if the watch has brought nothing newer."""
+        """Apply the API server's answer to a patch, unless the watch has a newer version."""
         if self._maps.replace(item, before):
             self._changed()
 
     def reported(self, node: str, session: str) -> SessionReport | None:
-        """Return the session as the node's agent has it, which can differ from its pod's annotations."""
+        """Return the session as the node's agent reports it; its pod's annotations can differ."""
         _, read = self._reports().get(node, ("", None))
         return read.report.session(session) if read is not None and read.report is not None else None
 
@@ -241,7 +241,7 @@ class Cluster:
         return (pod for here in self._pods_by_node().values() for pod in here.sessions.values())
 
     def _kept(self, pod: dict[str, Any]) -> dict[str, Any]:
-        """Return what is kept of a pod that a watch brings, with the identity of first sight."""
+        """Return the kept parts of a pod from a watch, with its first identity."""
         return self._identities.keep(trimmed(pod))
 
     def _changed(self) -> None:
@@ -256,12 +256,12 @@ class Cluster:
         self._identities.forget({pod["metadata"].get("uid", "") for pod in objects})
         ours = [pod for pod in objects if not self._hub or made_by(pod, self._hub)]
         good, bad = session_pods(ours)
-        # read first: what has come since a step was written after it
+        # the clock comes first: instants that are new after a step were written after it
         self._clock()
         self._instants.take_note(good, self._clock.moved)
         self._log_once({f"Pod {name}": f"ignored: {problem}" for name, problem in bad.items()})
         self._by_node = {}
-        # another layer's scheduler has not placed those without a node
+        # another layer's scheduler has not yet placed the pods without a node
         placed = sorted((pod for pod in good if pod.node), key=_precedence)
         first: dict[str, SessionPod] = {}
         for pod in placed:
@@ -276,7 +276,7 @@ class Cluster:
         return self._by_node
 
     def _reports(self) -> dict[str, tuple[str, _Read]]:
-        """(name of the ConfigMap, what it says) by node; each is parsed once."""
+        """Return (name of the ConfigMap, its content) by node; each ConfigMap is parsed once."""
         if self._by_report is not None:
             return self._by_report
         reports: dict[str, tuple[str, _Read]] = {}
@@ -305,7 +305,7 @@ class Cluster:
             report, problem = (report, "") if misplaced is None else (None, f"{misplaced}: this report is ignored")
         if report is not None:
             report = with_known_since(report, previous.report if previous is not None else None, now)
-        # once, and not with each report
+        # once for each problem, not with each report
         if problem and (previous is None or previous.problem != problem):
             log.warning("ConfigMap %s: %s", name, problem)
         return _Read(version, report, problem, now)
@@ -318,10 +318,10 @@ class Cluster:
 
 
 def _precedence(pod: SessionPod) -> tuple[object, ...]:
-    """Return by what pods of one session are sorted: the first one is the session's.
+    """Return the sort key of the pods of one session: the first pod is the session's.
 
-    A server that was restarted has a new pod while the old one ends: the one that is not ending counts. Of two that
-    run, the older one was the session's before the other claimed it. Of two that end, the younger was the last server.
+    A restarted server has a new pod while the old pod ends: the pod that is not ending counts. Of two running pods the
+    older counts: the younger came later with the same session. Of two ending pods the younger was the last server.
     """
     created = -pod.created if pod.ending else pod.created
     return pod.ending, not pod.runs, created, pod.namespace, pod.name

@@ -1,6 +1,6 @@
-"""Whose session each pod was when the service saw it first: a node's kubelet can write to its pods' annotations later.
+"""The identity of each pod when the service saw it first: a node's kubelet can later write to its pods' annotations.
 
-Holds nothing of a pod but its identity. What a pod says beside that may change: see `pod_sessions`.
+Does not keep other facts of a pod, which can change: see `pod_sessions`.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from gpushare_spawner.model.kubernetes.annotations import QUOTA
 log = logging.getLogger("gpushare.service.cluster")
 
 IDENTITY = (kubernetes.SESSION, kubernetes.TEMPLATE, QUOTA, kubernetes.HUB)
-"""Annotations that the hub writes when it makes a pod, and that nobody has a reason to change."""
+"""Annotations that the hub writes when it creates a pod, and that never change."""
 MOST_GONE = 1000
-"""Pods that are remembered after they left the watch: one whose label is removed and set again is no new pod."""
+"""Pods that are remembered after they left the watch: a pod with a label removed and set again is not new."""
 
 
 class FirstIdentities:
-    """Remembers the identity of each pod by its uid, for as long as the pod is there."""
+    """The identities of pods by their uids, for as long as the pods exist."""
 
     def __init__(self) -> None:
         self._first: dict[str, tuple[str | None, ...]] = {}
-        """By uid, those that came last at the end."""
+        """By uid, the latest at the end."""
         self._refused: set[str] = set()
-        """Uids of pods of which a change was logged."""
+        """Uids of pods with a logged change."""
 
     def keep(self, pod: dict[str, Any]) -> dict[str, Any]:
-        """Write the identity of first sight into a pod of our own, and return it; log a change once for each pod."""
+        """Write the first identity into a pod of our own, and return it. Log a change once for each pod."""
         metadata = pod["metadata"]
         annotations, uid = metadata["annotations"], metadata.get("uid")
         if not uid or kubernetes.is_mirror(metadata):

@@ -39,7 +39,7 @@ PATCH_TIMEOUT = 10.0
 DECIDED_WITHIN = 10.0
 """Seconds that an agent has to decide on a change of a share or tier: its watch brings it within a second."""
 POLL_EVERY = 0.1
-"""Seconds between two looks at what the watches have brought."""
+"""Seconds between two checks for news of the watches."""
 
 
 class ClusterObjects(Protocol):
@@ -47,31 +47,32 @@ class ClusterObjects(Protocol):
 
     @property
     def namespace(self) -> str:
-        """Where the reports are."""
+        """The namespace of the reports."""
 
     def report_version(self, node: str) -> str:
-        """The resourceVersion of the node's report; empty: there is none."""
+        """Return the resourceVersion of the node's report; empty: there is none."""
 
     def patched_report(self, item: dict[str, Any], before: str) -> None:
-        """A report's ConfigMap of that version has been patched, and the API server answered with this object."""
+        """Apply the API server's answer to a patch of a report's ConfigMap of that version."""
 
     def reported(self, node: str, session: str) -> SessionReport | None:
-        """The session as the agent has it, which can differ from its pod's annotations. None: not reported."""
+        """Return the session as the agent reports it; its pod's annotations can differ. None: not reported."""
 
     def report(self, node: str) -> tuple[KnownReport, float]:
-        """The report, joined with the pods, and its age in seconds. Raises AgentUnreachable."""
+        """Return the report, joined with the pods, and its age in seconds. Raises AgentUnreachable."""
 
     def pods(self, node: str) -> Mapping[str, SessionPod]:
-        """By session id."""
+        """Return the node's pods by session id."""
 
     def patched(self, pod: SessionPod, item: dict[str, Any]) -> None:
-        """A pod has been patched, and the API server answered with this object: the watch brings it later."""
+        """Apply the API server's answer to a patch of a pod, before the watch brings it."""
 
 
 class NodeAgent:
-    """Decisions are made on the last answer of `report`; an idle action is refused if the session has changed since.
+    """The agent of one node, by its last report.
 
-    Each round makes its own NodeAgent, so that no other reader changes what a decision was made on.
+    Decisions use the last answer of `report`; an idle action is refused if the session has changed since. Each round
+    has its own NodeAgent, so that no other reader changes the basis of a decision.
     """
 
     def __init__(
@@ -86,7 +87,7 @@ class NodeAgent:
         self._reported_before = ""
 
     async def report(self) -> KnownReport:
-        """Return the node's report, with tiers as the pods' annotations have them."""
+        """Return the node's report, with tiers from the pods' annotations."""
         report, self._age = self._cluster.report(self.node)
         self._decided_on = self._cluster.pods(self.node)
         return report
@@ -96,7 +97,7 @@ class NodeAgent:
         return self._age
 
     async def tier(self, request: TierRequest) -> None:
-        """Write the tier to the pod. The agent applies it within seconds, or undoes it after GPU work meanwhile."""
+        """Write the tier to the pod. The agent applies it within seconds, or undoes it after new GPU work."""
         pod = self._unchanged(request.id)
         needed = IdleReach.RELEASE if request.tier is Tier.RELEASED else IdleReach.DOWNGRADE
         _check_reach(pod, needed)
@@ -119,7 +120,7 @@ class NodeAgent:
             request.use,
         )
         if request.yields_until is not None:
-            # with the tier: else a spawn that is placed before the agent patches would borrow the units
+            # in the same patch: otherwise a spawn that is placed before the agent's own patch would borrow the units
             lost = pod.session.share_units - request.effective_units
             patch |= kubernetes.borrowed_patch(max(pod.session.borrowed_units, lost))
         self._reported_before = self._cluster.report_version(self.node)
@@ -135,7 +136,7 @@ class NodeAgent:
                 raise _refusal("unknown-session", f"the pod of session {request.id} is gone")
             if (pod.session.tier, pod.session.effective_units) != requested:
                 raise _refusal("busy", f"session {request.id} has worked on the GPU in the meantime")
-            # an older report can have the same tier, from before work restored the share
+            # an older report, from before work restored the share, can have the same tier
             if self._cluster.report_version(self.node) != self._reported_before:
                 reported = self._cluster.reported(self.node, request.id)
                 if reported is not None and (reported.tier, reported.effective_units) == requested:
@@ -145,7 +146,7 @@ class NodeAgent:
             await asyncio.sleep(POLL_EVERY)
 
     async def resize(self, request: ResizeRequest) -> None:
-        """Ask for another share in the pod's annotations, and wait for the agent's decision."""
+        """Request another share in the pod's annotations, and wait for the agent's decision."""
         pod = self._unchanged(request.id)
         _check_reach(pod, IdleReach.RESIZE)
         change = kubernetes.ShareChange(
@@ -174,7 +175,7 @@ class NodeAgent:
         return answer if answer is not None and answer.number == change.number else None
 
     async def _withdraw(self, session: str, change: ShareChange) -> None:
-        """Ask no longer; where that fails the agent may still change the share, and the report will say so."""
+        """Withdraw the request. If that fails the agent can still change the share, and the report will show it."""
         pod = self._cluster.pods(self.node).get(session)
         if pod is not None and pod.session.resize == change:
             with contextlib.suppress(ControlRefused, AgentUnreachable):
@@ -186,7 +187,7 @@ class NodeAgent:
         await self._patch(request.id, self._unchanged(request.id), patch)
 
     async def controls(self, request: ControlsRequest) -> None:
-        """Write keep and exemption to the pod, with the answer to the ask that they come from."""
+        """Write keep and exemption to the pod, with the answer to the ask behind them."""
         pod = self._unchanged(request.id)
         patch = kubernetes.controls_patch(request.controls)
         if request.answer is not None:
@@ -212,13 +213,13 @@ class NodeAgent:
         metadata: dict[str, Any] = {"annotations": {kubernetes.cordon_name(request.gpu): text}}
         before = self._cluster.report_version(self.node)
         try:
-            # no owner until the agent has seen it: the cluster removes the ConfigMap with the agent's pod
+            # no owner until the agent has read it: the cluster removes the ConfigMap with the agent's pod
             self._cluster.patched_report(await self._patch_report({**metadata, "ownerReferences": None}), before)
         except ApiException as error:
             if error.status != 403:
                 raise self._failed(error) from None
             try:
-                # some clusters let only those change owners who may delete the object
+                # some clusters require the right to delete an object for a change of its owners
                 self._cluster.patched_report(await self._patch_report(metadata), before)
             except ApiException as again:
                 raise self._failed(again) from None
@@ -246,7 +247,7 @@ class NodeAgent:
         return AgentUnreachable(f"the API server answers {error.status} to {what}")
 
     def _unchanged(self, session: str) -> SessionPod:
-        """Return the session's pod, if its annotations are still those that the decision was made on."""
+        """Return the session's pod, if its annotations have not changed since the decision."""
         now, then = self._cluster.pods(self.node).get(session), self._decided_on.get(session)
         if now is None or then is None or now.name != then.name or not now.runs:
             raise _refusal("unknown-session", f"there is no running pod of session {session} on node {self.node}")
@@ -276,8 +277,10 @@ class NodeAgent:
 
 
 async def patch_annotations(api: CoreV1Api, pod: SessionPod, annotations: Mapping[str, str | None]) -> dict[str, Any]:
-    """Merge annotations into a pod's, and return the pod as the API server has it then. Raises what the client raises;
-    ApiException 409 if the pod has changed since this version, for example by the agent."""
+    """Merge annotations into a pod's, and return the patched pod of the API server.
+
+    Raises the client's errors; ApiException 409 if the pod has changed since this version, for example by the agent.
+    """
     body = {"metadata": {"resourceVersion": pod.version, "annotations": dict(annotations)}}
     # the client's types leave out `_content_type`, which its generated code reads
     patched = await api.patch_namespaced_pod(  # type: ignore[call-arg]
@@ -293,7 +296,7 @@ async def patch_annotations(api: CoreV1Api, pod: SessionPod, annotations: Mappin
 
 
 def _check_reach(pod: SessionPod, needed: IdleReach) -> None:
-    """Raise ControlRefused where the session's sharing layer cannot do this."""
+    """Raise ControlRefused if the session's sharing layer does not support this."""
     layer = LAYERS[pod.layer]
     if needed not in layer.reach:
         raise _refusal("bad-request", out_of_reach(layer))

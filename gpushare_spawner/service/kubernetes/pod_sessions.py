@@ -1,4 +1,4 @@
-"""Joins a node's report with its pods: the one place where a reported session gets its identity."""
+"""Joins a node's report with its pods: here alone a reported session gets its identity."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ class SessionPod:
     version: str
     """Its resourceVersion."""
     node: str
-    """Where it runs, or is bound to."""
+    """The node on which it runs, or to which it is bound."""
     created: float
-    """Seconds since the epoch."""
+    """Creation time in seconds since the epoch."""
     runs: bool
-    """Neither starting, nor ended, nor being deleted."""
+    """Whether it runs: not starting, ended or being deleted."""
     session: PodSession
     ending: bool = False
-    """It is being deleted."""
+    """Whether it is being deleted."""
     requests: ContainerRequests | None = None
-    """None: its container with the share does not request both CPU and memory."""
+    """Requests of its container with the share; None: it does not request both CPU and memory."""
     not_requested: tuple[str, ...] = ()
-    """Which of cpu and memory that container does not request."""
+    """The resources, cpu or memory, that this container does not request."""
     layer: LayerName = LayerName.NATIVE
     """The sharing layer that gives it the GPU."""
     clock_moved: float = 0.0
-    """Seconds by which the service's clock was set since it saw the pod first."""
+    """Seconds by which the service's clock was set since the service first saw the pod."""
 
     @classmethod
     def of(cls, pod: dict[str, Any]) -> SessionPod:
-        """From the API server's object. Raises AnnotationProblem."""
+        """Return the session pod of an API server's object. Raises AnnotationProblem."""
         metadata, spec, status = pod["metadata"], pod.get("spec", {}), pod.get("status", {})
         labels, annotations, layer = metadata.get("labels"), metadata.get("annotations"), LayerName.NATIVE
         if kubernetes.is_layer_session(labels):
@@ -69,12 +69,12 @@ class SessionPod:
 
     @property
     def lacks_requests(self) -> bool:
-        """Whether the pod gave back requests while it was released, and its node has not granted them again."""
+        """Whether the pod's requests were lowered while it was released, and its node has not granted them again."""
         return kubernetes.lacks_requests(self.requests, self.session.tier)
 
 
 def trimmed(pod: dict[str, Any]) -> dict[str, Any]:
-    """Return the parts of a pod that are used here: whole pods of a large hub would take much more memory."""
+    """Return the parts of a pod that are used here: whole pods of a large hub would need much more memory."""
     kept = ("namespace", "name", "uid", "resourceVersion", "creationTimestamp", "deletionTimestamp")
     metadata, spec, status = pod["metadata"], pod.get("spec") or {}, pod.get("status") or {}
     annotations, labels = metadata.get("annotations") or {}, metadata.get("labels") or {}
@@ -88,7 +88,7 @@ def trimmed(pod: dict[str, Any]) -> dict[str, Any]:
                 if name.startswith(kubernetes.PREFIX) or name == kubernetes.MIRROR
             },
             "labels": {name: text for name, text in labels.items() if name.startswith(kubernetes.PREFIX)},
-            # by them `kubernetes.is_mirror` knows a pod that its node has made
+            # `kubernetes.is_mirror` uses them to detect a pod that its node has created
             "ownerReferences": [
                 {"kind": "Node"} for owner in metadata.get("ownerReferences") or () if owner.get("kind") == "Node"
             ],
@@ -112,22 +112,22 @@ def trimmed(pod: dict[str, Any]) -> dict[str, Any]:
 
 
 def _only(name: str, items: list[dict[str, Any]] | None, kept: tuple[str, ...]) -> list[dict[str, Any]]:
-    """Return the parts of the item of that name."""
+    """Return the kept parts of the item of that name."""
     return [
         {part: item[part] for part in kept if part in item} for item in items or [] if name and item.get("name") == name
     ]
 
 
 def made_by(pod: dict[str, Any], hub: str) -> bool:
-    """Return whether the pod is one of this hub (the address of its API), or does not name its hub."""
+    """Return whether the pod is of this hub (the address of its API), or does not name its hub."""
     annotations = pod["metadata"].get("annotations") or {}
     return bool(annotations.get(kubernetes.HUB, hub) == hub)
 
 
 def session_pods(pods: Iterable[dict[str, Any]]) -> tuple[list[SessionPod], dict[str, str]]:
-    """Return the pods whose annotations are valid, and the problems of the others by name.
+    """Return the pods with valid annotations, and the problems of the others by name.
 
-    Ended pods are left out. A pod that its node has made is one of the others, whatever it says.
+    Ended pods are left out. A pod that its node has created is always a problem.
     """
     good: list[SessionPod] = []
     bad: dict[str, str] = {}
@@ -149,11 +149,11 @@ def joined_report(
 ) -> KnownReport:
     """Return the report with the sessions of a node's pods, and with no others.
 
-    The pod says whose a session is and what it was promised; the report adds figures. A session whose pod does not run
-    counts as not confirmed: it is starting or stopping, and nothing is done to it; so does one that the agent has not
-    reported. Of a session of another layer the pod alone is enough: no agent need observe it. ``others`` are pods whose
-    units alone count: of other hubs, or of sessions for which another pod counts. What no pod vouches for is
-    unconfirmed, since ``now`` (seconds since the epoch).
+    The pod decides on a session's user and promised share; the report adds figures. A session is not confirmed, so
+    there are no actions on it, while its pod starts or stops, or while the agent has not reported it. A session of
+    another layer needs only its pod: no agent has to observe it. ``others`` are pods of which only the units count:
+    pods of other hubs, and other pods of a session. Reported sessions without a pod are unconfirmed, since ``now``
+    (seconds since the epoch).
     """
     reported: dict[str, SessionReport] = {}
     for session in report.sessions:
@@ -170,7 +170,7 @@ def joined_report(
 def _with(session: SessionReport, pod: SessionPod, uuids: Collection[str]) -> SessionReport:
     """Return the pod's session with the report's figures. ``uuids``: the GPUs of the node.
 
-    What the annotations say goes before what the report says: the report may be older, and a node can lie.
+    Annotations take precedence over the report: the report can be older, and a node can report false values.
     """
     annotations, identity = pod.session, _identity(pod)
     answered = {answer.number for answer in annotations.answers}
@@ -179,9 +179,9 @@ def _with(session: SessionReport, pod: SessionPod, uuids: Collection[str]) -> Se
         and len(session.gpus) == len(annotations.gpus)
         and set(session.gpus) <= set(uuids)
     ):
-        # only an agent knows which GPUs another layer gives; how many they are is promised
+        # only an agent can tell which GPUs another layer gives; their number is promised
         identity["gpus"] = session.gpus
-    # of a pod that does not run nothing can be asked; its user's next server may run elsewhere by now
+    # a pod that does not run has no valid asks: its user's next server may run elsewhere by now
     asks = tuple(ask for ask in session.asks if ask.number not in answered) if pod.runs else ()
     return session.model_copy(
         update={
@@ -196,7 +196,7 @@ def _with(session: SessionReport, pod: SessionPod, uuids: Collection[str]) -> Se
 
 
 def _new(pod: SessionPod) -> SessionReport:
-    """Return a session that the agent has not reported yet, or of another layer whose GPU use no agent sees."""
+    """Return a session that the agent has not reported yet, or of another layer that no agent observes."""
     annotations = pod.session
     return SessionReport.model_validate(
         {
@@ -209,13 +209,13 @@ def _new(pod: SessionPod) -> SessionReport:
 
 
 def _units_alone(pod: SessionPod) -> SessionReport:
-    """Return the units of a pod as a session of no_owner."""
+    """Return the units of a pod as a session without a user."""
     no_owner = {"id": f"{pod.namespace}/{pod.name}"[:MAX_LENGTH], "user": "", "server": "", "quota": ""}
     return _new(pod).model_copy(update={**no_owner, "confirmed": False})
 
 
 def _identity(pod: SessionPod) -> dict[str, Any]:
-    """Return what the API server vouches for: whose the session is, and what it was promised."""
+    """Return the facts from the API server: the session's user and promised share."""
     annotations = pod.session
     user, server = split_session_id(annotations.session)
     return {

@@ -1,9 +1,8 @@
 """Lowers the CPU and memory that pods of released sessions request, and restores them when the sessions work again.
 
-Everything follows from the pods as they are: a service that is killed at any moment continues where it was. The
-annotation `REQUESTS` keeps what the template gave; it is written before the requests are lowered.
-
-Whether the API server can resize running pods in place. Does not resize any: see `released_requests`.
+All state is in the pods: a service that is killed at any moment continues from them. The annotation `REQUESTS` keeps
+the template's requests; it is written before the requests are lowered. `ResizeApi` detects whether the API server can
+resize running pods in place.
 """
 
 from __future__ import annotations
@@ -33,27 +32,27 @@ from gpushare_spawner.wording.amounts import http_status, reason
 
 RESIZE = "pods/resize"
 ASK_AGAIN_AFTER = 600.0
-"""Seconds after which an API server without pods/resize is asked again: it may have been upgraded."""
+"""Seconds until the next request to an API server without pods/resize: it may have been upgraded."""
 PROBE_AGAIN_AFTER = 10.0
-"""Seconds after which an API server that did not answer is asked again."""
+"""Seconds until the next request to an API server that did not answer."""
 
 
 class ResizeApi:
-    """Asks once for what the API server has, and again while it has no pods/resize or does not answer."""
+    """Discovery of pods/resize: one request, repeated while the API server has no pods/resize or does not answer."""
 
     def __init__(self, api: CoreV1Api, clock: Callable[[], float], log: logging.Logger) -> None:
-        """``clock``: seconds on a monotonic clock."""
+        """Create it. ``clock``: seconds on a monotonic clock."""
         self._api = api
         self._clock = clock
         self._log = log
         self._has_resize: bool | None = None
-        """Whether the API server has pods/resize; None: it has not said so yet."""
+        """Whether the API server has pods/resize; None: no answer yet."""
         self._ask_at = 0.0
         self._trouble = ""
-        """Why the API server did not say so, as it was logged; empty: it did."""
+        """The reason for a missing answer, as it was logged; empty: there was an answer."""
 
     async def available(self) -> bool:
-        """Return whether the API server has pods/resize; False where that is not known."""
+        """Return whether the API server has pods/resize; False if that is unknown."""
         if self._has_resize or self._clock() < self._ask_at:
             return self._has_resize is True
         try:
@@ -81,25 +80,25 @@ class ResizeApi:
 log = logging.getLogger("gpushare.service.requests")
 
 POLL_EVERY = 10.0
-"""Seconds between two checks of all pods where no watch brings anything: use and templates change too."""
+"""Seconds between two checks of all pods without news of a watch: use and templates change too."""
 SHORTEST_PAUSE = 0.2
 """Seconds between two checks, so that many changes at once cause one check."""
 RETRY_AFTER = 30.0
-"""Seconds after which a change that the API server refused is tried again: a quota can be larger by then."""
+"""Seconds until a change that the API server refused is repeated: a quota can be larger by then."""
 
 
 class NodeSource(Protocol):
     """Pods and reports, as the watches have them now."""
 
     def all_pods(self) -> Iterable[SessionPod]:
-        """The pods with shares on all nodes."""
+        """Return the pods with shares on all nodes."""
 
     def report(self, node: str) -> tuple[KnownReport, float]:
-        """The report and its age in seconds. Raises AgentUnreachable."""
+        """Return the report and its age in seconds. Raises AgentUnreachable."""
 
 
 class ReleasedRequests:
-    """Call `changed` when a watch brought something."""
+    """The requests of the pods of released sessions. Call `changed` after news of a watch."""
 
     def __init__(
         self,
@@ -108,7 +107,7 @@ class ReleasedRequests:
         templates: Callable[[], Mapping[str, Template]],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``templates``: the valid ones by name; ``clock``: seconds on a monotonic clock."""
+        """Create it. ``templates`` returns the valid templates by name; ``clock``: seconds on a monotonic clock."""
         self._api = api
         self._nodes = nodes
         self._templates = templates
@@ -116,19 +115,19 @@ class ReleasedRequests:
         self._woken = asyncio.Event()
         self._resize_api = ResizeApi(api, clock, log)
         self._without_effect: set[tuple[str, str]] = set()
-        """Templates whose release_resources has no effect on a pod, and why: each is logged once."""
+        """Templates with a release_resources that has no effect on a pod, and the reason: each is logged once."""
         self._done: dict[str, str] = {}
-        """By pod: the version for which a patch was sent. The watch has not shown its effect while it is the same."""
+        """By pod: the version for which a patch was sent. While it is the same, the watch lacks the result."""
         self._refused: dict[str, tuple[str, float]] = {}
-        """By pod: why a change was refused, and when it is tried again. Kept until the node has granted it, so that
-        the same reason is logged once."""
+        """By pod: the reason for a refused change, and the time of the next attempt. Kept until the node has granted
+        the change, so that the same reason is logged once."""
 
     def changed(self) -> None:
-        """Look at the pods soon."""
+        """Check the pods soon."""
         self._woken.set()
 
     async def run(self) -> None:
-        """Look at the pods again and again, without end."""
+        """Check the pods without end."""
         while True:
             self._woken.clear()
             try:
@@ -141,7 +140,7 @@ class ReleasedRequests:
                     await self._woken.wait()
 
     async def poll(self) -> None:
-        """Bring each pod's requests to what its session's tier leaves it."""
+        """Change each pod's requests to the requests of its session's tier."""
         templates = self._templates()
         running = [pod for pod in self._nodes.all_pods() if pod.runs]
         for pod in running:
@@ -171,7 +170,7 @@ class ReleasedRequests:
                 await self._change(pod, now, desired)
 
     def _desired(self, pod: SessionPod, now: ContainerRequests, template: Template | None) -> Requests | None:
-        """What the pod is to request; None: nothing is to be done."""
+        """Return the requests that the pod should have; None: no change."""
         if pod.session.tier is not Tier.RELEASED:
             return now.whole
         kept = template.idle.release_resources if template is not None else None
@@ -183,8 +182,10 @@ class ReleasedRequests:
         return now.released(None if kept.cpu is None else round(kept.cpu * 1000), kept.memory, used)
 
     def _used(self, pod: SessionPod) -> Requests | None:
-        """What the pod uses, by its node's agent; None where that is not known, and while the agent is unavailable:
-        the kubelet grants no change then."""
+        """Return the pod's use, by its node's agent; None: unknown.
+
+        Also None while the agent is unavailable: the kubelet grants no change then.
+        """
         try:
             session = self._nodes.report(pod.node)[0].session(pod.session.session)
         except AgentUnreachable:
@@ -211,7 +212,7 @@ class ReleasedRequests:
                 await patch_annotations(self._api, pod, kubernetes.requests_patch(None))
         except ApiException as error:
             if error.status in (404, 409):
-                return  # gone, or changed meanwhile: the watch brings it
+                return  # gone, or changed meanwhile: the watch brings the change
             self._refuse(name, words.requests_refused(desired, _reason(error)))
         except (aiohttp.ClientError, ConfigException, OSError) as error:
             self._refuse(name, words.requests_not_sent(desired, reason(error)))
@@ -226,7 +227,7 @@ class ReleasedRequests:
         self._refused[name] = why, self._clock() + RETRY_AFTER
 
     def _log_without_effect(self, pod: SessionPod, template: Template | None) -> None:
-        """Log once for each template where Kubernetes can lower no requests of its pods."""
+        """Log once for each template if Kubernetes cannot lower the requests of its pods."""
         if template is None or template.idle.release_resources is None:
             return
         if pod.requests is None:
