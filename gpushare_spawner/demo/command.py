@@ -54,12 +54,12 @@ def prepare_home(spawner: Any) -> None:
         shutil.copyfile(NOTEBOOK, notebook)
     lab = home / ".jupyter" / "labconfig" / "page_config.json"
     if not lab.exists():
-        # JupyterLab asks each new user whether it may fetch news; in the demo each user is new
+        # JupyterLab asks each new user for permission to fetch news; in the demo each user is new
         lab.parent.mkdir(parents=True, exist_ok=True)
         lab.write_text(json.dumps({"disabledExtensions": {"@jupyterlab/apputils-extension:announcements": True}}))
     profile = home / ".profile"
     if not profile.exists() or _OWN_PROFILE.fullmatch(profile.read_text(errors="replace")):
-        # JupyterLab's terminals are login shells, and Debian's /etc/profile sets PATH anew
+        # JupyterLab's terminals are login shells, and Debian's /etc/profile sets PATH again
         profile.write_text(f'{_PROFILE_SAYS}\nexport PATH={shlex.quote(os.environ[PROGRAMS])}:"$PATH"\n')
 
 

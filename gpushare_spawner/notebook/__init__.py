@@ -21,7 +21,7 @@ def status(timeout: float = 2.0) -> ReadableStatus:
 
     Raises nothing: if the share is unknown, ``problem`` has the reason.
 
-    The call blocks for some milliseconds, at most ``timeout`` seconds. It works in a cell, beside a running event loop.
+    The call blocks for some milliseconds, at most ``timeout`` seconds. It works in a cell, with a running event loop.
     """
     # not at the top: the server extension is in this package and must import quickly
     from gpushare_spawner.notebook.client import ask

@@ -80,7 +80,7 @@ class PodResources:
         for pod in listed.pod_resources:
             held = by_pod.setdefault((pod.namespace, pod.name), {})
             for container in pod.containers:
-                # a container's devices of one resource may be in several parts, one for each NUMA node
+                # a container's devices of one resource can be in several parts, one for each NUMA node
                 parts: dict[str, set[str]] = {}
                 for devices in container.devices:
                     parts.setdefault(devices.resource_name, set()).update(devices.device_ids)

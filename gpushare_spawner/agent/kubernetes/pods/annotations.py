@@ -1,7 +1,7 @@
 """Tiers, notices and shares in pods' annotations: carries out the service's decisions and writes back the agent's.
 
 Tiers: the service patches a tier down and the agent follows, unless the session has worked in the meantime. The agent
-restores a tier when work counts as use, and the annotations follow. `PodOwner.seen` tells the newer of two tiers: a
+restores a tier when work counts as use, and the annotations follow. `PodOwner.seen` shows the newer of two tiers: a
 decision in it was already carried out. The time in a decision makes it unique.
 
 Notices: the annotations decide. The agent never writes a notice; it only removes a notice that it has averted
@@ -122,7 +122,7 @@ class Moves(Protocol):
     ) -> None:
         """Set a session's tier."""
 
-    def announce(self, session: Session, request: AnnounceRequest) -> None:
+    def notify(self, session: Session, request: AnnounceRequest) -> None:
         """Send the user a notice, or withdraw it."""
 
 
@@ -197,7 +197,7 @@ def needed_patch(annotated: PodSession, record: SessionRecord, now: float) -> di
         since, units = record.tier_since, record.effective_units
         patch |= kubernetes.tier_patch(record.tier, since, units, yields_until=record.yields_until, use=record.use)
     elif averted and record.tier is Tier.ACTIVE:
-        # work began: the annotation tells the hub before the report does, and idle time starts anew
+        # work began: the annotation reaches the hub before the report, and idle time starts again
         patch |= kubernetes.tier_patch(Tier.ACTIVE, now, record.effective_units)
     patch |= needed_share_patch(annotated, record)
     if averted:

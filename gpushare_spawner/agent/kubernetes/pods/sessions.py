@@ -180,7 +180,7 @@ class KubeletList:
             self._free_unclaimed(now)
 
     def pods(self) -> Iterator[tuple[PodKey, Mapping[str, Given]]]:
-        """Yield each listed pod and its devices by GPU and container. The list may change meanwhile."""
+        """Yield each listed pod and its devices by GPU and container. The list can change meanwhile."""
         yield from list(self._listed.items())
 
     def drop(self, key: PodKey) -> bool:
