@@ -290,7 +290,7 @@ async def test_a_list_that_is_read_again_keeps_the_objects_that_are_as_known(
     assert reflector.resources[name]["metadata"]["annotations"]["touched"] == "yes"
     await hub.reservations.availability_now()
     (seen,) = hub.reservations.cluster._changed_pods.values()
-    assert all(seen._known[key] is pod for key, pod in reflector.resources.items())
+    assert all(seen._seen[key] is pod for key, pod in reflector.resources.items())
 
 
 # hubs

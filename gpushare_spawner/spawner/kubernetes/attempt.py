@@ -1,12 +1,9 @@
-"""The state of one spawn of a pod.
+"""The state of one spawn of a pod, and whether its node admits the pod.
 
-Whether a node takes the pod that was placed on it: noticed at once, or once the scheduler's refusal lasts.
-
-What the scheduler says of a pod that it finds no node for: what is missing, and how long that can be waited for.
-
-Whether the wait is over is decided in `admission`; the sentences are in `wording.scheduler`.
-
-What a failed call of the cluster's API means: try again, or tell the person; and how it is said.
+`PodAdmission` detects a refusal by the kubelet at once, and a refusal by the scheduler after the times in `LASTS`.
+`Unschedulable` has the scheduler's reasons. `api_refused` and `request_succeeded` treat failed calls of the cluster's
+API: errors that can pass are retried, others are shown to the user. The sentences are in `wording.spawn_failures`. Does
+not retry a spawn: see ``launcher``.
 """
 
 from __future__ import annotations
@@ -40,19 +37,20 @@ from gpushare_spawner.wording.amounts import http_status, reason
 from gpushare_spawner.wording.spawn_failures import cannot_start, missing, not_taken
 
 UNSCHEDULABLE = "Unschedulable"
-"""Kubernetes' word for a pod that the scheduler finds no node for."""
+"""Kubernetes' word for a pod without a suitable node."""
 
 CLAIMS = "cannot allocate all claims"
-"""What the scheduler says where a claim of the pod cannot be allocated (its plugin dynamicresources, 1.34 to 1.36)."""
+"""The scheduler's text if a claim of the pod cannot be allocated (its plugin dynamicresources, 1.34 to 1.36)."""
 
 SCHEDULER_ERROR = "SchedulerError"
-"""Kubernetes' word for a pod at which the scheduler failed."""
+"""Kubernetes' word for an error of the scheduler on a pod."""
 GATE_OFF = "feature is disabled"
-"""What the scheduler says where a claim needs a feature gate that is off there and on in the API server (kubernetes
-dynamic-resource-allocation/structured, 1.34 to 1.36)."""
+"""The scheduler's text if a claim needs a feature gate that is off there and on in the API server (kubernetes
+dynamic-resource-allocation/structured, 1.34 to 1.36).
+"""
 
 TRIGGERED_SCALE_UP = "TriggeredScaleUp"
-"""Reason of the event by which the cluster autoscaler says that it adds a node for a pod."""
+"""Reason of the cluster autoscaler's event when it adds a node for a pod."""
 
 
 class Cause(Enum):
@@ -67,7 +65,7 @@ class Cause(Enum):
     GATE = "gate"
     """A feature gate of the scheduler is off. No other node helps."""
     NODE = "node"
-    """Anything else about the node: CPU, memory, pods, taints, affinity, volumes."""
+    """Any other reason of the node: CPU, memory, pods, taints, affinity, volumes."""
 
 
 LASTS: dict[Cause, float] = {
@@ -75,11 +73,11 @@ LASTS: dict[Cause, float] = {
     Cause.UNITS: 15.0,
     # the node lifecycle controller waits 50 s for a kubelet (node-monitor-grace-period)
     Cause.NOT_READY: 60.0,
-    # ours: a scheduler that is updated may be replaced just then
+    # ours: a scheduler may be in an update
     Cause.GATE: 5.0,
     # ours: provisioners of cloud disks take 10 to 40 s
     Cause.CLAIM: 60.0,
-    # ours: another pod of the node may just be ending
+    # ours: another pod of the node may be about to end
     Cause.NODE: 5.0,
 }
 """Seconds for which a reason of each kind may last. Then the pod counts as not admitted."""
@@ -90,8 +88,8 @@ class Unschedulable:
     """The scheduler's reasons that concern the pod's own node."""
 
     reasons: tuple[str, ...]
-    said: str
-    """All that the scheduler says."""
+    message: str
+    """The whole text of the scheduler."""
 
     @property
     def causes(self) -> frozenset[Cause]:
@@ -105,33 +103,33 @@ class Unschedulable:
 
 
 def unschedulable(pod: Mapping[str, Any]) -> Unschedulable | None:
-    """Return what keeps a pod from its node; None where it is not unschedulable, or waits for pods that it preempts."""
+    """Return why a pod does not get its node; None if it is not unschedulable, or waits for pods that it preempts."""
     status = pod.get("status") or {}
     if status.get("nominatedNodeName"):
-        # the scheduler has preempted pods there: the node is free once they have ended
+        # the scheduler has preempted pods there: the node is free after their end
         return None
     for condition in status.get("conditions") or []:
         if condition.get("type") != "PodScheduled" or condition.get("status") != "False":
             continue
-        said = str(condition.get("message") or "")
+        message = str(condition.get("message") or "")
         if condition.get("reason") == UNSCHEDULABLE:
-            return Unschedulable(own_reasons(said), said)
-        # most of its errors pass, as where the API server does not answer
-        if condition.get("reason") == SCHEDULER_ERROR and GATE_OFF in said:
-            return Unschedulable((said,), said)
+            return Unschedulable(own_reasons(message), message)
+        # most scheduler errors pass, for instance if the API server does not answer
+        if condition.get("reason") == SCHEDULER_ERROR and GATE_OFF in message:
+            return Unschedulable((message,), message)
     return None
 
 
-def own_reasons(said: str) -> tuple[str, ...]:
-    """Return the reasons in the scheduler's message, without those of nodes that the pod was not placed on.
+def own_reasons(message: str) -> tuple[str, ...]:
+    """Return the reasons in the scheduler's message, without the reasons of other nodes.
 
     The message counts nodes by reason: "0/3 nodes are available: 1 Insufficient cpu, 2 node(s) didn't match Pod's node
     affinity/selector. preemption: ...". A pod is pinned to one node, so the others do not match it.
     """
-    found = re.match(r"\d+/\d+ nodes are available: (.*?)\.(?:\s|$)", said, re.DOTALL)
-    if found is None:
-        return (said,) if said else (UNSCHEDULABLE,)
-    parts = [re.sub(r"^\d+ ", "", part) for part in re.split(r", (?=\d+ )", found[1])]
+    match = re.match(r"\d+/\d+ nodes are available: (.*?)\.(?:\s|$)", message, re.DOTALL)
+    if match is None:
+        return (message,) if message else (UNSCHEDULABLE,)
+    parts = [re.sub(r"^\d+ ", "", part) for part in re.split(r", (?=\d+ )", match[1])]
     own = [part for part in parts if not _mismatch(part)]
     return tuple(own or parts)
 
@@ -143,7 +141,7 @@ def _mismatch(reason: str) -> bool:
 def _cause(reason: str) -> Cause:
     if GATE_OFF in reason:
         return Cause.GATE
-    # of claims the scheduler says no more, whatever the cause is
+    # the scheduler's text about claims does not contain the cause
     if RESOURCE_PREFIX in reason or CLAIMS in reason:
         return Cause.UNITS
     if "node.kubernetes.io/not-ready" in reason or "node.kubernetes.io/unreachable" in reason:
@@ -154,23 +152,22 @@ def _cause(reason: str) -> Cause:
 
 
 NOT_PREPARED = "FailedPrepareDynamicResources"
-"""Reason of the event by which the kubelet says that a claim of the pod could not be prepared. It tries again, after 15
-to 65 s."""
+"""Reason of the kubelet's event if a claim of the pod could not be prepared. It tries again, after 15 to 65 s."""
 BY_AGENT = "gpushare: "
-"""Begins what the agent says in that event; otherwise the agent is not there, and comes."""
+"""Prefix of the agent's text in that event; without it the agent has not started yet."""
 
 
 class NotAdmitted(Exception):
-    """A pod did not get onto its node. ``str()`` is a sentence for people, without a full stop."""
+    """A pod that did not get onto its node. ``str()`` is a sentence for people, without a full stop."""
 
     def __init__(
         self, sentence: str, missing: str, *, distrust: bool, elsewhere: bool = True, detail: str = ""
     ) -> None:
         super().__init__(sentence)
         self.missing = missing
-        """What is missing on the node, as half a sentence."""
+        """The missing resource of the node, as half a sentence."""
         self.distrust = distrust
-        """Whether what the agent reports of the node is doubtful for everybody."""
+        """Whether the agent's report of the node is doubtful for all spawns."""
         self.elsewhere = elsewhere
         """Whether another node can help."""
         self.detail = detail
@@ -178,28 +175,28 @@ class NotAdmitted(Exception):
 
     @classmethod
     def ended(cls, ended: Ended) -> NotAdmitted:
-        """The kubelet refused it."""
+        """Return the error for a refusal by the kubelet."""
         return cls(str(ended), ended.what, distrust=True)
 
     @classmethod
-    def unschedulable(cls, node: str, found: Unschedulable) -> NotAdmitted:
-        """The scheduler found no way to put it there, for some time."""
-        what = missing(found.reasons)
-        sentence = not_taken(node, what) if found.concerns_node else cannot_start(what)
+    def unschedulable(cls, node: str, refusal: Unschedulable) -> NotAdmitted:
+        """Return the error for a refusal by the scheduler that has lasted."""
+        what = missing(refusal.reasons)
+        sentence = not_taken(node, what) if refusal.concerns_node else cannot_start(what)
         return cls(
             sentence,
             what,
-            distrust=Cause.UNITS in found.causes,
-            elsewhere=found.concerns_node,
-            detail=f"{UNSCHEDULABLE}: {found.said}",
+            distrust=Cause.UNITS in refusal.causes,
+            elsewhere=refusal.concerns_node,
+            detail=f"{UNSCHEDULABLE}: {refusal.message}",
         )
 
 
 class PodAdmission:
-    """One try to get a pod onto its node. ``token`` is the annotation of the pod that is meant.
+    """One try to get a pod onto its node. ``token`` is the pod's annotation.
 
-    ``scaling`` says whether a node is being added for the pod: nothing counts against the node then. ``events`` returns
-    those about pods of that name.
+    ``scaling`` returns whether a node is being added for the pod: then no time counts against the node. ``events``
+    returns the events about pods of that name.
     """
 
     def __init__(
@@ -216,17 +213,17 @@ class PodAdmission:
         self._scaling = scaling
         self._events = events
         self._seen: Any = None
-        self._found: Unschedulable | None = None
+        self._unschedulable: Unschedulable | None = None
         self._since: dict[Cause, float] = {}
 
     def runs(self, pod: Mapping[str, Any] | None, runs: Callable[[Any], bool]) -> bool:
-        """Return whether the pod runs, by ``runs``. Raises NotAdmitted where its node does not take it.
+        """Return whether the pod runs, by ``runs``. Raises NotAdmitted if its node refuses it.
 
-        A pod that stays unschedulable for longer than `LASTS` says is not admitted either: what the hub knows of the
-        node and what the scheduler knows differ, or the hub does not look at what is missing.
+        A pod that stays unschedulable for longer than `LASTS` allows is not admitted either: the hub's data on the node
+        differ from the scheduler's, or the hub does not check the missing resource.
         """
-        if pod is not None and pod is self._seen and self._found is None:
-            # asked for again and again, and the same until the watch brings another
+        if pod is not None and pod is self._seen and self._unschedulable is None:
+            # KubeSpawner calls this repeatedly with the same object until the watch has a new version
             self._check_prepared(pod)
             return False
         if runs(pod):
@@ -234,34 +231,34 @@ class PodAdmission:
         if pod is None:
             return False
         if pod is not self._seen:
-            self._look_at(pod)
-        if self._found is not None and self._lasts():
-            raise NotAdmitted.unschedulable(self._node, self._found)
+            self._read_pod(pod)
+        if self._unschedulable is not None and self._lasts():
+            raise NotAdmitted.unschedulable(self._node, self._unschedulable)
         return False
 
-    def _look_at(self, pod: Mapping[str, Any]) -> None:
+    def _read_pod(self, pod: Mapping[str, Any]) -> None:
         self._seen = pod
         ours = annotation(pod, RESERVATION) == self._token
         ended = ended_by_node(pod) if ours else None
         if ended is not None:
             raise NotAdmitted.ended(ended)
-        self._found = unschedulable(pod) if ours else None
-        causes = self._found.causes if self._found is not None else frozenset()
-        # a reason of another kind begins anew; other figures in the message do not
+        self._unschedulable = unschedulable(pod) if ours else None
+        causes = self._unschedulable.causes if self._unschedulable is not None else frozenset()
+        # a reason of another kind starts a new wait; other figures in the message do not
         self._since = {cause: self._since.get(cause, self._clock()) for cause in causes}
 
     def _check_prepared(self, pod: Mapping[str, Any]) -> None:
-        """Raises NotAdmitted where the agent cannot give the pod what its claim has."""
+        """Raise NotAdmitted if the agent cannot give the pod the GPUs of its claim."""
         if not pod["spec"].get("resourceClaims"):
             return
         for event in self._events():
-            said = str(event.get("message") or "")
+            message = str(event.get("message") or "")
             if (
                 event.get("reason") == NOT_PREPARED
-                and BY_AGENT in said
+                and BY_AGENT in message
                 and event["involvedObject"].get("uid") == pod["metadata"]["uid"]
             ):
-                words = said.partition(BY_AGENT)[2].strip()
+                words = message.partition(BY_AGENT)[2].strip()
                 raise NotAdmitted.ended(Ended(NOT_PREPARED, words, self._node))
 
     def _lasts(self) -> bool:
@@ -272,7 +269,7 @@ class PodAdmission:
 
 
 def may_pass(error: Exception) -> bool:
-    """Whether the API may well do it when it is asked again."""
+    """Return whether the API may succeed on a retry."""
     status = getattr(error, "status", None)
     return not isinstance(status, int) or status == 429 or status >= 500 or status == 0
 
@@ -286,21 +283,21 @@ def worded(error: Exception) -> str:
 def api_refused(error: Exception) -> SpawnRefused:
     if may_pass(error):
         return SpawnRefused(words.api_unavailable(worded(error)), reason="api-failed", status=503, retry_after=60)
-    said = getattr(error, "body", "") or ""
+    message = getattr(error, "body", "") or ""
     try:
-        said = str(json.loads(said)["message"])
+        message = str(json.loads(message)["message"])
     except (ValueError, KeyError, TypeError):
-        said = worded(error)
-    if "exceeded quota" in said:
-        # in the words of kubernetes plugin/pkg/admission/resourcequota; other servers of the namespace may end
-        return SpawnRefused(words.quota_exceeded(said), reason="quota-exceeded", status=503, retry_after=60)
-    return SpawnRefused(words.api_refused(said), reason="api-refused", status=502)
+        message = worded(error)
+    if "exceeded quota" in message:
+        # the words of kubernetes plugin/pkg/admission/resourcequota; other servers of the namespace may end
+        return SpawnRefused(words.quota_exceeded(message), reason="quota-exceeded", status=503, retry_after=60)
+    return SpawnRefused(words.api_refused(message), reason="api-refused", status=502)
 
 
-async def asked_again(request: Awaitable[bool], what: str, log: logging.Logger) -> bool:
-    """Return whether a request has succeeded; False also where the API failed for a moment, so that it is asked again.
+async def request_succeeded(request: Awaitable[bool], what: str, log: logging.Logger) -> bool:
+    """Return whether a request has succeeded; False also after a failure of the API that can pass: the caller retries.
 
-    ``what`` says to the log what is not done yet. Raises what will not pass.
+    ``what`` is the log's text for the unfinished step. Raises errors that will not pass.
     """
     try:
         return await request
@@ -320,21 +317,21 @@ class PodAttempt(SpawnAttempt[PodShare]):
     def __init__(self, overrides: Overrides, give_back: Callable[[PodShare, bool], None]) -> None:
         super().__init__(overrides)
         self.retries = SpawnProgress()
-        """What the user is told of nodes that did not take the pod, while the pod's own events are told."""
+        """Events about nodes that refused the pod, shown among the pod's own events."""
         self.perhaps_created = False
         """Whether the reservation's pod may exist."""
         self.admission: PodAdmission | None = None
-        """The pod that is being admitted now; None where none is, or none with a share."""
+        """The current try of a pod with a share; None: no try."""
         self.secret: tuple[object, Callable[[str], dict[str, Any]] | None] = (None, None)
-        """A pod's manifest, and the Secret that was made of its values, by the uid of the pod; None: none was."""
+        """A pod's manifest, and the Secret of its values, by the uid of the pod; None: no Secret."""
         self._give_back = give_back
 
     def reserved(self, reservation: PodShare) -> None:
-        """Note the share that was found; no pod exists for it."""
+        """Record the share; no pod exists for it."""
         self.reservation, self.perhaps_created = reservation, False
 
     def forget_reservation(self) -> None:
-        """The share is accounted for elsewhere: by a pod's annotations, or it was given back."""
+        """Forget the share: a pod's annotations count it, or it was given back."""
         self.reservation = None
 
     def give_back(self) -> None:
@@ -344,37 +341,37 @@ class PodAttempt(SpawnAttempt[PodShare]):
             self._give_back(reservation, perhaps_created)
 
     async def pod_created(self, request: Awaitable[bool], name: str, log: logging.Logger) -> bool:
-        """Return whether the request has created the pod. Of a share: False too where the API failed for a moment.
+        """Return whether the request has created the pod. With a share: False also after a failure that can pass.
 
-        ``name``: the pod's, for the log. Raises what will not pass.
+        ``name``: the pod's, for the log. Raises errors that will not pass.
         """
         if self.reservation is None:
             return bool(await request)
         before, self.perhaps_created = self.perhaps_created, True
         try:
-            return await asked_again(request, f"Pod {name} is not created yet", log)
+            return await request_succeeded(request, f"Pod {name} is not created yet", log)
         except ApiException:
-            # refused for good: only an earlier request, whose answer was lost, can have made a pod
+            # a final refusal: only an earlier request, with a lost answer, can have made a pod
             self.perhaps_created = before
             raise
 
     async def pod_deleted(self, request: Awaitable[bool], name: str, log: logging.Logger) -> bool:
-        """Return whether the request has deleted the pod. Of a template: False too where the API failed for a moment.
+        """Return whether the request has deleted the pod. With a template: False also after a failure that can pass.
 
-        ``name``: the pod's, for the log. Raises what will not pass.
+        ``name``: the pod's, for the log. Raises errors that will not pass.
         """
         if not self.template_name:
             return bool(await request)
-        return await asked_again(request, f"Pod {name} is not deleted yet", log)
+        return await request_succeeded(request, f"Pod {name} is not deleted yet", log)
 
     def pod_runs(self, pod: Any, runs: Callable[[Any], bool]) -> bool:
-        """Return whether the pod runs, by ``runs``. Raises NotAdmitted where its node does not take a share's pod."""
+        """Return whether the pod runs, by ``runs``. Raises NotAdmitted if its node refuses a pod with a share."""
         return bool(runs(pod)) if self.admission is None else self.admission.runs(pod, runs)
 
     def ended_by_node(self, pod: Mapping[str, Any] | None) -> Ended | None:
-        """Return how the node ended the server's pod; None while the server starts, and where the node did not.
+        """Return how the node ended the server's pod; None while the server starts, and if the node did not end it.
 
-        A hub that was killed before it saved the server's state learns the template from the pod here.
+        After a hub was killed before it saved the server's state, this restores the template from the pod.
         """
         if pod is None or not of_session(pod):
             return None
@@ -382,7 +379,7 @@ class PodAttempt(SpawnAttempt[PodShare]):
         return ended_by_node(pod) if self.phase is not SpawnPhase.STARTING else None
 
     async def events(self, placing: bool, of_pod: AsyncIterator[dict[str, Any]]) -> AsyncIterator[dict[str, Any]]:
-        """The events of the spawn: of its placement if ``placing``, then of the pod and of nodes that refuse it."""
+        """Yield the events of placement if ``placing``, then those of the pod and of nodes that refuse it."""
         if placing:
             async for event in self.progress.events():
                 yield event

@@ -1,14 +1,9 @@
-"""The form where there are templates: ours, or an admin's replacement of KubeSpawner's with templates as entries.
+"""The cluster's form, the choice that a user's options mean, and the settings that `GPUShareSpawner` adds.
 
-What a user's options stand for in a cluster: a template, or a profile of KubeSpawner's ``profile_list``.
-
-The options of templates are checked by `spawner.options.validation`, those of profiles by KubeSpawner.
-
-What is offered in a cluster: KubeSpawner's profiles beside compute templates; cards, the default, their choices.
-
-The settings that `GPUShareSpawner` adds to those of KubeSpawner: texts, defaults and checks.
-
-Each function makes one trait, for the spawner's class to hold. Settings of all our spawners are in `spawner.base`.
+Cards are compute templates and the profiles of KubeSpawner's ``profile_list``. The form is ours, or an admin's
+replacement of KubeSpawner's with templates as entries. Options of templates are checked by `spawner.options`, options
+of profiles by KubeSpawner. Each function of a setting makes one trait for the spawner's class. The settings of all our
+spawners are in `spawner.base`.
 """
 
 from __future__ import annotations
@@ -35,12 +30,12 @@ from gpushare_spawner.spawner.queue.quotas import QuotaChoice
 from gpushare_spawner.wording import spawn_form as words
 
 SHOWN = ("display_name", "description", "display_name_in_choices", "validation_message")
-"""Fields of a profile, its options and their choices that the form shows, and that may hold HTML in KubeSpawner's."""
+"""Fields of a profile, its options and their choices that the form shows; in KubeSpawner they may hold HTML."""
 
 
 @dataclass(frozen=True)
 class Offer:
-    """What all users together may choose."""
+    """All cards of the cluster, before the check of users and groups."""
 
     cards: tuple[Profile, ...]
     """Templates first, then the admin's profiles."""
@@ -49,21 +44,21 @@ class Offer:
     own_default: str | None
     """The slug of the profile that the admin marked as default."""
     clashes: tuple[str, ...]
-    """Names of templates that are left out, because a profile has that slug."""
+    """Names of templates that are left out because a profile has the same slug."""
 
     @classmethod
     def of(cls, templates: Iterable[Template], written: Any, own: Sequence[dict[str, Any]]) -> Offer:
-        """``written``: ``profile_list`` as the admin wrote it; ``own``: as KubeSpawner completes it."""
+        """Return the offer. ``written``: the admin's ``profile_list``; ``own``: the list completed by KubeSpawner."""
         offered, clashes = cards(tuple(templates), own)
         return cls(tuple(offered), tuple(own), marked_default(written, own), tuple(clashes))
 
     def card(self, slug: Any) -> Profile | None:
-        """Return the card of a slug; None where there is none."""
+        """Return the card of a slug; None: no such card."""
         return next((card for card in self.cards if card.slug == slug), None)
 
 
 def card_of(entry: Mapping[str, Any]) -> Profile:
-    """The card of an (initialized) KubeSpawner profile. What an admin wrote there is HTML, as KubeSpawner has it."""
+    """Return the card of an (initialized) KubeSpawner profile. Its texts are HTML, as in KubeSpawner."""
     return Profile(
         slug=str(entry["slug"]),
         display_name=Markup(entry["display_name"]),
@@ -75,7 +70,7 @@ def card_of(entry: Mapping[str, Any]) -> Profile:
 
 
 def cards(templates: Sequence[Template], own: Sequence[Mapping[str, Any]]) -> tuple[list[Profile], list[str]]:
-    """All cards, templates first, and the names of templates left out because a profile has that slug already."""
+    """Return all cards, templates first, and the names of templates with the slug of a profile."""
     taken = {str(entry["slug"]) for entry in own}
     offered = [Profile.of_template(template) for template in templates if template.name not in taken]
     clashes = [template.name for template in templates if template.name in taken]
@@ -83,7 +78,7 @@ def cards(templates: Sequence[Template], own: Sequence[Mapping[str, Any]]) -> tu
 
 
 def default_card(offered: Sequence[Profile], own_default: str | None) -> Profile | None:
-    """The card of a spawn that names none.
+    """Return the card of a spawn without a profile in its options.
 
     ``own_default`` is the slug of the profile that the admin marked as default. It counts first, then the template
     marked so, then KubeSpawner's rule (its first profile), then the first template.
@@ -98,7 +93,7 @@ def default_card(offered: Sequence[Profile], own_default: str | None) -> Profile
 
 
 def marked_default(written: Any, initialized: Sequence[Mapping[str, Any]]) -> str | None:
-    """The slug of the profile that an admin marked as default; None where it was KubeSpawner that marked the first."""
+    """Return the slug of the profile that an admin marked as default; None if KubeSpawner marked the first."""
     entries = written.values() if isinstance(written, Mapping) else written or []
     if not any(entry.get("default") for entry in entries):
         return None
@@ -106,7 +101,7 @@ def marked_default(written: Any, initialized: Sequence[Mapping[str, Any]]) -> st
 
 
 def check_choices(entry: Mapping[str, Any], options: Mapping[str, Any]) -> None:
-    """Raises SpawnRefused for a choice that a KubeSpawner profile does not have; KubeSpawner itself fails on it."""
+    """Raise SpawnRefused for a choice that a KubeSpawner profile does not have; KubeSpawner itself fails on it."""
     for name, option in (entry.get("profile_options") or {}).items():
         choice = options.get(name)
         if options.get(name + UNLISTED) or not choice:
@@ -114,7 +109,9 @@ def check_choices(entry: Mapping[str, Any], options: Mapping[str, Any]) -> None:
         choices = option.get("choices") or {}
         if not isinstance(choice, str) or choice not in choices:
             where = f"{_plain(entry['display_name'])}, {_plain(option.get('display_name') or name)}"
-            plain = {key: {"display_name": _plain(one.get("display_name") or key)} for key, one in choices.items()}
+            plain = {
+                key: {"display_name": _plain(listed.get("display_name") or key)} for key, listed in choices.items()
+            }
             raise SpawnRefused(words.unknown_choice(where, choice, plain), reason="unknown-choice")
 
 
@@ -148,26 +145,26 @@ def _checked(profile: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str
 
 
 def _plain(html: Any) -> str:
-    """Return what an admin wrote for the form, without its tags."""
+    """Return an admin's text without its HTML tags."""
     return Markup(html).striptags()
 
 
 def as_entry(profile: Profile, now: Availability | None, quota: str = "") -> dict[str, Any]:
-    """A template as an entry for an admin's own form, which takes KubeSpawner's profiles: its text is escaped.
+    """Return a template as a KubeSpawner profile for an admin's own form, with escaped text.
 
-    ``gpushare`` holds what is known of it beyond that: ``kind`` (now, wait, never, unknown), ``text``, ``detail``, and
-    ``quota``: what the user's quota says about a spawn now, empty where there are no quotas.
+    ``gpushare`` has the further data: ``kind`` (now, wait, never, unknown), ``text``, ``detail``, and ``quota``: the
+    state of the user's quota for a spawn now, empty without quotas.
     """
     entry: dict[str, Any] = _escaped(profile.as_kubespawner())
     entry["profile_options"] = {name: _escaped_deep(option) for name, option in profile.options.items()}
     if now is not None:
-        told = {"kind": now.kind, "text": now.text, "detail": now.detail, "quota": quota}
-        entry["gpushare"] = {name: str(escape(text)) for name, text in told.items()}
+        texts = {"kind": now.kind, "text": now.text, "detail": now.detail, "quota": quota}
+        entry["gpushare"] = {name: str(escape(text)) for name, text in texts.items()}
     return entry
 
 
 def _marked(option: Mapping[str, Any]) -> Any:
-    """An option with what is shown of it as HTML."""
+    """Return an option with its displayed fields marked as HTML."""
     marked: dict[str, Any] = {}
     for key, value in option.items():
         if isinstance(value, Mapping) and key != "kubespawner_override":
@@ -191,17 +188,17 @@ def _escaped_deep(value: Any) -> Any:
 
 
 def has_own_form(form_template: str, template_paths: Sequence[str]) -> bool:
-    """Return whether the admin has replaced KubeSpawner's form by another."""
+    """Return whether the admin has replaced KubeSpawner's form."""
     return form_template != "" or any(os.path.exists(os.path.join(path, "form.html")) for path in template_paths)
 
 
 def offers_gpu(cards: Sequence[Profile]) -> bool:
-    """Return whether one of the cards has a share of a GPU, so that the form needs to know what is free."""
+    """Return whether one of the cards has a share of a GPU, so that the form needs the free capacity."""
     return any(card.template is not None and card.template.gpu is not None for card in cards)
 
 
 def shown_as_chosen(chosen: Mapping[str, Any], cards: Sequence[Profile], offer: Offer) -> Mapping[str, Any]:
-    """Return the options that our form shows: those chosen before, or the default card's where that one is gone."""
+    """Return the options that our form shows: the earlier choice, or the default card if that choice is gone."""
     standard = default_card(cards, offer.own_default)
     if standard is None or chosen.get("profile") in [card.slug for card in cards]:
         return chosen
@@ -233,7 +230,7 @@ def entries_of(
 
 
 def without_idle_fields(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what our form means, which works without JavaScript: text fields are there even beside a listed choice."""
+    """Return the options of our form without unused fields: without JavaScript, text fields are always submitted."""
     meant = {}
     for name, value in options.items():
         listed = options.get(name.removesuffix(UNLISTED), OTHER) if name.endswith(UNLISTED) else OTHER
@@ -253,10 +250,10 @@ def choose(
     check_template: Callable[[Sequence[Profile], Any], Choice],
     own_profile: Callable[[str, Sequence[Mapping[str, Any]]], Mapping[str, Any]],
 ) -> Choice:
-    """Return the choice that ``options`` stand for; without a profile in them, the default card's.
+    """Return the choice that ``options`` mean; without a profile in them, the default card's.
 
-    ``allowed`` leaves the cards that the user may have, ``check_template`` checks options of templates, and
-    ``own_profile`` gives the profile of a slug after KubeSpawner's own check (ValueError). Raises SpawnRefused.
+    ``allowed`` returns the cards that the user may start, ``check_template`` checks options of templates, and
+    ``own_profile`` returns the profile of a slug after KubeSpawner's own check (ValueError). Raises SpawnRefused.
     """
     options = {} if options is None else options
     slug = options.get("profile") if isinstance(options, Mapping) else None
@@ -267,7 +264,7 @@ def choose(
     card = offer.card(slug)
     if card is None or card.template is not None:
         return check_template(offer.cards, options)
-    # checked before anything is started, so that the answer is a clear one
+    # checked before the start, for a clear answer
     try:
         profile = own_profile(card.slug, offer.own)
     except ValueError as error:
@@ -279,7 +276,7 @@ def choose(
 def choose_template(
     offer: Offer, options: Mapping[str, Any], check: Callable[[Sequence[Profile], Any], Choice]
 ) -> Choice | None:
-    """Return the choice for options that name a template; None where the name is a profile's of ``profile_list``.
+    """Return the choice for options that name a template; None if they name a profile of ``profile_list``.
 
     ``check`` checks the options of templates. Raises SpawnRefused.
     """
@@ -294,7 +291,7 @@ def names_template(options: Any, templates: Sequence[Template]) -> bool:
 
 
 NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
-"""Where the kubelet writes the namespace of a pod that has a service account."""
+"""The file in which the kubelet writes the namespace of a pod that has a service account."""
 
 
 def reports_namespace() -> Any:
@@ -382,14 +379,14 @@ def start_attempts() -> Any:
 
 
 def namespace_of_hub() -> str:
-    """Return the namespace of the pod that this process runs in; empty outside of a cluster."""
+    """Return the namespace of this process's pod; empty outside of a cluster."""
     if os.environ.get("POD_NAMESPACE"):
         return os.environ["POD_NAMESPACE"]
     return NAMESPACE_FILE.read_text().strip() if NAMESPACE_FILE.exists() else ""
 
 
 def claimed_capacity(overcommit: float) -> int:
-    """Return the units that a GPU has at most on a node with claims. ``overcommit``: see `claims_overcommit`."""
+    """Return the most units of a GPU on a node with claims. ``overcommit``: see `claims_overcommit`."""
     return round(overcommit * UNITS_PER_GPU)
 
 

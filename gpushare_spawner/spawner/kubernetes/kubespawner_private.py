@@ -1,6 +1,7 @@
-"""The private names of KubeSpawner that this package uses, each with the reason. Nothing else here uses one.
+"""The private names of KubeSpawner that this package uses, each with its reason. Other modules use none.
 
-Those that `GPUShareSpawner` overrides are in `OVERRIDDEN`, those that it calls are methods of `KubeSpawnerPrivate`.
+`OVERRIDDEN` lists the names that `GPUShareSpawner` overrides; `KubeSpawnerPrivate` has a method for each name that it
+calls.
 """
 
 from __future__ import annotations
@@ -10,12 +11,12 @@ from typing import Any
 
 OVERRIDDEN: Mapping[str, str] = {
     "_start": "the only place where a pod that its node did not admit can be tried on another node",
-    "_start_reflector": "a reflector whose first list failed, or that has given up, is dead for ever: it is restarted",
-    "_make_create_pod_request": "an API server that fails for a moment is asked again, as one that is slow is",
+    "_start_reflector": "a reflector with a failed first list, or that has given up, never recovers: it is restarted",
+    "_make_create_pod_request": "a failure of the API server that can pass is retried, as a slow answer is",
     "_make_delete_pod_request": "the same, when a pod is deleted",
     "_options_form_default": "by its value an admin's own options_form is recognised",
     "_validate_user_options": "KubeSpawner matches a user's text with `re` in the event loop: it is checked before",
-    "_options_from_form": "the hub shows the form again after a refusal, with what was submitted",
+    "_options_from_form": "the hub shows the form again after a refusal, with the submitted options",
 }
 
 
@@ -29,48 +30,48 @@ class KubeSpawnerPrivate:
     # -- watches --
 
     def reflector_key(self, kind: str) -> tuple[Any, ...]:
-        """Return the key of a shared reflector: there is no public way to find the one of the spawner's namespace."""
+        """Return the key of a shared reflector: there is no public way to get the key for the spawner's namespace."""
         key: tuple[Any, ...] = self._spawner._get_reflector_key(kind)
         return key
 
     async def start_reflector(self, kind: str, reflector_class: Any, replace: bool, **settings: Any) -> Any:
-        """Start and share a reflector as KubeSpawner does: its settings and its failures are handled there."""
+        """Start and share a reflector as KubeSpawner does, with its handling of settings and failures."""
         return await self._inherited._start_reflector(kind, reflector_class, replace, **settings)
 
     async def watch_pods(self) -> None:
-        """See to it that pods are watched: `poll` and `stop` would do it too, and more."""
+        """Make sure that pods are watched: `poll` and `stop` do it too, but do more."""
         await self._spawner._start_watching_pods()
 
     def default_namespace(self) -> str:
-        """Return the hub's own namespace, which ``namespace`` does not tell where each user has one."""
+        """Return the hub's own namespace: ``namespace`` does not have it if each user has a namespace."""
         return str(self._spawner._namespace_default())
 
     # -- settings and profiles --
 
     def expanded(self, text: str) -> str:
-        """Return a setting with ``{username}`` and the like filled in, as it will stand in the pod."""
+        """Return a setting with ``{username}`` and similar fields filled in, as the pod will have it."""
         return str(self._spawner._expand_all(text))
 
     def sorted_values(self, setting: Any) -> list[Any]:
-        """Return the values of a setting that may be a list or a dict, in the order in which the pod has them."""
+        """Return the values of a setting that may be a list or a dict, in the pod's order."""
         return list(self._spawner._sorted_dict_values(setting))
 
     def complete_profiles(self, entries: Any) -> list[dict[str, Any]]:
-        """Return a ``profile_list`` with slugs and defaults filled in, so that both forms name the same things."""
+        """Return a ``profile_list`` with slugs and defaults filled in, so that both forms use the same names."""
         complete: list[dict[str, Any]] = self._spawner._get_initialized_profile_list(
             self._spawner._sorted_dict_values(entries)
         )
         return complete
 
     def profile_of(self, slug: str, profiles: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-        """Return the profile of a slug, after a check of the user's options. Raises ValueError for wrong ones.
+        """Return the profile of a slug, after a check of the user's options. Raises ValueError for wrong options.
 
         KubeSpawner checks in `start` only, which is too late for a clear answer.
         """
-        known = list(profiles)
-        self._spawner._validate_user_options(known)
-        found: Mapping[str, Any] = self._spawner._get_profile(slug, known)
-        return found
+        entries = list(profiles)
+        self._spawner._validate_user_options(entries)
+        profile: Mapping[str, Any] = self._spawner._get_profile(slug, entries)
+        return profile
 
     def rendered_form(self, entries: Sequence[Mapping[str, Any]]) -> str:
         """Return an admin's replacement of KubeSpawner's form, with our entries in it."""
@@ -83,7 +84,7 @@ class KubeSpawnerPrivate:
         return await self._inherited._start()
 
     def forget_last_start(self) -> None:
-        """Make `progress` wait for the spawn to come: to it a finished one means that it is over."""
+        """Make `progress` wait for the next spawn: for it, a finished spawn means that no more events follow."""
         self._spawner._start_future = None
 
     @property

@@ -1,6 +1,6 @@
-"""Starts the pod of one spawn, and again elsewhere where a node does not admit it or the cluster's API fails.
+"""Starts the pod of one spawn, and tries again after a refusal by a node or a failure of the cluster's API.
 
-Whatever happens, the share ends up in a pod's annotations or is free again.
+In every case, a pod's annotations have the share, or it is free again.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from gpushare_spawner.wording import spawn_failures as words
 class PodLauncher:
     """The tries of one spawn.
 
-    ``reserve`` finds another share, ``start_pod`` makes the pod of the attempt's share and waits until it runs,
-    ``remove_pod`` removes it again, ``pod`` is what the watch shows of it. ``tries``: refusals by nodes and failures of
-    the API, at most; refusals by the scheduler do not count, as each leaves one node less. ``start_timeout``: seconds
-    for all of it. ``scaling`` says whether the cluster adds a node for the pod, ``events`` what happened to it.
+    ``reserve`` reserves another share, ``start_pod`` makes the pod of the attempt's share and waits until it runs,
+    ``remove_pod`` removes it again, ``pod`` returns it from the watch. ``tries``: limit of refusals by nodes and
+    failures of the API; refusals by the scheduler do not count, as each leaves one node less. ``start_timeout``:
+    seconds for all tries. ``scaling`` returns whether the cluster adds a node for the pod, ``events`` the pod's events.
     """
 
     def __init__(
@@ -68,12 +68,12 @@ class PodLauncher:
         self._scaling = scaling
         self._events = events
         self._refused: dict[str, str] = {}
-        """What is missing on the nodes that did not take the pod."""
+        """The missing resources of the nodes that refused the pod."""
 
     async def launch(self) -> Any:
-        """Return the server's address. Raises SpawnRefused, and what KubeSpawner raises; then the share is free again.
+        """Return the server's address. Raises SpawnRefused and KubeSpawner's errors; then the share is free again.
 
-        It ends a moment before the hub's own limit, so that a clear answer is given.
+        It ends a moment before the hub's own limit, for a clear error.
         """
         limit = asyncio.timeout(self._start_timeout - min(1.0, 0.05 * self._start_timeout))
         try:
@@ -94,10 +94,10 @@ class PodLauncher:
         while True:
             share = self._attempt.reservation
             if share is None:
-                # a pod that a node refused does without what is not needed
+                # a pod that a node refused is tried again without optional parts
                 share = replace(await self._reserve_elsewhere(), observed=not failures)
                 self._attempt.reserved(share)
-            # another layer's scheduler can keep a pod waiting for as long as it likes
+            # another layer's scheduler can keep a pod waiting without limit
             scaling = self._scaling if share.offer is None else lambda: True
             self._attempt.admission = PodAdmission(
                 share.token, share.placement.node, scaling=scaling, events=self._events
@@ -120,13 +120,13 @@ class PodLauncher:
         except SpawnRefused as refusal:
             if not self._refused:
                 raise
-            said = refusal.jupyterhub_message
-            if spawn_failures.refused_by_nodes(self._refused) not in said:
-                said = spawn_failures.no_node_left(self._refused, said)
-            raise SpawnRefused(said, reason="not-admitted", status=503, retry_after=60) from refusal
+            message = refusal.jupyterhub_message
+            if spawn_failures.refused_by_nodes(self._refused) not in message:
+                message = spawn_failures.no_node_left(self._refused, message)
+            raise SpawnRefused(message, reason="not-admitted", status=503, retry_after=60) from refusal
 
     async def _leave(self, error: NotAdmitted, share: PodShare, last: bool) -> None:
-        """The pod did not get onto its node: it goes, its place is free, and another one is looked for."""
+        """Remove a pod that its node did not admit, and free its place; the caller reserves another place."""
         self._log.warning("%s: %s%s", self._name, error, f" ({error.detail})" if error.detail else "")
         node = share.placement.node
         if error.elsewhere and node:
@@ -136,7 +136,7 @@ class PodLauncher:
             self._reservations.cluster.distrust(node)
         self._reservations.give_back(share)
         self._attempt.forget_reservation()
-        # where that fails, creating the next pod finds this one and tries again
+        # if that fails, the creation of the next pod sees this pod and retries
         await self._remove_pod()
         if last or not error.elsewhere:
             raise SpawnRefused(
@@ -154,14 +154,14 @@ class PodLauncher:
         if self._reservations.arrived(share, self._pod()):
             self._attempt.forget_reservation()
         else:
-            # it stays put aside until the server stops, so nothing is given away twice while this hub runs
+            # it stays reserved until the server stops, so that no unit is allocated twice while this hub runs
             self._log.error(
                 "The pod of %s has lost the annotations or the label of its GPU share; does a modify_pod_hook replace "
                 "them?",
                 self._name,
             )
 
-    def _too_slow(self, said: str) -> SpawnRefused:
+    def _too_slow(self, text: str) -> SpawnRefused:
         pod = self._pod()
-        why = (why_waiting(pod) if pod is not None else "") or said or ("" if pod else words.POD_NOT_SEEN)
+        why = (why_waiting(pod) if pod is not None else "") or text or ("" if pod else words.POD_NOT_SEEN)
         return SpawnRefused(words.too_slow(self._start_timeout, why), reason="too-slow", status=503)

@@ -1,9 +1,8 @@
-"""Makes what belongs to a pod: the claim of its share, and the Secret with its server's token.
+"""Makes the objects of a pod, the claim of its share and the Secret with its server's token, and removes pods.
 
-The pod is there first: it owns these objects, so that nothing is left of a start that is cut short. The scheduler waits
-for the claims that a pod names, and the kubelet for the Secrets.
-
-Removes pods that stand in the way: of an earlier or a failed start, and of servers that the hub has forgotten.
+The pod exists first: it owns these objects, so that an aborted start leaves none. The scheduler waits for the claims
+that a pod names, and the kubelet for the Secrets. `PodCleanup` removes pods of an earlier or a failed start, and of
+servers that the hub has forgotten.
 """
 
 from __future__ import annotations
@@ -40,8 +39,9 @@ from gpushare_spawner.spawner.kubernetes.reservations import PodReservations, Po
 PAUSES = 0.1, 2.0
 """Seconds between tries: the first, and the longest."""
 ASK_AGAIN_SECONDS = 300.0
-"""For which the answer holds whether the hub may make Secrets: rights are given, and taken away. Ours: as
-`cluster.capacity.ASK_AGAIN_SECONDS`."""
+"""Seconds for which the answer holds whether the hub may make Secrets: rights can change. Ours: as
+`cluster.capacity.ASK_AGAIN_SECONDS`.
+"""
 _GROUP, _VERSION = CLAIMS_API.removeprefix("/apis/").split("/")
 
 Object = dict[str, Any]
@@ -50,25 +50,25 @@ OfOwner = Callable[[str], Object]
 
 
 def token_secret(pod: V1Pod, token: str) -> OfOwner | None:
-    """Have the pod's containers read the variables with the server's token from a Secret of a new name; return that.
+    """Move the variables with the server's token in the pod's containers to a Secret of a new name. Return the Secret.
 
-    Whoever may read pods would read the values. JupyterHub writes the token into two variables. None: no variable has
-    it, or the pod's layer replaces the pod, with which the Secret would go. The same values in the containers of an
-    admin are taken out too.
+    Every user with the right to read pods could read the values. JupyterHub writes the token into two variables. None:
+    no variable has it, or the pod's layer replaces the pod, and the Secret would be deleted with it. The same values in
+    an admin's containers are moved too.
     """
     layer = (pod.metadata.labels or {}).get(LAYER)
     if layer is not None and LAYERS[LayerName(layer)].replaces_pods:
         return None
     name, values = claim_name(pod.metadata.name, secrets.token_hex(4)), dict[str, str]()
     for container in [*(pod.spec.init_containers or ()), *pod.spec.containers]:
-        # what hooks and settings of an admin add are dicts
+        # the additions of an admin's hooks and settings are dicts
         env = (container.get("env") if isinstance(container, Mapping) else container.env) or []
         for index, variable in enumerate(env):
-            known = variable if isinstance(variable, Mapping) else {"name": variable.name, "value": variable.value}
-            value = str(known.get("value") or "")
-            if token and token in value and values.setdefault(known["name"], value) == value:
-                selector = V1SecretKeySelector(name=name, key=known["name"])
-                env[index] = V1EnvVar(name=known["name"], value_from=V1EnvVarSource(secret_key_ref=selector))
+            current = variable if isinstance(variable, Mapping) else {"name": variable.name, "value": variable.value}
+            value = str(current.get("value") or "")
+            if token and token in value and values.setdefault(current["name"], value) == value:
+                selector = V1SecretKeySelector(name=name, key=current["name"])
+                env[index] = V1EnvVar(name=current["name"], value_from=V1EnvVarSource(secret_key_ref=selector))
 
     def of_owner(uid: str) -> Object:
         owner = {"apiVersion": "v1", "kind": "Pod", "name": pod.metadata.name, "uid": uid}
@@ -79,16 +79,16 @@ def token_secret(pod: V1Pod, token: str) -> OfOwner | None:
 
 
 def claim_of(share: PodShare | None, pod: str, namespace: str) -> OfOwner | None:
-    """Return the claim of the pod of a share, where that is one by claims."""
+    """Return the claim of the pod of a share, if its node gives GPUs by claims."""
     layer = claim_layer(share, time.time(), pod, namespace) if share is not None else None
     return None if layer is None else lambda uid: layer.claim(pod, uid)
 
 
 class SecretRights:
-    """Whether the hub may make Secrets in a namespace. One for a hub and namespace."""
+    """The hub's right to make Secrets in a namespace. One object for a hub and namespace."""
 
     def __init__(self, api: Any, namespace: str, log: logging.Logger) -> None:
-        """``api`` is Kubernetes' core API."""
+        """Keep the API. ``api`` is Kubernetes' core API."""
         self._api = AuthorizationV1Api(api.api_client)
         self._namespace = namespace
         self._log = log
@@ -96,12 +96,15 @@ class SecretRights:
         self._ask_at = 0.0
 
     async def allowed(self) -> bool:
-        """Return whether it may. Raises what the API raises. Asked again later; a refusal is logged when it begins."""
+        """Return whether the hub may make Secrets. Raises the API's errors.
+
+        Checks again later, and logs the start of a refusal.
+        """
         if time.monotonic() < self._ask_at:
             return bool(self._allowed)
         what = V1ResourceAttributes(namespace=self._namespace, verb="create", resource="secrets")
-        asked = V1SelfSubjectAccessReview(spec=V1SelfSubjectAccessReviewSpec(resource_attributes=what))
-        review = await self._api.create_self_subject_access_review(asked)
+        request = V1SelfSubjectAccessReview(spec=V1SelfSubjectAccessReviewSpec(resource_attributes=what))
+        review = await self._api.create_self_subject_access_review(request)
         before, self._allowed = self._allowed, bool(review.status.allowed)
         self._ask_at = time.monotonic() + ASK_AGAIN_SECONDS
         if not self._allowed and before is not False:
@@ -115,20 +118,19 @@ class SecretRights:
 
 
 class OwnedObjects:
-    """Makes objects that a pod owns. ``api`` is Kubernetes' core API."""
+    """The objects that a pod owns. ``api`` is Kubernetes' core API."""
 
     def __init__(self, api: Any, log: logging.Logger) -> None:
         self._core = api
         self._objects = CustomObjectsApi(api.api_client)
         self._log = log
 
-    async def make(self, pod: str, namespace: str, *wanted: OfOwner | None) -> None:
-        """Make the objects of the pod that was just created; None is left out.
+    async def make(self, pod: str, namespace: str, *objects: OfOwner | None) -> None:
+        """Make the objects of a new pod; None is left out.
 
-        Tries until it is done or cancelled, while the API fails for a moment. Raises ApiException for what will not
-        pass.
+        Retries until it is done or cancelled, after failures of the API that can pass. Raises ApiException for others.
         """
-        missing = [of_owner for of_owner in wanted if of_owner is not None]
+        missing = [of_owner for of_owner in objects if of_owner is not None]
         pause, longest = PAUSES
         while missing:
             try:
@@ -139,7 +141,7 @@ class OwnedObjects:
                     return
             except (ApiException, ClientError, TimeoutError) as error:
                 if isinstance(error, ApiException) and error.status == 404 and _is_pod(error, pod):
-                    return  # it was deleted meanwhile, and its start ends by that
+                    return  # the pod was deleted meanwhile, and its start ends by that
                 if not may_pass(error):
                     raise
                 self._log.warning("What belongs to pod %s is not made yet: %s", pod, worded(error))
@@ -147,10 +149,10 @@ class OwnedObjects:
             pause = min(2 * pause, longest)
 
     async def missing(self, pod: Mapping[str, Any]) -> bool:
-        """Return whether a pod names a Secret or a claim of its own that is not there. ``pod``: as the API has it.
+        """Return whether a pod names a missing Secret or claim of its own. ``pod``: the API's object.
 
-        The hub ended before it had made that, and with it went the token: the pod can never run. False where the API
-        does not say.
+        The hub ended before it had made the object, and the token is lost: the pod can never run. False if the API does
+        not answer.
         """
         metadata, spec = pod["metadata"], pod.get("spec") or {}
         containers = [*(spec.get("initContainers") or ()), *(spec.get("containers") or ())]
@@ -169,7 +171,7 @@ class OwnedObjects:
         return False
 
     async def _create(self, namespace: str, manifest: Object, uid: str) -> bool:
-        """Return whether the object is there, and is this pod's."""
+        """Return whether the object exists and belongs to this pod."""
         name = manifest["metadata"]["name"]
         try:
             if manifest["kind"] == "Secret":
@@ -181,7 +183,7 @@ class OwnedObjects:
                 raise
         else:
             return True
-        # an answer was lost, or an earlier pod of this spawn had it, and the garbage collector has not removed it yet
+        # an answer was lost, or the object belongs to an earlier pod of this spawn and awaits the garbage collector
         try:
             if uid in await self._owners(namespace, manifest["kind"], name):
                 return True
@@ -199,8 +201,8 @@ class OwnedObjects:
         if kind == "Secret":
             secret = await self._core.read_namespaced_secret(name, namespace)
             return [owner.uid for owner in secret.metadata.owner_references or []]
-        found = await self._objects.get_namespaced_custom_object(*_where(namespace), name)
-        return [owner["uid"] for owner in found["metadata"].get("ownerReferences") or []]
+        claim = await self._objects.get_namespaced_custom_object(*_where(namespace), name)
+        return [owner["uid"] for owner in claim["metadata"].get("ownerReferences") or []]
 
 
 def _where(namespace: str) -> tuple[str, str, str, str]:
@@ -212,20 +214,20 @@ def _is_pod(error: ApiException, pod: str) -> bool:
 
 
 ORPHANS_EVERY = 60.0
-"""Seconds between two looks for pods that nobody owns, at least."""
+"""Minimum seconds between two searches for pods without a server."""
 ORPHAN_AGE = 120.0
-"""Seconds for which such a pod is left alone after it was made."""
+"""Seconds for which a new pod without a server is left alone."""
 
 
 @dataclass
 class LastSearch:
-    """When orphans were looked for last (monotonic clock, seconds): one for all spawners of a hub."""
+    """Time of the last search for orphans (monotonic clock, seconds): one for all spawners of a hub."""
 
     at: float = -ORPHANS_EVERY
 
 
 class PodCleanup:
-    """Removes pods in the background. ``api`` is Kubernetes' core API."""
+    """Removal of pods in the background. ``api`` is Kubernetes' core API."""
 
     def __init__(self, api: Any, reservations: PodReservations, log: logging.Logger) -> None:
         self._api = api
@@ -233,7 +235,7 @@ class PodCleanup:
         self._log = log
 
     def give_back(self, share: PodShare, perhaps_created: bool) -> None:
-        """The spawn has failed, or the server is gone: its place is free, once no pod can have it any more."""
+        """Give back the share of a failed spawn or an ended server, once no pod can have it any more."""
         if not perhaps_created:
             self._reservations.give_back(share)
             return
@@ -241,14 +243,14 @@ class PodCleanup:
         self._reservations.in_background(self._remove_late_pod(share.token))
 
     async def _remove_late_pod(self, token: str) -> None:
-        """Remove the pod of a failed start when it shows: the hub stops only what the reflector has seen by then."""
+        """Remove the late pod of a failed start: the hub stops only a pod that the reflector has shown by then."""
         async for pod in self._reservations.late_pods(token):
             await self._remove(pod["metadata"], "its start has failed")
 
     def remove_orphans_soon(self, search: LastSearch, hub: str, runs: Callable[[str, str], bool]) -> None:
-        """Remove pods with a share that the hub made and knows nothing of, unless they were looked for just now.
+        """Remove the hub's pods with a share but without a server, unless the last search was recent.
 
-        ``hub``: the URL of its API, as the pods' annotations have it. ``runs`` says whether it runs a user's server.
+        ``hub``: the URL of its API, as in the pods' annotations. ``runs`` returns whether the hub runs a user's server.
         """
         now = time.monotonic()
         if now - search.at < ORPHANS_EVERY:
@@ -262,14 +264,15 @@ class PodCleanup:
     async def remove_leftover(self, pod: Mapping[str, Any] | None, stop: Callable[[], Awaitable[None]]) -> None:
         """Remove a server's own pod that an earlier spawn left, with ``stop``.
 
-        KubeSpawner would do it when it creates the new one; until then it would hold what this one waits for.
+        KubeSpawner would remove it when it creates the new pod; until then it would hold capacity that the new pod
+        needs.
         """
         if pod is not None and holds_share(pod) and not pod["metadata"].get("deletionTimestamp"):
             self._log.warning("Removing pod %s, which an earlier spawn of this server left", pod["metadata"]["name"])
             await self.remove_own(pod["metadata"]["name"], stop)
 
     async def remove_own(self, name: str, stop: Callable[[], Awaitable[None]]) -> None:
-        """Remove a server's own pod with ``stop``. A failure is logged: whoever creates the next pod tries again."""
+        """Remove a server's own pod with ``stop``. A failure is logged: the creation of the next pod tries again."""
         try:
             await stop()
         except Exception as error:

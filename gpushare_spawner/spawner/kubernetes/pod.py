@@ -1,20 +1,12 @@
-"""The pod of one server: what its settings say before there is one, and its manifest with the share.
+"""The pod of one server: its requests and constraints before it exists, and its manifest with the share.
 
-Builds the pod of a server with a share: KubeSpawner's manifest, and what the sharing layer adds to it.
+`build_pod` adds a share to KubeSpawner's manifest: `renderer_of` returns the sharing layer that renders the share, and
+`with_last_word` keeps the values that the admin's template sets. `fragment` and `put_back` convert between the client's
+models, as KubeSpawner and an admin's `modify_pod_hook` use them, and the plain data of sharing layers. `create_objects`
+makes a layer's objects in the server's namespace before the pod, like a ResourceClaimTemplate.
 
-Which sharing layer renders a share into its pod.
-
-Renders the share of another sharing layer into a pod, and keeps what the admin's template sets itself.
-
-Objects that a sharing layer needs in the server's namespace before the pod, like a ResourceClaimTemplate.
-
-What a spawner's settings say of its pod before there is one: the nodes that can take it, and what it requests there.
-
-``settings`` are values of the spawner's traits, by their names. Pure.
-
-The part of KubeSpawner's manifest that sharing layers see, as plain data, and the way back into the manifest.
-
-KubeSpawner and an admin's `modify_pod_hook` work with models of the Kubernetes client; sharing layers with plain data.
+`pinned_node`, `pod_constraints` and `requested` are pure: ``settings`` are values of the spawner's traits, by their
+names.
 """
 
 from __future__ import annotations
@@ -71,15 +63,15 @@ from gpushare_spawner.wording import spawn_failures as words
 from gpushare_spawner.wording import spawn_form as layer_words
 
 _SPEC = {"scheduler_name": "schedulerName", "priority_class_name": "priorityClassName"}
-"""KubeSpawner's settings of one value, and the fields of a pod's spec that they stand for."""
+"""KubeSpawner's settings of one value, with their fields in a pod's spec."""
 _BY_KEY = {
     "extra_annotations": ("metadata", "annotations"),
     "extra_labels": ("metadata", "labels"),
     "node_selector": ("spec", "nodeSelector"),
 }
-"""KubeSpawner's settings with names and values, and where these stand in a pod."""
+"""KubeSpawner's settings with names and values, with their places in a pod."""
 _VOLUME = "gpushare-session"
-"""The volume by which the server reads its notices."""
+"""The volume with the server's notices."""
 _RESOURCES = {"extra_resource_limits": "limits", "extra_resource_guarantees": "requests"}
 
 
@@ -89,12 +81,15 @@ class ForeignPodLayer(SharingLayer[PodSpec]):
     name: ClassVar[str] = "another layer"
 
     def __init__(self, tenant: Tenant, offer: LayerOffer, since: float, observed: bool = True) -> None:
-        """``since``: when the share was granted, in seconds since the epoch. ``observed``: see `PodShare`. Raises
-        ValueError for a template without a GPU."""
+        """Prepare the session's annotations.
+
+        ``since``: when the share was granted, in seconds since the epoch. ``observed``: see `PodShare`. Raises
+        ValueError for a template without a GPU.
+        """
         self._observed = observed
         share = offer.request.gpu.share
         self._offer = offer
-        said = PodSession(
+        session = PodSession(
             session=tenant.session,
             template=offer.request.template.name,
             quota=tenant.quota,
@@ -104,12 +99,12 @@ class ForeignPodLayer(SharingLayer[PodSpec]):
             tier_since=since,
             effective_units=share.units,
         )
-        self._session = LayerSession(offer.layer, said)
+        self._session = LayerSession(offer.layer, session)
 
     def render(self, form: PodSpec) -> PodSpec:
         """Return the pod with the share.
 
-        What the template's ``kubespawner_override`` sets itself stays as it is. Raises LayerCannot.
+        Settings of the template's ``kubespawner_override`` stay as they are. Raises LayerCannot.
         """
         request = self._offer.request
         made = POD_LAYERS[self._offer.layer].render(form, request)
@@ -122,7 +117,7 @@ class ForeignPodLayer(SharingLayer[PodSpec]):
         ).apply(made)
         made = with_last_word(form, made, request.template.kubespawner_override)
         if self._offer.kept_off:
-            # also where the template sets its own affinity: an earlier spawn would wait without end
+            # even if the template sets its own affinity: an earlier spawn would wait for ever
             affinity = kept_off(made["spec"].get("affinity"), self._offer.kept_off)
             made = {**made, "spec": {**made["spec"], "affinity": affinity}}
         metadata = made["metadata"]
@@ -136,11 +131,11 @@ class ForeignPodLayer(SharingLayer[PodSpec]):
 
 
 def observable(offer: LayerOffer) -> bool:
-    """Return whether the pod can ask for the library of an agent that observes.
+    """Return whether the pod can request the library of an observing agent.
 
-    On a node without a free one the pod could not run, so all nodes must have one that the pod can go to: others than
-    our servers can ask for them too. Elsewhere the agent sees the pod's GPU work as the driver counts it, and without
-    an agent nobody does.
+    On a node without a free library device the pod could not run, so each suitable node must have one: pods of others
+    can request them too. Without the library the agent observes the pod's GPU work in the driver's counters; without an
+    agent the work is not observed.
     """
     nodes, facts = suitable(offer.request), offer.request.facts
     by_library = LAYERS[offer.layer].observed_by is ObservedBy.LIBRARY
@@ -148,7 +143,7 @@ def observable(offer: LayerOffer) -> bool:
 
 
 def with_last_word(form: PodSpec, made: PodSpec, override: Mapping[str, Any]) -> PodSpec:
-    """Return what a layer made of a form, with the values of the form where an admin's override sets them."""
+    """Return a layer's result, with the values of the form for all settings of an admin's override."""
     spec, metadata = dict(made["spec"]), {name: dict(made["metadata"][name]) for name in ("annotations", "labels")}
     extra: Mapping[str, Any] = override.get("extra_pod_config") or {}
     for setting, field in _SPEC.items():
@@ -174,8 +169,8 @@ def renderer_of(
 ) -> SharingLayer[PodSpec]:
     """Return the layer that renders a share.
 
-    ``unit_size``: units of 1 % that one device of the agent's plugin stands for; ``since``: when the share was granted,
-    in seconds since the epoch; ``pod``: the name of the pod that is made in ``namespace``.
+    ``unit_size``: units of 1 % of one device of the agent's plugin; ``since``: when the share was granted, in seconds
+    since the epoch; ``pod``: the name of the pod that is made in ``namespace``.
     """
     if share.offer is not None:
         return ForeignPodLayer(share.request.tenant, share.offer, since, observed=share.observed)
@@ -188,7 +183,7 @@ def renderer_of(
 
 
 def claim_layer(share: PodShare, since: float, pod: str, namespace: str) -> NativeClaimLayer | None:
-    """Return the layer of a share whose node gives GPUs by claims; None for another node. See `renderer_of`."""
+    """Return the layer of a share on a node that gives GPUs by claims; None for another node. See `renderer_of`."""
     if share.claims is None:
         return None
     return NativeClaimLayer(
@@ -206,28 +201,28 @@ def claim_layer(share: PodShare, since: float, pod: str, namespace: str) -> Nati
 _PLURALS = {"ResourceClaimTemplate": "resourceclaimtemplates"}
 _NOT_FOUND, _CONFLICT = 404, 409
 _TRIES = 3
-"""Of an object that somebody deletes as soon as it is there."""
+"""Tries for an object that another client deletes as soon as it exists."""
 
 
 async def create_objects(api: CustomObjectsApi, namespace: str, offer: LayerOffer, log: logging.Logger) -> None:
-    """Create the objects of an offer that are not there yet.
+    """Create the objects of an offer that do not exist yet.
 
-    Raises SpawnRefused where another object has the name of one of them, ApiException and aiohttp.ClientError, and
-    LayerCannot where the layer cannot give the share any more.
+    Raises SpawnRefused if another object has the name of one of them, ApiException and aiohttp.ClientError, and
+    LayerCannot if the layer can no longer give the share.
     """
     layer = POD_LAYERS[offer.layer]
     for manifest in layer.objects(offer.request):
         kind, name = manifest["kind"], manifest["metadata"]["name"]
-        found = await _create(api, namespace, manifest)
-        if found is None:
+        existing = await _create(api, namespace, manifest)
+        if existing is None:
             log.info("Created %s %s in %s", kind, name, namespace)
-        elif not layer.same(manifest, found):
+        elif not layer.same(manifest, existing):
             message = layer_words.other_object(kind, name, namespace)
             raise SpawnRefused(message, reason="other-object", status=409)
 
 
 async def _create(api: CustomObjectsApi, namespace: str, manifest: dict[str, Any]) -> dict[str, Any] | None:
-    """Create an object. Return the one that has its name already; None: it was created."""
+    """Create an object. Return the existing object of its name; None: it was created."""
     group, _, version = manifest["apiVersion"].partition("/")
     where = (group, version, namespace, _PLURALS[manifest["kind"]])
     tries = 0
@@ -241,25 +236,25 @@ async def _create(api: CustomObjectsApi, namespace: str, manifest: dict[str, Any
         else:
             return None
         try:
-            found: dict[str, Any] = await api.get_namespaced_custom_object(*where, manifest["metadata"]["name"])
+            existing: dict[str, Any] = await api.get_namespaced_custom_object(*where, manifest["metadata"]["name"])
         except ApiException as error:
             if error.status != _NOT_FOUND or tries >= _TRIES:
                 raise
         else:
-            return found
+            return existing
 
 
 CONSTRAINING = ("node_selector", "node_affinity_required", "tolerations", "extra_pod_config", "modify_pod_hook")
-"""The traits that `pod_constraints` and `pinned_node` look at."""
+"""The traits that `pod_constraints` and `pinned_node` read."""
 REQUESTING = (
     "cpu_guarantee", "mem_guarantee", "extra_resource_guarantees", "cpu_limit", "mem_limit", "extra_resource_limits",
     "extra_containers", "init_containers",
 )  # fmt: skip
-"""The traits that `requested` looks at."""
+"""The traits that `requested` reads."""
 
 
 def pinned_node(settings: Mapping[str, Any]) -> str:
-    """Return the node that the settings pin a server to; empty where they do not."""
+    """Return the node that the settings pin a server to; empty: no node."""
     pinned = settings["node_selector"].get(HOSTNAME_LABEL)
     for key in ("nodeSelector", "node_selector"):
         pinned = (settings["extra_pod_config"].get(key) or {}).get(HOSTNAME_LABEL, pinned)
@@ -267,7 +262,7 @@ def pinned_node(settings: Mapping[str, Any]) -> str:
 
 
 def pod_constraints(settings: Mapping[str, Any], values: Callable[[Any], list[Any]]) -> PodConstraints | None:
-    """Return what the pod demands of nodes; None where the hook or ``extra_pod_config`` may change that.
+    """Return the pod's constraints on nodes; None if the hook or ``extra_pod_config`` may change them.
 
     ``values`` returns the values of a setting that may be a list or a dict; they are models or dicts.
     """
@@ -286,7 +281,7 @@ def pod_constraints(settings: Mapping[str, Any], values: Callable[[Any], list[An
 
 
 def requested(settings: Mapping[str, Any]) -> Requested:
-    """Return what the pod requests of its node."""
+    """Return the resources that the pod requests of its node."""
     own = {
         "name": NOTEBOOK,
         "resources": {
@@ -294,7 +289,7 @@ def requested(settings: Mapping[str, Any]) -> Requested:
             "limits": _amounts(settings, "limit"),
         },
     }
-    # containers that an admin wrote as models are rare, and the scheduler counts them all the same
+    # containers that an admin wrote as models are rare, and the scheduler counts them in any case
     others = [container for container in settings["extra_containers"] if isinstance(container, Mapping)]
     before = [container for container in settings["init_containers"] if isinstance(container, Mapping)]
     amounts = pod_requests({"spec": {"containers": [own, *others], "initContainers": before}})
@@ -308,14 +303,14 @@ def _amounts(settings: Mapping[str, Any], kind: str) -> dict[str, Any]:
 
 
 _POD = {"nodeSelector": "node_selector", "schedulerName": "scheduler_name", "priorityClassName": "priority_class_name"}
-"""Fields of a pod's spec that a layer can replace, and the model's names of them."""
+"""Fields of a pod's spec that a layer can replace, with the model's names."""
 _POD_LISTS = {"resourceClaims": ("resource_claims", V1PodResourceClaim), "volumes": ("volumes", V1Volume)}
 """Lists in a pod's spec that a layer can add to, with the model's names and the types of their items."""
 _AMOUNTS = ("limits", "requests")
 
 
 def fragment(pod: V1Pod) -> PodSpec:
-    """Return the parts of a manifest that a sharing layer looks at and changes, as plain data."""
+    """Return the parts of a manifest that a sharing layer reads and changes, as plain data."""
     container = _notebook(pod)
     resources = {name: dict(_get(container.resources, name) or {}) for name in _AMOUNTS}
     claims = _plain(_get(container.resources, "claims"))
@@ -339,7 +334,7 @@ def fragment(pod: V1Pod) -> PodSpec:
 
 
 def put_back(pod: V1Pod, before: PodSpec, changed: PodSpec) -> V1Pod:
-    """Write what a sharing layer made of the manifest's `fragment` into it; everything else stays as it is.
+    """Write a sharing layer's result for the manifest's `fragment` into the manifest; the rest stays as it is.
 
     ``before``: the fragment, which layers do not change in place.
     """
@@ -353,39 +348,42 @@ def put_back(pod: V1Pod, before: PodSpec, changed: PodSpec) -> V1Pod:
             setattr(pod.spec, attribute, spec.get(name))
     for name, (attribute, model) in _POD_LISTS.items():
         _add(pod.spec, attribute, model, before["spec"].get(name) or [], spec.get(name) or [])
-    (was,), (wanted,) = before["spec"]["containers"], spec["containers"]
-    _put_back_container(_notebook(pod), was, wanted)
+    (was,), (rendered,) = before["spec"]["containers"], spec["containers"]
+    _put_back_container(_notebook(pod), was, rendered)
     return pod
 
 
-def _put_back_container(container: Any, was: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+def _put_back_container(container: Any, was: Mapping[str, Any], rendered: Mapping[str, Any]) -> None:
     if container.resources is None:
         container.resources = V1ResourceRequirements()
-    resources = wanted["resources"]
+    resources = rendered["resources"]
     if isinstance(container.resources, dict):
-        container.resources = {**container.resources, **{name: one for name, one in resources.items() if one}}
+        container.resources = {
+            **container.resources,
+            **{name: amounts for name, amounts in resources.items() if amounts},
+        }
     else:
         for name in _AMOUNTS:
             if resources.get(name) != was["resources"].get(name):
                 setattr(container.resources, name, resources[name])
-        # the client's model of these has another name in each of its versions
+        # the client's model of claims has another name in each of its versions
         _add(container.resources, "claims", dict, was["resources"].get("claims") or [], resources.get("claims") or [])
-    set_here = {variable["name"]: variable for variable in wanted["env"] if variable not in was["env"]}
+    set_here = {variable["name"]: variable for variable in rendered["env"] if variable not in was["env"]}
     if set_here:
         kept = [variable for variable in container.env or [] if _get(variable, "name") not in set_here]
         container.env = kept + [get_k8s_model(V1EnvVar, variable) for variable in set_here.values()]
-    _add(container, "volume_mounts", V1VolumeMount, was["volumeMounts"], wanted.get("volumeMounts") or [])
+    _add(container, "volume_mounts", V1VolumeMount, was["volumeMounts"], rendered.get("volumeMounts") or [])
 
 
-def _add(target: Any, attribute: str, model: type, before: Sequence[Any], wanted: Sequence[Any]) -> None:
-    """Append to a list of models what a layer has added."""
-    added = [item if model is dict else get_k8s_model(model, item) for item in wanted if item not in before]
+def _add(target: Any, attribute: str, model: type, before: Sequence[Any], items: Sequence[Any]) -> None:
+    """Append a layer's additions to a list of models."""
+    added = [item if model is dict else get_k8s_model(model, item) for item in items if item not in before]
     if added:
         setattr(target, attribute, [*(getattr(target, attribute) or []), *added])
 
 
 def _require_node(spec: Any, affinity: Mapping[str, Any]) -> None:
-    """Take over the required node affinity. An admin's hook sees models, as KubeSpawner makes them."""
+    """Set the required node affinity. An admin's hook sees models, as KubeSpawner makes them."""
     required = affinity["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
     if isinstance(spec.affinity, Mapping):
         spec.affinity = dict(affinity)
@@ -398,7 +396,7 @@ def _require_node(spec: Any, affinity: Mapping[str, Any]) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """Return models as the API server writes them, without empty fields; everything else as it is."""
+    """Return models as the API server writes them, without empty fields; other values unchanged."""
     if hasattr(value, "to_dict"):
         return _plain(value.to_dict(serialize=True))
     if isinstance(value, list):
@@ -414,23 +412,23 @@ def _notebook(pod: V1Pod) -> Any:
 
 
 def _get(thing: Any, name: str) -> Any:
-    # KubeSpawner takes both models and dicts in several settings, and leaves them as they are
+    # KubeSpawner accepts both models and dicts in several settings, and leaves them as they are
     if thing is None:
         return None
     return thing.get(name) if isinstance(thing, Mapping) else getattr(thing, name)
 
 
 WITHOUT_GPU = {"NVIDIA_VISIBLE_DEVICES": "void", "CUDA_VISIBLE_DEVICES": "-1"}
-"""A server whose template has no GPU must not see those of its node because its image says "all". (NVIDIA Container
-Toolkit, environment variables: void is "as if there were no GPU".)"""
+"""Hides the node's GPUs from a server without a GPU in its template, even if its image says "all". (NVIDIA Container
+Toolkit, environment variables: void is "as if there were no GPU".)
+"""
 
 
 def build_pod(pod: V1Pod, share: PodShare, unit_size: int, hub: str, namespace: str = "") -> V1Pod:
-    """Return KubeSpawner's manifest with the share in it. ``hub``: the URL of the API of the hub that makes the pod in
-    ``namespace``.
+    """Return KubeSpawner's manifest with the share in it.
 
-    Raises SpawnRefused for a manifest that is pinned to another node than the share's, and for a share that its sharing
-    layer cannot give.
+    ``hub``: the URL of the API of the hub that makes the pod in ``namespace``. Raises SpawnRefused for a manifest that
+    is pinned to another node than the share's, and for a share that its sharing layer cannot give.
     """
     placed, pinned = share.placement.node, (pod.spec.node_selector or {}).get(HOSTNAME_LABEL)
     if placed and pinned not in (None, placed):

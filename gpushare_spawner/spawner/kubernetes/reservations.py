@@ -1,6 +1,6 @@
-"""Shares in flight in a cluster: from a place to a pod whose annotations say the same.
+"""Shares in flight in a cluster: from a placement until a pod's annotations have the share.
 
-Nodes that one server's spawns avoid for minutes, because its pod was not admitted there.
+`Exclusions` has the nodes that one server's spawns avoid for minutes, because its pod was not admitted there.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ from gpushare_spawner.spawner.queue.snapshot import GpuSnapshot, LayerOffer
 from gpushare_spawner.wording import spawn_failures
 
 LEFT_OUT_SECONDS = 180.0
-"""How long a node is left out. Ours: a user who tries again after a failed spawn gets another node; a node that has
-become free is not missed for long."""
+"""Seconds for which a node is left out. Ours: a user's retry after a failed spawn gets another node, and a node that
+has become free is used again soon.
+"""
 
 
 @dataclass(frozen=True)
@@ -40,19 +41,19 @@ class _LeftOut:
 
 
 class Exclusions:
-    """Nodes by server and template: another server may ask for less, and the node takes it."""
+    """Avoided nodes by server and template: another server may request less, and the node can admit it."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._nodes: dict[tuple[str, str], dict[str, _LeftOut]] = {}
 
     def leave_out(self, request: SpawnRequest, node: str, missing: str) -> None:
-        """Avoid a node for this request. ``missing``: what it lacks, as half a sentence."""
+        """Avoid a node for this request. ``missing``: its missing resource, as half a sentence."""
         key = _key(request)
         self._nodes.setdefault(key, {})[node] = _LeftOut(self._clock() + LEFT_OUT_SECONDS, missing)
 
     def of(self, request: SpawnRequest) -> Mapping[str, str]:
-        """Return what is missing on each node that this request avoids now."""
+        """Return the nodes that this request avoids now, each with its missing resource."""
         self._forget_old()
         return {node: left.missing for node, left in self._nodes.get(_key(request), {}).items()}
 
@@ -70,34 +71,36 @@ def _key(request: SpawnRequest) -> tuple[str, str]:
 
 
 LINGER_SECONDS = 20.0
-"""How long a place is kept after its pod may have been created and was not seen: a request whose answer is lost is done
-by the API server within its own time limits, and a new pod shows in the reflector within a second."""
+"""Seconds for which a place is kept after its pod may have been created and was not seen: the API server finishes a
+request with a lost answer within its own time limits, and the reflector shows a new pod within a second.
+"""
 SHOWN_SECONDS = 5.0
-"""How long a place is kept after its late pod was seen: longer than the pods of a large cluster take to be read."""
-_LOOK_EVERY = 0.5
+"""Seconds for which a place is kept after its late pod was seen: longer than a read of the pods of a large cluster."""
+_POLL_SECONDS = 0.5
 
 
 class NoNodeNow(SnapshotStale):
-    """What is known is fresh, and names no node that could be given a server. ``str()`` is a sentence for its user."""
+    """Fresh data, in which no node can run a server. ``str()`` is a sentence for its user."""
 
 
 @dataclass(frozen=True)
 class PodShare(Reservation):
-    """A share that is put aside for a pod. ``token`` is the pod's annotation by which it is recognised."""
+    """A share that is reserved for a pod. ``token`` is the pod's annotation that identifies it."""
 
     token: str
     claims: ClaimsReport | None = None
-    """What the node says of claims; None: it gives GPUs as extended resources."""
+    """The node's report on claims; None: it gives GPUs as extended resources."""
     observed: bool = True
-    """With another layer: the pod may ask for an observer's library. A node whose agent starts anew at that moment
-    refuses such a pod."""
+    """With another layer: whether the pod may request an observer's library. A node with an agent that is starting
+    refuses such a pod.
+    """
 
 
 class PodReservations(Reservations[PodShare]):
     """The shares that this hub process has reserved for pods, and the queue.
 
-    They live in the hub's memory only. A pod that was created says by itself what it holds: a hub that is killed
-    between any two steps forgets only places that no pod has.
+    They exist in the hub's memory only. The annotations of a created pod have its allocation: a hub that is killed
+    between any two steps forgets only places without a pod.
     """
 
     where: ClassVar[str] = "this cluster"
@@ -111,20 +114,20 @@ class PodReservations(Reservations[PodShare]):
         self._in_flight: dict[str, Allocation] = {}
         self._lingering: dict[str, tuple[float, Allocation]] = {}
         self._elsewhere: dict[str, Pending] = {}
-        """Of these reservations those on the GPUs of other sharing layers."""
+        """The reservations on the GPUs of other sharing layers."""
         if cluster.layers is not None:
             cluster.layers.pending = self._pending
 
     async def snapshot(self, max_age: float = 0.0) -> GpuSnapshot:
-        """Bring the ledger up to date from reports and pods. Raises SnapshotStale."""
+        """Update the ledger from reports and pods. Raises SnapshotStale."""
         return await self.cluster.snapshot(max_age, lambda: self._in_flight, self.in_flight)
 
     def counted(self, share: Share) -> Share:
-        """The share in whole devices."""
+        """Return the share in whole devices."""
         return replace(share, units=self.cluster.whole_devices(share.units))
 
     def in_flight(self) -> Iterable[Allocation]:
-        """Places whose pods are not known to run, or may yet appear."""
+        """Return places with pods that are not confirmed to run, or that may yet appear."""
         self._settle()
         reserved = {**self._in_flight, **{token: allocation for token, (_, allocation) in self._lingering.items()}}
         counted = self.cluster.counted_pods()
@@ -135,7 +138,7 @@ class PodReservations(Reservations[PodShare]):
 
     async def _prepare(self, snapshot: GpuSnapshot) -> GpuSnapshot:
         if not len(snapshot.inventory) and snapshot.layers is None:
-            # nobody can be placed, and why is not for one start to say
+            # no spawn can be placed, for a reason that concerns all of them
             raise NoNodeNow(snapshot.awaited)
         return snapshot
 
@@ -161,7 +164,7 @@ class PodReservations(Reservations[PodShare]):
         )
         gpus = tuple(snapshot.gpus[gpu] for gpu in placement.gpus)
         self._in_flight[token] = allocation
-        # the person's share may be less than the devices that it takes
+        # the user's share may be less than the devices that it takes
         placement = replace(placement, borrowed=min(placement.borrowed, ticket.request.share.units))
         ticket.result.set_result(
             PodShare(ticket.request, placement, gpus, token, claims=self.cluster.claims_of(placement.node))
@@ -169,7 +172,7 @@ class PodReservations(Reservations[PodShare]):
         return allocation
 
     def _give_elsewhere(self, ticket: Ticket, offer: LayerOffer, placement: Placement, token: str) -> Allocation:
-        """Reserve GPUs of another layer: they count in quotas, and for spawns that the layer serves as well."""
+        """Reserve GPUs of another layer: they count in quotas and in the layer's free capacity."""
         request = ticket.request
         self._in_flight[token] = allocation_elsewhere(
             f"{request.session}#{token}", request.share, request.tenant.user, request.tenant.quota, time.time()
@@ -182,16 +185,16 @@ class PodReservations(Reservations[PodShare]):
         """Return the reservations on GPUs of other layers, by the annotation that their pods have."""
         self._settle()
         kept = self._in_flight.keys() | self._lingering.keys()
-        self._elsewhere = {token: one for token, one in self._elsewhere.items() if token in kept}
+        self._elsewhere = {token: pending for token, pending in self._elsewhere.items() if token in kept}
         return self._elsewhere
 
     def give_back(self, reservation: PodShare) -> None:
-        """No pod was made for it: it is free again."""
+        """Free a reservation without a pod."""
         if self._in_flight.pop(reservation.token, None) is not None:
             self.place_soon()
 
     def perhaps_created(self, reservation: PodShare) -> None:
-        """The start failed, and its pod may exist or come to exist: its annotations count once it shows."""
+        """Keep the place of a failed start with a pod that may exist: the pod's annotations count once it appears."""
         allocation = self._in_flight.pop(reservation.token, None)
         if allocation is not None:
             self._lingering[reservation.token] = (time.monotonic() + LINGER_SECONDS, allocation)
@@ -199,7 +202,7 @@ class PodReservations(Reservations[PodShare]):
             self.place_soon()
 
     async def late_pods(self, token: str) -> AsyncIterator[Mapping[str, Any]]:
-        """The pods of a reservation whose start has failed, again and again while they are not being deleted."""
+        """Yield the pods of a reservation with a failed start, again until they are being deleted."""
         until = time.monotonic() + LINGER_SECONDS
         breaks = LoopBreaks()
         while time.monotonic() < until:
@@ -209,23 +212,23 @@ class PodReservations(Reservations[PodShare]):
                     self._has_shown(token)
                 if annotation(pod, RESERVATION) == token and not pod["metadata"].get("deletionTimestamp"):
                     yield pod
-            await asyncio.sleep(_LOOK_EVERY)
+            await asyncio.sleep(_POLL_SECONDS)
 
     def _has_shown(self, token: str) -> None:
-        """The pod of a reservation that waits for one is there: the next reading counts the pod, or it is gone."""
+        """Shorten the wait for a late pod that has appeared: the next read counts the pod, or it is gone."""
         if token in self._lingering:
             until, allocation = self._lingering[token]
             self._lingering[token] = (min(until, time.monotonic() + SHOWN_SECONDS), allocation)
 
     def arrived(self, reservation: PodShare, pod: Mapping[str, Any] | None) -> bool:
-        """Its pod runs: from now on the pod's annotations say it. False where they do not; then it stays put aside."""
+        """Count a running pod by its annotations from now on. False without these; then the share stays reserved."""
         if pod is None or not holds_share(pod) or annotation(pod, RESERVATION) != reservation.token:
             return False
         self._in_flight.pop(reservation.token, None)
         return True
 
     def _settle(self) -> None:
-        """Forget places that waited for a pod: it is there and counts by itself, or it does not come any more."""
+        """Forget places that waited for a pod: it exists and is counted, or it will not appear any more."""
         now = time.monotonic()
         for token, (until, _) in list(self._lingering.items()):
             if now >= until or self.cluster.shows(token):

@@ -1,8 +1,8 @@
-"""Servers as pods, with shared GPUs: KubeSpawner, and where its methods hand over to the parts in this package.
+"""KubeSpawner with shared GPUs: an adapter from its methods to the parts in this package.
 
-A spawn goes through `options` (what was chosen), `reservations` (a place, perhaps after a wait), `launcher` (tries),
-`pod` (the pod) and `admission` (whether the node takes it); its state is an `attempt`. `watches` keeps what the
-parts look at up to date, `snapshot` reads it; `cleanup` removes pods that stand in the way.
+A spawn goes through `options` (the choice), `reservations` (a place, perhaps after a wait), `launcher` (tries), `pod`
+(the pod) and `attempt` (its state, and whether the node admits the pod). `cluster.watches` keeps the watches running,
+`cluster.snapshot` reads them; `owned_objects` removes obstructing pods.
 """
 
 from __future__ import annotations
@@ -84,14 +84,14 @@ from gpushare_spawner.wording.spawn_form import CLUSTER_UNREADABLE
 _TEMPLATES = "/etc/gpushare/templates"
 
 _TEMPLATES_FOR = 0.5
-"""Seconds for which templates are not looked for again: one spawn asks for them many times."""
+"""Seconds for which templates are not read again: one spawn needs them many times."""
 
 
 class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
     """KubeSpawner with shared GPUs.
 
-    Every setting, hook and profile of KubeSpawner works as ever. Compute templates are offered beside ``profile_list``;
-    while there are none, it is KubeSpawner in everything.
+    Every setting, hook and profile of KubeSpawner works unchanged. Compute templates are offered beside
+    ``profile_list``; without templates all behaviour is KubeSpawner's.
     """
 
     unavailable = CLUSTER_UNREADABLE
@@ -107,8 +107,8 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
 
     @default("reports_namespace")
     def _default_reports_namespace(self) -> str:
-        if found := form.namespace_of_hub():
-            return found
+        if namespace := form.namespace_of_hub():
+            return namespace
         # a user's namespace is not the hub's
         return self._kube.default_namespace() if self.enable_user_namespaces else str(self.namespace)
 
@@ -182,17 +182,17 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
     async def _stop_pod(self) -> None:
         await super().stop(now=True)
 
-    # -- what is offered --
+    # -- profiles --
 
     def _templates(self) -> tuple[Template, ...]:
-        """The templates in force. While there are none, everything is KubeSpawner's."""
+        """Return the templates in force. Without templates all behaviour is KubeSpawner's."""
         if self.templates_dir == _TEMPLATES and not os.path.isdir(_TEMPLATES):
-            # nobody asked for templates: nothing to complain about
+            # templates are optional here: log no error
             return ()
         return self.templates_of_user(_TEMPLATES_FOR)
 
     async def offered(self) -> list[Profile]:
-        """The templates' cards, then those of KubeSpawner's ``profile_list``."""
+        """Return the templates' cards, then those of KubeSpawner's ``profile_list``."""
         return list((await self._offer()).cards)
 
     async def _offer(self) -> Offer:
@@ -216,13 +216,13 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
         return self._kubespawners_form
 
     async def get_options_form(self) -> Any:
-        """KubeSpawner's form, or an admin's ``options_form``; with templates, one that shows all there is."""
+        """Return KubeSpawner's form, or an admin's ``options_form``; with templates, a form with all cards."""
         if not self._templates() or self._has_own_options_form():
             return await super().get_options_form()
         return await self.show_form()
 
     def _has_own_options_form(self) -> bool:
-        """Whether the admin has set ``options_form``."""
+        """Return whether the admin has set ``options_form``."""
         form = self.options_form
         return form is not self._kubespawners_form and form != self._kubespawners_form
 
@@ -230,7 +230,7 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
         return has_own_form(self.profile_form_template, self.additional_profile_form_template_paths)
 
     async def show_form(self) -> str:
-        """The form's HTML, for this user and what is free now."""
+        """Return the form's HTML, for this user and the current free capacity."""
         offer = await self._offer()
         cards = self._allowed(offer.cards)
         availability_now = await self._availability_if_watched() if offers_gpu(cards) else None
@@ -276,13 +276,13 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
 
     @default("apply_user_options")
     def _default_apply_user_options(self) -> Callable[..., None] | None:
-        # where there are templates, the hub need not say that nobody takes care of the options
+        # with templates, the hub need not warn that the options are not used
         return applied_when_placed if self._templates() else None
 
     def run_pre_spawn_hook(self) -> Any:
-        """Run the admin's hook; with templates, check the options and get the share too, after a wait if need be.
+        """Run the admin's hook; with templates, check the options and get the share too, perhaps after a wait.
 
-        The hub's ``start_timeout`` runs only from `start` on. Raises SpawnRefused, and then nothing is reserved.
+        The hub's ``start_timeout`` begins with `start`. Raises SpawnRefused, and then nothing is reserved.
         """
         if not self._templates():
             self._refuse_while_templates_are_awaited()
@@ -292,9 +292,9 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
         return self._prepare(super().run_pre_spawn_hook)
 
     def _refuse_while_templates_are_awaited(self) -> None:
-        """Raise SpawnRefused where the hub's environment promises templates, and nothing else can be chosen.
+        """Raise SpawnRefused if the hub's environment promises templates, and there is no other choice.
 
-        KubeSpawner would start a server without a GPU, which the user did not ask for.
+        KubeSpawner would start a server without a GPU, which the user did not request.
         """
         if self.templates_dir == os.environ.get("GPUSHARE_TEMPLATES") and not self.profile_list:
             self.log.warning("%s", words.templates_awaited(self.templates_dir))
@@ -315,7 +315,7 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
             attempt.reserved(await self._reserve(template, self.queue_timeout, attempt.progress))
 
     async def _reserve(self, template: Template, patience: float, progress: SpawnProgress) -> PodShare:
-        """Get a share, after a wait of at most ``patience`` seconds if need be; ``progress`` hears of it."""
+        """Get a share, after a wait of at most ``patience`` seconds. ``progress`` gets the events."""
         await self._watch()
         await self._clear_way()
         request, alternatives = self._request(template), self._alternatives()
@@ -324,7 +324,7 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
         return share
 
     def _request(self, template: Template) -> SpawnRequest:
-        """What the spawn asks of placement, by the settings as the template's choice has left them."""
+        """Return the spawn's placement request, with the settings after the template's choice was applied."""
         settings = {name: getattr(self, name) for name in (*CONSTRAINING, *REQUESTING)}
         node = pinned_node(settings)
         request = SpawnRequest(
@@ -337,7 +337,7 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
         return replace(request, left_out=functools.partial(self.reservations.exclusions.of, request))
 
     def _ineligible(self, settings: Mapping[str, Any]) -> Callable[[], frozenset[str]]:
-        """Return a function that returns the nodes which keep out a pod with these settings."""
+        """Return a function that returns the nodes that cannot run a pod with these settings."""
         constraints = pod_constraints(settings, self._kube.sorted_values)
         return functools.partial(self.reservations.cluster.ineligible, constraints) if constraints else frozenset
 
@@ -354,7 +354,7 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
     # -- a spawn, in start --
 
     def start(self) -> Any:
-        """KubeSpawner's start. A pod with a share that its node does not admit is tried on another node."""
+        """Start as KubeSpawner does. A pod with a share that its node does not admit is tried on another node."""
         if self._attempt.phase not in (SpawnPhase.NEW, SpawnPhase.READY):
             # the spawner of a script: a hub clears the state before each spawn
             self._forget_attempt()
@@ -398,7 +398,7 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
         )
 
     async def _start_pod(self, attempt: PodAttempt) -> Any:
-        """KubeSpawner's, after what the sharing layer needs besides the pod was created."""
+        """Create the sharing layer's further objects, then start the pod as KubeSpawner does."""
         offer = attempt.reservation.offer if attempt.reservation is not None else None
         if offer is not None:
             try:
@@ -408,7 +408,7 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
         return await self._kube.start_pod()
 
     def _node_is_added(self) -> bool:
-        """Whether the cluster autoscaler says that it adds a node for the pod."""
+        """Return whether the cluster autoscaler has an event that it adds a node for the pod."""
         return any(event.get("reason") == TRIGGERED_SCALE_UP for event in self.events)
 
     def _validate_user_options(self, profile_list: Sequence[Mapping[str, Any]]) -> None:
@@ -416,7 +416,7 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
         super()._validate_user_options(checked_texts(profile_list, self.user_options))
 
     async def load_user_options(self) -> None:
-        """Apply what was chosen: a template if its name was, else as KubeSpawner does."""
+        """Apply the choice: a template if the options name a template, else as KubeSpawner does."""
         attempt = self._attempt
         if attempt.settled:
             if attempt.profile is None or attempt.profile.template is None:
@@ -429,19 +429,19 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
             attempt.apply(choice)
 
     async def _template_choice(self) -> Choice | None:
-        """What the options stand for where they name a template; None where they leave everything to KubeSpawner."""
+        """Return the choice for options that name a template; None if KubeSpawner handles them."""
         if not names_template(self.user_options, self._templates()):
             return None
         return choose_template(await self._offer(), self.user_options, self._chosen)
 
     async def get_pod_manifest(self) -> V1Pod:
-        """KubeSpawner's manifest, and the share in it."""
+        """Return KubeSpawner's manifest with the share."""
         pod = await super().get_pod_manifest()
         share = self._attempt.reservation
         return pod if share is None else build_pod(pod, share, self.share_unit_size, self.hub.api_url, self.namespace)
 
     def get_env(self) -> dict[str, Any]:
-        """KubeSpawner's environment; a template without a GPU hides those of the node."""
+        """Return KubeSpawner's environment; a template without a GPU hides the GPUs of the node."""
         environment: dict[str, Any] = super().get_env()
         if self._attempt.hides_gpus and not (self.extra_resource_limits or self.extra_resource_guarantees):
             return {**WITHOUT_GPU, **environment}
@@ -467,7 +467,7 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
 
     @property
     def _secret_rights(self) -> SecretRights:
-        """One for all spawners of the hub in this namespace."""
+        """The hub's right to make Secrets, one object for all spawners in this namespace."""
         make = functools.partial(SecretRights, self.api, self.namespace, self.log)
         return self._shared(("secrets", self.namespace), make)
 
@@ -476,11 +476,11 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
         return await self._attempt.pod_deleted(request, self.pod_name, self.log)
 
     def is_pod_running(self, pod: Any) -> bool:
-        """KubeSpawner's. While a server with a share starts, a pod that its node does not take is noticed."""
+        """Return whether the pod runs. Raises NotAdmitted if its node refuses a pod with a share."""
         return self._attempt.pod_runs(pod, super().is_pod_running)
 
     async def progress(self) -> AsyncIterator[dict[str, Any]]:
-        """The position in the queue and the GPU, then what KubeSpawner has to say."""
+        """Yield the position in the queue and the GPU, then KubeSpawner's events."""
         begun = self.pending or self._attempt.phase is SpawnPhase.PLACING or self._kube.was_started
         async for event in self._attempt.events(bool(begun and self._templates()), super().progress()):
             yield event
@@ -488,9 +488,10 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
     # -- a running server --
 
     async def poll(self) -> int | None:
-        """KubeSpawner's. A pod with a share that its node has ended counts as stopped, and the log says why.
+        """Return KubeSpawner's status.
 
-        So does a pod that an earlier hub left half made when it ended.
+        A pod with a share that its node has ended counts as stopped, and the log says why. So does an incomplete pod of
+        an earlier hub process.
         """
         if self._is_undecided:
             return 1 if await self._refused_at_once() else None
@@ -513,7 +514,7 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
         return status
 
     async def _is_half_made(self) -> bool:
-        """Return whether an earlier hub created the server's pod and ended before it made what the pod names."""
+        """Return whether an earlier hub ended between the creation of the server's pod and of its objects."""
         pod = self._pod()
         if self._attempt.phase not in (SpawnPhase.NEW, SpawnPhase.STARTED) or pod is None:
             return False
@@ -522,7 +523,7 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
         return await OwnedObjects(self.api, self.log).missing(pod)
 
     async def stop(self, now: bool = False) -> None:
-        """KubeSpawner's. A spawn that still waits for its share is called off; queued spawns are placed afterwards."""
+        """Stop the server. A spawn that still waits for its share is cancelled; queued spawns are placed afterwards."""
         if not self._attempt.call_off():
             await super().stop(now)
         if self._attempt.template_name and self._templates():

@@ -1,17 +1,11 @@
-"""CPU, memory and pods that nodes have free, and which nodes a pod's taints and labels rule out.
+"""Free CPU, memory and pods of nodes, and the nodes that a pod's taints and labels exclude.
 
-What is free is what nodes can allocate, less what the pods on them request.
+Free is a node's allocatable amount less the requests of its pods, as the cluster's scheduler counts them
+(`pod_requests`). One `ClusterCapacity` serves a hub, for all namespaces; it needs `list` and `watch` on nodes and pods
+in the whole cluster. Without that right, only the scheduler decides whether a pod fits.
 
-One reader for a hub, for all namespaces; it needs `list` and `watch` on nodes and pods in the whole cluster. Without
-that right nothing is known, and only the scheduler says what does not fit: see `admission`.
-
-What a pod requests of its node, and what a node has, as the cluster's scheduler counts them.
-
-What a pod of ours says, as the API server writes it: what it holds, why it does not run, how it ended, whose it is.
-
-Does not make or remove any: see `pod` and `cleanup`.
-
-Which objects of a watched mapping have changed since the last look.
+Further functions read our pods as the API server writes them: share, reason for a wait, end, owner. `ChangedObjects`
+finds changes of a watched mapping. Does not make or remove pods: see `pod` and `owned_objects`.
 """
 
 from __future__ import annotations
@@ -55,27 +49,27 @@ Amounts = dict[str, Decimal]
 
 
 def pod_requests(pod: Mapping[str, Any]) -> Amounts:
-    """Return what a pod requests of its node.
+    """Return the amounts that a pod requests of its node.
 
     Containers and sidecars are added up; an ordinary init container runs before the containers and beside the sidecars
-    that were started before it, and the larger amount counts. Of a container that was resized in place the largest of
-    what is requested, allocated and in force counts. The pod's overhead is added. (kubernetes
+    that were started before it, and the larger amount counts. For a container that was resized in place the largest of
+    the requested, allocated and current amounts counts. The pod's overhead is added. (kubernetes
     component-helpers/resource/helpers.go; measured on 1.36.)
     """
     spec, status = pod.get("spec") or {}, pod.get("status") or {}
-    in_force = {found.get("name"): found for found in _statuses(status)}
+    in_force = {entry.get("name"): entry for entry in _statuses(status)}
     running = _total(_requested(container, in_force) for container in spec.get("containers") or [])
     sidecars: Amounts = {}
     most: Amounts = {}
     for container in spec.get("initContainers") or []:
-        asked = _requested(container, in_force)
+        requested = _requested(container, in_force)
         if container.get("restartPolicy") == "Always":
-            sidecars = _total([sidecars, asked])
+            sidecars = _total([sidecars, requested])
             most = _largest([most, sidecars])
         else:
-            most = _largest([most, _total([sidecars, asked])])
+            most = _largest([most, _total([sidecars, requested])])
     total = _largest([_total([running, sidecars]), most])
-    # requests of the pod as a whole (1.34 and later) take the place of the sum
+    # requests of the pod as a whole (1.34 and later) replace the sum
     of_pod = _amounts((spec.get("resources") or {}).get("requests"))
     return _total([{**total, **of_pod}, _amounts(spec.get("overhead"))])
 
@@ -86,11 +80,11 @@ def _statuses(status: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 def _requested(container: Mapping[str, Any], in_force: Mapping[Any, Mapping[str, Any]]) -> Amounts:
     resources = container.get("resources") or {}
-    # the API server writes a limit without a request as a request; a manifest that it has not seen lacks that
-    asked_for = _amounts({**(resources.get("limits") or {}), **(resources.get("requests") or {})})
-    known = in_force.get(container.get("name"), {})
-    actual = (known.get("resources") or {}).get("requests")
-    return _largest([asked_for, _amounts(known.get("allocatedResources")), _amounts(actual)])
+    # the API server copies a limit without a request to the requests; in a manifest before that the request is missing
+    written = _amounts({**(resources.get("limits") or {}), **(resources.get("requests") or {})})
+    status = in_force.get(container.get("name"), {})
+    actual = (status.get("resources") or {}).get("requests")
+    return _largest([written, _amounts(status.get("allocatedResources")), _amounts(actual)])
 
 
 def _amounts(written: Mapping[str, Any] | None) -> Amounts:
@@ -114,35 +108,35 @@ def _largest(parts: Iterable[Amounts]) -> Amounts:
 
 
 RESERVATION = PREFIX + "reservation"
-"""Annotation: which reservation of the hub the pod was made from. By it the hub knows that the share has arrived."""
+"""Annotation: the hub's reservation from which the pod was made. With it the hub detects that the share has arrived."""
 
 FINISHED = ("Failed", "Succeeded")
-"""Phases of pods that hold nothing any more."""
+"""Phases of pods that hold no resources any more."""
 
 
 def holds_share(pod: Mapping[str, Any]) -> bool:
-    """Whether a pod (as the API server writes it) holds a share: one that is being deleted does until it is gone."""
+    """Return whether a pod (as the API server writes it) holds a share, also while it is being deleted."""
     return of_session(pod) and phase(pod) not in FINISHED
 
 
 def of_session(pod: Mapping[str, Any]) -> bool:
-    """Return whether a pod is labelled as a server with a share, by somebody other than its node."""
+    """Return whether a pod has the labels of a server with a share, and was not made by its node."""
     labels = pod["metadata"].get("labels")
     return (is_session(labels) or is_layer_session(labels)) and not is_mirror(pod["metadata"])
 
 
 def phase(pod: Mapping[str, Any]) -> str:
-    """Pending, Running, Failed, Succeeded or Unknown."""
+    """Return the phase: Pending, Running, Failed, Succeeded or Unknown."""
     return str((pod.get("status") or {}).get("phase") or "Pending")
 
 
 def annotation(pod: Mapping[str, Any], name: str) -> str:
-    """An annotation of a pod; empty where it has none of that name."""
+    """Return an annotation of a pod; empty if it is missing."""
     return str((pod["metadata"].get("annotations") or {}).get(name) or "")
 
 
 def created_at(pod: Mapping[str, Any]) -> float:
-    """When the pod was made, in seconds since the epoch; 0 where it does not say."""
+    """Return when the pod was made, in seconds since the epoch; 0 if unknown."""
     written = pod["metadata"].get("creationTimestamp")
     try:
         return datetime.fromisoformat(str(written)).timestamp() if written else 0.0
@@ -152,30 +146,30 @@ def created_at(pod: Mapping[str, Any]) -> float:
 
 @dataclass(frozen=True)
 class Ended:
-    """A pod that was ended by its node or by the cluster, not by its program."""
+    """The end of a pod by its node or by the cluster, not by its program."""
 
     reason: str
-    """In Kubernetes' word, like UnexpectedAdmissionError."""
+    """Kubernetes' word, like UnexpectedAdmissionError."""
     message: str
     node: str
     exit_code: int | None = None
-    """Of the notebook's container; None where it has not ended by itself."""
+    """The exit code of the notebook's container; None if it has not exited."""
 
     @property
     def what(self) -> str:
-        """What happened, as half a sentence after "Node node-a"."""
+        """The node's action, as half a sentence after "Node node-a"."""
         return words.what_node_did(self.reason)
 
     def __str__(self) -> str:
-        """A sentence for people and logs, without a full stop."""
+        """Return a sentence for people and logs, without a full stop."""
         return words.pod_ended(self.node, self.reason, self.message)
 
 
 def ended_by_node(pod: Mapping[str, Any]) -> Ended | None:
-    """How a finished pod was ended, if not by its notebook's own exit; None for any other pod.
+    """Return how a finished pod was ended, if not by its notebook's own exit; None for any other pod.
 
-    Pods that hold devices fail so after a restart of their node (kubernetes issue 125579); their containers may still
-    be shown as running then.
+    Pods with devices fail so after a restart of their node (kubernetes issue 125579); their containers may still be
+    shown as running then.
     """
     status = pod.get("status") or {}
     if phase(pod) not in FINISHED:
@@ -187,7 +181,7 @@ def ended_by_node(pod: Mapping[str, Any]) -> Ended | None:
 
 
 def exit_code(pod: Mapping[str, Any]) -> int | None:
-    """The exit code of the notebook's container; None where it has not ended by itself."""
+    """Return the exit code of the notebook's container; None if it has not exited."""
     for status in (pod.get("status") or {}).get("containerStatuses") or []:
         ended = (status.get("state") or {}).get("terminated")
         if status.get("name") == NOTEBOOK and ended:
@@ -196,7 +190,7 @@ def exit_code(pod: Mapping[str, Any]) -> int | None:
 
 
 def why_waiting(pod: Mapping[str, Any]) -> str:
-    """Why a pod does not run yet, in Kubernetes' words; empty where it does not say."""
+    """Return why a pod does not run yet, in Kubernetes' words; empty if unknown."""
     status = pod.get("status") or {}
     for container in status.get("containerStatuses") or []:
         waiting = (container.get("state") or {}).get("waiting") or {}
@@ -211,9 +205,9 @@ def why_waiting(pod: Mapping[str, Any]) -> str:
 def orphans(
     pods: Iterable[Mapping[str, Any]], hub: str, runs: Callable[[str, str], bool], made_before: float
 ) -> list[Mapping[str, Any]]:
-    """Pods that hold a share for servers that the hub which made them does not know any more.
+    """Return the hub's pods that hold a share for servers that the hub does not have any more.
 
-    ``runs`` says whether the hub runs a user's server; ``made_before``: seconds since the epoch.
+    ``runs`` returns whether the hub runs a user's server; ``made_before``: seconds since the epoch.
     """
     return [
         pod
@@ -232,7 +226,7 @@ AT_ONCE = 5000
 
 
 class ChangedObject(NamedTuple):
-    """One object before and after; None: it was not there, or is gone."""
+    """One object before and after a change; None: it did not exist, or is gone."""
 
     key: str
     before: Any
@@ -240,19 +234,22 @@ class ChangedObject(NamedTuple):
 
 
 class ChangedObjects:
-    """Compares a mapping with what it was, by the identity of its objects: a watch replaces those that change."""
+    """Comparison of a mapping with its earlier state, by the identity of its objects.
+
+    A watch replaces changed objects.
+    """
 
     def __init__(self) -> None:
-        self._known: dict[str, Any] = {}
+        self._seen: dict[str, Any] = {}
 
-    def look_again(self) -> None:
-        """Find all objects changed the next time."""
-        self._known = dict.fromkeys(self._known)
+    def mark_all_changed(self) -> None:
+        """Treat all objects as changed the next time."""
+        self._seen = dict.fromkeys(self._seen)
 
     def pieces(self, objects: Callable[[], Mapping[str, Any]]) -> Iterator[list[ChangedObject]]:
-        """Yield what has changed, in pieces; between two of them the mapping may change, or be another one.
+        """Yield the changes in pieces; between two of them the mapping may change, or be replaced.
 
-        ``objects`` returns the mapping. What changes meanwhile is found now or the next time.
+        ``objects`` returns the mapping. Changes in between are yielded now or the next time.
         """
         names = list(objects())
         for start in range(0, len(names), AT_ONCE):
@@ -260,27 +257,27 @@ class ChangedObjects:
             changed = []
             for name in names[start : start + AT_ONCE]:
                 now = current.get(name)
-                if now is not None and now is not self._known.get(name):
-                    changed.append(ChangedObject(name, self._known.get(name), now))
-                    self._known[name] = now
+                if now is not None and now is not self._seen.get(name):
+                    changed.append(ChangedObject(name, self._seen.get(name), now))
+                    self._seen[name] = now
             yield changed
         current = objects()
-        if len(self._known) != len(current):
-            yield [
-                ChangedObject(name, self._known.pop(name), None) for name in list(self._known) if name not in current
-            ]
+        if len(self._seen) != len(current):
+            yield [ChangedObject(name, self._seen.pop(name), None) for name in list(self._seen) if name not in current]
 
 
 ASK_AGAIN_SECONDS = 300.0
-"""After the API server has refused to show nodes and pods. Ours: an admin who grants the right sees an effect soon."""
+"""Seconds until the next try after the API server has refused to show nodes and pods. Ours: an admin who grants the
+right sees an effect soon.
+"""
 MOST_CONSTRAINTS = 100
-"""Kinds of pods whose ruled out nodes are kept. Ours: more than a hub has templates; selectors can name the user."""
+"""Kinds of pods for which excluded nodes are kept. Ours: more than a hub has templates; selectors can name the user."""
 COUNTED_AT_ONCE = 500
 """Changed pods that are counted in one piece: about 1 ms."""
 
 
 class ClusterCapacity:
-    """Reads nodes and pods in the background, from `begin` on. ``api`` is Kubernetes' core API."""
+    """Reader of nodes and pods in the background, from `begin` on. ``api`` is Kubernetes' core API."""
 
     def __init__(self, api: Any, log: logging.Logger) -> None:
         self._api = api
@@ -290,7 +287,7 @@ class ClusterCapacity:
         self._pods: Watched | None = None
         self._closing: list[asyncio.Future[None]] = []
         """The event loop keeps only weak references to tasks."""
-        self._known: dict[str, NodeResources] = {}
+        self._free: dict[str, NodeResources] = {}
         self._allocatable: dict[str, NodeResources] = {}
         self._requested: dict[str, Requested] = {}
         self._by_others: dict[str, Requested] = {}
@@ -307,22 +304,22 @@ class ClusterCapacity:
         self._ruled_out: dict[PodConstraints, frozenset[str]] = {}
 
     def begin(self) -> None:
-        """Start to read, unless that was done."""
+        """Start to read, unless already started."""
         if self._reading is None:
             self._reading = asyncio.ensure_future(self._begin())
 
     def keep_facts(self) -> None:
-        """Keep what `facts` returns from now on, which takes memory for each pod of the cluster."""
+        """Keep the data for `facts` from now on, which takes memory for each pod of the cluster."""
         if self._keeps_facts:
             return
         self._keeps_facts = True
         if self._nodes is not None and self._pods is not None:
-            # what was read lacks it
+            # the earlier lists lack these data
             self._closing = [asyncio.ensure_future(watched.close()) for watched in (self._nodes, self._pods)]
             self._watch()
 
     def facts(self) -> ClusterFacts | None:
-        """Return nodes and pods as other sharing layers' rules look at them; None while they are not known.
+        """Return nodes and pods for the rules of other sharing layers; None before they are read.
 
         The same object as long as nothing has changed. See `keep_facts`.
         """
@@ -338,25 +335,25 @@ class ClusterCapacity:
         return self._cluster_facts
 
     def resources(self) -> Mapping[str, NodeResources]:
-        """Return what is free on each node, without reservations in flight; empty while it is not known."""
+        """Return the free resources of each node, without reservations in flight; empty before they are read."""
         for _ in self.count():
             pass
-        return self._known
+        return self._free
 
     def bound(self) -> Set[str]:
-        """Return the reservations whose pods are on a node and counted, as of the last `count`."""
+        """Return the reservations with a counted pod on a node, as of the last `count`."""
         return self._bound
 
     def gpu_devices(self, node: str) -> Mapping[int, int] | None:
-        """Return how many devices of each GPU, by its index, a node has by its status; None while it is not known."""
+        """Return the number of devices of each GPU, by its index, in a node's status; None if unknown."""
         nodes = self._nodes
-        if nodes is None or not nodes.known or (found := nodes.objects.get(node)) is None:
+        if nodes is None or not nodes.known or (item := nodes.objects.get(node)) is None:
             return None
-        devices: Mapping[int, int] = found["gpus"]
+        devices: Mapping[int, int] = item["gpus"]
         return devices
 
     def count(self) -> Iterator[None]:
-        """Count what has changed, in pieces."""
+        """Count the changes, in pieces."""
         nodes, pods = self._nodes, self._pods
         if nodes is None or pods is None or not (nodes.known and pods.known):
             self._forget()
@@ -377,28 +374,28 @@ class ClusterCapacity:
             yield
 
     def changes(self) -> Iterator[tuple[str, NodeResources]]:
-        """Return what is free on each node that was counted anew and not returned yet; UNKNOWN for one that is gone."""
+        """Yield the free resources of each node with changes since the last call; UNKNOWN for a removed node."""
         while self._recounted:
             node = self._recounted.pop()
-            yield node, self._known.get(node, UNKNOWN)
+            yield node, self._free.get(node, UNKNOWN)
 
-    def look_again(self) -> None:
+    def mark_all_changed(self) -> None:
         """Return all nodes in the next `changes`."""
-        self._recounted.update(self._known)
+        self._recounted.update(self._free)
 
     def ineligible(self, constraints: PodConstraints) -> frozenset[str]:
-        """Return the nodes whose taints or labels keep such a pod out, as of the last `count`; empty before it.
+        """Return the nodes with taints or labels that exclude such a pod, as of the last `count`; empty before it.
 
         The same set for the same constraints until a node's taints or labels change.
         """
-        if not self._known:
+        if not self._free:
             return frozenset()
-        found = self._ruled_out.get(constraints)
-        if found is None:
-            found = self._ruled_out[constraints] = constraints.rejected(self._facts.values())
+        nodes = self._ruled_out.get(constraints)
+        if nodes is None:
+            nodes = self._ruled_out[constraints] = constraints.rejected(self._facts.values())
             if len(self._ruled_out) > MOST_CONSTRAINTS:
                 del self._ruled_out[next(iter(self._ruled_out))]
-        return found
+        return nodes
 
     async def _begin(self) -> None:
         while not await self._may_read():
@@ -435,7 +432,7 @@ class ClusterCapacity:
         return True
 
     def _on_change(self) -> None:
-        """Forget what is made of all objects; `count` finds what has changed by itself."""
+        """Drop the data that depend on all objects; `count` detects the changes itself."""
         self._cluster_facts = None
 
     def _take_node(self, name: str, now: Object | None) -> None:
@@ -450,7 +447,7 @@ class ClusterCapacity:
         self._recount([name])
 
     def _move(self, pod: Object | None, sign: int) -> str:
-        """Count a pod on its node, or take it off; return the node, empty where the pod is on none."""
+        """Count a pod on its node, or remove it; return the node, empty for a pod without a node."""
         if pod is None or not pod["node"]:
             return ""
         node: str = pod["node"]
@@ -462,7 +459,7 @@ class ClusterCapacity:
         return node
 
     def _judge(self, name: str) -> None:
-        """Find out which constraints keep pods out of a node that is new, has changed or is gone."""
+        """Update the constraints that exclude pods from a new, changed or removed node."""
         facts = self._facts.get(name)
         for constraints, nodes in self._ruled_out.items():
             if (facts is not None and not constraints.accept(facts)) != (name in nodes):
@@ -470,18 +467,18 @@ class ClusterCapacity:
 
     def _recount(self, nodes: Iterable[str]) -> None:
         for node in nodes:
-            self._known.pop(node, None)
+            self._free.pop(node, None)
             if node in self._allocatable:
-                self._known[node] = self._allocatable[node].less(
+                self._free[node] = self._allocatable[node].less(
                     self._requested.get(node, NOTHING), self._by_others.get(node, NOTHING)
                 )
             self._recounted.add(node)
 
     def _forget(self) -> None:
-        if not self._known:
+        if not self._free:
             return
-        self._recounted.update(self._known)
-        self._known, self._allocatable, self._requested, self._by_others, self._bound = {}, {}, {}, {}, set()
+        self._recounted.update(self._free)
+        self._free, self._allocatable, self._requested, self._by_others, self._bound = {}, {}, {}, {}, set()
         self._nodes_seen, self._pods_seen = ChangedObjects(), ChangedObjects()
         self._facts, self._ruled_out = {}, {}
 
@@ -497,10 +494,10 @@ def _add(amounts: dict[str, Requested], node: str, requested: Requested, sign: i
 
 
 def kept_node(node: Object, with_facts: bool = False) -> Object:
-    """Return what is kept of a node. ``with_facts``: with what other sharing layers publish."""
+    """Return the kept data of a node. ``with_facts``: with the data that other sharing layers publish."""
     status = node.get("status") or {}
     allocatable = status.get("allocatable") or {}
-    # of its capacity: what is allocatable is without devices that are unhealthy for a moment
+    # from its capacity: allocatable excludes devices that are unhealthy for a moment
     capacity = ((gpu_index_of(name), amount) for name, amount in (status.get("capacity") or {}).items())
     return {
         "gpus": {index: int(quantity(amount)) for index, amount in capacity if index is not None},
@@ -516,9 +513,9 @@ def kept_node(node: Object, with_facts: bool = False) -> Object:
 
 
 def kept_pod(pod: Object, with_facts: bool = False) -> Object:
-    """Return what is kept of a pod: whole pods of a large cluster would take much memory, and show all environments.
+    """Return the kept data of a pod: whole pods of a large cluster would take much memory, and expose all environments.
 
-    ``with_facts``: with what other sharing layers publish.
+    ``with_facts``: with the data that other sharing layers publish.
     """
     requested = pod_requests(pod)
     return {

@@ -1,10 +1,8 @@
-"""What other sharing layers have free in the cluster, by what they publish, for the queue and for the form.
+"""Free capacity of other sharing layers in the cluster, from the objects that they publish, for the queue and the form.
 
-The rules of each layer are in `sharing`, and which nodes it shares is in `layers.yaml`.
-
-Reads what other sharing layers publish in the cluster, while `layers.yaml` or a template names one.
-
-The hub's sessions on GPUs of other sharing layers, by their pods: where they are, what they have, when they stop.
+`LayerReader` watches these objects, while `layers.yaml` or a template names a layer. `ClusterLayers` is the state at
+one instant. `LayerSessions` has the hub's sessions on such GPUs, by their pods: nodes, units, and notices of a stop.
+The rules of each layer are in `sharing`; `layers.yaml` has the nodes of each layer.
 """
 
 from __future__ import annotations
@@ -56,46 +54,46 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Pending:
-    """A server that has been promised a part of a layer's GPUs, and that its scheduler has not placed yet."""
+    """A server with a promised part of a layer's GPUs that the layer's scheduler has not placed yet."""
 
     layer: LayerName
     units: int
-    """On all its GPUs together."""
+    """Units on all its GPUs together."""
     kept_off: frozenset[str] = frozenset()
     """Nodes on which it cannot be placed."""
 
 
 @dataclass(frozen=True)
 class LayerSessions:
-    """What pods say of the sessions. Make one with `of`."""
+    """The sessions of pods. Make it with `of`."""
 
     placed: set[str] = field(default_factory=set)
-    """The reservations whose pods are on a node."""
+    """The reservations with a pod on a node."""
     units: dict[str, int] = field(default_factory=dict)
-    """What those have, by node."""
+    """Units of these, by node."""
     waiting: dict[str, Pending] = field(default_factory=dict)
-    """The reservations whose pods wait for their scheduler."""
+    """The reservations with a pod that waits for its scheduler."""
     stops: list[tuple[float, tuple[str, str]]] = field(default_factory=list)
-    """When sessions stop that have a notice of it (seconds since the epoch), each with its pod's namespace and name."""
+    """Stop times of sessions with a notice (seconds since the epoch), each with its pod's namespace and name."""
 
     @classmethod
     def of(cls, pods: Iterable[ClusterPod], ours: Callable[[str], bool]) -> LayerSessions:
         """Read pods that have not finished. ``ours``: whether a pod with such a reservation is one of the hub's."""
-        found = cls()
+        sessions = cls()
         for pod in pods:
             token = pod.annotations.get(RESERVATION, "")
             if is_layer_session(pod.labels) and ours(token):
                 if pod.node:
-                    found.placed.add(token)
+                    sessions.placed.add(token)
                 with contextlib.suppress(AnnotationProblem):
-                    found._count(pod, token)
-        return found
+                    sessions._count(pod, token)
+        return sessions
 
     def _count(self, pod: ClusterPod, token: str) -> None:
-        said = layer_session(pod.labels, pod.annotations)
-        units, notice = said.share.total_units, said.session.notice
+        session = layer_session(pod.labels, pod.annotations)
+        units, notice = session.share.total_units, session.session.notice
         if not pod.node:
-            self.waiting[token] = Pending(said.layer, units)
+            self.waiting[token] = Pending(session.layer, units)
             return
         self.units[pod.node] = self.units.get(pod.node, 0) + units
         if notice is not None and notice.tier is Tier.STOPPED:
@@ -104,10 +102,11 @@ class LayerSessions:
 
 NO_FILE = LayersFile()
 MOST_STOPS = 32
-"""Announced stops that an estimate of a wait looks at, the next ones. Ours: each can cost a look at all pods, and a
-session has a notice for minutes only."""
-_TOLD: set[LayerName] = set()
-"""Layers of which the log has an error: each snapshot would say it again."""
+"""Limit of the next notified stops that an estimate of a wait considers. Ours: each can cost a pass over all pods, and
+a session has a notice for minutes only.
+"""
+_LOGGED: set[LayerName] = set()
+"""Layers with an error in the log: each snapshot would log it again."""
 
 
 def layers_in_force(file: LayersFile | None, templates: Iterable[Template]) -> frozenset[LayerName]:
@@ -119,11 +118,11 @@ def layers_in_force(file: LayersFile | None, templates: Iterable[Template]) -> f
 
 @dataclass(frozen=True)
 class ClusterLayers:
-    """The other layers at one instant; see `queue.other_layers.OtherLayers`.
+    """The other layers at one instant; see `queue.snapshot.OtherLayers`.
 
-    ``facts``: None while they are not known. ``unreadable``: layers whose facts the hub cannot read; their schedulers
-    decide then. ``pending`` returns this hub's reservations, by the annotation that their pods have; ``ours`` whether a
-    pod with such an annotation is in one of the hub's namespaces: in others anybody can write it into a pod.
+    ``facts``: None before they are read. ``unreadable``: layers with facts that the hub cannot read; their schedulers
+    decide then. ``pending`` returns this hub's reservations, by the annotation of their pods; ``ours`` whether a pod
+    with such an annotation is in one of the hub's namespaces: in other namespaces any user can write it.
     """
 
     file: LayersFile
@@ -135,7 +134,7 @@ class ClusterLayers:
     _kinds: dict[tuple[object, ...], tuple[GpuKind, ...]] = field(default_factory=dict, repr=False)
     _on_nodes: dict[tuple[object, ...], ClusterFacts] = field(default_factory=dict, repr=False)
     _later: dict[float, ClusterLayers] = field(default_factory=dict, repr=False)
-    """The layers once all announced stops have happened that are due by a time."""
+    """The layers after all notified stops that are due by a time."""
 
     def names(self, template: Template) -> tuple[LayerName, ...]:
         """Return the other layers that can serve a template."""
@@ -151,7 +150,7 @@ class ClusterLayers:
         if template.gpu.layer is not None:
             return (template.gpu.layer,)
         likely = self.file.layers_for(template.gpu.models)
-        # a template that promises what a layer cannot keep is not offered on its nodes
+        # a template that promises more than a layer can keep is not offered on its nodes
         return tuple(
             name
             for name in dict.fromkeys((*likely, *self._layers_on_nodes(template.gpu)))
@@ -159,7 +158,7 @@ class ClusterLayers:
         )
 
     def _layers_on_nodes(self, gpu: TemplateGpu) -> Iterator[LayerName]:
-        """Yield the layers of nodes with suitable GPUs: patterns of rules do not tell each model that they are for."""
+        """Yield the layers of nodes with suitable GPUs: patterns of rules do not list all their models."""
         for layer, model in self._models:
             if any(matches(model, pattern) for pattern in gpu.models):
                 yield layer
@@ -167,22 +166,22 @@ class ClusterLayers:
     @cached_property
     def _by_rule(self) -> Mapping[int, Sequence[ClusterNode]]:
         """The nodes by the rule that applies to them, by its identity: rules hold dicts, which have no hash."""
-        found: dict[int, list[ClusterNode]] = {}
+        by_rule: dict[int, list[ClusterNode]] = {}
         for node in self.facts.nodes if self.facts is not None else ():
-            found.setdefault(id(self.file.rule_of(node.labels, node.model)), []).append(node)
-        return found
+            by_rule.setdefault(id(self.file.rule_of(node.labels, node.model)), []).append(node)
+        return by_rule
 
     def _nodes_of(self, rule: LayerRule | None) -> Sequence[ClusterNode]:
         return self._by_rule.get(id(rule), ())
 
-    def _facts_on(self, rule: LayerRule | None, asked: AskedServer) -> ClusterFacts:
-        """Return the facts with the nodes of a rule on which a server can run; the same object for the same ones."""
-        key = (id(rule), asked.node, asked.ineligible)
-        found = self._on_nodes.get(key)
-        if found is None:
-            nodes = (one for one in self._nodes_of(rule) if asked.can_be_on(one.name))
-            found = self._on_nodes[key] = replace(self.facts or ClusterFacts(), nodes=tuple(nodes))
-        return found
+    def _facts_on(self, rule: LayerRule | None, server: AskedServer) -> ClusterFacts:
+        """Return the facts with a rule's nodes that can run a server; the same object for the same arguments."""
+        key = (id(rule), server.node, server.ineligible)
+        facts = self._on_nodes.get(key)
+        if facts is None:
+            nodes = (node for node in self._nodes_of(rule) if server.can_be_on(node.name))
+            facts = self._on_nodes[key] = replace(self.facts or ClusterFacts(), nodes=tuple(nodes))
+        return facts
 
     @cached_property
     def _models(self) -> Collection[tuple[LayerName, str]]:
@@ -197,30 +196,30 @@ class ClusterLayers:
         others = (rule for rule in self.file.rules if LAYERS[rule.layer].places is PlacedBy.SCHEDULER)
         return sum(node.gpu_count or 0 for rule in others for node in self._nodes_of(rule))
 
-    def verdict(self, asked: AskedServer, kept: Kept = NOTHING_KEPT) -> LayerVerdict:
-        """Return what a server meets: the first layer and rule whose nodes have a place for it now."""
+    def verdict(self, server: AskedServer, kept: Kept = NOTHING_KEPT) -> LayerVerdict:
+        """Return the outcome for a server: the first layer and rule with a place for it now."""
         best: LayerVerdict | None = None
         able: frozenset[str] = frozenset()
-        layers = self.names(asked.template)
+        layers = self.names(server.template)
         for layer in layers:
-            for found in self._verdicts(layer, asked, kept):
-                if best is None or (best.outcome is LayerOutcome.NEVER and found.outcome is not LayerOutcome.NEVER):
-                    best = found
-                if found.outcome is LayerOutcome.NOW:
-                    return found
-                able |= found.able
+            for verdict in self._verdicts(layer, server, kept):
+                if best is None or (best.outcome is LayerOutcome.NEVER and verdict.outcome is not LayerOutcome.NEVER):
+                    best = verdict
+                if verdict.outcome is LayerOutcome.NOW:
+                    return verdict
+                able |= verdict.able
         return replace(best or LayerVerdict(LayerOutcome.NEVER, why=words.no_node(layers)), able=able)
 
-    def starts_by(self, asked: AskedServer, servers: int) -> float | None:
-        """Return when so many servers could have been placed if all announced stops happen."""
+    def starts_by(self, server: AskedServer, servers: int) -> float | None:
+        """Return when so many servers could be placed if all notified stops happen."""
         times = sorted({at for at, _ in self._own_pods.stops})[:MOST_STOPS]
-        if not times or self._after(times[-1]).places(asked) < servers:
+        if not times or self._after(times[-1]).places(server) < servers:
             return None
-        # what stops later adds to what has stopped before
-        return times[bisect.bisect_left(times, servers, key=lambda at: self._after(at).places(asked))]
+        # later stops add to the earlier ones
+        return times[bisect.bisect_left(times, servers, key=lambda at: self._after(at).places(server))]
 
     def _after(self, at: float) -> ClusterLayers:
-        """Return the layers once everything has stopped that is due by a time."""
+        """Return the layers after all stops that are due by a time."""
         then = self._later.get(at)
         if then is None:
             gone = {pod for due, pod in self._own_pods.stops if due <= at}
@@ -228,34 +227,34 @@ class ClusterLayers:
             then = self._later[at] = ClusterLayers(self.file, facts, self.unreadable, self.pending, self.ours)
         return then
 
-    def places(self, asked: AskedServer) -> int:
-        """Return how many such servers can be placed now, by all their layers and rules that are known."""
-        found = 0
-        for layer in self.names(asked.template) if self.facts is not None else ():
-            for offer in self._offers(layer, asked) if layer not in self.unreadable else ():
+    def places(self, server: AskedServer) -> int:
+        """Return how many such servers can be placed now, by all their readable layers and rules."""
+        count = 0
+        for layer in self.names(server.template) if self.facts is not None else ():
+            for offer in self._offers(layer, server) if layer not in self.unreadable else ():
                 capacity = self._capacity(offer)
                 if isinstance(capacity, LayerCapacity):
-                    found += max(0, capacity.servers - self._taken(layer, offer.request.gpu.share.total_units))
-        return found
+                    count += max(0, capacity.servers - self._taken(layer, offer.request.gpu.share.total_units))
+        return count
 
     def least_used(self, nodes: Set[str]) -> str:
         """Return the node on which the hub's sessions have the smallest part of the GPUs."""
         gpus = {node.name: node.gpu_count or 1 for node in self.facts.nodes} if self.facts is not None else {}
         return min(nodes, key=lambda name: (self._own_pods.units.get(name, 0) / gpus.get(name, 1), name))
 
-    def _offers(self, layer: LayerName, asked: AskedServer) -> Iterator[LayerOffer]:
-        """Yield what a layer is asked for, on the nodes of each of its rules."""
-        for rule in self._rules(layer, asked.template):
-            facts, options = self._facts_on(rule, asked), self.file.options_of(layer, rule)
-            yield LayerOffer(layer, LayerRequest(asked.tenant, asked.template, options, facts, rule))
+    def _offers(self, layer: LayerName, server: AskedServer) -> Iterator[LayerOffer]:
+        """Yield the requests to a layer, on the nodes of each of its rules."""
+        for rule in self._rules(layer, server.template):
+            facts, options = self._facts_on(rule, server), self.file.options_of(layer, rule)
+            yield LayerOffer(layer, LayerRequest(server.tenant, server.template, options, facts, rule))
 
-    def _verdicts(self, layer: LayerName, asked: AskedServer, kept: Kept) -> Iterator[LayerVerdict]:
+    def _verdicts(self, layer: LayerName, server: AskedServer, kept: Kept) -> Iterator[LayerVerdict]:
         if self.facts is None and layer not in self.unreadable:
             yield LayerVerdict(LayerOutcome.WAIT, why=words.NOT_READ_YET)
             return
-        for offer in self._offers(layer, asked):
+        for offer in self._offers(layer, server):
             if layer in self.unreadable:
-                # a layer that needs no node to say what it asks for leaves the rest to its scheduler
+                # a layer that needs no nodes for its request leaves the placement to its scheduler
                 needs_nodes = isinstance(self._capacity(offer), str)
                 yield (
                     LayerVerdict(LayerOutcome.NEVER, offer, words.unreadable(LAYERS[layer].title))
@@ -270,14 +269,14 @@ class ClusterLayers:
 
     def _gpus_of(self, request: LayerRequest) -> tuple[GpuKind, ...]:
         key = (id(request.facts), request.gpu.models)
-        found = self._kinds.get(key)
-        if found is None:
-            found = self._kinds[key] = _kinds(suitable(request))
-        return found
+        kinds = self._kinds.get(key)
+        if kinds is None:
+            kinds = self._kinds[key] = _kinds(suitable(request))
+        return kinds
 
     def _rules(self, layer: LayerName, template: Template) -> list[LayerRule | None]:
         rules: list[LayerRule | None] = [rule for rule in self.file.rules if rule.layer is layer]
-        # a template that names its layer needs no rule: the nodes that no rule is for will do
+        # a template that names its layer needs no rule: nodes without a rule suit it
         named = template.gpu is not None and template.gpu.layer is layer
         return [*rules, None] if named else rules
 
@@ -290,7 +289,7 @@ class ClusterLayers:
         kept_off = kept.for_others & capacity.able
         left = on_nodes - sum(capacity.by_node.get(name, 0) for name in kept_off)
         taken = self._taken(offer.layer, share.total_units)
-        # those that cannot be placed on the node that is kept for this one take nothing of it
+        # servers that cannot be placed on the node that is kept for this spawn take none of its capacity
         own = min(capacity.servers, capacity.by_node.get(kept.own, 0))
         if min(capacity.servers, left) > taken or own > self._taken(offer.layer, share.total_units, kept.own):
             return LayerVerdict(LayerOutcome.NOW, replace(offer, kept_off=kept_off), able=capacity.able - kept_off)
@@ -302,27 +301,31 @@ class ClusterLayers:
         return LayerVerdict(LayerOutcome.NEVER, offer, words.never_free(title, share, capacity.limited_by))
 
     def _capacity(self, offer: LayerOffer) -> LayerCapacity | str:
-        """Return what the layer has; a sentence where it has no way to serve the template."""
+        """Return the layer's capacity; a sentence if it cannot serve the template."""
         request = offer.request
-        # facts and template are kept, so that no others have their identity; an edited template has the same name
+        # facts and template are kept, so that no others get their identity; an edited template has the same name
         key = (offer.layer, id(request.facts), id(request.template), request.tenant.quota)
-        known = self._free.get(key)
-        if known is None:
-            known = self._free[key] = request.template, _free(offer)
-        return known[1]
+        entry = self._free.get(key)
+        if entry is None:
+            entry = self._free[key] = request.template, _free(offer)
+        return entry[1]
 
     def _taken(self, layer: LayerName, units: int, node: str = "") -> int:
-        """Return for how many servers of so many units those count that the layer's scheduler has not placed yet.
+        """Return the number of servers of this size that the servers not yet placed by the layer's scheduler replace.
 
-        ``node``: of those that can be placed there; empty: of all.
+        ``node``: only servers that can be placed there; empty: all.
 
-        Which node and GPU each of them takes is not known: a smaller one counts as one of these, a larger one as
-        several. That errs towards a wait, which ends when the scheduler has placed them.
+        Their nodes and GPUs are unknown: a smaller server counts as one of this size, a larger one as several. That
+        errs towards a wait, which ends when the scheduler has placed them.
         """
         pods = self._own_pods
-        reserved = {token: one for token, one in self.pending().items() if token not in pods.placed}
+        reserved = {token: reservation for token, reservation in self.pending().items() if token not in pods.placed}
         counted = ({**pods.waiting, **reserved}).values()
-        return sum(-(-one.units // units) for one in counted if one.layer is layer and node not in one.kept_off)
+        return sum(
+            -(-reservation.units // units)
+            for reservation in counted
+            if reservation.layer is layer and node not in reservation.kept_off
+        )
 
     @cached_property
     def _own_pods(self) -> LayerSessions:
@@ -336,15 +339,15 @@ def _free(offer: LayerOffer) -> LayerCapacity | str:
     except LayerCannot as error:
         return str(error)
     except Exception:
-        # others write what is read here, and spawns on GPUs of other layers must go on
-        if offer.layer not in _TOLD:
-            _TOLD.add(offer.layer)
+        # other software writes these objects, and spawns on GPUs of other layers must go on
+        if offer.layer not in _LOGGED:
+            _LOGGED.add(offer.layer)
             log.exception("what %s publishes cannot be read", title)
         return words.not_understood(title)
 
 
 def _kinds(nodes: Iterable[ClusterNode]) -> tuple[GpuKind, ...]:
-    """Return the GPUs of nodes, as far as their labels say what they are."""
+    """Return the GPUs of nodes with complete labels."""
     counted: dict[tuple[str, int], int] = {}
     for node in nodes:
         if node.model and node.gpu_memory_bytes is not None:
@@ -354,7 +357,7 @@ def _kinds(nodes: Iterable[ClusterNode]) -> tuple[GpuKind, ...]:
 
 
 UNREADABLE_AFTER = 10.0
-"""Seconds after which objects that could not be read count as unreadable: the first list takes about one. Ours."""
+"""Seconds after which objects without a list count as unreadable: the first list takes about one. Ours."""
 
 _KINDS: Mapping[LayerName, Mapping[str, tuple[str, str, Callable[[Any], Any]]]] = {
     LayerName.KAI: {"queues": ("scheduling.run.ai", "v2", ClusterQueue.of)},
@@ -363,17 +366,17 @@ _KINDS: Mapping[LayerName, Mapping[str, tuple[str, str, Callable[[Any], Any]]]] 
         "resourceclaims": ("resource.k8s.io", "v1", ClusterClaim.of),
     },
 }
-"""What is read of each layer beside nodes and pods: API group, version and the reader, by resource."""
+"""The objects of each layer beside nodes and pods: API group, version and reader, by resource."""
 _FIELDS = {"queues": "queues", "resourceslices": "slices", "resourceclaims": "claims"}
-"""Where it stands in the facts."""
+"""Their fields in the facts."""
 
 
 class LayerReader:
-    """One reader for a hub. ``objects`` is the client's API of custom objects.
+    """Reader of published objects, one for a hub. ``objects`` is the client's API of custom objects.
 
-    ``file`` and ``templates`` return those of now. ``pending`` returns this hub's reservations on other layers, by the
-    annotation that their pods have, and ``ours`` whether a pod with one is the hub's; both can be set later. It needs
-    `list` and `watch` on what it reads.
+    ``file`` and ``templates`` return the current ones. ``pending`` returns this hub's reservations on other layers, by
+    the annotation of their pods, and ``ours`` whether a pod with such an annotation is the hub's; both can be set
+    later. It needs `list` and `watch` on these objects.
     """
 
     def __init__(
@@ -397,7 +400,7 @@ class LayerReader:
         self._since: dict[str, float] = {}
 
     def snapshot(self) -> ClusterLayers | None:
-        """Return the other layers as they are known now; None where none is in force."""
+        """Return the current state of the other layers; None without any in force."""
         file = self._file()
         layers = layers_in_force(file, self._templates())
         if not layers:

@@ -1,4 +1,4 @@
-"""Reflectors that know how fresh they are: KubeSpawner's for pods, and one of the same kind for agents' reports."""
+"""Reflectors with the time of their last list: KubeSpawner's for pods, and a similar one for agents' reports."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from traitlets import default
 from gpushare_spawner.model.kubernetes import REPORT_COMPONENT, REPORT_COMPONENT_LABEL
 
 LIST_WITHIN = 10.0
-"""Seconds that a list may take when somebody waits for it."""
+"""Seconds that a list may take while a caller waits for it."""
 _SLACK = 5.0
 _ENDS_WITHIN = 2.0
-"""Seconds within which a watch that was called off is gone."""
+"""Seconds within which a cancelled watch ends."""
 
 _renewals: WeakKeyDictionary[Any, asyncio.Task[None]] = WeakKeyDictionary()
-"""Reflectors that are being brought up to date: whoever wants the same waits for the same."""
+"""Reflectors that are being renewed: all callers wait for the same renewal."""
 
 
 class SnapshotStale(Exception):
-    """What the hub knows of the cluster is not fresh, and could not be made so. ``str()`` says what and why.
+    """The hub's data on the cluster are not fresh, and could not be renewed. ``str()`` says what failed and why.
 
-    ``forbidden``: the hub's role does not allow it to look.
+    ``forbidden``: the hub's role does not allow the list.
     """
 
     def __init__(self, message: str, forbidden: bool = False) -> None:
@@ -36,17 +36,17 @@ class SnapshotStale(Exception):
 
 
 class Dated(ResourceReflector):  # type: ignore[misc]
-    """A reflector that remembers when it last had everything from the API server."""
+    """A reflector that records when it last had all objects from the API server."""
 
     listed_at: float | None = None
-    """When the last list was asked for (monotonic clock, seconds); None: never."""
+    """When the last list was requested (monotonic clock, seconds); None: never."""
     behind = False
-    """The last list failed."""
+    """Whether the last list failed."""
     starting = False
-    """Its first list is under way."""
+    """Whether its first list is under way."""
 
     async def start(self) -> None:
-        """As every reflector; who comes meanwhile waits for the first list."""
+        """Start as every reflector does; other callers wait for the first list."""
         self.starting = True
         try:
             await super().start()
@@ -54,44 +54,44 @@ class Dated(ResourceReflector):  # type: ignore[misc]
             self.starting = False
 
     async def _list_and_update(self, resource_version: Any = None) -> Any:
-        # "0" lets the API server answer from a cache that may be behind what we have seen already: a pod that was just
-        # made would be missing, and its GPU given away twice. Without a version the answer is the newest.
-        asked, before = time.monotonic(), self.resources
+        # With "0" the API server may answer from an old cache: a new pod would be missing, and its GPU would be
+        # allocated twice. Without a version the answer is the newest.
+        requested_at, before = time.monotonic(), self.resources
         try:
-            found = await super()._list_and_update(None if resource_version == "0" else resource_version)
+            listed = await super()._list_and_update(None if resource_version == "0" else resource_version)
         except BaseException:
             self.behind = True
             raise
-        # KubeSpawner's reflectors list again every 10 s: objects that are as known stay the same ones, so that readers
-        # that compare with what they have seen (`ChangedObjects`) neither read them anew nor keep a second copy
+        # KubeSpawner's reflectors list again every 10 s. Unchanged objects stay the same ones, so that readers that
+        # compare by identity (`ChangedObjects`) neither read them again nor keep a second copy.
         for name, item in self.resources.items():
-            known = before.get(name)
-            if known is not None and _version(known) == _version(item):
-                self.resources[name] = known
-        self.listed_at, self.behind = asked, False
-        return found
+            previous = before.get(name)
+            if previous is not None and _version(previous) == _version(item):
+                self.resources[name] = previous
+        self.listed_at, self.behind = requested_at, False
+        return listed
 
     @property
     def oldest_healthy(self) -> float:
-        """Age (seconds) of the last list while all is well, at most.
+        """Maximum age (seconds) of the last list of a healthy reflector.
 
-        KubeSpawner's reflectors end each watch after ``timeout_seconds`` and list again: a watch that hangs shows by
-        the age of its list. A hub that starts hundreds of servers at once is late with that too; it must not be given
-        more to do then, hence ``restart_seconds`` on top.
+        KubeSpawner's reflectors end each watch after ``timeout_seconds`` and list again: the age of the list shows a
+        watch that hangs. A hub that starts hundreds of servers at the same time is late with that too, and must not get
+        more work then, hence ``restart_seconds`` on top.
         """
         watch_seconds = float(self.timeout_seconds or self.request_timeout or 60)
         return watch_seconds + float(self.restart_seconds) + _SLACK
 
     @property
     def up_to_date(self) -> bool:
-        """Whether the last list came, and not too long ago."""
+        """Whether the last list succeeded and is not too old."""
         return (
             not self.behind and self.listed_at is not None and time.monotonic() - self.listed_at <= self.oldest_healthy
         )
 
 
 class DatedPodReflector(Dated, PodReflector):  # type: ignore[misc]
-    """KubeSpawner's reflector of the hub's pods, dated."""
+    """KubeSpawner's reflector of the hub's pods, with the time of its last list."""
 
 
 class ReportReflector(Dated, NamespacedResourceReflector):  # type: ignore[misc]
@@ -106,28 +106,29 @@ class ReportReflector(Dated, NamespacedResourceReflector):  # type: ignore[misc]
 
 
 def is_watching(reflector: Any) -> bool:
-    """Whether the reflector's watch lives; it may still hang, or be behind."""
+    """Return whether the reflector's watch is running; it may still hang, or be behind."""
     return reflector.watch_task is not None and not reflector.watch_task.done()
 
 
 def has_listed(reflector: Any) -> bool:
-    """Whether it ever had everything from the API server: else what it shows means nothing."""
+    """Return whether it ever had all objects from the API server: otherwise its content means nothing."""
     first = reflector.first_load_future
     return bool(first.done() and not first.cancelled() and first.exception() is None)
 
 
 async def freshen(reflector: Any) -> None:
-    """See to it that a reflector shows what is. Cheap when it does already.
+    """Make sure that a reflector is up to date. Cheap if it is.
 
-    A reflector whose first list failed stays empty for ever, and one that has given up stays as it was; KubeSpawner
-    keeps both. Here they are started again, and so is one whose watch hangs or is behind. Raises SnapshotStale.
+    A reflector with a failed first list stays empty for ever, and a reflector that has given up does not change any
+    more; KubeSpawner keeps both. Here they are restarted, and so is a reflector with a watch that hangs or is behind.
+    Raises SnapshotStale.
     """
     if is_watching(reflector) and (not isinstance(reflector, Dated) or reflector.up_to_date):
         return
     renewal = _renewals.get(reflector)
     if renewal is None or renewal.done():
         renewal = _renewals[reflector] = asyncio.ensure_future(_renew(reflector))
-        # whoever asked for it may have left: then nobody fetches its exception
+        # if the caller has left, no code retrieves the exception
         renewal.add_done_callback(lambda task: task.cancelled() or task.exception())
     await asyncio.shield(renewal)
 
@@ -147,7 +148,7 @@ async def _start_again(reflector: Any) -> None:
         await asyncio.shield(first)
         return
     if is_watching(reflector):
-        # only the watch itself writes what is seen: a list of ours beside it could undo what it has seen meanwhile
+        # only the watch itself writes the objects: another list in parallel could undo its changes
         reflector.watch_task.cancel()
         await asyncio.wait({reflector.watch_task}, timeout=_ENDS_WITHIN)
     if first.done() and not has_listed(reflector):
@@ -156,10 +157,10 @@ async def _start_again(reflector: Any) -> None:
         await reflector.start()
     except BaseException as error:
         if not first.done():
-            # whoever waits for the first list must not wait for ever
+            # callers that wait for the first list must not wait for ever
             first.set_exception(SnapshotStale(f"the list of {reflector.kind} was called off: {error!r}"))
         if not first.cancelled():
-            # fetched here: it is raised, and must not be logged as forgotten too
+            # retrieved here: it is raised, and must not be logged again as never retrieved
             first.exception()
         raise
 

@@ -1,4 +1,4 @@
-"""What the hub knows of the cluster's GPUs: the agents' reports say what there is, the pods' annotations who has it."""
+"""Snapshots of the cluster's GPUs: GPUs from the agents' reports, allocations from the pods' annotations."""
 
 from __future__ import annotations
 
@@ -54,41 +54,43 @@ REPORTS = "gpushare-reports"
 """Kinds in the key of a shared reflector; KubeSpawner's own for pods."""
 
 DISTRUST_SECONDS = 10.0
-"""How long a node is left alone after it did not admit a pod: the kubelet's status, by which the scheduler goes,
-follows the device plugin within 10 s (``nodeStatusUpdateFrequency``)."""
+"""Seconds for which a node is left out after it did not admit a pod: the kubelet's status, which the scheduler uses,
+follows the device plugin within 10 s (``nodeStatusUpdateFrequency``).
+"""
 
 BEYOND_SECONDS = 30.0
-"""How long a report may offer more than its node's status before that is logged: as `DISTRUST_SECONDS`, and time for a
-kubelet that starts. Nothing is placed there meanwhile: the scheduler would not let it in."""
+"""Seconds for which a report may offer more than its node's status before that is logged: `DISTRUST_SECONDS`, plus time
+for a kubelet that starts. No spawn is placed there meanwhile: the scheduler would not admit it.
+"""
 
 DROPPED_AT_ONCE = 50
 """Reservations that are dropped from the ledger in one piece: about 2 ms."""
 
 REPORTS_AT_ONCE = 1000
-"""Reports whose age is looked at in one piece: less than 1 ms."""
+"""Reports with an age check in one piece: less than 1 ms."""
 
 CLOSED_SECONDS = 60.0
-"""For how long a namespace that the hub may not look into is not tried again."""
+"""Seconds until the next try in a namespace that the hub may not read."""
 
 
 @dataclass(frozen=True)
 class _SeenPod:
-    """What one version of a pod with a share says."""
+    """The data of one version of a pod with a share."""
 
     uid: str
     version: str
     token: str
     allocation: Allocation
-    announced: Notice | None
+    notice: Notice | None
     odd: bool = False
-    """Its annotations are wrong, so its limits count: its GPUs may be known only later."""
+    """Whether its annotations are wrong, so that its limits count: its GPUs may be determined only later."""
 
 
 class ClusterSnapshots:
-    """Reads KubeSpawner's shared reflectors, after making sure that they show what is, and keeps a ledger of it.
+    """Reader of KubeSpawner's shared reflectors, after a check that they are up to date. Keeps a ledger.
 
-    ``reflectors`` is the dict that all spawners of the hub share. Only what has changed since the last look is read,
-    and in pieces, so that the event loop is not blocked however many pods there are.
+    ``reflectors`` is the dict that all spawners of the hub share. It reads only changes since the last snapshot, in
+    pieces, so that any number of pods does not block the event loop.
     """
 
     def __init__(
@@ -102,18 +104,18 @@ class ClusterSnapshots:
         layers: LayerReader | None = None,
         claimed_capacity: int = UNITS_PER_GPU,
     ) -> None:
-        """``claimed_capacity``: units that a GPU has at most where pods get GPUs by claims."""
+        """Keep the settings. ``claimed_capacity``: the most units of a GPU on a node with claims."""
         self.reflectors = reflectors
         self.reports_key = reports_key
         self.unit_size = unit_size
         self.claimed_capacity = claimed_capacity
         self.log = log
         self.feed = LedgerFeed()
-        """Knows what pods hold, and the reservations that `snapshot` was told of."""
+        """The ledger of the pods' allocations and of the reservations that `snapshot` has received."""
         self._clock = WallClock.of(clock)
         self._capacity = capacity
         self.layers = layers
-        """Reads what other sharing layers have; None: nobody does."""
+        """Reader of other sharing layers; None: no such layers."""
         if layers is not None:
             layers.ours = self.shows
         self._inventory = GpuInventory()
@@ -131,13 +133,13 @@ class ClusterSnapshots:
         """The units that pods were promised, by the GPU's UUID."""
         self._odd_pods: dict[str, Mapping[str, Any]] = {}
         self._of_token: dict[str, str] = {}
-        self._announced: dict[str, Notice] = {}
+        self._notices: dict[str, Notice] = {}
         self._reserved: Set[str] = frozenset()
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
         self._distrusted: dict[str, float] = {}
         self._beyond: dict[str, float] = {}
         """Since when a node's report offers more than the node has, by node (`time.monotonic`)."""
-        self._told_beyond: set[str] = set()
+        self._logged_beyond: set[str] = set()
         self._closed: dict[str | None, float] = {}
         self._lasting = LastingObjects()
         self._bad_objects = BadObjects(log)
@@ -149,11 +151,11 @@ class ClusterSnapshots:
         reserved: Callable[[], Mapping[str, Allocation]] = dict,
         in_flight: Callable[[], Iterable[Allocation]] = tuple,
     ) -> GpuSnapshot:
-        """Bring `feed` up to date, and return what else is known. Raises SnapshotStale.
+        """Update `feed`, and return the other data. Raises SnapshotStale.
 
         ``reserved`` returns the reservations by their tokens: their pods are not counted, because the reservations are.
-        ``in_flight`` returns the allocations of all reservations. What was read at most ``max_age`` seconds ago will
-        do.
+        ``in_flight`` returns the allocations of all reservations. Data that are at most ``max_age`` seconds old are
+        used again.
         """
         # a form that has waited too long is cancelled: changes that it was reading would never be counted
         reading = asyncio.ensure_future(self._read_changes(max_age, reserved, in_flight))
@@ -163,7 +165,7 @@ class ClusterSnapshots:
 
     def _has_read(self, reading: asyncio.Task[GpuSnapshot]) -> None:
         self._readings.discard(reading)
-        # fetched here: whoever asked may have left
+        # retrieved here: the caller may have left
         if not reading.cancelled():
             reading.exception()
 
@@ -196,12 +198,12 @@ class ClusterSnapshots:
             except Exception:
                 # some changes may have been read and not counted
                 for objects in (self._config_maps, *self._changed_pods.values()):
-                    objects.look_again()
+                    objects.mark_all_changed()
                 if self._capacity is not None:
-                    self._capacity.look_again()
+                    self._capacity.mark_all_changed()
                 raise
             layers = self.layers.snapshot() if self.layers is not None else None
-            snapshot = GpuSnapshot(self._inventory, self._awaited, tuple(self._announced.items()), layers)
+            snapshot = GpuSnapshot(self._inventory, self._awaited, tuple(self._notices.items()), layers)
             self._last = (time.monotonic(), snapshot)
             return snapshot
 
@@ -213,7 +215,7 @@ class ClusterSnapshots:
     ) -> Iterator[None]:
         """Count each reservation or its pod. Between two pieces some count twice, and none is missing."""
         now, counted = reserved(), {allocation.session: allocation for allocation in in_flight()}
-        # a reservation whose pod has arrived since the pods were read counts once more: its pod is not read yet
+        # a reservation with a pod that arrived after the read of the pods counts once more: its pod is not read yet
         late = {token: before[token] for token in before.keys() - now.keys() - self._of_token.keys()}
         counted.update((allocation.session, allocation) for allocation in late.values())
         gone, self._reserved = self._reserved - now.keys() - late.keys(), now.keys() | late.keys()
@@ -230,7 +232,7 @@ class ClusterSnapshots:
                 yield
         dropped = [session for session in self.feed.sessions(EntrySource.RESERVED) if session not in counted]
         for start in range(0, len(dropped), DROPPED_AT_ONCE):
-            # some may have been reserved since
+            # some may have been reserved since then
             current = {allocation.session for allocation in in_flight()}
             for session in dropped[start : start + DROPPED_AT_ONCE]:
                 if session not in current:
@@ -252,20 +254,23 @@ class ClusterSnapshots:
         return report.claims if report is not None else None
 
     def counted_pods(self) -> Set[str]:
-        """Reservations whose pods are taken off the free CPU, memory and pods of their nodes already."""
+        """Return reservations with pods that already reduce the free CPU, memory and pods of their nodes."""
         return self._capacity.bound() if self._capacity is not None else frozenset()
 
     def ineligible(self, constraints: PodConstraints) -> frozenset[str]:
-        """Nodes whose taints or labels keep a pod out, as far as they are known."""
+        """Return the nodes with taints or labels that exclude a pod, as far as they are read."""
         return self._capacity.ineligible(constraints) if self._capacity is not None else frozenset()
 
     def read_capacity(self) -> None:
-        """Begin to read what nodes have free of CPU, memory and pods; nothing happens where that was begun."""
+        """Start to read the free CPU, memory and pods of nodes, unless already started."""
         if self._capacity is not None:
             self._capacity.begin()
 
     async def _freshen_pods(self, reflector: Any) -> None:
-        """Raises SnapshotStale; not for a namespace that this hub never could read: it has started nothing there."""
+        """Renew a reflector of pods. Raises SnapshotStale, but not for a namespace that this hub never could read.
+
+        The hub has started no server there.
+        """
         if not has_listed(reflector) and time.monotonic() < self._closed.get(reflector.namespace, 0.0):
             return
         try:
@@ -277,11 +282,11 @@ class ClusterSnapshots:
             self.log.warning("%s; shares are placed without it", error)
 
     def distrust(self, node: str) -> None:
-        """Leave a node alone for a moment: it did not admit a pod that fitted by its report."""
+        """Leave a node out for a moment: it did not admit a pod that fitted by its report."""
         self._distrusted[node] = time.monotonic() + DISTRUST_SECONDS
 
     def pods(self) -> Iterable[Mapping[str, Any]]:
-        """Return all pods of the hub that are watched, without those that a node has made."""
+        """Return all watched pods of the hub, except pods that a node has made."""
         for key, reflector in list(self.reflectors.items()):
             if key[0] == PODS:
                 yield from (pod for pod in list(reflector.resources.values()) if not is_mirror(pod["metadata"]))
@@ -303,13 +308,13 @@ class ClusterSnapshots:
             self._reports.pop(key, None)
             return
         version = config_map["metadata"].get("resourceVersion") or ""
-        known = self._reports.get(key)
-        if known is None or known[0] != version:
-            before = known[1] if known is not None else None
+        recorded = self._reports.get(key)
+        if recorded is None or recorded[0] != version:
+            before = recorded[1] if recorded is not None else None
             self._reports[key] = (version, self._read(key, config_map, before, now), now)
 
     def _count_reports(self) -> Iterator[None]:
-        """Place by the reports that are fresh from now on; set `_awaited`, a sentence about those that will not do."""
+        """Use the fresh reports for placement from now on; set `_awaited`, a sentence about unusable reports."""
         now, monotonic = self._clock(), time.monotonic()
         silent: dict[str, float] = {}
         distrusted: list[Report] = []
@@ -318,10 +323,10 @@ class ClusterSnapshots:
         for number, (_, report, read_at) in enumerate(self._reports.values()):
             if number % REPORTS_AT_ONCE == 0:
                 yield
-            # an agent that only observes has no GPUs to place by
+            # an agent that only observes has no GPUs for placement
             if report is None or not report.gpus:
                 continue
-            # by both clocks: a report of an agent that has ended must not stay fresh because its node's clock is ahead
+            # by both clocks: a node's fast clock must not keep the report of an ended agent fresh
             age = max(now - self._clock.since_set(report.published_at), monotonic - read_at)
             if age > REPORT_STALE_SECONDS:
                 silent[report.node] = age
@@ -339,10 +344,10 @@ class ClusterSnapshots:
             yield
         self._log_doubled()
         self._awaited = next(iter(beyond.values()), "") or _awaited(silent, distrusted, bool(fresh))
-        self._tell_beyond(beyond, monotonic)
+        self._log_beyond(beyond, monotonic)
 
     def _log_doubled(self) -> None:
-        """Log GPUs that several nodes report, each when that begins and when its nodes become others."""
+        """Log GPUs that several nodes report: at the start, and after a change of the nodes."""
         doubled = self._inventory.doubled
         for uuid, nodes in doubled.items():
             if self._doubled.get(uuid) != nodes:
@@ -350,12 +355,12 @@ class ClusterSnapshots:
         self._doubled = doubled
 
     def _beyond_node(self, report: Report) -> str:
-        """Return why a report offers more than its node has, as a sentence; empty: it does not, as far as is known.
+        """Return why a report offers more than its node has, as a sentence; empty if it does not, or if unknown.
 
-        A node's status has the devices of its plugin: those that pods hold, and as many free ones as the GPU's units
-        leave. Sessions whose share has grown use more than their devices, at most what their pods were promised.
-        Where pods get GPUs by claims the status has none (after a plugin it says 0), so that each GPU has the units
-        that the hub's settings give it. What sessions lend raises the ResourceSlice of such a node, and no report.
+        A node's status has the devices of its plugin: the pods' devices, and as many free ones as the GPU's units
+        leave. Sessions with a grown share use more than their devices, at most the promises to their pods. If pods get
+        GPUs by claims the status has no devices (after a plugin it says 0), so that each GPU has the units of the hub's
+        settings. Lent units raise the ResourceSlice of such a node, and no report.
         """
         devices = self._capacity.gpu_devices(report.node) if self._capacity is not None else None
         if devices is None:
@@ -377,16 +382,16 @@ class ClusterSnapshots:
                 return spawn_failures.report_beyond_node(report.node, index, units, offered * self.unit_size)
         return ""
 
-    def _tell_beyond(self, beyond: Mapping[str, str], now: float) -> None:
-        """Log what stays so. A node that has just joined has no devices in its status for some seconds."""
+    def _log_beyond(self, beyond: Mapping[str, str], now: float) -> None:
+        """Log a lasting difference. A node that has just joined has no devices in its status for some seconds."""
         self._beyond = {node: self._beyond.get(node, now) for node in beyond}
-        self._told_beyond &= beyond.keys()
+        self._logged_beyond &= beyond.keys()
         for node, since in self._beyond.items():
-            if now - since >= BEYOND_SECONDS and node not in self._told_beyond:
-                self._told_beyond.add(node)
+            if now - since >= BEYOND_SECONDS and node not in self._logged_beyond:
+                self._logged_beyond.add(node)
                 self.log.error("%s", beyond[node])
 
-    def _read(self, key: str, config_map: Mapping[str, Any], known: Report | None, now: float) -> Report | None:
+    def _read(self, key: str, config_map: Mapping[str, Any], previous: Report | None, now: float) -> Report | None:
         try:
             report = read_report(config_map)
         except ValidationError as error:
@@ -397,10 +402,10 @@ class ClusterSnapshots:
         if (problem := misplaced_report(config_map["metadata"]["name"], report)) is not None:
             self.log.error("%s: this report is ignored", problem)
             return None
-        report = with_known_since(report, known, now)
-        # GPUs that are as known stay the same objects: new ones each minute would be work for the garbage collector
-        gpus = known.gpus if known is not None and known.gpus == report.gpus else report.gpus
-        # who holds what is the pods' to say: a report is up to a minute behind them
+        report = with_known_since(report, previous, now)
+        # unchanged GPUs stay the same objects: new ones each minute would be work for the garbage collector
+        gpus = previous.gpus if previous is not None and previous.gpus == report.gpus else report.gpus
+        # the pods' annotations decide which session holds which units: a report is up to a minute behind them
         return report.model_copy(update={"sessions": (), "gpus": gpus})
 
     # -- pods --
@@ -425,9 +430,9 @@ class ClusterSnapshots:
             yield
 
     def _take_pod(self, name: str, pod: Mapping[str, Any] | None) -> None:
-        """Count what a pod holds; None: it is gone."""
+        """Count a pod's allocation; None: it is gone."""
         before = self._pods.get(name)
-        # first what can fail: a pod that cannot be read counts as it did before
+        # first the part that can fail: an unreadable pod counts as before
         now = self._seen_pod(name, pod, before) if pod is not None and holds_share(pod) else None
         self._pods.pop(name, None)
         self._count_promised(before, now)
@@ -436,15 +441,15 @@ class ClusterSnapshots:
         if before is not None and (now is None or now.allocation.session != before.allocation.session):
             self.feed.drop(EntrySource.SEEN, before.allocation.session)
         if before is not None:
-            self._announced.pop(before.allocation.session, None)
+            self._notices.pop(before.allocation.session, None)
             self._of_token.pop(before.token, None)
         if now is None:
             return
         self._pods[name] = now
         if now.token:
             self._of_token[now.token] = name
-        if now.announced is not None:
-            self._announced[now.allocation.session] = now.announced
+        if now.notice is not None:
+            self._notices[now.allocation.session] = now.notice
         if now.token not in self._reserved:
             self.feed.put(EntrySource.SEEN, now.allocation)
 
@@ -463,24 +468,24 @@ class ClusterSnapshots:
         if before is not None and (before.uid, before.version, before.odd) == (uid, version, False):
             return before
         try:
-            allocation, announced = self._parsed(pod)
+            allocation, notice = self._parsed(pod)
         except (AnnotationProblem, ValueError) as problem:
-            # read again each time: its GPUs may be known only later
+            # read again each time: its GPUs may be determined only later
             self._odd_pods[name] = pod
             return _SeenPod(uid, version, token, self._by_limits(pod, problem), None, odd=True)
         if before is not None and before.uid == uid and not before.odd:
             allocation = self._of_first_sight(allocation, before.allocation)
-        return _SeenPod(uid, version, token, allocation, announced)
+        return _SeenPod(uid, version, token, allocation, notice)
 
     def _of_first_sight(self, now: Allocation, before: Allocation) -> Allocation:
-        """Return the allocation with the user and the quota that its pod had when it was seen first.
+        """Return the allocation with the user and the quota that its pod had at first sight.
 
         The hub writes them once. The kubelet of the pod's node can write them too.
         """
         if (now.user, now.quota) == (before.user, before.quota):
             return now
-        if now.session not in self._told:
-            self._told.add(now.session)
+        if now.session not in self._logged:
+            self._logged.add(now.session)
             self.log.error(
                 "Pod %s: a change of its user or quota is refused; they stay %r and %r. Look who may change pods",
                 now.session,
@@ -492,9 +497,11 @@ class ClusterSnapshots:
     def _parsed(self, pod: Mapping[str, Any]) -> tuple[Allocation, Notice | None]:
         metadata = pod["metadata"]
         if is_layer_session(metadata.get("labels")):
-            found = layer_session(metadata.get("labels"), metadata.get("annotations"))
-            user = split_session_id(found.session.session)[0]
-            return allocation_elsewhere(_name(pod), found.share, user, found.session.quota, created_at(pod)), None
+            session_elsewhere = layer_session(metadata.get("labels"), metadata.get("annotations"))
+            user = split_session_id(session_elsewhere.session.session)[0]
+            return allocation_elsewhere(
+                _name(pod), session_elsewhere.share, user, session_elsewhere.session.quota, created_at(pod)
+            ), None
         session = pod_session(pod["metadata"].get("annotations"))
         allocation = Allocation(
             session=_name(pod),
@@ -509,38 +516,40 @@ class ClusterSnapshots:
         return allocation, session.notice
 
     def whole_devices(self, units: int) -> int:
-        """Units of the devices that so many units take: the kubelet gives out devices of ``unit_size`` units."""
+        """Return the units of the devices for so many units: the kubelet allocates devices of ``unit_size`` units."""
         return -(-units // self.unit_size) * self.unit_size
 
     def _by_limits(self, pod: Mapping[str, Any], problem: Exception) -> Allocation:
-        """What the scheduler counts: more than the truth perhaps, never less."""
+        """Return the allocation as the scheduler counts it: perhaps more than the truth, never less."""
         name = _name(pod)
-        if name not in self._told:
-            self._told.add(name)
+        if name not in self._logged:
+            self._logged.add(name)
             self.log.error("Pod %s: its annotations are wrong, so its limits count instead: %s", name, problem)
         spec = pod["spec"]
         if has_claim(spec):
-            # what the claim holds is not in the pod: its GPUs count as whole ones
+            # the claim's units are not in the pod: its GPUs count as whole ones
             env = notebook_container(spec).get("env") or []
-            visible = next((one.get("value") or "" for one in env if one["name"] == "CUDA_VISIBLE_DEVICES"), "")
+            visible = next(
+                (variable.get("value") or "" for variable in env if variable["name"] == "CUDA_VISIBLE_DEVICES"), ""
+            )
             uuids = tuple(filter(None, visible.split(",")))
             return Allocation(name, uuids, UNITS_PER_GPU, 0, UNITS_PER_GPU, created_at(pod))
         node = node_of(spec)
         limits = (notebook_container(spec).get("resources") or {}).get("limits") or {}
-        wanted = {
+        devices = {
             index: int(amount) if str(amount).isdecimal() else UNITS_PER_GPU
             for key, amount in limits.items()
             if (index := gpu_index_of(key)) is not None
         }
-        units = min(UNITS_PER_GPU, max([*wanted.values(), 1]) * self.unit_size)
+        units = min(UNITS_PER_GPU, max([*devices.values(), 1]) * self.unit_size)
         report = self.feed.reported(node)
         by_index = {gpu.index: gpu.uuid for gpu in report.gpus} if report is not None else {}
-        gpus = tuple(by_index[index] for index in wanted if index in by_index)
+        gpus = tuple(by_index[index] for index in devices if index in by_index)
         return Allocation(name, gpus, units, 0, units, created_at(pod))
 
 
 def allocation_elsewhere(session: str, share: Share, user: str, quota: str, opened_at: float) -> Allocation:
-    """Return what a session has of another sharing layer's GPUs, for the quotas: no report names GPUs like these."""
+    """Return a session's allocation on another sharing layer's GPUs, for the quotas: reports have no such GPUs."""
     gpus = tuple(f"{session}/{index}" for index in range(share.count))
     return Allocation(
         session=session,
@@ -554,7 +563,7 @@ def allocation_elsewhere(session: str, share: Share, user: str, quota: str, open
 
 
 def _name(pod: Mapping[str, Any]) -> str:
-    # two pods of one server can exist for a moment, the old one going and the new one coming: both count
+    # two pods of one server can exist for a moment, the old one and the new one: both count
     return f"{pod['metadata'].get('namespace')}/{pod['metadata']['name']}#{pod['metadata']['uid']}"
 
 

@@ -1,6 +1,6 @@
-"""KubeSpawner's shared watches, brought back to life when they have died; and one more, of the agents' reports.
+"""KubeSpawner's shared watches, restarted after an end; and one more, of the agents' reports.
 
-What they show is read by `snapshot`.
+Their objects are read by `snapshot`.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ PAUSES = (0.2, 0.5, 1.0, 2.0)
 class Watches:
     """The watches that one spawner needs.
 
-    ``reflectors`` is the dict that all spawners of the hub share. ``lock`` gives the lock of a key, one for all of
-    them. ``namespace``: where the spawner's pod is.
+    ``reflectors`` is the dict that all spawners of the hub share. ``lock`` returns the lock of a key, shared by all of
+    them. ``namespace``: the namespace of the spawner's pod.
     """
 
     def __init__(
@@ -47,41 +47,41 @@ class Watches:
         self._log = log
 
     async def start(self, kind: str, reflector_class: Any, replace: bool, **settings: Any) -> Any:
-        """As KubeSpawner starts a reflector; one that has died is brought back to life.
+        """Start a reflector as KubeSpawner does; restart a reflector that has ended.
 
-        Where that fails now, what it saw last is shown, as KubeSpawner does; nothing is placed by it.
+        If a restart fails, the last objects are shown, as KubeSpawner does; no spawn is placed by them.
         """
         key = self._kube.reflector_key(kind)
         if kind == PODS:
             reflector_class = DatedPodReflector
             if self._undated(key):
-                # from before there were templates: it does not say how fresh it is. One spawner replaces it for all
+                # made before there were templates: it has no time of its last list. One spawner replaces it for all
                 async with self._lock(key):
                     return await self._start(kind, reflector_class, replace or self._undated(key), **settings)
         return await self._start(kind, reflector_class, replace, **settings)
 
     def _undated(self, key: tuple[Any, ...]) -> bool:
-        known = self._reflectors.get(key)
-        return known is not None and not isinstance(known, Dated)
+        reflector = self._reflectors.get(key)
+        return reflector is not None and not isinstance(reflector, Dated)
 
     async def _start(self, kind: str, reflector_class: Any, replace: bool, **settings: Any) -> Any:
-        known = self._reflectors.get(self._kube.reflector_key(kind))
-        if known is not None and not replace:
-            if not is_watching(known):
+        reflector = self._reflectors.get(self._kube.reflector_key(kind))
+        if reflector is not None and not replace:
+            if not is_watching(reflector):
                 try:
-                    await freshen(known)
+                    await freshen(reflector)
                 except SnapshotStale as error:
-                    if not has_listed(known):
+                    if not has_listed(reflector):
                         raise
                     self._log.warning("%s; what was seen last is shown", error)
-            return known
+            return reflector
         starting = asyncio.ensure_future(self._kube.start_reflector(kind, reflector_class, replace, **settings))
         starting.add_done_callback(lambda task: task.cancelled() or task.exception())
-        # a start that is called off must not leave the others waiting for a first list that never comes
+        # a cancelled start must not leave other callers waiting for a first list that never arrives
         return await asyncio.shield(starting)
 
     async def ensure(self, reports_key: tuple[Any, ...], make_reports: Callable[[], Any]) -> None:
-        """See to it that pods and reports are watched; `snapshot` checks that they are watched well."""
+        """Make sure that pods and reports are watched; `snapshot` checks that the watches are healthy."""
         if reports_key not in self._reflectors:
             self._reflectors[reports_key] = make_reports()
         try:
@@ -90,8 +90,8 @@ class Watches:
             self._not_yet(error)
 
     async def pods_patiently(self) -> None:
-        """See to it that pods are watched, after several tries if need be. Raises what the last one raised."""
-        # a hub that starts takes a failed poll for a stopped server, and one failed list would do that to all of them
+        """Make sure that pods are watched, after several tries. Raises the error of the last try."""
+        # a starting hub takes a failed poll for a stopped server, and one failed list would stop all of them
         for pause in PAUSES:
             try:
                 await self._kube.watch_pods()

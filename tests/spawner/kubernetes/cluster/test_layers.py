@@ -147,7 +147,7 @@ def test_an_error_in_one_layer_refuses_its_spawns_alone_and_is_logged_once(
 
     broken = replace(POD_LAYERS[LayerName.TIME_SLICING], free=fails)
     monkeypatch.setattr(cluster_layers, "POD_LAYERS", {**POD_LAYERS, LayerName.TIME_SLICING: broken})
-    monkeypatch.setattr(cluster_layers, "_TOLD", set())
+    monkeypatch.setattr(cluster_layers, "_LOGGED", set())
     for _ in range(2):
         found = met(layers([node()]))
         assert (found.outcome, found.why) == (
