@@ -1,10 +1,8 @@
-"""``gpushare service``: the idle culler and the dashboard. The options: `options`.
+"""``gpushare service``: its options, and the start of the idle culler, the dashboard and the REST API.
 
-The options of ``gpushare service``. Options of jupyterhub-idle-culler keep their names.
-
-TLS with the certificates that the hub makes for itself and for its services.
-
-Everything that the service serves: the pages and the REST API.
+Builds the parts of the service, connects them, and serves the pages and the API until SIGTERM. Options of
+jupyterhub-idle-culler keep their names. TLS uses the certificates that the hub makes for itself and for its services.
+`hub_process` ends the service with the hub.
 """
 
 from __future__ import annotations
@@ -237,7 +235,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def lacking_setting(options: argparse.Namespace, token: str) -> str:
-    """Return what is missing or wrong, in a sentence; empty: nothing."""
+    """Return a sentence about a missing or wrong setting; empty: none."""
     if not options.url:
         return "The address of the hub is not set: give --url, or let the hub start the service."
     if not token:
@@ -294,9 +292,11 @@ def _seconds(text: str) -> float:
 
 
 def _switch(group: argparse._ArgumentGroup, name: str, default: bool, help: str) -> None:
-    """``--x``, ``--x=true`` and ``--x=false``, as tornado's options take them."""
+    """Declare an option that takes ``--x``, ``--x=true`` and ``--x=false``, like tornado's options."""
     help_text = f"{help}; default {str(default).lower()}"
-    group.add_argument(name, nargs="?", const=True, default=default, type=_boolean, metavar="true|false", help=help_text)
+    group.add_argument(
+        name, nargs="?", const=True, default=default, type=_boolean, metavar="true|false", help=help_text
+    )
 
 
 def _boolean(text: str) -> bool:
@@ -307,11 +307,12 @@ def _boolean(text: str) -> bool:
 
 
 def own_tls() -> ssl.SSLContext | None:
-    """For the hub's proxy, with the certificates that the hub made for this service."""
+    """Return the TLS context for the hub's proxy, with the certificates that the hub made for this service."""
     return _tls(ssl.Purpose.CLIENT_AUTH, *(os.environ.get(f"JUPYTERHUB_SSL_{part}", "") for part in _PARTS))
 
 
 def hub_tls(options: argparse.Namespace) -> ssl.SSLContext | None:
+    """Return the TLS context for requests to the hub's API; None: no TLS with internal certificates."""
     own = tuple(os.environ.get(f"JUPYTERHUB_SSL_{part}", "") for part in _PARTS)
     if all(own):
         return _tls(ssl.Purpose.SERVER_AUTH, *own)
@@ -335,15 +336,15 @@ def _tls(purpose: ssl.Purpose, key: str, certificate: str, authority: str) -> ss
 
 
 MOST_CONNECTIONS = 4096
-"""Where descriptors suffice. The hub's proxy has a connection for each request under way and each open dashboard."""
+"""Connections, if descriptors suffice. The hub's proxy has one for each running request and each open dashboard."""
 MOST_BODY_BYTES = 16 * 1024
-"""The longest body of the API has a few hundred. tornado reads a body before the login is checked."""
+"""Limit on a request's body. The API's bodies have a few hundred bytes. tornado reads a body before the login check."""
 REQUEST_WITHIN = 60.0
 """Seconds that a peer has for the head of a request, and for the next request on its connection."""
 BODY_WITHIN = 10.0
 """Seconds that a peer has for a request's body."""
 MOST_BYTES_BUFFERED = 256 * 1024
-"""Read of one connection and not yet dealt with."""
+"""Bytes that are read from one connection and not yet processed."""
 
 log = logging.getLogger("gpushare.service")
 
@@ -356,8 +357,10 @@ def service_application(
     history: History | None = None,
     max_age: float = MAX_AGE,
 ) -> Application:
-    """Return what is served under ``prefix`` (JUPYTERHUB_SERVICE_PREFIX). ``history``: None, the service keeps none;
-    ``max_age``: of what the API shows, in seconds."""
+    """Return the application of the pages and the API under ``prefix`` (JUPYTERHUB_SERVICE_PREFIX).
+
+    ``history``: None, the service keeps none; ``max_age``: of the API's snapshots, in seconds.
+    """
     prefix = prefix.rstrip("/") + "/"
     snapshots = ServiceSnapshots(sources, max_age)
     services = Services(prefix, snapshots, Events(snapshots), actions, history, sources.clock)
@@ -367,7 +370,7 @@ def service_application(
 
 
 def service_server(application: Application, tls: ssl.SSLContext | None = None) -> BoundedHTTPServer:
-    """Return the server of the pages and the API. Everybody who reaches the hub's proxy reaches it without a login."""
+    """Return the server of the pages and the API. It can be reached through the hub's proxy without a login."""
     refusal = Refusal(status=413, message=body_too_large(MOST_BODY_BYTES), code="bad-request")
     return BoundedHTTPServer(
         application,
@@ -403,18 +406,18 @@ def run(options: argparse.Namespace, cluster_agents: ClusterAgents) -> int:
 
     Returns 2, and logs a sentence, if a setting is missing.
     """
-    # libraries log much at INFO, some of it about logins
+    # libraries log too much at INFO, also about logins
     logging.basicConfig(level="WARNING", format="[%(levelname).1s %(asctime)s gpushare] %(message)s")
     logging.getLogger("gpushare").setLevel(options.log_level)
     token = os.environ.get("JUPYTERHUB_API_TOKEN", "")
-    # the hub's own name for its API, as its pods have it; --url can be another address of it
+    # the address of the hub's API in the environment of pods; --url can be another address of the same API
     hub_name = os.environ.get("JUPYTERHUB_API_URL", "")
     if options.url:
         # the dashboard's logins ask the same hub
         os.environ["JUPYTERHUB_API_URL"] = options.url
-    wanting = lacking_setting(options, token)
-    if wanting:
-        log.error("%s", wanting)
+    problem = lacking_setting(options, token)
+    if problem:
+        log.error("%s", problem)
         return 2
     allow_many()
     try:
@@ -511,11 +514,11 @@ def _agents(
     if not options.namespace:
         return contextlib.nullcontext(agents_of_machine(options.control_socket))
 
-    def tell() -> None:
+    def notify() -> None:
         for listener in listeners:
             listener()
 
-    return cluster_agents(options.namespace, options.all_namespaces, tell, hub_name, templates)
+    return cluster_agents(options.namespace, options.all_namespaces, notify, hub_name, templates)
 
 
 async def _run_until_stopped(
@@ -539,7 +542,7 @@ async def _run_until_stopped(
         counters=culler.counters,
         notes=lambda: [*lacking, *problems(), *([history.problem] if history and history.problem else [])],
         pending=pending.now,
-        told=queue.progress,
+        progress=queue.progress,
         quotas=templates.quotas,
         claims=lambda: culler.pressure.claims,
         settings=settings,
@@ -597,9 +600,9 @@ async def _check_scopes(hub: Hub, cull_users: bool, groups: bool, lacking: list[
 def _listen(
     sources: DashboardSources, ip: str | None, history: History | None, actions: SessionActions
 ) -> BoundedHTTPServer | None:
-    """Serve the pages at $JUPYTERHUB_SERVICE_URL; without it there are none.
+    """Serve the pages at $JUPYTERHUB_SERVICE_URL; without it, serve none.
 
-    ``ip`` is for a URL whose host is not this machine, like that of a Kubernetes Service; *: all addresses.
+    ``ip``: for a URL with a host that is not this machine, like a Kubernetes Service; *: all addresses.
     """
     url = urlparse(os.environ.get("JUPYTERHUB_SERVICE_URL") or "")
     if not url.hostname:

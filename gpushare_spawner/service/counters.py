@@ -1,4 +1,4 @@
-"""What the service has done and seen since it was started. For the metrics only: no decision depends on it."""
+"""Counters of the service since its start. For the metrics only: no decision depends on them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpushare_spawner.model.share import Tier
 from gpushare_spawner.service.history.store import Wait, WaitOutcome
 
 WAIT_BOUNDS = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)
-"""Upper bounds of the buckets of waits in seconds: from a spawn that found a free GPU to an hour in the queue."""
+"""Upper bounds of the buckets of waits in seconds: from an immediate placement to an hour in the queue."""
 
 Component = Literal["agent", "hub", "session", "round"]
 
@@ -21,7 +21,7 @@ class SpawnWaits:
     def __init__(self) -> None:
         self._buckets = [0] * (len(WAIT_BOUNDS) + 1)
         self.seconds = 0.0
-        """All waits added up."""
+        """Sum of all waits."""
 
     def add(self, seconds: float) -> None:
         self._buckets[bisect_left(WAIT_BOUNDS, seconds)] += 1
@@ -46,9 +46,9 @@ class Counters:
         """Notices that were withdrawn."""
         self.failures: Counter[Component] = Counter()
         self.waits: dict[str, SpawnWaits] = {}
-        """Of spawns that got a GPU, by template."""
+        """Waits of spawns that got a GPU, by template."""
         self.given_up: Counter[str] = Counter()
-        """Spawns that got none, by template."""
+        """Spawns that got no GPU, by template."""
         self.last_round: float | None = None
         """End of the last round in seconds since the epoch; None: no round has ended yet."""
 

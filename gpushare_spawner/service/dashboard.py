@@ -1,15 +1,11 @@
-"""The dashboard: a page made of what the operations of the REST API answer. Its HTML and scripts are in `web`.
+"""The dashboard: a page made of the answers of the REST API's operations. Its HTML and scripts are in `web`.
 
-The dashboard's page. It shows what the operations of the REST API answer, as HTML.
+The service renders the page, also after a change: the script merges the new page into the displayed page. So there is
+one renderer, and the page shows the same without scripts. Filters, order and pages are in the query of the dashboard's
+address, so that links and the browser's history keep them.
 
-The service renders it, also after a change: the script joins the new page into the one that is shown. So there is one
-renderer, and the page shows the same without scripts.
-
-The address of the dashboard: filters, order and pages are in its query, so that links and the browser's history keep
-them. Pure.
-
-What the dashboard's dialogs act on: the address of a session, a GPU, a node or a spawn in the REST API, and which of
-the dialog's forms are for this caller now. Pure. The service checks each request again.
+`DialogTargets` gives the dialogs their targets: the address of a session, GPU, node or spawn in the REST API, and the
+forms that the caller may use now. The API checks each request again.
 """
 
 from __future__ import annotations
@@ -48,7 +44,7 @@ _COLUMNS = (
     ("Memory", "-memory"),
     ("Next idle action", "next"),
 )
-"""Titles, and how a click on one sorts; a second click turns the order round."""
+"""Titles, and the order after a click on the title; a second click reverses it."""
 
 
 @dataclass(frozen=True)
@@ -65,30 +61,30 @@ class Column:
 
 @dataclass(frozen=True)
 class DashboardAddress:
-    """What the page is asked to show."""
+    """The requested content of the page."""
 
     prefix: str
     query: SessionsQuery = field(default_factory=SessionsQuery)
     nodes_from: int = 0
-    """How many nodes to leave out."""
+    """Number of nodes to skip."""
 
     @classmethod
     def of(cls, prefix: str, arguments: Mapping[str, str]) -> DashboardAddress:
-        """Return the address with these arguments. What is wrong or not known is left out: the page is shown."""
+        """Return the address with these arguments. Wrong and unknown arguments are ignored."""
         number = arguments.get(_NODES_FROM, "")
         nodes_from = min(int(number), _LARGEST_OFFSET) if number.isascii() and number.isdigit() else 0
-        wanted = {name: arguments[name] for name in SessionsQuery.model_fields if arguments.get(name)}
-        wanted.pop("limit", None)
+        requested = {name: arguments[name] for name in SessionsQuery.model_fields if arguments.get(name)}
+        requested.pop("limit", None)
         try:
-            query = SessionsQuery.model_validate(wanted)
+            query = SessionsQuery.model_validate(requested)
         except ValidationError as error:
-            wrong = {one["loc"][0] for one in error.errors()}
-            query = SessionsQuery.model_validate({name: wanted[name] for name in wanted.keys() - wrong})
+            wrong = {detail["loc"][0] for detail in error.errors()}
+            query = SessionsQuery.model_validate({name: requested[name] for name in requested.keys() - wrong})
         return cls(prefix, query, nodes_from)
 
     @property
     def filtered(self) -> bool:
-        """Whether sessions are left out."""
+        """Whether a filter is set."""
         return bool(self._fields().keys() - {"sort", "offset"})
 
     @property
@@ -97,7 +93,7 @@ class DashboardAddress:
         return self._address({name: value for name, value in self._fields().items() if name == "sort"})
 
     def link(self, **changes: Any) -> str:
-        """Return the address with other arguments, less empty ones. Another list begins with its first page."""
+        """Return the address with other arguments, without empty arguments. Another list begins with its first page."""
         fields = self._fields() | changes
         if "offset" not in changes and _NODES_FROM not in changes:
             fields.pop("offset", None)
@@ -126,7 +122,7 @@ class DashboardAddress:
 
 Target = Mapping[str, Any]
 """For JSON. `address`: below the API's prefix. `may`: names of forms. `show`: texts. `choices`: of lists, as pairs of
-a value and its text. `chosen`: what lists show first."""
+a value and its text. `chosen`: the preselected values of lists."""
 
 SESSION, NODE, GPU, SPAWN = "sessions/{id}", "nodes/{node}", "nodes/{node}/gpus/{uuid}", "queue/{user}/{server}"
 """Addresses in the REST API."""
@@ -162,14 +158,14 @@ class DialogTargets:
     offered: Collection[tuple[str, str]]
 
     def _target(self, kind: str, address: str, may: Sequence[str], show: Mapping[str, str]) -> dict[str, Any]:
-        known = [form for form in may if (FORMS[form][0], kind + FORMS[form][1]) in self.offered]
-        return {"address": address, "may": known, "show": show}
+        forms = [form for form in may if (FORMS[form][0], kind + FORMS[form][1]) in self.offered]
+        return {"address": address, "may": forms, "show": show}
 
     def session(self, session: answers.SessionEntry) -> Target:
         """Return a session that the caller may act on."""
         limits, all_sessions, reach = session.keep_limits, self.caller.acts_on_all, LAYERS[session.layer].reach
         may_keep = min(limits.longest_seconds, limits.per_day, limits.at_once) > 0
-        # what a drain tells ends with the drain
+        # the message of a drain ends with the drain
         withdrawable = [message.text for message in session.messages if message.cause is not MessageCause.DRAIN]
         forms = {
             "keep": all_sessions or may_keep,
@@ -238,12 +234,19 @@ class DialogTargets:
 
 
 def choices_of_sessions(caller: Caller, templates: Iterable[Template]) -> Mapping[str, Sequence[tuple[str, str]]]:
-    """Return what lists of the sessions' dialogs offer: values with their texts. The same for all sessions that a
-    caller may act on: what the caller may use, or for those who act on all sessions everything."""
+    """Return the choices of the lists in sessions' dialogs: values with their texts.
+
+    The same for all sessions that a caller may act on: the templates that the caller may use, or all templates for a
+    caller that may act on all sessions.
+    """
     allowed = [
         template for template in templates if caller.acts_on_all or template.access.allows(caller.name, caller.groups)
     ]
-    return {"templates": sorted(((one.name, one.display_name) for one in allowed), key=lambda one: one[1])}
+    return {
+        "templates": sorted(
+            ((template.name, template.display_name) for template in allowed), key=lambda choice: choice[1]
+        )
+    }
 
 
 def _of_place(cordon: answers.CordonEntry | None) -> Sequence[str]:
@@ -253,7 +256,7 @@ def _of_place(cordon: answers.CordonEntry | None) -> Sequence[str]:
 
 
 def _larger_share(session: answers.SessionEntry) -> str:
-    """Return the value of the next larger share that is free, which most who change theirs want; empty: none is."""
+    """Return the next larger free share, the most frequent choice; empty: none is free."""
     larger = (units for units in session.share_choices if session.share_units < units <= session.largest_share_units)
     return next((f"{units / UNITS_PER_GPU:g}" for units in larger), "")
 
@@ -270,11 +273,11 @@ def _shares(session: answers.SessionEntry) -> Sequence[tuple[str, str]]:
 
 OFFERED = frozenset((operation.method, operation.path) for operation in OPERATIONS)
 MOST_GPUS = 48
-"""About so many on one page; a node is never cut in two."""
+"""Approximate number on one page; a node is never split."""
 MOST_ROWS = 100
-"""Of the queue and of quotas; the API has all. Sessions have pages of as many."""
+"""Rows of the queue and of quotas; the API has all. A page of sessions has the same number."""
 FEW = 10
-"""Users with so many sessions or fewer need no filter."""
+"""Users with at most this number of sessions get no filter."""
 
 Option = tuple[str, str]
 """A value and its text."""
@@ -282,7 +285,7 @@ Option = tuple[str, str]
 
 @dataclass(frozen=True)
 class Choices:
-    """What filters offer."""
+    """The choices of the filters."""
 
     nodes: Sequence[Option]
     templates: Sequence[Option]
@@ -291,7 +294,7 @@ class Choices:
 
 @dataclass(frozen=True)
 class Dashboard:
-    """All that the page shows."""
+    """All data of the page."""
 
     caller: Caller
     address: DashboardAddress
@@ -301,10 +304,10 @@ class Dashboard:
     queue: answers.Queue
     quotas: answers.QuotasAnswer
     choices: Choices
-    """Of the filters."""
+    """Choices of the filters."""
     targets: DialogTargets
     session_choices: Mapping[str, Sequence[Option]]
-    """Of the lists in the dialogs of sessions."""
+    """Choices of the lists in the dialogs of sessions."""
     nodes_on_page: int
     most: int = MOST_ROWS
 
@@ -314,13 +317,13 @@ class Dashboard:
 
     @property
     def earlier_sessions(self) -> str:
-        """The address of the page before; empty: this is the first one."""
+        """The address of the previous page; empty: this is the first page."""
         query = self.address.query
         return self.address.link(offset=max(0, query.offset - query.limit)) if query.offset else ""
 
     @property
     def later_sessions(self) -> str:
-        """The address of the page after; empty: this is the last one."""
+        """The address of the next page; empty: this is the last page."""
         end = self.sessions.offset + len(self.sessions.sessions)
         return self.address.link(offset=end) if self.sessions.sessions and end < self.sessions.total else ""
 
@@ -339,7 +342,7 @@ class Dashboard:
 
 
 async def dashboard(services: Services, caller: Caller, address: DashboardAddress) -> Dashboard:
-    """Return what the page shows to a caller."""
+    """Return the data of the page for a caller."""
 
     def call(query: Any = None, **path: str) -> Any:
         return Call(services, caller, path, query or Nothing(), Nothing())
@@ -374,10 +377,14 @@ async def _nodes(call: Any, address: DashboardAddress, limit: int, snapshot: Ser
 def _choices(snapshot: ServiceSnapshot, caller: Caller) -> Choices:
     rows = snapshot.rows if caller.sees_all else snapshot.by_user.get(caller.name, ())
     used = {row.session.template for row in rows}
-    shown = {name: one.display_name for name, one in snapshot.templates.items() if caller.sees_all or name in used}
+    shown = {
+        name: template.display_name for name, template in snapshot.templates.items() if caller.sees_all or name in used
+    }
     return Choices(
-        nodes=[(report.node, report.node) for report in sorted(snapshot.reports, key=lambda one: one.node)],
-        templates=sorted({name: shown.get(name, name) for name in used | shown.keys()}.items(), key=lambda one: one[1]),
+        nodes=[(report.node, report.node) for report in sorted(snapshot.reports, key=lambda report: report.node)],
+        templates=sorted(
+            {name: shown.get(name, name) for name in used | shown.keys()}.items(), key=lambda choice: choice[1]
+        ),
         tiers=[(tier.value, tier.value) for tier in (Tier.ACTIVE, Tier.DOWNGRADED, Tier.RELEASED)],
     )
 
@@ -385,8 +392,9 @@ def _choices(snapshot: ServiceSnapshot, caller: Caller) -> Choices:
 class DashboardPage(Page):
     """The dashboard: GPUs, their shares, the queue, the sessions, and quotas.
 
-    Admins and users with the scope `custom:gpushare:read` see every session, others their own and totals
-    without names. `q`, `node`, `template`, `tier`, `user`, `group`, `own`, `sort`, `offset`: as for the API's sessions.
+    Admins and users with the scope `custom:gpushare:read` see every session. Other users see their own sessions, and
+    totals without names. `q`, `node`, `template`, `tier`, `user`, `group`, `own`, `sort`, `offset`: as for the API's
+    sessions.
     """
 
     def initialize(self, services: Services) -> None:

@@ -1,6 +1,6 @@
-"""Ends the service with the hub that started it: a killed hub's service would keep the next one's from its port.
+"""Ends the service with its hub: the service of a killed hub would block the port of the next hub's service.
 
-Used before everything else is imported, so this module imports the standard library alone.
+Runs before all other imports, so this module imports only the standard library.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def end_with_hub(arguments: Sequence[str]) -> None:
-    """Have the kernel send SIGTERM when the hub ends, if the service's arguments ask for it.
+    """Have the kernel send SIGTERM when the hub ends, if the service's arguments say so.
 
-    Ends the process if the hub has ended already. The kernel's signal comes only for an end after this call.
+    Ends the process if the hub has already ended: the kernel sends the signal only for an end after this call.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     configure(parser)
     try:
         hub = parser.parse_known_args(arguments)[0].end_with_hub
     except argparse.ArgumentError:
-        return  # the command's own parser says what is wrong
+        return  # the command's own parser reports the error
     if hub is None:
         return
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)

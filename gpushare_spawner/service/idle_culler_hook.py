@@ -23,21 +23,21 @@ from gpushare_spawner.templates.folder import default_folder
 def cull_arbiter(templates_dir: Path | str | None = None) -> Callable[..., bool]:
     """Return the hook. ``templates_dir``: the hub's folder of templates, read again when it changes.
 
-    Servers of templates with a GPU are never culled by jupyterhub-idle-culler: it sees neither GPU work nor busy
-    kernels, and this service stops them. Servers of other templates are culled after their `idle.stop_after`, and never
-    if it is not given or with `idle.dry_run`. Defaults, limits and quiet hours of `idle.yaml` count; of its groups the
-    most generous. All other servers are culled after jupyterhub-idle-culler's own time-out.
+    jupyterhub-idle-culler never culls servers of templates with a GPU: it sees neither GPU work nor busy kernels, and
+    this service stops them. It culls servers of other templates after their `idle.stop_after`, and never if that is
+    not given or with `idle.dry_run`. Defaults, limits and quiet hours of `idle.yaml` count; of its groups, the most
+    generous. It culls all other servers after its own time-out.
     """
     templates = TemplateSource(Path(templates_dir) if templates_dir is not None else default_folder())
 
     def hook(*, inactive: timedelta | None, inactive_limit: float, server: Mapping[str, Any], **_: Any) -> bool:
-        """Return whether a server is culled. ``inactive_limit``: seconds; ``server``: as the hub's API describes it."""
+        """Return whether to cull a server. ``inactive_limit``: seconds; ``server``: its entry in the hub's API."""
         if inactive is None:
             return False
         options = server.get("user_options")
         name = options.get("profile") if isinstance(options, Mapping) else None
         each = templates()
-        # the hook is not told the user's groups
+        # the hook does not get the user's groups
         template = each.of_user(name, "") if isinstance(name, str) else None
         if template is not None and each.quiet_until(Tier.STOPPED, time.time()) > time.time():
             return False

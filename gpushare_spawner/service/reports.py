@@ -1,6 +1,7 @@
-"""Reads the reports of all agents at once.
+"""The agents as the service uses them, and the reports of all agents.
 
-Which agents the service asks: the one of this machine, or those of a cluster.
+`Agent` and `Agents` are the interfaces. The agent of this machine is here; agents of a cluster are in
+`service.kubernetes`.
 """
 
 from __future__ import annotations
@@ -32,33 +33,33 @@ from gpushare_spawner.model.template import Template
 
 
 class UnconfirmedSession(BaseModel):
-    """A session that only a node's report knows: nobody vouches for its identity, and it counts for nothing."""
+    """A session that is only in a node's report: its identity is not confirmed, and it is not counted."""
 
     model_config = ConfigDict(frozen=True)
 
     id: str
-    """What the report calls it: any text."""
+    """The id in the report: any text."""
     since: float
-    """When the service saw it first, in seconds since the epoch."""
+    """The time at which the service saw it first, in seconds since the epoch."""
 
 
 class KnownReport(Report):
-    """A node's report, whose `sessions` are only those whose identity is vouched for.
+    """A node's report with only those `sessions` that have a confirmed identity.
 
-    On Kubernetes the protected annotations of a node's pods say whose a session is and what share was promised
-    (`service.kubernetes.pod_sessions.joined_report`); on one machine the agent repeats what the hub's spawner said when
-    it opened the session, on a socket that nobody else can use (`service.agents.MachineAgent`). A report adds figures
-    to these sessions, and never makes one. No other place makes a KnownReport, and `Agent.report` returns nothing else.
+    On Kubernetes the protected annotations of a node's pods decide the user and the share of a session
+    (`service.kubernetes.pod_sessions.joined_report`). On one machine the agent repeats the values that the hub's
+    spawner gave when it opened the session, on a protected socket (`MachineAgent`). A report adds figures to these
+    sessions, and never adds a session. No other place makes a KnownReport, and `Agent.report` returns nothing else.
     """
 
     unconfirmed: tuple[UnconfirmedSession, ...] = ()
-    """For admins to read."""
+    """Sessions without a confirmed identity, shown to admins."""
     others: tuple[SessionReport, ...] = ()
-    """Units that pods of other hubs have, and older pods of the same sessions: nothing but units, without users."""
+    """Units of pods of other hubs, and of older pods of the same sessions: only units, without users."""
 
     @property
     def allocated_to(self) -> tuple[SessionReport, ...]:
-        """The sessions that have units of the node's GPUs, those of other hubs included."""
+        """The sessions that have units of the node's GPUs, including sessions of other hubs."""
         return self.sessions + self.others
 
     @classmethod
@@ -76,22 +77,25 @@ class KnownReport(Report):
 
 
 class Agent(Protocol):
-    """What the service asks of a node's agent.
+    """The interface of a node's agent for the service.
 
-    `service.agents.MachineAgent` asks the one of this machine, `service.kubernetes.node.NodeAgent` one in a
-    cluster. Methods raise `AgentUnreachable` or `ControlRefused`.
+    Implementations: `MachineAgent` on this machine, `service.kubernetes.node.NodeAgent` in a cluster. Methods raise
+    `AgentUnreachable` or `ControlRefused`.
     """
 
     async def report(self) -> KnownReport: ...
 
     def report_age(self) -> float:
-        """Seconds since the agent made what `report` returned last."""
+        """Return the age of the last result of `report`, in seconds."""
 
     async def tier(self, request: TierRequest, /) -> None: ...
 
     async def carried_out(self, request: TierRequest, /) -> bool:
-        """Wait until the session has the tier of the request, which `tier` has made. False: the agent has not said so
-        in time, and may still carry it out. Refused with code ``busy`` where the session has another tier since."""
+        """Wait until the session has the tier that an earlier call of `tier` requested, and return True.
+
+        False: the agent has not confirmed it in time, and can still carry it out. Refused with code ``busy`` if the
+        session has got another tier since.
+        """
 
     async def resize(self, request: ResizeRequest, /) -> None: ...
 
@@ -114,23 +118,23 @@ class Agents(Protocol):
     async def asking(self) -> Sequence[Agent]:
         """Wait until notebook servers ask something of the service, and return the agents of their nodes.
 
-        They can be the same ones again until an answer has reached them.
+        The same agents can be returned again until an answer has reached them.
         """
 
 
 @dataclass(frozen=True)
 class NodeSnapshot:
-    """One agent's report, or the reason why there is none."""
+    """One agent's report, or the reason why there is no report."""
 
     agent: Agent
     report: KnownReport | None
     problem: str = ""
     age: float = 0.0
-    """Age of the report in seconds; later events are not in it."""
+    """Age of the report in seconds; it does not contain later events."""
 
 
 async def ask(agent: Agent) -> NodeSnapshot:
-    """Return the agent's report. Raises nothing: the reason of a failure is in ``problem``."""
+    """Return the agent's report. Raises nothing: ``problem`` has the reason of a failure."""
     try:
         report = await agent.report()
         return NodeSnapshot(agent, report, age=agent.report_age())
@@ -139,7 +143,7 @@ async def ask(agent: Agent) -> NodeSnapshot:
 
 
 async def ask_all(agents: Iterable[Agent]) -> list[NodeSnapshot]:
-    """Ask all agents at once; one that fails does not delay the others."""
+    """Ask all agents at once; a failure does not delay the others."""
     return list(await asyncio.gather(*(ask(agent) for agent in agents)))
 
 
@@ -150,34 +154,34 @@ class RecentReports:
         self._agents = agents
         self._max_age = max_age
         self._snapshots: list[NodeSnapshot] = []
-        self._asked_at = float("-inf")
-        self._asking = asyncio.Lock()
+        self._requested_at = float("-inf")
+        self._requesting = asyncio.Lock()
 
     async def snapshots(self) -> list[NodeSnapshot]:
         """Return one snapshot for each agent."""
-        async with self._asking:
-            if time.monotonic() - self._asked_at >= self._max_age:
+        async with self._requesting:
+            if time.monotonic() - self._requested_at >= self._max_age:
                 self._snapshots = await ask_all(self._agents)
-                self._asked_at = time.monotonic()
+                self._requested_at = time.monotonic()
             return self._snapshots
 
     def outdated(self) -> None:
         """Mark the reports as old: the next caller asks the agents again."""
-        self._asked_at = float("-inf")
+        self._requested_at = float("-inf")
 
 
-ASKED_WITHIN = 30.0
-"""Seconds that one question whether notebook servers ask something waits at the agent."""
+LONG_POLL = 30.0
+"""Seconds for which the agent holds back the answer while no notebook server asks anything."""
 AGENT_BACK = 1.0
-"""Seconds between two tries while the agent does not answer."""
+"""Seconds between two attempts while the agent does not answer."""
 
 
 class NoAgents(RuntimeError):
-    """Agents cannot be asked in the way that the options say; the text says why."""
+    """The options give no usable way to the agents; the text states the reason."""
 
 
 class ClusterAgents(Protocol):
-    """Gives the agents of a cluster. cli.py hands in `service.kubernetes.agents.agents_of_cluster`."""
+    """The factory of a cluster's agents. cli.py passes `service.kubernetes.agents.agents_of_cluster`."""
 
     def __call__(
         self,
@@ -189,17 +193,17 @@ class ClusterAgents(Protocol):
     ) -> AbstractAsyncContextManager[Agents]:
         """Return the agents of the nodes while the context is open.
 
-        `on_change` is called when agents may have published something; `hub` is the address of the hub's API as the
-        hub itself says it (empty: not known); `templates` gives the valid ones by name. Raises NoAgents.
+        `on_change` is called when agents can have published something; `hub` is the address of the hub's API in the
+        hub's own configuration (empty: unknown); `templates` returns the valid templates by name. Raises NoAgents.
         """
 
 
 class MachineAgent(AgentClient):
-    """The agent of this machine, as `reports.Agent`.
+    """The agent of this machine, an `Agent`.
 
-    Its report is as good as the hub's own list of sessions: a session is opened only by a request of the hub's spawner
-    on the control socket, with its user, server, template and share. Only root and the agent's own user can use that
-    socket, they alone can write the agent's state, and nothing that a session's socket takes changes these fields.
+    Its report is as reliable as the hub's own list of sessions: only a request of the hub's spawner on the control
+    socket opens a session, with its user, server, template and share. Only root and the agent's own user can use that
+    socket and write the agent's state, and no message on a session's socket changes these fields.
     """
 
     async def report(self) -> KnownReport:
@@ -209,7 +213,7 @@ class MachineAgent(AgentClient):
 
 
 class MachineAgents:
-    """The agent of this machine, as `reports.Agents`."""
+    """The agent of this machine, as `Agents`."""
 
     def __init__(self, agent: MachineAgent) -> None:
         self._agent = agent
@@ -218,14 +222,14 @@ class MachineAgents:
         return iter([self._agent])
 
     async def asking(self) -> Sequence[Agent]:
-        """Wait until notebook servers ask something. Asks the agent once in `ASKED_WITHIN` seconds."""
+        """Wait until notebook servers ask something. Asks the agent once in `LONG_POLL` seconds."""
         while True:
             try:
-                if await self._agent.asked(ASKED_WITHIN):
+                if await self._agent.asked(LONG_POLL):
                     return [self._agent]
             except ControlRefused:
-                # an agent that is older than asks; it can be updated
-                await asyncio.sleep(ASKED_WITHIN)
+                # an older agent without this request; it can be updated
+                await asyncio.sleep(LONG_POLL)
             except AgentUnreachable:
                 await asyncio.sleep(AGENT_BACK)
 

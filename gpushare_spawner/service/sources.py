@@ -1,4 +1,4 @@
-"""Where pages and the API get what they show: agents, hub, templates, culler."""
+"""The sources of all data that pages and the API show: agents, hub, templates, culler."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from gpushare_spawner.service.counters import Counters
 from gpushare_spawner.service.culler.decisions import CullerSettings, HubSnapshot, SessionDecision, decide_sessions
 from gpushare_spawner.service.hub.client import HubServer
 from gpushare_spawner.service.reports import NodeSnapshot, RecentReports
-from gpushare_spawner.service.waiting import WaitingSpawn, as_told, waiting_spawns
+from gpushare_spawner.service.waiting import WaitingSpawn, waiting_spawns, with_progress
 
 
 async def _unknown() -> None:
-    """Nothing is known of pending spawns."""
+    """Return None: pending spawns are unknown."""
 
 
-async def _nothing_told(waiting: Sequence[HubServer]) -> Mapping[tuple[str, str], QueueProgress]:
+async def _no_progress(waiting: Sequence[HubServer]) -> Mapping[tuple[str, str], QueueProgress]:
     return {}
 
 
 @dataclass(frozen=True)
 class DashboardSources:
-    """What the pages show, and where they get it."""
+    """The sources of the pages and the API."""
 
     reports: RecentReports
     templates: Callable[[], Mapping[str, Template]]
@@ -38,19 +38,19 @@ class DashboardSources:
     """Sentences for admins: missing scopes, templates with errors."""
     pending: Callable[[], Awaitable[Sequence[HubServer] | None]] = _unknown
     """Returns the servers that the hub is starting; None: unknown."""
-    told: Callable[[Sequence[HubServer]], Awaitable[Mapping[tuple[str, str], QueueProgress]]] = _nothing_told
-    """Returns what the hub tells the users of these spawns, as far as it is known, by user and server name."""
+    progress: Callable[[Sequence[HubServer]], Awaitable[Mapping[tuple[str, str], QueueProgress]]] = _no_progress
+    """Returns the queue progress that the hub shows to the users of these spawns, by user and server name."""
     quotas: Callable[[], Quotas | None] = lambda: None
-    """Returns those in force; None: there are none."""
+    """Returns the quotas in force; None: there are none."""
     claims: Callable[[], Mapping[str, UnitsNeeded]] = lambda: {}
-    """Returns what spawns in quota need of sessions over quota, by session."""
+    """Returns the units that spawns in quota need of sessions over quota, by session."""
     needed: Callable[[], Mapping[str, int]] = lambda: {}
-    """Returns the units that waiting spawns leave the idle sessions whose units they need."""
+    """Returns the units that waiting spawns leave to each idle session, if they need its units."""
     settings: CullerSettings = field(default_factory=CullerSettings)
     dry_run: DryRun = field(default_factory=DryRun)
-    """The culler's."""
+    """The culler's record of a dry run."""
     use: RecentUse = field(default_factory=RecentUse)
-    """The culler's."""
+    """The culler's record of recent use."""
     clock: Callable[[], float] = time.time
 
     async def now(self) -> tuple[list[NodeSnapshot], list[SessionDecision], Mapping[str, Template], float]:
@@ -73,11 +73,11 @@ class DashboardSources:
     async def waiting(
         self, pending: Sequence[HubServer] | None, reports: Sequence[Report], templates: Mapping[str, Template]
     ) -> Sequence[WaitingSpawn] | None:
-        """Return the spawns that wait, of those that are ``pending``; None: unknown.
+        """Return the ``pending`` spawns that wait; None: unknown.
 
-        Without any report it is unknown which of them wait.
+        Without any report, it is unknown which spawns wait.
         """
         if pending is None or not reports:
             return None
         waiting = waiting_spawns(pending, reports, templates)
-        return as_told(waiting, await self.told([one.server for one in waiting])) if waiting else waiting
+        return with_progress(waiting, await self.progress([spawn.server for spawn in waiting])) if waiting else waiting

@@ -1,10 +1,8 @@
-"""The templates in force, by name, with the idle policy, and the quotas, for the culler and the dashboard.
+"""The templates in force under the admin's idle policy, and the quotas, for the culler and the dashboard.
 
-Templates with the idle actions that apply to each user's sessions, under the admin's idle policy.
-
-Which templates have a share that a running session can change to. Pure.
-
-Whether the units are free, and what a quota admits, is another question: `service.actions.share`.
+`SessionTemplates` has the templates with the idle actions that apply to each user's sessions. Functions at the end
+choose the templates with a share that a running session can change to. `service.actions.share` checks whether the units
+are free and a quota allows them.
 """
 
 from __future__ import annotations
@@ -25,15 +23,15 @@ from gpushare_spawner.templates.files import QuotaFile, idle_file, layers_file
 from gpushare_spawner.templates.folder import TemplateFolder, Templates
 
 GroupsOf = Callable[[str], Collection[str] | None]
-"""Returns a user's groups; None: they are not known."""
+"""Returns a user's groups; None: unknown."""
 
 
 def unknown_groups(user: str) -> None:
-    """Return that no groups are known."""
+    """Return None: no groups are known."""
 
 
 class UserGroups:
-    """The groups of the users of running servers, by the hub's list. What it said last counts while it is silent."""
+    """The groups of the users of running servers, by the hub's last list."""
 
     def __init__(self, users: Callable[[], Iterable[HubUser] | None]) -> None:
         self._users = users
@@ -44,12 +42,12 @@ class UserGroups:
         users = self._users()
         if users is not None and users is not self._seen:
             self._seen = users
-            self._groups = {one.name: one.servers[0].groups for one in users if one.servers}
+            self._groups = {hub_user.name: hub_user.servers[0].groups for hub_user in users if hub_user.servers}
         return self._groups.get(user)
 
 
 class SessionTemplates(Mapping[str, Template]):
-    """Templates by name. As a mapping it shows what applies to users without a group of the policy."""
+    """Templates by name. As a mapping it shows the templates for users without a group of the policy."""
 
     def __init__(
         self,
@@ -58,22 +56,22 @@ class SessionTemplates(Mapping[str, Template]):
         groups_of: GroupsOf = unknown_groups,
         layers: LayersFile | None = None,
     ) -> None:
-        """``layers``: which nodes are shared by other layers than ours; None: none are."""
+        """Apply a policy to templates. ``layers``: the nodes with other sharing layers; None: none."""
         self._templates = templates
         self._policy = policy
         self._groups_of = groups_of
         self._layers = layers or LayersFile()
         self._made: dict[tuple[str, str | None], Template] = {}
-        """By the template's name, and the group of the policy; empty: no group, None: not known."""
+        """Templates by name and group of the policy; empty: no group, None: unknown."""
 
     @classmethod
     def of(cls, templates: Mapping[str, Template]) -> SessionTemplates:
-        """Return the same if it is one, else the templates without a policy."""
+        """Return the argument if it is of this class, else its templates without a policy."""
         return templates if isinstance(templates, cls) else cls(templates)
 
     @property
     def quiet_until(self) -> QuietUntil:
-        """When an idle action can come at the earliest."""
+        """The earliest time of an idle action."""
         return self._policy.quiet_until if self._policy is not None else never_quiet
 
     def native(self, template: Template) -> bool:
@@ -85,7 +83,7 @@ class SessionTemplates(Mapping[str, Template]):
         return LayerName.NATIVE in self._layers.layers_for(template.gpu.models)
 
     def of_user(self, name: str | None, user: str) -> Template | None:
-        """Return the template as it applies to this user's sessions; None: there is none of this name."""
+        """Return the template as it applies to this user's sessions; None: no template has this name."""
         if self._policy is None or not self._policy.groups:
             return self.get(name or "")
         groups = self._groups_of(user)
@@ -93,10 +91,10 @@ class SessionTemplates(Mapping[str, Template]):
         return self._effective(name or "", group)
 
     def __getitem__(self, name: str) -> Template:
-        found = self._effective(name, "")
-        if found is None:
+        template = self._effective(name, "")
+        if template is None:
             raise KeyError(name)
-        return found
+        return template
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._templates)
@@ -117,10 +115,10 @@ class SessionTemplates(Mapping[str, Template]):
 
 
 class TemplateSource:
-    """Reads the folder again when files change. Call it to get the templates."""
+    """The folder of templates, read again when files change. Call it to get the templates."""
 
     def __init__(self, path: Path, groups_of: GroupsOf = unknown_groups) -> None:
-        """``groups_of``: a user's groups, for what the idle policy says of them."""
+        """Read the folder. ``groups_of``: a user's groups, for the idle policy."""
         self.path = path
         self._folder = TemplateFolder(path)
         self._quotas = QuotaFile(path)
@@ -142,7 +140,7 @@ class TemplateSource:
 
     @property
     def problems(self) -> list[str]:
-        """What is wrong in the folder, one sentence each."""
+        """Problems of the folder, one sentence each."""
         quotas = self._quotas.load()
         return [
             *(f"Template {problem}" for problem in self._folder.load().problems),
@@ -156,7 +154,7 @@ class TemplateSource:
         return self.quotas() is not None or (policy is not None and bool(policy.groups))
 
     def quotas(self) -> Quotas | None:
-        """Return the quotas in force; None: there are none."""
+        """Return the quotas in force; None: no quotas."""
         return self._quotas.load().quotas
 
 
@@ -165,24 +163,28 @@ def templates_of_kind(
 ) -> list[Template]:
     """Return the templates with a share of one GPU of the session's kind, and with memory of the same kind.
 
-    ``gpus``: of the session's node. None for a session on several GPUs: it has whole ones.
+    ``gpus``: of the session's node. Empty for a session on several GPUs: it has whole GPUs.
     """
     on = [gpu for gpu in gpus if gpu.uuid in session.gpus]
     own = templates.get(session.template)
     if len(session.gpus) != 1 or not on:
         return []
-    found = []
+    suitable = []
     for template in templates.values():
         gpu = template.gpu
-        if gpu is None or gpu.share.count != 1 or not all(suits(gpu, one.model, one.memory_bytes) for one in on):
+        if (
+            gpu is None
+            or gpu.share.count != 1
+            or not all(suits(gpu, session_gpu.model, session_gpu.memory_bytes) for session_gpu in on)
+        ):
             continue
         if own is None or own.gpu is None or own.gpu.memory.kind == gpu.memory.kind:
-            found.append(template)
-    return found
+            suitable.append(template)
+    return suitable
 
 
 def allowed(templates: Iterable[Template], user: str, groups: Collection[str] | None) -> list[Template]:
-    """Return those that a user may use. ``groups``: the user's; None: unknown, and none count."""
+    """Return the templates that a user may use. ``groups``: the user's groups; None: unknown, no group counts."""
     return [template for template in templates if template.access.allows(user, frozenset(groups or ()))]
 
 

@@ -1,9 +1,8 @@
-"""The queue of spawns as far as hub and agents show it: servers that the hub is starting, and that hold no share yet.
+"""The queue of spawns and the use of quotas, derived from the hub and the agents' reports. Pure.
 
-The queue itself is the spawner's (`spawner.queue`), in another process. What the hub tells the user of a spawn counts;
-where nothing is known of that, positions follow the queue's rule from what hub and agents say. Pure.
-
-Which sessions are over quota, by the agents' reports.
+A spawn waits if the hub is starting its server and no agent reports its share. The queue itself is in the hub's process
+(`spawner.queue`). The queue progress that the hub shows to a spawn's user has precedence; without it, positions follow
+the queue's rule.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ class WaitingSpawn:
     server: HubServer
     template: Template
     position: int
-    """In the queue, first = 1: only spawns that could use the same GPUs count."""
-    told: QueueProgress | None = None
-    """What the hub tells its user; None: unknown."""
+    """Position in the queue, first = 1: only spawns that could use the same GPUs count."""
+    progress: QueueProgress | None = None
+    """The progress that the hub shows to its user; None: unknown."""
 
 
 def waiting_spawns(
@@ -37,41 +36,46 @@ def waiting_spawns(
     reports: Sequence[Report],
     templates: Mapping[str, Template],
 ) -> list[WaitingSpawn]:
-    """Return the spawns that wait. ``pending``: the hub's, the longest first; ``reports``: of all agents.
+    """Return the spawns that wait.
 
-    Spawns of templates without a GPU, and those whose share an agent reports, do not wait.
+    ``pending``: the hub's servers, the longest wait first; ``reports``: of all agents. A spawn does not wait if its
+    template has no GPU, or if an agent reports its share.
     """
     placed = {(session.user, session.server) for report in reports for session in report.sessions}
     kinds = {(gpu.model, gpu.memory_bytes) for report in reports for gpu in report.gpus}
     waiting: list[WaitingSpawn] = []
-    wanted: list[frozenset[str]] = []
+    models_of_waiting: list[frozenset[str]] = []
     for server in pending:
         template = templates.get(server.profile or "")
         if template is None or template.gpu is None or (server.user, server.name) in placed:
             continue
         suitable = suitable_models(template.gpu, kinds)
-        ahead = sum(not suitable.isdisjoint(other) for other in wanted)
+        ahead = sum(not suitable.isdisjoint(other) for other in models_of_waiting)
         waiting.append(WaitingSpawn(server, template, ahead + 1))
-        wanted.append(suitable)
+        models_of_waiting.append(suitable)
     return waiting
 
 
-def as_told(waiting: Sequence[WaitingSpawn], told: Mapping[tuple[str, str], QueueProgress]) -> Sequence[WaitingSpawn]:
-    """Return the spawns with what the hub tells their users, in the order of its queue. ``told``: by user and server
-    name."""
-    if not told:
+def with_progress(
+    waiting: Sequence[WaitingSpawn], progress_of: Mapping[tuple[str, str], QueueProgress]
+) -> Sequence[WaitingSpawn]:
+    """Return the spawns with the progress that the hub shows to their users, in the order of its queue.
+
+    ``progress_of``: by user and server name.
+    """
+    if not progress_of:
         return waiting
-    known = [
-        replace(one, position=said.queue_position, told=said)
-        if (said := told.get((one.server.user, one.server.name))) is not None
-        else one
-        for one in waiting
+    spawns = [
+        replace(spawn, position=progress.queue_position, progress=progress)
+        if (progress := progress_of.get((spawn.server.user, spawn.server.name))) is not None
+        else spawn
+        for spawn in waiting
     ]
-    return sorted(known, key=lambda one: one.position)
+    return sorted(spawns, key=lambda spawn: spawn.position)
 
 
 def quota_use(quotas: Quotas, reports: Iterable[Report]) -> QuotaUsage:
-    """Return what the sessions of all reports use."""
+    """Return the use of the quotas by the sessions of all reports."""
     accounts = QuotaAccounts(quotas)
     usage = QuotaUsage(accounts)
     for report in reports:

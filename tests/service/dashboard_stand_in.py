@@ -117,7 +117,7 @@ class DashboardStandIn:
     async def _waiting(self) -> Sequence[HubServer] | None:
         return self.pending
 
-    async def _told(self, waiting: Sequence[HubServer]) -> Mapping[tuple[str, str], QueueProgress]:
+    async def _progress(self, waiting: Sequence[HubServer]) -> Mapping[tuple[str, str], QueueProgress]:
         return self.told
 
     def _application(self) -> Application:
@@ -128,7 +128,7 @@ class DashboardStandIn:
             lambda: None,
             Counters(),
             pending=self._waiting,
-            told=self._told,
+            progress=self._progress,
             quotas=lambda: self.quotas,
             clock=lambda: NOW,
         )

@@ -1,2 +1,4 @@
-"""The REST API, version 1: operations are declared, and handlers and the OpenAPI document are made of the
-declarations."""
+"""The REST API, version 1.
+
+Each operation is declared once. Its handler and its part of the OpenAPI document are made of the declaration.
+"""

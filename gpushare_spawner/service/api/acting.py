@@ -1,8 +1,7 @@
-"""The operations that act on a session.
+"""The operations that act: on a session, on a spawn that waits, and on GPUs and nodes (cordon, drain).
 
-The operations that act on a spawn that waits.
-
-The operations that cordon and drain GPUs and nodes.
+Checks that the caller may act on the target, and turns refusals into HTTP errors. `service.actions` does the work;
+`reading` has the operations that only show something.
 """
 
 from __future__ import annotations
@@ -30,21 +29,21 @@ _STATUSES = {
     RefusalCode.AGENT_UNAVAILABLE: 502,
     RefusalCode.HUB_UNAVAILABLE: 502,
 }
-"""All others are 409."""
+"""HTTP statuses of refusals. All others are 409."""
 
 _HALF_WAY = (RefusalCode.HUB_UNAVAILABLE, RefusalCode.AGENT_UNAVAILABLE)
-"""With these a restart or a change can have got half way. After others nothing is new, and to ask all agents again for
-each refused request would let any user keep the service busy."""
+"""Refusals after which a restart or a change can be half done. After all others nothing has changed, so the agents are
+not asked again: otherwise any user could keep the service busy with refused requests."""
 
 At = Annotated[FiniteFloat, Field(ge=0)]
 """Seconds since the epoch (UTC)."""
 
 
 class KeepBody(Arguments):
-    """How long: either of both."""
+    """How long the share is kept: either `hours` or `until`."""
 
     hours: Annotated[FiniteFloat, Field(gt=0)] | None = None
-    """From now on."""
+    """Hours from now on."""
     until: At | None = None
     """An instant, in seconds since the epoch."""
 
@@ -56,21 +55,21 @@ class KeepBody(Arguments):
 
 
 class ReasonBody(Arguments):
-    """Why."""
+    """The reason of an action."""
 
     reason: Annotated[str, Field(max_length=MAX_REASON)] = ""
-    """For the user of the session, where somebody else acts; and for the history."""
+    """For the session's user, if another person acts, and for the history."""
 
 
 class RestartBody(ReasonBody):
-    """What the server is started with."""
+    """The template of a restart."""
 
     template: Annotated[str, Field(min_length=1, max_length=100)]
     """The name of a compute template."""
 
 
 class TierBody(ReasonBody):
-    """The tier."""
+    """The new tier."""
 
     tier: Literal["active", "downgraded", "released"]
 
@@ -83,7 +82,7 @@ class ShareBody(ReasonBody):
 
 
 class ExemptionBody(Arguments):
-    """Until when, and why."""
+    """The end and the reason of an exemption."""
 
     until: At | None = None
     """An instant, in seconds since the epoch; not given: without end."""
@@ -91,18 +90,20 @@ class ExemptionBody(Arguments):
 
 
 class MessageBody(Arguments):
-    """What the session's user is told."""
+    """A message to the session's user."""
 
     text: Annotated[str, Field(max_length=MAX_TEXT_LETTERS)]
 
 
 async def keep(call: Call[Nothing, KeepBody]) -> Done:
-    """Keep the share against idle actions, within the limits of the template. A keep that stands is extended, or ends
-    sooner. Admins are bound by no limit."""
+    """Keep the share against idle actions, within the limits of the template.
+
+    A keep in force is extended or shortened. No limit applies to admins.
+    """
     body = call.body
     seconds = body.hours * 3600 if body.hours is not None else None
     return await on_session(
-        call, lambda one, actor: call.services.actions.keep(one, actor, seconds=seconds, until=body.until)
+        call, lambda target, actor: call.services.actions.keep(target, actor, seconds=seconds, until=body.until)
     )
 
 
@@ -112,33 +113,38 @@ async def end_keep(call: Call[Nothing, Nothing]) -> Done:
 
 
 async def release(call: Call[Nothing, ReasonBody]) -> Done:
-    """Release the share of a session that does no GPU work now. Kernels keep running; GPU work that lasts restores the
-    share. On a cluster the answer waits up to 10 s for the node's agent. The user reads in JupyterLab if somebody else
-    did it, with the reason."""
+    """Release the share of a session that does no GPU work now.
+
+    Kernels keep running; GPU work that lasts restores the share. On a cluster the answer waits up to 10 s for the
+    node's agent. If another person releases the share, JupyterLab shows the user that person and the reason.
+    """
     why = call.body.reason
-    return await on_session(call, lambda one, actor: call.services.actions.release(one, actor, why=why))
+    return await on_session(call, lambda target, actor: call.services.actions.release(target, actor, why=why))
 
 
 async def stop(call: Call[Nothing, ReasonBody]) -> Done:
-    """Stop the server of a session. Its kernels end. A named server stays in its user's list. JupyterLab says right
-    before who stops it, if that is not its user, and the reason."""
+    """Stop the server of a session.
+
+    Its kernels end. A named server stays in its user's list. If another person stops the server, JupyterLab shows that
+    person and the reason immediately before.
+    """
     why = call.body.reason
-    return await on_session(call, lambda one, actor: call.services.actions.stop(one, actor, why))
+    return await on_session(call, lambda target, actor: call.services.actions.stop(target, actor, why))
 
 
 async def restart(call: Call[Nothing, RestartBody]) -> Done:
     """Stop the server of a session and start it with a template. Its kernels end.
 
-    Nothing is stopped where the user may not use the template, a limit or quota refuses the new share, or no node has
-    GPUs that could take it even if nothing ran there. If the hub refuses the start all the same, the server is started
-    with its old template, and the answer is 502. The new server waits in the queue while no GPU is free for it. The
-    answer comes when the hub has begun to start it, which can take a minute. A service that is stopped in between
-    finishes the restart when it starts again within 10 minutes, if the hub has a history. JupyterLab says right before
-    who restarts it, if that is not its user, and the reason; so does the hub's page while the new server starts.
+    The server is not stopped if the user may not use the template, if a limit or quota refuses the new share, or if no
+    node has GPUs that could take it when empty. If the hub still refuses the start, the server is started with its old
+    template, and the answer is 502. The new server waits in the queue while no GPU is free for it. The answer comes
+    when the hub has begun to start it, which can take a minute. If the service stops meanwhile, it finishes the restart
+    when it starts again within 10 minutes, provided that there is a history. If another person restarts the server,
+    JupyterLab shows that person and the reason immediately before; so does the hub's page while the new server starts.
     """
     body = call.body
     return await on_session(
-        call, lambda one, actor: call.services.actions.restart(one, body.template, actor, body.reason)
+        call, lambda target, actor: call.services.actions.restart(target, body.template, actor, body.reason)
     )
 
 
@@ -146,48 +152,54 @@ async def tier(call: Call[Nothing, TierBody]) -> Done:
     """Change the tier of a session. GPU work that lasts restores the share."""
     body = call.body
     return await on_session(
-        call, lambda one, actor: call.services.actions.tier(one, Tier(body.tier), actor, body.reason)
+        call, lambda target, actor: call.services.actions.tier(target, Tier(body.tier), actor, body.reason)
     )
 
 
 async def share(call: Call[Nothing, ShareBody]) -> Done:
-    """Change the share of a running session on its GPU; kernels keep running. Users can choose among the shares of
-    templates that they may use; admins are bound by no template, quota or queue. Without free units on that GPU the
-    answer is 409."""
+    """Change the share of a running session on its GPU; kernels keep running.
+
+    Users can choose among the shares of templates that they may use. No template, quota or queue limits an admin.
+    Without free units on that GPU the answer is 409.
+    """
     body = call.body
     return await on_session(
-        call, lambda one, actor: call.services.actions.share(one, actor, body.fraction, body.reason)
+        call, lambda target, actor: call.services.actions.share(target, actor, body.fraction, body.reason)
     )
 
 
 async def exempt(call: Call[Nothing, ExemptionBody]) -> Done:
-    """Let no idle action at all come to a session."""
+    """Exempt a session from all idle actions."""
     body = call.body
     return await on_session(
-        call, lambda one, actor: call.services.actions.exempt(one, actor, until=body.until, reason=body.reason)
+        call, lambda target, actor: call.services.actions.exempt(target, actor, until=body.until, reason=body.reason)
     )
 
 
 async def end_exemption(call: Call[Nothing, Nothing]) -> Done:
-    """Let idle actions come to a session again, each with a notice before."""
+    """Allow idle actions on a session again, each after a notice."""
     return await on_session(call, call.services.actions.end_exemption)
 
 
 async def message(call: Call[Nothing, MessageBody]) -> Done:
-    """Show the session's user a text in JupyterLab and in `gpushare status`. The last one stands until it is
-    withdrawn."""
-    return await on_session(call, lambda one, actor: call.services.actions.message(one, actor, call.body.text))
+    """Show the session's user a text in JupyterLab and in `gpushare status`.
+
+    The last text stands until it is withdrawn.
+    """
+    return await on_session(call, lambda target, actor: call.services.actions.message(target, actor, call.body.text))
 
 
 async def withdraw_message(call: Call[Nothing, Nothing]) -> Done:
-    """Withdraw what admins have told the session's user: the message, and the reason of an admin's last action. What a
-    drain tells ends with the drain."""
+    """Withdraw the admins' message to the session's user, and the reason of an admin's last action.
+
+    The message of a drain ends with the drain.
+    """
     causes = (MessageCause.ADMIN, MessageCause.ACTION)
-    return await on_session(call, lambda one, actor: call.services.actions.withdraw_messages(one, actor, *causes))
+    return await on_session(call, lambda target, actor: call.services.actions.withdraw_messages(target, actor, *causes))
 
 
 def actor_of(call: Call[Any, Any]) -> Actor:
-    """Return the caller as who acts, for the log and the history."""
+    """Return the caller as the actor of an action, for the log and the history."""
     return Actor(call.caller.label, is_admin=call.caller.acts_on_all)
 
 
@@ -200,7 +212,7 @@ async def on_session(call: Call[Any, Any], act: Callable[[Target, Actor], Awaita
 
 
 async def done(call: Call[Any, Any], act: Callable[[], Awaitable[ActionOutcome]]) -> Done:
-    """Return what an action did, and have pages show it. Raises ApiError."""
+    """Carry out an action, return its outcome, and have pages show the change. Raises ApiError."""
     try:
         outcome = await act()
     except ActionRefused as error:
@@ -292,14 +304,14 @@ OPERATIONS: list[AnyOperation] = [
 
 
 class SpawnReason(Arguments):
-    """Why, for the user of the server."""
+    """The reason, for the user of the server."""
 
     reason: Annotated[str, Field(max_length=MAX_REASON)] = ""
     """Shown on the hub's page of the spawn."""
 
 
 async def cancel(call: Call[SpawnReason, Nothing]) -> Done:
-    """Cancel a spawn. Nothing stays reserved. The hub's page says who cancelled it, and the reason."""
+    """Cancel a spawn. Nothing stays reserved. The hub's page names the person and the reason."""
     spawn = _visible(call)
     if not call.caller.may_act_on(spawn):
         raise ApiError(403, "forbidden", words.not_your_session(Needs.OWN.scopes))
@@ -310,7 +322,7 @@ async def cancel(call: Call[SpawnReason, Nothing]) -> Done:
 async def requeue(call: Call[Nothing, SpawnReason]) -> Done:
     """Put a spawn at the end of the queue: it is cancelled, and started anew with the same options.
 
-    The hub's page says who did it, and the reason.
+    The hub's page names the person and the reason.
     """
     spawn = _visible(call)
     why = call.body.reason
@@ -334,57 +346,57 @@ SPAWN_OPERATIONS: list[AnyOperation] = [
 
 
 class CordonBody(Arguments):
-    """Why."""
+    """The reason of a cordon or drain."""
 
     reason: Annotated[str, Field(max_length=MAX_REASON)] = ""
     """A sentence; the users of sessions on a drained GPU see it."""
 
 
 class DrainBody(CordonBody):
-    """Why, and whether servers are stopped."""
+    """The reason of a drain, and whether servers are stopped."""
 
     stop_after: Annotated[FiniteFloat, Field(ge=0, le=366 * 86400)] | None = None
-    """Seconds from now on, after which servers that are still there are stopped; not given: never. Each user has at
-    least the notice period of the template (`idle.warn_before`) after being told."""
+    """Seconds from now on, after which the remaining servers are stopped; not given: never. Each user has at least the
+    notice period of the template (`idle.warn_before`) after the notice."""
 
 
 async def cordon_node(call: Call[Nothing, CordonBody]) -> Done:
-    """Keep new sessions away from all GPUs of a node. Sessions that run keep their shares. A drain becomes a cordon."""
+    """Keep new sessions away from all GPUs of a node. Running sessions keep their shares. A drain becomes a cordon."""
     return await _cordon(call)
 
 
 async def uncordon_node(call: Call[Nothing, Nothing]) -> Done:
-    """Let new sessions come to a node again. Cordons of single GPUs stay."""
+    """Allow new sessions on a node again. Cordons of single GPUs stay."""
     return await _uncordon(call)
 
 
 async def drain_node(call: Call[Nothing, DrainBody]) -> Done:
-    """Cordon a node, and tell the users of its sessions. A session that is exempt from idle actions is not stopped."""
+    """Cordon a node and notify the users of its sessions. A session that is exempt from idle actions is not stopped."""
     return await _drain(call)
 
 
 async def end_drain_of_node(call: Call[Nothing, Nothing]) -> Done:
-    """End the drain of a node, and its cordon."""
+    """End the drain and the cordon of a node."""
     return await _uncordon(call)
 
 
 async def cordon_gpu(call: Call[Nothing, CordonBody]) -> Done:
-    """Keep new sessions away from one GPU. Sessions that run keep their shares. A drain becomes a cordon."""
+    """Keep new sessions away from one GPU. Running sessions keep their shares. A drain becomes a cordon."""
     return await _cordon(call)
 
 
 async def uncordon_gpu(call: Call[Nothing, Nothing]) -> Done:
-    """Let new sessions come to a GPU again, unless its node is cordoned."""
+    """Allow new sessions on a GPU again, unless its node is cordoned."""
     return await _uncordon(call)
 
 
 async def drain_gpu(call: Call[Nothing, DrainBody]) -> Done:
-    """Cordon a GPU, and tell the users of its sessions. A session that is exempt from idle actions is not stopped."""
+    """Cordon a GPU and notify the users of its sessions. A session that is exempt from idle actions is not stopped."""
     return await _drain(call)
 
 
 async def end_drain_of_gpu(call: Call[Nothing, Nothing]) -> Done:
-    """End the drain of a GPU, and its cordon."""
+    """End the drain and the cordon of a GPU."""
     return await _uncordon(call)
 
 
@@ -404,15 +416,22 @@ async def _uncordon(call: Call[Any, Any]) -> Done:
 
 
 async def _place(call: Call[Any, Any]) -> CordonTarget:
-    """Return what the address names. Raises ApiError if there is no such thing."""
+    """Return the GPU or node that the address names. Raises ApiError if there is none."""
     node, gpu = call.path["node"], call.path.get("uuid", "")
     snapshot = await call.services.snapshots.current()
-    found = next((one for one in snapshot.snapshots if one.report is not None and one.report.node == node), None)
-    if found is None or found.report is None:
+    match = next(
+        (
+            node_snapshot
+            for node_snapshot in snapshot.snapshots
+            if node_snapshot.report is not None and node_snapshot.report.node == node
+        ),
+        None,
+    )
+    if match is None or match.report is None:
         raise ApiError(404, "unknown", words.unknown_node(node))
-    if gpu and gpu not in {one.uuid for one in found.report.gpus}:
+    if gpu and gpu not in {reported_gpu.uuid for reported_gpu in match.report.gpus}:
         raise ApiError(404, "unknown", words.unknown_gpu(gpu, node))
-    return CordonTarget(found.agent, node, gpu)
+    return CordonTarget(match.agent, node, gpu)
 
 
 _NODE, _GPU = "nodes/{node}", "nodes/{node}/gpus/{uuid}"

@@ -1,5 +1,7 @@
-"""What the API answers. Units are 1 % of a GPU, amounts of memory bytes, times seconds, instants seconds since the
-epoch."""
+"""The models of the API's answers.
+
+Units are 1 % of a GPU, amounts of memory bytes, times seconds, instants seconds since the epoch.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ class ApiModel(BaseModel):
 
 
 class Refusal(ApiModel):
-    """Why a request is refused."""
+    """The reason why a request is refused."""
 
     status: int
     message: str
@@ -30,16 +32,16 @@ class Refusal(ApiModel):
 
 
 class Done(ApiModel):
-    """What an action did."""
+    """The result of an action."""
 
     changed: bool
-    """False: what was asked for was so already."""
+    """False: the requested state was in force already."""
     message: str
     """A sentence for people."""
 
 
 class CallerRights(ApiModel):
-    """What the caller may do beyond looking at their own sessions."""
+    """The caller's rights beyond reading their own sessions."""
 
     read_all: bool
     act_own: bool
@@ -54,25 +56,25 @@ class ViewerAnswer(ApiModel):
     """Empty: a program that is no user."""
     admin: bool
     scopes: tuple[str, ...]
-    """Those of this service."""
+    """Scopes of this service."""
     may: CallerRights
 
 
 class Units(ApiModel):
-    """Units of one or more GPUs. They add up to the capacity, or to what is allocated if that is more."""
+    """Units of one or more GPUs. They add up to the capacity, or to the allocated units if these are more."""
 
     owned: int
     """Guaranteed to their owners."""
     borrowed: int
-    """Lent by idle sessions, and used by others."""
+    """Lent by idle sessions, and used by other sessions."""
     lent: int
-    """Lent by idle sessions, and used by nobody."""
+    """Lent by idle sessions, and not used."""
     free: int
     """Not allocated."""
 
 
 class Summary(ApiModel):
-    """Totals over all nodes whose agents answer."""
+    """Totals over all nodes with an agent that answers."""
 
     version: int
     """Grows with each change; see `events`."""
@@ -88,16 +90,16 @@ class Summary(ApiModel):
     """The number of sessions in each tier, of all users."""
     own_sessions: int
     working: int
-    """Sessions whose GPU work runs or waits now."""
+    """Sessions with GPU work that runs or waits now."""
     waiting: int
-    """Sessions whose GPU work waits for a lease."""
+    """Sessions with GPU work that waits for a lease."""
     memory_bytes: int
     """Of all GPUs."""
     memory_used_bytes: int
     allocated_bytes: int
-    """What sessions have allocated."""
+    """Memory that sessions have allocated."""
     resident_bytes: int
-    """The part of it that is on the GPUs."""
+    """The part of the allocated memory that is on the GPUs."""
     host_memory_budget_bytes: int | None
     """Null: no node has a budget."""
     host_memory_needed_bytes: int | None
@@ -105,7 +107,7 @@ class Summary(ApiModel):
     queue: int | None
     """Spawns that wait; null: the hub does not say."""
     problems: tuple[str, ...]
-    """What cannot be shown, and why."""
+    """Sentences about data that cannot be shown, with the reason."""
     complete: bool
     """Whether all agents answered."""
 
@@ -124,7 +126,7 @@ class SegmentEntry(ApiModel):
     kind: Literal["owned", "borrowed", "lent", "free"]
     units: int
     user: str | None
-    """Null: free, or not the caller's to see."""
+    """Null: free, or the caller may not see it."""
     server: str | None
     over_limit: bool
     """Whether the session has more GPU memory than its limit; false where the caller may not see the session."""
@@ -132,16 +134,16 @@ class SegmentEntry(ApiModel):
 
 
 class CordonEntry(ApiModel):
-    """Why no new sessions come to a GPU or node."""
+    """A cordon or drain of a GPU or node."""
 
     by: str
-    """The admin who said so."""
+    """The name of the admin."""
     reason: str
     since: float
     drain: bool
-    """Whether the sessions there were told to leave."""
+    """Whether the users of the sessions there were asked to leave."""
     stop_at: float | None
-    """When the servers of the sessions that are still there are stopped; null: never."""
+    """The time at which the servers of the remaining sessions are stopped; null: never."""
 
 
 class GpuEntry(ApiModel):
@@ -161,18 +163,18 @@ class GpuEntry(ApiModel):
     paged_out_bytes: int
     """Of its sessions, by the agent's estimate."""
     context_bytes: int
-    """What the CUDA contexts of its sessions take."""
+    """GPU memory of its sessions' CUDA contexts."""
     layers: tuple[str, ...]
     """Titles of other sharing layers that give this GPU to sessions."""
     trouble: tuple[str, ...]
-    """What is wrong with these layers, as sentences."""
+    """Problems of these layers, as sentences."""
     capacity_units: int
     units: Units
     sessions: int
     working: int
     waiting: int
     suspended: int
-    """Sessions whose memory and CUDA contexts are all in host memory."""
+    """Sessions that have all their memory and CUDA contexts in host memory."""
     cordoned: bool
     """No new sessions come, because of this GPU's cordon or its node's."""
     drained: bool
@@ -182,12 +184,12 @@ class GpuEntry(ApiModel):
 
 
 class Unconfirmed(ApiModel):
-    """A session in a node's report that no pod vouches for. It counts for nothing."""
+    """A session in a node's report that no pod confirms. It is not counted."""
 
     id: str
-    """What the report calls it."""
+    """The id in the report."""
     since: float
-    """When the service saw it first."""
+    """The time at which the service saw it first."""
 
 
 class NodeEntry(ApiModel):
@@ -200,10 +202,10 @@ class NodeEntry(ApiModel):
     cordon: CordonEntry | None
     host_memory: HostMemoryEntry | None
     layers: tuple[str, ...]
-    """Titles of other sharing layers that give sessions GPUs of this node which no agent reports."""
+    """Titles of other sharing layers that give sessions those GPUs of this node that no agent reports."""
     gpus: tuple[GpuEntry, ...]
     unconfirmed: tuple[Unconfirmed, ...]
-    """For admins; for others always empty."""
+    """For admins; always empty for others."""
 
 
 class NodePage(ApiModel):
@@ -224,7 +226,7 @@ class NextAction(ApiModel):
     announced: bool
     """Whether the user has a notice of it."""
     dry_run: bool
-    """It is not carried out."""
+    """The action is not carried out."""
     action: str
     reason: str
 
@@ -245,7 +247,7 @@ class KeepAnswer(ApiModel):
     until: float
     since: float
     by: str
-    """Who gave it."""
+    """The user or admin that decided it."""
 
 
 class ExemptionAnswer(ApiModel):
@@ -258,17 +260,17 @@ class ExemptionAnswer(ApiModel):
 
 
 class MessageAnswer(ApiModel):
-    """What an admin tells the session's user. Instants in the text are written like 2026-11-03 14:05 UTC."""
+    """An admin's message to the session's user. Instants in the text are written like 2026-11-03 14:05 UTC."""
 
     text: str
     by: str
     at: float
     cause: MessageCause
-    """Why it stands. What a drain tells ends with the drain; all else stands until it is withdrawn."""
+    """The cause of the message. A drain's message ends with the drain; all others stand until they are withdrawn."""
 
 
 class KeepLimitsAnswer(ApiModel):
-    """What the session's user may keep. 0 anywhere: nothing."""
+    """Limits on the keeps of the session's user. If any limit is 0, the user may keep nothing."""
 
     longest_seconds: float
     per_day: int
@@ -276,9 +278,9 @@ class KeepLimitsAnswer(ApiModel):
     at_once: int
     """Sessions of the user that are kept at a time."""
     left: int
-    """Keeps that the user has left of `per_day` now."""
+    """Keeps of `per_day` that the user has left now."""
     again_at: float | None
-    """When the user can keep a share again, seconds since the epoch; null: now, or never."""
+    """The time at which the user can keep a share again, seconds since the epoch; null: now, or never."""
 
 
 class SessionEntry(ApiModel):
@@ -295,19 +297,19 @@ class SessionEntry(ApiModel):
     template: str
     display_name: str
     group: str
-    """The group whose quota it uses; empty: none."""
+    """The group to which the session is charged; empty: none."""
     gpus: tuple[int, ...]
-    """Indices on its node; empty where another sharing layer gives the GPU and no agent knows which one."""
+    """Indices on its node; empty if another sharing layer gives the GPU and no agent knows its index."""
     gpu_count: int
     layer: LayerName
     """The sharing layer that gives the GPU."""
     layer_title: str
     layer_trouble: str
-    """What is wrong with the layer for this session; empty: nothing is known to be."""
+    """The layer's problem with this session; empty: no problem is known."""
     sharing: str
-    """What that means for the session, as sentences; empty for `native`."""
+    """The effect of the layer on the session, as sentences; empty for `native`."""
     measured: bool
-    """Whether an agent sees its GPU work; else figures of GPU work and memory are 0."""
+    """Whether an agent measures its GPU work; if not, figures of GPU work and memory are 0."""
     tier: Tier
     starting: bool
     opened_at: float
@@ -330,45 +332,45 @@ class SessionEntry(ApiModel):
     suspended: bool
     """All its processes are suspended: its memory and its CUDA contexts are in host memory."""
     not_suspendable: str
-    """Why a session of engine `suspend` cannot be suspended now, or cannot be resumed; empty: it can."""
+    """The reason why a session of engine `suspend` cannot be suspended or resumed now; empty: it can."""
     context_bytes: int
-    """GPU memory of its CUDA contexts, beside `memory_bytes`."""
+    """GPU memory of its CUDA contexts, in addition to `memory_bytes`."""
     over_memory_limit: bool
     memory_limit_hits: int
     host_memory_needed_bytes: int
     host_memory_budget_bytes: int | None
     short_work: str
-    """For those who see all: that short GPU work kept nothing."""
+    """For callers that see all: a note that short GPU work did not keep the share; else empty."""
     bypassing: int
     """Processes that use the GPU with the library removed."""
     offer: str
-    """What a restart would give, as a sentence."""
+    """The gain of a restart, as a sentence."""
     lacking: str
     why: str
-    """Why no idle action comes."""
+    """The reason why no idle action comes."""
     next: NextAction | None
     quota: str | None
-    """The quota that it is charged to, in words; null: there are no quotas."""
+    """The quota to which the session is charged, in words; null: there are no quotas."""
     in_quota: bool | None
     keep: KeepAnswer | None
     exemption: ExemptionAnswer | None
     message: MessageAnswer | None
     """The last one of `messages`."""
     messages: tuple[MessageAnswer, ...]
-    """What admins tell the session's user, the earliest first: at most one of each cause."""
+    """Messages of admins to the session's user, the earliest first: at most one of each cause."""
     keep_limits: KeepLimitsAnswer
     share_choices: tuple[int, ...]
-    """Shares that the caller can change to, in units of 1 % of the GPU, where they are free. An admin can choose any
-    other too."""
+    """Shares that the caller can choose, in units of 1 % of the GPU, where they are free. An admin can choose any other
+    share too."""
     largest_share_units: int
-    """The largest share for which its GPU has free or lent units now."""
+    """The largest share for which the session's GPU has free or lent units now."""
 
 
 class Sessions(ApiModel):
     """A page of sessions."""
 
     total: int
-    """Those that the filters let through."""
+    """Sessions that match the filters."""
     offset: int
     others: int
     """Sessions that the caller may not see."""
@@ -392,18 +394,18 @@ class SpawnEntry(ApiModel):
     since: float | None
     seconds: float | None
     estimated_minutes: int | None
-    """How long the spawn will still wait, about, as the hub's page of the spawn says; null: nothing is known."""
+    """Estimate of the remaining wait, as on the hub's page of the spawn; null: unknown."""
     waits_for: str
-    """What it waits for, as a sentence; empty: nothing is known."""
+    """The reason of the wait, as a sentence; empty: unknown."""
     cancelled_at: float | None
-    """When the spawn is cancelled if it still waits then; null: unknown."""
+    """The time at which the spawn is cancelled if it still waits; null: unknown."""
 
 
 class Queue(ApiModel):
     """The spawns that wait."""
 
     known: bool
-    """False: the hub does not say."""
+    """False: the hub does not report its queue."""
     spawns: tuple[SpawnEntry, ...]
     others: int
     """Spawns that the caller may not see."""
@@ -422,7 +424,7 @@ class QuotaAnswer(ApiModel):
     weight: float
     used_units: int
     over_units: int
-    """What its sessions over quota hold."""
+    """Units of its sessions over quota."""
     sessions: int
 
 
@@ -441,11 +443,11 @@ class HistoryAnswer(ApiModel):
     until: float
     by: tuple[str, ...]
     rows: tuple[dict[str, Any], ...]
-    """Each with what it is of (`user`, `group`, ...) and the amounts."""
+    """Each row has its keys (`user`, `group`, ...) and the amounts."""
 
 
 class ActionAnswer(ApiModel):
-    """An idle action, or what users and admins did."""
+    """An idle action, or an action of a user or admin."""
 
     id: int
     at: float
@@ -463,7 +465,7 @@ class ActionAnswer(ApiModel):
 
 
 class ActionsAnswer(ApiModel):
-    """The newest first."""
+    """Actions, the newest first."""
 
     actions: tuple[ActionAnswer, ...]
 

@@ -1,4 +1,4 @@
-"""All operations of the API, and its rules for the service's application."""
+"""All operations of the API, its OpenAPI document, and its routes for the service's application."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ OPERATIONS: list[AnyOperation] = [
 
 
 def openapi_document(prefix: str) -> dict[str, object]:
-    """Return the document. ``prefix``: of the service, with a slash at its end."""
+    """Return the OpenAPI document. ``prefix``: of the service, with a slash at its end."""
     return document(OPERATIONS, __version__, prefix + ADDRESS)
 
 

@@ -1,4 +1,4 @@
-"""The OpenAPI 3.1 document of the declarations. Pure."""
+"""The OpenAPI 3.1 document of the declared operations. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PARAMETERS = {
     "server": "The name of a server, percent-encoded; `~` for the default server, and one more `~` before a name that "
     "begins with one.",
 }
-"""Of addresses."""
+"""Descriptions of the parameters in addresses."""
 ABOUT = """Shows and controls the shared GPUs of a JupyterHub: nodes, sessions, the queue, quotas and the history.
 
 Units are 1 % of a GPU, amounts of memory bytes, times seconds, instants seconds since the epoch."""
@@ -73,28 +73,28 @@ def document(operations: Sequence[AnyOperation], version: str, prefix: str) -> d
 
 
 def statuses_of(operation: AnyOperation) -> dict[int, str]:
-    """Return the errors that an operation can answer with, and what they mean."""
-    found = {403, 413}  # the server reads a body before the operation is known
+    """Return the error statuses of an operation, with their meaning."""
+    statuses = {403, 413}  # the server reads a body before the operation is known
     if operation.query is not Nothing:
-        found.add(400)
+        statuses.add(400)
     if "{" in operation.path:
-        found.add(404)
+        statuses.add(404)
     if operation.acts:
-        found |= {400, 409, 429, 502}
+        statuses |= {400, 409, 429, 502}
     if operation.body is not Nothing:
-        found.add(400)
-    return dict(sorted(({status: _ERRORS[status] for status in found} | dict(operation.errors)).items()))
+        statuses.add(400)
+    return dict(sorted(({status: _ERRORS[status] for status in statuses} | dict(operation.errors)).items()))
 
 
 def _operation(operation: AnyOperation, refs: Mapping[tuple[Any, JsonSchemaMode], Any]) -> dict[str, Any]:
     content = {"schema": refs[operation.answer, "serialization"]}
-    said: dict[str, Any] = {
+    described: dict[str, Any] = {
         "operationId": operation.name,
         "summary": operation.summary,
         "description": " ".join(operation.description.split()),
         "tags": [operation.path.partition("/")[0]],
         "parameters": [*_of_path(operation.path), *_of_query(operation.query), *_of_headers(operation)],
-        # each entry is one way; the scopes of an entry are all needed, so each that is enough is an entry of its own
+        # a caller needs all scopes of one entry; here each scope suffices alone, so each is an entry of its own
         "security": [*({"token": [scope]} for scope in operation.needs.scopes or ()), {"login": []}]
         if operation.needs.scopes
         else [{"token": []}, {"login": []}],
@@ -118,19 +118,19 @@ def _operation(operation: AnyOperation, refs: Mapping[tuple[Any, JsonSchemaMode]
         body: dict[str, Any] = {"schema": refs[operation.body, "validation"]}
         if operation.example is not None:
             body["example"] = dict(operation.example)
-        said["requestBody"] = {"required": True, "content": {"application/json": body}}
-    return said
+        described["requestBody"] = {"required": True, "content": {"application/json": body}}
+    return described
 
 
 def _schemas(
     operations: Iterable[AnyOperation],
 ) -> tuple[dict[str, Any], dict[tuple[Any, JsonSchemaMode], Any]]:
-    wanted: dict[tuple[type[BaseModel], JsonSchemaMode], None] = {(Refusal, "serialization"): None}
+    models: dict[tuple[type[BaseModel], JsonSchemaMode], None] = {(Refusal, "serialization"): None}
     for operation in operations:
-        wanted[operation.answer, "serialization"] = None
+        models[operation.answer, "serialization"] = None
         if operation.body is not Nothing:
-            wanted[operation.body, "validation"] = None
-    refs, made = models_json_schema(list(wanted), ref_template=_REF)
+            models[operation.body, "validation"] = None
+    refs, made = models_json_schema(list(models), ref_template=_REF)
     return made.get("$defs", {}), dict(refs)
 
 
@@ -143,12 +143,12 @@ def _of_path(path: str) -> list[dict[str, Any]]:
 
 def _of_query(query: type[BaseModel]) -> list[dict[str, Any]]:
     schema = query.model_json_schema()
-    found = []
+    parameters = []
     for name, field in schema.get("properties", {}).items():
         described = {
             key: value for key, value in _inlined(field, schema).items() if key not in ("description", "title")
         }
-        found.append(
+        parameters.append(
             {
                 "name": name,
                 "in": "query",
@@ -157,13 +157,13 @@ def _of_query(query: type[BaseModel]) -> list[dict[str, Any]]:
                 "schema": described,
             }
         )
-    return found
+    return parameters
 
 
 def _inlined(part: Any, schema: dict[str, Any]) -> Any:
     """Replace references to the schema's own definitions: parameters have no definitions."""
     if isinstance(part, list):
-        return [_inlined(one, schema) for one in part]
+        return [_inlined(item, schema) for item in part]
     if not isinstance(part, dict):
         return part
     if "$ref" in part:

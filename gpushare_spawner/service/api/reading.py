@@ -1,11 +1,10 @@
-"""The operations that show something.
+"""The operations that show something: nodes, sessions, the queue, quotas, events, and the history.
 
-Which sessions a client asks for, in which order. Pure.
+Filters and sorts the sessions of a request. `acting` has the operations that act; `answers` has the models of the
+answers.
 
-The operations that ask the history.
-
-The address of a spawn below the API's prefix. The default server has no name, and an address no empty part: `~`
-stands for it. Before a name that begins with `~` comes another one.
+The address of a spawn below the API's prefix is ``queue/USER/SERVER``. The default server has no name, and a part of an
+address cannot be empty: `~` stands for it. A name that begins with `~` gets one more `~` in front.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ from gpushare_spawner.wording import service as history_words
 from gpushare_spawner.wording import service as words
 
 MOST = 1000
-"""Of sessions or nodes on one page."""
+"""Sessions or nodes on one page."""
 
 Column = Literal[
     "user", "node", "template", "tier", "share", "delivered", "idle", "memory", "kernels", "next", "opened"
@@ -62,34 +61,34 @@ class PageArguments(Arguments):
     """A part of a list."""
 
     offset: Annotated[int, Field(ge=0)] = 0
-    """How many to leave out."""
+    """Number of entries to skip."""
     limit: Annotated[int, Field(ge=1, le=MOST)] = 100
-    """How many to return at most."""
+    """Largest number of entries to return."""
 
 
 class SessionsQuery(PageArguments):
-    """Which sessions, in which order."""
+    """Filters of sessions, and their order."""
 
     q: Annotated[str, Field(max_length=200)] = ""
     """A part of the name of the user, server, node, template or group; case is ignored."""
     node: str = ""
-    """Only this node's."""
+    """Only sessions on this node."""
     template: str = ""
-    """Only of this template."""
+    """Only sessions of this template."""
     user: str = ""
-    """Only this user's."""
+    """Only sessions of this user."""
     tier: Tier | None = None
-    """Only in this tier."""
+    """Only sessions in this tier."""
     group: str = ""
-    """Only those charged to this group's quota."""
+    """Only sessions that are charged to this group."""
     own: bool = False
-    """Only the caller's own."""
+    """Only the caller's own sessions."""
     sort: Sort = "user"
     """The column to sort by; with `-` before it the largest first."""
 
 
-def found(snapshot: ServiceSnapshot, query: SessionsQuery, viewer: Viewer) -> list[Row]:
-    """Return the sessions that the viewer may see and asks for, in order; all pages."""
+def matching_rows(snapshot: ServiceSnapshot, query: SessionsQuery, viewer: Viewer) -> list[Row]:
+    """Return the sessions that match the query and that the viewer may see, in order; all pages."""
     rows = _ordered(snapshot, query.sort)
     if query.own or not viewer.sees_all:
         rows = [row for row in rows if row.session.user == viewer.name]
@@ -97,14 +96,14 @@ def found(snapshot: ServiceSnapshot, query: SessionsQuery, viewer: Viewer) -> li
 
 
 def _ordered(snapshot: ServiceSnapshot, sort: Sort) -> list[Row]:
-    known = snapshot.orders.get(sort)
-    if known is None:
+    rows = snapshot.orders.get(sort)
+    if rows is None:
         column, largest_first = sort.removeprefix("-"), sort.startswith("-")
         by_name = sorted(snapshot.rows, key=_KEYS["user"])
-        # sorting is stable: equal ones are by name
-        known = by_name if sort == "user" else sorted(by_name, key=_KEYS[column], reverse=largest_first)
-        snapshot.orders[sort] = known
-    return known
+        # sorting is stable: equal rows stay in the order of names
+        rows = by_name if sort == "user" else sorted(by_name, key=_KEYS[column], reverse=largest_first)
+        snapshot.orders[sort] = rows
+    return rows
 
 
 def _filters(query: SessionsQuery) -> bool:
@@ -112,7 +111,7 @@ def _filters(query: SessionsQuery) -> bool:
 
 
 def _filtered(rows: Sequence[Row], query: SessionsQuery, snapshot: ServiceSnapshot) -> Iterator[Row]:
-    wanted = query.q.casefold()
+    search_text = query.q.casefold()
     for row in rows:
         session = row.session
         if (
@@ -121,7 +120,7 @@ def _filtered(rows: Sequence[Row], query: SessionsQuery, snapshot: ServiceSnapsh
             and (not query.user or session.user == query.user)
             and (query.tier is None or session.tier is query.tier)
             and (not query.group or group_of_session(session, {}) == query.group)
-            and (not wanted or wanted in _text(row, snapshot))
+            and (not search_text or search_text in _text(row, snapshot))
         ):
             yield row
 
@@ -130,13 +129,13 @@ def _text(row: Row, snapshot: ServiceSnapshot) -> str:
     session, template = row.session, snapshot.templates.get(row.session.template)
     shown = template.display_name if template is not None else ""
     names = (session.user, session.server, row.report.node, session.template, shown, group_of_session(session, {}))
-    # a line break is in no query's way: it is in no name
+    # no name contains a line break, so a match never spans two names
     return "\n".join(names).casefold()
 
 
 def _delivered(row: Row) -> float:
     time = row.session.delivered
-    # without competition nothing is owed
+    # without competition no time is owed
     return time.delivered_seconds / time.entitled_seconds if time.entitled_seconds else 1.0
 
 
@@ -169,7 +168,7 @@ MOST_ACTIONS = 1000
 
 
 class PeriodQuery(Arguments):
-    """Which time, and whose."""
+    """A period, and filters."""
 
     since: str = ""
     """An instant: ISO 8601 (UTC where no zone is given), or seconds since the epoch. Not given: 30 days before
@@ -177,48 +176,52 @@ class PeriodQuery(Arguments):
     until: str = ""
     """Not given: now."""
     user: str = ""
-    """Only this user's. Those of others are for callers who may see all sessions."""
+    """Only this user. Other users need the right to see all sessions."""
     group: str = ""
-    """Only this group's."""
+    """Only this group."""
     template: str = ""
-    """Only of this template."""
+    """Only this template."""
 
 
 class HistoryQuery(PeriodQuery):
-    """What sums are divided by."""
+    """A period, the division of its sums, and the format."""
 
     by: str = ""
-    """What sums are divided by, several with commas: user, group, template, model, node, gpu, hour, day."""
+    """Keys of the sums, separated by commas: user, group, template, model, node, gpu, hour, day."""
     format: Literal["json", "csv"] = "json"
     """`csv`: for a spreadsheet."""
 
 
 class ActionsQuery(PeriodQuery):
-    """Which page."""
+    """A period, and a page of its actions."""
 
     limit: Annotated[int, Field(ge=1, le=MOST_ACTIONS)] = 100
-    """How many to return at most."""
+    """Largest number of entries to return."""
     before: Annotated[int, Field(ge=1, le=2**62)] | None = None
-    """Only those with a smaller `id`: the next page."""
+    """Only actions with a smaller `id`: the next page."""
 
 
 async def history(call: Call[HistoryQuery, Nothing]) -> Raw:
-    """Return sums of GPU time in GPU-hours: `reserved`, `idle`, `recovered`, `borrowed`, `used`, `entitled`,
-    `delivered`; `waits` is a number."""
+    """Return sums of GPU time in GPU-hours.
+
+    The amounts: `reserved`, `idle`, `recovered`, `borrowed`, `used`, `entitled`, `delivered`; `waits` is a number.
+    """
     period = _period(call)
     try:
         by = division_of(call.query.by)
     except ValueError as error:
         raise ApiError(400, "bad-request", str(error)) from None
     as_csv = call.query.format == "csv"
-    text = await _asked(call, lambda connection: gpu_time_text(connection, period, by, as_csv))
+    text = await _query_history(call, lambda connection: gpu_time_text(connection, period, by, as_csv))
     return Raw(text, CSV_TYPE, CSV_HEADERS) if as_csv else Raw(text)
 
 
 async def actions(call: Call[ActionsQuery, Nothing]) -> Raw:
-    """Return the newest actions: idle actions, restored shares, and what users and admins did."""
+    """Return the newest actions: idle actions, restored shares, and actions of users and admins."""
     period, query = _period(call), call.query
-    return Raw(await _asked(call, lambda connection: actions_text(connection, period, query.limit, query.before)))
+    return Raw(
+        await _query_history(call, lambda connection: actions_text(connection, period, query.limit, query.before))
+    )
 
 
 def _period(call: Call[Any, Any]) -> Period:
@@ -231,7 +234,7 @@ def _period(call: Call[Any, Any]) -> Period:
         raise ApiError(400, "bad-request", str(error)) from None
 
 
-async def _asked(call: Call[Any, Any], query: Any) -> str:
+async def _query_history(call: Call[Any, Any], query: Any) -> str:
     if call.services.history is None:
         raise ApiError(404, "no-history", history_words.NO_HISTORY)
     try:
@@ -282,17 +285,17 @@ def server_of(part: str) -> str:
 
 
 class NodesQuery(PageArguments):
-    """Which nodes."""
+    """Filter of nodes."""
 
     q: str = ""
     """A part of the name of the node, or of a model or UUID of its GPUs; case is ignored."""
 
 
-Asked = Call[Nothing, Nothing]
+PlainCall = Call[Nothing, Nothing]
 
 
-async def viewer(call: Asked) -> answers.ViewerAnswer:
-    """Return who asks, and what they may do."""
+async def viewer(call: PlainCall) -> answers.ViewerAnswer:
+    """Return the caller and the caller's rights."""
     caller = call.caller
     return answers.ViewerAnswer(
         name=caller.name,
@@ -304,8 +307,8 @@ async def viewer(call: Asked) -> answers.ViewerAnswer:
     )
 
 
-async def summary(call: Asked) -> answers.Summary:
-    """Return totals. They count the sessions of all users, without names."""
+async def summary(call: PlainCall) -> answers.Summary:
+    """Return totals over the sessions of all users, without names."""
     snapshot = await call.services.snapshots.current()
     sessions = [row.session for row in snapshot.rows]
     gpus = [gpu for _, gpu in snapshot.counted_gpus]
@@ -324,14 +327,14 @@ async def summary(call: Asked) -> answers.Summary:
             free=snapshot.units["free"],
         ),
         available_units=snapshot.available_units,
-        sessions={tier: sum(one.tier is tier for one in sessions) for tier in Tier if tier is not Tier.STOPPED},
+        sessions={tier: sum(session.tier is tier for session in sessions) for tier in Tier if tier is not Tier.STOPPED},
         own_sessions=len(snapshot.by_user.get(call.caller.name, ())) if call.caller.name else 0,
-        working=sum(one.gpu_busy for one in sessions),
-        waiting=sum(one.waiting for one in sessions),
+        working=sum(session.gpu_busy for session in sessions),
+        waiting=sum(session.waiting for session in sessions),
         memory_bytes=sum(gpu.memory_bytes for gpu in gpus),
         memory_used_bytes=sum(gpu.memory_used_bytes for gpu in gpus),
-        allocated_bytes=sum(one.memory_bytes for one in sessions),
-        resident_bytes=sum(one.resident_bytes for one in sessions),
+        allocated_bytes=sum(session.memory_bytes for session in sessions),
+        resident_bytes=sum(session.resident_bytes for session in sessions),
         host_memory_budget_bytes=sum(budget.budget_bytes for budget in budgets) if budgets else None,
         host_memory_needed_bytes=sum(budget.needed_bytes for budget in budgets) if budgets else None,
         paged_out_bytes=sum(budget.paged_out_bytes for budget in budgets) if budgets else None,
@@ -342,15 +345,15 @@ async def summary(call: Asked) -> answers.Summary:
 
 
 async def nodes(call: Call[NodesQuery, Nothing]) -> answers.NodePage:
-    """Return the nodes whose agents answer, with their GPUs. Users are named only where the caller may see them."""
+    """Return the nodes with an agent that answers, and their GPUs. Users are named only if the caller may see them."""
     snapshot = await call.services.snapshots.current()
-    wanted = call.query.q.casefold()
+    search_text = call.query.q.casefold()
     listed = sorted(
         (
             report
             for report in snapshot.reports
-            if wanted in report.node.casefold()
-            or any(wanted in f"{gpu.model}\n{gpu.uuid}".casefold() for gpu in report.gpus)
+            if search_text in report.node.casefold()
+            or any(search_text in f"{gpu.model}\n{gpu.uuid}".casefold() for gpu in report.gpus)
         ),
         key=lambda report: report.node,
     )
@@ -362,7 +365,7 @@ async def nodes(call: Call[NodesQuery, Nothing]) -> answers.NodePage:
     )
 
 
-async def node(call: Asked) -> answers.NodeEntry:
+async def node(call: PlainCall) -> answers.NodeEntry:
     """Return one node."""
     snapshot = await call.services.snapshots.current()
     if call.path["node"] not in {report.node for report in snapshot.reports}:
@@ -377,7 +380,7 @@ def _node(snapshot: ServiceSnapshot, name: str, caller: Caller) -> answers.NodeE
     gpus = []
     for gpu in data["gpus"]:
         alone = report.cordon(gpu["uuid"])
-        drained = any(one is not None and one.drain for one in (whole, alone))
+        drained = any(cordon is not None and cordon.drain for cordon in (whole, alone))
         gpus.append(gpu | {"cordoned": bool(whole or alone), "drained": drained, "cordon": _cordon(alone)})
     more = {"gpus": gpus, "cordoned": whole is not None, "drained": whole is not None and whole.drain}
     return answers.NodeEntry.model_validate(data | more | {"cordon": _cordon(whole)})
@@ -391,7 +394,7 @@ async def sessions(call: Call[SessionsQuery, Nothing]) -> answers.Sessions:
     """Return the sessions that the caller may see."""
     snapshot = await call.services.snapshots.current()
     query, viewer, now = call.query, call.caller.viewer, call.services.clock()
-    rows = found(snapshot, query, viewer)
+    rows = matching_rows(snapshot, query, viewer)
     seen = len(snapshot.rows) if viewer.sees_all else len(snapshot.by_user.get(viewer.name, ()))
     return answers.Sessions(
         total=len(rows),
@@ -404,7 +407,7 @@ async def sessions(call: Call[SessionsQuery, Nothing]) -> answers.Sessions:
     )
 
 
-async def session(call: Asked) -> answers.SessionEntry:
+async def session(call: PlainCall) -> answers.SessionEntry:
     """Return one session."""
     snapshot = await call.services.snapshots.current()
     return _session(
@@ -412,7 +415,7 @@ async def session(call: Asked) -> answers.SessionEntry:
     )
 
 
-def visible_session(snapshot: ServiceSnapshot, call: Asked) -> Row:
+def visible_session(snapshot: ServiceSnapshot, call: PlainCall) -> Row:
     """Return the session that the address names. Raises ApiError if there is none, or the caller may not see it."""
     row = snapshot.by_id.get(call.path["id"])
     if row is None or not call.caller.viewer.may_see(row.session):
@@ -423,18 +426,18 @@ def visible_session(snapshot: ServiceSnapshot, call: Asked) -> Row:
 def _session(
     snapshot: ServiceSnapshot, row: Row, caller: Caller, now: float, actions: SessionActions
 ) -> answers.SessionEntry:
-    one = row.session
-    controls, keeps = in_force(one.controls, now), _keeps_left(snapshot, row, now, actions)
+    session = row.session
+    controls, keeps = in_force(session.controls, now), _keeps_left(snapshot, row, now, actions)
     data = session_data(row.decision, row.report, snapshot.to_own, snapshot.templates, caller.viewer, now)
     more = {
-        "id": one.id,
-        "may_act": caller.may_act_on(one),
-        "group": group_of_session(one, {}),
-        "opened_at": one.opened_at,
+        "id": session.id,
+        "may_act": caller.may_act_on(session),
+        "group": group_of_session(session, {}),
+        "opened_at": session.opened_at,
         "keep": controls.keep.model_dump() if controls.keep is not None else None,
         "exemption": controls.exemption.model_dump() if controls.exemption is not None else None,
-        "message": one.standing_messages[-1].model_dump() if one.standing_messages else None,
-        "messages": [message.model_dump() for message in one.standing_messages],
+        "message": session.standing_messages[-1].model_dump() if session.standing_messages else None,
+        "messages": [message.model_dump() for message in session.standing_messages],
         "share_choices": _share_choices(snapshot, row, caller),
         "largest_share_units": _largest_share(snapshot, row),
         "keep_limits": {
@@ -445,65 +448,65 @@ def _session(
             "again_at": keeps.again_at,
         },
     }
-    return answers.SessionEntry.model_validate(data | quota_data(one, snapshot.usage) | more)
+    return answers.SessionEntry.model_validate(data | quota_data(session, snapshot.usage) | more)
 
 
 def _keeps_left(snapshot: ServiceSnapshot, row: Row, now: float, actions: SessionActions) -> KeepsLeft:
     sessions = (other.session for other in snapshot.by_user[row.session.user])
-    return actions.keeps_left(row.session, {one.id: in_force(one.controls, now) for one in sessions}, now)
+    return actions.keeps_left(row.session, {session.id: in_force(session.controls, now) for session in sessions}, now)
 
 
 def _largest_share(snapshot: ServiceSnapshot, row: Row) -> int:
-    """Return the largest share that the session's agent would give it now, by the last report.
+    """Return the largest share that the session's agent would grant now, by the last report.
 
-    An idle session can own more and not borrow more, and a GPU that is cordoned or unhealthy gives none more.
+    An idle session can get more free units and cannot borrow. A GPU that is cordoned or unhealthy gives no more units.
     """
-    one, report = row.session, row.report
-    kinds = AVAILABLE if one.effective_units == one.share_units else ("free",)
+    session, report = row.session, row.report
+    kinds = AVAILABLE if session.effective_units == session.share_units else ("free",)
     more = [
         sum(units_of(snapshot.bars[report.node, gpu.uuid], kind) for kind in kinds)
         if gpu.healthy and report.cordon() is None and report.cordon(gpu.uuid) is None
         else 0
         for gpu in report.gpus
-        if gpu.uuid in one.gpus
+        if gpu.uuid in session.gpus
     ]
-    return min(UNITS_PER_GPU, one.share_units + min(more, default=0))
+    return min(UNITS_PER_GPU, session.share_units + min(more, default=0))
 
 
 def _share_choices(snapshot: ServiceSnapshot, row: Row, caller: Caller) -> tuple[int, ...]:
-    one = row.session
-    if not caller.may_act_on(one):
+    session = row.session
+    if not caller.may_act_on(session):
         return ()
-    choices = templates_of_kind(one, row.report.gpus, snapshot.templates)
+    choices = templates_of_kind(session, row.report.gpus, snapshot.templates)
     if not caller.acts_on_all:
-        # who does not act on all sessions acts on their own
-        choices = allowed(choices, one.user, caller.groups)
-    return other_units(one, choices)
+        # a caller without the right to act on all sessions can act on their own
+        choices = allowed(choices, session.user, caller.groups)
+    return other_units(session, choices)
 
 
-async def queue(call: Asked) -> answers.Queue:
-    """Return the spawns that wait for a GPU, the longest first; those of others only as a number."""
+async def queue(call: PlainCall) -> answers.Queue:
+    """Return the spawns that wait for a GPU, the longest wait first; spawns of other users only as a number."""
     snapshot = await call.services.snapshots.current()
     waiting, viewer, now = snapshot.waiting, call.caller.viewer, call.services.clock()
     if waiting is None:
         return answers.Queue(known=False, spawns=(), others=0)
-    shown = [one for one in waiting if viewer.may_see(one.server)]
+    shown = [spawn for spawn in waiting if viewer.may_see(spawn.server)]
     return answers.Queue(
         known=True,
         spawns=tuple(
             answers.SpawnEntry(
-                **spawn_data(one, viewer, now),
-                address=address_of(one.server.user, one.server.name),
-                may_act=call.caller.may_act_on(one.server),
+                **spawn_data(spawn, viewer, now),
+                address=address_of(spawn.server.user, spawn.server.name),
+                may_act=call.caller.may_act_on(spawn.server),
             )
-            for one in shown
+            for spawn in shown
         ),
         others=len(waiting) - len(shown),
     )
 
 
-async def quotas(call: Asked) -> answers.QuotasAnswer:
-    """Return the quotas and what is used of them: all of them, or those of the caller and the caller's groups."""
+async def quotas(call: PlainCall) -> answers.QuotasAnswer:
+    """Return the quotas and their use: all quotas, or the quotas of the caller and the caller's groups."""
     snapshot = await call.services.snapshots.current()
     usage = snapshot.usage
     if usage is None:
@@ -523,7 +526,9 @@ async def quotas(call: Asked) -> answers.QuotasAnswer:
                 over_units=over.get(account.key, 0),
                 sessions=sum(1 for _ in usage.sessions(account)),
             )
-            for account in sorted(_accounts(usage, snapshot, call.caller), key=lambda one: (one.kind, one.name))
+            for account in sorted(
+                _accounts(usage, snapshot, call.caller), key=lambda account: (account.kind, account.name)
+            )
         ),
     )
 
@@ -542,8 +547,8 @@ def _accounts(usage: QuotaUsage, snapshot: ServiceSnapshot, caller: Caller) -> I
             yield account
 
 
-async def events(call: Asked) -> AsyncIterator[str]:
-    """Stream an event whenever something has changed, at most one in 2 s; a page then asks again for what it shows.
+async def events(call: PlainCall) -> AsyncIterator[str]:
+    """Stream an event after each change, at most one in 2 s. A page then requests the changed parts again.
 
     The stream carries a comment every 15 s without an event, and ends after an hour. In a browser, send the XSRF token
     as the argument `_xsrf`: an EventSource cannot send headers.

@@ -1,15 +1,10 @@
-"""Makes request handlers of the declarations: login, rights, arguments, errors.
+"""The declaration of an operation, and the request handlers: login, rights, arguments, errors, rate limits.
 
-One operation of the API as a declaration. Handlers: `router`; the document: `openapi`.
+`reading` and `acting` declare the operations; `openapi` makes the document of the same declarations.
 
-What the operations work with.
-
-Idempotency keys: a request that a client repeats because it saw no answer is carried out once.
-
-The answers are kept in memory. After a restart of the service a repeated request is carried out again; all actions are
-such that this changes nothing.
-
-How often each caller may act through the REST API.
+A request with an idempotency key that a client repeats, because it got no answer, is carried out once. The answers are
+kept in memory. After a restart of the service a repeated request is carried out again; all actions are such that this
+changes nothing.
 """
 
 from __future__ import annotations
@@ -45,7 +40,7 @@ class Services:
     """The parts of the service that the API shows and uses."""
 
     prefix: str
-    """Of the service's addresses, with a slash at its end."""
+    """The beginning of the service's addresses, with a slash at its end."""
     snapshots: ServiceSnapshots
     events: Events
     actions: SessionActions
@@ -55,16 +50,16 @@ class Services:
     """Seconds since the epoch."""
 
     def changed(self) -> None:
-        """Show at once what an action has changed, and tell the pages."""
+        """Show the result of an action at once, and notify the pages."""
         self.snapshots.outdated()
-        self.events.look_now()
+        self.events.poll_now()
 
 
 Method = Literal["GET", "POST", "PUT", "DELETE"]
 
 
 class Arguments(BaseModel):
-    """What a client sends: an unknown field is an error, not an argument without effect."""
+    """Arguments that a client sends: an unknown field is an error, not an argument without effect."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
@@ -74,23 +69,23 @@ class Nothing(Arguments):
 
 
 class Needs(Enum):
-    """What a caller needs beyond the access to the service. The value is the scope of a token."""
+    """The right that a caller needs beyond the access to the service. The value is the scope of a token."""
 
     LOGIN = ""
-    """The caller is shown what they may see."""
+    """No further right. The answer is limited to the sessions that the caller may see."""
     OWN = ACT_OWN
-    """The session or spawn is the caller's own, or the caller may act on all."""
+    """The session or spawn belongs to the caller, or the caller may act on all."""
     ACT = ACT
     DRAIN = DRAIN
 
     @property
     def scopes(self) -> tuple[str, ...]:
-        """The scopes that a token can have for it, each of which is enough."""
+        """The scopes that satisfy it; a token needs one of them."""
         return (ACT_OWN, ACT) if self is Needs.OWN else (self.value,) if self.value else ()
 
 
 class ApiError(Exception):
-    """A request is refused: an HTTP status, a code for programs, a sentence for people.
+    """A refused request: an HTTP status, a code for programs, a sentence for people.
 
     ``retry_after``: seconds after which the same request can succeed.
     """
@@ -105,7 +100,7 @@ class ApiError(Exception):
 
 @dataclass(frozen=True)
 class Raw:
-    """An answer that is text already."""
+    """An answer that is already text."""
 
     text: str
     content_type: str = "application/json"
@@ -142,22 +137,22 @@ class Operation(Generic[Q, B]):
     body: type[B]
     needs: Needs = Needs.LOGIN
     errors: Mapping[int, str] = field(default_factory=dict)
-    """Statuses beyond those that every operation can answer with, and what they mean."""
+    """Meanings of the statuses that only this operation has."""
     example: Mapping[str, Any] | None = None
-    """Of the body."""
+    """An example of the body."""
     streams: bool = False
     """The answer is a stream of server-sent events, each with the model as its data."""
     other_content: tuple[str, ...] = ()
-    """Content types that the answer can have beside JSON."""
+    """Content types of the answer, in addition to JSON."""
 
     @property
     def name(self) -> str:
-        """Unique: the name of the function."""
+        """The name of the function; unique."""
         return self.answered_by.__name__
 
     @property
     def description(self) -> str:
-        """The text of the function."""
+        """The docstring of the function."""
         return self.answered_by.__doc__ or ""
 
     @property
@@ -170,17 +165,20 @@ AnyOperation = Operation[Any, Any]
 
 
 KEPT_SECONDS = 600.0
-"""Ours: longer than any client repeats a request."""
+"""Lifetime of an answer with a key. Our choice: longer than any client repeats a request."""
 MOST = 10_000
-"""Answers that are kept; the oldest are dropped first. Each is under 1 KiB."""
+"""Largest number of answers, and of callers' budgets, that are kept; the oldest are dropped first.
+
+An answer is under 1 KiB. A budget is full after a minute without an action, so only 10,000 callers within a minute
+could gain by a dropped budget."""
 MOST_LETTERS = 200
-"""Of a key."""
+"""Largest length of a key."""
 
 A = TypeVar("A")
 
 
 class KeyReused(Exception):
-    """The key came with another request before."""
+    """The key was used with another request."""
 
 
 @dataclass
@@ -198,23 +196,24 @@ class Idempotency(Generic[A]):
         self._entries: OrderedDict[tuple[str, str], _Entry[A]] = OrderedDict()
 
     async def once(self, caller: str, key: str, request: Hashable, act: Callable[[], Awaitable[A]]) -> A:
-        """Return the answer of ``act``, or that of the same request of this caller before; a request that runs is
-        waited for. A request that raises an error is forgotten. Raises KeyReused.
+        """Return the answer of ``act``, or the answer to the same request of this caller.
+
+        Waits for the same request if it is running. A request that raises an error is forgotten. Raises KeyReused.
         """
         self._forget()
-        known = self._entries.get((caller, key))
-        if known is not None:
-            if known.request != request:
+        previous = self._entries.get((caller, key))
+        if previous is not None:
+            if previous.request != request:
                 raise KeyReused
-            return await asyncio.shield(known.answer)
+            return await asyncio.shield(previous.answer)
         entry = self._entries[caller, key] = _Entry(request, self._clock(), asyncio.get_running_loop().create_future())
         try:
             answer = await act()
         except BaseException as error:
-            if self._entries.get((caller, key)) is entry:  # others can have pushed it out
+            if self._entries.get((caller, key)) is entry:  # newer entries can have displaced it
                 del self._entries[caller, key]
             entry.answer.set_exception(error if isinstance(error, Exception) else asyncio.CancelledError())
-            entry.answer.exception()  # taken: nobody may wait for it
+            entry.answer.exception()  # marks the exception as retrieved: there may be no other waiter
             raise
         entry.answer.set_result(answer)
         return answer
@@ -229,34 +228,32 @@ class Idempotency(Generic[A]):
 
 
 AT_ONCE, PER_SECOND = 30, 0.5
-"""Of a user. Ours: more than anybody does by hand. Each action can ask an agent and all agents anew, and is an entry of
-the history."""
+"""Actions of a user. Our choice: more than a person does by hand. Each action can cause requests to all agents, and it
+adds an entry to the history."""
 AT_ONCE_FOR_ALL, PER_SECOND_FOR_ALL = 300, 10.0
-"""Of those who may act on the sessions or nodes of all users, and of services: they act for many."""
-"""Callers that are kept; the one that has not acted for longest is forgotten first. After a minute without an action a
-budget is full, so only 10,000 callers within a minute could gain by this."""
-_ALMOST_ONE = 0.999
-"""Of an action: sums of floats are not exact."""
+"""Actions of a service, or of a caller that may act on the sessions or nodes of all users: they act for many."""
+_ENOUGH = 0.999
+"""The part of one action that must be left in a budget: sums of floats are not exact."""
 
 
 class ActionBudgets:
-    """The budgets of all callers. ``clock``: seconds; it never goes back."""
+    """Rate limits of all callers. ``clock``: seconds; it never goes back."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._budgets: OrderedDict[tuple[str, bool], Budget] = OrderedDict()
 
-    def wait(self, who: str, caller: Caller) -> float:
-        """Count one action; or return the seconds until the caller may act again: then it is not counted.
+    def wait(self, account: str, caller: Caller) -> float:
+        """Count one action and return 0, or return the seconds until the caller may act again without counting it.
 
-        ``who``: the same for all logins and tokens of one user or service.
+        ``account``: the same for all logins and tokens of one user or service.
         """
         for_all = caller.acts_on_all or caller.drains or not caller.name
-        budget = self._budgets.pop((who, for_all), None) or self._new(for_all)
-        self._budgets[who, for_all] = budget
+        budget = self._budgets.pop((account, for_all), None) or self._new(for_all)
+        self._budgets[account, for_all] = budget
         if len(self._budgets) > MOST:
             self._budgets.popitem(last=False)
-        wait = budget.wait(keep=_ALMOST_ONE)
+        wait = budget.wait(keep=_ENOUGH)
         if not wait:
             budget.spend()
         return wait
@@ -267,8 +264,8 @@ class ActionBudgets:
         return Budget(self._clock, PER_SECOND, AT_ONCE)
 
 
-def who(user: Mapping[str, Any]) -> str:
-    """Return a name of a user or service as the hub describes it. No user has the name of a service in this."""
+def account_of(user: Mapping[str, Any]) -> str:
+    """Return a unique name of a user or service that the hub describes. Users and services never share a name."""
     return f"{user.get('kind')}:{user['name']}"
 
 
@@ -309,7 +306,7 @@ class ApiPage(Page):
         """Refuse without a login. Raises ApiError."""
         if self.current_user:
             return
-        # the hub's library takes no cookie without the token, and says so only in its log
+        # the hub's library refuses a cookie without the token, and reports it only in its log
         if self.hub_auth.get_session_id(self) and "Authorization" not in self.request.headers:
             raise ApiError(403, "xsrf", words.XSRF)
         raise ApiError(403, "login", dashboard_words.LOG_IN)
@@ -323,13 +320,13 @@ class ApiPage(Page):
         self.finish(Refusal(status=error.status, message=error.message, code=error.code).model_dump_json())
 
     def write_error(self, status_code: int, **kwargs: Any) -> None:
-        """Called by tornado where something else fails."""
+        """Answer an error that tornado raised, or an unexpected one, as JSON."""
         code = {405: "method"}.get(status_code, "internal" if status_code >= 500 else "bad-request")
         self.refuse(ApiError(status_code, code, words.INTERNAL if status_code >= 500 else self._reason))
 
 
 class UnknownAddress(ApiPage):
-    """Answers for all addresses that do not exist."""
+    """The answer for all addresses that do not exist."""
 
     async def prepare(self) -> None:
         self.refuse(ApiError(404, "unknown", words.UNKNOWN_ADDRESS))
@@ -403,7 +400,7 @@ class OperationHandler(ApiPage):
 
     async def _finish(self, operation: AnyOperation, call: Call[Any, Any]) -> None:
         async def act() -> str:
-            # here, so that an answer that is kept for a repeated request costs nothing
+            # counted here, so that the kept answer to a repeated request costs nothing
             if operation.acts:
                 self._count(call)
             answer = await cast("Any", operation.answered_by(call))
@@ -423,13 +420,13 @@ class OperationHandler(ApiPage):
             raise ApiError(400, "bad-request", words.wrong_argument("Idempotency-Key", "the key is too long"))
         request = (operation.name, tuple(sorted(call.path.items())), call.query, call.body)
         try:
-            self.finish(await self._repeated.once(who(self.current_user), key, request, act))
+            self.finish(await self._repeated.once(account_of(self.current_user), key, request, act))
         except KeyReused:
             raise ApiError(409, "key-reused", words.KEY_REUSED) from None
 
     def _count(self, call: Call[Any, Any]) -> None:
         """Count an action of the caller. Raises ApiError."""
-        wait = self._budgets.wait(who(self.current_user), call.caller)
+        wait = self._budgets.wait(account_of(self.current_user), call.caller)
         if wait:
             seconds = math.ceil(wait)
             raise ApiError(429, "too-many", words.too_many(seconds), retry_after=seconds)
@@ -445,7 +442,7 @@ class OperationHandler(ApiPage):
                     await asyncio.gather(following, return_exceptions=True)
                     return
                 self.set_header("Content-Type", "text/event-stream")
-                # nginx would keep the events until a buffer is full
+                # otherwise nginx holds back the events until a buffer is full
                 self.set_header("X-Accel-Buffering", "no")
                 self.write(following.result())
                 await self.flush()

@@ -1,6 +1,7 @@
-"""What the service knows at one instant, made once for all clients, with a version that changes when it changes.
+"""Snapshots of all data that the service shows, and the stream of changes.
 
-Server-sent events: which parts of the dashboard have changed. The events have no data of sessions.
+One snapshot serves all clients. Its version grows when it differs from the snapshot before. `Events` sends each client
+the names of the changed parts as server-sent events, without data of sessions. `reading` makes the answers.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ Part = Literal["sessions", "nodes", "queue", "quotas"]
 PARTS: tuple[Part, ...] = get_args(Part)
 
 AVAILABLE: tuple[Kind, ...] = ("lent", "free")
-"""What a new session can have."""
+"""The kinds of units that a new session can get."""
 MAX_AGE = 1.0
-"""Seconds. Ours, as `RecentReports`: a page that was told of a change asks for several parts of it."""
+"""Seconds. Our choice, as in `RecentReports`: after a change a page requests several parts of one snapshot."""
 
 
 @dataclass(frozen=True)
@@ -67,13 +68,13 @@ class ServiceSnapshot:
     waiting: Sequence[WaitingSpawn] | None = None
     """The spawns that wait; None: unknown."""
     notes: Sequence[str] = ()
-    """For those who see all."""
+    """Sentences for viewers that see all sessions."""
     orders: dict[str, list[Row]] = field(default_factory=dict)
-    """The rows in each order that was asked for; kept by `session_list`."""
+    """The rows in each requested order; a cache of `reading`."""
 
     @cached_property
     def reports(self) -> list[KnownReport]:
-        """Of the agents that answered."""
+        """The reports of the agents that answered."""
         return [snapshot.report for snapshot in self.snapshots if snapshot.report is not None]
 
     @cached_property
@@ -84,26 +85,28 @@ class ServiceSnapshot:
 
     @cached_property
     def by_id(self) -> Mapping[str, Row]:
-        """The sessions by their ids; of two with one id the younger one."""
+        """The sessions by id; of two sessions with the same id, the younger."""
         return {row.session.id: row for row in sorted(self.rows, key=lambda row: row.session.opened_at)}
 
     @cached_property
     def by_user(self) -> Mapping[str, list[Row]]:
         """The sessions of each user."""
-        found: dict[str, list[Row]] = {}
+        rows_by_user: dict[str, list[Row]] = {}
         for row in self.rows:
-            found.setdefault(row.session.user, []).append(row)
-        return found
+            rows_by_user.setdefault(row.session.user, []).append(row)
+        return rows_by_user
 
     @cached_property
     def to_own(self) -> UnitsToOwn:
-        """For offers of a restart. A session that is restarted waits behind spawns that wait, and what is free may be
-        kept for one of them."""
+        """Units for offers of a restart; none while spawns wait.
+
+        A restarted session would wait behind them, and free units can be reserved for them.
+        """
         return UnitsToOwn(self.reports if not self.waiting else ())
 
     @cached_property
     def usage(self) -> QuotaUsage | None:
-        """None: there are no quotas."""
+        """Use of the quotas; None: there are no quotas."""
         return quota_use(self.quotas, self.reports) if self.quotas is not None else None
 
     @cached_property
@@ -122,7 +125,7 @@ class ServiceSnapshot:
 
     @cached_property
     def counted_gpus(self) -> list[tuple[KnownReport, GpuReport]]:
-        """Each GPU once, with its node's report: of several nodes that report it the one that has it."""
+        """Each GPU once, with its node's report. A GPU that several nodes report counts for the node that has it."""
         node_of = {uuid: nodes[0] for uuid, nodes in doubled_gpus(self.reports).items()}
         return [
             (report, gpu)
@@ -152,7 +155,7 @@ class ServiceSnapshot:
 
 
 class ServiceSnapshots:
-    """Takes a snapshot when one is asked for, at most one in ``max_age`` seconds. ``clock``: as of the sources."""
+    """The source of snapshots: takes them on request, at most one in ``max_age`` seconds."""
 
     def __init__(
         self, sources: DashboardSources, max_age: float = MAX_AGE, monotonic: Callable[[], float] = time.monotonic
@@ -174,7 +177,7 @@ class ServiceSnapshots:
             return self._current
 
     def outdated(self) -> None:
-        """Mark the snapshot as old, after an action: the next one asks the agents again."""
+        """Mark the snapshot as old after an action, so that the next request reads the agents again."""
         self._taken = float("-inf")
         self._sources.reports.outdated()
 
@@ -186,7 +189,7 @@ class ServiceSnapshots:
         sources = self._sources
         snapshots, decisions, templates, now = await sources.now()
         pending = await sources.pending()
-        # versions go on over restarts of the service
+        # versions keep growing over restarts of the service
         version = before.version if before is not None else int(now)
         reports = [snapshot.report for snapshot in snapshots if snapshot.report is not None]
         waiting = await sources.waiting(pending, reports, templates)
@@ -203,35 +206,35 @@ class ServiceSnapshots:
 def _changed(before: ServiceSnapshot, after: ServiceSnapshot) -> tuple[Part, ...]:
     sessions = before.templates != after.templates or _sessions_differ(before.decisions, after.decisions)
     quotas = before.quotas != after.quotas
-    found: dict[Part, bool] = {
+    changes: dict[Part, bool] = {
         "sessions": sessions or quotas,
-        # the units of GPUs are what their sessions hold
+        # the units of GPUs depend on their sessions
         "nodes": sessions or before.notes != after.notes or _nodes_differ(before.snapshots, after.snapshots),
         "queue": before.pending != after.pending or before.waiting != after.waiting,
         "quotas": quotas or (after.quotas is not None and sessions),
     }
-    return tuple(part for part in PARTS if found[part])
+    return tuple(part for part in PARTS if changes[part])
 
 
 def _sessions_differ(before: Sequence[SessionDecision], after: Sequence[SessionDecision]) -> bool:
     return any(
-        one is None
-        or other is None
-        or (one.node, one.session, one.decision.upcoming, one.decision.no_action)
-        != (other.node, other.session, other.decision.upcoming, other.decision.no_action)
-        for one, other in zip_longest(before, after)
+        earlier is None
+        or later is None
+        or (earlier.node, earlier.session, earlier.decision.upcoming, earlier.decision.no_action)
+        != (later.node, later.session, later.decision.upcoming, later.decision.no_action)
+        for earlier, later in zip_longest(before, after)
     )
 
 
 def _nodes_differ(before: Sequence[NodeSnapshot], after: Sequence[NodeSnapshot]) -> bool:
-    return [_shown(one) for one in before] != [_shown(one) for one in after]
+    return list(map(_shown, before)) != list(map(_shown, after))
 
 
 def _shown(snapshot: NodeSnapshot) -> tuple[Any, ...]:
     report = snapshot.report
     if report is None:
         return (snapshot.problem,)
-    # heat and power change all the time: pages take them along with the rest
+    # temperature and power change all the time: pages update them with other changes
     gpus = [gpu.model_copy(update={"temperature_celsius": None, "power_watts": None}) for gpu in report.gpus]
     return report.node, gpus, report.cordons, report.host_memory, report.state_trouble
 
@@ -239,36 +242,36 @@ def _shown(snapshot: NodeSnapshot) -> tuple[Any, ...]:
 log = logging.getLogger("gpushare.service.api")
 
 EVERY = 2.0
-"""Seconds between two looks for changes while somebody listens."""
+"""Seconds between two checks for changes while there are streams."""
 HEARTBEAT = 15.0
-"""Seconds after which a stream without events carries a comment: proxies end streams that are silent for a minute."""
+"""Seconds after which a stream without events gets a comment: proxies end streams that are silent for a minute."""
 LONGEST = 3600.0
-"""Seconds after which a stream ends and its client logs in again: rights can have been taken away."""
+"""Seconds after which a stream ends and its client logs in again: its rights can have changed."""
 AFTER_FAILURE = 30.0
-"""Seconds."""
+"""Seconds until the next check after a failure."""
 MOST_STREAMS = 2000
-"""Of all users; fewer where half of the descriptors for connections are fewer: other requests need connections too."""
+"""Streams of all users, at most half of the descriptors for connections: other requests need connections too."""
 MOST_STREAMS_OF_USER = 20
 """A browser allows 6 for each site over HTTP/1.1; a user has several browsers."""
 
 
 class ChangedResources(BaseModel):
-    """What has changed since the last event."""
+    """The changes since the last event."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
     version: int
     """Grows with each change, also over restarts of the service."""
     parts: tuple[Part, ...]
-    """What to ask for again. The first event of a stream names all parts."""
+    """Parts to request again. The first event of a stream names all parts."""
 
 
 class TooManyStreams(Exception):
-    """No further stream can be opened; the text says why."""
+    """No further stream can be opened; the text states the reason."""
 
 
 class Events:
-    """Looks for changes while there are streams."""
+    """Polls for changes while there are streams."""
 
     def __init__(self, snapshots: ServiceSnapshots, every: float = EVERY, heartbeat: float = HEARTBEAT) -> None:
         self._snapshots = snapshots
@@ -276,27 +279,27 @@ class Events:
         self._heartbeat = heartbeat
         self._version = 0
         self._news = asyncio.Condition()
-        self._looking: asyncio.Task[None] | None = None
+        self._poller: asyncio.Task[None] | None = None
         self._soon = asyncio.Event()
         self._streams: Counter[str] = Counter()
         self._most_streams = min(MOST_STREAMS, for_connections() // 2)
 
-    def look_now(self) -> None:
-        """Look for changes at once, after an action."""
+    def poll_now(self) -> None:
+        """Check for changes at once, after an action."""
         self._soon.set()
 
     async def stream(self, of: str) -> AsyncGenerator[str]:
-        """Yield the events for one client, ``of`` this user or service. Raises TooManyStreams before the first one."""
+        """Yield the events for a client, ``of`` this user or service. Raises TooManyStreams before the first event."""
         if self._streams.total() >= self._most_streams or self._streams[of] >= MOST_STREAMS_OF_USER:
             raise TooManyStreams("Too many pages listen for changes: close some of them, or try again in a minute.")
         self._streams[of] += 1
         try:
-            if not self._looks:
+            if not self._polling:
                 version = (await self._snapshots.current()).version
                 # another stream can have begun meanwhile
-                if not self._looks:
+                if not self._polling:
                     self._version = version
-                    self._looking = asyncio.create_task(self._look())
+                    self._poller = asyncio.create_task(self._poll())
             seen = self._version
             yield _event(ChangedResources(version=seen, parts=PARTS))
             ends = asyncio.get_running_loop().time() + LONGEST
@@ -310,13 +313,13 @@ class Events:
             self._streams[of] -= 1
             if not self._streams[of]:
                 del self._streams[of]
-            if not self._streams and self._looking is not None:
-                self._looking.cancel()
-                self._looking = None
+            if not self._streams and self._poller is not None:
+                self._poller.cancel()
+                self._poller = None
 
     @property
-    def _looks(self) -> bool:
-        return self._looking is not None and not self._looking.done()
+    def _polling(self) -> bool:
+        return self._poller is not None and not self._poller.done()
 
     async def _changed_after(self, version: int) -> bool:
         """Wait for a later version, at most until a heartbeat is due."""
@@ -326,7 +329,7 @@ class Events:
                 return True
         return False
 
-    async def _look(self) -> None:
+    async def _poll(self) -> None:
         while True:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._soon.wait(), self._every)
@@ -334,7 +337,7 @@ class Events:
             try:
                 version = (await self._snapshots.current()).version
             except Exception:
-                # the next look can succeed; without it all pages would be silent for good
+                # the next check can succeed; without it all pages would stay silent
                 log.exception("Cannot look for changes")
                 await asyncio.sleep(AFTER_FAILURE)
                 continue

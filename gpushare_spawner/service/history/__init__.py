@@ -1,4 +1,4 @@
-"""What happened to the GPUs: GPU time by user, group, template and GPU, idle actions, and waits for a server.
+"""The history: GPU time by user, group, template and GPU, idle actions, and waits of spawns.
 
-`metering` turns the agents' reports into amounts, `store` keeps them in a database, `recorder` joins both.
+`recorder` turns the agents' reports into amounts, `store` keeps them in a database, `queries` reads them.
 """

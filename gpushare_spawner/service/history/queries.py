@@ -1,8 +1,7 @@
-"""Questions to the history: sums of GPU time by user, group, template, GPU and time; actions; waits.
+"""Queries of the history: sums of GPU time by user, group, template, GPU and time; actions; waits.
 
-Each function takes a connection, for `HistoryStore.read`.
-
-The group that GPU time counts for. A user can be in several; the time counts once.
+Functions with a connection are for `HistoryStore.read`. The other functions choose the group to which GPU time is
+charged: a user can be in several groups, and the time counts once. `store` writes the history.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from gpushare_spawner.service.history.store import (
 
 
 class By(StrEnum):
-    """What sums are divided by."""
+    """A key of sums."""
 
     USER = "user"
     GROUP = "group"
@@ -41,7 +40,7 @@ class By(StrEnum):
     GPU = "gpu"
     """The node, and the GPU's UUID."""
     HOUR = "hour"
-    """Hours of UTC. Amounts that are kept by the day stand in the first hour of the day."""
+    """Hours of UTC. Amounts that are kept by the day are in the first hour of the day."""
     DAY = "day"
     """Days of UTC."""
 
@@ -51,23 +50,22 @@ _STEPS = {By.HOUR: HOUR, By.DAY: DAY}
 
 @dataclass(frozen=True)
 class Period:
-    """From ``since`` to before ``until``, seconds since the epoch; only of what the filters let through."""
+    """A period from ``since`` to before ``until`` in seconds since the epoch, with filters."""
 
     since: float
     until: float
     user: str | None = None
-    """Only this user's; None: everybody's."""
+    """Only this user; None: all users."""
     group: str | None = None
     template: str | None = None
 
 
 @dataclass(frozen=True)
 class Sum:
-    """One row of an answer."""
+    """One row of sums."""
 
     key: tuple[str | int, ...]
-    """The values that the sum is of, in the order asked for; an hour or a day is its start, in seconds since the
-    epoch."""
+    """The values of the keys, in the order of the query; an hour or a day is its start, in seconds since the epoch."""
     amounts: GpuTimeAmounts
 
 
@@ -76,7 +74,7 @@ def gpu_time(connection: Connection, period: Period, by: Sequence[By]) -> list[S
 
     An hour, or a day of older time, counts whole if it begins in the period.
     """
-    keys = [column for one in by for column in _columns(one)]
+    keys = [column for division in by for column in _columns(division)]
     sums = [func.sum(USE.c[name]) for name in AMOUNTS]
     question = select(*keys, *sums).join_from(USE, SUBJECT).where(*_within(period, USE.c.start, SUBJECT))
     if keys:
@@ -98,24 +96,24 @@ class WaitSummary:
     gave_up: int
     """Spawns that were cancelled, or failed."""
     mean_seconds: float
-    """Of those that got a GPU."""
+    """Mean wait of the spawns that got a GPU."""
     longest_seconds: float
 
 
 def waits(connection: Connection, period: Period) -> WaitSummary:
-    """Return how long spawns waited that began in the period."""
+    """Return the waits of the spawns that began in the period."""
     rows = connection.execute(
         select(WAIT.c.outcome, func.count(), func.avg(WAIT.c.seconds), func.max(WAIT.c.seconds))
         .where(*_within(period, WAIT.c.began_at, WAIT))
         .group_by(WAIT.c.outcome)
     ).all()
-    found = {outcome: (number, mean, longest) for outcome, number, mean, longest in rows}
-    number, mean, longest = found.get(WaitOutcome.STARTED, (0, 0.0, 0.0))
-    return WaitSummary(number, found.get(WaitOutcome.GAVE_UP, (0, 0.0, 0.0))[0], float(mean), float(longest))
+    by_outcome = {outcome: (number, mean, longest) for outcome, number, mean, longest in rows}
+    number, mean, longest = by_outcome.get(WaitOutcome.STARTED, (0, 0.0, 0.0))
+    return WaitSummary(number, by_outcome.get(WaitOutcome.GAVE_UP, (0, 0.0, 0.0))[0], float(mean), float(longest))
 
 
 def actions(connection: Connection, period: Period, limit: int, before: int | None = None) -> list[tuple[int, Action]]:
-    """Return the newest actions in the period with their numbers; ``before``: only those with a smaller number."""
+    """Return the newest actions in the period with their numbers; ``before``: only actions with a smaller number."""
     question: Select[Any] = select(ACTION).where(*_within(period, ACTION.c.at, ACTION))
     if before is not None:
         question = question.where(ACTION.c.id < before)
@@ -136,9 +134,9 @@ def _columns(by: By) -> list[ColumnElement[Any]]:
 def _key(by: Sequence[By], values: tuple[Any, ...]) -> tuple[str | int, ...]:
     key: list[str | int] = []
     given = iter(values)
-    for one in by:
+    for division in by:
         value = next(given)
-        key.append(f"{value} {next(given)}" if one is By.GPU else value)
+        key.append(f"{value} {next(given)}" if division is By.GPU else value)
     return tuple(key)
 
 
@@ -152,7 +150,7 @@ def _within(period: Period, instant: ColumnElement[Any], table: Table) -> list[C
 
 
 def group_of_session(session: SessionReport, groups_of: Mapping[str, Collection[str]]) -> str:
-    """Return the group whose quota the session uses; without one that of its user. Empty: none.
+    """Return the group to which the session is charged; without one, the group of its user. Empty: none.
 
     ``groups_of``: each user's groups on the hub.
     """

@@ -1,11 +1,9 @@
-"""Keeps the history: counts each report, and stores what was counted once a minute.
+"""Records the history: meters GPU time and waits of spawns, and stores the amounts once a minute.
 
-Turns the agents' reports into amounts of GPU time. Pure: instants come with the reports.
-
-A report has counters that grow while a session is open. The meter adds what they grew by since the last report, so a
-service that was down, or an agent that was unavailable, loses only what sessions did that ended meanwhile.
-
-Watches spawns that wait for a GPU, and says how long each waited. Pure.
+`Meter` turns the agents' reports into amounts of GPU time. A report has counters that grow while a session is open, and
+the meter adds their growth since the last report. After a pause of the service or of an agent, only the use of sessions
+that ended meanwhile is lost. `SpawnWatch` measures the waits of spawns. Both are pure: instants come with the reports.
+`History` runs them and calls the database (`store`) in a thread; `queries` reads it.
 """
 
 from __future__ import annotations
@@ -46,29 +44,31 @@ from gpushare_spawner.wall_clock import since_boot
 from gpushare_spawner.wording.service import restored
 
 LONGEST = 31.0 * DAY
-"""Seconds that are counted at most between two reports: as long as hours are kept. A node's clock that started in 1970
-would otherwise make a million hours."""
+"""Longest counted time between two reports, in seconds: as long as hours are kept. Otherwise a node's clock that began
+in 1970 would make a million hours."""
 SET_BACK = 300.0
-"""Seconds. A report that is older than the last one by more is no late report: the node's clock was set back."""
+"""Seconds. A report that is older than the last report by more than this is not late: the node's clock was set back."""
 
 OLDEST = 120.0
-"""Seconds. Ours: what is counted is at most so much longer than the time that passes here. A report that counts can be
-so old (`model.kubernetes.REPORT_STALE_SECONDS`)."""
+"""Seconds. Our choice: counted time exceeds the time that passes here by at most this. A report can be this old and
+still count (`model.kubernetes.objects.REPORT_STALE_SECONDS`)."""
 
 GroupOf = Callable[[SessionReport], str]
-"""Returns the group that a session's GPU time counts for; empty: none."""
+"""Returns the group to which a session's GPU time is charged; empty: none."""
 
 
 class Meter:
-    """Amounts by hour and subject, since they were taken last."""
+    """Amounts by hour and subject since the last `take`."""
 
     def __init__(self, counted: Iterable[SessionCounters] = (), steady: Callable[[], float] | None = None) -> None:
-        """``counted``: what was counted before, by an earlier service. ``steady``: seconds of a clock that nobody sets;
-        None: nodes are believed how much time has passed."""
+        """Continue from the counters of an earlier service.
+
+        ``steady``: seconds of a clock that cannot be set; None: the clocks of nodes are trusted.
+        """
         self._steady = steady
         self._counted_to: dict[tuple[str, str], float] = {}
-        """By `steady`: up to when time is counted. A node cannot make more of it by the instants of its reports."""
-        self._counted = {(one.node, one.session): one for one in counted}
+        """Time of `steady` up to which time is counted: the instants of a node's reports cannot add to it."""
+        self._counted = {(counters.node, counters.session): counters for counters in counted}
         self._clock_moved: dict[tuple[str, str], float] = {}
         """`SessionReport.clock_moved` of the last report."""
         self._amounts: dict[tuple[int, Subject], GpuTimeAmounts] = {}
@@ -76,7 +76,7 @@ class Meter:
         self._ended: set[tuple[str, str]] = set()
 
     def observe(self, report: Report, group_of: GroupOf) -> None:
-        """Count what a node's sessions did since its last report. A late report counts nothing.
+        """Count the use of a node's sessions since its last report. A late report counts nothing.
 
         See also `LONGEST` and `SET_BACK`.
         """
@@ -107,11 +107,11 @@ class Meter:
     def give_back(
         self, taken: tuple[dict[tuple[int, Subject], GpuTimeAmounts], list[SessionCounters], list[tuple[str, str]]]
     ) -> None:
-        """Take back what could not be stored: it comes with the next `take`."""
+        """Take back amounts that could not be stored; the next `take` returns them again."""
         amounts, changed, ended = taken
         for (hour, subject), amount in amounts.items():
             self._add(hour, subject, amount)
-        self._changed |= {(one.node, one.session) for one in changed} & set(self._counted)
+        self._changed |= {(counters.node, counters.session) for counters in changed} & set(self._counted)
         self._ended |= set(ended) - set(self._counted)
 
     def _observe_session(
@@ -125,14 +125,14 @@ class Meter:
         before, moved = self._counted.get(key), self._clock_moved.get(key, session.clock_moved)
         self._clock_moved[key] = session.clock_moved
         if before is not None and moved != session.clock_moved:
-            # the step of the node's clock is no time that passed
+            # the step of the node's clock is not time that passed
             before = replace(before, seen_at=before.seen_at + session.clock_moved - moved)
         if before is None or before.opened_at != session.opened_at:
-            # nothing of it is counted; while nobody counted it had what its tier leaves it
+            # not metered yet: the session held its whole share until the last change of its tier
             before = SessionCounters(key[0], key[1], session.opened_at, session.opened_at, session.share_units)
         elif _is_late(now, before):
             return
-        # after a clock was set back no time has passed, and the next report counts from here
+        # after a clock was set back, no time has passed; the next report counts from here
         before = replace(before, seen_at=min(max(before.seen_at, now - self._longest(key, now - before.seen_at)), now))
         self._counted[key] = after = SessionCounters(
             node=key[0],
@@ -154,7 +154,7 @@ class Meter:
         group = group_of(session)
         for uuid in session.gpus:
             gpu = gpus.get(uuid)
-            # which GPU another layer gives is not known
+            # the GPU that another layer gives is unknown
             named = uuid if session.layer is LayerName.NATIVE else str(session.layer)
             subject = Subject(
                 session.user, session.server, session.template, group, key[0], named, gpu.model if gpu else ""
@@ -163,12 +163,12 @@ class Meter:
                 self._add(hour, subject, amounts.times(part))
 
     def _longest(self, key: tuple[str, str], passed: float) -> float:
-        """Return how much of the time that has passed by its node's clock counts at most."""
+        """Return the longest countable part of the time that has passed by the node's clock, in seconds."""
         if self._steady is None:
             return LONGEST
         now = self._steady()
         if key not in self._counted_to:
-            # what went by before this service saw the session is not known here
+            # the time before this service saw the session is unknown here
             self._counted_to[key] = now - OLDEST
             return LONGEST
         longest = min(LONGEST, max(0.0, now - self._counted_to[key]))
@@ -176,18 +176,18 @@ class Meter:
         return longest
 
     def _add(self, hour: int, subject: Subject, amounts: GpuTimeAmounts) -> None:
-        known = self._amounts.get((hour, subject))
-        self._amounts[hour, subject] = amounts if known is None else known.plus(amounts)
+        previous = self._amounts.get((hour, subject))
+        self._amounts[hour, subject] = amounts if previous is None else previous.plus(amounts)
 
 
 def _amounts(session: SessionReport, before: SessionCounters, after: SessionCounters) -> GpuTimeAmounts:
-    """Return what a session did between two reports, on each of its GPUs."""
+    """Return a session's amounts between two reports, for each of its GPUs."""
     passed, count = after.seen_at - before.seen_at, len(session.gpus)
     share, borrowed = session.share_units / UNITS_PER_GPU, session.borrowed_units / UNITS_PER_GPU
-    # no session works longer than time passes, whatever its node reports; a clock that was set back counts a little
+    # whatever its node reports, a session cannot work longer than time passes; a clock that was set back adds a little
     longest = max(passed, SET_BACK)
     worked = min(_growth(before.gpu_seconds, after.gpu_seconds) / count, longest)
-    # the tier changed once at most as far as is known: an earlier change and its return are not in the report
+    # the report has only the last change of the tier: an earlier change and its return are not seen
     since = min(max(session.tier_since, before.seen_at), after.seen_at)
     held = before.effective_units * (since - before.seen_at) + after.effective_units * (after.seen_at - since)
     return GpuTimeAmounts(
@@ -207,12 +207,12 @@ def _is_late(published_at: float, counted: SessionCounters) -> bool:
 
 
 def _growth(before: float, after: float) -> float:
-    """Return what a counter grew by; one that is smaller than before began again at 0: its agent lost its state."""
+    """Return the growth of a counter. A smaller counter began again at 0, because its agent lost its state."""
     return after - before if after >= before else after
 
 
 def _by_hour(begin: float, end: float) -> Iterator[tuple[int, float]]:
-    """Yield each hour (its start, seconds since the epoch) from ``begin`` to ``end``, and its part of that time."""
+    """Yield each hour from ``begin`` to ``end`` (its start, seconds since the epoch), and its part of that time."""
     if end <= begin:
         yield int(end // HOUR) * HOUR, 1.0
         return
@@ -229,7 +229,7 @@ _Server = tuple[str, str]
 
 
 class SpawnWatch:
-    """The spawns that waited when they were observed last, and the sessions that are open."""
+    """The spawns that waited at the last observation, and the open sessions."""
 
     def __init__(self, group_of_user: Callable[[str], str]) -> None:
         self._group_of = group_of_user
@@ -239,11 +239,11 @@ class SpawnWatch:
     def observe_report(self, report: Report, started: Mapping[_Server, float]) -> list[Wait]:
         """Return the waits of the sessions that were opened since the node's last report.
 
-        ``started``: when the hub began to start each server (seconds since the epoch), as far as it says. Sessions in
-        a node's first report were opened before anybody watched, and are left out.
+        ``started``: when the hub began to start each server (seconds since the epoch), where it reports this. Sessions
+        in a node's first report were opened before the watch began, and are left out.
         """
         before = self._open.get(report.node)
-        self._open[report.node] = {((one.user, one.server), one.opened_at) for one in report.sessions}
+        self._open[report.node] = {((session.user, session.server), session.opened_at) for session in report.sessions}
         waits = []
         for session in report.sessions:
             server = (session.user, session.server)
@@ -254,9 +254,9 @@ class SpawnWatch:
         return waits
 
     def observe_queue(self, waiting: Sequence[HubServer], now: float) -> list[Wait]:
-        """Return the waits that ended without a session. ``waiting``: those that wait now, each for a GPU.
+        """Return the waits that ended without a session. ``waiting``: the servers that wait for a GPU now.
 
-        All nodes have reported, so a spawn that neither waits nor has a session was cancelled, or has failed.
+        All nodes must have reported: then a spawn that neither waits nor has a session was cancelled or has failed.
         ``now``: seconds since the epoch.
         """
         with_share = {server for sessions in self._open.values() for server, _ in sessions}
@@ -273,7 +273,7 @@ class SpawnWatch:
         return waits
 
     def forget_nodes(self, present: Iterable[str]) -> None:
-        """Forget nodes that have left the cluster. ``present``: those that have not."""
+        """Forget nodes that have left the cluster. ``present``: the remaining nodes."""
         for node in set(self._open) - set(present):
             del self._open[node]
 
@@ -285,60 +285,60 @@ class SpawnWatch:
 log = logging.getLogger("gpushare.service.history")
 
 OBSERVE_EVERY = 10.0
-"""Seconds between two looks at the reports: what a session did after the last look before its end is not counted."""
+"""Seconds between two observations of the reports: use after the last observation of a session is not counted."""
 QUEUE_EVERY = 30.0
-"""Seconds between two questions to the hub for its pending servers: only for spawns that give up, so seldom."""
+"""Seconds between two requests for the hub's pending servers: needed only for spawns that give up."""
 STORE_EVERY = 60.0
-"""Seconds. A service that is killed counts the time since then when it starts again; only what sessions did that ended
-in between is lost."""
+"""Seconds between two writes. A killed service counts the missing time when it starts again; only the use of sessions
+that ended meanwhile is lost."""
 THIN_EVERY = 6 * 3600.0
-"""Seconds between two deletions of what is old."""
+"""Seconds between two deletions of old rows."""
 PATIENCE = 60.0
-"""Seconds for which a question waits for the database: longer than SQLite waits for another process's lock."""
+"""Seconds for which a query waits for the database: longer than SQLite waits for another process's lock."""
 JOURNAL_PATIENCE = 5.0
-"""Seconds for which a restart waits for the database. Ours: a person waits for the answer."""
+"""Seconds for which a restart waits for the database. Our choice: a person waits for the answer."""
 LAST_PATIENCE = 5.0
-"""Seconds for which the end of the service waits for the last storing: the hub kills a service after 10 s."""
+"""Seconds for which the end of the service waits for the last write: the hub kills a service after 10 s."""
 MOST_EVENTS = 100_000
-"""Actions, and waits, that are kept while the database does not answer; the oldest are given up first."""
+"""Largest number of actions, and of waits, kept while the database does not answer; the oldest are dropped first."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Retention:
-    """How long the history is kept, in seconds; 0: without end."""
+    """Retention times of the history in seconds; 0: without end."""
 
     detail: float = 31.0 * DAY
-    """By the hour; afterwards by the day."""
+    """GPU time by the hour; afterwards by the day."""
     names: float = 400.0 * DAY
-    """With the names of users."""
+    """Names of users and of their servers."""
     keep: float = 3 * 365.0 * DAY
-    """At all."""
+    """All entries."""
 
 
 @dataclass(frozen=True)
 class HistorySources:
-    """What is recorded, and where it comes from."""
+    """The sources of the recorded data."""
 
     snapshots: Callable[[], Awaitable[Sequence[NodeSnapshot]]]
     users: Callable[[], Collection[HubUser]]
-    """Returns the hub's users as far as they are known now."""
+    """Returns the users in the hub's last answer."""
     pending: Callable[[], Awaitable[Sequence[HubServer] | None]]
     """Returns the servers that the hub is starting; None: unknown."""
     templates: Callable[[], Mapping[str, Template]]
     clock: Callable[[], float] = time.time
     """Seconds since the epoch."""
     steady: Callable[[], float] = since_boot
-    """Seconds of a clock that nobody sets."""
+    """Seconds of a clock that cannot be set."""
     waited: Callable[[Wait], None] = lambda wait: None
-    """Is told of each wait of a spawn when it has ended."""
+    """Called with each wait of a spawn when it has ended."""
 
 
 class History:
-    """Records and answers. A database that fails stops nothing else of the service.
+    """The recorder of the history. A database that fails does not affect other parts of the service.
 
-    One thread asks the database, so that a slow one does not block the event loop.
+    One thread calls the database, so that a slow database does not block the event loop.
     """
 
     def __init__(self, store: HistoryStore, sources: HistorySources, retention: Retention | None = None) -> None:
@@ -350,14 +350,14 @@ class History:
         self._groups: dict[str, Collection[str]] = {}
         self._spawns = SpawnWatch(lambda user: group_of_user(user, self._groups))
         self._tiers: dict[str, dict[tuple[str, float], Tier]] = {}
-        """By node, and by the session's id and the instant at which it was opened."""
+        """Tiers by node, then by the session's id and the instant at which it was opened."""
         self._actions: list[Action] = []
         self._waits: list[Wait] = []
         self._problem = ""
 
     @property
     def problem(self) -> str:
-        """Why nothing is stored now; empty: it is."""
+        """The reason why nothing is stored now; empty: entries are stored."""
         return self._problem
 
     async def run(self) -> None:
@@ -383,11 +383,11 @@ class History:
             self._store.close()
 
     async def observe(self) -> None:
-        """Count what the agents' reports say."""
+        """Count the agents' reports."""
         snapshots = await self._sources.snapshots()
         users = self._sources.users()
         servers = [server for user in users for server in user.servers]
-        # while the hub does not answer, users are in the groups in which they were
+        # while the hub does not answer, users keep their last groups
         self._groups |= {server.user: server.groups for server in servers if server.groups is not None}
         started = {(server.user, server.name): server.started for server in servers if server.started is not None}
         reports = [snapshot.report for snapshot in snapshots if snapshot.report is not None]
@@ -411,17 +411,17 @@ class History:
         self._add_waits(self._spawns.observe_queue(waiting, self._sources.clock()))
 
     def record(self, action: Action) -> None:
-        """Record an action; one that names no group gets that of its user."""
+        """Record an action. An action without a group gets the group of its user."""
         self._actions.append(replace(action, group=action.group or group_of_user(action.user, self._groups)))
 
     async def ask(self, query: Callable[[Connection], T]) -> T:
-        """Return a query's result, with all that is counted until now. Raises HistoryFailed.
+        """Return a query's result, including all that is counted until now.
 
-        Also after `PATIENCE`: the database may hang.
+        Raises HistoryFailed, also after `PATIENCE`: the database can hang.
         """
         try:
             async with asyncio.timeout(PATIENCE):
-                # a store that hangs goes on: what it took comes back if it fails
+                # a write that hangs goes on: the amounts that it took come back if it fails
                 await asyncio.shield(self.store())
                 return await self._in_thread(lambda: self._store.read(query))
         except TimeoutError:
@@ -456,7 +456,7 @@ class History:
             return otherwise
 
     async def store(self) -> None:
-        """Store what was counted; what cannot be stored is kept for the next time."""
+        """Store the counted amounts; amounts that cannot be stored are kept for the next call."""
         if self._meter is None and not await self._trying(self._open):
             self._limit()
             return
@@ -472,20 +472,20 @@ class History:
             self._limit()
 
     async def thin(self) -> None:
-        """Make old rows fewer."""
+        """Merge and delete old rows."""
         if self._meter is not None:
             kept = self._retention
             await self._trying(lambda: self._store.thin(self._sources.clock(), kept.detail, kept.names, kept.keep))
 
     def _open(self) -> None:
         if self._meter is not None:
-            # asked for twice while the database did not answer; a second meter would count the same again
+            # two calls can wait while the database does not answer; a second meter would count the same again
             return
         self._store.upgrade()
         self._meter = Meter(self._store.counters(), self._sources.steady)
 
     async def _trying(self, work: Callable[[], None]) -> bool:
-        """Run work of the database; a failure is logged once. Returns whether it succeeded."""
+        """Run work of the database and return whether it succeeded; a failure is logged once."""
         try:
             await self._in_thread(work)
         except HistoryFailed as error:
@@ -499,14 +499,14 @@ class History:
         return True
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
-        # what was taken to be stored is stored although the task that waits for it is cancelled
+        # amounts that were taken are stored even if the waiting task is cancelled
         return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._thread, work))
 
     def _group_of(self, session: SessionReport) -> str:
         return group_of_session(session, self._groups)
 
     def _note_restored(self, report: Report) -> None:
-        """Record that the agent restored a share: it does so by itself, with the next burst."""
+        """Record that the agent restored a share: the agent does so by itself, with the next burst."""
         before = self._tiers.get(report.node, {})
         self._tiers[report.node] = {(session.id, session.opened_at): session.tier for session in report.sessions}
         for session in report.sessions:

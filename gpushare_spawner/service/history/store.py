@@ -1,13 +1,8 @@
-"""The database of the history: writes amounts, actions and waits, and deletes what is old.
+"""The database of the history: its tables and rows, writing, and the deletion of old rows.
 
-Plain SQL of SQLAlchemy, so any of its databases can be used. Methods block; `recorder` calls them in a thread.
-One service writes at a time: the hub runs one.
-
-The database's tables. `migrations/` makes them; a test keeps both the same.
-
-Amounts of GPU time, and who used them. Pure data.
-
-What happened at an instant: an action, or a spawn that got its GPU. Pure data.
+Plain SQL of SQLAlchemy, so any of its databases can be used. Methods block; `recorder` calls them in a thread, and
+`queries` has the queries of pages. One service writes at a time: the hub runs one. `migrations/` makes the tables; a
+test compares both.
 """
 
 from __future__ import annotations
@@ -66,14 +61,14 @@ DAY = 86400
 
 @dataclass(frozen=True)
 class Subject:
-    """Who used which GPU."""
+    """A user's server on a GPU: the key of amounts."""
 
     user: str
     server: str
     """Empty for the default server."""
     template: str
     group: str
-    """The group that the time counts for; empty: none."""
+    """The group to which the time is charged; empty: none."""
     node: str
     gpu: str
     """The GPU's UUID."""
@@ -85,21 +80,21 @@ class GpuTimeAmounts:
     """GPU time in GPU-seconds: one second of a whole GPU, or four of a quarter of it."""
 
     reserved: float = 0.0
-    """What the share came to: its units, for as long as the session was open."""
+    """The units of the share, for as long as the session was open."""
     idle: float = 0.0
-    """The part of it in which the session did nothing on the GPU."""
+    """The part of `reserved` in which the session did nothing on the GPU."""
     recovered: float = 0.0
-    """The part of it that idle actions took from the session, for others to use."""
+    """The part of `reserved` that idle actions took from the session for other sessions."""
     borrowed: float = 0.0
-    """The part of it that consists of borrowed units."""
+    """The part of `reserved` that consists of borrowed units."""
     used: float = 0.0
     """Time with a burst of the session on the GPU; sessions that compute at the same time count each."""
     entitled: float = 0.0
-    """What the session was entitled to while others competed."""
+    """Entitled time of the session while others competed."""
     delivered: float = 0.0
-    """What it received in that time."""
+    """Time that the session received while others competed."""
     waits: float = 0.0
-    """How often its GPU work waited for a lease."""
+    """Number of times that its GPU work waited for a lease."""
 
     def plus(self, other: GpuTimeAmounts) -> GpuTimeAmounts:
         """Return the sums of both."""
@@ -116,7 +111,7 @@ AMOUNTS = tuple(field.name for field in fields(GpuTimeAmounts))
 
 @dataclass(frozen=True)
 class SessionCounters:
-    """What a session's counters showed when its report was read last: the next amounts are what they grew by."""
+    """A session's counters in its last report: the next amounts are their growth."""
 
     node: str
     session: str
@@ -157,7 +152,7 @@ SUBJECT = Table(
     Column("model", _NAME, nullable=False),
     Column("digest", String(64), nullable=False, unique=True),
 )
-"""Who used which GPU, see `use.Subject`. An empty user: the name was deleted for its age.
+"""Rows of `Subject`. An empty user: the name was deleted because of its age.
 
 ``digest`` stands for all other columns: a unique index over all of them is too long for some databases."""
 
@@ -185,7 +180,7 @@ COUNTERS = Table(
     Column("delivered", Float(53), nullable=False),
     Column("waits", BigInteger, nullable=False),
 )
-"""What is counted of the sessions that are open, see `use.Counters`."""
+"""Counters of the open sessions: rows of `SessionCounters`."""
 
 ACTION = Table(
     "gpushare_action",
@@ -204,7 +199,7 @@ ACTION = Table(
     Column("reason", Text, nullable=False),
     Column("dry_run", Boolean, nullable=False),
 )
-"""What was done to sessions, GPUs and nodes, see `events.Action`."""
+"""Actions on sessions, GPUs and nodes: rows of `Action`."""
 
 WAIT = Table(
     "gpushare_wait",
@@ -218,7 +213,7 @@ WAIT = Table(
     Column("template", _NAME, nullable=False),
     Column("group", _NAME, nullable=False),
 )
-"""How long spawns waited for a GPU, see `events.Wait`."""
+"""Waits of spawns for a GPU: rows of `Wait`."""
 
 RESTART = Table(
     "gpushare_restart",
@@ -230,17 +225,17 @@ RESTART = Table(
     Column("options", Text, nullable=False),
     Column("old_options", Text, nullable=False),
 )
-"""Restarts that are under way, see `events.BegunRestart`. User options are JSON."""
+"""Restarts under way: rows of `BegunRestart`. User options are JSON."""
 
 
 CORDON, DRAIN, CORDON_ENDED, DRAIN_ENDED = "cordon", "drain", "cordon-ended", "drain-ended"
-OF_NODES = (CORDON, DRAIN, CORDON_ENDED, DRAIN_ENDED, "uncordon")  # the last: of histories before 0.2
+OF_NODES = (CORDON, DRAIN, CORDON_ENDED, DRAIN_ENDED, "uncordon")  # "uncordon": histories before 0.2
 """Actions on a GPU or node. All others are on sessions or spawns."""
 
 
 @dataclass(frozen=True)
 class Action:
-    """What was done to a session, by the culler, its user, or an admin."""
+    """An action of the culler, a user or an admin."""
 
     at: float
     """Seconds since the epoch."""
@@ -254,13 +249,13 @@ class Action:
     group: str = ""
     node: str = ""
     units: int = 0
-    """What the session holds afterwards, on each of its GPUs."""
+    """The session's units after the action, on each of its GPUs."""
     cause: str = ""
-    """The rule behind an idle action, see `model.idle_cause`."""
+    """The rule behind an idle action: `model.share.IdleCause`."""
     reason: str = ""
     """A sentence with figures."""
     dry_run: bool = False
-    """It was decided, and not carried out."""
+    """The action was decided, and not carried out."""
 
 
 class WaitOutcome(StrEnum):
@@ -268,7 +263,7 @@ class WaitOutcome(StrEnum):
 
     STARTED = "started"
     GAVE_UP = "gave-up"
-    """The start was cancelled, or failed."""
+    """The spawn was cancelled, or failed."""
 
 
 @dataclass(frozen=True)
@@ -290,11 +285,11 @@ class BegunRestart:
     """A restart of a server with a template that is under way."""
 
     at: float
-    """When the service decided to stop the server: seconds since the epoch."""
+    """Time of the decision to stop the server, in seconds since the epoch."""
     user: str
     server: str
     node: str
-    """Of the old server."""
+    """The node of the old server."""
     group: str
     old_template: str
     template: str
@@ -307,7 +302,7 @@ class BegunRestart:
 
 MIGRATIONS = Path(__file__).parent / "migrations"
 VERSION_TABLE = "gpushare_version"
-"""Alembic's table: the history can share a database with the hub, which has one of its own."""
+"""Alembic's table: the history can share a database with the hub, and the hub has its own table."""
 _CHUNK = 400
 """Values in one IN: SQLite takes 999 in old versions."""
 
@@ -315,14 +310,14 @@ T = TypeVar("T")
 
 
 class HistoryFailed(Exception):
-    """The database cannot be used; the text says why, for people."""
+    """The database cannot be used; the text states the reason for people."""
 
 
 class HistoryStore:
     """A database, with its tables made or migrated. Each method raises HistoryFailed."""
 
     def __init__(self, url: str) -> None:
-        """``url``: SQLAlchemy's, like ``sqlite:////srv/jupyterhub/gpushare-history.sqlite``."""
+        """Take SQLAlchemy's URL, like ``sqlite:////srv/jupyterhub/gpushare-history.sqlite``."""
         try:
             self._engine = _engine(url)
         except ArgumentError as error:
@@ -334,11 +329,11 @@ class HistoryStore:
             raise HistoryFailed(missing_package("The database of the history", error)) from None
 
     def upgrade(self) -> None:
-        """Make the tables, or migrate those of an earlier version. Those of a later version are refused."""
+        """Make the tables, or migrate the tables of an earlier version. A later version is refused."""
         _make_private(self._engine.url)
         config = Config()
         config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
-        known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
+        versions = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
         with self._failing("cannot be prepared"), self._engine.begin() as connection:
             config.attributes |= {"connection": connection, "version_table": VERSION_TABLE}
             try:
@@ -346,7 +341,7 @@ class HistoryStore:
             except CommandError as error:
                 raise HistoryFailed(
                     f"The database of the history was made by a later version of gpushare-spawner ({reason(error)}): "
-                    f"install that version, or give another database. This version knows {', '.join(sorted(known))}."
+                    f"install that version, or give another database. This version knows {', '.join(sorted(versions))}."
                 ) from None
 
     def close(self) -> None:
@@ -359,7 +354,7 @@ class HistoryStore:
             return query(connection)
 
     def counters(self) -> list[SessionCounters]:
-        """Return what is counted of open sessions."""
+        """Return the counters of open sessions."""
         return self.read(
             lambda connection: [SessionCounters(**row._mapping) for row in connection.execute(select(COUNTERS))]
         )
@@ -372,10 +367,10 @@ class HistoryStore:
         actions: Sequence[Action] = (),
         waits: Sequence[Wait] = (),
     ) -> None:
-        """Add all of these, or nothing: what a killed service had not stored is counted by the next one."""
+        """Add all of these, or nothing: the next service counts whatever a killed service had not stored."""
         with self._failing("cannot be written"), self._engine.begin() as connection:
             self._add_use(connection, amounts, HOUR)
-            gone = [(one.node, one.session) for one in counted] + list(ended)
+            gone = [(counters.node, counters.session) for counters in counted] + list(ended)
             if gone:
                 connection.execute(
                     delete(COUNTERS).where(
@@ -383,12 +378,12 @@ class HistoryStore:
                     ),
                     [{"old_node": node, "old_session": session} for node, session in gone],
                 )
-            _insert(connection, COUNTERS, (asdict(one) for one in counted))
+            _insert(connection, COUNTERS, (asdict(counters) for counters in counted))
             _insert(connection, ACTION, (asdict(action) for action in actions))
             _insert(connection, WAIT, (asdict(wait) for wait in waits))
 
     def begin_restart(self, restart: BegunRestart) -> None:
-        """Add a restart that is under way, instead of an earlier one of the same server."""
+        """Add a restart that is under way; it replaces an earlier restart of the same server."""
         row = asdict(restart) | {name: json.dumps(dict(getattr(restart, name))) for name in _OPTIONS}
         with self._failing("cannot be written"), self._engine.begin() as connection:
             connection.execute(_restart_of(restart.user, restart.server))
@@ -402,11 +397,11 @@ class HistoryStore:
     def begun_restarts(self) -> list[BegunRestart]:
         """Return the restarts that are under way, the oldest first."""
         rows = self.read(lambda connection: connection.execute(select(RESTART).order_by(RESTART.c.at)).all())
-        found = (dict(row._mapping) for row in rows)
-        return [BegunRestart(**row | {name: json.loads(row[name]) for name in _OPTIONS}) for row in found]
+        records = (dict(row._mapping) for row in rows)
+        return [BegunRestart(**row | {name: json.loads(row[name]) for name in _OPTIONS}) for row in records]
 
     def thin(self, now: float, detail: float, names: float, keep: float) -> None:
-        """Make old rows fewer. All in seconds, 0: never.
+        """Merge and delete old rows. All ages are in seconds, 0: never.
 
         Hours older than ``detail`` become days; users' names older than ``names``, and everything older than ``keep``,
         are deleted.
@@ -426,7 +421,7 @@ class HistoryStore:
                     connection.execute(
                         update(table).where(instant < oldest, table.c.user != "").values(user="", server="")
                     )
-                # a reason names nobody; an actor can be a user
+                # a reason has no names of users; an actor can be a user
                 connection.execute(
                     update(ACTION)
                     .where(ACTION.c.at < oldest, ACTION.c.actor.not_in(["culler", "agent", ""]))
@@ -436,9 +431,9 @@ class HistoryStore:
             connection.execute(delete(SUBJECT).where(SUBJECT.c.id.not_in(select(USE.c.subject))))
 
     def _merge(self, before: int, renamed: Callable[[Subject], Subject], only_hours: bool) -> None:
-        """Make days of the rows before an instant, for the renamed subjects, the oldest day first.
+        """Merge the rows before an instant into days, for the renamed subjects, the oldest day first.
 
-        Each day is a transaction: pages are answered between two of them, and a killed service has lost no row.
+        Each day is a transaction: queries run between two of them, and a killed service loses no row.
         """
         old = USE.c.start < before
         if only_hours:
@@ -477,13 +472,13 @@ class HistoryStore:
             return
         ids = self._subject_ids(connection, {subject for _, subject in amounts})
         by_key = {(start, ids[subject]): amount for (start, subject), amount in amounts.items()}
-        known: set[tuple[int, int]] = set()
+        existing: set[tuple[int, int]] = set()
         for start in {start for start, _ in by_key}:
-            wanted = [subject for at, subject in by_key if at == start]
-            for some in _chunks(wanted):
-                found = connection.scalars(select(USE.c.subject).where(USE.c.start == start, USE.c.subject.in_(some)))
-                known |= {(start, subject) for subject in found}
-        if known:
+            subject_ids = [subject for at, subject in by_key if at == start]
+            for some in _chunks(subject_ids):
+                matches = connection.scalars(select(USE.c.subject).where(USE.c.start == start, USE.c.subject.in_(some)))
+                existing |= {(start, subject) for subject in matches}
+        if existing:
             connection.execute(
                 update(USE)
                 .where(USE.c.start == bindparam("key_start"), USE.c.subject == bindparam("key_subject"))
@@ -491,10 +486,10 @@ class HistoryStore:
                 [
                     {"key_start": start, "key_subject": subject}
                     | {f"more_{name}": getattr(by_key[start, subject], name) for name in AMOUNTS}
-                    for start, subject in sorted(known)
+                    for start, subject in sorted(existing)
                 ],
             )
-        fresh = [key for key in by_key if key not in known]
+        fresh = [key for key in by_key if key not in existing]
         _insert(
             connection,
             USE,
@@ -505,7 +500,7 @@ class HistoryStore:
         )
 
     def _subject_ids(self, connection: Connection, subjects: Collection[Subject]) -> dict[Subject, int]:
-        """Return the subjects' rows; new ones are inserted. Known after the transaction only: it can be rolled back."""
+        """Return the row ids of the subjects; insert new subjects. The ids are void if the transaction rolls back."""
         digests = {_digest(subject): subject for subject in subjects}
         ids = _find_digests(connection, digests)
         fresh = [digest for digest in digests if digest not in ids]
@@ -542,9 +537,9 @@ def _engine(url: str) -> Engine:
 
 
 def _make_private(url: URL) -> None:
-    """Make a SQLite file that only its owner can read: names of users stand in it."""
+    """Make a SQLite file that only its owner can read: it contains names of users."""
     if url.get_backend_name() == "sqlite" and url.database and url.database != ":memory:":
-        # SQLite itself says what is wrong with the path
+        # SQLite itself reports a wrong path
         with contextlib.suppress(OSError):
             os.close(os.open(url.database, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
 
@@ -565,11 +560,11 @@ def _insert(connection: Connection, table: Table, rows: Iterable[dict[str, Any]]
 
 
 def _find_digests(connection: Connection, digests: Iterable[str]) -> dict[str, int]:
-    found: dict[str, int] = {}
+    ids: dict[str, int] = {}
     for some in _chunks(list(digests)):
         rows = connection.execute(select(SUBJECT.c.digest, SUBJECT.c.id).where(SUBJECT.c.digest.in_(some)))
-        found |= {row.digest: row.id for row in rows}
-    return found
+        ids |= {row.digest: row.id for row in rows}
+    return ids
 
 
 def _digest(subject: Subject) -> str:
@@ -581,5 +576,5 @@ def _chunks(values: Sequence[T]) -> Iterator[Sequence[T]]:
 
 
 def _cause(error: BaseException) -> str:
-    """Return what the database said, without SQLAlchemy's statement and link."""
+    """Return the database's message, without SQLAlchemy's statement and link."""
     return reason(getattr(error, "orig", None) or error)

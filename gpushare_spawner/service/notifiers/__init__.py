@@ -1,4 +1,4 @@
-"""Messages to users whose notebook tab is closed: of coming idle actions, by e-mail, webhook or a class of the admin's.
+"""Messages about upcoming idle actions to users with a closed notebook tab: by e-mail, webhook or an admin's class.
 
-`config` is the admin's file, `outbox` decides who gets a message and when, `mail` and `webhook` send it.
+`config` is the admin's file, `outbox` selects the messages and their time, `senders` sends e-mail and webhooks.
 """

@@ -1,8 +1,7 @@
-"""The file of `gpushare service --notifiers`. Reference for admins: docs/reference/notifiers.md
+"""The file of `gpushare service --notifiers`, and the interface of a notifier.
 
-Texts of messages, from Jinja templates in a sandbox: the admin's, or ours.
-
-What a notifier is: it sends one message to one user, or to a channel.
+Texts of messages are Jinja templates, rendered in a sandbox. Reference for admins: docs/reference/notifiers.md.
+`outbox` selects the messages; `senders` has our own notifiers.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ from gpushare_spawner.templates.parser import MAX_NODES, FileKind
 from gpushare_spawner.wording.notices import DEFAULT_SUBJECT, DEFAULT_TEXT
 
 SEND_SECONDS = 30.0
-"""For one message with one notifier; what takes longer counts as failed."""
+"""Time for one message with one notifier; a notifier that takes longer has failed."""
 
 
 class NotSent(Exception):
-    """A message could not be sent. The text says why, for the log; it has no secret in it."""
+    """A message could not be sent. The text states the reason for the log, without secrets."""
 
 
 @dataclass(frozen=True)
@@ -42,13 +41,13 @@ class Notification:
     action: str
     """downgrade, release or stop."""
     at: float
-    """When it comes, seconds since the epoch."""
+    """Time of the action, seconds since the epoch."""
     subject: str
     text: str
 
 
 class Notifier(Protocol):
-    """Sends messages. A class of the admin's is made with the `options` of the file as keyword arguments."""
+    """A sender of messages. An admin's class gets the `options` of the file as keyword arguments."""
 
     async def send(self, message: Notification) -> None:
         """Send a message. Raises NotSent, or any other error; the task is cancelled after SEND_SECONDS."""
@@ -75,7 +74,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
 
 def check_text(source: str, values: Mapping[str, object]) -> str:
-    """Return what is wrong with a template that can use the names of ``values``; empty: nothing."""
+    """Return the problem of a template that can use the names of ``values``; empty: none."""
     try:
         rendered(source, values)
     except NotSent as error:
@@ -120,7 +119,7 @@ Text = Annotated[_Written, _template_of(OF_MESSAGE)]
 
 
 class Secret(_Part):
-    """Where a secret is: in the service's environment, or in a file."""
+    """The place of a secret: the service's environment, or a file."""
 
     env: Annotated[str, Field(min_length=1)] | None = None
     """The name of an environment variable of the service."""
@@ -128,7 +127,7 @@ class Secret(_Part):
     """The path of a file that the service can read; blanks around its content are left out."""
 
     @model_validator(mode="after")
-    def _one(self) -> Secret:
+    def _env_or_file(self) -> Secret:
         if (self.env is None) == (self.file is None):
             raise ValueError("give either env (a variable of the service) or file (a path)")
         return self
@@ -136,17 +135,17 @@ class Secret(_Part):
     def read(self) -> str:
         """Return the secret, read anew. Raises NotSent."""
         if self.env is not None:
-            found = os.environ.get(self.env, "")
+            secret = os.environ.get(self.env, "")
         else:
             try:
                 with Path(str(self.file)).open("rb") as file:
-                    found = file.read(MOST_SECRET_BYTES).decode()
+                    secret = file.read(MOST_SECRET_BYTES).decode()
             except (OSError, ValueError) as error:
                 why = getattr(error, "strerror", None) or "it is not text"
                 raise NotSent(f"the secret in {self.file} cannot be read: {why}") from None
-        if not found.strip():
+        if not secret.strip():
             raise NotSent(f"the secret in {self.env or self.file} is empty")
-        return found.strip()
+        return secret.strip()
 
 
 def _kind(value: Any) -> str:
@@ -154,7 +153,7 @@ def _kind(value: Any) -> str:
 
 
 TextOrSecret = Annotated[Annotated[str, Tag("text")] | Annotated[Secret, Tag("secret")], Discriminator(_kind)]
-"""A value, or where it is."""
+"""A value, or the place of a secret."""
 
 
 class Email(_Part):
@@ -168,9 +167,9 @@ class Email(_Part):
     """`starttls`: the connection is encrypted after its beginning, or nothing is sent. `tls`: from its beginning, port
     465 as a rule. `none`: not encrypted, for a server on this machine."""
     username: str | None = None
-    """For the login. Not given: no login."""
+    """User name of the login. Not given: no login."""
     password: Secret | None = None
-    """For the login. Needs `username`."""
+    """Password of the login. Needs `username`."""
     sender: Annotated[str, Field(min_length=3)]
     """The address that messages come from."""
     address: Address
@@ -189,7 +188,7 @@ class Webhook(_Part):
     """A POST of JSON to an address, as Slack, Mattermost and others take it."""
 
     url: TextOrSecret
-    """The address, or where it is as a secret: who knows the address of a Slack webhook can post there."""
+    """The address, or the place of a secret: the address of a Slack webhook is enough to post there."""
     headers: dict[str, TextOrSecret] = {}
     """Headers of the request, like Authorization; values can be secrets."""
     text: WebhookText | None = None
@@ -211,7 +210,7 @@ def _class_path(path: str) -> str:
 
 
 class OwnClass(_Part):
-    """A notifier of the admin's."""
+    """An admin's notifier."""
 
     path: Annotated[str, AfterValidator(_class_path)]
     """The class, as `package.module:Class`. It has the coroutine `send(message)`."""
@@ -220,25 +219,25 @@ class OwnClass(_Part):
 
 
 class Rates(_Part):
-    """How many messages are sent at most."""
+    """Limits on the number of messages."""
 
     per_user: Annotated[int, Field(ge=1, strict=True)] = 6
     """Messages to one user within 24 hours."""
     per_minute: Annotated[int, Field(ge=1, strict=True)] = 60
-    """Messages to all users within a minute. Those beyond are sent later, if the action is still to come."""
+    """Messages to all users within a minute. Further messages are sent later, if the action is still to come."""
 
 
 class NotifierConfig(_Part):
-    """Messages to users whose tab is closed. Raises pydantic.ValidationError, which names each wrong field."""
+    """Messages to users with a closed tab. Raises pydantic.ValidationError, which names each wrong field."""
 
     email: Email | None = None
     """E-mail to the user. Not given: none."""
     webhooks: tuple[Webhook, ...] = ()
     """Addresses that get each message."""
     classes: tuple[OwnClass, ...] = ()
-    """Notifiers of yours."""
+    """Your own notifiers."""
     actions: tuple[Action, ...] = ("stop",)
-    """The idle actions that messages are sent of: downgrade, release, stop. After the first two nothing is lost."""
+    """The idle actions that cause messages: downgrade, release, stop. After the first two nothing is lost."""
     closed_after: Seconds = 900.0
     """A tab counts as closed when the hub has seen no activity of the server for this long. The hub learns of it every
     5 minutes."""

@@ -1,9 +1,8 @@
-"""Who gets a message of a coming idle action, and when: once for each notice, while no tab of the server is open.
+"""The messages about upcoming idle actions: one for each notice, while no tab of the server is open.
 
-The outbox looks at the decisions of each round of the culler, and sends in a task of its own. The culler never waits
-for it. What was sent is not kept on disk: notices that stand when the service starts are taken to be sent.
-
-How many messages are sent: to one user within a day, and to all within a minute. Time is an argument.
+The outbox reads the decisions of each round of the culler, and sends in its own task. The culler never waits for it.
+Sent messages are not kept on disk: notices that are in force when the service starts count as sent. `RateLimits` limits
+the messages to one user within a day, and to all users within a minute. `senders` sends the messages.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ DAY, MINUTE = 86400.0, 60.0
 
 
 class RateLimits:
-    """The instants of the messages that were sent."""
+    """Rate limits, by the instants of the sent messages."""
 
     def __init__(self) -> None:
         self._all: deque[float] = deque()
@@ -53,18 +52,18 @@ class RateLimits:
         return len(sent) < per_day
 
     def all_may(self, per_minute: int, now: float) -> bool:
-        """Return whether one more message may be sent to anybody now."""
+        """Return whether one more message may be sent to any user now."""
         _forget(self._all, now - MINUTE, now)
         return len(self._all) < per_minute
 
     def sent(self, user: str, now: float) -> None:
-        """Take note of a message."""
+        """Count a sent message."""
         self._all.append(now)
         self._of_user.setdefault(user, deque()).append(now)
 
 
 def _forget(instants: deque[float], before: float, now: float) -> None:
-    """Leave out what is too old, and what lies in the future: the clock was set back since."""
+    """Remove instants that are too old, or in the future after the clock was set back."""
     while instants and (instants[0] <= before or instants[0] > now):
         instants.popleft()
 
@@ -72,20 +71,20 @@ def _forget(instants: deque[float], before: float, now: float) -> None:
 log = logging.getLogger("gpushare.service.notifiers")
 
 MOST_WAITING = 1000
-"""Messages that wait to be sent. What does not fit is offered again in the next round."""
+"""Messages that wait to be sent. A message that does not fit is offered again in the next round."""
 ATTEMPTS = 3
-"""For each message."""
+"""Attempts for each message."""
 RETRY_SECONDS = 60.0
 """From a failure until the next attempt."""
 ACTIONS: Mapping[Tier, str] = {Tier.DOWNGRADED: "downgrade", Tier.RELEASED: "release", Tier.STOPPED: "stop"}
 
 Key = tuple[str, float, Tier]
-"""Of a notice: the session, when it was opened, and the tier."""
+"""The key of a notice: the session, the time at which it was opened, and the tier."""
 
 
 @dataclass
 class _Progress:
-    """How far the message of a notice is."""
+    """The progress of a notice's message."""
 
     action_at: float
     attempts: int = 0
@@ -95,7 +94,7 @@ class _Progress:
 
 
 class Outbox:
-    """Sends messages by what the admin's file says now. ``clock``: seconds since the epoch."""
+    """Sends messages by the current content of the admin's file. ``now``: seconds since the epoch."""
 
     def __init__(self, file: OptionalFile[NotifierConfig], now: Callable[[], float]) -> None:
         self._file = file
@@ -109,54 +108,54 @@ class Outbox:
 
     @property
     def problems(self) -> list[str]:
-        """What is wrong with the file, one sentence each."""
+        """Problems of the file, one sentence each."""
         return [f"Notifiers {problem}" for problem in self._file.load(max_age=1.0).problems]
 
     def offer(self, decisions: Sequence[SessionDecision]) -> None:
-        """Put the messages of these decisions into the queue that are due. Raises nothing, and waits for nothing."""
+        """Put the due messages of these decisions into the queue. Raises nothing, and waits for nothing."""
         try:
             config, now = self._file.load(max_age=1.0).content, self._clock()
             standing = {
-                key: told
+                key: notice
                 for decision in decisions
-                if (told := decision.session.notice) and (key := _key(decision, told))
+                if (notice := decision.session.notice) and (key := _key(decision, notice))
             }
-            # a notice that is sent again for a later time is a new one
+            # a notice that is sent again for a later time is a new notice
             self._progress = {
-                key: known
-                for key, known in self._progress.items()
-                if key in standing and abs(standing[key].at - known.action_at) < 1.0
+                key: progress
+                for key, progress in self._progress.items()
+                if key in standing and abs(standing[key].at - progress.action_at) < 1.0
             }
             for decision in decisions:
-                told = decision.session.notice
-                if told is None or decision.dry_run:
+                notice = decision.session.notice
+                if notice is None or decision.dry_run:
                     continue
-                known = self._progress.setdefault(_key(decision, told), _Progress(told.at, done=not self._began))
-                if config is not None and self._due(decision, told, known, config, now):
-                    self._enqueue(_key(decision, told), known, _message(decision, told, config, now))
+                progress = self._progress.setdefault(_key(decision, notice), _Progress(notice.at, done=not self._began))
+                if config is not None and self._due(decision, notice, progress, config, now):
+                    self._enqueue(_key(decision, notice), progress, _message(decision, notice, config, now))
             self._began = True
         except Exception:
             log.exception("Messages about coming idle actions could not be made")
 
     def _due(
-        self, decision: SessionDecision, told: Notice, known: _Progress, config: NotifierConfig, now: float
+        self, decision: SessionDecision, notice: Notice, progress: _Progress, config: NotifierConfig, now: float
     ) -> bool:
-        if known.done or known.waiting or now < known.next_at or told.at <= now:
+        if progress.done or progress.waiting or now < progress.next_at or notice.at <= now:
             return False
-        if ACTIONS.get(told.tier) not in config.actions or decision.session.kernels_busy:
+        if ACTIONS.get(notice.tier) not in config.actions or decision.session.kernels_busy:
             return False
         seen = decision.server.last_activity if decision.server is not None else None
         if seen is None or now - seen < config.closed_after:
             return False
         return self._rates.user_may(decision.session.user, config.rates.per_user, now)
 
-    def _enqueue(self, key: Key, known: _Progress, message: Notification) -> None:
+    def _enqueue(self, key: Key, progress: _Progress, message: Notification) -> None:
         with contextlib.suppress(asyncio.QueueFull):
             self._queue.put_nowait((key, message))
-            known.waiting = True
+            progress.waiting = True
 
     async def run(self) -> None:
-        """Send what is in the queue, without end."""
+        """Send the messages of the queue, without end."""
         while True:
             key, message = await self._queue.get()
             try:
@@ -166,26 +165,26 @@ class Outbox:
 
     async def _send_in_turn(self, key: Key, message: Notification) -> None:
         config = self._file.load(max_age=1.0).content
-        known = self._progress.get(key)
-        if config is None or known is None:
+        progress = self._progress.get(key)
+        if config is None or progress is None:
             return  # the notice was withdrawn
-        known.waiting = False
+        progress.waiting = False
         now = self._clock()
         if message.at <= now or not self._rates.user_may(message.user, config.rates.per_user, now):
             return
         if not self._rates.all_may(config.rates.per_minute, now):
-            known.next_at = now + 1.0
+            progress.next_at = now + 1.0
             return
         self._rates.sent(message.user, now)
-        known.attempts += 1
+        progress.attempts += 1
         failed = await self._send(message, config)
-        known.next_at = self._clock() + RETRY_SECONDS * known.attempts
-        known.done = not failed or known.attempts >= ATTEMPTS
+        progress.next_at = self._clock() + RETRY_SECONDS * progress.attempts
+        progress.done = not failed or progress.attempts >= ATTEMPTS
 
     async def _send(self, message: Notification, config: NotifierConfig) -> bool:
-        """Send by all notifiers; return whether all failed. One that fails does not affect the others."""
+        """Send by all notifiers; return whether all failed. A failure does not affect the other notifiers."""
         self._make(config)
-        results = await asyncio.gather(*(self._by(name, one, message) for name, one in self._notifiers))
+        results = await asyncio.gather(*(self._by(name, notifier, message) for name, notifier in self._notifiers))
         if any(results):
             log.info("%s: a message was sent: %s at %s", message.user, message.action, utc(message.at))
         return not any(results)
@@ -205,40 +204,42 @@ class Outbox:
         return False
 
     def _make(self, config: NotifierConfig) -> None:
-        """Make the notifiers of a file that has changed. One that cannot be made is logged and left out."""
+        """Make the notifiers of a changed file. A notifier that cannot be made is logged and left out."""
         if config is self._made_for:
             return
         self._made_for = config
         self._notifiers = [("e-mail", MailNotifier(config.email))] if config.email is not None else []
-        self._notifiers += [(f"webhook {n}", WebhookNotifier(one)) for n, one in enumerate(config.webhooks, start=1)]
-        for one in config.classes:
+        self._notifiers += [
+            (f"webhook {n}", WebhookNotifier(webhook)) for n, webhook in enumerate(config.webhooks, start=1)
+        ]
+        for own_class in config.classes:
             try:
-                self._notifiers.append((one.path, _own(one)))
+                self._notifiers.append((own_class.path, _own(own_class)))
             except Exception as error:
-                log.error("The notifier %s cannot be made: %s", one.path, reason(error))
+                log.error("The notifier %s cannot be made: %s", own_class.path, reason(error))
 
 
-def _own(one: OwnClass) -> Notifier:
-    module, _, name = one.path.partition(":")
-    made: Notifier = getattr(import_module(module), name)(**one.options)
+def _own(own_class: OwnClass) -> Notifier:
+    module, _, name = own_class.path.partition(":")
+    made: Notifier = getattr(import_module(module), name)(**own_class.options)
     return made
 
 
-def _key(decision: SessionDecision, told: Notice) -> Key:
-    return decision.session.id, decision.session.opened_at, told.tier
+def _key(decision: SessionDecision, notice: Notice) -> Key:
+    return decision.session.id, decision.session.opened_at, notice.tier
 
 
-def _message(decision: SessionDecision, told: Notice, config: NotifierConfig, now: float) -> Notification:
-    session, action = decision.session, ACTIONS[told.tier]
+def _message(decision: SessionDecision, notice: Notice, config: NotifierConfig, now: float) -> Notification:
+    session, action = decision.session, ACTIONS[notice.tier]
     values = {
         "user": session.user,
         "server": session.server,
         "action": action,
-        "explanation": told.reason,
-        "can_keep": told.averted_by_work,
-        "time": utc(told.at),
-        "minutes": max(1, round((told.at - now) / 60)),
+        "explanation": notice.reason,
+        "can_keep": notice.averted_by_work,
+        "time": utc(notice.at),
+        "minutes": max(1, round((notice.at - now) / 60)),
         "dashboard": config.dashboard,
     }
     text, subject = rendered(config.text, values), rendered(config.subject, values)
-    return Notification(session.user, session.server, action, told.at, subject, text)
+    return Notification(session.user, session.server, action, notice.at, subject, text)

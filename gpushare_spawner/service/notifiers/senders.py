@@ -1,6 +1,6 @@
-"""E-mail through an SMTP server, in a thread: smtplib waits for the network.
+"""Our notifiers: e-mail through an SMTP server, and a POST of JSON as Slack's incoming webhooks take it.
 
-A POST of JSON, as Slack's incoming webhooks take it.
+E-mail is sent in a thread, because smtplib waits for the network. `outbox` selects the messages.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from gpushare_spawner.service.notifiers.config import Email, Notification, NotSe
 from gpushare_spawner.wording.amounts import reason, utc
 
 MAIL_SECONDS = 10.0
-"""For each answer of the server."""
+"""Time for each answer of the server."""
 _ADDRESS = r"[^\s@<>,;:\"()\[\]\\]+@[^\s@<>,;:\"()\[\]\\]+"
 
 
 class MailNotifier:
-    """Sends each message to its user. ``context`` makes what verifies the server's certificate."""
+    """Sends each message to its user by e-mail. ``context`` makes the check of the server's certificate."""
 
     def __init__(self, settings: Email, context: Callable[[], ssl.SSLContext] = ssl.create_default_context) -> None:
         self._settings = settings
@@ -67,7 +67,7 @@ class MailNotifier:
 
 
 def _why(error: Exception) -> str:
-    """Return the server's answer without what was sent to it: a failed login must not log the password."""
+    """Return the server's answer without the text sent to it: a failed login must not log the password."""
     if isinstance(error, smtplib.SMTPAuthenticationError):
         return f"the login was refused ({error.smtp_code})"
     if isinstance(error, smtplib.SMTPRecipientsRefused):
@@ -104,7 +104,7 @@ class WebhookNotifier:
         try:
             await self._client.fetch(request)
         except HTTPClientError as error:
-            # neither address nor answer: the one can be a secret, the other can repeat it
+            # neither address nor answer: the address can be a secret, and the answer can repeat it
             why = f"answered {error.code}" if error.response is not None else "does not answer"
             raise NotSent(f"the webhook {why}") from None
         except (OSError, ValueError) as error:

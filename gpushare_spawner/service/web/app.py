@@ -1,13 +1,10 @@
-"""What all pages of the service have in common: the user of the hub who asks, headers, errors.
+"""The base of all pages of the service: the caller and the caller's rights, headers, errors, and the hub's theme.
 
-Who asks a page or the API, and what their scopes allow. Pure.
+`Caller` has the rights of a user or program that uses a page or the API; `Viewer` has only the right to see sessions.
+Both are pure.
 
-Who looks at a page, and what they may see. Pure.
-
-The hub's look: its stylesheet, its logo and the links of its page header, as far as a service can use them.
-
-The hub's stylesheet is imported into a cascade layer below the service's own: it gives colours and fonts (Bootstrap's
-variables), and no rule of it can break the page. Where it cannot be loaded, the page has colours of its own.
+The hub's stylesheet is imported into a cascade layer below the service's own: it provides colours and fonts
+(Bootstrap's variables), and none of its rules can break the page. If it cannot be loaded, the page has its own colours.
 """
 
 from __future__ import annotations
@@ -34,7 +31,7 @@ class Owned(Protocol):
 
 @dataclass(frozen=True)
 class Viewer:
-    """The user of the page. ``sees_all``: all sessions with names; otherwise their own, and totals without names."""
+    """The user of a page. ``sees_all``: all sessions with names; otherwise own sessions, and totals without names."""
 
     name: str
     sees_all: bool = False
@@ -44,26 +41,26 @@ class Viewer:
 
 
 FULL_ADMIN = "admin:servers"
-"""A token of an admin that lacks this scope was narrowed when it was made: it has its own scopes and no more."""
+"""The scope of a full admin. An admin's token without it was made with fewer scopes, and has only these."""
 
 
 @dataclass(frozen=True)
 class Caller:
-    """A user, by the browser's login or by a token; or a program that is no user."""
+    """A user, with the browser's login or a token; or a program that is no user."""
 
     name: str
-    """Of the user; empty: a program that is no user."""
+    """The user's name; empty: a program that is no user."""
     label: str = ""
-    """For logs: the name of the user, or of the service with the word before it."""
+    """For logs: the user's name, or the word "service" and the service's name."""
     is_admin: bool = False
     scopes: frozenset[str] = frozenset()
     by_token: bool = False
     groups: frozenset[str] = frozenset()
-    """Of the user on the hub, as far as the login shows them."""
+    """The user's groups on the hub, as far as the login includes them."""
 
     @classmethod
     def of(cls, user: Mapping[str, Any], by_token: bool) -> Caller:
-        """Return the caller that the hub describes. ``by_token``: not by the login of a browser."""
+        """Return the caller that the hub describes. ``by_token``: the caller used a token, not a browser's login."""
         scopes = frozenset(map(str, user.get("scopes") or ()))
         groups = frozenset(map(str, user.get("groups") or ()))
         is_user = user.get("kind", "user") == "user"
@@ -88,7 +85,7 @@ class Caller:
 
     @property
     def acts_on_own(self) -> bool:
-        """Whether the caller may act on sessions of their own: by a token only with a scope for it."""
+        """Whether the caller may act on their own sessions: a token needs a scope for it."""
         return bool(self.name) and (not self.by_token or self.has(ACT_OWN) or self.acts_on_all)
 
     @property
@@ -102,18 +99,18 @@ class Caller:
 
     @property
     def viewer(self) -> Viewer:
-        """What the caller may see."""
+        """The caller as a viewer."""
         return Viewer(self.name, self.sees_all)
 
 
 class Page(HubOAuthenticated, RequestHandler):  # type: ignore[misc]  # jupyterhub has no types
-    """A page for users of the hub. The hub is asked for the user without blocking the event loop."""
+    """A page for users of the hub. The request to the hub for the user does not block the event loop."""
 
     async def prepare(self) -> None:
-        # the hub's library would keep a token of the address in a cookie, and nothing tells it from a login then:
+        # the hub's library keeps a token of the address in a cookie, and then it looks like a login:
         # a token with few scopes would have all rights of its user
         self.hub_auth.allow_token_in_url = False
-        await self.hub_auth.get_user(self, sync=False)  # kept on this handler, so current_user asks no more
+        await self.hub_auth.get_user(self, sync=False)  # kept on this handler, so current_user sends no request
 
     def set_default_headers(self) -> None:
         self.set_header("Server", "gpushare")
@@ -131,14 +128,14 @@ class Page(HubOAuthenticated, RequestHandler):  # type: ignore[misc]  # jupyterh
 
     @property
     def caller(self) -> Caller:
-        """The user who asks, or a program with a token that names none."""
-        # the hub's library says so on the handler, and nowhere else (jupyterhub/services/auth.py, HubAuth._get_user)
+        """The user that sent the request, or a program with a token of no user."""
+        # only this attribute of the handler has it (jupyterhub/services/auth.py, HubAuth._get_user)
         by_token = bool(getattr(self, "_token_authenticated", False))
         return Caller.of(self.current_user, by_token)
 
     @property
     def viewer(self) -> Viewer:
-        """What the user who asks may see."""
+        """The user that sent the request, as a viewer."""
         return self.caller.viewer
 
     def may(self, scope: str) -> bool:
@@ -154,21 +151,21 @@ class Page(HubOAuthenticated, RequestHandler):  # type: ignore[misc]  # jupyterh
         """Answer with a page of `pages/`."""
         self.set_header("Content-Type", "text/html; charset=utf-8")
         page = self.settings["pages"].get_template(name)
-        # the hub's library takes the cookie of a script's request only together with the token
+        # the hub's library accepts the cookie of a script's request only with the token
         self.finish(page.render(xsrf=self.xsrf_token.decode(), admin=bool(self.current_user.get("admin")), **values))
 
     def write_error(self, status_code: int, **kwargs: Any) -> None:
         error = (kwargs.get("exc_info") or (None, None))[1]
-        said = error.log_message if isinstance(error, HTTPError) else None
+        text = error.log_message if isinstance(error, HTTPError) else None
         # tornado keeps a percent sign twice in a message without arguments
-        message = said % error.args if isinstance(error, HTTPError) and said else self._reason
+        message = text % error.args if isinstance(error, HTTPError) and text else self._reason
         self.set_header("Content-Type", "application/json")
         self.finish(json.dumps({"status": status_code, "message": message}))
 
 
 @dataclass(frozen=True)
 class HubTheme:
-    """Where the hub's pages are.
+    """The location of the hub's pages.
 
     ``prefix``: the path of the hub's pages. ``host``: the hub's scheme and host where each server and service has a
     host of its own (JupyterHub.subdomain_host); else empty.
@@ -179,7 +176,7 @@ class HubTheme:
 
     @classmethod
     def of_environment(cls) -> HubTheme:
-        """Return the hub that started this service, by the variables that it sets."""
+        """Return the theme of the hub that started this service, from its environment variables."""
         base = os.environ.get("JUPYTERHUB_BASE_URL") or "/"
         return cls(base.rstrip("/") + "/hub/", os.environ.get("JUPYTERHUB_HOST", ""))
 
@@ -193,12 +190,12 @@ class HubTheme:
 
     @property
     def source(self) -> str:
-        """The hub as one more source for the Content-Security-Policy; empty where it is on the same host."""
+        """The hub as a source for the Content-Security-Policy; empty if it is on the same host."""
         return f" {self.host}" if self.host else ""
 
 
 class ThemeStylesheet(RequestHandler):
-    """Imports the hub's stylesheet; the service's own rules are stronger whatever their order."""
+    """A stylesheet that imports the hub's; the service's own rules have precedence in any order."""
 
     def get(self) -> None:
         self.set_header("Content-Type", "text/css; charset=utf-8")

@@ -1,4 +1,4 @@
-"""The service's web pages but the dashboard itself (`service.dashboard`): history, report and metrics."""
+"""The service's web application: routes, page environment, report and metrics. The dashboard: `service.dashboard`."""
 
 from __future__ import annotations
 
@@ -52,8 +52,10 @@ def dashboard_application(
     history: History | None = None,
     more: Sequence[tuple[str, type[RequestHandler], dict[str, Any]]] = (),
 ) -> Application:
-    """The pages under ``prefix`` (JUPYTERHUB_SERVICE_PREFIX). ``history``: None, the service keeps none; ``more``:
-    rules of other addresses."""
+    """Return the application of the pages under ``prefix`` (JUPYTERHUB_SERVICE_PREFIX).
+
+    ``history``: None, the service keeps none; ``more``: rules of other addresses.
+    """
     theme = theme or HubTheme()
     prefix = prefix.rstrip("/") + "/"
     return Application(
@@ -120,7 +122,7 @@ def page_environment(prefix: str, theme: HubTheme, has_history: bool = False) ->
 
 
 class SourcesPage(Page):
-    """A page that shows what agents and hub say now."""
+    """A page that shows the current state of agents and hub."""
 
     @property
     def sources(self) -> DashboardSources:
@@ -140,12 +142,11 @@ class ReportJson(SourcesPage):
     """The dashboard as JSON, for programs. 403 without a login.
 
     `nodes`: each with its GPUs, their share units (`owned`, `borrowed`, `lent`, `free`) and its budget of host memory.
-    `sessions`: those that the client may see, with tier, units, memory, entitled and received GPU time, `quota` and
-    `in_quota` (null without quotas), and `next`: the next idle action, with its time. `others`: the number of other
-    sessions. `queue`: the spawns that wait for a GPU, with position, user, template, time, and the hub's estimate of
-    the wait where there is one (`spawns`, as far as the client may see them), and the number of others; null if the hub
-    does not say.
-    `problems`: what cannot be shown and why.
+    `sessions`: the sessions that the client may see, with tier, units, memory, entitled and received GPU time, `quota`
+    and `in_quota` (null without quotas), and `next`: the next idle action, with its time. `others`: the number of other
+    sessions. `queue`: the spawns that wait for a GPU and that the client may see (`spawns`), with position, user,
+    template, time and the hub's estimate of the wait, and the number of others; null if the hub does not report them.
+    `problems`: sentences about data that cannot be shown.
     """
 
     async def get(self) -> None:
@@ -178,7 +179,7 @@ class MetricsText(SourcesPage):
             snapshots=snapshots,
             decisions=decisions,
             templates=templates,
-            # without any report it is unknown which of them wait
+            # without any report it is unknown which spawns wait
             waiting=waiting_spawns(pending, reports, templates) if pending is not None and reports else None,
             quotas=quota_use(quotas, reports) if quotas is not None else None,
             history_problem=history.problem if history is not None else None,
@@ -186,7 +187,7 @@ class MetricsText(SourcesPage):
 
 
 class PageFiles(StaticFileHandler):
-    """Stylesheets and scripts. Browsers ask each time whether they have changed: modules of two versions do not fit."""
+    """Stylesheets and scripts. Browsers check them for changes each time: modules of two versions do not fit."""
 
     def set_extra_headers(self, path: str) -> None:
         self.set_header("Cache-Control", "no-cache")

@@ -1,13 +1,8 @@
-"""The history's page and its REST API. Viewers see their own GPU time; admins and SEE_ALL everybody's.
+"""The history's page and its REST addresses. Viewers see their own GPU time; admins and SEE_ALL see all users.
 
-What the history's REST addresses answer, as text: JSON or CSV. Made in the history's thread: a hundred thousand
-rows take seconds.
-
-The plot of GPU time, as bars of hours or days. Pure.
-
-What a request asks of the history: the period, what sums are divided by, and whose. Pure.
-
-Each function raises ValueError with a sentence for the client.
+Reads the arguments of a request (functions raise ValueError with a sentence for the client), makes JSON, CSV and the
+plot of GPU time. JSON and CSV are made in the history's thread: a hundred thousand rows take seconds. The queries are
+in `service.history.queries`.
 """
 
 from __future__ import annotations
@@ -39,22 +34,22 @@ CSV_HEADERS = {"Content-Disposition": 'attachment; filename="gpu-hours.csv"'}
 
 def gpu_time_text(connection: Connection, period: Period, by: Sequence[By], as_csv: bool) -> str:
     """Return sums of GPU time."""
-    rows = [_row(by, one) for one in gpu_time(connection, period, by)]
+    rows = [_row(by, entry) for entry in gpu_time(connection, period, by)]
     if as_csv:
         return _csv([*by, *asdict(GpuTimeAmounts())], rows)
-    values = [one.value for one in by]
+    values = [division.value for division in by]
     return json.dumps({"since": period.since, "until": period.until, "by": values, "rows": rows})
 
 
 def actions_text(connection: Connection, period: Period, limit: int, before: int | None) -> str:
     """Return the newest actions."""
-    found = actions(connection, period, limit, before)
-    return json.dumps({"actions": [{"id": number} | asdict(action) for number, action in found]})
+    entries = actions(connection, period, limit, before)
+    return json.dumps({"actions": [{"id": number} | asdict(action) for number, action in entries]})
 
 
-def _row(by: Sequence[By], one: Sum) -> dict[str, Any]:
-    key = dict(zip((part.value for part in by), one.key, strict=True))
-    hours = {name: value if name == "waits" else value / HOUR for name, value in asdict(one.amounts).items()}
+def _row(by: Sequence[By], entry: Sum) -> dict[str, Any]:
+    key = dict(zip((part.value for part in by), entry.key, strict=True))
+    hours = {name: value if name == "waits" else value / HOUR for name, value in asdict(entry.amounts).items()}
     return key | {name: round(value, 6) for name, value in hours.items()}
 
 
@@ -71,12 +66,12 @@ def _csv(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
 def _cell(column: str, value: Any) -> Any:
     if column in (By.HOUR, By.DAY):
         return datetime.fromtimestamp(value, UTC).isoformat()
-    # a spreadsheet takes these for formulas, and users choose names
+    # a spreadsheet reads these as formulas, and users choose names
     return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r") else value
 
 
 WIDTH, HEIGHT = 720.0, 180.0
-"""Of the bars, in the units of the drawing."""
+"""Size of the plot, in the units of the drawing."""
 _MOST_LABELS = 8
 
 
@@ -92,7 +87,7 @@ class Bar:
     """Height of the idle time that was not recovered."""
     recovered: float
     label: str
-    """For the axis; empty: too many bars for a label at each."""
+    """Label on the axis; empty: there are too many bars for a label at each."""
     label_at: str
     """The instant that the label shows, in ISO 8601."""
     title: str
@@ -111,9 +106,9 @@ class Plot:
 
 
 def plot(sums: Iterable[Sum], since: float, until: float) -> Plot:
-    """Return the plot of sums by one step of time. Hours where the period has at most three days, else days."""
+    """Return the plot of sums by hours, or by days if the period is longer than three days."""
     step = step_of(since, until)
-    by_start = {int(one.key[0]): one.amounts for one in sums}
+    by_start = {int(entry.key[0]): entry.amounts for entry in sums}
     starts = range(int(since // step) * step, math.ceil(until), step)
     highest = _round_up(max((amounts.reserved / HOUR for amounts in by_start.values()), default=0.0))
     every = math.ceil(len(starts) / _MOST_LABELS)
@@ -139,7 +134,7 @@ def _bar(amounts: GpuTimeAmounts, start: int, step: int, x: float, slot: float, 
         "recovered": recovered / HOUR,
     }
     scale = HEIGHT / highest
-    # amounts are kept by days of UTC: the reader's day is the one that has most of it
+    # amounts are kept by days of UTC: the label is the day with the larger part in the reader's time zone
     moment = datetime.fromtimestamp(start if step == HOUR else start + DAY // 2, UTC)
     label = f"{moment:%H:%M} UTC" if step == HOUR else f"{moment.day} {moment:%b}"
     return Bar(
@@ -158,7 +153,7 @@ def _bar(amounts: GpuTimeAmounts, start: int, step: int, x: float, slot: float, 
 
 
 def _round_up(value: float) -> float:
-    """Return the next round number, at least 0.01: its half is round too."""
+    """Return the next round number with a round half, at least 0.01."""
     if value <= 0.01:
         return 0.01
     power = 10.0 ** math.floor(math.log10(value))
@@ -172,7 +167,7 @@ def _number(hours: float) -> str:
 
 
 DEFAULT_PERIOD = 30 * DAY
-"""Seconds."""
+"""Length of the period without arguments, in seconds."""
 
 _LAST = datetime(9999, 12, 31, tzinfo=UTC).timestamp()
 
@@ -191,7 +186,7 @@ class Preset(StrEnum):
 
 
 def preset_period(preset: Preset, now: float) -> tuple[float, float]:
-    """Return when a period begins and ends. Instants are seconds since the epoch."""
+    """Return the begin and the end of a period, in seconds since the epoch."""
     moment = datetime.fromtimestamp(now, UTC)
     this_month = moment.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
     tomorrow = (now // DAY + 1) * DAY
@@ -213,7 +208,7 @@ def preset_period(preset: Preset, now: float) -> tuple[float, float]:
 def period_of(argument: Argument, viewer: Viewer, now: float) -> Period:
     """Return the period that a request names, for the sessions that the viewer may see.
 
-    Raises PermissionError if it asks for somebody else's.
+    Raises PermissionError if it names a user that the viewer may not see.
     """
     until = _instant("until", argument("until"), now)
     since = _instant("since", argument("since"), until - DEFAULT_PERIOD)
@@ -226,9 +221,9 @@ def period_of(argument: Argument, viewer: Viewer, now: float) -> Period:
 
 
 def user_of(viewer: Viewer) -> str | None:
-    """Return whose history the viewer may see; None: everybody's.
+    """Return the user of the history that the viewer may see; None: all users.
 
-    Raises PermissionError for a program that is no user: an empty name stands for all whose names were deleted.
+    Raises PermissionError for a program that is no user: an empty name stands for all users with deleted names.
     """
     if viewer.sees_all:
         return None
@@ -238,14 +233,14 @@ def user_of(viewer: Viewer) -> str | None:
 
 
 def division_of(text: str) -> tuple[By, ...]:
-    """Return what sums are divided by: names with commas between them, each once."""
-    found: list[By] = []
+    """Return the keys of sums: names separated by commas, each once."""
+    divisions: list[By] = []
     for name in (part.strip() for part in text.split(",") if part.strip()):
         if name not in list(By):
             raise ValueError(words.not_a_key(name, ", ".join(By)))
-        if By(name) not in found:
-            found.append(By(name))
-    return tuple(found)
+        if By(name) not in divisions:
+            divisions.append(By(name))
+    return tuple(divisions)
 
 
 def limit_of(text: str, default: int, most: int) -> int:
@@ -275,20 +270,20 @@ def _moment(text: str) -> float:
 
 
 MOST_ROWS = 200
-"""In a table of the page; the CSV has all."""
+"""Rows in a table of the page; the CSV has all."""
 MOST_ACTIONS = 1000
-"""On one page of the API."""
+"""Actions on one page of the API."""
 _TABLES = {
     "group": (By.GROUP,),
     "user": (By.USER,),
     "template": (By.TEMPLATE,),
     "gpu": (By.NODE, By.MODEL, By.GPU),
 }
-"""The tables of the page."""
+"""The tables of the page, with their keys."""
 
 
 class HistoryRequests(Page):
-    """A page that asks the history. 404 where the service keeps none, 503 where its database does not answer."""
+    """A page that queries the history. 404 if the service keeps none, 503 if its database does not answer."""
 
     @property
     def history(self) -> History:
@@ -302,7 +297,7 @@ class HistoryRequests(Page):
         return str(self.get_query_argument(name, ""))
 
     def period(self, now: float) -> Period:
-        """Return the period that is asked for. Raises HTTPError 400 and 403."""
+        """Return the requested period. Raises HTTPError 400 and 403."""
         try:
             return period_of(self.argument, self.viewer, now)
         except PermissionError as error:
@@ -310,7 +305,7 @@ class HistoryRequests(Page):
         except ValueError as error:
             raise HTTPError(400, str(error)) from None
 
-    async def asked(self, query: Any) -> Any:
+    async def query_result(self, query: Any) -> Any:
         """Return a query's result. Raises HTTPError 503."""
         try:
             return await self.history.ask(query)
@@ -324,8 +319,8 @@ class HistoryJson(HistoryRequests):
     """GPU time as JSON, or as CSV with ``format=csv``. 403 without a login.
 
     `since`, `until`: instants (ISO 8601, UTC where no zone is given, or seconds since the epoch); the last 30 days.
-    `by`: what sums are divided by, several with commas: user, group, template, model, node, gpu, hour, day.
-    `user`, `group`, `template`: only this one's. Amounts are GPU-hours: `reserved`, `idle`, `recovered`, `borrowed`,
+    `by`: keys of the sums, separated by commas: user, group, template, model, node, gpu, hour, day.
+    `user`, `group`, `template`: filters. Amounts are GPU-hours: `reserved`, `idle`, `recovered`, `borrowed`,
     `used`, `entitled`, `delivered`; `waits` is a number.
     """
 
@@ -337,7 +332,7 @@ class HistoryJson(HistoryRequests):
         except ValueError as error:
             raise HTTPError(400, str(error)) from None
         as_csv = self.argument("format") == "csv"
-        text = await self.asked(lambda connection: gpu_time_text(connection, period, by, as_csv))
+        text = await self.query_result(lambda connection: gpu_time_text(connection, period, by, as_csv))
         self.set_header("Content-Type", CSV_TYPE if as_csv else "application/json")
         for name, value in (CSV_HEADERS if as_csv else {}).items():
             self.set_header(name, value)
@@ -345,10 +340,10 @@ class HistoryJson(HistoryRequests):
 
 
 class ActionsJson(HistoryRequests):
-    """The newest actions as JSON: idle actions, restored shares, and what users and admins did. 403 without a login.
+    """The newest actions as JSON: idle actions, restored shares, actions of users and admins. 403 without a login.
 
-    `since`, `until`, `user`, `group`, `template` as in the history; `limit`: at most so many; `before`: only those
-    with a smaller `id`, for the next page.
+    `since`, `until`, `user`, `group`, `template` as in the history; `limit`: largest number of actions; `before`: only
+    actions with a smaller `id`, for the next page.
     """
 
     async def get(self) -> None:
@@ -359,13 +354,13 @@ class ActionsJson(HistoryRequests):
             before = limit_of(self.argument("before"), 0, 2**62) or None
         except ValueError as error:
             raise HTTPError(400, str(error)) from None
-        text = await self.asked(lambda connection: actions_text(connection, period, limit, before))
+        text = await self.query_result(lambda connection: actions_text(connection, period, limit, before))
         self.set_header("Content-Type", "application/json")
         self.finish(text)
 
 
 class HistoryPage(HistoryRequests):
-    """GPU time in a period, divided by group, user, template or GPU; waits and actions beside it."""
+    """GPU time in a period by group, user, template or GPU, with waits and actions."""
 
     @authenticated
     async def get(self) -> None:
@@ -383,7 +378,7 @@ class HistoryPage(HistoryRequests):
             raise HTTPError(403, str(error)) from None
         steps = By.HOUR if step_of(since, until) == HOUR else By.DAY
         by = _TABLES[table]
-        sums, over_time, waited, newest = await self.asked(
+        sums, over_time, waited, newest = await self.query_result(
             lambda connection: (
                 gpu_time(connection, period, by),
                 gpu_time(connection, period, [steps]),
@@ -391,11 +386,11 @@ class HistoryPage(HistoryRequests):
                 actions(connection, period, 50),
             )
         )
-        rows = sorted((_shown(one) for one in sums), key=lambda row: -row["amounts"].reserved)
+        rows = sorted((_shown(entry) for entry in sums), key=lambda row: -row["amounts"].reserved)
         self.finish_page(
             "history.html",
             viewer={"name": viewer.name, "sees_all": viewer.sees_all},
-            presets=[one.value for one in Preset],
+            presets=[choice.value for choice in Preset],
             preset=preset.value,
             tables=list(_TABLES),
             table=table,
@@ -414,12 +409,12 @@ class HistoryPage(HistoryRequests):
         )
 
 
-def _shown(one: Sum) -> dict[str, Any]:
-    return {"names": [str(part) for part in one.key], "amounts": one.amounts}
+def _shown(entry: Sum) -> dict[str, Any]:
+    return {"names": [str(part) for part in entry.key], "amounts": entry.amounts}
 
 
 def _total(sums: Sequence[Sum]) -> GpuTimeAmounts:
     total = GpuTimeAmounts()
-    for one in sums:
-        total = total.plus(one.amounts)
+    for entry in sums:
+        total = total.plus(entry.amounts)
     return total

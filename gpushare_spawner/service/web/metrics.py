@@ -1,4 +1,4 @@
-"""The metrics, in Prometheus' text format."""
+"""The service's metrics in Prometheus' text format. Families of GPUs and sessions: `gpushare_spawner.metrics`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CONTENT_TYPE = CONTENT_TYPE_LATEST
 
 @dataclass(frozen=True)
 class ServiceState:
-    """What the metrics show, at one moment."""
+    """The data of the metrics at one instant."""
 
     now: float
     """Seconds since the epoch."""
@@ -35,13 +35,13 @@ class ServiceState:
     waiting: Sequence[WaitingSpawn] | None = None
     """The spawns that wait for a GPU; None: unknown."""
     quotas: QuotaUsage | None = None
-    """None: there are no quotas."""
+    """Use of the quotas; None: no quotas."""
     history_problem: str | None = None
-    """Why the history cannot be stored; empty: it is stored; None: there is no history."""
+    """The reason why the history cannot be stored; empty: it is stored; None: there is no history."""
 
 
 def exposition(state: ServiceState) -> bytes:
-    """Return all metrics at this moment."""
+    """Return all metrics as text."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Once(service_families(state)))
     return generate_latest(registry)
@@ -142,9 +142,9 @@ def _queue(state: ServiceState) -> Iterator[Metric]:
         since: dict[str, list[float]] = {
             name: [] for name, template in state.templates.items() if template.gpu is not None
         }
-        for one in state.waiting:
-            started = one.server.started if one.server.started is not None else state.now
-            since.setdefault(one.template.name, []).append(started)
+        for spawn in state.waiting:
+            started = spawn.server.started if spawn.server.started is not None else state.now
+            since.setdefault(spawn.template.name, []).append(started)
         for name, instants in since.items():
             spawns.add_metric([name], len(instants))
             oldest.add_metric([name], max(0.0, state.now - min(instants, default=state.now)))

@@ -1,8 +1,7 @@
-"""What the dashboard shows to a viewer, as plain data for the page and for the JSON.
+"""The dashboard's data for one viewer, as plain data for the page and for JSON. Pure.
 
-One GPU's units as a bar: units that are guaranteed to their owner, borrowed, lent and free units.
-
-Whether a borrower whose lender has returned could own its full share after a restart.
+`gpu_bar` shows a GPU's units as a bar of owned, borrowed, lent and free units. `UnitsToOwn` finds a node where a
+borrower could own its full share after a restart.
 """
 
 from __future__ import annotations
@@ -38,13 +37,13 @@ from gpushare_spawner.wording.service import (
 from gpushare_spawner.wording.share_status import stays
 
 Kind = Literal["owned", "borrowed", "lent", "free"]
-"""Owned: guaranteed to their owner, who may be idle. Borrowed: lent, and another session has them. Lent: lent, and not
-borrowed. Free: not allocated."""
+"""Owned: guaranteed to their owner, also while it is idle. Borrowed: lent, and used by another session. Lent: lent, and
+not borrowed. Free: not allocated."""
 
 
 @dataclass(frozen=True)
 class Segment:
-    """A segment of the bar; ``session`` is the id of the session that uses it (owned, borrowed) or lends it."""
+    """A segment of the bar. ``session``: the id of the session that uses it (owned, borrowed) or lends it."""
 
     kind: Kind
     units: int
@@ -56,7 +55,10 @@ def gpu_bar(gpu: GpuReport, sessions: Iterable[SessionReport]) -> list[Segment]:
 
     The units add up to the GPU's capacity, or to the allocated units if these are more.
     """
-    here = sorted((one for one in sessions if gpu.uuid in one.gpus), key=lambda one: (one.opened_at, one.id))
+    here = sorted(
+        (session for session in sessions if gpu.uuid in session.gpus),
+        key=lambda session: (session.opened_at, session.id),
+    )
     if gpu.mig is not None and here:
         return [Segment("owned", gpu.capacity_units, here[0].id)]  # a session has all of a MIG instance
     bar: list[Segment] = []
@@ -85,18 +87,17 @@ def units_of(bar: Iterable[Segment], kind: Kind) -> int:
 
 
 class UnitsToOwn:
-    """Units that nobody owns, on all nodes. They are counted once, when the first borrower is looked at."""
+    """Units without an owner, on all nodes. They are counted once, at the first call of `node_for`."""
 
     def __init__(self, reports: Sequence[Report]) -> None:
         self._reports = reports
 
     def node_for(self, session: SessionReport, template: Template | None) -> str | None:
-        """Return the first node whose GPUs have enough units that nobody owns; None: there is none, or the session has
-        all its units.
+        """Return the first node with enough units without an owner; None: no node, or the session has all its units.
 
         Units that idle sessions lend do not count: a session that restarts on them would borrow again. The session's
-        own units count as free, since a restart gives them back. The template counts as it is now. CPU and memory of
-        nodes are not looked at.
+        own units count as free, since a restart releases them. The template counts as it is now. CPU and memory of
+        nodes are not checked.
         """
         if session.tier is not Tier.ACTIVE or session.borrowed_now >= session.borrowed_units:
             return None
@@ -104,19 +105,19 @@ class UnitsToOwn:
             return None
         share = template.gpu.share  # the template may have been changed since the session started
         for node, gpus in self._free:
-            found: Counter[str] = Counter()
+            matches: Counter[str] = Counter()
             for gpu, free, owned in gpus:
                 fits = free + owned[session.id] >= share.units
                 if fits and suits(template.gpu, gpu.model, gpu.memory_bytes):
-                    found[gpu.model] += 1
-            if any(count >= share.count for count in found.values()):
+                    matches[gpu.model] += 1
+            if any(count >= share.count for count in matches.values()):
                 return node
         return None
 
     @cached_property
     def _free(self) -> list[tuple[str, list[tuple[GpuReport, int, Counter[str]]]]]:
         """The nodes with their GPUs that take native sessions: free units of each, and owned units by session."""
-        found = []
+        nodes = []
         for report in self._reports:
             owned: dict[str, Counter[str]] = {gpu.uuid: Counter() for gpu in report.gpus}
             for session in report.sessions:
@@ -128,8 +129,8 @@ class UnitsToOwn:
                 for gpu in report.gpus
                 if gpu.healthy and not gpu.cordoned and gpu.mig is None
             ]
-            found.append((report.node, gpus))
-        return found
+            nodes.append((report.node, gpus))
+        return nodes
 
 
 def dashboard_data(
@@ -142,12 +143,12 @@ def dashboard_data(
     waiting: Sequence[WaitingSpawn] | None = None,
     quotas: Quotas | None = None,
 ) -> dict[str, Any]:
-    """Return data for JSON. Units are 1 % of a GPU, sizes bytes, times seconds. ``notes``: for viewers who see all.
+    """Return data for JSON. Units are 1 % of a GPU, sizes bytes, times seconds.
 
-    ``waiting``: the spawns that wait; None: unknown. ``quotas``: those in force.
+    ``notes``: for viewers that see all. ``waiting``: the spawns that wait; None: unknown. ``quotas``: in force.
     """
     reports = [snapshot.report for snapshot in snapshots if snapshot.report is not None]
-    # a session that is restarted waits behind them, and what is free may be kept for one of them
+    # a restarted session would wait behind them, and free units can be reserved for them
     to_own = UnitsToOwn(() if waiting else reports)
     usage = quota_use(quotas, reports) if quotas is not None else None
     by_session = {(decision.node, decision.session.id): decision for decision in decisions}
@@ -157,11 +158,11 @@ def dashboard_data(
         "viewer": {"name": viewer.name, "sees_all": viewer.sees_all},
         "nodes": [node_data(snapshot.report, viewer) for snapshot in snapshots if snapshot.report is not None],
         "sessions": [
-            session_data(one, snapshot.report, to_own, templates, viewer, now) | quota_data(session, usage)
+            session_data(decision, snapshot.report, to_own, templates, viewer, now) | quota_data(session, usage)
             for snapshot in snapshots
             if snapshot.report is not None
             for session in snapshot.report.sessions
-            if viewer.may_see(session) and (one := by_session.get((snapshot.report.node, session.id))) is not None
+            if viewer.may_see(session) and (decision := by_session.get((snapshot.report.node, session.id))) is not None
         ],
         "others": len(decisions) - len(visible),
         "queue": _queue(waiting, viewer, now) if waiting is not None else None,
@@ -171,8 +172,11 @@ def dashboard_data(
 
 
 def problems_data(snapshots: Sequence[NodeSnapshot], viewer: Viewer, notes: Sequence[str]) -> list[str]:
-    """What cannot be shown and why; for viewers who see all also GPUs that two nodes report, agents
-    that cannot write their records, and ``notes``."""
+    """Return sentences about data that cannot be shown.
+
+    For viewers that see all also about GPUs that two nodes report and agents that cannot write their records, and
+    ``notes``.
+    """
     silent = [snapshot.problem for snapshot in snapshots if snapshot.report is None]
     if viewer.sees_all:
         reports = [snapshot.report for snapshot in snapshots if snapshot.report is not None]
@@ -185,22 +189,22 @@ def problems_data(snapshots: Sequence[NodeSnapshot], viewer: Viewer, notes: Sequ
 
 
 def _unconfirmed(snapshots: Sequence[NodeSnapshot]) -> list[str]:
-    """Return a sentence for each node that reports sessions which nobody vouches for."""
+    """Return a sentence for each node that reports unconfirmed sessions."""
     reports = [snapshot.report for snapshot in snapshots if snapshot.report is not None]
     return [
-        unconfirmed_sessions(report.node, [one.id for one in report.unconfirmed])
+        unconfirmed_sessions(report.node, [session.id for session in report.unconfirmed])
         for report in reports
         if report.unconfirmed
     ]
 
 
 def _queue(waiting: Sequence[WaitingSpawn], viewer: Viewer, now: float) -> dict[str, Any]:
-    visible = [one for one in waiting if viewer.may_see(one.server)]
-    return {"spawns": [spawn_data(one, viewer, now) for one in visible], "others": len(waiting) - len(visible)}
+    visible = [spawn for spawn in waiting if viewer.may_see(spawn.server)]
+    return {"spawns": [spawn_data(spawn, viewer, now) for spawn in visible], "others": len(waiting) - len(visible)}
 
 
 def spawn_data(spawn: WaitingSpawn, viewer: Viewer, now: float) -> dict[str, Any]:
-    share, told = spawn.template.share, spawn.told
+    share, progress = spawn.template.share, spawn.progress
     return {
         "position": spawn.position,
         "user": spawn.server.user,
@@ -211,21 +215,21 @@ def spawn_data(spawn: WaitingSpawn, viewer: Viewer, now: float) -> dict[str, Any
         "share": str(share) if share is not None else "",
         "since": spawn.server.started,
         "seconds": max(0.0, now - spawn.server.started) if spawn.server.started is not None else None,
-        "estimated_minutes": told.estimated_minutes if told is not None else None,
-        "waits_for": told.waits_for if told is not None else "",
-        "cancelled_at": told.cancelled_at if told is not None else None,
+        "estimated_minutes": progress.estimated_minutes if progress is not None else None,
+        "waits_for": progress.waits_for if progress is not None else "",
+        "cancelled_at": progress.cancelled_at if progress is not None else None,
     }
 
 
 def node_data(report: KnownReport, viewer: Viewer) -> dict[str, Any]:
-    known = {gpu.uuid for gpu in report.gpus}
+    uuids = {gpu.uuid for gpu in report.gpus}
     return {
         "name": report.node,
         "published_at": report.published_at,
-        "layers": _other_layers(session for session in report.sessions if known.isdisjoint(session.gpus)),
+        "layers": _other_layers(session for session in report.sessions if uuids.isdisjoint(session.gpus)),
         "gpus": [_gpu(gpu, report, viewer) for gpu in report.gpus],
         "host_memory": report.host_memory.model_dump() if report.host_memory is not None else None,
-        "unconfirmed": [one.model_dump() for one in report.unconfirmed] if viewer.sees_all else [],
+        "unconfirmed": [session.model_dump() for session in report.unconfirmed] if viewer.sees_all else [],
     }
 
 
@@ -244,12 +248,14 @@ def _gpu(gpu: GpuReport, report: Report, viewer: Viewer) -> dict[str, Any]:
         "memory_bytes": gpu.memory_bytes,
         "memory_used_bytes": gpu.memory_used_bytes,
         # sessions on several GPUs have their memory spread over them
-        "paged_out_bytes": sum(max(0, one.memory_bytes - one.resident_bytes) // len(one.gpus) for one in here),
+        "paged_out_bytes": sum(
+            max(0, session.memory_bytes - session.resident_bytes) // len(session.gpus) for session in here
+        ),
         "capacity_units": gpu.capacity_units,
         "units": {kind: units_of(bar, kind) for kind in ("owned", "borrowed", "lent", "free")},
-        "context_bytes": sum(one.context_bytes // len(one.gpus) for one in here),
+        "context_bytes": sum(session.context_bytes // len(session.gpus) for session in here),
         "layers": _other_layers(here),
-        "trouble": _distinct(one.layer_trouble for one in here if one.layer_trouble is not None),
+        "trouble": _distinct(session.layer_trouble for session in here if session.layer_trouble is not None),
         "sessions": len(here),
         "working": sum(session.gpu_busy for session in here),
         "suspended": sum(session.suspended for session in here),
@@ -259,7 +265,7 @@ def _gpu(gpu: GpuReport, report: Report, viewer: Viewer) -> dict[str, Any]:
 
 
 def _other_layers(sessions: Iterable[SessionReport]) -> list[str]:
-    """Return the titles of the sharing layers that are not ours: that one would say nothing."""
+    """Return the titles of other sharing layers; the title of ours would add nothing."""
     return _distinct(LAYERS[session.layer].title for session in sessions if session.layer is not LayerName.NATIVE)
 
 
@@ -281,7 +287,7 @@ def _segment(segment: Segment, report: Report, viewer: Viewer) -> dict[str, Any]
 
 
 def quota_data(session: SessionReport, usage: QuotaUsage | None) -> dict[str, Any]:
-    """The quota that a session is charged to, in words, and whether it is in quota; None without quotas."""
+    """Return the quota to which a session is charged, in words, and whether it is in quota; None without quotas."""
     if usage is None:
         return {"quota": None, "in_quota": None}
     account = usage.accounts.find(session.quota, session.user)
@@ -289,27 +295,27 @@ def quota_data(session: SessionReport, usage: QuotaUsage | None) -> dict[str, An
 
 
 def _short_work(decision: SessionDecision, viewer: Viewer) -> str:
-    """For viewers who see all: that short GPU work would have kept the share; else nothing."""
+    """Return a note for viewers that see all that short GPU work would have kept the share; else an empty text."""
     work = decision.observation.short_work
     flagged = work is not None and viewer.sees_all and decision.kept_by_short_work
     return kept_by_short_work(work.rule) if work is not None and flagged else ""
 
 
 def session_data(
-    one: SessionDecision,
+    session_decision: SessionDecision,
     report: Report,
     to_own: UnitsToOwn,
     templates: Mapping[str, Template],
     viewer: Viewer,
     now: float,
 ) -> dict[str, Any]:
-    session, decision = one.session, one.decision
+    session, decision = session_decision.session, session_decision.decision
     template = templates.get(session.template)
     better = to_own.node_for(session, template)
     indices = {gpu.uuid: gpu.index for gpu in report.gpus}
     action = decision.upcoming
-    notice = one.observation.notice
-    told = notice is not None and action is not None and notice.tier is action.tier and not one.dry_run
+    notice = session_decision.observation.notice
+    notified = notice is not None and action is not None and notice.tier is action.tier and not session_decision.dry_run
     return {
         "node": report.node,
         "user": session.user,
@@ -349,7 +355,7 @@ def session_data(
         "memory_limit_hits": session.memory_limit_hits.count,
         "host_memory_needed_bytes": session.host_memory_needed_bytes,
         "host_memory_budget_bytes": session.host_memory_budget_bytes,
-        "short_work": _short_work(one, viewer),
+        "short_work": _short_work(session_decision, viewer),
         "bypassing": len(session.bypassing_pids),
         "offer": restart_offer(better) if better is not None else "",
         "lacking": LACKING if session.lacks_requests else "",
@@ -361,8 +367,8 @@ def session_data(
             "units": action.units,
             "at": action.at,
             "in_seconds": max(0.0, action.at - now),
-            "announced": told,
-            "dry_run": one.dry_run,
+            "announced": notified,
+            "dry_run": session_decision.dry_run,
             "action": upcoming(action.tier, action.units),
             "reason": explained(action, session.share),
         },

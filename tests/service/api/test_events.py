@@ -78,12 +78,12 @@ async def test_nothing_is_asked_when_nobody_listens(machine: Machine) -> None:
     first, second = looks.stream("ann"), looks.stream("bob")
     await next_of(first)
     await next_of(second)
-    task = looks._looking
+    task = looks._poller
     await first.aclose()
-    assert task is looks._looking is not None
+    assert task is looks._poller is not None
     await second.aclose()
     await asyncio.sleep(0)
-    assert looks._looking is None
+    assert looks._poller is None
     assert task.cancelled() or task.done() or task.cancelling()
     assert not looks._streams
 
@@ -92,14 +92,14 @@ async def test_streams_that_begin_together_are_served_by_one_look(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks, begun = events(machine), 0
-    look = looks._look
+    look = looks._poll
 
     async def counted() -> None:
         nonlocal begun
         begun += 1
         await look()
 
-    monkeypatch.setattr(looks, "_look", counted)
+    monkeypatch.setattr(looks, "_poll", counted)
     streams = [looks.stream(name) for name in ("ann", "bob", "cat")]
     await asyncio.gather(*map(next_of, streams))
     await asyncio.sleep(0)
