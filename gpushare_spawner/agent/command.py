@@ -126,9 +126,9 @@ def _shorten_slice() -> None:
     if number is None:
         return
     nice = os.getpriority(os.PRIO_PROCESS, 0)
-    wanted = _ATTRIBUTES.pack(_ATTRIBUTES.size, os.SCHED_OTHER, 0, nice, 0, SLICE_NS, 0, 0)
+    attributes = _ATTRIBUTES.pack(_ATTRIBUTES.size, os.SCHED_OTHER, 0, nice, 0, SLICE_NS, 0, 0)
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.syscall(ctypes.c_long(number), ctypes.c_int(0), wanted, ctypes.c_uint(0)) != 0:
+    if libc.syscall(ctypes.c_long(number), ctypes.c_int(0), attributes, ctypes.c_uint(0)) != 0:
         log.debug("cannot shorten the agent's scheduler slice: %s", os.strerror(ctypes.get_errno()))
 
 
@@ -286,14 +286,14 @@ async def _serve(options: argparse.Namespace, cluster_options: ClusterArguments)
     async with contextlib.AsyncExitStack() as stack:
         folder = StateFolder(state_dir)
         stack.callback(folder.close)
-        known = KnownGpus(folder.gpus)
-        nvml = Nvml(patient=bool(known))
+        recorded = KnownGpus(folder.gpus)
+        nvml = Nvml(patient=bool(recorded))
         stack.callback(nvml.close)
         # on Kubernetes NVIDIA's device plugin gives MIG instances to pods, which an agent can only observe
         shares_whole_gpus = cluster is not None and not cluster.observes
         listed = nvml.gpus if shares_whole_gpus else nvml.gpus_and_instances
         try:
-            gpus = all_gpus(listed, known, nvml.answers)
+            gpus = all_gpus(listed, recorded, nvml.answers)
         except NoGpu as error:
             if cluster is None or not cluster.observes:
                 raise
@@ -362,14 +362,14 @@ async def _resume(options: argparse.Namespace) -> bool:
         stack.callback(nvml.close)
         checkpoints = DriverCheckpoints()
         stack.push_async_callback(checkpoints.close)
-        said: list[str] = []
+        sentences: list[str] = []
 
         def say(sentence: str) -> None:
-            said.append(sentence)
+            sentences.append(sentence)
             print(sentence)
 
         complete = await resume_all(folder.records, nvml.gpus(), nvml, checkpoints, say)
-        if not said:
+        if not sentences:
             print("No process is suspended.")
         return complete
 

@@ -111,15 +111,15 @@ class ControlRequests:
             case ResizeRequest():
                 self._registry.share_changes.resize(self._changeable(request.id), request)
             case AnnounceRequest():
-                self.announce(request)
+                self.notify(request)
             case ControlsRequest():
                 await self._set_controls(request)
             case MessageRequest():
-                self._registry.controls.message(self._known(request.id), request)
+                self._registry.controls.message(self._session(request.id), request)
             case AskedRequest():
-                return AskedAnswer(asked=await self._registry.asked(request.within)).model_dump()
+                return AskedAnswer(asked=await self._registry.wait_for_ask(request.within)).model_dump()
             case AnswerRequest():
-                self._registry.controls.answer(self._known(request.id), request.answer)
+                self._registry.controls.answer(self._session(request.id), request.answer)
         await self._registry.store.flush()
         return result
 
@@ -181,7 +181,7 @@ class ControlRequests:
 
     def confirm(self, request: ConfirmRequest) -> None:
         """Tie a session to the process of its server."""
-        session = self._known(request.id)
+        session = self._session(request.id)
         process = processes.named(request.pid)
         if process is None:
             raise _refused(
@@ -194,16 +194,16 @@ class ControlRequests:
         """Change the tier of a session."""
         self._registry.tiers.decide(self._changeable(request.id), request)
 
-    def announce(self, request: AnnounceRequest) -> None:
+    def notify(self, request: AnnounceRequest) -> None:
         """Send a notice to a session's user, or withdraw it."""
-        self._registry.tiers.announce(self._known(request.id), request)
+        self._registry.tiers.notify(self._session(request.id), request)
 
     async def _set_controls(self, request: ControlsRequest) -> None:
         """Set a session's controls. Its user gets the answer when they are on the disk, and so survive a crash.
 
         After a failure of the disk the report has the failure.
         """
-        session = self._known(request.id)
+        session = self._session(request.id)
         self._registry.controls.replace(session, request.controls)
         if request.answer is not None:
             await self._registry.store.flush()
@@ -288,21 +288,21 @@ class ControlRequests:
         self._registry.reopen(session, request)
 
     def _changeable(self, name: str) -> Session:
-        session = self._known(name)
+        session = self._session(name)
         layer = LAYERS[session.record.request.layer]
         if not layer.reach:
             raise _refused("bad-request", f"with {layer.title} the share of session {name} is fixed until it stops")
         return session
 
-    def _known(self, name: str) -> Session:
+    def _session(self, name: str) -> Session:
         session = self._registry.sessions.get(name)
         if session is None:
             raise _refused("unknown-session", f"no session {name} is open on this machine")
         return session
 
 
-def _unknown_gpu(uuid: str, known: Iterable[str]) -> ControlRefused:
-    return _refused("unknown-gpu", f"this machine has no GPU {uuid}; it has {', '.join(known)}")
+def _unknown_gpu(uuid: str, current: Iterable[str]) -> ControlRefused:
+    return _refused("unknown-gpu", f"this machine has no GPU {uuid}; it has {', '.join(current)}")
 
 
 def _refused(code: ErrorCode, message: str) -> ControlRefused:

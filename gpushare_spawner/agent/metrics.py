@@ -47,17 +47,18 @@ class ReportCollector(Collector):
         """Return the metrics of the report; bytes, seconds and share units of 1 %."""
         report = self._report()
         gpu = ("gpu", "uuid", "model")
-        gpus = [((str(one.index), one.uuid, one.model), one) for one in report.gpus]
+        gpus = [((str(gpu.index), gpu.uuid, gpu.model), gpu) for gpu in report.gpus]
         yield from families(GPU, gpu, gpus)
         sessions = GaugeMetricFamily("gpushare_gpu_sessions", "Sessions with a share of the GPU", labels=gpu)
-        for key, one in gpus:
-            sessions.add_metric(key, sum(one.uuid in session.gpus for session in report.sessions))
+        for key, labelled in gpus:
+            sessions.add_metric(key, sum(labelled.uuid in session.gpus for session in report.sessions))
         yield sessions
         yield from families(NODE, (), [((), report)])
         if self._names:
             yield from families(HOST_MEMORY, (), [((), report.host_memory)] if report.host_memory is not None else [])
             yield from session_families(
-                ("session", "user", "template"), [((one.id, one.user, one.template), one) for one in report.sessions]
+                ("session", "user", "template"),
+                [((session.id, session.user, session.template), session) for session in report.sessions],
             )
 
 

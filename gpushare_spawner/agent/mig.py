@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 class InstanceSettings:
     """Intervals of the queries of NVML."""
 
-    look_every: float = 5.0
+    poll_every: float = 5.0
     """Seconds between two queries of NVML."""
     answer_within: float = 10.0
     """Seconds after which NVML counts as hung: the list of instances stays the same until it answers."""
@@ -47,7 +47,7 @@ class InstanceWatch:
     def __init__(
         self,
         settings: InstanceSettings,
-        look: Callable[[], tuple[Gpu, ...] | None] | None,
+        query: Callable[[], tuple[Gpu, ...] | None] | None,
         gpus: Mapping[str, Gpu],
         sessions: Mapping[str, Session],
         states: Callable[[], Mapping[str, GpuState]],
@@ -55,21 +55,21 @@ class InstanceWatch:
     ) -> None:
         """Store the parts of the agent.
 
-        `look` returns the present instances, or None where NVML does not answer; without it there are no
+        `query` returns the present instances, or None where NVML does not answer; without it there are no
         queries. `gpus` (by UUID) and `sessions` (by id) may change; `states`: the driver's last answers.
         """
         self._settings = settings
-        self._look = look
+        self._query = query
         self._gpus = gpus
         self._sessions = sessions
         self._states = states
         self._listed = listed
-        self._asked: asyncio.Future[tuple[Gpu, ...] | None] | None = None
+        self._pending: asyncio.Future[tuple[Gpu, ...] | None] | None = None
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Query once, and begin. The sessions have been restored."""
-        if self._look is None:
+        if self._query is None:
             return
         await self.check()
         self._task = asyncio.create_task(self._check_now_and_then())
@@ -94,20 +94,20 @@ class InstanceWatch:
 
     async def check(self) -> None:
         """Query the driver, and update the list."""
-        found = await self._ask()
-        if found is None:
+        instances = await self._ask()
+        if instances is None:
             return
-        now = {gpu.uuid for gpu in found}
+        now = {gpu.uuid for gpu in instances}
         used = {gpu.uuid for session in self._sessions.values() for gpu in session.gpus}
-        for gpu in found:
-            known = self._gpus.get(gpu.uuid)
-            if known is not None and known != gpu and gpu.uuid not in used:
+        for gpu in instances:
+            recorded = self._gpus.get(gpu.uuid)
+            if recorded is not None and recorded != gpu and gpu.uuid not in used:
                 # the driver makes UUIDs of the ids of GPU and instance, which another instance can have
                 # later
-                log.info("%s (%s) is another instance now", known.label, gpu.uuid)
-                self._listed.drop_gpu(known)
-                known = None
-            if known is None:
+                log.info("%s (%s) is another instance now", recorded.label, gpu.uuid)
+                self._listed.drop_gpu(recorded)
+                recorded = None
+            if recorded is None:
                 log.info("%s (%s) has come", gpu.label, gpu.uuid)
                 self._listed.add_gpu(gpu)
         for gpu in [gpu for gpu in self._gpus.values() if gpu.mig is not None]:
@@ -118,19 +118,19 @@ class InstanceWatch:
                 self._listed.drop_gpu(gpu)
 
     async def _ask(self) -> tuple[Gpu, ...] | None:
-        if self._asked is None and self._look is not None:
-            self._asked = in_daemon_thread(self._look)
-        if self._asked is None:
+        if self._pending is None and self._query is not None:
+            self._pending = in_daemon_thread(self._query)
+        if self._pending is None:
             return None
-        await asyncio.wait([self._asked], timeout=self._settings.answer_within)
-        if not self._asked.done():
+        await asyncio.wait([self._pending], timeout=self._settings.answer_within)
+        if not self._pending.done():
             return None
-        asked, self._asked = self._asked, None
-        return asked.result()
+        finished, self._pending = self._pending, None
+        return finished.result()
 
     async def _check_now_and_then(self) -> None:
         while True:
-            await asyncio.sleep(self._settings.look_every)
+            await asyncio.sleep(self._settings.poll_every)
             try:
                 await self.check()
             except Exception:

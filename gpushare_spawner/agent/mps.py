@@ -66,7 +66,7 @@ class ControlProgram:
         options = ["-d", "-multiuser-server"] if os.geteuid() == 0 else ["-d"]
         try:
             self._make_folders()
-            status, said = await self._run(options)
+            status, output = await self._run(options)
         except FileNotFoundError:
             raise MpsFailed(
                 f"this machine has no program {self.program}: it comes with the NVIDIA driver, in the package of its "
@@ -76,7 +76,7 @@ class ControlProgram:
             raise MpsFailed(f"{error.filename or self.program}: {error.strerror or error}") from None
         if status != 0:
             ended = "did not end in time" if status is None else f"ended with status {status}"
-            raise MpsFailed(f"{self.program} {' '.join(options)} {ended}{f' ({said})' if said else ''}")
+            raise MpsFailed(f"{self.program} {' '.join(options)} {ended}{f' ({output})' if output else ''}")
         until = asyncio.get_running_loop().time() + ANSWER_WITHIN
         while not await self.answers():
             if asyncio.get_running_loop().time() > until:
@@ -107,7 +107,7 @@ class ControlProgram:
             folder.mkdir(exist_ok=True)
             os.chmod(folder, mode)
 
-    async def _run(self, options: list[str], asked: str = "") -> tuple[int | None, str]:
+    async def _run(self, options: list[str], command: str = "") -> tuple[int | None, str]:
         """Run the program; return its exit status (None: it hung) and the last line of its output."""
         environment = {
             name: value for name, value in os.environ.items() if not name.startswith(("CUDA_", "LD_PRELOAD"))
@@ -119,27 +119,27 @@ class ControlProgram:
         }
         # a file, since a daemon that keeps a pipe open would let its reader wait
         output = self.logs / ("start.txt" if options else "request.txt")
-        with open(output, "w+b") as said:
+        with open(output, "w+b") as log_file:
             process = await asyncio.create_subprocess_exec(
                 self.program,
                 *options,
                 stdin=asyncio.subprocess.PIPE,
-                stdout=said,
-                stderr=said,
+                stdout=log_file,
+                stderr=log_file,
                 env=environment,
                 # signals to the agent's group do not reach the daemon
                 start_new_session=True,
                 umask=0o022,
             )
             try:
-                await asyncio.wait_for(process.communicate(asked.encode()), ANSWER_WITHIN)
+                await asyncio.wait_for(process.communicate(command.encode()), ANSWER_WITHIN)
             except TimeoutError:
                 with contextlib.suppress(ProcessLookupError):
                     process.kill()
                 await process.wait()
                 return None, ""
-            said.seek(0)
-            lines = said.read(4096).decode(errors="replace").strip().splitlines()
+            log_file.seek(0)
+            lines = log_file.read(4096).decode(errors="replace").strip().splitlines()
         return process.returncode, lines[-1] if lines else ""
 
 
@@ -229,7 +229,7 @@ class MpsDaemons:
                 daemon = self._daemons[uuid]
                 async with daemon.busy:
                     if await daemon.control.answers() is False:
-                        self._found_ended(uuid, daemon)
+                        self._record_end(uuid, daemon)
                         await self._start(daemon)
                     daemon.ran, daemon.trouble = True, ""
             yield
@@ -259,7 +259,7 @@ class MpsDaemons:
 
     async def check(self) -> None:
         """Start needed daemons that do not run; end daemons that no session needs."""
-        await asyncio.gather(*(self._check_one(uuid, daemon) for uuid, daemon in self._daemons.items()))
+        await asyncio.gather(*(self._check_daemon(uuid, daemon) for uuid, daemon in self._daemons.items()))
 
     async def _check_now_and_then(self) -> None:
         while not self._closing:
@@ -273,7 +273,7 @@ class MpsDaemons:
             except Exception:
                 log.exception("cannot check the MPS daemons; retrying")
 
-    async def _check_one(self, uuid: str, daemon: _Daemon) -> None:
+    async def _check_daemon(self, uuid: str, daemon: _Daemon) -> None:
         async with daemon.busy:
             needed = self._needed(uuid)
             if not (needed or daemon.ran):
@@ -296,12 +296,12 @@ class MpsDaemons:
                 if daemon.tries and now > daemon.start_at + self._settings.longest_pause:
                     daemon.tries = 0
             else:
-                self._found_ended(uuid, daemon)
+                self._record_end(uuid, daemon)
                 if now >= daemon.start_at:
                     with contextlib.suppress(MpsFailed):
                         await self._start(daemon)
 
-    def _found_ended(self, uuid: str, daemon: _Daemon) -> None:
+    def _record_end(self, uuid: str, daemon: _Daemon) -> None:
         if not (daemon.ran and any(self._sessions_on(uuid))):
             return
         daemon.ran, daemon.lost_at = False, self._clock()

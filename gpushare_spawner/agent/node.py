@@ -73,15 +73,15 @@ class SessionChecks:
         now = self._clock()
         for session in list(self._registry.sessions.values()):
             try:
-                self._check_one(session, now)
+                self._check_session(session, now)
             except Exception:
                 log.exception("cannot check session %s; retrying", session.id)
-        self._registry.watch.look()
+        self._registry.watch.poll()
         self._registry.store.retry()
         if not self._discarded.empty and (self._draining is None or self._draining.done()):
             self._draining = asyncio.get_running_loop().run_in_executor(None, self._discarded.drain)
 
-    def _check_one(self, session: Session, now: float) -> None:
+    def _check_session(self, session: Session, now: float) -> None:
         if overdue(session, now):
             confirm_within = session.record.request.confirm_within
             self._registry.end(session.id, f"not confirmed within {confirm_within:g} s")
@@ -343,8 +343,8 @@ class Node:
     def _memory_seen(self, states: Mapping[str, GpuState]) -> None:
         sessions = self.registry.sessions.values()
         claimed = claimed_bytes(states, sessions)
-        self._contexts.look(states, sessions, claimed)
-        unclaimed = self._unclaimed.look(states, claimed)
+        self._contexts.update(states, sessions, claimed)
+        unclaimed = self._unclaimed.update(states, claimed)
         host_memory.tell_arbiters(states, self.gpus, self.arbitrations, sessions, unclaimed)
         for session in sessions:
             for gpu in session.gpus:
@@ -357,7 +357,7 @@ class Node:
 
     def _hold_over(self, gpu: str) -> None:
         for session in self.sessions.values():
-            if session.memory is not None and any(one.uuid == gpu for one in session.gpus):
+            if session.memory is not None and any(other.uuid == gpu for other in session.gpus):
                 session.memory.hold_over(gpu)
 
     def _left_suspended(self, record: SessionRecord) -> None:
@@ -374,7 +374,7 @@ class Node:
             raise OSError(self.registry.store.failure)
 
     def _paged_out(self, session: MemorySession) -> int:
-        return sum(self.arbitrations[gpu.uuid].view(session.id).paged_out_bytes for gpu in session.gpus)
+        return sum(self.arbitrations[gpu.uuid].snapshot(session.id).paged_out_bytes for gpu in session.gpus)
 
 
 def _nothing() -> None:

@@ -46,7 +46,7 @@ class GpuSource(Protocol):
 class RoundSettings:
     """Intervals of the rounds."""
 
-    look_every: float = 1.0
+    check_every: float = 1.0
     """Seconds between checks of unconfirmed sessions, processes and records."""
     poll_every: float = 2.0
     """Seconds between queries of NVML."""
@@ -87,17 +87,17 @@ class Rounds:
         self._tasks: list[asyncio.Task[None]] = []
         self._sick_at: dict[str, float] = {}
         """Time of the event loop at which a GPU was last unhealthy."""
-        self._asked: asyncio.Future[dict[str, GpuState]] | None = None
+        self._pending: asyncio.Future[dict[str, GpuState]] | None = None
         self.states: dict[str, GpuState] = dict.fromkeys(gpus, WELL)
         """Last answers of NVML, by the GPU's UUID."""
 
-    async def start(self, sessions: Mapping[str, Session], look: Callable[[], None]) -> None:
-        """Query NVML once, and begin. Each round reads `sessions` anew and calls `look`."""
+    async def start(self, sessions: Mapping[str, Session], check: Callable[[], None]) -> None:
+        """Query NVML once, and begin. Each round reads `sessions` anew and calls `check`."""
         if sessions:
             self._reconnected_at = asyncio.get_running_loop().time() + self._settings.reconnect_within
         await self._poll(sessions)
         self._tasks = [
-            asyncio.create_task(_every(self._settings.look_every, lambda: _at_once(look))),
+            asyncio.create_task(_every(self._settings.check_every, lambda: _at_once(check))),
             asyncio.create_task(_every(self._settings.poll_every, lambda: self._poll(sessions))),
         ]
 
@@ -134,28 +134,28 @@ class Rounds:
         self.states = states
         self._polled(states)
         if now >= self._reconnected_at:
-            await self._bypass.look(states, sessions)
+            await self._bypass.update(states, sessions)
 
     async def _ask(self) -> dict[str, GpuState]:
-        if self._asked is None:
+        if self._pending is None:
             gpus = dict(self._gpus)  # it can change meanwhile
-            self._asked = in_daemon_thread(lambda: {uuid: self._source.state(gpu) for uuid, gpu in gpus.items()})
-        await asyncio.wait([self._asked], timeout=self._settings.answer_within)
-        if not self._asked.done():
+            self._pending = in_daemon_thread(lambda: {uuid: self._source.state(gpu) for uuid, gpu in gpus.items()})
+        await asyncio.wait([self._pending], timeout=self._settings.answer_within)
+        if not self._pending.done():
             hangs = f"has not answered its driver for {self._settings.answer_within:g} s"
             return {uuid: GpuState(healthy=False, trouble=hangs) for uuid in self._gpus}
-        asked, self._asked = self._asked, None
-        return asked.result()
+        finished, self._pending = self._pending, None
+        return finished.result()
 
 
-async def _at_once(look: Callable[[], None]) -> None:
-    look()
+async def _at_once(check: Callable[[], None]) -> None:
+    check()
 
 
-async def _every(seconds: float, look: Callable[[], Awaitable[None]]) -> None:
+async def _every(seconds: float, check: Callable[[], Awaitable[None]]) -> None:
     while True:
         await asyncio.sleep(seconds)
         try:
-            await look()
+            await check()
         except Exception:
             log.exception("a periodic check failed; retrying in %g s", seconds)

@@ -187,12 +187,12 @@ class NodeReports:
         states = self._states()
         gpus = [
             gpu_report(
-                one.gpu,
+                arbitration.gpu,
                 replace(states[uuid], healthy=self._health.healthy(uuid)),
                 self._capacity_units,
-                len(one.waiting()),
+                len(arbitration.waiting()),
             )
-            for uuid, one in self._arbitrations.items()
+            for uuid, arbitration in self._arbitrations.items()
         ]
         memory = self._memory.on_gpus()
         sessions = [self._session(session, memory) for session in self._registry.sessions.values()]
@@ -216,6 +216,10 @@ class NodeReports:
 
     def sessions_on(self, gpu: str) -> tuple[int, int]:
         """Return the number of sessions on the GPU of that UUID, and the number of those with work."""
-        one = self._arbitrations[gpu]
-        views = [one.view(name) for name, session in self._registry.sessions.items() if one.gpu in session.gpus]
-        return len(views), sum(view.running or view.waiting for view in views)
+        arbitration = self._arbitrations[gpu]
+        snapshots = [
+            arbitration.snapshot(name)
+            for name, session in self._registry.sessions.items()
+            if arbitration.gpu in session.gpus
+        ]
+        return len(snapshots), sum(snapshot.running or snapshot.waiting for snapshot in snapshots)

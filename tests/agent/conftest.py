@@ -49,7 +49,7 @@ class Agent:
         self.path = folder
         self.source = GpusOnPaper()
         self.settings = NodeSettings(
-            name="here", rounds=RoundSettings(look_every=0.05, poll_every=0.05, well_after=0.0, reconnect_within=0.0)
+            name="here", rounds=RoundSettings(check_every=0.05, poll_every=0.05, well_after=0.0, reconnect_within=0.0)
         )
         self.gpus: tuple[Gpu, ...] = (FIRST, SECOND)
         self.node: Node

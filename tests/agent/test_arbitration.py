@@ -121,7 +121,7 @@ def test_times_beyond_the_lease_are_cut() -> None:
     lease = holder.told[0][2][0]
     world.go_on(2.0)
     shell.receive(holder, frame(Kind.RELEASE, lease, 2**64 - 1, 0))
-    assert shell.view("ada").gpu_seconds <= 2.0
+    assert shell.snapshot("ada").gpu_seconds <= 2.0
 
 
 def test_being_told_again_of_a_lease_does_not_make_it_younger() -> None:
@@ -133,7 +133,7 @@ def test_being_told_again_of_a_lease_does_not_make_it_younger() -> None:
     assert holder.told[1][2][0] == lease
     world.go_on(1.0)
     shell.receive(holder, frame(Kind.RELEASE, lease, 3_000_000_000, 0))
-    assert shell.view("ada").gpu_seconds > 2.9
+    assert shell.snapshot("ada").gpu_seconds > 2.9
 
 
 def test_a_stale_lease_changes_nothing() -> None:
@@ -142,7 +142,7 @@ def test_a_stale_lease_changes_nothing() -> None:
     shell.receive(waiting, frame(Kind.REQUEST, 12 * GIB))
     for kind in (Kind.RELEASE, Kind.IDLE, Kind.BUSY):
         shell.receive(holder, frame(kind, 4711, 5, 5))
-    assert shell.view("ada").held
+    assert shell.snapshot("ada").held
     assert shell.waiting() == ("bob",)
 
 
@@ -158,7 +158,7 @@ def test_leaving_twice_and_leaving_without_having_joined() -> None:
 def test_memory_beyond_all_reason_is_cut() -> None:
     _world, shell, holder, _ = two_sessions()
     shell.receive(holder, frame(Kind.MEMORY, 2**64 - 1, 2**64 - 1))
-    assert shell.view("ada").memory_bytes <= 128 * FIRST.memory_bytes
+    assert shell.snapshot("ada").memory_bytes <= 128 * FIRST.memory_bytes
 
 
 def run_side_by_side(gpu: Gpu, context_bytes: int) -> bool:

@@ -97,7 +97,7 @@ class Process:
         self.silences.append(self.machine.now - self.told_at)
         self.last_told, self.told_at = frame, self.machine.now
 
-    def read_one(self) -> float | None:
+    def read_frame(self) -> float | None:
         if not self.unread:
             return None
         self.machine.works(READING)

@@ -184,7 +184,7 @@ class SlowReader:
         self.takes = takes
         self.cpu_seconds = 0.0
 
-    def read_one(self) -> float:
+    def read_frame(self) -> float:
         self.cpu_seconds += self.takes
         self.loop.now += self.takes
         return 1

@@ -34,7 +34,7 @@ def shown(**sizes: int | None) -> dict[str, GpuState]:
 
 
 def of(contexts: ContextMemory, states: dict[str, GpuState], one: Any) -> int:
-    contexts.look(states, [one], claimed_bytes(states, [one]))
+    contexts.update(states, [one], claimed_bytes(states, [one]))
     return int(one.context_bytes)
 
 

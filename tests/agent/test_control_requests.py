@@ -40,7 +40,7 @@ class Parts:
         self.trouble: str | None = None
         self.no_socket: str | None = None
         self.barrier_at: Path | None = None
-        self.tiers = SimpleNamespace(decide=self._decide, announce=self._announce)
+        self.tiers = SimpleNamespace(decide=self._decide, notify=self._announce)
         self.store = SimpleNamespace(flush=self._flush, missing=self._missing)
         self.unwritten: str | None = None
         self.requests = ControlRequests(

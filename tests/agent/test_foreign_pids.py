@@ -78,7 +78,7 @@ from tests.agent.peers import FIRST, GIB, GpusOnPaper
 async def serve():
     source = GpusOnPaper()
     source.states[FIRST.uuid] = GpuState(healthy=True, processes={int(pid): GpuProcess(GIB) for pid in sys.argv[2:]})
-    settings = NodeSettings("n", rounds=RoundSettings(look_every=0.05, poll_every=0.05))
+    settings = NodeSettings("n", rounds=RoundSettings(check_every=0.05, poll_every=0.05))
     node = Node(settings, [FIRST], matched(source, (FIRST,)), StateFolder(Path(sys.argv[1])), Libraries(Path("/l.so")))
     await node.start()
     request = OpenRequest(id="ada", user="ada", uid=0, template="t", gpus=(FIRST.uuid,), share_units=25)
@@ -104,7 +104,7 @@ async def node(short_folder: Path) -> AsyncIterator[Node]:
     # the driver's numbers, one of which is that of another process here
     source.states[FIRST.uuid] = GpuState(healthy=True, processes={1: GpuProcess(GIB), 4_000_001: GpuProcess(GIB)})
     source.utilised[FIRST.uuid] = (Utilisation(1, 1.0, 0.9),)
-    settings = NodeSettings("n", rounds=RoundSettings(look_every=0.05, poll_every=0.05))
+    settings = NodeSettings("n", rounds=RoundSettings(check_every=0.05, poll_every=0.05))
     folder = StateFolder(short_folder)
     node = Node(settings, [FIRST], WithoutProcesses(source), folder, Libraries(preload=Path("/lib.so")))
     await node.start()

@@ -94,7 +94,7 @@ def test_a_gpu_that_is_split_later_is_not_shared(driver: Driver) -> None:
 
 async def test_a_gpu_that_comes_and_goes_is_sick(agent: Agent, eventually: Eventually) -> None:
     await agent.stop()
-    long = RoundSettings(look_every=0.02, poll_every=0.02, well_after=600.0)
+    long = RoundSettings(check_every=0.02, poll_every=0.02, well_after=600.0)
     await agent.start(rounds=long)
     agent.source.states[FIRST.uuid] = GpuState(healthy=False)
     await eventually(lambda: not agent.node.health.healthy(FIRST.uuid))

@@ -41,12 +41,12 @@ def looking() -> tuple[Driver, Listener, MemoryQueries]:
 
 async def test_the_driver_is_asked_every_so_often_while_it_matters_and_not_otherwise() -> None:
     driver, listener, looks = looking()
-    looks.wanted()
+    looks.request()
     await asyncio.sleep(0.1)
     assert driver.asked == []
     listener.look_every = 0.05
-    looks.wanted()
-    looks.wanted()
+    looks.request()
+    looks.request()
     await asyncio.sleep(0.28)
     assert 3 <= len(driver.asked) <= 6
     assert listener.heard[0][FIRST.uuid].memory_used_bytes == 7
@@ -80,7 +80,7 @@ async def test_many_first_requests_are_few_questions() -> None:
 async def test_a_driver_without_an_answer_is_asked_again_and_nobody_after_the_end() -> None:
     driver, listener, looks = looking()
     driver.answer, listener.look_every = None, 0.02
-    looks.wanted()
+    looks.request()
     await asyncio.sleep(0.15)
     assert len(driver.asked) >= 2
     assert listener.heard == []
@@ -88,6 +88,6 @@ async def test_a_driver_without_an_answer_is_asked_again_and_nobody_after_the_en
     await asyncio.sleep(0.05)
     asked = len(driver.asked)
     looks.at_once()
-    looks.wanted()
+    looks.request()
     await asyncio.sleep(0.1)
     assert len(driver.asked) == asked

@@ -53,8 +53,8 @@ async def test_samples_are_asked_for_while_sessions_compete_and_not_otherwise() 
     await asyncio.sleep(0.3)
     assert driver.asked == []
     driver.answers.append((Utilisation(7, time.time() + 0.15, 0.5),))
-    delivery.wanted()
-    delivery.wanted()
+    delivery.request()
+    delivery.request()
     await asyncio.sleep(0.3)
     assert len(driver.asked) == 1
     ((since, until), busy), *_ = listener.heard
@@ -73,7 +73,7 @@ async def test_a_clock_that_is_set_makes_no_sample_of_a_day(step: float) -> None
     delivery = Delivery(FIRST, driver, listener, every=0.02)
     stepped = 0.0
     delivery._clock._wall = lambda: time.time() + stepped
-    delivery.wanted()
+    delivery.request()
     await asyncio.sleep(0.1)
     driver.answers.append((Utilisation(7, time.time(), 0.5),))  # of before, read after it
     stepped = step
@@ -89,7 +89,7 @@ async def test_a_driver_that_never_tells_is_asked_once() -> None:
     driver, listener = Driver(None), Listener()
     delivery = Delivery(FIRST, driver, listener)
     for _ in range(3):
-        delivery.wanted()
+        delivery.request()
         await asyncio.sleep(0.25)
     assert len(driver.asked) == 1
     assert listener.heard == []
@@ -104,11 +104,11 @@ async def test_one_that_wants_the_next_sample_while_it_takes_one_starts_no_secon
             self, seconds_ago: tuple[float, float], busy: Mapping[int, float], strangers: Mapping[int, str]
         ) -> None:
             super().delivered(seconds_ago, busy, strangers)
-            delivery.wanted()
+            delivery.request()
 
     delivery = Delivery(FIRST, driver, listener := Wanting())
     driver.answers += [(Utilisation(7, time.time() + 0.15 + 0.01 * number, 0.5),) for number in range(60)]
-    delivery.wanted()
+    delivery.request()
     await asyncio.sleep(1.5)
     assert len(listener.heard) >= 2
     assert len(driver.asked) <= 7, "five times a second"
@@ -123,7 +123,7 @@ async def test_samples_go_on_where_the_sessions_of_processes_cannot_be_found() -
         raise KeyError(7)
 
     delivery.sessions_of = fail
-    delivery.wanted()
+    delivery.request()
     driver.answers += [(Utilisation(7, time.time() + seconds, 0.5),) for seconds in (0.1, 0.3, 0.5)]
     await asyncio.sleep(1.0)
     assert len(listener.heard) >= 2

@@ -145,5 +145,5 @@ async def test_twenty_connections_that_state_tebibytes_within_a_limit_of_one_gib
     bob.send(Kind.REQUEST, 12 * GIB, 0, 1, gpu=FIRST.uuid)
     assert (await bob.until(Kind.GRANT, timeout=2)).fields[0] != 0
     await bob.quiet(0.5)
-    stated = agent.node.arbitrations[FIRST.uuid].view("eve").memory_bytes
+    stated = agent.node.arbitrations[FIRST.uuid].snapshot("eve").memory_bytes
     assert stated <= GIB, "what counts of all connections together"

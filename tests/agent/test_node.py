@@ -186,7 +186,7 @@ async def test_a_driver_that_hangs_is_reported_and_does_not_stop_the_agent(
         return GpuState(healthy=True)
 
     await agent.stop()
-    await agent.start(rounds=RoundSettings(look_every=0.05, poll_every=0.05, answer_within=0.2, well_after=0.0))
+    await agent.start(rounds=RoundSettings(check_every=0.05, poll_every=0.05, answer_within=0.2, well_after=0.0))
     monkeypatch.setattr(agent.source, "state", hangs)
     await eventually(lambda: not agent.node.report().gpus[0].healthy)
     assert refusal(agent) == "unhealthy-gpu"
@@ -246,9 +246,7 @@ async def test_pages_of_a_released_session_leave_when_a_neighbour_needs_the_memo
 
 async def test_an_announced_step_is_gone_once_it_was_taken(agent: Agent) -> None:
     agent.open()
-    agent.node.requests.announce(
-        AnnounceRequest(id="ada", tier=Tier.DOWNGRADED, at=5, effective_units=10, reason="idle")
-    )
+    agent.node.requests.notify(AnnounceRequest(id="ada", tier=Tier.DOWNGRADED, at=5, effective_units=10, reason="idle"))
     announced = session(agent).notice
     assert announced is not None
     assert (announced.tier, announced.at, announced.reason, announced.effective_units) == (
@@ -318,7 +316,7 @@ async def test_a_restart_keeps_sessions_tiers_and_activity(agent: Agent) -> None
     peer.send(Kind.RELEASE, lease, 50_000_000, 0, gpu=FIRST.uuid)
     await peer.quiet(0.05)
     to_tier(agent, "ada", Tier.DOWNGRADED, 10)
-    agent.node.requests.announce(AnnounceRequest(id="ada", tier=Tier.RELEASED, at=10**10, reason="idle"))
+    agent.node.requests.notify(AnnounceRequest(id="ada", tier=Tier.RELEASED, at=10**10, reason="idle"))
     before = agent.node.report()
 
     await agent.stop()
@@ -388,7 +386,7 @@ async def test_an_observer_is_no_cuda_process(agent: Agent) -> None:
 
 async def test_an_idle_session_is_not_written_again_and_again(agent: Agent, eventually: Eventually) -> None:
     """The end of its last burst is one instant, however often and with whatever clocks it is looked at."""
-    settings = RoundSettings(look_every=0.02, poll_every=0.05, save_every=0.05)
+    settings = RoundSettings(check_every=0.02, poll_every=0.05, save_every=0.05)
     await agent.stop()
     await agent.start(rounds=settings)
     peer = await agent.peer(agent.open())

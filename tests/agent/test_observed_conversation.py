@@ -230,7 +230,7 @@ async def test_burst_withdraws_the_notice_of_a_stop_for_idleness(agent: Agent, e
     path = shared(agent)
     peer, observer = await process(agent, path), await agent.peer(path, Role.OBSERVER)
     notice = Notice(tier=Tier.STOPPED, at=time.time() + 60, reason="idle", effective_units=0)
-    agent.node.requests.announce(AnnounceRequest.of("ada", notice))
+    agent.node.requests.notify(AnnounceRequest.of("ada", notice))
     assert (await observer.until(Kind.ANNOUNCE)).fields[0] == Tier.STOPPED.depth
     peer.send(Kind.BUSY, 0, gpu=FIRST.uuid)
     assert (await observer.until(Kind.ANNOUNCE)).fields[1] == 0

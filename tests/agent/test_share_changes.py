@@ -153,7 +153,7 @@ async def test_memory_limit_follows_and_what_a_process_has_beyond_a_lower_one_st
 async def test_notice_of_a_downgrade_that_takes_nothing_is_withdrawn(agent: Agent) -> None:
     agent.open("ada")
     notice = AnnounceRequest(id="ada", tier=Tier.DOWNGRADED, at=4e9, effective_units=10, reason="idle")
-    agent.node.requests.announce(notice)
+    agent.node.requests.notify(notice)
     await resize(agent, 20)
     assert session(agent).notice is not None
     await resize(agent, 10)

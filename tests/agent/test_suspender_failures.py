@@ -303,7 +303,7 @@ async def test_processes_that_connect_and_leave_all_the_time_are_looked_at_no_mo
     for _ in range(50):
         bench.suspender.left(bench.session, connection)
     looks.clear()
-    await asyncio.sleep(3 * steps.LOOK_EVERY)
+    await asyncio.sleep(3 * steps.CHECK_EVERY)
     assert 1 <= len(looks) <= 4
 
 
@@ -332,7 +332,7 @@ async def test_stopped_process_is_not_restored_when_it_goes_on_and_keeps_nobody_
     pids: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(driver_checkpoint, "STOPPED_FOR", 0.05)
-    monkeypatch.setattr(driver_checkpoint, "LOOK_EVERY", 0.01)
+    monkeypatch.setattr(driver_checkpoint, "CHECK_EVERY", 0.01)
     driver = Unanswered()
     restore = asyncio.create_task(driver.restore(named(pids[0]), 2**30))
     await asyncio.sleep(0.1)

@@ -33,7 +33,7 @@ class _Connection:
 
 
 def looked(memory: UnclaimedMemory, states: dict[str, GpuState], sessions: list[Session]) -> dict[tuple[int, str], int]:
-    return memory.look(states, claimed_bytes(states, sessions))
+    return memory.update(states, claimed_bytes(states, sessions))
 
 
 def test_what_a_process_holds_beyond_its_context_and_the_claims_of_all_its_connections_counts() -> None:

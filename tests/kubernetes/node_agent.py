@@ -47,7 +47,7 @@ class NodeAgent:
         self.source = GpusOnPaper()
         self.gpus: tuple[Gpu, ...] = (FIRST, SECOND)
         self.settings = NodeSettings(
-            name=kubelet.name, rounds=RoundSettings(look_every=0.1, poll_every=0.1, well_after=0.2)
+            name=kubelet.name, rounds=RoundSettings(check_every=0.1, poll_every=0.1, well_after=0.2)
         )
         self.cluster_settings = ClusterSettings(
             namespace=cluster.namespace,

@@ -121,7 +121,7 @@ class AgentParts:
         raise NotImplementedError
 
     async def announce(self, request: AnnounceRequest) -> None:
-        self.tiers.announce(self.session, request)
+        self.tiers.notify(self.session, request)
 
     async def controls(self, request: ControlsRequest) -> None:
         self.controls_part.replace(self.session, request.controls)

@@ -149,35 +149,36 @@ class ObservedSessions:
 
     def sampled(self, session: str, since: float, until: float, gpu_seconds: float) -> None:
         """Add a sample of the driver: seconds of GPU time of the session's unconnected processes."""
-        known = self._sessions[session]
-        known.ended_gpu_seconds += min(gpu_seconds, until - since)
-        known.any_worked += min(gpu_seconds, until - since)
-        known.last_activity = max(known.last_activity or until, until)
-        known.sampled_until = max(known.sampled_until or until, until)
+        record = self._sessions[session]
+        record.ended_gpu_seconds += min(gpu_seconds, until - since)
+        record.any_worked += min(gpu_seconds, until - since)
+        record.last_activity = max(record.last_activity or until, until)
+        record.sampled_until = max(record.sampled_until or until, until)
 
     def driver_memory(self, session: str, allocated: int) -> None:
         """Record the driver's figure for the memory of the session's unconnected processes."""
         self._sessions[session].unconnected_bytes = allocated
 
-    def view(self, session: str, now: float) -> SessionView:
+    def snapshot(self, session: str, now: float) -> SessionView:
         """Return the snapshot of a session."""
-        known = self._sessions[session]
-        processes = [self._processes[process] for process in known.processes]
-        under_way = [now - one.busy_since for one in processes if one.busy_since is not None]
-        any_worked = known.any_worked + (now - known.news_at if known.working else 0.0)
-        memory = min(known.unconnected_bytes + sum(one.memory_bytes for one in processes), self._gpu_bytes)
+        record = self._sessions[session]
+        processes = [self._processes[process] for process in record.processes]
+        under_way = [now - process.busy_since for process in processes if process.busy_since is not None]
+        any_worked = record.any_worked + (now - record.news_at if record.working else 0.0)
+        memory = min(record.unconnected_bytes + sum(process.memory_bytes for process in processes), self._gpu_bytes)
         return SessionView(
             waiting=False,
-            running=bool(known.working)
-            or (known.sampled_until is not None and now - known.sampled_until < SAMPLED_LATELY),
+            running=bool(record.working)
+            or (record.sampled_until is not None and now - record.sampled_until < SAMPLED_LATELY),
             held=False,
             memory_bytes=memory,
             resident_bytes=memory,
             # processes that work at the same time have one GPU together
             gpu_seconds=min(
-                any_worked, known.ended_gpu_seconds + sum(one.gpu_seconds for one in processes) + sum(under_way)
+                any_worked,
+                record.ended_gpu_seconds + sum(process.gpu_seconds for process in processes) + sum(under_way),
             ),
-            last_activity=known.last_activity,
+            last_activity=record.last_activity,
         )
 
     def recent_use(self, session: str, now: float) -> Use:
@@ -186,24 +187,24 @@ class ObservedSessions:
         Processes of one session that have bursts at the same time share it evenly; at most `MOST_MEASURED` of
         them do. Other sessions do not reduce it: their layer decides how their work shares the GPU.
         """
-        known = self._sessions[session]
-        return known.use.of(session, known.news_at, now, self._working(session))
+        record = self._sessions[session]
+        return record.use.of(session, record.news_at, now, self._working(session))
 
     def _working(self, session: str) -> list[tuple[str, int]]:
         return [(session, process) for process in islice(self._sessions[session].working, MOST_MEASURED)]
 
     def _advance(self, session: str, now: float) -> _Session:
         """Add the work until now, before a change."""
-        known = self._sessions[session]
-        known.use.advance(known.news_at, now, self._working(session))
-        if known.working:
-            known.any_worked += now - known.news_at
-        known.news_at = now
-        return known
+        record = self._sessions[session]
+        record.use.advance(record.news_at, now, self._working(session))
+        if record.working:
+            record.any_worked += now - record.news_at
+        record.news_at = now
+        return record
 
 
 NANOSECONDS = 1_000_000_000
-LOOK_AGAIN, LOOK_SELDOM = 0.1, 5.0
+CHECK_AGAIN, CHECK_SELDOM = 0.1, 5.0
 """Seconds between two checks of a process that left, first and last: a process closes its socket before it has ended.
 """
 RENEW_EVERY = 10.0
@@ -247,7 +248,7 @@ class GpuArbitration:
         # the simulator's contexts take no device memory
         self._arbiter = GpuArbiter(gpu.memory_bytes, replace(settings, context_bytes=0) if gpu.simulated else settings)
         self._observed = ObservedSessions(gpu.memory_bytes)
-        """Sessions whose GPU another layer shares: they are not in the arbiter."""
+        """Sessions on a GPU that another layer shares: they are not in the arbiter."""
         self._raw = gpu_bytes(gpu.uuid)
         self._clock = clock or loop.time  # type: ignore[union-attr]
         self._call_at = call_at or loop.call_at  # type: ignore[union-attr]
@@ -271,12 +272,12 @@ class GpuArbitration:
         self._shown: dict[int, tuple[int | None, int]] = {}
         """Bytes that the driver last reported for a client's process, and the part beyond its stated memory."""
         self._seen: set[int] = set()
-        """Clients whose memory on the GPU is recorded."""
+        """Clients with recorded memory on the GPU."""
         self._paced: set[int] = set()
         """Clients that support paces."""
         self._pids = Pids()
-        self._look_again: Handle | None = None
-        self._look_in = LOOK_AGAIN
+        self._ended_timer: Handle | None = None
+        self._check_in = CHECK_AGAIN
         self._delivery = Delivery(gpu, source, self) if source is not None else None
         self.memory_queries: MemoryQueries | None = None
         """Queries the memory on the GPU when it matters; None: only the periodic query."""
@@ -284,7 +285,7 @@ class GpuArbitration:
         self._due: float | None = None
 
     def observe(self, session: str) -> None:
-        """Add a session whose GPU another layer shares: it needs no lease, and its weight has no effect."""
+        """Add a session on a GPU that another layer shares: it needs no lease, and its weight has no effect."""
         self._observed.add(session, self._clock())
 
     def add_session(self, session: str, weight: int, whole: bool = False, away: bool = False) -> None:
@@ -371,15 +372,17 @@ class GpuArbitration:
             self._waits.pop(client.number, None)
             session = self._session_of.pop(client.number)
             if session in self._held_back:
-                self._held_back[session] = [one for one in self._held_back[session] if one.client != client.number]
+                self._held_back[session] = [
+                    decision for decision in self._held_back[session] if decision.client != client.number
+                ]
             self._granted.pop(client.number, None)
             self._shown.pop(client.number, None)
             self._seen.discard(client.number)
             self._paced.discard(client.number)
             alive = self._pids.left(client.number)
             self._carry_out(self._arbiter.disconnect(client.number, self._clock(), alive=alive))
-            self._look_in = LOOK_AGAIN
-            self._look_for_ended()
+            self._check_in = CHECK_AGAIN
+            self._check_ended()
 
     def device_memory(self, amounts: Mapping[int, int | None], unclaimed: Mapping[int, int]) -> None:
         """Set the driver's bytes for the clients' processes on this GPU, by client number; None: nothing.
@@ -501,13 +504,13 @@ class GpuArbitration:
     @property
     def look_every(self) -> float | None:
         """Seconds until the next query of the memory on the GPU; None: it does not matter now."""
-        return self._arbiter.look_every
+        return self._arbiter.memory_poll_interval
 
-    def view(self, session: str) -> SessionView:
+    def snapshot(self, session: str) -> SessionView:
         """Return the snapshot of a session."""
         if session in self._observed:
-            return self._observed.view(session, self._clock())
-        return self._arbiter.session_view(session, self._clock())
+            return self._observed.snapshot(session, self._clock())
+        return self._arbiter.session_snapshot(session, self._clock())
 
     def recent_use(self, session: str) -> Use:
         """Return the GPU time of a session in the last second."""
@@ -525,7 +528,7 @@ class GpuArbitration:
 
     def close(self) -> None:
         """Cancel all timers."""
-        for timer in (self._timer, self._look_again):
+        for timer in (self._timer, self._ended_timer):
             if timer is not None:
                 timer.cancel()
         if self._delivery is not None:
@@ -572,25 +575,25 @@ class GpuArbitration:
                     Kind.GRANT, change.lease, 0, 0, round(change.seconds * NANOSECONDS), gpu=self._raw
                 )
         if self._delivery is not None and self._arbiter.contended:
-            self._delivery.wanted()
+            self._delivery.request()
         if self.memory_queries is not None:
-            self.memory_queries.wanted()
+            self.memory_queries.request()
         self._set_timer()
         for name in resuming:
             self.resume(name)
         for name in self._arbiter.suspensions():
             self.suspend(name)
 
-    def _look_for_ended(self) -> None:
+    def _check_ended(self) -> None:
         """Report processes that have ended since they left to the arbiter, until none of them runs."""
-        if self._look_again is not None:
-            self._look_again.cancel()
-        self._look_again = None
+        if self._ended_timer is not None:
+            self._ended_timer.cancel()
+        self._ended_timer = None
         for number, session in self._pids.ended():
             self._carry_out(self._arbiter.process_ended(number, session, self._clock()))
-        if self._pids.waiting and self._look_again is None:
-            self._look_again = self._call_at(self._clock() + self._look_in, self._look_for_ended)
-            self._look_in = min(LOOK_SELDOM, 2 * self._look_in)
+        if self._pids.waiting and self._ended_timer is None:
+            self._ended_timer = self._call_at(self._clock() + self._check_in, self._check_ended)
+            self._check_in = min(CHECK_SELDOM, 2 * self._check_in)
 
     def _set_timer(self) -> None:
         longest = next(iter(self._waits.values()), None)

@@ -135,7 +135,7 @@ def instances(handle: Any, gpu: str, model: str, memory_bytes: int) -> tuple[lis
 
     ``gpu``: its UUID; ``memory_bytes``: of the whole GPU.
     """
-    found, skipped = [], []
+    listed, skipped = [], []
     whole = _whole(handle, memory_bytes)
     for device in _devices(handle):
         try:
@@ -154,8 +154,8 @@ def instances(handle: Any, gpu: str, model: str, memory_bytes: int) -> tuple[lis
             skipped.append(f"MIG device {uuid} is left out: it shares the memory of its GPU instance with others")
             continue
         profile = _profile(name, slices, int(attributes.memorySizeMB), memory, whole)
-        found.append(FoundInstance(uuid, f"{model}{MARK}{profile.name}", memory, MigInstance(gpu, model, profile)))
-    return found, skipped
+        listed.append(FoundInstance(uuid, f"{model}{MARK}{profile.name}", memory, MigInstance(gpu, model, profile)))
+    return listed, skipped
 
 
 def _devices(handle: Any) -> Iterator[Any]:
@@ -176,10 +176,10 @@ def _whole(handle: Any, memory_bytes: int) -> _Whole:
     slices, memory_mib = 0, 0
     for number in range(pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT):
         try:
-            found = pynvml.nvmlDeviceGetGpuInstanceProfileInfo(handle, number)
+            largest = pynvml.nvmlDeviceGetGpuInstanceProfileInfo(handle, number)
         except pynvml.NVMLError:
             continue  # this GPU has no such profile
-        slices, memory_mib = max(slices, int(found.sliceCount)), max(memory_mib, int(found.memorySizeMB))
+        slices, memory_mib = max(slices, int(largest.sliceCount)), max(memory_mib, int(largest.memorySizeMB))
     return _Whole(slices or MOST_COMPUTE_SLICES, memory_mib or memory_bytes // _MEBIBYTE)
 
 
@@ -299,7 +299,7 @@ class Nvml:
         """
         self._xids: XidEvents | None = None
         self._watched: set[str] = set()
-        """UUIDs of the GPUs whose events are collected."""
+        """UUIDs of the GPUs with collected events."""
         self._missing: str | None = None
         """Why NVML is not open; None while it is."""
         self._opened_at = time.monotonic()
@@ -396,18 +396,18 @@ class Nvml:
     def _listed(self, mig: bool) -> tuple[Gpu, ...]:
         if self._missing is not None:
             raise NoGpu(self._missing)
-        found, skipped = self._all(mig)
+        gpus, skipped = self._all(mig)
         for sentence in skipped:
             log.warning("%s", sentence)
-        if not found:
+        if not gpus:
             raise NoGpu("NVML lists no GPU that can be shared" + "".join(f"; {sentence}" for sentence in skipped))
         if self._xids is None:
-            self._watch(gpu.whole for gpu in found)
-        return tuple(found)
+            self._watch(gpu.whole for gpu in gpus)
+        return tuple(gpus)
 
     def _all(self, mig: bool) -> tuple[list[Gpu], list[str]]:
         """Return the GPUs, with MIG instances if requested, and why some are left out. Raises NoGpu."""
-        found: list[Gpu] = []
+        gpus: list[Gpu] = []
         skipped: list[str] = []
         for index in range(_count()):
             try:
@@ -422,10 +422,10 @@ class Nvml:
                     minor=_minor(handle),
                 )
                 if not in_mig_mode(handle):
-                    found.append(gpu)
+                    gpus.append(gpu)
                 elif mig:
                     parts, why = _instances(handle, gpu)
-                    found += parts
+                    gpus += parts
                     skipped += why
                 else:
                     skipped.append(
@@ -433,7 +433,7 @@ class Nvml:
                     )
             except pynvml.NVMLError as error:
                 skipped.append(f"GPU {index} does not answer and is left out: {error}")
-        return found, skipped
+        return gpus, skipped
 
     def state(self, gpu: Gpu) -> GpuState:
         """Return the state of a GPU; this never raises.
@@ -465,13 +465,13 @@ class Nvml:
             )
         if gpu.mig is None and in_mig_mode(handle):
             return GpuState(healthy=False, trouble="has been split by MIG", memory_used_bytes=used)
-        rates = _said(pynvml.nvmlDeviceGetUtilizationRates, handle)
-        milliwatts = _said(pynvml.nvmlDeviceGetPowerUsage, handle)
+        rates = _figure(pynvml.nvmlDeviceGetUtilizationRates, handle)
+        milliwatts = _figure(pynvml.nvmlDeviceGetPowerUsage, handle)
         return GpuState(
             healthy=True,
             memory_used_bytes=used,
             utilisation=None if rates is None else min(1.0, float(rates.gpu) / 100),
-            temperature_celsius=_said(pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU),
+            temperature_celsius=_figure(pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU),
             # the sensor is inexact by some watts
             power_watts=None if milliwatts is None else round(milliwatts / 1000, 1),
             processes=_processes(handle),
@@ -537,7 +537,7 @@ _TELLS_NOTHING = (
 """Answers of a driver that will never have the figure."""
 
 
-def _said(ask: Callable[..., Any], *arguments: Any) -> Any:
+def _figure(ask: Callable[..., Any], *arguments: Any) -> Any:
     """Return a figure; None: not reported: in MIG mode, on vGPUs, without the sensor."""
     try:
         return ask(*arguments)
@@ -551,13 +551,13 @@ def _processes(handle: Any) -> dict[int, GpuProcess]:
     except pynvml.NVMLError:
         # some drivers do not list processes; the GPU is healthy all the same
         return {}
-    found: dict[int, GpuProcess] = {}
+    processes: dict[int, GpuProcess] = {}
     for process in listed:
         pid, memory = int(process.pid), getattr(process, "usedGpuMemory", None)
-        before = found.get(pid, GpuProcess()).memory_bytes
+        before = processes.get(pid, GpuProcess()).memory_bytes
         # a pid is listed twice where a process computes in two ways, such as by itself and through MPS
-        found[pid] = GpuProcess(before if memory is None else int(memory) + (before or 0))
-    return found
+        processes[pid] = GpuProcess(before if memory is None else int(memory) + (before or 0))
+    return processes
 
 
 def _count() -> int:
@@ -577,14 +577,15 @@ def _minor(handle: Any) -> int | None:
 
 def _instances(handle: Any, gpu: Gpu) -> tuple[list[Gpu], list[str]]:
     """Return the instances of a GPU in MIG mode, and why some, or all, are left out."""
-    found, skipped = instances(handle, gpu.uuid, gpu.model, gpu.memory_bytes)
-    if not found:
+    valid, skipped = instances(handle, gpu.uuid, gpu.model, gpu.memory_bytes)
+    if not valid:
         skipped.append(
             f"GPU {gpu.index} is in MIG mode and has no instance that a session can have: make some, as "
             f"`nvidia-smi mig -i {gpu.index} -cgi 1g.10gb,1g.10gb -C` does"
         )
     parts = [
-        replace(gpu, uuid=one.uuid, model=one.model, memory_bytes=one.memory_bytes, mig=one.instance) for one in found
+        replace(gpu, uuid=part.uuid, model=part.model, memory_bytes=part.memory_bytes, mig=part.instance)
+        for part in valid
     ]
     return parts, skipped
 
@@ -619,19 +620,19 @@ class KnownGpus:
     def __bool__(self) -> bool:
         return bool(self._gpus)
 
-    def lost(self, found: Iterable[Gpu], answers: Callable[[Gpu], bool]) -> tuple[Gpu, ...]:
+    def lost(self, listed: Iterable[Gpu], answers: Callable[[Gpu], bool]) -> tuple[Gpu, ...]:
         """Return recorded GPUs that NVML does not list now.
 
         Only those of this boot of the machine, unless no GPU is left: else a removed GPU would count as lost
         for ever. `answers`: whether a GPU answers its driver although it is not listed, for example in MIG
         mode. A MIG instance that is gone counts as lost until the agent has determined that no session has it.
         """
-        found = tuple(found)
-        uuids, indices = {gpu.uuid for gpu in found}, {gpu.index for gpu in found}
+        listed = tuple(listed)
+        uuids, indices = {gpu.uuid for gpu in listed}, {gpu.index for gpu in listed}
         lost = []
         for gpu in self._gpus:
             replaced = gpu.uuid in uuids or (gpu.index in indices and gpu.mig is None)
-            if replaced or (found and (not self._this_boot or (gpu.simulated and gpu.mig is None))):
+            if replaced or (listed and (not self._this_boot or (gpu.simulated and gpu.mig is None))):
                 continue
             if not answers(gpu):
                 log.error(
@@ -650,16 +651,16 @@ class KnownGpus:
 
 
 def all_gpus(
-    list_gpus: Callable[[], tuple[Gpu, ...]], known: KnownGpus, answers: Callable[[Gpu], bool]
+    list_gpus: Callable[[], tuple[Gpu, ...]], recorded: KnownGpus, answers: Callable[[Gpu], bool]
 ) -> tuple[Gpu, ...]:
     """Return the listed and the lost GPUs, by index. Raises NoGpu if there is neither."""
     try:
-        found, reason = list_gpus(), None
+        listed, reason = list_gpus(), None
     except NoGpu as error:
-        found, reason = (), error
-    lost = known.lost(found, answers)
+        listed, reason = (), error
+    lost = recorded.lost(listed, answers)
     if reason is not None and not lost:
         raise reason
-    gpus = tuple(sorted((*found, *lost), key=lambda gpu: gpu.index))
-    known.save(gpus)
+    gpus = tuple(sorted((*listed, *lost), key=lambda gpu: gpu.index))
+    recorded.save(gpus)
     return gpus

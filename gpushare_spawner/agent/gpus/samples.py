@@ -80,7 +80,7 @@ class Delivery:
         self._since = 0.0
         """End of the last sample, seconds since the epoch."""
 
-    def wanted(self) -> None:
+    def request(self) -> None:
         """Read samples until sessions no longer compete."""
         if self._timer is None and not self._asking and not self._closed:
             self._since = self._clock()
@@ -99,25 +99,25 @@ class Delivery:
         def ask() -> None:
             strangers: Mapping[int, str] = {}
             try:
-                found = self._source.utilisation(self._gpu, since)
+                samples = self._source.utilisation(self._gpu, since)
             except Exception:
                 log.exception("cannot ask the driver for the processes' use of GPU %d", self._gpu.index)
-                found = None
+                samples = None
             try:
-                strangers = self.sessions_of(one.pid for one in found or ())
+                strangers = self.sessions_of(sample.pid for sample in samples or ())
             except Exception:
                 # the samples of connected processes are right without it
                 log.exception("cannot find the sessions of the processes on GPU %d", self._gpu.index)
             with contextlib.suppress(RuntimeError):  # the loop is closed
-                self._loop.call_soon_threadsafe(self._answered, found, strangers)
+                self._loop.call_soon_threadsafe(self._answered, samples, strangers)
 
         threading.Thread(target=ask, name="utilisation", daemon=True).start()
 
-    def _answered(self, found: tuple[Utilisation, ...] | None, strangers: Mapping[int, str]) -> None:
-        if found is None:
+    def _answered(self, samples: tuple[Utilisation, ...] | None, strangers: Mapping[int, str]) -> None:
+        if samples is None:
             self._closed, self.tells = True, False  # no such figures: the arbiter estimates from leases
         if not self._closed:
-            self._take(found or (), strangers)
+            self._take(samples or (), strangers)
         # not before: the competition requests the next sample while it takes this sample
         self._asking = False
         if self._competition.contended and not self._closed:
@@ -126,19 +126,19 @@ class Delivery:
     def _clock_was_set(self, by: float) -> None:
         self._since += by
 
-    def _take(self, found: tuple[Utilisation, ...], strangers: Mapping[int, str]) -> None:
+    def _take(self, samples: tuple[Utilisation, ...], strangers: Mapping[int, str]) -> None:
         """Pass samples that are newer than the last samples to the competition."""
         now = self._clock()
         # a sample from before a backward step of the clock would be as long as the step
-        found = tuple(one for one in found if one.at < now + STEP)
-        until = max((one.at for one in found), default=0.0)
-        if not found and now - self._since > SILENCE:
+        samples = tuple(sample for sample in samples if sample.at < now + STEP)
+        until = max((sample.at for sample in samples), default=0.0)
+        if not samples and now - self._since > SILENCE:
             until = now - LATEST
         if not self._since <= now:
             self._since = now  # the clock was set back
         elif until > self._since:
             span = (now - self._since, now - until)
-            busy = {one.pid: one.busy * (until - self._since) for one in found}
+            busy = {sample.pid: sample.busy * (until - self._since) for sample in samples}
             self._competition.delivered(span, busy, strangers)
             self._since = until
 
@@ -177,7 +177,7 @@ class Pids:
         self._left = {name: left for name, left in self._left.items() if left[0] != session}
 
     def ended(self) -> list[tuple[int, str]]:
-        """Return clients whose processes have ended since they disconnected, with their sessions."""
+        """Return disconnected clients with ended processes, each with its session."""
         gone = [name for name in self._left if not self._alive(name)]
         return [(client, session) for session, client in map(self._left.pop, gone)]
 
@@ -243,22 +243,22 @@ class MemoryQueries:
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._due = 0.0
-        self._asked_at = 0.0
+        self._queried_at = 0.0
         self._asking = False
         self._again = False
         """Whether a process has sent its first request since the present query began."""
         self._closed = False
 
-    def wanted(self) -> None:
+    def request(self) -> None:
         """Query repeatedly while the figures matter."""
         every = self._interested.look_every
         if every is not None:
-            self._ask_at(self._asked_at + every)
+            self._ask_at(self._queried_at + every)
 
     def at_once(self) -> None:
         """Query for the first lease request of a process."""
         self._again = self._again or self._asking
-        self._ask_at(self._asked_at + AT_ONCE_EVERY)
+        self._ask_at(self._queried_at + AT_ONCE_EVERY)
 
     def close(self) -> None:
         """Stop querying."""
@@ -276,28 +276,28 @@ class MemoryQueries:
 
     def _ask(self) -> None:
         self._timer, self._asking, self._again = None, True, False
-        self._asked_at = self._loop.time()
+        self._queried_at = self._loop.time()
 
         def ask() -> None:
             try:
-                found = self._source.memory(self._gpu)
+                answer = self._source.memory(self._gpu)
             except Exception:
                 log.exception("cannot ask the driver for the memory of GPU %d", self._gpu.index)
-                found = None
+                answer = None
             with contextlib.suppress(RuntimeError):  # the loop is closed
-                self._loop.call_soon_threadsafe(self._answered, found)
+                self._loop.call_soon_threadsafe(self._answered, answer)
 
         threading.Thread(target=ask, name="memory", daemon=True).start()
 
-    def _answered(self, found: GpuState | None) -> None:
+    def _answered(self, state: GpuState | None) -> None:
         self._asking = False
         if self._closed:
             return
-        if found is not None:
-            self._seen({self._gpu.uuid: found})
+        if state is not None:
+            self._seen({self._gpu.uuid: state})
         if self._again:
             self.at_once()
-        self.wanted()
+        self.request()
 
 
 Result = TypeVar("Result")

@@ -33,8 +33,10 @@ def machine_memory(proc: Path = Path("/proc")) -> MachineMemory | None:
     """Return the machine's memory; None where it cannot be read."""
     try:
         lines = (proc / "meminfo").read_text().splitlines()
-        found = {name: int(rest.split()[0]) * 1024 for name, _, rest in (line.partition(":") for line in lines) if rest}
-        return MachineMemory(found["MemTotal"], found["MemAvailable"])
+        amounts = {
+            name: int(rest.split()[0]) * 1024 for name, _, rest in (line.partition(":") for line in lines) if rest
+        }
+        return MachineMemory(amounts["MemTotal"], amounts["MemAvailable"])
     except (OSError, KeyError, ValueError, IndexError):
         return None
 
@@ -74,9 +76,9 @@ class MemoryCgroups:
     def of_pod(self, uid: str) -> MemoryGroup | None:
         """Return the tightest group of a pod and its containers, by the pod's uid; None where none has a limit."""
         groups = [
-            self._read(found)
+            self._read(group_path)
             for folder in self._pods.of(uid)
-            for found in (folder, *(path for path in folder.iterdir() if path.is_dir()))
+            for group_path in (folder, *(path for path in folder.iterdir() if path.is_dir()))
         ]
         return min((group for group in groups if group is not None), key=lambda g: g.limit - g.used, default=None)
 
@@ -129,26 +131,30 @@ class PodFolders:
 
     def __init__(self, hierarchy: Path) -> None:
         self._hierarchy = hierarchy
-        self._known: dict[str, tuple[Path, ...]] = {}
+        self._cache: dict[str, tuple[Path, ...]] = {}
         """By uid: a search reads the folders of all pods of the node."""
 
     def of(self, uid: str) -> tuple[Path, ...]:
         """Return the folders of a pod; empty: there is none."""
         if not re.fullmatch(r"[0-9a-f-]{36}", uid):
             return ()
-        folders = self._known.get(uid, ())
+        folders = self._cache.get(uid, ())
         if not folders or not all(folder.is_dir() for folder in folders):
-            folders = self._found(uid)
+            folders = self._search(uid)
         return folders
 
-    def _found(self, uid: str) -> tuple[Path, ...]:
+    def _search(self, uid: str) -> tuple[Path, ...]:
         """Search the folders of a pod, and drop those of pods that are gone."""
         names = (f"pod{uid}", f"kubepods*-pod{uid.replace('-', '_')}.slice")
         levels = ("kubepods*", "kubepods*/*")
         folders = tuple(
             folder for name in names for level in levels for folder in self._hierarchy.glob(f"{level}/{name}")
         )
-        self._known = {pod: known for pod, known in self._known.items() if pod != uid and known[0].is_dir()}
+        self._cache = {
+            pod: folders_of_pod
+            for pod, folders_of_pod in self._cache.items()
+            if pod != uid and folders_of_pod[0].is_dir()
+        }
         if folders:
-            self._known[uid] = folders
+            self._cache[uid] = folders
         return folders

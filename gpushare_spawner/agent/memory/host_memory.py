@@ -96,10 +96,10 @@ def node_left(gpus: Mapping[str, GpuMemoryBudget], gpu: str, session: str, budge
     own = here.sessions[session]
     elsewhere = sum(other.beyond for name, other in gpus.items() if name != gpu)
     free = max(0, budget - elsewhere) + here.device_bytes - (here.needed - own.needed)
-    others = [one for name, one in here.sessions.items() if name != session]
-    if any(one.must_stay for one in others):
-        # the driver chooses the pages to evict: all the others together must fit beside those that have to stay
-        free = min(free, here.device_bytes - sum(one.must_stay or one.counted for one in others))
+    others = [other for name, other in here.sessions.items() if name != session]
+    if any(other.must_stay for other in others):
+        # the driver chooses the pages to evict: all the others together must fit beside the pages that have to stay
+        free = min(free, here.device_bytes - sum(other.must_stay or other.counted for other in others))
     return max(free, own.guarantee) - own.counted
 
 
@@ -112,19 +112,19 @@ def session_left(gpus: Mapping[str, GpuMemoryBudget], gpu: str, session: str, bu
     """Return the bytes of movable memory that the session's own budget lets it allocate on the GPU in addition."""
     if budget is None:
         return UNLIMITED
-    on_gpus = {name: (one, one.sessions[session]) for name, one in gpus.items() if session in one.sessions}
+    on_gpus = {name: (there, there.sessions[session]) for name, there in gpus.items() if session in there.sessions}
     elsewhere = session_needs(pair for name, pair in on_gpus.items() if name != gpu)
     here, own = on_gpus[gpu]
     stays = here.device_bytes if own.whole_gpu else 0
     return budget - elsewhere + stays - own.movable
 
 
-def node_budget(wanted: int, total: int, available: int, paged_out: int) -> int:
+def node_budget(desired: int, total: int, available: int, paged_out: int) -> int:
     """Return the node's budget in bytes: the admin's setting, within two limits.
 
     The limits are the node's total memory, and the paged-out bytes plus four fifths of the available memory.
     """
-    return max(0, min(wanted, total, paged_out + available * 4 // 5))
+    return max(0, min(desired, total, paged_out + available * 4 // 5))
 
 
 def session_budget(limit: int, used: int, paged_out: int) -> int:
@@ -166,7 +166,7 @@ class HostUse:
     def of_pod(self, uid: str) -> HostUseReport | None:
         """Return the pod's use; None: not known (yet)."""
         now = self._clock()
-        self._samples = {name: one for name, one in self._samples.items() if now - one.at < FORGET_AFTER}
+        self._samples = {name: sample for name, sample in self._samples.items() if now - sample.at < FORGET_AFTER}
         last = self._samples.get(uid)
         if last is None or now - last.at >= OVER:
             seconds = self._cpu.seconds_of_pod(uid)
@@ -285,7 +285,7 @@ class NodeMemory:
         return of_node, MemoryLimit.NODE_HOST_MEMORY
 
     def shortage(self, session: MemorySession) -> tuple[int, int] | None:
-        """Return the bytes that the session's own budget allows, and those that its share guarantees.
+        """Return the bytes that the session's own budget allows, and the bytes that its share guarantees.
 
         None where they suffice. Existing allocations do not matter.
         """
@@ -345,9 +345,9 @@ class NodeMemory:
             machine = machine_memory(self.settings.proc)
             budget = None
             if machine is not None:
-                wanted = resolve_bytes(self.settings.node, machine.total)
+                desired = resolve_bytes(self.settings.node, machine.total)
                 out = sum(self.paged_out(session) for session in self.sessions.values())
-                budget = node_budget(wanted, machine.total, machine.available, out)
+                budget = node_budget(desired, machine.total, machine.available, out)
             self._node = _Figures(now, budget)
         return self._node.budget
 
@@ -359,12 +359,12 @@ class NodeMemory:
         if self.settings.node == "off":
             return None
         now = self.clock()
-        known = self._of_session.get(session.id)
-        if known is None or now - known.at > fresh:
-            known = self._of_session[session.id] = _Figures(now, self._read(session))
+        figures = self._of_session.get(session.id)
+        if figures is None or now - figures.at > fresh:
+            figures = self._of_session[session.id] = _Figures(now, self._read(session))
             for gone in self._of_session.keys() - self.sessions.keys():
                 del self._of_session[gone]
-        return known.budget
+        return figures.budget
 
     def _read(self, session: MemorySession) -> int | None:
         record = session.record
@@ -383,7 +383,7 @@ class NodeMemory:
         Takes longer with more sessions.
         """
         budget = self.node_budget()
-        found = {}
+        budgets = {}
         for uuid, gpu in self.gpus.items():
             here, contexts = {}, 0
             for session in self.sessions.values():
@@ -406,8 +406,8 @@ class NodeMemory:
                     must_stay=0 if own_budget is None else max(0, movable - own_budget),
                 )
                 contexts += 0 if gpu.simulated else len(session.cuda) * self.context_bytes
-            found[uuid] = GpuMemoryBudget(max(0, gpu.memory_bytes - contexts), here)
-        return found
+            budgets[uuid] = GpuMemoryBudget(max(0, gpu.memory_bytes - contexts), here)
+        return budgets
 
     def _most(self, session: MemorySession, uuid: str, budget: int) -> int:
         """Return the most bytes that count for a session on one GPU, regardless of its stated memory."""
@@ -434,15 +434,15 @@ def tell_arbiters(
         amounts: dict[int, int | None] = {}
         beyond: dict[int, int] = {}
         bounds: dict[int, int] = {}
-        told: set[int] = set()
+        reported: set[int] = set()
         of_all = sum(process.memory_bytes or 0 for process in state.processes.values())
         for session in sessions:
             here = session.memory if any(gpu.uuid == uuid for gpu in session.gpus) else None
-            for connection in sorted(session.cuda, key=lambda one: one.number):
+            for connection in sorted(session.cuda, key=lambda connection: connection.number):
                 number, pid = connection.number, connection.peer.pid
                 shown = state.processes.get(pid)
-                first = pid not in told
-                told.add(pid)
+                first = pid not in reported
+                reported.add(pid)
                 beyond[number] = unclaimed.get((pid, uuid), 0) if first else 0
                 if shown is not None:
                     amounts[number] = shown.memory_bytes if first else 0

@@ -137,13 +137,13 @@ class Allowances:
         """Return the total that the process may have beside the others; below 0 if they exceed the limit."""
         return self.limit - self.counted_of_others(process)
 
-    def grant(self, process: Hashable, wanted: int, most: int) -> int:
-        """Raise the allowance of the process to `wanted`, and by a further piece within `most`.
+    def grant(self, process: Hashable, requested: int, most: int) -> int:
+        """Raise the allowance of the process to `requested`, and by a further piece within `most`.
 
-        Returns the increase. Where `wanted` is more than `most` it grows up to `most`.
+        Returns the increase. Where `requested` is more than `most` it grows up to `most`.
         """
         held = self._held[process]
-        added = max(0, min(wanted + self.piece, most) - held.granted)
+        added = max(0, min(requested + self.piece, most) - held.granted)
         held.granted += added
         return added
 
@@ -233,7 +233,7 @@ class _Question:
 
     connection: Connection
     gpu: str
-    wanted: int
+    requested: int
     size: int
     number: int
     kind: ReserveKind
@@ -276,7 +276,7 @@ class SessionLimit:
         self._recalls: dict[int, tuple[Connection, str]] = {}
         """Recalls without an answer, by their numbers."""
         self._questions: dict[tuple[Connection, str], _Question] = {}
-        self._told: dict[tuple[Connection, str], int] = {}
+        self._sent: dict[tuple[Connection, str], int] = {}
         """The last figure of the others' memory that was sent to a process."""
         self._trimmed: dict[tuple[Connection, str], int] = {}
         """Recalls of surplus without an answer."""
@@ -295,14 +295,14 @@ class SessionLimit:
             return
         for uuid, allowances in self._allowances.items():
             allowances.leave(connection)
-            self._told.pop((connection, uuid), None)
+            self._sent.pop((connection, uuid), None)
             self._trimmed.pop((connection, uuid), None)
             self._held_since.pop((connection, uuid), None)
             self._drop((connection, uuid))
-        for number in [number for number, (asked, _) in self._emptied.items() if asked is connection]:
+        for number in [number for number, (peer, _) in self._emptied.items() if peer is connection]:
             self._is_emptied(number)
-        for number, (asked, _) in list(self._recalls.items()):
-            if asked is connection:
+        for number, (process, _) in list(self._recalls.items()):
+            if process is connection:
                 self._answered(number)
         self._tell_soon()
 
@@ -340,7 +340,7 @@ class SessionLimit:
         return counted - fixed, fixed
 
     def believed_anew(self, uuid: str) -> list[tuple[Connection, int, int]]:
-        """Return the processes whose counted memory for the arbiter has changed, with managed and plain bytes.
+        """Return the processes with changed counted memory for the arbiter, with managed and plain bytes.
 
         Causes are a grant, memory that others have freed, and the driver's figures.
         """
@@ -373,18 +373,18 @@ class SessionLimit:
             if self._emptied.get(number, (None, ""))[0] is connection:
                 self._is_emptied(number)
             return
-        wanted, allocated, size, number, kind = frame.fields[:5]
+        requested, allocated, size, number, kind = frame.fields[:5]
         if allowances.states(connection, min(allocated, MOST)):
             self._tell_soon()
         self._drop((connection, uuid))  # a process waits for one answer for each GPU
         question = _Question(
-            connection, uuid, min(wanted, MOST), min(size, MOST), number, ReserveKind(min(kind, max(ReserveKind)))
+            connection, uuid, min(requested, MOST), min(size, MOST), number, ReserveKind(min(kind, max(ReserveKind)))
         )
         if size == 0:
             # the memory of a process at its connection is a fact, whatever the limit
             most = self._most(question)
             added = allowances.grant(
-                connection, question.wanted, min(most, question.wanted) if self._held(uuid) else most
+                connection, question.requested, min(most, question.requested) if self._held(uuid) else most
             )
             self._reserved(question, added, 0)
         elif self._waits(question):
@@ -495,9 +495,11 @@ class SessionLimit:
     def _limit(self, question: _Question) -> MemoryLimit | None:
         """Return the limit that forbids the request; None: nothing."""
         allowances = self._allowances[question.gpu]
-        if question.kind is not ReserveKind.OWN_MANAGED and question.wanted > allowances.left_for(question.connection):
+        if question.kind is not ReserveKind.OWN_MANAGED and question.requested > allowances.left_for(
+            question.connection
+        ):
             return MemoryLimit.SESSION
-        more = question.wanted - allowances.of(question.connection).counted
+        more = question.requested - allowances.of(question.connection).counted
         if more > 0:
             left, limit = self._left(question.gpu, question.kind)
             if more > left:
@@ -510,16 +512,16 @@ class SessionLimit:
             return False
         allowances = self._allowances[question.gpu]
         # the limits bound grants in advance
-        most = max(question.wanted, self._most(question))
-        self._reserved(question, allowances.grant(question.connection, question.wanted, most), 0)
+        most = max(question.requested, self._most(question))
+        self._reserved(question, allowances.grant(question.connection, question.requested, most), 0)
         return True
 
     def _recall(self, question: _Question) -> None:
         """Recall unused memory of the others, and answer when they have returned it."""
         allowances = self._allowances[question.gpu]
         left, _ = self._left(question.gpu, question.kind)
-        beyond_host = question.wanted - allowances.of(question.connection).counted - left
-        lacking = max(question.wanted - allowances.left_for(question.connection), beyond_host)
+        beyond_host = question.requested - allowances.of(question.connection).counted - left
+        lacking = max(question.requested - allowances.left_for(question.connection), beyond_host)
         for other in allowances.recallable(question.connection):
             assert isinstance(other, Connection)
             number = next(_recalls)
@@ -566,7 +568,7 @@ class SessionLimit:
     def _reserved(self, question: _Question, added: int, result: int) -> None:
         connection, uuid = question.connection, question.gpu
         others = self._allowances[uuid].allocated_by_others(connection)
-        self._told[connection, uuid] = others
+        self._sent[connection, uuid] = others
         connection.send(Kind.RESERVED, added, result, question.number, others, gpu=self._raw[uuid])
 
     def _drop(self, key: tuple[Connection, str]) -> _Question | None:
@@ -591,8 +593,8 @@ class SessionLimit:
             for process, held in allowances.processes():
                 assert isinstance(process, Connection)
                 others = everything - held.allocated
-                if Feature.RESERVE in process.features and self._told.get((process, uuid), 0) != others:
-                    self._told[process, uuid] = others
+                if Feature.RESERVE in process.features and self._sent.get((process, uuid), 0) != others:
+                    self._sent[process, uuid] = others
                     self._say(process, uuid, SessionMemoryTopic.OTHERS, others)
 
     def _say(self, connection: Connection, uuid: str, topic: SessionMemoryTopic, *fields: int) -> None:

@@ -175,7 +175,7 @@ _NO_FIGURES = (0, 0, 0, LeaseState.NONE, 0)
 MEMORY_EVERY = 0.01
 """Seconds between two times at which the last MEMORY frame of each process takes effect."""
 MEMORY_AT_ONCE = 4
-"""Processes of a session whose MEMORY takes effect each time; the others follow."""
+"""Number of processes of a session with an effective MEMORY frame each time; the others follow."""
 CONTEXT_BYTES = 512 * 2**20
 """Bytes to allocate for a process that is short of memory where the call does not state a size, see protocol.md."""
 AGENT_FEATURES = (
@@ -189,7 +189,7 @@ AGENT_FEATURES = (
 )
 """Features of this agent, for WELCOME."""
 OBSERVED_FEATURES = AGENT_FEATURES | Feature.OBSERVE
-"""Features for an observer of a session whose GPUs another layer shares."""
+"""Features for an observer of a session on GPUs that another layer shares."""
 _OF_OBSERVED_PROCESSES = frozenset({Kind.MEMORY, Kind.BUSY, Kind.IDLE})
 
 
@@ -279,7 +279,7 @@ class Conversation:
                 self._limits.states(connection, uuid, *frame.fields[:2])
                 session.claims.setdefault(connection, {})[uuid] = sum(frame.fields[:2])
             if frame.kind is Kind.MEMORY:
-                self._memory_said(connection, uuid, frame)
+                self._memory_stated(connection, uuid, frame)
                 return
             if frame.kind is Kind.REQUEST:
                 self._memory.pop((connection, uuid), None)  # this frame is newer
@@ -299,9 +299,9 @@ class Conversation:
                 kernels = Kernels(
                     alive=min(alive, 100_000), busy=min(busy, alive, 100_000), last_activity=self._past(instant)
                 )
-                self._kernels_said(connection, kernels)
+                self._kernels_reported(connection, kernels)
             elif frame.kind is Kind.ASK:
-                self._asked(connection, *frame.fields[:3])
+                self._take_ask(connection, *frame.fields[:3])
             else:
                 self._status(connection)
         elif connection in session.connections:
@@ -315,7 +315,7 @@ class Conversation:
         session.moved = True
         if connection in session.observers:
             session.observers.discard(connection)
-            self._kernels_said(connection, None)
+            self._kernels_reported(connection, None)
         if connection in session.cuda:
             session.cuda.discard(connection)
             session.claims.pop(connection, None)
@@ -342,7 +342,7 @@ class Conversation:
     def tell_notice(self) -> None:
         """Notify the session's observers of its notice, or that there is none."""
         for connection in self._session.observers:
-            self._announce(connection)
+            self._send_notice(connection)
 
     def tell_controls(self) -> None:
         """Notify the session's observers of its keep and exemption."""
@@ -384,7 +384,7 @@ class Conversation:
             frame = replace(frame, fields=(*believed, *others))
         self._around.arbitrations[uuid].receive(connection, frame)
 
-    def _memory_said(self, connection: Connection, uuid: str, frame: Frame) -> None:
+    def _memory_stated(self, connection: Connection, uuid: str, frame: Frame) -> None:
         self._memory[connection, uuid] = frame
         if self._memory_timer is not None:
             return
@@ -402,19 +402,19 @@ class Conversation:
         if self._memory:
             self._memory_timer = self._loop.call_at(self._memory_at + MEMORY_EVERY, self._deal_with_memory)
 
-    def _kernels_said(self, connection: Connection, kernels: Kernels | None) -> None:
+    def _kernels_reported(self, connection: Connection, kernels: Kernels | None) -> None:
         """Record an observer's report about the session's kernels. None: the observer has left."""
         session = self._session
-        worked = any(one.busy for one in session.kernels_said.values())
+        worked = any(reported.busy for reported in session.reported_kernels.values())
         if kernels is None:
-            session.kernels_said.pop(connection, None)
+            session.reported_kernels.pop(connection, None)
         else:
-            session.kernels_said[connection] = kernels
-        works = any(one.busy for one in session.kernels_said.values())
+            session.reported_kernels[connection] = kernels
+        works = any(reported.busy for reported in session.reported_kernels.values())
         if worked != works:
             self._around.news()
 
-    def _asked(self, connection: Connection, number: int, kind: int, value: int) -> None:
+    def _take_ask(self, connection: Connection, number: int, kind: int, value: int) -> None:
         """Take an observer's ask for the service, or answer it here."""
         if Feature.CONTROLS not in connection.features:
             raise FrameRefused(NOT_ALLOWED, "ASK without the feature CONTROLS")
@@ -471,7 +471,7 @@ class Conversation:
         else:
             session.observers.add(connection)
             if record.notice is not None:
-                self._announce(connection)
+                self._send_notice(connection)
 
     def _features(self, role: Role) -> Feature:
         """Return the features of this agent for a process of that role."""
@@ -492,7 +492,7 @@ class Conversation:
         if role is Role.OBSERVER and not gpus:
             connection.send(Kind.DEVICE, 0, 0)
 
-    def _announce(self, connection: Connection) -> None:
+    def _send_notice(self, connection: Connection) -> None:
         notice = self._session.record.notice
         if notice is None:
             connection.send(Kind.ANNOUNCE, Tier.ACTIVE.depth, 0, 0)
@@ -515,7 +515,7 @@ class Conversation:
         elif report.last_gpu_activity is not None:
             since = max(0, round((self._around.wall_clock() - report.last_gpu_activity) * NANOSECONDS))
         if Feature.CAUSE in connection.features and notice is not None:
-            self._announce(connection)
+            self._send_notice(connection)
         self._controls(connection)
         self._messages(connection)
         if session.not_suspendable is not None:
@@ -554,11 +554,11 @@ class Conversation:
 
     def _figures(self, gpu: Gpu) -> tuple[int, int, int, LeaseState, int]:
         """Return fields 5 to 8 and 10 of STATUS for a GPU of the session."""
-        view = self._around.arbitrations[gpu.uuid].view(self._session.id)
+        snapshot = self._around.arbitrations[gpu.uuid].snapshot(self._session.id)
         on_gpu, with_work = self._around.sessions_on(gpu.uuid)
-        lease = LeaseState.HELD if view.held else LeaseState.WAITING if view.waiting else LeaseState.NONE
+        lease = LeaseState.HELD if snapshot.held else LeaseState.WAITING if snapshot.waiting else LeaseState.NONE
         limit = self._session.memory_limit(gpu)
-        return view.memory_bytes, view.resident_bytes, limit, lease, on_gpu | with_work << 32
+        return snapshot.memory_bytes, snapshot.resident_bytes, limit, lease, on_gpu | with_work << 32
 
     def _uses(self) -> dict[str, tuple[float, list[tuple[Connection, float]]]]:
         """Return the GPU time of the session in the last second, and of its busiest processes, by GPU."""

@@ -41,7 +41,7 @@ def session_environment(gpus: Iterable[Gpu], socket: Path, libraries: Libraries)
 
 
 def observed_environment(gpus: Iterable[Gpu], socket: Path, libraries: Libraries) -> dict[str, str]:
-    """Return the variables for a server whose GPUs another layer shares: the library only reports GPU work."""
+    """Return the variables for a server on GPUs that another layer shares: the library only reports GPU work."""
     return session_environment(gpus, socket, libraries) | OBSERVES
 
 

@@ -59,15 +59,15 @@ class ProcessOwner:
 
 def owners(sessions: Iterable[Session]) -> list[ProcessOwner]:
     """Return the owners of sessions, the oldest first."""
-    found = []
-    for session in sorted(sessions, key=lambda one: one.record.begun):
+    result = []
+    for session in sorted(sessions, key=lambda session: session.record.begun):
         record = session.record
         if record.pod is not None:
-            found.append(ProcessOwner(session.id, pod=record.pod.uid))
+            result.append(ProcessOwner(session.id, pod=record.pod.uid))
         else:
             server = record.process.pid if record.process is not None else None
-            found.append(ProcessOwner(session.id, server, record.request.uid))
-    return found
+            result.append(ProcessOwner(session.id, server, record.request.uid))
+    return result
 
 
 def attributed(
@@ -89,7 +89,7 @@ def attributed(
     by_uid: dict[int | None, list[str]] = _sessions_by(
         (owner.uid, owner.session) for owner in owners if owner.uid not in (None, 0, os.geteuid())
     )
-    found: dict[str, set[int]] = {}
+    matches: dict[str, set[int]] = {}
     for pid in pids:
         cgroup, uid = processes.cgroup(pid) or "", processes.uid(pid)
         sessions = (
@@ -100,8 +100,8 @@ def attributed(
         )
         if sessions:
             session = connected.get(pid, "")
-            found.setdefault(session if session in sessions else sessions[0], set()).add(pid)
-    return found
+            matches.setdefault(session if session in sessions else sessions[0], set()).add(pid)
+    return matches
 
 
 def of_other_users(pids: Iterable[int], session: Session) -> set[int]:
@@ -117,10 +117,10 @@ def of_other_users(pids: Iterable[int], session: Session) -> set[int]:
 
 def _sessions_by(pairs: Iterable[tuple[_Key, str]]) -> dict[_Key, list[str]]:
     """Return the sessions of each key, in the order of the pairs."""
-    found: dict[_Key, list[str]] = {}
+    sessions: dict[_Key, list[str]] = {}
     for key, session in pairs:
-        found.setdefault(key, []).append(session)
-    return found
+        sessions.setdefault(key, []).append(session)
+    return sessions
 
 
 class BypassWatch:
@@ -132,7 +132,7 @@ class BypassWatch:
         self._claimed: dict[tuple[int, str], int] = {}
         self._suspects: dict[str, set[int]] = {}
 
-    async def look(self, states: Mapping[str, GpuState], sessions: Mapping[str, Session]) -> None:
+    async def update(self, states: Mapping[str, GpuState], sessions: Mapping[str, Session]) -> None:
         """Set `bypassing` of the sessions from two matches in a row: a new process may be about to connect.
 
         `states`: by the GPU's UUID.
@@ -140,12 +140,13 @@ class BypassWatch:
         on_gpus = {pid for state in states.values() for pid in state.processes}
         connected = {connection.peer.pid for session in sessions.values() for connection in session.cuda}
         strangers = on_gpus - connected
-        found: Mapping[str, set[int]] = {}
+        matches: Mapping[str, set[int]] = {}
         if sessions and strangers:
-            found = await asyncio.to_thread(attributed, strangers, owners(sessions.values()))
+            matches = await asyncio.to_thread(attributed, strangers, owners(sessions.values()))
         pretending, elsewhere = self._pretending(states, sessions), _elsewhere(states, sessions)
         suspects = {
-            name: found.get(name, set()) | pretending.get(name, set()) | elsewhere.get(name, set()) for name in sessions
+            name: matches.get(name, set()) | pretending.get(name, set()) | elsewhere.get(name, set())
+            for name in sessions
         }
         for name, session in sessions.items():
             if session.record.gpus_unknown:
@@ -170,16 +171,16 @@ class BypassWatch:
                 for gpu, claim in session.claims.get(connection, {}).items():
                     key = connection.peer.pid, gpu
                     claimed[key] = claimed.get(key, 0) + claim
-        found: dict[str, set[int]] = {}
+        pretending: dict[str, set[int]] = {}
         for gpu, state in states.items():
             for pid, process in state.processes.items():
                 # NVML may still count memory that was just freed
                 claim = max(claimed.get((pid, gpu), 0), self._claimed.get((pid, gpu), 0))
                 allowed = claim + self._context_bytes + UNCLAIMED_SLACK
                 if pid in whose and process.memory_bytes is not None and process.memory_bytes > allowed:
-                    found.setdefault(whose[pid], set()).add(pid)
+                    pretending.setdefault(whose[pid], set()).add(pid)
         self._claimed = claimed
-        return found
+        return pretending
 
 
 def _elsewhere(states: Mapping[str, GpuState], sessions: Mapping[str, Session]) -> dict[str, set[int]]:
@@ -189,12 +190,12 @@ def _elsewhere(states: Mapping[str, GpuState], sessions: Mapping[str, Session]) 
         for connection in session.cuda:
             own.setdefault(connection.peer.pid, set()).update(gpu.uuid for gpu in session.gpus)
     strays = {pid for gpu, state in states.items() for pid in state.processes if gpu not in own.get(pid, (gpu,))}
-    found = {
+    matches = {
         name: strays & {connection.peer.pid for connection in session.cuda}
         for name, session in sessions.items()
         if strays and not session.record.gpus_unknown
     }
-    return {name: pids for name, pids in found.items() if pids}
+    return {name: pids for name, pids in matches.items() if pids}
 
 
 def _remark(pid: int, connected: Collection[int], elsewhere: Collection[int]) -> str:
@@ -217,19 +218,23 @@ def _by_descent(pid: int, by_pid: Mapping[int, list[str]]) -> list[str]:
 
 def _pod_uid(cgroup: str) -> str:
     """Return the uid of the pod of a cgroup: .../pod<uid>/..., or (systemd driver) ...-pod<uid with _ for ->.slice."""
-    found = _POD.search(cgroup)
-    return found[1].replace("_", "-") if found else ""
+    match = _POD.search(cgroup)
+    return match[1].replace("_", "-") if match else ""
 
 
 def _own_cgroups(owners: Iterable[ProcessOwner]) -> dict[tuple[str, int | None], list[str]]:
     """Map (cgroup, uid) to its session, for cgroups with one session and without the agent."""
-    found: dict[str, list[ProcessOwner]] = {}
+    by_path: dict[str, list[ProcessOwner]] = {}
     for owner in owners:
         path = processes.cgroup(owner.server) if owner.server is not None else None
         if path is not None:
-            found.setdefault(path, []).append(owner)
+            by_path.setdefault(path, []).append(owner)
     own = processes.cgroup_of_self()
-    return {(path, ones[0].uid): [ones[0].session] for path, ones in found.items() if len(ones) == 1 and path != own}
+    return {
+        (path, members[0].uid): [members[0].session]
+        for path, members in by_path.items()
+        if len(members) == 1 and path != own
+    }
 
 
 REMEMBERED = 1.0
@@ -244,23 +249,23 @@ class UnconnectedProcesses:
         self._sessions = sessions
         self._clock = clock
         self._lock = threading.Lock()
-        self._known: dict[int, tuple[str | None, float]] = {}
+        self._cache: dict[int, tuple[str | None, float]] = {}
         """By pid: session and the time of the answer. Replaced as a whole: a thread keeps its copy."""
 
     def sessions_of(self, pids: Iterable[int]) -> dict[int, str]:
         """Return the session of each of these processes; processes without a session are left out. Reads /proc."""
         now = self._clock()
-        asked = tuple(pids)
-        known = {pid: answer for pid, answer in self._known.items() if now - answer[1] < REMEMBERED}
-        unknown = [pid for pid in asked if pid not in known]
+        requested = tuple(pids)
+        cached = {pid: answer for pid, answer in self._cache.items() if now - answer[1] < REMEMBERED}
+        unknown = [pid for pid in requested if pid not in cached]
         if unknown:
-            found = attributed(unknown, owners(list(self._sessions.values())))
-            known.update(dict.fromkeys(unknown, (None, now)))
-            known.update({pid: (session, now) for session, its in found.items() for pid in its})
+            matches = attributed(unknown, owners(list(self._sessions.values())))
+            cached.update(dict.fromkeys(unknown, (None, now)))
+            cached.update({pid: (session, now) for session, its in matches.items() for pid in its})
             with self._lock:  # answers that another thread added meanwhile stay
-                fresh = {pid: answer for pid, answer in self._known.items() if now - answer[1] < REMEMBERED}
-                self._known = fresh | {pid: known[pid] for pid in unknown}
-        return {pid: session for pid in asked if (session := known[pid][0]) is not None}
+                fresh = {pid: answer for pid, answer in self._cache.items() if now - answer[1] < REMEMBERED}
+                self._cache = fresh | {pid: cached[pid] for pid in unknown}
+        return {pid: session for pid in requested if (session := cached[pid][0]) is not None}
 
 
 STEP = 64 * 2**20
@@ -298,13 +303,13 @@ class UnclaimedMemory:
         self._context_bytes = context_bytes
         self._claimed: Mapping[Process, int] = {}
 
-    def look(self, states: Mapping[str, GpuState], claimed: Mapping[Process, int]) -> dict[Process, int]:
+    def update(self, states: Mapping[str, GpuState], claimed: Mapping[Process, int]) -> dict[Process, int]:
         """Return the bytes that each process holds beyond its context and its stated memory.
 
         ``states``: the driver's figures, by the GPU's UUID; ``claimed``: see `claimed_bytes`. Processes without
         such memory are left out.
         """
-        found: dict[Process, int] = {}
+        amounts: dict[Process, int] = {}
         for (pid, gpu), now in claimed.items():
             shown = states[gpu].processes.get(pid)
             if shown is None or shown.memory_bytes is None:
@@ -312,9 +317,9 @@ class UnclaimedMemory:
             context = 0 if self._gpus[gpu].simulated else self._context_bytes
             unclaimed = shown.memory_bytes - max(now, self._claimed.get((pid, gpu), 0)) - context
             if unclaimed >= STEP:
-                found[pid, gpu] = unclaimed // STEP * STEP
+                amounts[pid, gpu] = unclaimed // STEP * STEP
         self._claimed = claimed
-        return found
+        return amounts
 
 
 LARGEST = 2**30
@@ -329,7 +334,9 @@ class ContextMemory:
         self._claimed: dict[Process, int] = {}
         """Stated memory at the last poll: the driver may still show memory that was just freed."""
 
-    def look(self, states: Mapping[str, GpuState], sessions: Iterable[Session], claimed: Mapping[Process, int]) -> None:
+    def update(
+        self, states: Mapping[str, GpuState], sessions: Iterable[Session], claimed: Mapping[Process, int]
+    ) -> None:
         """Set `context_bytes` of the sessions. ``states``: by the GPU's UUID; ``claimed``: see `claimed_bytes`."""
         most = {key: size for key, size in self._most.items() if key[1] not in states}
         for (pid, gpu), now in claimed.items():
@@ -342,5 +349,5 @@ class ContextMemory:
         self._most, self._claimed = most, {**kept, **claimed}
         for session in sessions:
             pids = {connection.peer.pid for connection in session.cuda}
-            found = [most.get((pid, gpu.uuid), 0) for pid in pids for gpu in session.gpus]
-            session.context_bytes = 0 if session.suspended else sum(found)
+            amounts = [most.get((pid, gpu.uuid), 0) for pid in pids for gpu in session.gpus]
+            session.context_bytes = 0 if session.suspended else sum(amounts)

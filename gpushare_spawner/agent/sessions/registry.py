@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 
 class ProcessWatch:
-    """Watches one process for each session, by pidfd where the kernel has it; `look` polls the others."""
+    """Watches one process for each session, by pidfd where the kernel has it; `poll` polls the others."""
 
     def __init__(self, gone: Callable[[str], None]) -> None:
         """Watch nothing yet. `gone` is called with the session's id, on the event loop, once."""
@@ -64,7 +64,7 @@ class ProcessWatch:
             self._loop.remove_reader(pidfd)
             os.close(pidfd)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Poll the processes that have no pidfd."""
         for session, (process, pidfd) in list(self._watched.items()):
             if pidfd is None and not processes.alive(process):
@@ -181,7 +181,7 @@ class SessionRegistry:
         """Called with each session that has ended, before its sockets are closed."""
         self.left: Callable[[SessionRecord], None] = _nothing
         """Called with the record of each session that ended while no agent ran."""
-        self._asked = asyncio.Event()
+        self._ask_event = asyncio.Event()
         self.watch = ProcessWatch(lambda name: self.end(name, "its server's process is gone"))
 
     def restore(self) -> None:
@@ -190,7 +190,7 @@ class SessionRegistry:
         for record in self._folder.records.load():
             try:
                 self._follow_clock(record)
-                self._restore_one(record, now)
+                self._restore_session(record, now)
             except Exception:
                 log.exception("session %s cannot be restored", record.request.id)
                 self._sessions.pop(record.request.id, None)
@@ -208,11 +208,11 @@ class SessionRegistry:
 
     def _follow_clock(self, record: SessionRecord) -> None:
         """Move a record's instants by a step of the clock without an agent, in the same boot of the machine."""
-        known = record.clock
-        if known is not None and known.boot == self._boot and abs(self._clock.offset - known.offset) >= STEP:
-            record.clock_was_set(self._clock.offset - known.offset)
+        recorded = record.clock
+        if recorded is not None and recorded.boot == self._boot and abs(self._clock.offset - recorded.offset) >= STEP:
+            record.clock_was_set(self._clock.offset - recorded.offset)
 
-    def _restore_one(self, record: SessionRecord, now: float) -> None:
+    def _restore_session(self, record: SessionRecord, now: float) -> None:
         if record.process is not None and not processes.alive(record.process):
             log.info("session %s ended while no agent ran", record.request.id)
             self.left(record)
@@ -263,11 +263,11 @@ class SessionRegistry:
         record.opened_at, record.clock_moved = self._clock(), 0.0
         session.past = Past(
             gpu_seconds=session.past.gpu_seconds - self.activity(session).gpu_seconds,
-            delivered_before=counted(self._arbitrations[gpu.uuid].view(session.id) for gpu in session.gpus),
+            delivered_before=counted(self._arbitrations[gpu.uuid].snapshot(session.id) for gpu in session.gpus),
         )
         record.controls, record.messages = NO_CONTROLS, ()
         session.asks = self._no_asks()
-        session.kernels_said.clear()
+        session.reported_kernels.clear()
         if session.memory is not None:
             session.memory.begin_anew({gpu.uuid: session.memory_limit(gpu) for gpu in session.gpus})
         self.tiers.withdraw_notice(session)
@@ -326,19 +326,19 @@ class SessionRegistry:
 
     def ask_came(self) -> None:
         """Wake the waiter: an observer has sent an ask for the service."""
-        self._asked.set()
+        self._ask_event.set()
         self._changed()
 
-    async def asked(self, within: float) -> bool:
+    async def wait_for_ask(self, within: float) -> bool:
         """Return whether an ask waits for the service: immediately, or after so many seconds."""
-        if not self._something_asked():
-            self._asked.clear()
+        if not self._has_ask():
+            self._ask_event.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(within):
-                    await self._asked.wait()
-        return self._something_asked()
+                    await self._ask_event.wait()
+        return self._has_ask()
 
-    def _something_asked(self) -> bool:
+    def _has_ask(self) -> bool:
         return any(session.asks is not None and session.asks.waiting() for session in self._sessions.values())
 
     def activity(self, session: Session) -> Activity:

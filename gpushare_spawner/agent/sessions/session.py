@@ -38,11 +38,11 @@ ASKS_AT_ONCE = 8
 ASKS_PER_SECOND = 1 / 15
 """Asks in the long run: each can change the session's tier, and is an entry of the history."""
 READS_AT_ONCE, READS_PER_SECOND = 30, 1 / 2
-"""Budget of asks that only read, so that a user who acts often can still read.
+"""Budget of asks that only read, so that frequent actions do not block reading.
 
 Our choice: JupyterLab reads twice for each dialog and each change of the share; the service computes a list for it.
 """
-_ALMOST_ONE = 0.999
+_WHOLE_ASK = 0.999
 """Budget that an ask needs; sums of floats are not exact."""
 MOST_ANSWERS = 16
 """Number of answers that are kept, so that a repeated ask gets the same answer."""
@@ -70,16 +70,16 @@ class PendingAsks:
         self._forget()
         ask = Ask(number=number, kind=kind, value=value, at=self._clock())
         if number in self._answers:
-            _, asked, answer = self._answers[number]
-            return answer if asked is None or _same(asked, ask) else self._refusal(number, ASKED_BEFORE)
+            _, ask_before, answer = self._answers[number]
+            return answer if ask_before is None or _same(ask_before, ask) else self._refusal(number, ASKED_BEFORE)
         if number in self._waiting:
             return None if _same(self._waiting[number][1], ask) else self._refusal(number, ASKED_BEFORE)
         if kind not in list(AskKind):
             return self._refusal(number, ASK_UNKNOWN)
         reads = AskKind(kind).reads
         budget = self._reads if reads else self._actions
-        waiting = sum(AskKind(one.kind).reads == reads for _, one in self._waiting.values())
-        if waiting >= MOST_ASKS or budget.wait(keep=_ALMOST_ONE) > 0:
+        waiting = sum(AskKind(other.kind).reads == reads for _, other in self._waiting.values())
+        if waiting >= MOST_ASKS or budget.wait(keep=_WHOLE_ASK) > 0:
             return self._refusal(number, ASKED_TOO_OFTEN)
         budget.spend()
         self._waiting[number] = self._steady(), ask
@@ -95,8 +95,8 @@ class PendingAsks:
         self._forget()
         if answer.number in self._answers:
             return False
-        asked = self._waiting.pop(answer.number, None)
-        self._answers[answer.number] = self._steady(), asked[1] if asked is not None else None, answer
+        pending = self._waiting.pop(answer.number, None)
+        self._answers[answer.number] = self._steady(), pending[1] if pending is not None else None, answer
         while len(self._answers) > MOST_ANSWERS:
             del self._answers[next(iter(self._answers))]
         return True
@@ -114,8 +114,8 @@ class PendingAsks:
     def _forget(self) -> None:
         """Drop expired asks and answers."""
         long_ago = self._steady() - ASK_SECONDS
-        self._waiting = {number: one for number, one in self._waiting.items() if one[0] > long_ago}
-        self._answers = {number: one for number, one in self._answers.items() if one[0] > long_ago}
+        self._waiting = {number: entry for number, entry in self._waiting.items() if entry[0] > long_ago}
+        self._answers = {number: entry for number, entry in self._answers.items() if entry[0] > long_ago}
 
 
 def _same(ask: Ask, other: Ask) -> bool:
@@ -193,7 +193,7 @@ class Session:
     """Whether the session works on units that its tier has lent, with the weight of an active session."""
     use_count: UseCount | None = None
     """The count of GPU work until the share is restored, or the notice withdrawn; None: neither applies."""
-    kernels_said: dict[Connection, Kernels] = field(default_factory=dict)
+    reported_kernels: dict[Connection, Kernels] = field(default_factory=dict)
     """The last report of each connected observer about the session's kernels."""
     claims: dict[Connection, dict[str, int]] = field(default_factory=dict)
     """Bytes of stated memory of each CUDA process, by the GPU's UUID."""
@@ -235,9 +235,11 @@ class Session:
             self.past = replace(self.past, last=self.past.last + by)
         if self.last_end is not None:
             self.last_end += by
-        self.kernels_said = {
-            observer: replace(said, last_activity=said.last_activity + by) if said.last_activity is not None else said
-            for observer, said in self.kernels_said.items()
+        self.reported_kernels = {
+            observer: replace(reported, last_activity=reported.last_activity + by)
+            if reported.last_activity is not None
+            else reported
+            for observer, reported in self.reported_kernels.items()
         }
 
     @property
@@ -255,13 +257,13 @@ class Session:
 
         Several can report the same kernels: they are not added up.
         """
-        said = self.kernels_said.values()
-        if not said:
+        reported = self.reported_kernels.values()
+        if not reported:
             return None
-        instants = [one.last_activity for one in said if one.last_activity is not None]
+        instants = [kernels.last_activity for kernels in reported if kernels.last_activity is not None]
         return Kernels(
-            alive=max(one.alive for one in said),
-            busy=max(one.busy for one in said),
+            alive=max(kernels.alive for kernels in reported),
+            busy=max(kernels.busy for kernels in reported),
             last_activity=max(instants, default=None),
         )
 
@@ -328,11 +330,11 @@ class Activity:
 
 def activity(session: Session, arbitrations: Mapping[str, GpuArbitration], clock: Callable[[], float]) -> Activity:
     """Add up a session's GPUs. `clock` gives seconds since the epoch."""
-    views: list[tuple[GpuArbitration, SessionView]] = [
-        (arbitrations[gpu.uuid], arbitrations[gpu.uuid].view(session.id)) for gpu in session.gpus
+    snapshots: list[tuple[GpuArbitration, SessionView]] = [
+        (arbitrations[gpu.uuid], arbitrations[gpu.uuid].snapshot(session.id)) for gpu in session.gpus
     ]
     # the arbiter's clock starts with the machine; only the age of its instants has a meaning here
-    ages = [shell.now() - view.last_activity for shell, view in views if view.last_activity is not None]
+    ages = [shell.now() - snapshot.last_activity for shell, snapshot in snapshots if snapshot.last_activity is not None]
     # read after the ages: a pause of this process between the two makes an end later, and never hides work from a
     # service that asks for work after an instant
     wall = clock()
@@ -344,24 +346,26 @@ def activity(session: Session, arbitrations: Mapping[str, GpuArbitration], clock
         last = session.last_end
     session.last_end = last
     return Activity(
-        busy=any(view.running or view.waiting for _, view in views),
-        waiting=any(view.waiting for _, view in views),
+        busy=any(snapshot.running or snapshot.waiting for _, snapshot in snapshots),
+        waiting=any(snapshot.waiting for _, snapshot in snapshots),
         last=last,
-        gpu_seconds=max(0.0, session.past.gpu_seconds + sum(view.gpu_seconds for _, view in views)),
-        memory_bytes=sum(view.memory_bytes for _, view in views),
-        resident_bytes=sum(view.resident_bytes for _, view in views),
-        delivered=session.past.delivered.plus(counted(view for _, view in views).minus(session.past.delivered_before)),
+        gpu_seconds=max(0.0, session.past.gpu_seconds + sum(snapshot.gpu_seconds for _, snapshot in snapshots)),
+        memory_bytes=sum(snapshot.memory_bytes for _, snapshot in snapshots),
+        resident_bytes=sum(snapshot.resident_bytes for _, snapshot in snapshots),
+        delivered=session.past.delivered.plus(
+            counted(snapshot for _, snapshot in snapshots).minus(session.past.delivered_before)
+        ),
     )
 
 
-def counted(views: Iterable[SessionView]) -> Delivered:
+def counted(snapshots: Iterable[SessionView]) -> Delivered:
     """Add up the counts of the arbiters of a session's GPUs since they began."""
     total = NOTHING
-    for view in views:
-        total = total.plus(view.delivered)
+    for snapshot in snapshots:
+        total = total.plus(snapshot.delivered)
     return total
 
 
 def _latest(instants: Iterable[float | None]) -> float | None:
-    known = [max(0.0, instant) for instant in instants if instant is not None]
-    return max(known, default=None)
+    present = [max(0.0, instant) for instant in instants if instant is not None]
+    return max(present, default=None)

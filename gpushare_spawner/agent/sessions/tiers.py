@@ -118,7 +118,7 @@ class Shares:
         return lacking
 
     def enter(self, session: Session) -> list[Session]:
-        """Enter a session in the ledger and the arbiters. Returns the sessions whose units changed."""
+        """Enter a session in the ledger and the arbiters. Returns the sessions with changed units."""
         self._sessions[session.id] = session
         self._ledger.add(_allocation(session))
         session.guaranteed_units = self._guaranteed(session, self._ledger.guaranteed)
@@ -132,7 +132,7 @@ class Shares:
         return self._recount(session)
 
     def change(self, session: Session) -> list[Session]:
-        """Apply a change of tier. Returns the sessions whose borrowed or guaranteed units changed with it."""
+        """Apply a change of tier. Returns the sessions with changed borrowed or guaranteed units."""
         self._ledger.replace(_allocation(session))
         return self._recount(session)
 
@@ -310,7 +310,7 @@ class Tiers:
             self._shares.work_on_lent_units(session, works=True)
 
     def check_use(self, session: Session) -> None:
-        """Restore the share, or withdraw the notice, of a session whose GPU work counts as use by now."""
+        """Restore the share, or withdraw the notice, if the session's GPU work counts as use by now."""
         rule = _use_rule(session)
         if rule is None:
             session.use_count = None
@@ -331,9 +331,9 @@ class Tiers:
             self.withdraw_notice(session)
             self._save(session)
 
-    def announce(self, session: Session, request: AnnounceRequest) -> None:
+    def notify(self, session: Session, request: AnnounceRequest) -> None:
         """Show the user a notice, or withdraw it, on the service's request."""
-        self._announce(session, request.notice)
+        self._set_notice(session, request.notice)
         self._save(session)
 
     def withdraw_notice(self, session: Session) -> None:
@@ -343,7 +343,7 @@ class Tiers:
         """
         if session.record.pod is not None and session.record.notice is not None:
             session.record.pod.averted = session.record.notice
-        self._announce(session, None)
+        self._set_notice(session, None)
 
     def stop_yielding(self, sessions: Iterable[Session], reason: str) -> None:
         """Stop keeping units for spawns in quota.
@@ -387,13 +387,13 @@ class Tiers:
         self.changed([session, *(other for other in self._shares.change(session) if other is not session)])
 
     def changed(self, sessions: Iterable[Session]) -> None:
-        """Save sessions whose units changed, and notify their processes."""
+        """Save sessions with changed units, and notify their processes."""
         for session in sessions:
             if session.conversation is not None:
                 session.conversation.tell_tier()
             self._save(session)
 
-    def _announce(self, session: Session, notice: Notice | None) -> None:
+    def _set_notice(self, session: Session, notice: Notice | None) -> None:
         if notice is not None and session.record.notice is None and session.record.tier is Tier.ACTIVE:
             doing = self._activity(session)
             session.use_count = UseCount(self._clock(), doing.gpu_seconds)

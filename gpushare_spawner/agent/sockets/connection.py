@@ -62,7 +62,7 @@ MOST_CPU_COST = 200
 class Reader(Protocol):
     """A connection with unread frames."""
 
-    def read_one(self) -> float | None:
+    def read_frame(self) -> float | None:
         """Handle one frame. Return its cost in frames; None if there is nothing more to read."""
 
     def hold(self) -> None:
@@ -116,7 +116,7 @@ class FairReading:
             if self._left <= 0 or self._budget.wait():
                 return False
             begun = self._cpu_seconds()
-            cost = reader.read_one()
+            cost = reader.read_frame()
             if cost is None:
                 return True
             cost = max(cost, self._cost_since(begun))
@@ -185,14 +185,14 @@ def identified(connection: socket.socket) -> Peer:
     """
     pid, uid = credentials(connection)
     pidfd = _pidfd_of_connection(connection)
-    known = pidfd is not None  # by the connection itself, so that it cannot be of another process
+    certain = pidfd is not None  # by the connection itself, so that it cannot be of another process
     if pidfd is None and pid:
         pidfd = _pidfd_of(pid)
     try:
         name = processes.named(pid) if pid else None
         if (pidfd is not None and _has_ended(pidfd)) or (pid and name is None):
             raise ProcessLookupError(errno.ESRCH, f"process {pid} has ended")
-        if pid and not known and not _can_have_connected(pid, uid):
+        if pid and not certain and not _can_have_connected(pid, uid):
             raise ProcessLookupError(errno.ESRCH, f"pid {pid} is another process by now")
     except OSError:
         if pidfd is not None:
@@ -249,8 +249,8 @@ MALFORMED, WRONG_VERSION, NOT_ALLOWED, SESSION_CLOSED = 1, 2, 3, 4
 """Codes of ERROR, see docs/reference/protocol.md."""
 
 MAX_UNREAD_FRAMES = 256
-"""Frames kept for a peer whose socket buffer is full."""
-KNOWN_FEATURES = sum(Feature)
+"""Frames kept for a peer with a full socket buffer."""
+SUPPORTED_FEATURES = sum(Feature)
 COSTS = dict.fromkeys((Kind.RELEASE, Kind.PAGED_IN, Kind.PAGED_OUT), 2)
 """Cost in frames, where it is not 1.
 
@@ -325,7 +325,7 @@ class Connection:
 
     def greeted(self, features: int) -> None:
         """Record HELLO with its feature bits. Unknown bits belong to newer versions and are ignored."""
-        self.features = Feature(features & KNOWN_FEATURES)
+        self.features = Feature(features & SUPPORTED_FEATURES)
         self._patience.cancel()
 
     def send(self, kind: Kind, *fields: int, gpu: bytes = NO_GPU, flags: int = 0) -> None:
@@ -384,7 +384,7 @@ class Connection:
         if self._open:
             self._loop.add_reader(self._socket, self._home.reading.readable, self)
 
-    def read_one(self) -> float | None:
+    def read_frame(self) -> float | None:
         """Handle one packet. Return its cost in frames; None if there is none, or the connection has ended."""
         try:
             # one byte more than a frame, to detect a longer packet

@@ -15,7 +15,7 @@ from gpushare_spawner.model.controls import Cordon
 from gpushare_spawner.wording.actions import UNREADABLE
 
 UNKNOWN = "gpushare-agent"
-"""The author of the cordon of a node whose cordons are unknown."""
+"""The author of the cordon of a node with unknown cordons."""
 
 log = logging.getLogger(__name__)
 
@@ -45,14 +45,14 @@ class Cordons:
     async def put(self, gpu: str, cordon: Cordon | None) -> None:
         """Set the cordon of a GPU (UUID), or of the node (empty). Raises OSError, without a change."""
         async with self._writing:
-            others = [one for one in self.now if one.gpu != gpu]
+            others = [other for other in self.now if other.gpu != gpu]
             await self._write([*others, *([cordon] if cordon is not None else [])])
 
     async def replace(self, cordons: Iterable[Cordon]) -> None:
         """Set all cordons; nothing is written where they are the same. Raises OSError."""
         cordons = sorted(cordons, key=lambda cordon: cordon.gpu)
         async with self._writing:
-            if cordons != sorted(self.now, key=lambda one: one.gpu):
+            if cordons != sorted(self.now, key=lambda entry: entry.gpu):
                 await self._write(cordons)
 
     async def _write(self, cordons: list[Cordon]) -> None:

@@ -90,14 +90,14 @@ class Discarded:
             os.fchown(folder, os.geteuid(), -1)
             os.fchmod(folder, 0o700)
             with os.scandir(folder) as entries:
-                found = list(islice(entries, at_most))
-            for entry in found:
+                batch = list(islice(entries, at_most))
+            for entry in batch:
                 if entry.is_dir(follow_symlinks=False):
                     os.rename(entry.name, secrets.token_hex(8), src_dir_fd=folder, dst_dir_fd=here)
                 else:
                     os.unlink(entry.name, dir_fd=folder)
                 done += 1
-            if len(found) < at_most:
+            if len(batch) < at_most:
                 os.rmdir(name, dir_fd=here)
         except OSError as error:
             log.debug("%s in %s is not removed: %s", name, self.path, error)
@@ -187,8 +187,8 @@ class SessionFolder:
     def _make(self) -> None:
         """Make the folder, in place of a folder that the user could write to (of an earlier version)."""
         with contextlib.suppress(FileNotFoundError):
-            found = os.lstat(self.path)
-            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+            status = os.lstat(self.path)
+            if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
                 self._discarded.take(self.path)
         with contextlib.suppress(FileExistsError):
             os.mkdir(self.path, mode=0o700)
@@ -252,7 +252,7 @@ class StateFolder:
 
     def barrier(self) -> Path | None:
         """Return a folder on the way to the sockets that other users cannot pass; None: there is none."""
-        return next((one for one in (self.path, *self.path.parents) if not one.stat().st_mode & 0o001), None)
+        return next((folder for folder in (self.path, *self.path.parents) if not folder.stat().st_mode & 0o001), None)
 
     def remove_unknown_sockets(self, names: set[str]) -> None:
         """Remove socket folders of sessions that no longer exist."""

@@ -74,17 +74,17 @@ class PodOwner(BaseModel):
         """Ids that were granted together; each such grant has a folder."""
         return self.given or tuple(self.devices.values())
 
-    def notice_of_now(self, said: Notice | None) -> Notice | None:
+    def notice_of_now(self, notice: Notice | None) -> Notice | None:
         """Return the notice in the pod's annotations, moved to the present clock."""
-        if said is None or said != self.notice_before:
-            return said
-        return said.model_copy(update={"at": _moved(said.at, self.notice_moved)})
+        if notice is None or notice != self.notice_before:
+            return notice
+        return notice.model_copy(update={"at": _moved(notice.at, self.notice_moved)})
 
     def clock_was_set(self, shown: Notice | None, by: float) -> Notice | None:
         """Record a step of the clock. Return the notice that the session's user has, `shown`, moved by it."""
-        told = shown if shown is not None else self.averted
-        if told is None or told != self.notice_of_now(self.notice_before):
-            self.notice_before, self.notice_moved = told, 0.0
+        notice = shown if shown is not None else self.averted
+        if notice is None or notice != self.notice_of_now(self.notice_before):
+            self.notice_before, self.notice_moved = notice, 0.0
         self.notice_moved += by
         now = self.notice_of_now(self.notice_before)
         if shown is None:
@@ -228,11 +228,11 @@ def regular_content(path: Path) -> bytes:
     """Return a file's content, waiting for the disk only. Raises OSError or ValueError."""
     file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     with open(file, "rb") as opened:
-        found = os.fstat(file)
-        if not stat.S_ISREG(found.st_mode):
+        status = os.fstat(file)
+        if not stat.S_ISREG(status.st_mode):
             raise ValueError("not a regular file")
-        if found.st_size > MAX_RECORD_BYTES:
-            raise ValueError(f"the file has {found.st_size} bytes, more than any record")
+        if status.st_size > MAX_RECORD_BYTES:
+            raise ValueError(f"the file has {status.st_size} bytes, more than any record")
         return opened.read(MAX_RECORD_BYTES)
 
 

@@ -51,7 +51,7 @@ STOPPED_FOR = 1.0
 """Seconds for which a process must be stopped before a call about it is given up: each system call of a traced process
 stops it briefly.
 """
-LOOK_EVERY = 0.1
+CHECK_EVERY = 0.1
 """Seconds between two checks whether a process is stopped."""
 
 
@@ -193,7 +193,7 @@ class DriverCheckpoints:
             return CheckpointResult(Code.STOPPED)
         call = asyncio.ensure_future(self._call(within, process=process, **request))
         try:
-            while not (await asyncio.wait([call], timeout=LOOK_EVERY))[0]:
+            while not (await asyncio.wait([call], timeout=CHECK_EVERY))[0]:
                 if processes.stopped(pid) and await _stays_stopped(pid) and not call.done():
                     return CheckpointResult(Code.STOPPED)
             return call.result()
@@ -245,7 +245,7 @@ async def _stays_stopped(pid: int) -> bool:
     while processes.stopped(pid):
         if loop.time() >= until:
             return True
-        await asyncio.sleep(LOOK_EVERY)
+        await asyncio.sleep(CHECK_EVERY)
     return False
 
 
@@ -261,10 +261,10 @@ async def _ask(worker: Process, request: dict[str, Any]) -> CheckpointResult | N
         return None
     if not line:
         return None
-    said = json.loads(line)
-    number = said["code"]
-    state = ProcessState(said["value"]) if number == Code.SUCCESS else ProcessState.RUNNING
-    return CheckpointResult(Code.of(number), number, state, said["version"], said["seconds"])
+    answer = json.loads(line)
+    number = answer["code"]
+    state = ProcessState(answer["value"]) if number == Code.SUCCESS else ProcessState.RUNNING
+    return CheckpointResult(Code.of(number), number, state, answer["version"], answer["seconds"])
 
 
 def _kill(worker: Process) -> None:
@@ -279,7 +279,7 @@ process has ended.
 """
 _SINCE = 12080
 """The first CUDA version of these functions, in the format of cuGetProcAddress."""
-_FOUND = 0
+_ADDRESS_SUCCESS = 0
 """CU_GET_PROC_ADDRESS_SUCCESS."""
 _ARGUMENTS = 64
 """Bytes of each CUcheckpoint*Args; unused bytes must be 0."""
@@ -339,7 +339,7 @@ def _address(library: ctypes.CDLL, name: str) -> int | None:
         return None
     pointer, status = ctypes.c_void_p(), ctypes.c_int()
     arguments = name.encode(), ctypes.byref(pointer), _SINCE, ctypes.c_uint64(0), ctypes.byref(status)
-    if find(*arguments) != SUCCESS or status.value != _FOUND:
+    if find(*arguments) != SUCCESS or status.value != _ADDRESS_SUCCESS:
         return None
     return pointer.value
 

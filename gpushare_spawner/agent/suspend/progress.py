@@ -112,12 +112,12 @@ class SuspendProgress:
     """Pauses after resumptions that the driver refused."""
     task: asyncio.Task[None] | None = None
     retry: asyncio.TimerHandle | None = None
-    look: asyncio.TimerHandle | None = None
+    check: asyncio.TimerHandle | None = None
     """Timer of the next check whether the suspended processes have ended."""
 
     def cancel_timers(self) -> None:
         """Cancel the timers of the next attempts and checks."""
-        for timer in (self.retry, self.look):
+        for timer in (self.retry, self.check):
             if timer is not None:
                 timer.cancel()
 

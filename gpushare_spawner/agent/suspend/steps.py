@@ -130,22 +130,22 @@ class SuspendSteps:
 
     async def _ask(self, progress: SuspendProgress) -> None:
         """Send SUSPEND to all processes: make no driver calls, and answer whether they can be suspended."""
-        asked = set(progress.session.cuda)
-        older = [one.peer.pid for one in asked if Feature.SUSPEND not in one.features]
+        recipients = set(progress.session.cuda)
+        older = [connection.peer.pid for connection in recipients if Feature.SUSPEND not in connection.features]
         if older:
             raise CannotSuspend(f"Process {older[0]} runs without the engine suspend of the library.")
-        if any(one.peer.process is None for one in asked):
+        if any(connection.peer.process is None for connection in recipients):
             raise CannotSuspend("The agent does not see the session's processes: it is in another pid namespace.")
         progress.ready.clear()
-        for connection in asked:
+        for connection in recipients:
             connection.send(Kind.SUSPEND, progress.number)
         try:
             async with asyncio.timeout(READY_WITHIN):
-                while (asked & progress.session.cuda) - progress.ready.keys():
+                while (recipients & progress.session.cuda) - progress.ready.keys():
                     progress.answered.clear()
                     await progress.answered.wait()
         except TimeoutError:
-            silent = min(one.peer.pid for one in asked - progress.ready.keys())
+            silent = min(connection.peer.pid for connection in recipients - progress.ready.keys())
             raise CannotSuspend(f"Process {silent} did not answer.", SOON) from None
         for connection, frame in progress.ready.items():
             _check_ready(connection.peer.pid, frame)
@@ -160,16 +160,16 @@ class SuspendSteps:
         gpu = session.gpus[0]
         state = await asyncio.to_thread(self._source.memory, gpu)
         shown = state.processes if state is not None else {}
-        connected = {one.peer.pid: other.id for other in self._sessions.values() for one in other.cuda}
-        asked = {connection.peer.pid for connection in progress.ready}
-        found = await asyncio.to_thread(
-            attributed, asked | (shown.keys() - connected.keys()), owners(self._sessions.values()), connected
+        connected = {connection.peer.pid: other.id for other in self._sessions.values() for connection in other.cuda}
+        pids = {connection.peer.pid for connection in progress.ready}
+        by_session = await asyncio.to_thread(
+            attributed, pids | (shown.keys() - connected.keys()), owners(self._sessions.values()), connected
         )
-        own = found.get(session.id, set())
-        others = await asyncio.to_thread(of_other_users, asked, session)
-        if foreign := min((asked - own) | others, default=None):
+        own = by_session.get(session.id, set())
+        others = await asyncio.to_thread(of_other_users, pids, session)
+        if foreign := min((pids - own) | others, default=None):
             raise CannotSuspend(f"Process {foreign} uses this session's socket and is not one of its server's.")
-        if stranger := min(own - asked, default=None):
+        if stranger := min(own - pids, default=None):
             raise CannotSuspend(f"Process {stranger} uses the GPU without the library, and can have managed memory.")
         if stuck := sorted(progress.failed.keys() & shown.keys()):
             raise CannotSuspend(
@@ -181,8 +181,8 @@ class SuspendSteps:
             name = connection.peer.process
             if name is None or (not contexts and pid not in shown):
                 continue
-            known = shown[pid].memory_bytes if pid in shown else None
-            size = plain + UNKNOWN_CONTEXT if known is None else known
+            reported = shown[pid].memory_bytes if pid in shown else None
+            size = plain + UNKNOWN_CONTEXT if reported is None else reported
             sizes[name] = min(gpu.memory_bytes, max(size, sizes.get(name, 0)))
         return {name: size for name, size in sizes.items() if name.pid not in progress.failed}
 
@@ -200,7 +200,7 @@ def _check_ready(pid: int, frame: Frame) -> None:
 
 MEMORY_WITHIN = 10.0
 """Seconds for which a resumption waits until the driver shows enough free memory."""
-LOOK_EVERY = 0.05
+CHECK_EVERY = 0.05
 """Seconds between two checks of the free memory."""
 SPARE = 64 * 2**20
 """Bytes that must be free for each process beyond its former memory.
@@ -297,7 +297,7 @@ class ResumeSteps:
         None: the process runs or has ended. Raises CannotResume where there is no memory for it. Each step
         begins with a query of the state: a call of an agent that was killed can still be running.
         """
-        answer, looked = CheckpointResult(Code.UNKNOWN), False
+        answer, queried = CheckpointResult(Code.UNKNOWN), False
         for _ in range(STEPS):
             if not processes.alive(name):
                 return None
@@ -312,9 +312,9 @@ class ResumeSteps:
                     answer = await self._checkpoints.restore(name, size)
                 if not answer.ok and answer.code not in (Code.UNKNOWN, Code.ILLEGAL_STATE):
                     break
-            elif answer.state is ProcessState.LOCKED or not looked:
+            elif answer.state is ProcessState.LOCKED or not queried:
                 # also for a running process: this call waits for a lock in progress
-                looked = True
+                queried = True
                 answer = await self._checkpoints.unlock(name)
                 if answer.ok:
                     return None
@@ -325,7 +325,7 @@ class ResumeSteps:
         return str(answer) if processes.alive(name) else None
 
     async def _is_there(self, name: ProcessName) -> bool:
-        """Return whether a process whose restore failed has its memory on the GPU all the same."""
+        """Return whether a process has its memory on the GPU although its restore failed."""
         answer = await self._checkpoints.state(name)
         return answer.ok and answer.state in (ProcessState.RUNNING, ProcessState.LOCKED)
 
@@ -336,12 +336,12 @@ class ResumeSteps:
         """
         at_a_time = asyncio.Semaphore(CALLS_AT_A_TIME)
 
-        async def one(name: ProcessName) -> None:
+        async def unlock_process(name: ProcessName) -> None:
             async with at_a_time:
                 if processes.alive(name):
                     await self._checkpoints.unlock(name)
 
-        await asyncio.gather(*map(one, names))
+        await asyncio.gather(*map(unlock_process, names))
 
     @contextlib.asynccontextmanager
     async def _memory(self, session: str, gpu: Gpu, needed: int, spare: int) -> AsyncIterator[None]:
@@ -382,12 +382,12 @@ class ResumeSteps:
             if waited >= MEMORY_WITHIN:
                 raise CannotResume(f"{memory(lacking)} more must be free on its GPU")
             self._others.short_of_memory(session, gpu, lacking)
-            await asyncio.sleep(LOOK_EVERY)
+            await asyncio.sleep(CHECK_EVERY)
 
 
-def _failed(session: str, pid: int, said: str, failed: Failed) -> None:
-    failed[pid] = said
-    log.error("session %s: the driver cannot restore process %d (%s); its GPU work waits", session, pid, said)
+def _failed(session: str, pid: int, reason: str, failed: Failed) -> None:
+    failed[pid] = reason
+    log.error("session %s: the driver cannot restore process %d (%s); its GPU work waits", session, pid, reason)
 
 
 LET_GO_AFTER = 5.0
@@ -410,26 +410,26 @@ class LeftoverProcesses:
     """Resumes leftover processes, one process at a time for each session."""
 
     def __init__(
-        self, resume_steps: ResumeSteps, records: LeftoverRecords, told: Callable[[str, int, str | None], None]
+        self, resume_steps: ResumeSteps, records: LeftoverRecords, report: Callable[[str, int, str | None], None]
     ) -> None:
         """Start without processes.
 
-        `told` is called with a session's id, the pid of a process, and the driver's reason why it cannot be
+        `report` is called with a session's id, the pid of a process, and the driver's reason why it cannot be
         restored. Reason None: the process runs again or has ended.
         """
         self._resume_steps = resume_steps
         self._records = records
-        self._told = told
+        self._report = report
         self._tasks: dict[asyncio.Task[None], SessionRecord] = {}
         self._closed = False
 
     def take(self, record: SessionRecord, gpu: Gpu, after: float) -> None:
         """Resume the suspended processes of a record, after so many seconds at the earliest.
 
-        Has no effect on processes whose resumption is in progress.
+        Has no effect on processes with a resumption in progress.
         """
         assert record.suspension is not None
-        if any(one.suspension == record.suspension for one in self._tasks.values()):
+        if any(leftover.suspension == record.suspension for leftover in self._tasks.values()):
             return
         self._records.put_left(record)
         if self._closed:
@@ -458,22 +458,22 @@ class LeftoverProcesses:
         suspension, session, pauses = record.suspension, record.request.id, BackOff(AGAIN_AFTER)
         assert suspension is not None
         left = dict(zip(suspension.processes, suspension.sizes, strict=True))
-        said: dict[int, str] = {}
+        reported: dict[int, str] = {}
         await asyncio.sleep(after)
         while left:
             for name, size in list(left.items()):
                 lives = processes.alive(name)
                 try:
                     failure = await self._resume_steps.attempt(session, gpu, name, size)
-                    self._told(session, name.pid, failure)
+                    self._report(session, name.pid, failure)
                 except CannotResume as error:
                     failure = str(error)
                 if failure is None:
                     del left[name]
                     if lives:
                         log.info("process %d, which session %s left suspended, is resumed", name.pid, session)
-                elif said.get(name.pid) != failure:
-                    said[name.pid] = failure
+                elif reported.get(name.pid) != failure:
+                    reported[name.pid] = failure
                     log.error("process %d of session %s stays suspended for now: %s", name.pid, session, failure)
             if left:
                 await asyncio.sleep(pauses.next(asyncio.get_running_loop().time()))

@@ -38,8 +38,8 @@ from gpushare_spawner.agent.suspend.progress import (
 )
 from gpushare_spawner.agent.suspend.steps import (
     AGAIN_AFTER,
+    CHECK_EVERY,
     LET_GO_AFTER,
-    LOOK_EVERY,
     LeftoverProcesses,
     LeftoverRecords,
     ResumeSteps,
@@ -87,7 +87,7 @@ class Suspender:
         self._suspend_steps = SuspendSteps(checkpoints, sessions, source, lacks_host_memory, save)
         self._other_sessions = OtherSessions(arbitrations, sessions, holds)
         self._resume_steps = ResumeSteps(checkpoints, source, self._other_sessions)
-        self._left = LeftoverProcesses(self._resume_steps, leftover_records, self._told_of_left)
+        self._left = LeftoverProcesses(self._resume_steps, leftover_records, self._record_left_failure)
         self._probe: asyncio.Task[str | None] | None = None
         self._closed = False
         for arbitration in arbitrations.values():
@@ -99,15 +99,17 @@ class Suspender:
         Checkpointed processes stay so; the next agent continues from the records.
         """
         self._closed = True
-        under_way = [one for one in self._progress.values() if one.task is not None and not one.task.done()]
-        tasks: list[asyncio.Task[Any]] = [one.task for one in under_way if one.task is not None]
+        under_way = [
+            progress for progress in self._progress.values() if progress.task is not None and not progress.task.done()
+        ]
+        tasks: list[asyncio.Task[Any]] = [progress.task for progress in under_way if progress.task is not None]
         tasks += [self._probe] if self._probe is not None else []
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         for progress in self._progress.values():
             progress.cancel_timers()
-        records = [one.session.record for one in under_way] + await self._left.close()
+        records = [progress.session.record for progress in under_way] + await self._left.close()
         suspended = [record.suspension.processes for record in records if record.suspension is not None]
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(UNLOCK_WITHIN):
@@ -149,7 +151,7 @@ class Suspender:
         else:
             self._left.take(record, gpu, 0.0)
 
-    def _told_of_left(self, session: str, pid: int, failure: str | None) -> None:
+    def _record_left_failure(self, session: str, pid: int, failure: str | None) -> None:
         """Record whether the driver can resume a leftover process."""
         progress = self._progress.get(session)
         if progress is None or (failure is None and pid not in progress.failed):
@@ -181,14 +183,14 @@ class Suspender:
             self._forget_ended(progress)
 
     def _forget_ended(self, progress: SuspendProgress) -> None:
-        """End the suspension of a session whose suspended processes have all ended."""
+        """End the suspension of a session after the end of all its suspended processes."""
         session = progress.session
         suspension = session.record.suspension
         if progress.step is not Step.SUSPENDED or suspension is None or session.id not in self._progress:
             return
         if any(map(processes.alive, suspension.processes)):
-            if not session.cuda and progress.look is None:  # its connections end before it does
-                progress.look = self._loop.call_later(LOOK_EVERY, self._look_again, progress)
+            if not session.cuda and progress.check is None:  # its connections end before it does
+                progress.check = self._loop.call_later(CHECK_EVERY, self._check_again, progress)
             return
         session.record.suspension, session.suspended = None, False
         self._tell_resumed(progress)
@@ -196,8 +198,8 @@ class Suspender:
         self._begin(progress, self._save(session))
         self._news()
 
-    def _look_again(self, progress: SuspendProgress) -> None:
-        progress.look = None
+    def _check_again(self, progress: SuspendProgress) -> None:
+        progress.check = None
         self._forget_ended(progress)
 
     def ready(self, session: Session, connection: Connection, frame: Frame) -> None:
@@ -425,9 +427,9 @@ class Suspender:
     def _may_try_again(self, progress: SuspendProgress) -> None:
         progress.retry = None
         if self._progress.get(progress.session.id) is progress:
-            self._begin(progress, self._look_again_at(progress))
+            self._begin(progress, self._end_pause(progress))
 
-    async def _look_again_at(self, progress: SuspendProgress) -> None:
+    async def _end_pause(self, progress: SuspendProgress) -> None:
         """Mark the session as suspendable again after the pause, unless the reason still applies."""
         reason = progress.of_failed() or await self._capability()
         if reason is not None:

@@ -80,7 +80,7 @@ class Machine(Agent):
 async def machine(short_folder: Path) -> AsyncIterator[Machine]:
     made = Machine(short_folder)
     made.settings = type(made.settings)(
-        name="here", rounds=made.settings.rounds, instances=InstanceSettings(look_every=0.05)
+        name="here", rounds=made.settings.rounds, instances=InstanceSettings(poll_every=0.05)
     )
     await made.start()
     yield made

@@ -67,7 +67,7 @@ class World:
         self.moves.append((tier, units))
         session.record.tier, session.record.effective_units = tier, units
 
-    def announce(self, session: Session, request: AnnounceRequest) -> None:
+    def notify(self, session: Session, request: AnnounceRequest) -> None:
         self.announced.append(request.notice)
         session.record.notice = request.notice
 
