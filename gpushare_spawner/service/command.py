@@ -413,7 +413,7 @@ def run(options: argparse.Namespace, cluster_agents: ClusterAgents) -> int:
     # the address of the hub's API in the environment of pods; --url can be another address of the same API
     hub_name = os.environ.get("JUPYTERHUB_API_URL", "")
     if options.url:
-        # the dashboard's logins ask the same hub
+        # the dashboard's logins go to the same hub
         os.environ["JUPYTERHUB_API_URL"] = options.url
     problem = lacking_setting(options, token)
     if problem:

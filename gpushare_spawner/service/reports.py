@@ -166,7 +166,7 @@ class RecentReports:
             return self._snapshots
 
     def outdated(self) -> None:
-        """Mark the reports as old: the next caller asks the agents again."""
+        """Mark the reports as old: the next caller requests new reports."""
         self._requested_at = float("-inf")
 
 

@@ -105,7 +105,7 @@ class Summary(ApiModel):
     host_memory_needed_bytes: int | None
     paged_out_bytes: int | None
     queue: int | None
-    """Spawns that wait; null: the hub does not say."""
+    """Spawns that wait; null: the hub does not report them."""
     problems: tuple[str, ...]
     """Sentences about data that cannot be shown, with the reason."""
     complete: bool
@@ -155,7 +155,7 @@ class GpuEntry(ApiModel):
     simulated: bool
     healthy: bool
     utilisation: float | None
-    """0 to 1; null: the driver does not say."""
+    """0 to 1; null: the driver does not report it."""
     temperature_celsius: float | None
     power_watts: float | None
     memory_bytes: int
@@ -202,7 +202,7 @@ class NodeEntry(ApiModel):
     cordon: CordonEntry | None
     host_memory: HostMemoryEntry | None
     layers: tuple[str, ...]
-    """Titles of other sharing layers that give sessions those GPUs of this node that no agent reports."""
+    """Titles of other sharing layers that give sessions GPUs of this node without a report of an agent."""
     gpus: tuple[GpuEntry, ...]
     unconfirmed: tuple[Unconfirmed, ...]
     """For admins; always empty for others."""
@@ -355,7 +355,7 @@ class SessionEntry(ApiModel):
     keep: KeepAnswer | None
     exemption: ExemptionAnswer | None
     message: MessageAnswer | None
-    """The last one of `messages`."""
+    """The last of `messages`."""
     messages: tuple[MessageAnswer, ...]
     """Messages of admins to the session's user, the earliest first: at most one of each cause."""
     keep_limits: KeepLimitsAnswer

@@ -1,7 +1,7 @@
 """Snapshots of all data that the service shows, and the stream of changes.
 
-One snapshot serves all clients. Its version grows when it differs from the snapshot before. `Events` sends each client
-the names of the changed parts as server-sent events, without data of sessions. `reading` makes the answers.
+One snapshot serves all clients. Its version grows when it differs from the previous snapshot. `Events` sends each
+client the names of the changed parts as server-sent events, without data of sessions. `reading` makes the answers.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class ServiceSnapshot:
     def to_own(self) -> UnitsToOwn:
         """Units for offers of a restart; none while spawns wait.
 
-        A restarted session would wait behind them, and free units can be reserved for them.
+        A restarted session would wait behind them, and free units can be held for one of them.
         """
         return UnitsToOwn(self.reports if not self.waiting else ())
 

@@ -128,7 +128,7 @@ class Meter:
             # the step of the node's clock is not time that passed
             before = replace(before, seen_at=before.seen_at + session.clock_moved - moved)
         if before is None or before.opened_at != session.opened_at:
-            # not metered yet: the session held its whole share until the last change of its tier
+            # not metered yet: the session held its full share until the last change of its tier
             before = SessionCounters(key[0], key[1], session.opened_at, session.opened_at, session.share_units)
         elif _is_late(now, before):
             return
@@ -240,7 +240,7 @@ class SpawnWatch:
         """Return the waits of the sessions that were opened since the node's last report.
 
         ``started``: when the hub began to start each server (seconds since the epoch), where it reports this. Sessions
-        in a node's first report were opened before the watch began, and are left out.
+        in a node's first report were opened before the watch began and are skipped.
         """
         before = self._open.get(report.node)
         self._open[report.node] = {((session.user, session.server), session.opened_at) for session in report.sessions}

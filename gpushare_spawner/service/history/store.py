@@ -367,7 +367,7 @@ class HistoryStore:
         actions: Sequence[Action] = (),
         waits: Sequence[Wait] = (),
     ) -> None:
-        """Add all of these, or nothing: the next service counts whatever a killed service had not stored."""
+        """Add all of these, or nothing: the next service counts the amounts that a killed service had not stored."""
         with self._failing("cannot be written"), self._engine.begin() as connection:
             self._add_use(connection, amounts, HOUR)
             gone = [(counters.node, counters.session) for counters in counted] + list(ended)
@@ -548,7 +548,7 @@ def _sqlite_settings(connection: Any, _record: Any) -> None:
     cursor = connection.cursor()
     # readers do not wait for the writer
     cursor.execute("PRAGMA journal_mode=WAL")
-    # a power cut can lose the last minute, as a kill does; the database stays whole
+    # a power cut can lose the last minute, as a kill does; the database stays consistent
     cursor.execute("PRAGMA synchronous=NORMAL")
     cursor.execute("PRAGMA foreign_keys=ON")
     cursor.close()

@@ -33,7 +33,7 @@ class NotSent(Exception):
 
 @dataclass(frozen=True)
 class Notification:
-    """One message about a coming idle action."""
+    """One message about an upcoming idle action."""
 
     user: str
     server: str
@@ -219,7 +219,7 @@ class OwnClass(_Part):
 
 
 class Rates(_Part):
-    """Limits on the number of messages."""
+    """Largest numbers of messages in a period."""
 
     per_user: Annotated[int, Field(ge=1, strict=True)] = 6
     """Messages to one user within 24 hours."""

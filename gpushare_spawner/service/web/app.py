@@ -107,7 +107,7 @@ class Page(HubOAuthenticated, RequestHandler):  # type: ignore[misc]  # jupyterh
     """A page for users of the hub. The request to the hub for the user does not block the event loop."""
 
     async def prepare(self) -> None:
-        # the hub's library keeps a token of the address in a cookie, and then it looks like a login:
+        # the hub's library would keep a token of the address in a cookie, and then treat it as a login:
         # a token with few scopes would have all rights of its user
         self.hub_auth.allow_token_in_url = False
         await self.hub_auth.get_user(self, sync=False)  # kept on this handler, so current_user sends no request

@@ -77,7 +77,7 @@ _MOST_LABELS = 8
 
 @dataclass(frozen=True)
 class Bar:
-    """One hour or day. Heights and places are in the units of the drawing, from the top left."""
+    """One hour or day. Heights and positions are in the units of the drawing, from the top left."""
 
     x: float
     width: float
@@ -176,7 +176,7 @@ Argument = Callable[[str], str]
 
 
 class Preset(StrEnum):
-    """Periods to choose from on the page. Days and months are those of UTC."""
+    """Periods to choose from on the page. Days and months are in UTC."""
 
     DAY = "day"
     WEEK = "week"

@@ -148,7 +148,7 @@ def dashboard_data(
     ``notes``: for viewers that see all. ``waiting``: the spawns that wait; None: unknown. ``quotas``: in force.
     """
     reports = [snapshot.report for snapshot in snapshots if snapshot.report is not None]
-    # a restarted session would wait behind them, and free units can be reserved for them
+    # a restarted session would wait behind them, and free units can be held for one of them
     to_own = UnitsToOwn(() if waiting else reports)
     usage = quota_use(quotas, reports) if quotas is not None else None
     by_session = {(decision.node, decision.session.id): decision for decision in decisions}
