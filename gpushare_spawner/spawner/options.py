@@ -360,7 +360,7 @@ class Overrides:
                 raise self._wrong(template, f"{name!r} cannot be {value!r}: {error}") from None
 
     def instead(self, profile: Profile, names: Sequence[str]) -> Mapping[str, Any] | None:
-        """Return the values of these traits if this profile had been chosen; set nothing.
+        """Return the values that these traits would have with this profile; set nothing.
 
         None if only a spawn can decide: a value is a function, or a choice on the profile's card sets one of them.
         """

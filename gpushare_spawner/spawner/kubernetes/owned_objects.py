@@ -39,7 +39,7 @@ from gpushare_spawner.spawner.kubernetes.reservations import PodReservations, Po
 PAUSES = 0.1, 2.0
 """Seconds between tries: the first, and the longest."""
 ASK_AGAIN_SECONDS = 300.0
-"""Seconds for which the answer holds whether the hub may make Secrets: rights can change. Ours: as
+"""Seconds until the right to make Secrets is checked again: rights can change. Ours: as
 `cluster.capacity.ASK_AGAIN_SECONDS`.
 """
 _GROUP, _VERSION = CLAIMS_API.removeprefix("/apis/").split("/")

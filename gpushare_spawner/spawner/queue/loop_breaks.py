@@ -22,9 +22,9 @@ MOST_FREEZES = 5000
 class LastingObjects:
     """Exclusion of long-lived objects from garbage collection during the first read of a large cluster.
 
-    Python's garbage collector would block the event loop while it traverses them. An object without references is freed
-    all the same; only cycles that were garbage at that moment are not. So the exclusion happens at most `MOST_FREEZES`
-    times.
+    Python's garbage collector would block the event loop while it traverses the many new objects. An object without
+    references is freed all the same; only cycles that were garbage at that moment are not. So the exclusion happens at
+    most `MOST_FREEZES` times.
     """
 
     def __init__(self) -> None:

@@ -243,8 +243,8 @@ class KeptNodes:
     def waits(self, ticket: Ticket, able: frozenset[str], least_used: Callable[[Set[str]], str]) -> None:
         """Record a ticket without a place, and keep a node for it after enough later spawns have overtaken it.
 
-        ``able``: the nodes that could serve it. Of one kind of nodes at most one is kept: a spawn gets none if an
-        earlier spawn has a kept node among all of its nodes.
+        ``able``: the nodes that could serve it. Of one kind of nodes at most one is kept: a spawn gets none if earlier
+        spawns with a kept node could use all of its nodes.
         """
         self._waiting.append((ticket, able))
         if ticket.overtaken < MOST_OVERTAKEN or able <= self._reached:

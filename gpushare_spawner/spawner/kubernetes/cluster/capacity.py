@@ -267,8 +267,8 @@ class ChangedObjects:
 
 
 ASK_AGAIN_SECONDS = 300.0
-"""Seconds until the next try after the API server has refused to show nodes and pods. Ours: an admin who grants the
-right sees an effect soon.
+"""Seconds until the next try after the API server has refused to show nodes and pods. Ours: a new
+right takes effect soon.
 """
 MOST_CONSTRAINTS = 100
 """Kinds of pods for which excluded nodes are kept. Ours: more than a hub has templates; selectors can name the user."""
@@ -459,7 +459,7 @@ class ClusterCapacity:
         return node
 
     def _judge(self, name: str) -> None:
-        """Update the constraints that exclude pods from a new, changed or removed node."""
+        """Update the excluded nodes of all constraints after a node was added, changed or removed."""
         facts = self._facts.get(name)
         for constraints, nodes in self._ruled_out.items():
             if (facts is not None and not constraints.accept(facts)) != (name in nodes):

@@ -311,7 +311,7 @@ class ClusterLayers:
         return entry[1]
 
     def _taken(self, layer: LayerName, units: int, node: str = "") -> int:
-        """Return the number of servers of this size that the servers not yet placed by the layer's scheduler replace.
+        """Return the servers that the layer's scheduler has not placed yet, counted in servers of ``units`` units.
 
         ``node``: only servers that can be placed there; empty: all.
 
