@@ -185,7 +185,7 @@ class KeepActions:
         )
 
     def _remember(self, session: SessionReport, node: str, controls: Controls, now: float) -> None:
-        """Remember the keep, and the begins of keeps, as long as they count."""
+        """Remember the keep, and when keeps began, as long as they count."""
         standing = {
             user: {name: entry for name, entry in keeps.items() if holds(entry[1], now)}
             for user, keeps in self._standing.items()

@@ -82,7 +82,7 @@ def missing(own: Collection[str], cull_users: bool = False, groups: bool = False
 
 
 def start_scope() -> str:
-    """Return the least scope of the installed hub that allows to start servers."""
+    """Return the least scope of the installed hub that allows starting servers."""
     # imported here: only the hub's config file needs it
     from jupyterhub.scopes import scope_definitions
 

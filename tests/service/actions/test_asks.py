@@ -284,7 +284,7 @@ class OneQuestion(MachineAgent):
 async def test_agents_that_are_older_or_gone_are_asked_seldom(
     agent: FakeAgent, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(agents_module, "ASKED_WITHIN", 0.2)
+    monkeypatch.setattr(agents_module, "LONG_POLL", 0.2)
     monkeypatch.setattr(agents_module, "AGENT_BACK", 0.1)
     client = OneQuestion(agent)
     waiting: asyncio.Task[Sequence[Agent]] = asyncio.create_task(_asking(MachineAgents(client)))
