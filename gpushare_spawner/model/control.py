@@ -1,11 +1,10 @@
-"""The control socket: requests of spawner and service to a machine's agent.
+"""The control socket: requests of spawner and service to a machine's agent. Pure data.
 
 One JSON object on each line, both ways, over a Unix stream socket. A connection can carry several requests; the answers
-come in the same order. Only the owner of the agent can use the socket (mode 0600, and the peer's uid is checked).
+come in the same order. Only the owner of the agent can use the socket (mode 0600, and the agent checks the peer's uid).
+The client is `clients.agent`; the frames of the session socket are in `model.frames`.
 
-What the progress events of a queued spawn say for programs. The spawner writes it, the service reads it.
-
-What agents, notebook servers, hub and service say to each other over sockets: frames, texts, requests.
+`QueueProgress` is different: fields that the spawner adds to the progress events of a waiting spawn, for the service.
 """
 
 from __future__ import annotations
@@ -43,22 +42,22 @@ class _Request(BaseModel):
 
 
 def _without(written: dict[str, Any], *fields: str) -> dict[str, Any]:
-    """Leave out these fields where they are None: an agent that does not know a field refuses the request."""
+    """Leave out these fields if they are None: an agent refuses a request with a field that it does not know."""
     return {name: value for name, value in written.items() if value is not None or name not in fields}
 
 
 class ReportRequest(_Request):
-    """Answered with a `Report`."""
+    """Request of the agent's `Report`."""
 
     op: Literal["report"] = "report"
 
 
 class OpenRequest(_Request):
-    """Reserve a share on all of the given GPUs. Answered with an `Opened`.
+    """Request to open a session with a share on all of the given GPUs. The answer is an `Opened`.
 
-    Refused (`no-capacity`) if the guaranteed units on one of the GPUs would exceed its capacity: the agent counts by
-    itself. A request for a session that is open with the same share and GPUs succeeds; with others it is refused
-    (`exists`).
+    Refused (`no-capacity`) if the guaranteed units on one of the GPUs would exceed its capacity: the agent counts for
+    itself. If the session is already open, the request succeeds for the same share and GPUs, and is refused (`exists`)
+    for others.
     """
 
     op: Literal["open"] = "open"
@@ -74,15 +73,14 @@ class OpenRequest(_Request):
     share_units: Annotated[int, Field(ge=1, le=UNITS_PER_GPU)]
     borrowed_units: Annotated[int, Field(ge=0, le=UNITS_PER_GPU)] = 0
     user_units: Annotated[int, Field(ge=1, le=UNITS_PER_GPU)] | None = None
-    """What the sessions of this user and quota on one GPU have at most together while others compete; None: no
-    bound."""
+    """Most units of all sessions of this user and quota on one GPU together while others compete; None: no bound."""
     memory_limit: PercentOrBytes = "100%"
     oversubscribe: bool = True
     engine: MemoryEngine = MemoryEngine.MANAGED
     layer: LayerName = LayerName.NATIVE
-    """The sharing layer of the GPUs. All sessions of a GPU have the same."""
+    """The sharing layer of the GPUs. All sessions of a GPU have the same layer."""
     confirm_within: Annotated[float, Field(gt=0)] = 600.0
-    """Seconds after which a session that was not confirmed is closed."""
+    """Seconds after which the agent closes an unconfirmed session."""
 
     @model_serializer(mode="wrap")
     def _for_older_agents(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -95,13 +93,13 @@ class OpenRequest(_Request):
 
 
 class Opened(BaseModel):
-    """The environment that the notebook server must be started with."""
+    """The environment variables for the notebook server."""
 
     environment: dict[str, str]
 
 
 class ConfirmRequest(_Request):
-    """The session's process runs. The session ends with the process `pid`, even if the hub is down."""
+    """Confirmation that the session's process runs. The session ends with process `pid`, even if the hub is down."""
 
     op: Literal["confirm"] = "confirm"
     id: SessionId
@@ -109,14 +107,14 @@ class ConfirmRequest(_Request):
 
 
 class CloseRequest(_Request):
-    """The session has ended. Closing a session that is not open is no error."""
+    """Request to close a session. A session that is not open is no error."""
 
     op: Literal["close"] = "close"
     id: SessionId
 
 
 class TierRequest(_Request):
-    """Change a session's tier, by the service's decision. Answered with whether it was applied.
+    """Request to change a session's tier, by the service's decision. The answer says whether it was applied.
 
     The agent refuses (`busy`) if the session has worked since the decision, see `voids_idle_action`.
     """
@@ -131,8 +129,8 @@ class TierRequest(_Request):
     use: UseRule | None = None
     """How much GPU work restores the share after a downgrade or release. None: all work does, at once."""
     yields_until: Instant | None = None
-    """The session gives up the units that the tier takes: another session can come to own them, and until then, at most
-    until this instant, GPU work does not restore them. None: the session keeps owning its units."""
+    """The session gives up the units that the tier takes, so that another session can own them. Until then, at most
+    until this instant, GPU work does not restore them. None: the session keeps its units."""
 
     @model_serializer(mode="wrap")
     def _for_older_agents(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -140,29 +138,29 @@ class TierRequest(_Request):
 
 
 class ResizeRequest(_Request):
-    """Change the share of a session that runs, on each of its GPUs.
+    """Request to change the share of a running session, on each of its GPUs.
 
-    Refused (`no-capacity`) if the units are not free: the agent counts by itself. The share that the session has
-    already is no error.
+    Refused (`no-capacity`) if the units are not free: the agent counts for itself. The session's present share is no
+    error.
     """
 
     op: Literal["resize"] = "resize"
     id: SessionId
     share_units: Annotated[int, Field(ge=1, le=UNITS_PER_GPU)]
     memory_limit: PercentOrBytes | None = None
-    """What CUDA shows as the GPU's total from now on; None: as before."""
+    """The GPU's total memory as CUDA reports it from now on; None: as before."""
     reason: str = ""
 
 
 class AnnounceRequest(_Request):
-    """Send the session's user a notice of an idle action; `tier` None withdraws the notice."""
+    """Request to send the session's user a notice of an idle action; `tier` None withdraws the notice."""
 
     op: Literal["announce"] = "announce"
     id: SessionId
     tier: Tier | None
     at: Instant = 0
     effective_units: Annotated[int, Field(ge=0, le=UNITS_PER_GPU)] = 0
-    """What the session will hold after the action, on each of its GPUs."""
+    """Units of the session after the action, on each of its GPUs."""
     reason: str = ""
     cause: IdleCause | None = None
     after_seconds: Annotated[float, Field(ge=0)] = 0.0
@@ -174,7 +172,7 @@ class AnnounceRequest(_Request):
 
     @classmethod
     def of(cls, session: str, notice: Notice | None) -> AnnounceRequest:
-        """Return the request to send a session this notice; None withdraws the one that stands."""
+        """Return the request to send a session this notice; None withdraws its present notice."""
         return cls(id=session, tier=None) if notice is None else cls(id=session, **notice.model_dump())
 
     @property
@@ -186,9 +184,9 @@ class AnnounceRequest(_Request):
 
 
 class ControlsRequest(_Request, Controls):
-    """Set a session's keep and exemption; both are replaced.
+    """Request to replace a session's keep and exemption.
 
-    `answer` is taken together with them: an ask for a keep counts as answered exactly when the keep is there.
+    The agent records `answer` together with them, so that a request for a keep is answered exactly if the keep is set.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -198,17 +196,17 @@ class ControlsRequest(_Request, Controls):
 
     @classmethod
     def of(cls, session: str, controls: Controls, answer: AskAnswer | None = None) -> ControlsRequest:
-        """Return the request to set these, and to answer the ask that they come from."""
+        """Return the request to set these controls, and to answer the ask that led to them."""
         return cls(id=session, answer=answer, **dict(controls))
 
     @property
     def controls(self) -> Controls:
-        """What stands for the session from now on."""
+        """The session's controls from now on."""
         return Controls(keep=self.keep, keeps=self.keeps, exemption=self.exemption)
 
 
 class MessageRequest(_Request):
-    """Show the session's user a message instead of the one of its cause, or withdraw that."""
+    """Request to show the session's user a message, or to withdraw one. A message replaces that of the same cause."""
 
     op: Literal["message"] = "message"
     id: SessionId
@@ -222,7 +220,7 @@ class MessageRequest(_Request):
         return cls(id=session, message=None, cause=cause)
 
     def messages(self, standing: Iterable[Message]) -> tuple[Message, ...]:
-        """Return the messages after the request, the earliest first. ``standing``: those before."""
+        """Return the messages after the request, the earliest first. ``standing``: the messages before it."""
         if self.message is not None:
             return with_message(standing, self.message)
         return without_message(standing, self.cause or MessageCause.ADMIN)
@@ -233,7 +231,7 @@ class MessageRequest(_Request):
 
 
 class AnswerRequest(_Request):
-    """Answer what the session's notebook server asked. An answer to an ask that was dropped is no error."""
+    """Answer to an ask of the session's notebook server. An answer to a dropped ask is no error."""
 
     op: Literal["answer"] = "answer"
     id: SessionId
@@ -241,28 +239,29 @@ class AnswerRequest(_Request):
 
 
 class AskedRequest(_Request):
-    """Answered with an `AskedAnswer` as soon as notebook servers ask something that waits for the service, at the
-    latest after `within` seconds."""
+    """Request for an `AskedAnswer` as soon as an ask of a notebook server waits, or else after `within` seconds."""
 
     op: Literal["asked"] = "asked"
     within: Annotated[float, Field(ge=0, le=60, allow_inf_nan=False)] = 30.0
 
 
 class AskedAnswer(BaseModel):
-    """Whether something waits. The report says what."""
+    """Whether asks wait for the service. The report has them."""
 
     asked: bool
 
 
 class CordonRequest(_Request):
-    """Set the cordon of a GPU or of the node, instead of what was there. Kept over restarts of the agent. Refused
-    (`unknown-gpu`) for a GPU that the node does not have."""
+    """Request to replace the cordon of a GPU or of the node.
+
+    The agent keeps it over restarts. Refused (`unknown-gpu`) for a GPU that the node does not have.
+    """
 
     op: Literal["cordon"] = "cordon"
     gpu: str = ""
     """The GPU's UUID; empty: the node."""
     cordon: Cordon | None
-    """None: new sessions may come again."""
+    """None: new sessions are allowed again."""
 
 
 Request = Annotated[
@@ -294,20 +293,20 @@ ErrorCode = Literal[
     "overloaded",
     "internal",
 ]
-"""`busy`: the session works; `overloaded`: the agent has too many requests, send the same one again later."""
+"""`busy`: the session works; `overloaded`: the agent has too many requests, so send the request again later."""
 
 
 class Failure(BaseModel):
-    """Why a request was refused: a code for programs, a sentence for people."""
+    """The reason of a refusal: a code for programs, a sentence for people."""
 
     code: ErrorCode
     message: str
 
 
 class Answer(BaseModel):
-    """One line back.
+    """One line of the agent.
 
-    Either `error` is set, or `result` has the answer ({} where there is none).
+    Either `error` is set, or `result` has the answer ({} if there is nothing to answer).
     """
 
     version: Literal[1] = CONTROL_VERSION
@@ -329,20 +328,20 @@ class AgentUnreachable(Exception):
 
 
 LONGEST_TEXT = 1000
-"""Letters of a sentence that the service takes at most."""
+"""Most characters of a sentence that the service accepts."""
 
 
 class QueueProgress(BaseModel):
-    """Fields beside JupyterHub's own in an event of ``Spawner.progress``. Only spawns that wait have them."""
+    """Fields beside JupyterHub's own in an event of ``Spawner.progress``. Only waiting spawns have them."""
 
-    # The event has JupyterHub's fields too, and a newer hub can say more.
+    # The event has JupyterHub's fields too, and a newer hub can send more.
     model_config = ConfigDict(extra="ignore", frozen=True)
 
     queue_position: Annotated[int, Field(ge=1)]
     """First = 1; only spawns that could use the same GPUs count."""
     estimated_minutes: Annotated[int, Field(ge=1)] | None = None
-    """How long the spawn will still wait, about; None: nothing is known."""
+    """Estimate of the remaining wait; None: there is none."""
     waits_for: Annotated[str, Field(max_length=LONGEST_TEXT)] = ""
-    """What it waits for, as a sentence for its user."""
+    """Why the spawn waits, as a sentence for its user."""
     cancelled_at: Instant | None = None
-    """When the spawn is cancelled if it still waits then."""
+    """The instant at which the hub cancels the spawn if it still waits."""

@@ -1,8 +1,7 @@
-"""What users and admins decide about one session: a keep, an exemption, messages; and what its notebook server asks.
+"""Controls of one session (keep, exemption, messages), asks of its notebook server, and cordons. Pure data.
 
-The service decides, with its own clock; the agent keeps what was decided. Limits of keeps: `idle.keep`.
-
-A cordon keeps new sessions away from a GPU or a node; a drain also has the sessions there leave. Pure data.
+The service decides, with its own clock, and the agent stores the decisions. The limits of keeps are in `idle.keep`.
+A cordon keeps new sessions away from a GPU or a node. A drain is a cordon whose sessions are also asked to leave.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ from gpushare_spawner.model.frames import MAX_TEXT_LETTERS, AskKind
 from gpushare_spawner.model.quantity import Instant
 
 MOST_KEEPS = 16
-"""Beginnings of keeps that are remembered for "how often"."""
+"""Recorded beginnings of keeps, for the limit of keeps within 24 hours."""
 MOST_ASKS = 4
-"""Asks of one session that wait for an answer at a time: so many that act, and so many that only read."""
+"""Asks of one session that wait for an answer at a time: this many that act, and this many that only read."""
 ASK_SECONDS = 60.0
-"""After this time an ask is dropped: whoever asked has given up."""
+"""Seconds after which an ask is dropped: its sender has given up by then."""
 
 AskNumber = Annotated[int, Field(ge=1, le=2**32 - 1)]
 Text = Annotated[str, Field(max_length=MAX_TEXT_LETTERS)]
@@ -33,16 +32,16 @@ class _Control(BaseModel):
 
 
 class Keep(_Control):
-    """The user keeps the share: no downgrade, release or idle stop comes."""
+    """A user's keep of the share: no downgrade, release or idle stop until it ends."""
 
     until: Instant
     since: Instant
     by: str
-    """The name of the user who gave it."""
+    """The name of the user or admin."""
 
 
 class Exemption(_Control):
-    """No idle action at all comes to the session, by an admin's decision."""
+    """An admin's exemption of the session from all idle actions."""
 
     until: Instant | None = None
     """None: without end."""
@@ -51,14 +50,14 @@ class Exemption(_Control):
 
 
 class MessageCause(StrEnum):
-    """Why a message stands. A message ends with its cause; of each cause the last message stands."""
+    """The cause of a message. A message ends with its cause; of each cause only the last message is shown."""
 
     ADMIN = "admin"
-    """An admin wrote it. It stands until an admin withdraws it."""
+    """An admin wrote the message. It lasts until an admin withdraws it."""
     DRAIN = "drain"
-    """The session's GPU or node is drained. It ends with the drain."""
+    """The session's GPU or node is drained. The message ends with the drain."""
     ACTION = "action"
-    """An admin acted on the session, and says why. It stands as one of an admin."""
+    """An admin acted on the session and gives the reason. The message lasts like one of ADMIN."""
 
     @classmethod
     def _missing_(cls, value: Any) -> MessageCause:
@@ -66,7 +65,7 @@ class MessageCause(StrEnum):
 
 
 class Message(_Control):
-    """What an admin tells the session's user. Instants in the text are as `wording.amounts.utc` writes them."""
+    """An admin's message to the session's user. Instants in the text have the form of `wording.amounts.utc`."""
 
     text: Annotated[str, Field(min_length=1, max_length=MAX_TEXT_LETTERS)]
     by: str
@@ -75,30 +74,30 @@ class Message(_Control):
 
 
 def with_message(messages: Iterable[Message], message: Message) -> tuple[Message, ...]:
-    """Return the messages after another one has come, the earliest first: it replaces the one of its cause."""
-    return tuple(sorted((*without_message(messages, message.cause), message), key=lambda one: one.at))
+    """Return the messages with a new one, the earliest first. It replaces the message of the same cause."""
+    return tuple(sorted((*without_message(messages, message.cause), message), key=lambda entry: entry.at))
 
 
 def without_message(messages: Iterable[Message], cause: MessageCause) -> tuple[Message, ...]:
-    """Return the messages without that of a cause."""
+    """Return the messages without the message of a cause."""
     return tuple(message for message in messages if message.cause is not cause)
 
 
 class Ask(_Control):
-    """What the session's own notebook server asks of the service."""
+    """An ask: a request of the session's own notebook server to the service."""
 
     number: AskNumber
-    """Chosen by whoever asks; the answer repeats it."""
+    """Chosen by the sender; the answer repeats it."""
     kind: Annotated[AskKind | int, Field(union_mode="left_to_right")]
-    """Another number is of a newer agent."""
+    """A number without an AskKind comes from a newer agent."""
     value: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     """Seconds of a keep, units of a share; else 0."""
     at: Instant
-    """When it came, by the agent's clock."""
+    """The instant of its arrival, by the agent's clock."""
 
 
 class AskAnswer(_Control):
-    """What became of an ask."""
+    """The result of an ask."""
 
     number: AskNumber
     done: bool
@@ -107,24 +106,24 @@ class AskAnswer(_Control):
 
 
 class Controls(_Control):
-    """What stands for a session now. The service writes all of it at once."""
+    """The present controls of a session. The service always writes all of them."""
 
     keep: Keep | None = None
     keeps: Annotated[tuple[Instant, ...], Field(max_length=MOST_KEEPS)] = ()
-    """When keeps of the last 24 hours began, the earliest first."""
+    """The instants at which keeps of the last 24 hours began, the earliest first."""
     exemption: Exemption | None = None
 
 
 NO_CONTROLS = Controls()
-"""Nobody has decided anything."""
+"""Controls without any decision."""
 
 
 MAX_REASON = 200
-"""Letters. The reason goes into a message to each session's user, see `model.controls.Message`."""
+"""Characters. The reason goes into a message to each session's user, see `Message`."""
 
 
 class Cordon(BaseModel):
-    """By an admin's decision no new sessions come. Sessions that run keep their shares."""
+    """An admin's decision that a GPU or node gets no new sessions. Running sessions keep their shares."""
 
     # Unknown fields are ignored: a newer service can write more than this agent understands.
     model_config = ConfigDict(extra="ignore", frozen=True)
@@ -135,7 +134,7 @@ class Cordon(BaseModel):
     reason: Annotated[str, Field(max_length=MAX_REASON)] = ""
     since: Instant
     drain: bool = False
-    """The sessions there are told to leave."""
+    """Whether the users of the sessions there are asked to leave."""
     stop_at: Instant | None = None
-    """Of a drain: when the servers that are still there are stopped, but not before their template's notice period
-    after their users were told is over; None: never."""
+    """Of a drain: the instant at which the remaining servers are stopped, but not before the notice period of their
+    template has passed since their users were notified; None: never."""

@@ -1,10 +1,8 @@
-"""Frames of the session socket, as bytes. The conversation: docs/reference/protocol.md. In C:
-native/preload/platform/frames.h.
+"""Frames of the session socket, as bytes, and texts that consist of several TEXT frames. Pure data.
 
 A frame is 128 bytes, little-endian: magic, version, type, serial, flags, GPU (16 raw bytes), twelve unsigned 64-bit
-fields. The socket is SOCK_SEQPACKET: one packet is one frame, so a packet of another length is detected.
-
-Puts texts together that come as several TEXT frames. Pure data.
+fields. The socket is SOCK_SEQPACKET: one packet is one frame, so a packet of another length is detected. The sequence
+of frames is in docs/reference/protocol.md, the same layout in C in native/preload/platform/frames.h.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ _MASK = 2**64 - 1
 
 
 class FrameError(ValueError):
-    """Bytes that are no frame of this version; the connection ends."""
+    """Error: the bytes are not a frame of this version. The connection ends."""
 
 
 class Kind(IntEnum):
@@ -59,7 +57,7 @@ class Kind(IntEnum):
     """From an observer: f0 busy kernels, f1 kernels, f2 instant of the kernels' last activity (0 unknown). Counts while
     the observer is connected."""
     QUERY = 10
-    """From an observer: answered with DELIVERED (with that feature) and one STATUS for each GPU of the session."""
+    """From an observer. The answer is DELIVERED (with that feature) and one STATUS for each GPU of the session."""
     RESERVE = 11
     """Of a GPU. Feature RESERVE. f0 bytes that the process needs in all on this GPU; f1 bytes that it has allocated
     now, of every kind; f2 size of the allocation that it is for (0: a statement right after WELCOME); f3 a number, not
@@ -138,9 +136,9 @@ class Kind(IntEnum):
     exempts the session from idle actions (0: none, 2^64-1: without end), f2 the largest share in units that the session
     can be changed to now (0: it cannot be changed), whatever templates its user may have."""
     USE = 79
-    """Of a GPU. To observers with the feature, before the STATUS frames of an answer: f0 pid of a process as it numbers
-    itself, or 0: the session; f1 GPU time that it had within f2, the time before now. Once for the session on each GPU,
-    and for the 16 busiest of its processes there."""
+    """Of a GPU. To observers with the feature, before the STATUS frames of an answer: f0 pid of a process in its own
+    namespace, or 0: the session; f1 its GPU time within f2, the time before now. Once for the session on each GPU, and
+    for the 16 busiest of its processes there."""
     SUSPEND = 80
     """Feature SUSPEND: prepare to be suspended. f0 a number, not 0, that SUSPEND_READY and RESUMED repeat. The process
     holds no lease then."""
@@ -152,7 +150,7 @@ class Kind(IntEnum):
 
 
 class Role(IntEnum):
-    """The kind of process that sends HELLO."""
+    """The kind of the process that sends HELLO."""
 
     CUDA = 1
     """A process with libgpushare.so that called cuInit."""
@@ -161,21 +159,21 @@ class Role(IntEnum):
 
 
 class Feature(IntFlag):
-    """What one side can do beyond the first form of version 1. Sent in HELLO and WELCOME.
+    """Abilities of one side beyond the first form of version 1. Sent in HELLO and WELCOME.
 
     A side uses a feature only if the peer has its bit. A peer that is older than these bits sends 0.
     """
 
     PACE = 1
-    """The library keeps to f3 of GRANT. The agent sends f3 of GRANT."""
+    """The library obeys f3 of GRANT. The agent sends f3 of GRANT."""
     RESERVE = 2
     """The library reserves memory before it allocates. The agent answers reservations."""
     DELIVERED = 4
     """An observer understands DELIVERED. The agent sends DELIVERED."""
     CAUSE = 8
-    """An observer takes ANNOUNCE as a part of the answer to QUERY. The agent sends it, with the cause."""
+    """An observer accepts ANNOUNCE as a part of the answer to QUERY. The agent sends it, with the cause."""
     CONTROLS = 16
-    """An observer understands TEXT and CONTROLS. The agent takes ASK, and sends TEXT and CONTROLS."""
+    """An observer understands TEXT and CONTROLS. The agent accepts ASK, and sends TEXT and CONTROLS."""
     USE = 32
     """An observer understands USE. The agent sends USE."""
     SUSPEND = 64
@@ -183,34 +181,34 @@ class Feature(IntFlag):
     processes."""
     OBSERVE = 128
     """The library runs with engine `observe`: it sends no REQUEST, and reports its bursts without a lease. The agent
-    takes BUSY and IDLE with lease id 0, in sessions whose GPU another layer shares."""
+    accepts BUSY and IDLE with lease id 0, in sessions on GPUs that another layer shares."""
 
 
 class ReserveKind(IntEnum):
-    """What RESERVE is for."""
+    """The kind of memory that RESERVE is for."""
 
     PLAIN = 0
     """Memory that cannot leave the GPU."""
     MANAGED = 1
     """Memory that the library made movable."""
     OWN_MANAGED = 2
-    """Managed memory that the program itself allocates: the session's limit does not apply to it, as on a smaller GPU
-    it would not."""
+    """Managed memory that the program itself allocates. The session's limit does not apply to it, just as the size of a
+    smaller GPU would not."""
 
 
 class SessionMemoryTopic(IntEnum):
-    """What a SESSION_MEMORY frame is about."""
+    """The subject of a SESSION_MEMORY frame."""
 
     OTHERS = 0
     """To a CUDA process: the memory that the session's other processes have allocated."""
     PROCESS = 1
     """To an observer: the memory that one process has allocated."""
     LIMIT_HIT = 2
-    """To an observer: the last allocation that was refused."""
+    """To an observer: the last refused allocation."""
 
 
 class AskKind(IntEnum):
-    """What ASK asks for."""
+    """The request of an ASK frame."""
 
     KEEP = 1
     """The value is in seconds."""
@@ -226,24 +224,24 @@ class AskKind(IntEnum):
 
     @property
     def reads(self) -> bool:
-        """Whether it only asks what the user can do. Such an ask changes nothing and is no action of the user."""
+        """Whether the ask only reads. It then changes nothing and is no action of the user."""
         return self in (AskKind.SHARES, AskKind.KEEPS)
 
 
 class TextTopic(IntEnum):
-    """What a TEXT frame is about."""
+    """The subject of a TEXT frame."""
 
     ANSWER = 1
-    """Of an ask; its number is the ask's."""
+    """The answer to an ask; its number is the ask's."""
     MESSAGE = 2
-    """Of an admin; its number is its instant in milliseconds since the epoch."""
+    """A message of an admin; its number is its instant in milliseconds since the epoch."""
     NOT_SUSPENDABLE = 3
     """Why a session of engine `suspend` cannot be suspended now; its number is 1."""
     LAYER = 4
-    """Which sharing layer gives the session its GPU, where it is not ours: its name. Its number is that of the GPUs
-    that the session has."""
+    """The name of the sharing layer that gives the session its GPU, unless it is our own. Its number is the number of
+    the session's GPUs."""
     LAYER_TROUBLE = 5
-    """What is wrong with that layer for the session, in sentences; its number is 1."""
+    """Problems of that layer for the session, in sentences; its number is 1."""
 
 
 TEXT_BYTES = 64
@@ -251,9 +249,9 @@ TEXT_BYTES = 64
 MAX_TEXT_PARTS = 32
 """TEXT frames of one text."""
 MAX_TEXT_LETTERS = 500
-"""Letters of a text. A letter takes at most 4 bytes of UTF-8, so that the text fits into its frames."""
+"""Characters of a text. A character takes at most 4 bytes of UTF-8, so that the text fits into its frames."""
 NO_END = 2**64 - 1
-"""CONTROLS says this of an exemption without end."""
+"""Field of CONTROLS for an exemption without end."""
 
 
 class LeaseState(IntEnum):
@@ -274,8 +272,10 @@ SUSPENDED = 1 << 18
 
 @dataclass(frozen=True)
 class Frame:
-    """One message. ``fields`` are padded with zeros to twelve; their meaning depends on ``kind``, see
-    docs/reference/protocol.md."""
+    """One message. ``fields`` are padded with zeros to twelve.
+
+    Their meaning depends on ``kind``, see docs/reference/protocol.md.
+    """
 
     kind: Kind
     fields: tuple[int, ...] = ()
@@ -294,7 +294,7 @@ class Frame:
 
     @classmethod
     def unpack(cls, data: bytes) -> Frame:
-        """Return the frame. Raises FrameError, with the reason, for bytes that are no frame of this version."""
+        """Return the frame. Raises FrameError, with the reason, for bytes that are not a frame of this version."""
         if len(data) != FRAME_BYTES:
             raise FrameError(f"a frame has {FRAME_BYTES} bytes, not {len(data)}")
         magic, version, kind, serial, flags, gpu, *fields = _LAYOUT.unpack(data)
@@ -303,30 +303,30 @@ class Frame:
         if version != VERSION:
             raise FrameError(f"protocol version {version}, this side speaks {VERSION}")
         try:
-            known = Kind(kind)
+            frame_kind = Kind(kind)
         except ValueError:
             raise FrameError(f"unknown frame type {kind}") from None
-        return cls(known, tuple(fields), gpu, serial, flags)
+        return cls(frame_kind, tuple(fields), gpu, serial, flags)
 
 
 @dataclass(frozen=True)
 class TextPart:
-    """What one TEXT frame says. A text of several frames is complete when it has all parts, in order."""
+    """The content of one TEXT frame. A text of several frames is complete when it has all parts, in order."""
 
     topic: int
-    """See `TextTopic`; another number is of a newer version."""
+    """See `TextTopic`; other numbers come from a newer version."""
     number: int
-    """Tells texts of one topic apart."""
+    """Distinguishes texts of one topic."""
     part: int
     """From 0."""
     parts: int
     done: bool
-    """Of an answer: what was asked has been done."""
+    """Of an answer: whether the request was carried out."""
     data: bytes
 
     @classmethod
     def of(cls, frame: Frame) -> TextPart:
-        """Return what a TEXT frame says. Raises FrameError for figures that no text has."""
+        """Return the content of a TEXT frame. Raises FrameError for fields that are not valid in a TEXT frame."""
         topic, number, where, size, *words = frame.fields
         part, parts = where & 0xFFFF, where >> 16 & 0xFFFF
         if not part < parts <= MAX_TEXT_PARTS or size > TEXT_BYTES:
@@ -335,7 +335,7 @@ class TextPart:
         return cls(topic, number, part, parts, bool(where >> 32 & 1), data)
 
     def fields(self) -> tuple[int, ...]:
-        """Return the fields of its frame; the inverse of `of`."""
+        """Return the fields of the frame; the inverse of `of`."""
         where = self.part | self.parts << 16 | self.done << 32
         words = _TEXT_LAYOUT.unpack(self.data.ljust(TEXT_BYTES, b"\0"))
         return self.topic, self.number, where, len(self.data), *words
@@ -370,32 +370,34 @@ class ReceivedText:
     """A complete text."""
 
     topic: int
-    """See `TextTopic`; another number is of a newer agent."""
+    """See `TextTopic`; other numbers come from a newer agent."""
     number: int
     done: bool
     text: str
-    """At most MAX_TEXT_LETTERS long; bytes that are no UTF-8 are replaced."""
+    """At most MAX_TEXT_LETTERS long; bytes that are not UTF-8 are replaced."""
 
 
 class TextReader:
-    """Reads the TEXT frames of one connection. It keeps one unfinished text for each topic, of 2 KiB at most."""
+    """Assembles the TEXT frames of one connection. Keeps one unfinished text for each topic, of at most 2 KiB."""
 
     MOST_TOPICS = 8
-    """Topics of unfinished texts that are kept; the oldest is dropped."""
+    """Most topics with an unfinished text; beyond that the oldest is dropped."""
 
     def __init__(self) -> None:
         self._unfinished: dict[int, list[TextPart]] = {}
 
     def take(self, frame: Frame) -> ReceivedText | None:
-        """Return the text that this frame completes, if it completes one.
+        """Return the text that this frame completes; None if it completes none.
 
-        A part that does not continue its text drops the text. Raises FrameError for a frame that no text has.
+        A part that does not continue its text drops the text. Raises FrameError for a frame that is not valid.
         """
         part = TextPart.of(frame)
         parts = self._unfinished.pop(part.topic, [])
         if part.part == 0:
             parts = []
-        if part.part != len(parts) or any((one.number, one.parts) != (part.number, part.parts) for one in parts):
+        if part.part != len(parts) or any(
+            (earlier.number, earlier.parts) != (part.number, part.parts) for earlier in parts
+        ):
             return None
         parts.append(part)
         if len(parts) < part.parts:
@@ -403,5 +405,5 @@ class TextReader:
                 del self._unfinished[next(iter(self._unfinished))]
             self._unfinished[part.topic] = parts
             return None
-        text = b"".join(one.data for one in parts).decode(errors="replace")[:MAX_TEXT_LETTERS]
+        text = b"".join(piece.data for piece in parts).decode(errors="replace")[:MAX_TEXT_LETTERS]
         return ReceivedText(part.topic, part.number, part.done, text)

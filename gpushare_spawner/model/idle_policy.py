@@ -1,6 +1,6 @@
-"""Idle actions for all templates: defaults, limits, what groups have instead, and quiet hours.
+"""Idle actions for all templates: defaults, limits, overrides of groups, and quiet hours. Pure data.
 
-Pure data. What comes of it for a session: idle/schedule.py. Reference for admins: docs/reference/idle-policy.md
+`idle.schedule` computes the idle actions of a session from it. Reference for admins: docs/reference/idle-policy.md
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _TIME_WRITTEN = r"([01]?\d|2[0-3]):[0-5]\d"
 _EIGHT_DAYS = 8 * 86400.0
 """Seconds. Quiet hours repeat by the week, and a change to summer time shifts them by an hour."""
 _SOME_INSTANTS = (1_704_067_200.0, 1_719_792_000.0)
-"""Mondays of a winter and a summer; any would do."""
+"""A Monday in winter and one in summer; others would serve too."""
 
 Day = Literal["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
 DAYS: tuple[Day, ...] = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
@@ -44,12 +44,12 @@ class IdleTimes(_Part):
     """The fields of a template's `idle` that `defaults` and groups can give. A time that is `null` means never."""
 
     downgrade_after: Seconds | None = None
-    """The share is downgraded to `downgrade_to` after this long without GPU work. It is not where `downgrade_to` is no
-    less than the share, or where the release comes no later."""
+    """The share is downgraded to `downgrade_to` after this long without GPU work. There is no downgrade if
+    `downgrade_to` is no less than the share, or if the release comes no later."""
     downgrade_to: Fraction | None = None
     """The smaller share, a fraction of one GPU."""
     release_after: Seconds | None = None
-    """The share is released after this long without GPU work. It is not where the stop comes no later."""
+    """The share is released after this long without GPU work. There is no release if the stop comes no later."""
     stop_after: Seconds | None = None
     """The server is stopped after this long without GPU work, busy kernels or other activity."""
     warn_before: Seconds | None = None
@@ -59,7 +59,7 @@ class IdleTimes(_Part):
     min_use: Seconds | None = None
     """GPU time that counts as use of the share."""
     keep: KeepLimits | None = None
-    """How users may keep their share. Fields that are not given come from what this overrides."""
+    """How users may keep their share. Fields that are not given have the value that this overrides."""
 
     @model_validator(mode="after")
     def _in_order(self) -> IdleTimes:
@@ -68,14 +68,13 @@ class IdleTimes(_Part):
 
 
 class IdleLimits(_Part):
-    """What neither a template nor a group goes beyond. The options of the service stand for themselves."""
+    """Limits for all templates and groups. They do not change the service's own options."""
 
     release_after: Seconds | None = None
-    """A share with a GPU is released at the latest after this long, also where the template never releases it. Not
-    given: no limit."""
+    """A share with a GPU is released at the latest after this long, even if the template never releases it. Not given:
+    no limit."""
     stop_after: Seconds | None = None
-    """A server is stopped at the latest after this long, also where the template never stops it. Not given: no
-    limit."""
+    """A server is stopped at the latest after this long, even if the template never stops it. Not given: no limit."""
     warn_before: Seconds | None = None
     """The longest notice period. Not given: no limit."""
     keep: KeepLimits | None = None
@@ -117,35 +116,35 @@ TimeOfDay = Annotated[
 
 
 class QuietHours(_Part):
-    """A time of the day in which some idle actions do not come. They come when it is over."""
+    """A time of the day without some idle actions. The actions come when it is over."""
 
     days: Annotated[tuple[Day, ...], Field(min_length=1)] = DAYS
-    """The days on which it begins: mon, tue, wed, thu, fri, sat, sun. Not given: every day."""
+    """The days on which the time begins: mon, tue, wed, thu, fri, sat, sun. Not given: every day."""
     start: TimeOfDay
-    """When it begins, like `"22:00"`."""
+    """The beginning, like `"22:00"`."""
     end: TimeOfDay
-    """When it ends, like `"06:00"`. A time that is not later than `start` is on the next day."""
+    """The end, like `"06:00"`. A time that is not later than `start` is on the next day."""
     time_zone: Annotated[str, AfterValidator(_time_zone)]
     """A name of the IANA database, like `Europe/Berlin`. Summer time counts."""
     actions: Annotated[tuple[QuietAction, ...], Field(min_length=1)] = ("stop",)
     """The idle actions that do not come: downgrade, release, stop."""
 
     def until(self, instant: float) -> float | None:
-        """Return when the quiet hours end that cover an instant; None: none do. Seconds since the epoch."""
+        """Return the end of the quiet hours that cover an instant, in seconds since the epoch; None: none cover it."""
         today = datetime.fromtimestamp(instant, ZoneInfo(self.time_zone)).date()
         ends = [end for begin, end in self._around(today) if begin <= instant < end]
         return max(ends, default=None)
 
     def _around(self, today: date) -> Iterator[tuple[float, float]]:
-        """Yield when quiet hours begin and end that can cover an instant of this day."""
+        """Yield the beginnings and ends of quiet hours that can cover an instant of this day."""
         overnight = timedelta(days=0 if self.end > self.start else 1)
         for day in (today - timedelta(days=1), today):
             if DAYS[day.weekday()] in self.days:
-                # where the clock is set forward or back, quiet hours are longer and not shorter
+                # when summer time begins or ends, quiet hours become longer, not shorter
                 yield min(self._instants(day, self.start)), max(self._instants(day + overnight, self.end))
 
     def _instants(self, day: date, at: time) -> tuple[float, float]:
-        """Return both meanings of a time that the clock shows twice, or never; else the instant twice."""
+        """Return both instants of a time that the clock shows twice or never; else the same instant twice."""
         shown = datetime.combine(day, at, ZoneInfo(self.time_zone))
         return shown.timestamp(), shown.replace(fold=1).timestamp()
 
@@ -154,15 +153,15 @@ class IdlePolicy(_Part):
     """Idle actions for all templates. Raises pydantic.ValidationError, which names each wrong field."""
 
     defaults: IdleTimes = IdleTimes()
-    """For what a template's `idle` does not give."""
+    """Values for fields that a template's `idle` does not give."""
     groups: dict[Name, IdleTimes] = {}
-    """What sessions have instead, by the JupyterHub group of their user. Of several groups of a user the first in this
-    file counts."""
+    """Values that override those of templates, by the JupyterHub group of the user. If a user has several groups, the
+    first in this file counts."""
     limits: IdleLimits = IdleLimits()
-    """What neither a template nor a group goes beyond."""
+    """Limits for all templates and groups."""
     quiet_hours: tuple[QuietHours, ...] = ()
-    """Times of the day in which some idle actions do not come. Quotas apply at any time: a session over quota
-    makes way for a spawn in quota."""
+    """Times of the day without some idle actions. Quotas apply at any time: units of a session over quota are reclaimed
+    for a spawn in quota."""
 
     @model_validator(mode="after")
     def _some_time_left(self) -> IdlePolicy:
@@ -180,10 +179,10 @@ class IdlePolicy(_Part):
         At most eight days later: quiet hours that follow each other without a pause are refused.
         """
         windows = [hour for hour in self.quiet_hours if any(_TIERS[action] is tier for action in hour.actions)]
-        found = instant
-        while found < instant + _EIGHT_DAYS:
-            later = max((window.until(found) or found for window in windows), default=found)
-            if later == found:
+        start = instant
+        while start < instant + _EIGHT_DAYS:
+            later = max((window.until(start) or start for window in windows), default=start)
+            if later == start:
                 break
-            found = later
-        return found
+            start = later
+        return start

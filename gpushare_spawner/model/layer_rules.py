@@ -1,17 +1,10 @@
-"""Which layer the GPUs of a node are shared by: the content of `layers.yaml`.
+"""Rules for sharing layers: the content of `layers.yaml`, promises that a layer cannot keep, sizes of MIG instances.
 
-Pure data. Reference for admins: docs/reference/layers.md
+Pure data and rules. `layers.yaml` assigns layers to nodes and sets their options; the defaults are those of the layer's
+own installation. The abilities of each layer are in `model.layers`. Reference for admins: docs/reference/layers.md
 
-What admins can set for a sharing layer, in `layers.yaml`. Defaults are what the layer's own installation uses.
-
-Sharing layers: what each can do, what admins set for it, and which nodes it is used on. Pure data.
-
-What a template promises that a sharing layer cannot keep. Pure data and rules.
-
-MIG instances of a GPU: how large each is, and the smallest that holds a share. Pure data.
-
-A GPU in MIG mode has 8 memory slices and up to 7 compute slices; the profile "3g.40gb" has 3 of the compute slices and
-as many memory slices as 40 GB are. (NVIDIA MIG user guide, "Partitioning".)
+A GPU in MIG mode has 8 memory slices and up to 7 compute slices. The profile "3g.40gb" has 3 compute slices and the
+memory slices for 40 GB. (NVIDIA MIG user guide, "Partitioning".)
 """
 
 from __future__ import annotations
@@ -53,17 +46,17 @@ class ReplicaOptions(LayerOptions):
     """Options of NVIDIA's device plugin with replicas: time-slicing and MPS."""
 
     resource: ResourceName | None = None
-    """The resource that a replica is requested by. Not given: `nvidia.com/gpu.shared` where a node has it, else
+    """The resource that requests a replica. Not given: `nvidia.com/gpu.shared` if a node has it, else
     `nvidia.com/gpu`."""
     replicas: Annotated[int, Field(ge=2, strict=True)] | None = None
-    """Replicas of each GPU. Not given: as each node's label `nvidia.com/gpu.replicas` says."""
+    """Replicas of each GPU. Not given: the value of each node's label `nvidia.com/gpu.replicas`."""
 
 
 class MigOptions(LayerOptions):
     """Options of MIG."""
 
     strategy: Literal["single", "mixed"] | None = None
-    """The MIG strategy of NVIDIA's device plugin. Not given: as each node's label `nvidia.com/mig.strategy` says."""
+    """The MIG strategy of NVIDIA's device plugin. Not given: that of each node's label `nvidia.com/mig.strategy`."""
 
 
 class HamiOptions(LayerOptions):
@@ -76,8 +69,8 @@ class HamiOptions(LayerOptions):
     memory_resource: ResourceName = "nvidia.com/gpumem"
     """The resource that stands for GPU memory in MiB."""
     memory_factor: Annotated[int, Field(ge=1, le=1024, strict=True)] = 1
-    """HAMi's `memoryFactor`: the MiB that one of `memory_resource` stands for. Without it a server would get this many
-    times the memory that its template guarantees."""
+    """HAMi's `memoryFactor`: the MiB of one unit of `memory_resource`. If the value is missing here, a server gets this
+    many times the memory that its template guarantees."""
     memory_percentage_resource: ResourceName = "nvidia.com/gpumem-percentage"
     """The resource that stands for a part of the GPU's memory, in percent."""
     cores_resource: ResourceName = "nvidia.com/gpucores"
@@ -92,12 +85,12 @@ class KaiOptions(LayerOptions):
     queue: ObjectName = "default-queue"
     """The queue of users whose quota is not in `queues`. It must be a leaf queue."""
     queues: dict[str, ObjectName] = {}
-    """Queues by quota, as `quotas.yaml` names it: a group, or a group and a team like `physics/lasers`."""
+    """Queues by quota, with the names of `quotas.yaml`: a group, or a group and a team like `physics/lasers`."""
     priority_class: ObjectName = "build"
-    """The priority class of the pods. From 100 on, as `build` has it, KAI Scheduler does not preempt a pod, and the pod
-    must fit in the quota of its queue."""
+    """The priority class of the pods. With a priority of at least 100, like that of `build`, KAI Scheduler does not
+    preempt a pod, and the pod must fit in the quota of its queue."""
     preemptible: bool | None = None
-    """Whether KAI Scheduler may preempt the pods. Not given: as the priority class says."""
+    """Whether KAI Scheduler may preempt the pods. Not given: the priority class decides."""
     reservation_namespace: ObjectName = "kai-resource-reservation"
     """The namespace of its reservation pods."""
 
@@ -106,7 +99,7 @@ class DraOptions(LayerOptions):
     """Options of a DRA driver for GPUs."""
 
     driver: ObjectName = "gpu.nvidia.com"
-    """The name of the driver, as its ResourceSlices have it."""
+    """The name of the driver in its ResourceSlices."""
     device_class: ObjectName = "gpu.nvidia.com"
     """The DeviceClass of whole GPUs."""
     mig_device_class: ObjectName = "mig.nvidia.com"
@@ -115,7 +108,7 @@ class DraOptions(LayerOptions):
     """A fraction becomes consumable capacity of a GPU that several claims share, not a MIG device. Needs Kubernetes
     with the feature gate DRAConsumableCapacity, on by default from 1.36 on, and a driver that publishes shares."""
     shares: Annotated[str, Field(min_length=1)] = "shares"
-    """The capacity of a GPU that stands for its shares."""
+    """The name of the GPU's capacity that counts its shares."""
 
 
 class MetaGpuOptions(LayerOptions):
@@ -124,7 +117,7 @@ class MetaGpuOptions(LayerOptions):
     resource: ResourceName = "cnvrg.io/metagpu"
     """The resource that stands for a part of a GPU."""
     per_gpu: Annotated[int, Field(ge=1, strict=True)] = 100
-    """How many of them each GPU has."""
+    """Number of these parts of each GPU."""
 
 
 class NvshareOptions(LayerOptions):
@@ -142,7 +135,7 @@ class KubeShareOptions(LayerOptions):
 
 
 class AllOptions(LayerOptions):
-    """Options by layer."""
+    """Options of each layer."""
 
     time_slicing: Annotated[ReplicaOptions, Field(alias="time-slicing")] = ReplicaOptions()
     """NVIDIA's device plugin with time-slicing."""
@@ -164,7 +157,7 @@ class AllOptions(LayerOptions):
     """KubeShare."""
 
     def of(self, layer: LayerName) -> LayerOptions:
-        """Return the options of a layer. The native layer has none: its settings are those of agent and spawner."""
+        """Return the options of a layer. The native layer has none: agent and spawner have its settings."""
         options: LayerOptions = getattr(self, layer.value.replace("-", "_"), LayerOptions())
         return options
 
@@ -179,10 +172,10 @@ class _Part(BaseModel):
 
 
 class LayerRule(_Part):
-    """The layer of some nodes. A rule without `nodes` and `models` applies to all."""
+    """The layer of some nodes. A rule without `nodes` and `models` applies to all nodes."""
 
     nodes: dict[str, str] = {}
-    """Labels that a node must have, all of them, like `{pool: teaching}`. Not given: any node."""
+    """Labels that a node must have, like `{pool: teaching}`; all of them must match. Not given: any node."""
     models: tuple[str, ...] = ()
     """Patterns of GPU model names, like `["*A100*"]`; `*` stands for any text, case is ignored. Not given: any GPU."""
     layer: LayerName
@@ -207,10 +200,10 @@ class LayerRule(_Part):
         return not self.models or any(matches(model, pattern) for pattern in self.models)
 
     def hides(self, later: LayerRule) -> bool:
-        """Return whether a later rule is never used: this one applies to all nodes that it applies to.
+        """Return whether a later rule is never used, because this rule applies to all its nodes.
 
-        On one machine a rule also counts behind those of layers that do not work there, and behind the rules for GPUs
-        in the other mode as to MIG: see `machine_layer`.
+        On one machine a rule also counts behind rules of layers that do not work there, and behind rules for GPUs in
+        the other MIG mode: see `machine_layer`.
         """
         if not self.nodes.items() <= later.nodes.items() or not (
             not self.models or (later.models and {*later.models} <= {*self.models})
@@ -223,9 +216,9 @@ class LayerRule(_Part):
         return first_there or not on_a_machine
 
     def may_apply(self, models: Iterable[str]) -> bool:
-        """Return whether the rule is likely for a GPU that these patterns accept; no patterns: they accept any.
+        """Return whether the rule probably applies to a GPU that these patterns accept; no patterns accept any GPU.
 
-        For texts that no node is at hand for; `applies` is exact.
+        For checks without a node; `applies` is exact.
         """
         models = tuple(models)
         if not models or not self.models:
@@ -274,19 +267,19 @@ class LayersFile(_Part):
         )
 
     def layers_for(self, models: Iterable[str]) -> tuple[LayerName, ...]:
-        """Return the layers by which a template with these patterns of GPU models can be served, without repetition."""
+        """Return the layers that can serve a template with these patterns of GPU models, without repetition."""
         models = tuple(models)
-        found = [rule.layer for rule in self.rules if rule.may_apply(models)]
+        matching = [rule.layer for rule in self.rules if rule.may_apply(models)]
         everywhere = any(not rule.nodes and not rule.models for rule in self.rules)
-        return tuple(dict.fromkeys(found if everywhere else [*found, LayerName.NATIVE]))
+        return tuple(dict.fromkeys(matching if everywhere else [*matching, LayerName.NATIVE]))
 
 
 def machine_layer(rules: LayersFile, model: str, *, mig: bool) -> LayerName | None:
-    """Return the layer of GPUs of this model on one machine, where no node has labels; None: no template without a
-    layer of its own can have them.
+    """Return the layer of GPUs of this model on one machine, without node labels.
 
-    The first rule counts whose layer works on one machine. The rules of layer `mig` are for GPUs in MIG mode (``mig``),
-    which no other layer can share. Without a rule the layer is `native`.
+    The first rule with a layer that works on one machine counts. Rules of layer `mig` are for GPUs in MIG mode
+    (``mig``), which no other layer can share. Without a rule the layer is `native`, or None for a GPU in MIG mode: no
+    template without a layer of its own can have that GPU.
     """
     for rule in rules.rules:
         works = Where.ONE_MACHINE in LAYERS[rule.layer].where and (rule.layer is LayerName.MIG) is mig
@@ -298,23 +291,23 @@ def machine_layer(rules: LayersFile, model: str, *, mig: bool) -> LayerName | No
 def matches(model: str, pattern: str) -> bool:
     """Return whether a GPU's model name matches a pattern; case is ignored.
 
-    Labels of nodes have dashes in place of spaces: "NVIDIA-A100-SXM4-80GB" matches what "NVIDIA A100-SXM4-80GB" does.
+    Labels of nodes have dashes for spaces: "NVIDIA-A100-SXM4-80GB" matches the patterns of "NVIDIA A100-SXM4-80GB".
     """
-    name, wanted = model.lower(), pattern.lower()
-    return fnmatchcase(name, wanted) or fnmatchcase(name.replace(" ", "-"), wanted.replace(" ", "-"))
+    name, expected = model.lower(), pattern.lower()
+    return fnmatchcase(name, expected) or fnmatchcase(name.replace(" ", "-"), expected.replace(" ", "-"))
 
 
 def _alike(first: str, second: str) -> bool:
     """Return whether one pattern is a special case of the other: "*A100*" and "*A100-SXM4*", not "*A100*" and "*T4*".
 
-    Patterns like "*A100*" and "*80GB*" have models in common too, which only the nodes' own names tell.
+    Patterns like "*A100*" and "*80GB*" also have common models, which only the names of the nodes' GPUs show.
     """
     return matches(first.strip("*"), second) or matches(second.strip("*"), first)
 
 
 @dataclass(frozen=True)
 class Promises:
-    """The parts of a template that not every layer can keep. What the template does not give promises nothing."""
+    """The parts of a template that not every layer can keep. Fields that the template does not give promise nothing."""
 
     share: Share
     engine: str | None = None
@@ -332,13 +325,13 @@ class BrokenPromise:
     field: str
     """With dots, like ``gpu.memory.limit``."""
     what: str
-    """What the layer does instead."""
+    """The behaviour of the layer instead."""
     advice: str
-    """What would be right."""
+    """The change that the template needs."""
 
 
 def broken_promises(promises: Promises, layer: Layer) -> tuple[BrokenPromise, ...]:
-    """Return what the layer cannot keep; empty: it keeps all."""
+    """Return the promises that the layer cannot keep; empty: it keeps all."""
     if layer.name is LayerName.NATIVE:
         return ()
     return (*_of_share(promises.share, layer), *_of_memory(promises, layer), *_of_idle(promises, layer))
@@ -381,7 +374,7 @@ def _of_memory(promises: Promises, layer: Layer) -> Iterator[BrokenPromise]:
 
 
 def _size(written: str) -> tuple[bool, int]:
-    """Return an amount so that equal ones are equal however they are written; a percentage is equal to no bytes."""
+    """Return an amount for comparison with others in any notation; a percentage never equals bytes."""
     return written.endswith("%"), resolve_bytes(written, 10**12)
 
 
@@ -398,8 +391,8 @@ MEMORY_SLICES = 8
 
 
 Memory = int | Fraction | None
-"""Bytes, or a part of the GPU's memory slices; None: the same part as the share. A profile lacks some of the memory of
-its slices, which programs cannot have on a whole GPU either."""
+"""Bytes, or a part of the GPU's memory slices; None: the same part as the share. A profile has slightly less memory
+than its slices; a whole GPU does not give all its memory to programs either."""
 
 
 @dataclass(frozen=True)
@@ -407,17 +400,17 @@ class MigProfile:
     """A MIG profile of one GPU model."""
 
     name: str
-    """As in the name of its resource: a "+" of the driver's name is a "." there."""
+    """The name as in its resource: a "+" of the driver's name is a "." there."""
     slices: int
     """Compute slices."""
     compute_slices: int
     """Compute slices of the whole GPU."""
     memory_slices: int
     memory_bytes: int
-    """At least so much."""
+    """At least this much."""
 
     def holds(self, units: int, memory: Memory = None) -> bool:
-        """Return whether it is at least the share (units of 1 %) and has the memory."""
+        """Return whether the profile is at least as large as the share (units of 1 %) and has the memory."""
         if units > self.units:
             return False
         if isinstance(memory, int):
@@ -432,7 +425,7 @@ class MigProfile:
 
     @property
     def size(self) -> tuple[Fraction, Fraction, int, str]:
-        """What profiles are ordered by: the larger part of the GPU, both parts together, and plain ones first."""
+        """The order of profiles: by the larger part of the GPU, then both parts together, then the shorter name."""
         compute, memory = Fraction(self.slices, self.compute_slices), Fraction(self.memory_slices, MEMORY_SLICES)
         return max(compute, memory), compute + memory, len(self.name), self.name
 
@@ -448,12 +441,12 @@ class MigInstance:
 
 
 def gpu_label(index: int, instance: MigInstance | None) -> str:
-    """Return how texts name a GPU, or an instance of it: "GPU 0", "GPU 0, MIG 1g.10gb"."""
+    """Return the name of a GPU, or of an instance of it, in texts: "GPU 0", "GPU 0, MIG 1g.10gb"."""
     return f"GPU {index}" + (f", MIG {instance.profile.name}" if instance is not None else "")
 
 
 def smallest(profiles: Iterable[MigProfile], units: int, memory: Memory = None) -> MigProfile | None:
-    """Return the smallest profile that holds a share; None: there is none. See `MigProfile.holds`."""
+    """Return the smallest profile that holds a share (see `MigProfile.holds`); None: there is none."""
     return min(
         (profile for profile in profiles if profile.holds(units, memory)),
         key=lambda profile: profile.size,
@@ -462,7 +455,7 @@ def smallest(profiles: Iterable[MigProfile], units: int, memory: Memory = None) 
 
 
 def guaranteed_memory(guarantee: str | None) -> Memory:
-    """Return what a template guarantees of the GPU's memory."""
+    """Return the part of the GPU's memory that a template guarantees."""
     if guarantee is None or not guarantee.endswith("%"):
         return None if guarantee is None else resolve_bytes(guarantee, 0)
     return Fraction(guarantee[:-1].strip()) / 100

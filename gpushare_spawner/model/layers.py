@@ -1,4 +1,7 @@
-"""The ways to share a GPU, and what each of them can do. Form, docs, checks and culler read it from here."""
+"""The layers that can share a GPU, and the abilities of each. Form, docs, checks and culler read them.
+
+The rules for layers, and the content of `layers.yaml`, are in `model.layer_rules`.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 LAYER_VARIABLE = "GPUSHARE_LAYER"
-"""Environment of a server whose GPU another layer than ours gives: the layer's name."""
+"""Environment variable of a server with a GPU of another layer: the layer's name."""
 
 
 class LayerName(StrEnum):
-    """A way to share a GPU, as admins write it."""
+    """The name of a layer, as in files of admins."""
 
     NATIVE = "native"
     TIME_SLICING = "time-slicing"
@@ -25,10 +28,10 @@ class LayerName(StrEnum):
 
 
 class Enforcement(StrEnum):
-    """What keeps a session within its part of a GPU."""
+    """The part of the system that keeps a session within its part of a GPU."""
 
     NONE = "none"
-    """Nothing: sessions can take more, at the cost of the others, and nobody counts what they may have."""
+    """Nothing: sessions can take more, at the cost of the others, and their parts are not counted."""
     ACCOUNTED = "accounted"
     """Nothing, but parts that add up to more than the GPU are never placed together."""
     SOFTWARE = "software"
@@ -43,16 +46,16 @@ class Enforcement(StrEnum):
 
 
 class PlacedBy(StrEnum):
-    """What chooses the GPU of a session."""
+    """The part of the system that chooses the GPU of a session."""
 
     LEDGER = "ledger"
     """The hub, by its ledger of all allocations."""
     SCHEDULER = "scheduler"
-    """The cluster's scheduler, or one that the layer brings."""
+    """The cluster's scheduler, or the layer's own scheduler."""
 
 
 class IdleReach(StrEnum):
-    """What an idle action can do to a session whose server keeps running. A server can be stopped with every layer."""
+    """An idle action that a layer supports while the server keeps running. A server can be stopped with every layer."""
 
     DOWNGRADE = "downgrade"
     RELEASE = "release"
@@ -60,13 +63,13 @@ class IdleReach(StrEnum):
 
 
 class ObservedBy(StrEnum):
-    """How the agent sees the GPU work of sessions, so that idle ones are found."""
+    """How the agent measures the GPU work of sessions, to detect idle ones."""
 
     LIBRARY = "library"
-    """The preload library reports each burst. On Kubernetes, work of processes without it is seen as the driver counts
-    it; on one machine such processes are reported, and their work is not seen."""
+    """The preload library reports each burst. On Kubernetes, the work of processes without it is measured by the
+    driver's counters; on one machine such processes are reported, and their work is not measured."""
     NVML = "NVML"
-    """By what the driver counts of each process: the layer preloads a library of its own, or can be set to do so. Two
+    """By the driver's counters of each process: the layer preloads a library of its own, or can be set to do so. Two
     such libraries in one container replace each other, or wrap the same functions."""
 
 
@@ -92,7 +95,7 @@ class Layer:
 
     name: LayerName
     title: str
-    """Its name in texts."""
+    """The name in texts."""
     smallest_units: int | None
     """The smallest share, and the step of shares, in units of 1 %; None: replicas or profiles of its nodes decide."""
     memory: Enforcement
@@ -102,21 +105,21 @@ class Layer:
     places: PlacedBy
     observed_by: ObservedBy = ObservedBy.LIBRARY
     largest_units: int = 100
-    """The largest part of one GPU, in units of 1 %; a whole GPU is possible besides."""
+    """The largest part of one GPU, in units of 1 %; a whole GPU is possible too."""
     reach: frozenset[IdleReach] = frozenset()
     oversubscribes: bool = False
     """Whether sessions together can allocate more memory than the GPU has."""
     several_gpus: bool = True
     """Whether a session can have several whole GPUs."""
     legacy: bool = False
-    """Its project is not maintained any more."""
+    """Whether its project is no longer maintained."""
     replaces_pods: bool = False
-    """Whether its scheduler deletes a pod and creates it again: what the first pod owned is then deleted too."""
+    """Whether its scheduler deletes a pod and creates it again. Objects of the first pod are then deleted too."""
     where: frozenset[Where] = frozenset({Where.KUBERNETES})
     note: str = ""
-    """What an admin must know besides, in full sentences."""
+    """Further facts for admins, in full sentences."""
     source: LayerSource | None = None
-    """None: it is ours."""
+    """None: our own layer."""
 
 
 LAYERS: dict[LayerName, Layer] = {

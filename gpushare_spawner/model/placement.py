@@ -1,8 +1,6 @@
-"""Where a share lies.
+"""The placement of a share, its memory engine, and the environment variables that they give to the notebook server.
 
-How device memory of a session leaves the GPU: the memory engine of its template.
-
-Environment variables of CUDA frameworks that a session with a share starts with, unless they are set already.
+Placement is computed in the package `placement`.
 """
 
 from __future__ import annotations
@@ -16,25 +14,24 @@ from gpushare_spawner.model.layers import LayerName
 
 @dataclass(frozen=True)
 class Placement:
-    """The GPUs that a share was given.
+    """The node and GPUs of a share.
 
-    ``borrowed`` is the number of the share's units (of 1 %, per GPU) that idle neighbours have lent: they go back
-    first
-    when the owner returns.
+    ``borrowed``: units of the share (of 1 %, on each GPU) that idle sessions have lent. Their owners reclaim them when
+    they work again.
     """
 
     node: str
     gpus: tuple[str, ...]
-    """UUIDs, as NVML writes them."""
+    """UUIDs, in NVML's form."""
     borrowed: int = 0
     layer: LayerName = LayerName.NATIVE
     """The sharing layer of the GPUs."""
 
 
 ENGINE_VARIABLE = "GPUSHARE_ENGINE"
-"""By which libgpushare.so knows the engine."""
+"""The variable that tells libgpushare.so the engine."""
 OBSERVES = {ENGINE_VARIABLE: "observe"}
-"""The variable where another layer shares the GPU: the library only reports GPU work."""
+"""The variable's value if another layer shares the GPU: the library only reports GPU work."""
 
 
 class MemoryEngine(StrEnum):
@@ -48,7 +45,7 @@ class MemoryEngine(StrEnum):
 
 
 def engine_environment(engine: MemoryEngine) -> dict[str, str]:
-    """Return the variables by which libgpushare.so knows the engine; none for `managed`, its default."""
+    """Return the variables that tell libgpushare.so the engine; none for `managed`, its default."""
     return {} if engine is MemoryEngine.MANAGED else {ENGINE_VARIABLE: engine.value}
 
 
@@ -58,10 +55,10 @@ FRAMEWORK_DEFAULTS = {
     # TensorFlow reserves all of it
     "TF_FORCE_GPU_ALLOW_GROWTH": "true",
 }
-"""Memory that a framework reserves in advance is memory that the session's other kernels cannot have."""
+"""Other kernels of the session cannot use memory that a framework reserves in advance."""
 
 
 def choose_frameworks_defaults(environment: MutableMapping[str, str]) -> None:
-    """Set the missing variables. A variable that is set keeps its value, even an empty one."""
+    """Set the missing variables. A variable that is set keeps its value, even if it is empty."""
     for name, value in FRAMEWORK_DEFAULTS.items():
         environment.setdefault(name, value)

@@ -1,6 +1,6 @@
-"""Amounts as admins write them: ``4Gi``, ``500m``, ``15m``, ``25%``. For amounts in texts see `wording.amounts`.
+"""Amounts in files of admins (``4Gi``, ``500m``, ``15m``, ``25%``), and instants in messages between processes.
 
-Instants in messages between processes.
+The amounts in texts for users are in `wording.amounts`.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def parse_cores(value: Any) -> float:
 
 
 def parse_percent_or_bytes(value: Any) -> str:
-    """Return "80%" or "12Gi" as it was written. Raises ValueError for other text."""
+    """Return "80%" or "12Gi" unchanged. Raises ValueError for other text."""
     resolve_bytes(value, total=2**40)
     return str(value).strip()
 
@@ -82,9 +82,9 @@ def resolve_bytes(value: Any, total: int) -> int:
 
 
 def _written(text: str, number: str, pattern: str) -> Any:
-    """Return the type for the JSON Schema that editors show: text with a unit, or a plain number.
+    """Return the type for the JSON Schema that editors use: text with a unit, or a plain number.
 
-    ``pattern``: what the text must be, without the space around it.
+    ``pattern``: of the text, without the space around it.
     """
     written = Annotated[str, Field(pattern=rf"^\s*({pattern})\s*$", title=text)]
     return written | Annotated[float, Field(ge=0, title=number)]
@@ -121,11 +121,11 @@ PercentOrBytes = Annotated[
     AfterValidator(str),
     PlainSerializer(str),
 ]
-"""A part of a GPU's memory, as "80%" or as "12Gi"; `resolve_bytes` makes it bytes."""
+"""A part of a GPU's memory, as "80%" or as "12Gi"; `resolve_bytes` converts it to bytes."""
 
 
 LATEST = 253_402_300_799.0
-"""The last second of the year 9999: Python's calendar ends there, so no text could be made of a later instant."""
+"""The last second of the year 9999. Python's calendar ends there, so that a later instant could not be formatted."""
 
 Instant = Annotated[float, Field(ge=0, le=LATEST, allow_inf_nan=False)]
 """Seconds since the epoch (UTC), a number that a calendar can show."""

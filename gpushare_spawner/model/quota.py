@@ -1,6 +1,6 @@
-"""Quotas: how much of the GPUs users and groups are guaranteed, and what they can use beyond it.
+"""Quotas: the guarantees of users and groups, and their limits beyond the guarantees. Pure data.
 
-Pure data. The rules that use it stand in the package `quota`. Reference for admins: docs/reference/quotas.md
+The rules that use quotas are in the package `quota`. Reference for admins: docs/reference/quotas.md
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.model.texts import SHOWN_LINE
 
 HALF_LIFE_SECONDS = 86400.0
-"""The default of `Quotas.half_life`, one day. Notebooks are used by the day: what a group used beyond its quota in a
-working day counts half in the next one, and 1 % a week later. Kueue and KAI have no default; Kueue's example for batch
-jobs, which run for days, is 168 h."""
+"""The default of `Quotas.half_life`, one day. Notebooks are used by the day: use beyond the quota in a working day
+counts half in the next one, and 1 % a week later. Kueue and KAI have no default; Kueue's example for batch jobs, which
+run for days, is 168 h."""
 MOST_GPUS = 1_000_000
-"""A larger amount is a mistake in writing."""
+"""A larger amount is a typing mistake."""
 RECLAIM_IDLE_SECONDS = 300.0
-"""The default of `Reclaim.idle_after`. Ours: long enough to read a result, and as long as the shipped templates wait
-before a downgrade."""
+"""The default of `Reclaim.idle_after`. Our choice: long enough to read a result, and equal to the time before a
+downgrade in the shipped templates."""
 RECLAIM_NOTICE_SECONDS = 60.0
-"""The default of `Reclaim.notice`. Ours: nothing is lost when a share is reclaimed, so the notice only has to be seen;
-the spawn in quota waits as long."""
+"""The default of `Reclaim.notice`. Our choice: a reclaimed share loses no data, so the user only has to see the notice;
+the spawn in quota waits equally long."""
 RECLAIM_STOP_NOTICE_SECONDS = 300.0
-"""The default of `Reclaim.stop_notice`: as the default of a template's `idle.warn_before`, since variables are lost."""
+"""The default of `Reclaim.stop_notice`: equal to that of a template's `idle.warn_before`, since variables are lost."""
 NAME_TAKEN = "name_taken"
-"""Type of the error of a name that two groups have; its context has the name and the department."""
+"""Type of the error for a name of two groups; its context has the name and the department."""
 
 
 class _Part(BaseModel):
@@ -78,12 +78,11 @@ class PerUser(_Part):
     """Limits of one user within a quota."""
 
     servers: Annotated[int, Field(ge=1, strict=True)] | None = None
-    """Servers with a GPU that one user can have at a time in this quota, of all templates together. Not given: any
-    number."""
+    """Servers with a GPU that one user can have at a time in this quota, over all templates. Not given: any number."""
     weight: _PartOfGpu | None = None
     """The part of one GPU that all sessions of one user in this quota get together while others compete for that GPU,
-    for example 0.5. Where their shares add up to more, each gets less in proportion, and the other sessions get the
-    rest. A session keeps the value with which it was started. Not given: no bound."""
+    for example 0.5. If their shares add up to more, each gets less in proportion, and the other sessions get the rest.
+    A session keeps the value with which it was started. Not given: no bound."""
 
     @property
     def weight_units(self) -> int | None:
@@ -92,23 +91,26 @@ class PerUser(_Part):
 
 
 class Reclaim(_Part):
-    """How sessions over quota make way while a spawn in quota waits for their units: they are downgraded or released.
-    Kernels and their GPU memory stay in each case, unless `stop_after` is given."""
+    """How units of sessions over quota are reclaimed while a spawn in quota waits for them.
+
+    The sessions are downgraded or released. Kernels and their GPU memory stay, unless `stop_after` is given.
+    """
 
     enabled: Annotated[bool, Field(strict=True)] = True
     """Whether units are reclaimed at all. With `false` they become free only when servers end, or by the idle actions
     of their templates."""
     idle_after: Seconds = RECLAIM_IDLE_SECONDS
-    """A session that did not use its GPU for this long is idle: idle sessions make way before active ones, the longest
-    idle first, whatever the idle actions of their templates are. GPU work of less than `min_use` is no use."""
+    """A session that did not use its GPU for this long is idle. Units of idle sessions are reclaimed before those of
+    active ones, the longest idle first, whatever the idle actions of their templates are. GPU work of less than
+    `min_use` does not count as use."""
     notice: Seconds = RECLAIM_NOTICE_SECONDS
-    """The notice period: how long before a session makes way its user is notified."""
+    """The notice period: the time between the notice to the user and the downgrade or release."""
     active_share: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """What an active session keeps at least, as a fraction of each of its GPUs. With 0 a guarantee of whole GPUs can be
-    met by active sessions too; such a session then still gets GPU time, with the lowest weight."""
+    """The least that an active session keeps, as a fraction of each of its GPUs. With 0, units of active sessions can
+    also be reclaimed for a guarantee of whole GPUs; such a session still gets GPU time, with the lowest weight."""
     stop_after: Seconds | None = None
-    """A server that made way is stopped when it is without GPU work, busy kernels or other activity for this long,
-    while a spawn in quota still waits for its GPU. Not given: no server is stopped."""
+    """A server with reclaimed units is stopped after this long without GPU work, busy kernels or other activity, while
+    a spawn in quota still waits for its GPU. Not given: no server is stopped."""
     stop_notice: Seconds = RECLAIM_STOP_NOTICE_SECONDS
     """The notice period before such a stop."""
 
@@ -125,15 +127,15 @@ class Reclaim(_Part):
 
 
 class Amounts(_Part):
-    """An amount that is guaranteed, and what can be used beyond it."""
+    """A guaranteed amount of GPUs, and the limits of use beyond it."""
 
     guarantee: Gpus = 0.0
-    """GPUs that are guaranteed: spawns within this amount come first in the queue. Not given: 0."""
+    """Guaranteed GPUs: spawns within this amount come first in the queue. Not given: 0."""
     maximum: Gpus | None = None
-    """GPUs that can be used at most, over quota included. Not given: no maximum."""
+    """The most GPUs that can be used, including use over quota. Not given: no maximum."""
     weight: Annotated[float, Field(ge=0, le=1_000_000, strict=False)] = 1.0
-    """What is over quota is divided in proportion to the weights of the quotas that ask for it. 0: only what no other
-    asks for."""
+    """Capacity beyond the guarantees is divided in proportion to the weights of the quotas that request it. 0: only the
+    capacity that no other quota requests."""
 
     @model_validator(mode="after")
     def _ordered(self) -> Amounts:
@@ -159,7 +161,7 @@ class Quota(Amounts):
     """The quota of a user, a group or a team."""
 
     servers: Annotated[int, Field(ge=1, strict=True)] | None = None
-    """Servers with a GPU that can use the quota at a time. Not given: any number."""
+    """The most servers with a GPU that use the quota at a time. Not given: any number."""
     per_user: PerUser = PerUser()
     """Limits of one user within the quota."""
 
@@ -168,9 +170,9 @@ class Group(Quota):
     """The quota of a JupyterHub group. A group with teams is a department: only its teams have servers."""
 
     teams: dict[Name, Quota] = {}
-    """Quotas of the department's teams, by the names of their JupyterHub groups. What the department is guaranteed
-    beyond its teams' guarantees is for any of them. A department whose guarantee is not given is guaranteed as much as
-    its teams together. A department has no `servers` and no `per_user`: its teams have them."""
+    """Quotas of the department's teams, by the names of their JupyterHub groups. Any of the teams can use the part of
+    the department's guarantee that exceeds the teams' guarantees. If the department's guarantee is not given, it is the
+    sum of the teams' guarantees. A department has no `servers` and no `per_user`: its teams have them."""
 
     @model_validator(mode="after")
     def _department(self) -> Group:
@@ -180,14 +182,14 @@ class Group(Quota):
 
     @property
     def guaranteed_units(self) -> int:
-        """The guarantee in units of 1 %; of a department that has none, what its teams are guaranteed together."""
+        """The guarantee in units of 1 %; for a department without a guarantee, the sum of its teams' guarantees."""
         if self.teams and "guarantee" not in self.model_fields_set:
             return self.teams_units
         return super().guaranteed_units
 
     @property
     def teams_units(self) -> int:
-        """What the teams are guaranteed together, in units of 1 %."""
+        """The sum of the teams' guarantees, in units of 1 %."""
         return sum(team.guaranteed_units for team in self.teams.values())
 
 
@@ -199,17 +201,17 @@ class Quotas(_Part):
     users: dict[Name, Quota] = {}
     """Quotas by the names of users."""
     default: Quota = Quota()
-    """The quota of each user who has no quota as a user and is in no group that has one. It counts for each of these
-    users alone. Not given: nothing is guaranteed, and there is no maximum."""
+    """The quota of each user without a quota as a user or by a group. Each of these users has this quota separately.
+    Not given: nothing is guaranteed, and there is no maximum."""
     half_life: Seconds = HALF_LIFE_SECONDS
-    """After this long, what was used over quota counts half for the order in the queue."""
+    """After this long, use over quota counts half for the order in the queue."""
 
     reclaim: Reclaim = Reclaim()
-    """How sessions over quota make way for spawns in quota."""
+    """How units of sessions over quota are reclaimed for spawns in quota."""
 
     @property
     def guaranteed_units(self) -> int:
-        """The sum of all guarantees in units of 1 %, without the default's, whose number of users is not known."""
+        """The sum of all guarantees in units of 1 %, without the default quota: its number of users is unknown."""
         groups = sum(max(group.guaranteed_units, group.teams_units) for group in self.groups.values())
         return groups + sum(user.guaranteed_units for user in self.users.values())
 

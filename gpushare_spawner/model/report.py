@@ -1,10 +1,8 @@
-"""An agent's report about its node. One schema for the control socket and for Kubernetes; JSON, versioned.
+"""An agent's report about its node: GPUs, sessions, host memory, cordons. Pure data.
 
-GPU time that a session was entitled to while others competed for its GPUs, and that it received. Pure data.
-
-The arbiter counts (`arbiter/`), the agent keeps the sums over restarts, and report, notebook and metrics show them.
-
-Allocations of device memory that a limit refused. Pure data.
+One versioned JSON schema serves the control socket and Kubernetes. The module also has the sums of GPU time that a
+session was entitled to and received while others competed (the arbiter counts, the agent keeps them over restarts), and
+the record of refused memory allocations. `model.share_status` has the status for a notebook server.
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ from gpushare_spawner.model.share import (
 )
 
 FIRST_BOUND = 0.001
-"""Seconds; every shorter wait is counted as this long: a lease costs about a millisecond anyway."""
+"""Seconds. Every shorter wait counts as this long: a lease costs about a millisecond anyway."""
 STEP = 1.5
 """Ratio of two neighbouring bounds: a quantile is at most 50 % above the true value, and never below it."""
 BOUNDS = tuple(FIRST_BOUND * STEP**place for place in range(40))
@@ -49,7 +47,7 @@ class WaitCounts:
         self._counts = [0] * len(BOUNDS)
 
     def add(self, seconds: float) -> None:
-        """Count one wait. A request that was granted at once (0 s) is no wait, and is not counted."""
+        """Count one wait. A request that was granted at once (0 s) is not counted."""
         if seconds > 0 and not math.isnan(seconds):
             self._counts[min(bisect_left(BOUNDS, seconds), len(BOUNDS) - 1)] += 1
 
@@ -65,7 +63,7 @@ class Delivered:
     """Sums over the time in which others competed for the session's GPUs; several GPUs add up."""
 
     entitled_seconds: float = 0.0
-    """GPU seconds that its guaranteed units gave it a right to."""
+    """GPU seconds that its guaranteed units entitled it to."""
     delivered_seconds: float = 0.0
     """GPU seconds that it received in that time."""
     waits: tuple[int, ...] = ()
@@ -80,7 +78,7 @@ class Delivered:
         )
 
     def minus(self, other: Delivered) -> Delivered:
-        """Return what has been added since `other`; no sum is below 0."""
+        """Return the differences from `other`, an earlier value; no sum is below 0."""
         return Delivered(
             max(0.0, self.entitled_seconds - other.entitled_seconds),
             max(0.0, self.delivered_seconds - other.delivered_seconds),
@@ -93,14 +91,14 @@ class Delivered:
         return sum(self.waits)
 
     def wait_quantile(self, part: float) -> float:
-        """Return the wait in seconds that `part` (0 to 1) of all waits did not exceed; 0 where there was no wait.
+        """Return the wait in seconds that `part` (0 to 1) of all waits did not exceed; 0 if there was no wait.
 
-        The value is the upper bound of a range: up to 50 % more than the true one (see `STEP`).
+        The value is the upper bound of a range: up to 50 % more than the true value (see `STEP`).
         """
-        wanted, seen = part * self.wait_count, 0
+        threshold, seen = part * self.wait_count, 0
         for bound, count in zip(BOUNDS, self.waits, strict=False):
             seen += count
-            if count and seen >= wanted:
+            if count and seen >= threshold:
                 return bound
         return 0.0
 
@@ -112,11 +110,11 @@ NOTHING = Delivered()
 def _added(ours: tuple[int, ...], theirs: tuple[int, ...], sign: int) -> tuple[int, ...]:
     length = min(max(len(ours), len(theirs)), len(BOUNDS))
     padded = [(*counts, *[0] * (length - len(counts)))[:length] for counts in (ours, theirs)]
-    return tuple(max(0, one + sign * other) for one, other in zip(*padded, strict=True))
+    return tuple(max(0, count + sign * other) for count, other in zip(*padded, strict=True))
 
 
 class MemoryLimitHit(BaseModel):
-    """One allocation that was refused."""
+    """One refused allocation."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -125,13 +123,13 @@ class MemoryLimitHit(BaseModel):
     """Seconds since the epoch (UTC)."""
     requested_bytes: Annotated[int, Field(ge=0)]
     allocated_bytes: Annotated[int, Field(ge=0)] = 0
-    """What the session's processes had allocated on that GPU at that time."""
+    """Bytes that the session's processes had allocated on that GPU at that time."""
     pid: int = 0
-    """The process that asked, as it numbers itself."""
+    """The process that requested it, by the pid in its own namespace."""
 
 
 class MemoryLimitHits(BaseModel):
-    """How often a session's allocations were refused since it was opened, and the last time."""
+    """The number of a session's refused allocations since it was opened, and the last one."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -139,7 +137,7 @@ class MemoryLimitHits(BaseModel):
     last: MemoryLimitHit | None = None
 
     def with_hit(self, hit: MemoryLimitHit) -> MemoryLimitHits:
-        """One more."""
+        """Return the hits with one more."""
         return MemoryLimitHits(count=self.count + 1, last=hit)
 
 
@@ -151,15 +149,15 @@ REPORT_VERSION: Literal[1] = 1
 Units = Annotated[int, Field(ge=0, le=UNITS_PER_GPU)]
 """Share units of 1 % of a GPU."""
 _LARGEST = 2**63 - 1
-"""What a database's column takes. No part of an agent makes a larger number, whatever its sessions state."""
+"""The largest integer of a database's column. An agent reports no larger number, whatever its sessions state."""
 Count = Annotated[int, Field(ge=0, le=_LARGEST)]
 Amount = Count
 """Bytes, or millicores."""
 Seconds = Annotated[float, Field(ge=0, le=LATEST, allow_inf_nan=False)]
 _MAX_NAME = 253
-"""Letters of the name of a GPU or a node: no longer than that of an object in Kubernetes."""
+"""Characters of the name of a GPU or a node: as many as in the name of a Kubernetes object."""
 MOST_OVERCOMMIT = 10
-"""How many times the units of a GPU may be promised at most."""
+"""The largest overcommit: guaranteed units as a multiple of a GPU's units."""
 
 
 class _Part(BaseModel):
@@ -176,25 +174,25 @@ class GpuReport(_Part):
     memory_bytes: Amount
     memory_used_bytes: Amount = 0
     utilisation: Annotated[float, Field(ge=0, le=1)] | None = None
-    """Part of the driver's last sample period in which the GPU computed; None: the driver does not say."""
+    """Part of the driver's last sample period in which the GPU computed; None: the driver does not report it."""
     temperature_celsius: Annotated[float, Field(ge=-273.15, le=1e6)] | None = None
-    """None: the driver does not say."""
+    """None: the driver does not report it."""
     power_watts: Annotated[float, Field(ge=0, le=1e9)] | None = None
-    """What the GPU draws; None: the driver does not say."""
+    """Power that the GPU draws; None: the driver does not report it."""
     healthy: bool = True
     cordoned: bool = False
-    """No new session may come, because of a cordon of the GPU or of its node."""
+    """Whether a cordon of the GPU or of its node keeps new sessions away."""
     simulated: bool = False
     capacity_units: Annotated[int, Field(ge=0, le=MOST_OVERCOMMIT * UNITS_PER_GPU)] = UNITS_PER_GPU
-    """Units that may be guaranteed: 100, or more where the admin overcommits."""
+    """Units that may be guaranteed: 100, or more if the admin overcommits."""
     waiting: Count = 0
     """Sessions with work for this GPU that wait for a lease."""
     mig: MigInstance | None = None
-    """This is an instance of a GPU in MIG mode, for one session: `index` is the GPU's, `uuid`, `memory_bytes` and
-    `capacity_units` are the instance's. None: it is a whole GPU."""
+    """The instance of a GPU in MIG mode, for one session: `index` is the GPU's, `uuid`, `memory_bytes` and
+    `capacity_units` are the instance's. None: a whole GPU."""
     known_since: Annotated[Seconds, Field(exclude=True)] = 0.0
-    """When the reader of the reports of several nodes saw the GPU first at this node (`time.monotonic`). Never what a
-    report says of it, see `with_known_since`."""
+    """When the reader of several nodes' reports first saw the GPU at this node (`time.monotonic`). The reader sets it,
+    never the report itself: see `with_known_since`."""
 
     @property
     def whole(self) -> str:
@@ -203,24 +201,24 @@ class GpuReport(_Part):
 
     @property
     def label(self) -> str:
-        """How texts name it, see `mig.gpu_label`."""
+        """The name in texts, see `layer_rules.gpu_label`."""
         return gpu_label(self.index, self.mig)
 
 
 class Notice(_Part):
-    """A notice: an idle action that the user has been told of."""
+    """A notice to a session's user of an idle action."""
 
     tier: Tier
     at: Instant
     reason: str
     effective_units: Units = 0
-    """What the session will hold after the action."""
+    """Units of the session after the action."""
     cause: IdleCause | None = None
-    """None: an older agent or service, which sends no cause."""
+    """None: from an older agent or service, which sends no cause."""
     after_seconds: Seconds = 0.0
     """The idle time, or the server's age, at which the action comes; 0: not given."""
     use: UseRule | None = None
-    """How much GPU work withdraws the notice. None: all work does, if any."""
+    """How much GPU work withdraws the notice. None: any work, if work prevents the action."""
 
     @property
     def averted_by_work(self) -> bool:
@@ -232,7 +230,7 @@ class DeliveredReport(_Part):
     """GPU time that a session was entitled to while others competed for its GPUs, and that it received."""
 
     entitled_seconds: Seconds = 0.0
-    """GPU seconds that its guaranteed units gave it a right to, over the time with competition."""
+    """GPU seconds that its guaranteed units entitled it to, over the time with competition."""
     delivered_seconds: Seconds = 0.0
     """GPU seconds that it received in that time."""
     waits: Count = 0
@@ -257,17 +255,17 @@ class HostMemoryReport(_Part):
     """A node's host memory for paged-out GPU memory."""
 
     budget_bytes: Amount
-    """What paged-out memory may use now."""
+    """Host memory that paged-out memory may use now."""
     needed_bytes: Amount
-    """Host memory that is needed if every session uses all that it has allocated, and at least its guarantee. More than
-    the budget where guarantees need more, since a guarantee is always granted, or where the machine's memory became
-    short meanwhile."""
+    """Host memory that is needed if every session uses all its allocated memory, and at least its guarantee. More than
+    the budget if guarantees need more, since a guarantee is always granted, or if the machine's memory has become
+    short since."""
     paged_out_bytes: Amount = 0
-    """What paged-out memory uses now."""
+    """Host memory that paged-out memory uses now."""
 
 
 class HostUseReport(_Part):
-    """What a session's pod uses, rounded up."""
+    """CPU and memory that a session's pod uses, rounded up."""
 
     cpu_millicores: Amount
     memory_bytes: Amount
@@ -283,70 +281,70 @@ class SessionReport(_Part):
     quota: str = ""
     """The account that the share is charged to, see `quota.Account`; empty: there were no quotas when it was opened."""
     gpus: tuple[str, ...]
-    """UUIDs of the GPUs that the share lies on."""
+    """UUIDs of the GPUs of the share."""
     layer: LayerName = LayerName.NATIVE
-    """The sharing layer that gives it the GPU. Of another one only the number of `gpus` means something."""
+    """The sharing layer that gives it the GPU. For another layer only the number of `gpus` has a meaning."""
     layer_trouble: str | None = None
-    """What is wrong with the layer for this session, in sentences; None: nothing is known to be."""
+    """Problems of the layer for this session, in sentences; None: there are none."""
     gpu_use_known: bool = True
-    """Whether its GPU work is seen. False: another layer gives the GPU, and no agent observes the session."""
+    """Whether its GPU work is measured. False: another layer gives the GPU, and no agent observes the session."""
     share_units: Units
-    """What the session is entitled to, on each of its GPUs."""
+    """Units that the session is entitled to, on each of its GPUs."""
     borrowed_units: Units = 0
-    """Those of `share_units` that idle sessions lent when the session was placed."""
+    """The part of `share_units` that idle sessions lent when the session was placed."""
     tier: Tier = Tier.ACTIVE
     tier_since: Instant
     effective_units: Units
-    """What the tier leaves the session.
+    """Units that the tier leaves the session.
 
     `share_units` when active, the template's smaller share when downgraded, 0 when released.
     """
     guaranteed_units: Units
-    """What the session gets now while all others work: `effective_units`, less borrowed units that were reclaimed."""
+    """Units of the session now while all others work: `effective_units`, less reclaimed borrowed units."""
     yields: bool = False
-    """The units that the session does not hold are kept for spawns in quota: GPU work does not restore them yet."""
+    """Whether the units that the tier took are kept for spawns in quota. GPU work does not restore them yet."""
     opened_at: Instant
-    """As the machine's clock was then: with the id it names the session."""
+    """By the machine's clock at that time. Together with the id it identifies the session."""
     opened_by_node: Annotated[bool, Field(exclude=True)] = True
-    """Whether `opened_at` is of the node's clock. False: the API server says when the pod was created."""
+    """Whether `opened_at` is of the node's clock. False: the API server's time of the pod's creation."""
     clock_moved: Annotated[float, Field(ge=-LATEST, le=LATEST, allow_inf_nan=False)] = 0.0
-    """Seconds by which the machine's clock was set since then. All other instants of the past are moved already."""
+    """Seconds by which the machine's clock was set since then. All other past instants already include it."""
     reader_moved: Annotated[float, Field(exclude=True)] = 0.0
-    """Seconds by which the clock of the report's reader was set since the API server said when the pod was created."""
+    """Seconds by which the clock of the report's reader was set since the pod's creation."""
     confirmed: bool = True
-    """False between a reservation and the start of its process."""
+    """False between the opening of the session and the start of its process."""
     pid: int | None = None
-    """The notebook server's process on the agent's machine, if known."""
+    """The notebook server's process on the agent's machine; None: unknown."""
 
     memory_bytes: Amount = 0
     """Device memory that the session has allocated (its working set), managed and plain."""
     resident_bytes: Amount = 0
     """The part of `memory_bytes` that is on the GPU by the agent's estimate; the rest is in host memory."""
     memory_limit_bytes: Amount = 0
-    """What CUDA shows the session as the GPU's total memory."""
+    """The GPU's total memory as CUDA reports it to the session."""
     engine: MemoryEngine = MemoryEngine.MANAGED
     """How its memory leaves the GPU."""
     suspended: bool = False
-    """All its memory and its CUDA contexts are in host memory, and its GPU work waits until it is resumed."""
+    """Whether all its memory and its CUDA contexts are in host memory. Its GPU work then waits for the resumption."""
     not_suspendable: str | None = None
-    """Why the session cannot be suspended now, or cannot be resumed where it is suspended, in a sentence; None: it can,
+    """Why the session cannot be suspended now or, if it is suspended, cannot be resumed, in a sentence; None: it can,
     or its engine does not suspend."""
     context_bytes: Amount = 0
-    """GPU memory that the CUDA contexts of its processes take beside `memory_bytes`, by what the driver shows."""
+    """GPU memory of the CUDA contexts of its processes, in addition to `memory_bytes`, as the driver reports it."""
     host_memory_needed_bytes: Amount = 0
     """Host memory that is needed if all its movable memory leaves the GPUs."""
     host_memory_budget_bytes: Amount | None = None
-    """What the server's memory limit leaves for that; None: the server has no memory limit."""
+    """Host memory that the server's memory limit leaves for that; None: the server has no memory limit."""
     gpu_busy: bool = False
-    """A burst is running or waiting now."""
+    """Whether a burst is running or waiting now."""
     waiting: bool = False
-    """The session has GPU work and waits for a lease."""
+    """Whether the session has GPU work and waits for a lease."""
     last_gpu_activity: Instant | None = None
-    """End of the last burst; None: none since the session was opened."""
+    """End of the last burst; None: no burst since the session was opened."""
     gpu_seconds: Seconds = 0.0
     """Time with a burst on the GPU since the session was opened."""
     kernels: Count | None = None
-    """Notebook kernels that run; None: the notebook server has not reported them."""
+    """Running notebook kernels; None: the notebook server has not reported them."""
     kernels_busy: Count | None = None
     last_kernel_activity: Instant | None = None
     processes: Count = 0
@@ -358,53 +356,53 @@ class SessionReport(_Part):
     memory_limit_hits: MemoryLimitHits = NO_HITS
     """Allocations of device memory that a limit refused."""
     host_use: HostUseReport | None = None
-    """Of a released session's pod; None: of another session, or not known."""
+    """Use of a released session's pod; None: for another session, or unknown."""
     lacks_requests: bool = False
-    """Its pod gave back requested CPU and memory while it was released, and its node has not granted them again."""
+    """Whether the node has not yet granted again the CPU and memory that the pod gave back while it was released."""
     keep: Keep | None = None
-    """The last one; it can be over."""
+    """The last keep; it can be over."""
     keeps: tuple[Instant, ...] = ()
-    """When keeps of the last 24 hours began, the earliest first."""
+    """The instants at which keeps of the last 24 hours began, the earliest first."""
     exemption: Exemption | None = None
     message: Message | None = None
-    """The last one of `messages`, for readers that do not know the others."""
+    """The last of `messages`, for readers that do not know that field."""
     messages: tuple[Message, ...] = ()
-    """What admins tell the session's user, one message of each cause, the earliest first."""
+    """Messages of admins to the session's user, one of each cause, the earliest first."""
     asks: tuple[Ask, ...] = ()
-    """What the notebook server asked and was not answered yet, the oldest first."""
+    """Unanswered asks of the notebook server, the oldest first."""
 
     @property
     def begun(self) -> float:
-        """When it was opened, by the clock of now: what durations and the order of sessions count from."""
+        """The opening by the present clock: durations and the order of sessions count from it."""
         return self.opened_at + (self.clock_moved if self.opened_by_node else self.reader_moved)
 
     @property
     def controls(self) -> Controls:
-        """What users and admins have decided about the session."""
+        """The decisions of users and admins about the session."""
         return Controls(keep=self.keep, keeps=self.keeps[-MOST_KEEPS:], exemption=self.exemption)
 
     @property
     def standing_messages(self) -> tuple[Message, ...]:
-        """The messages that its user has, the earliest first."""
+        """The present messages to its user, the earliest first."""
         return self.messages or (() if self.message is None else (self.message,))
 
     def message_of(self, cause: MessageCause) -> Message | None:
-        """Return the message of this cause that its user has."""
+        """Return the user's present message of this cause."""
         return next((message for message in self.standing_messages if message.cause is cause), None)
 
     @property
     def borrowed_now(self) -> int:
-        """Those of `borrowed_units` that the session has now."""
+        """The part of `borrowed_units` that the session has now."""
         return borrowed_in_use(self.share_units, self.borrowed_units, self.guaranteed_units)
 
     @property
     def over_memory_limit(self) -> bool:
-        """Whether the session has more device memory than its limit: GPU work past the library, or a smaller limit."""
+        """Whether device memory exceeds the limit, because of GPU work without the library or a lowered limit."""
         return 0 < self.memory_limit_bytes < self.memory_bytes
 
     @property
     def share(self) -> Share:
-        """What the session is entitled to while it is active."""
+        """The share of the session while it is active."""
         return Share(units=self.share_units, count=max(1, len(self.gpus)))
 
 
@@ -417,9 +415,9 @@ class MountReport(_Part):
 
 
 class ClaimsReport(_Part):
-    """What the spawner writes into a pod with a share where pods get GPUs by claims.
+    """The settings that the spawner writes into a pod with a share, if pods get GPUs by claims.
 
-    A device plugin would put the same into the container when the kubelet asks it.
+    A device plugin would give the same settings to the kubelet for the container.
     """
 
     folder: Annotated[str, Field(min_length=1)]
@@ -427,20 +425,20 @@ class ClaimsReport(_Part):
     socket: Annotated[str, Field(min_length=1)]
     """Path of the session's socket in the claim's folder."""
     environment: dict[str, str] = {}
-    """Variables that are the same for all sessions."""
+    """Variables for all sessions."""
     mounts: tuple[MountReport, ...] = ()
-    """Beside the claim's folder."""
+    """Mounts in addition to the claim's folder."""
 
 
 MAX_TROUBLE = 1000
-"""Letters of what an agent says about its disk."""
+"""Characters of an agent's text about its disk."""
 
 
 class Report(_Part):
     """A node: its GPUs and the sessions on them.
 
-    `model_validate_json` raises pydantic.ValidationError, with the field and the reason, for what is not a report of
-    this version.
+    `model_validate_json` raises pydantic.ValidationError, with the field and the reason, for text that is not a report
+    of this version.
     """
 
     version: Literal[1] = REPORT_VERSION
@@ -456,14 +454,14 @@ class Report(_Part):
     """Why records of sessions and changes of tiers are in the agent's memory only, and are lost if it stops; None: they
     are on its disk."""
     claims: ClaimsReport | None = None
-    """Pods get GPUs by claims (resource.k8s.io); None: as extended resources, or there are no pods."""
+    """Settings of pods that get GPUs by claims (resource.k8s.io); None: by extended resources, or there are no pods."""
 
     @model_validator(mode="after")
     def _each_gpu_once(self) -> Self:
         uuids = [gpu.uuid for gpu in self.gpus]
         indices = [gpu.index for gpu in self.gpus if gpu.mig is None]
-        for what, found in (("UUID", uuids), ("index", indices)):
-            twice = next((value for value, number in Counter(found).items() if number > 1), None)
+        for what, values in (("UUID", uuids), ("index", indices)):
+            twice = next((value for value, number in Counter(values).items() if number > 1), None)
             if twice is not None:
                 raise ValueError(f"two GPUs have the {what} {twice}")
         return self
@@ -474,7 +472,7 @@ class Report(_Part):
         return self.sessions
 
     def cordon(self, gpu: str = "") -> Cordon | None:
-        """Return the cordon of a GPU (UUID) alone, or, without one, of the node."""
+        """Return the cordon of a GPU (UUID) alone or, for an empty UUID, of the node."""
         return next((cordon for cordon in self.cordons if cordon.gpu == gpu), None)
 
     def with_cordons(self, cordons: Iterable[Cordon]) -> Self:
@@ -484,8 +482,8 @@ class Report(_Part):
             return self
         kept_away = {cordon.gpu for cordon in cordons}
         gpus = tuple(
-            gpu if gpu.cordoned == (said := not kept_away.isdisjoint(("", gpu.uuid)))
-            else gpu.model_copy(update={"cordoned": said})
+            gpu if gpu.cordoned == (cordoned := not kept_away.isdisjoint(("", gpu.uuid)))
+            else gpu.model_copy(update={"cordoned": cordoned})
             for gpu in self.gpus
         )  # fmt: skip
         return self.model_copy(update={"cordons": cordons, "gpus": gpus})
@@ -503,15 +501,15 @@ def with_known_since(report: Report, before: Report | None, now: float) -> Repor
 
 
 def in_order_of_claim(nodes: Mapping[str, GpuReport]) -> tuple[str, ...]:
-    """Return the nodes that report one GPU; the first has it: the one known for longest, of several the first by name.
+    """Return the nodes that report one GPU. The GPU counts for the first: the earliest to report it, then by name.
 
-    So a node cannot take a GPU from the node that has it, only by naming its UUID. ``nodes``: their reports of it.
+    Thus a node cannot take a GPU from another node by reporting its UUID. ``nodes``: their reports of the GPU.
     """
     return tuple(sorted(nodes, key=lambda node: (nodes[node].known_since, node)))
 
 
 def doubled_gpus(reports: Iterable[Report]) -> dict[str, tuple[str, ...]]:
-    """Return the UUIDs that several nodes report, each with these nodes: of these the first has the GPU."""
+    """Return the UUIDs that several nodes report, with these nodes. The GPU counts for the first node."""
     nodes: dict[str, dict[str, GpuReport]] = {}
     for report in reports:
         for gpu in report.gpus:

@@ -1,14 +1,6 @@
-"""A share: the part of a GPU that a session is entitled to.
+"""A session's share, its tier, its id, the causes of idle actions, and the limits of its device memory. Pure data.
 
-Tiers: how much of its share a session holds now, and how much GPU work restores the full share.
-
-How a notebook server is named between the hub, the agent and the service.
-
-Why an idle action comes. A notice carries the cause, so that its text can say what keeps the share.
-
-Imports no pydantic: the notebook server imports this module.
-
-Limits of device memory that a session can meet. Light: notebooks import it.
+Does not import pydantic, so that the notebook server can import this module quickly.
 """
 
 from __future__ import annotations
@@ -44,7 +36,7 @@ class Share:
 
     @classmethod
     def from_fraction(cls, value: Any) -> Share:
-        """Return the share for 0.25, "0.25" or 1. Raises ValueError, which says what would be right."""
+        """Return the share for 0.25, "0.25" or 1. Raises ValueError with advice."""
         return cls(units=units_from_fraction(value))
 
     @property
@@ -64,8 +56,10 @@ class Share:
 
 
 def borrowed_in_use(share_units: int, borrowed_units: int, guaranteed_units: int) -> int:
-    """Return how many of a session's borrowed units are its now: not those that their owners have reclaimed, nor those
-    that the session's own tier has taken. ``guaranteed_units``: what the session gets now while all others work.
+    """Return the borrowed units that a session has now.
+
+    Units that their owners have reclaimed, and units that the session's own tier has taken, do not count.
+    ``guaranteed_units``: units of the session now while all others work.
     """
     owned = max(0, share_units - borrowed_units)
     return min(borrowed_units, max(0, guaranteed_units - owned))
@@ -74,7 +68,7 @@ def borrowed_in_use(share_units: int, borrowed_units: int, guaranteed_units: int
 def units_from_fraction(value: Any) -> int:
     """Turn a fraction of a GPU (number or decimal string) into units of 1 %.
 
-    Raises ValueError for what is no number, not above 0, above 1, or finer than 0.01.
+    Raises ValueError for a value that is not a number, not above 0, above 1, or finer than 0.01.
     """
     advice = "write a fraction of one GPU from 0.01 to 1 in steps of 0.01, like 0.25; for more than one GPU use 'count'"
     if isinstance(value, bool) or not isinstance(value, (int, float, str, Decimal)):
@@ -95,10 +89,10 @@ def units_from_fraction(value: Any) -> int:
 
 
 class Tier(StrEnum):
-    """From the full share down to none.
+    """The tier of a session, from the full share down to none.
 
-    The service decides on deeper tiers, one at a time. The agent restores ACTIVE by itself, as soon as GPU work counts
-    as use of the share, see `UseRule`.
+    The service decides on deeper tiers, one at a time. The agent itself restores ACTIVE as soon as GPU work counts as
+    use of the share, see `UseRule`.
     """
 
     ACTIVE = "active"
@@ -112,19 +106,19 @@ class Tier(StrEnum):
 
     @property
     def depth(self) -> int:
-        """0 for ACTIVE to 3 for STOPPED; also the number that stands for the tier in the wire protocol."""
+        """The depth, from 0 for ACTIVE to 3 for STOPPED; also the tier's number in the wire protocol."""
         return _DEPTH[self]
 
     @classmethod
     def from_depth(cls, depth: int) -> Tier:
-        """Return the tier of this depth. Raises ValueError for a number that stands for no tier."""
+        """Return the tier of this depth. Raises ValueError for other numbers."""
         tiers = list(cls)
         if not 0 <= depth < len(tiers):
             raise ValueError(f"{depth} stands for no tier; tiers are 0 ({tiers[0]}) to {len(tiers) - 1} ({tiers[-1]})")
         return tiers[depth]
 
 
-# the culler asks for it several times for each session
+# the culler reads it several times for each session
 _DEPTH = {tier: depth for depth, tier in enumerate(Tier)}
 
 
@@ -132,9 +126,9 @@ _DEPTH = {tier: depth for depth, tier in enumerate(Tier)}
 class UseRule:
     """How much GPU work counts as use of a share.
 
-    GPU time adds up, at most to `min_use`, and is forgotten evenly over `window`. Work counts as use when the sum
-    reaches `min_use`: one piece of work of that length, or shorter work that takes more than `min_use` in each window.
-    A dataclass, since a notebook's cell imports this module without pydantic. Raises ValueError.
+    GPU time adds up, at most to `min_use`, and decays evenly over `window`. Work counts as use when the sum reaches
+    `min_use`: one piece of work of that length, or shorter work that takes more than `min_use` in each window. A
+    dataclass, because a notebook's cell imports this module without pydantic. Raises ValueError.
     """
 
     min_use: float = 0.0
@@ -158,9 +152,9 @@ def voids_idle_action(
 ) -> bool:
     """Return whether a session has worked since the service decided on an idle action.
 
-    The first three are the session's now: whether a burst runs or waits, the end of the last one (seconds since the
-    epoch) and its GPU seconds. `if_gpu_seconds`: GPU seconds from which its work counts as use; None: all work after
-    `if_idle_since` does, and nothing where that is None too.
+    The first three describe the session now: whether a burst runs or waits, the end of the last one (seconds since the
+    epoch) and its GPU seconds. `if_gpu_seconds`: GPU seconds beyond which its work counts as use; None: all work after
+    `if_idle_since` counts, and none if that is None too.
     """
     if if_gpu_seconds is not None:
         return gpu_seconds > if_gpu_seconds
@@ -168,36 +162,36 @@ def voids_idle_action(
 
 
 MAX_LENGTH = 6200
-"""The longest session id, in characters. JupyterHub stores 255 characters each of a user's and a server's name; one
-character takes at most 4 bytes of UTF-8, and each byte 3 characters of the id."""
+"""The longest session id, in characters. JupyterHub stores 255 characters each of a user's and a server's name. A
+character has at most 4 bytes of UTF-8, and each byte takes 3 characters of the id."""
 
 
 def session_id(user: str, server: str = "") -> str:
-    """One string for a user's server; the default server has no name. Inverse of `split_session_id`."""
+    """Return the session id of a user's server; the default server has no name. The inverse of `split_session_id`."""
     # '+' cannot come out of quote() with these safe characters, so the two parts stay apart
     return f"{_quoted(user)}+{_quoted(server)}" if server else _quoted(user)
 
 
 def split_session_id(value: str) -> tuple[str, str]:
-    """(user, server name) of a session id."""
+    """Return the user and the server name of a session id."""
     user, _, server = value.partition("+")
     return unquote(user.replace("=", "%")), unquote(server.replace("=", "%"))
 
 
 def _quoted(name: str) -> str:
-    # '%' is not allowed in a session id, '=' takes its place; a real '=' is quoted itself
+    # '%' is not allowed in a session id, so '=' replaces it; a real '=' is quoted
     return quote(name, safe="@._:~-").replace("%", "=")
 
 
 class IdleCause(StrEnum):
-    """The rule that leads to an idle action."""
+    """The rule that leads to an idle action. A notice has it, so that its text can say how to keep the share."""
 
     IDLE = "idle"
     """The session was idle for the time in its template. GPU work, or for a stop any activity, prevents the action."""
     MAX_AGE = "max-age"
     """The server has run for the longest time allowed. Nothing prevents the action."""
     OTHER = "other"
-    """A cause that only a newer version knows."""
+    """A cause of a newer version."""
     RECLAIM = "reclaim"
     """A spawn in quota waits for units of this session, which is over quota. GPU work does not prevent the action."""
 
@@ -212,18 +206,18 @@ class IdleCause(StrEnum):
 
     @property
     def code(self) -> int:
-        """The number that stands for the cause in the wire protocol."""
+        """The number of the cause in the wire protocol."""
         return list(IdleCause).index(self)
 
     @classmethod
     def from_code(cls, code: int) -> IdleCause:
-        """Return the cause of this code; OTHER for a number that this version does not know."""
+        """Return the cause of this code; OTHER for an unknown number."""
         causes = list(cls)
         return causes[code] if 0 <= code < len(causes) else cls.OTHER
 
 
 class MemoryLimit(IntEnum):
-    """The limit that refuses an allocation, as RESERVED has it. 0 stands for a granted allocation."""
+    """The limit that refuses an allocation, as in RESERVED. There, 0 means a granted allocation."""
 
     SESSION = 1
     """`gpu.memory.limit` of the template, over all processes of the session."""
@@ -234,7 +228,7 @@ class MemoryLimit(IntEnum):
 
     @property
     def label(self) -> MemoryLimitName:
-        """Its name in reports and metrics."""
+        """The name in reports and metrics."""
         return _NAMES[self]
 
 

@@ -1,4 +1,7 @@
-"""A notebook server's GPU share at one moment, as the agent reports it. Pure data."""
+"""A notebook server's GPU share at one instant, as the agent sends it. Pure data.
+
+The status in words is in `wording.share_status`. The agent's report of all sessions is in `model.report`.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +27,11 @@ from gpushare_spawner.model.frames import (
 from gpushare_spawner.model.share import IdleCause, MemoryLimit, MemoryLimitName, Tier, borrowed_in_use
 
 ANNOTATIONS_VARIABLE = "GPUSHARE_ANNOTATIONS"
-"""Environment of a server in a pod whose GPU another sharing layer gives: the folder with the pod's annotations."""
+"""Environment variable of a server in a pod with a GPU of another layer: the folder with the pod's annotations."""
 NANOSECONDS = 1e9
 MILLISECONDS = 1e3
 NEVER = 2**64 - 1
-"""STATUS says this where there was no GPU work yet."""
+"""Field of STATUS if there was no GPU work yet."""
 ANSWER = frozenset(
     {Kind.STATUS, Kind.DELIVERED, Kind.SESSION_MEMORY, Kind.ANNOUNCE, Kind.USE, Kind.CONTROLS, Kind.TEXT}
 )  # fmt: skip
@@ -37,7 +40,7 @@ ANSWER = frozenset(
 
 @dataclass(frozen=True)
 class GpuStatus:
-    """The share on one GPU. Amounts in bytes."""
+    """The share on one GPU. Amounts are in bytes."""
 
     uuid: str
     memory_bytes: int
@@ -45,7 +48,7 @@ class GpuStatus:
     resident_bytes: int
     """The part of it that is on the GPU; the rest is in host memory."""
     limit_bytes: int
-    """What CUDA shows as the GPU's total memory."""
+    """The GPU's total memory as CUDA reports it."""
     lease: str
     """none, waiting or held."""
     sessions: int
@@ -76,28 +79,28 @@ class ProcessMemory:
     gpu: str
     memory_bytes: int
     name: str = ""
-    """The user's name for the process; empty: not looked up."""
+    """The user's name for the process; empty: not read."""
     utilisation: float | None = None
     """Part of the GPU's time that it had in the last second, from 0 to 1; None: the agent does not send it."""
 
 
 @dataclass(frozen=True)
 class LimitHit:
-    """The last allocation that was refused."""
+    """The last refused allocation."""
 
     limit: MemoryLimitName
     seconds_ago: float
     requested_bytes: int
     allocated_bytes: int
-    """What the session had allocated on that GPU at that time."""
+    """Bytes that the session had allocated on that GPU at that time."""
     pid: int
     count: int
-    """Allocations refused since the session was opened, including this one."""
+    """Refused allocations since the session was opened, including this one."""
 
 
 @dataclass(frozen=True)
 class PendingAction:
-    """An idle action that the user has a notice of."""
+    """An idle action of which the user has a notice."""
 
     tier: Tier
     at: float
@@ -110,7 +113,7 @@ class PendingAction:
 
 @dataclass(frozen=True)
 class AdminMessage:
-    """What an admin tells the session's user."""
+    """An admin's message to the session's user."""
 
     text: str
     at: float
@@ -119,18 +122,18 @@ class AdminMessage:
 
 @dataclass(frozen=True)
 class ControlsStatus:
-    """What users and admins have decided about the session. Instants are seconds since the epoch (UTC)."""
+    """The decisions of users and admins about the session. Instants are seconds since the epoch (UTC)."""
 
     keep_until: float | None = None
-    """The user holds the share until then; None: the user does not."""
+    """The end of the user's keep; None: the share is not kept."""
     exempt: bool = False
-    """No idle action comes, by an admin's decision."""
+    """Whether an admin has exempted the session from idle actions."""
     exempt_until: float | None = None
-    """None: without end, where it is exempt."""
+    """None: without end, if it is exempt."""
     largest_share_units: int = 0
-    """The share can be changed to at most this; 0: it cannot be changed."""
+    """The largest share that the session can be changed to; 0: it cannot be changed."""
     messages: tuple[AdminMessage, ...] = ()
-    """Those that stand, the earliest first."""
+    """The present messages, the earliest first."""
 
 
 @dataclass(frozen=True)
@@ -138,40 +141,40 @@ class ShareStatus:
     """A notebook server's share. Units are 1 % of a GPU, the same on each of its GPUs."""
 
     shared: bool = True
-    """False where the server has no share of a GPU."""
+    """Whether the server has a share of a GPU."""
     layer: str = ""
-    """The sharing layer that gives the GPU, by its name (`model.layers.LayerName`); empty: it is ours."""
+    """The name of the sharing layer that gives the GPU (`model.layers.LayerName`); empty: our own layer."""
     layer_trouble: str = ""
-    """What is wrong with the layer for this session, in sentences; empty: nothing is known to be."""
+    """Problems of the layer for this session, in sentences; empty: there are none."""
     problem: str = ""
     """Why the share is unknown; empty: it is known."""
     at: float = 0.0
-    """When the agent answered, in seconds since the epoch (UTC); 0: it did not."""
+    """The instant of the agent's answer, in seconds since the epoch (UTC); 0: it did not answer."""
     share_units: int = 0
     tier: Tier = Tier.ACTIVE
     effective_units: int = 0
-    """What the tier leaves of the share."""
+    """Units that the tier leaves the session."""
     borrowed_units: int = 0
     """Units that idle sessions lend; their owners reclaim them with their next GPU work."""
     guaranteed_units: int = 0
-    """What the session gets now while all other sessions work."""
+    """Units of the session now while all other sessions work."""
     idle_seconds: float | None = None
     """Time since the last GPU work, 0 during GPU work; None: no GPU work yet."""
     gpus: tuple[GpuStatus, ...] = field(default=())
-    """Empty where no agent measures the session."""
+    """Empty if no agent measures the session."""
     layer_gpus: int = 0
-    """How many GPUs another sharing layer gives; 0: the layer is ours, see `gpus`."""
+    """The number of GPUs of another sharing layer; 0: our own layer, see `gpus`."""
     announced: PendingAction | None = None
     lacks_requests: bool = False
-    """The server gave back requested CPU and memory while it was released, and its node has not granted them again."""
+    """Whether the node has not yet granted again the CPU and memory that the server gave back while it was released."""
     yields: bool = False
-    """The units that the tier took are kept for spawns in quota: GPU work does not restore them yet."""
+    """Whether the units that the tier took are kept for spawns in quota. GPU work does not restore them yet."""
     suspended: bool = False
-    """All its processes are suspended, as other sessions need the GPU's memory; GPU work resumes them."""
+    """Whether all its processes are suspended, because other sessions need the GPU's memory; GPU work resumes them."""
     not_suspendable: str = ""
     """Why a session of engine `suspend` cannot be suspended, in a sentence; empty: it can, or has another engine."""
     processes: tuple[ProcessMemory, ...] = ()
-    """The largest ones, if the agent sends them."""
+    """The processes with the most memory, if the agent sends them."""
     limit_hit: LimitHit | None = None
     """None: no allocation was refused, or the agent does not send it."""
     delivered: DeliveredStatus | None = None
@@ -179,7 +182,7 @@ class ShareStatus:
     controls: ControlsStatus | None = None
     """None: the agent does not send it."""
     takes_asks: bool = False
-    """Whether the service can be asked for a keep, a release and so on, through the agent."""
+    """Whether the agent forwards asks to the service, like a keep or a release."""
 
     @property
     def measured(self) -> bool:
@@ -193,7 +196,7 @@ class ShareStatus:
 
     @property
     def gpu_count(self) -> int:
-        """The number of its GPUs."""
+        """The number of GPUs."""
         return self.layer_gpus or len(self.gpus)
 
     @property
@@ -203,12 +206,12 @@ class ShareStatus:
 
     @property
     def borrowed_now(self) -> int:
-        """Those of `borrowed_units` that the session has now."""
+        """The part of `borrowed_units` that the session has now."""
         return borrowed_in_use(self.share_units, self.borrowed_units, self.guaranteed_units)
 
     @property
     def guaranteed_now(self) -> int:
-        """Those of `guaranteed_units` that no other session can reclaim."""
+        """The part of `guaranteed_units` that no other session can reclaim."""
         return self.guaranteed_units - self.borrowed_now
 
     @property
@@ -223,18 +226,18 @@ class ShareStatus:
 
     @property
     def limit_bytes(self) -> int:
-        """What CUDA shows as total memory, summed over its GPUs."""
+        """The total memory as CUDA reports it, summed over its GPUs."""
         return sum(gpu.limit_bytes for gpu in self.gpus)
 
     @property
     def lease(self) -> str:
-        """held if the session holds the lease of any of its GPUs, else waiting if it waits for one, else none."""
+        """The lease: held if the session holds the lease of any GPU, else waiting if it waits for one, else none."""
         leases = {gpu.lease for gpu in self.gpus}
         return next((state for state in ("held", "waiting") if state in leases), "none")
 
     @property
     def neighbours(self) -> int:
-        """The number of other sessions on its GPU; with several GPUs, on the one with most."""
+        """The number of other sessions on its GPU; of several GPUs, the largest number."""
         return max((gpu.sessions - 1 for gpu in self.gpus), default=0)
 
     @classmethod
@@ -254,9 +257,9 @@ class ShareStatus:
         Raises ValueError for other frames.
         """
         by_gpu = [frame for frame in frames if frame.kind is Kind.STATUS]
-        said = [frame for frame in frames if frame.kind is Kind.DELIVERED]
+        sums = [frame for frame in frames if frame.kind is Kind.DELIVERED]
         memory = [frame for frame in frames if frame.kind is Kind.SESSION_MEMORY]
-        announced = [frame for frame in frames if frame.kind is Kind.ANNOUNCE]
+        notices = [frame for frame in frames if frame.kind is Kind.ANNOUNCE]
         use = _use([frame for frame in frames if frame.kind is Kind.USE])
         if not by_gpu or any(frame.kind not in ANSWER for frame in frames):
             raise ValueError("an answer to QUERY has one STATUS for each GPU")
@@ -266,8 +269,8 @@ class ShareStatus:
         action = None
         if at:
             action = PendingAction(Tier.from_depth(first.flags & 0xFF), at / NANOSECONDS, first.flags >> 8 & 0xFF)
-            if announced:
-                cause, after = announced[-1].fields[3:5]
+            if notices:
+                cause, after = notices[-1].fields[3:5]
                 action = replace(action, cause=IdleCause.from_code(cause), after_seconds=after / NANOSECONDS)
         quiet = min(frame.fields[9] for frame in by_gpu)
         texts = {text.topic: text for text in _texts(frames)}
@@ -290,7 +293,7 @@ class ShareStatus:
             layer=layer.text,
             layer_gpus=layer.number,
             layer_trouble=texts.get(TextTopic.LAYER_TROUBLE, no_text).text,
-            delivered=_delivered(said[-1]) if said else None,
+            delivered=_delivered(sums[-1]) if sums else None,
             controls=controls,
             takes_asks=controls is not None,
             processes=tuple(_process(frame, use) for frame in memory if frame.fields[0] == SessionMemoryTopic.PROCESS),
@@ -317,8 +320,8 @@ class ShareStatus:
 def _own_gpus(gpus: Sequence[GpuStatus], layer_gpus: int) -> tuple[GpuStatus, ...]:
     """Return the session's own GPUs. ``layer_gpus``: see `ShareStatus`.
 
-    An agent that does not know which ones another layer gave sends all GPUs of its node. Those with the session's
-    memory are its own.
+    An agent sends all GPUs of its node if it does not know which of them another layer gave. The GPUs with the
+    session's memory are its own.
     """
     if not 0 < layer_gpus < len(gpus):
         return tuple(gpus)
@@ -332,11 +335,11 @@ def _texts(frames: Sequence[Frame]) -> list[ReceivedText]:
 
 
 def _controls(frames: Sequence[Frame]) -> ControlsStatus | None:
-    """Return what the last CONTROLS and the messages of admins say."""
-    said = [frame for frame in frames if frame.kind is Kind.CONTROLS]
-    if not said:
+    """Return the content of the last CONTROLS frame and of the admins' messages."""
+    states = [frame for frame in frames if frame.kind is Kind.CONTROLS]
+    if not states:
         return None
-    keep_until, exempt_until, largest_share = said[-1].fields[:3]
+    keep_until, exempt_until, largest_share = states[-1].fields[:3]
     messages = [text for text in _texts(frames) if text.topic == TextTopic.MESSAGE]
     return ControlsStatus(
         keep_until=keep_until / MILLISECONDS if keep_until else None,
@@ -363,12 +366,12 @@ def _limit_hit(frame: Frame) -> LimitHit | None:
     try:
         name = MemoryLimit(limit).label
     except ValueError:
-        return None  # a limit that only a newer agent knows
+        return None  # a limit of a newer agent
     return LimitHit(name, ago / NANOSECONDS, requested, allocated, pid, number)
 
 
 def _use(frames: Sequence[Frame]) -> dict[tuple[bytes, int], float]:
-    """Return the part of each GPU's time by GPU and pid; pid 0: of the whole session."""
+    """Return the used part of each GPU's time by GPU and pid; pid 0: the whole session."""
     return {
         (frame.gpu, frame.fields[0]): min(1.0, frame.fields[1] / frame.fields[2]) for frame in frames if frame.fields[2]
     }
@@ -376,7 +379,7 @@ def _use(frames: Sequence[Frame]) -> dict[tuple[bytes, int], float]:
 
 def _process(frame: Frame, use: Mapping[tuple[bytes, int], float]) -> ProcessMemory:
     pid, amount = frame.fields[1:3]
-    # a process without a frame of its own had nothing
+    # a process without a frame of its own had no GPU time
     utilisation = use.get((frame.gpu, pid), 0.0) if (frame.gpu, 0) in use else None
     return ProcessMemory(pid, gpu_name(frame.gpu), amount, utilisation=utilisation)
 

@@ -1,6 +1,6 @@
-"""What the service tells the spawner with a spawn that it asks for: an action on the server or the spawn before it.
+"""The service's note to the spawner in a spawn request: an action on the earlier server or spawn.
 
-The note is a user option, since a hub's route for servers takes nothing else. The spawner takes it out at once.
+The note is a user option, because the hub's route for servers accepts nothing else. The spawner removes it at once.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 NOTE_OPTION = "gpushare_note"
-"""The user option. Users can set it too: it says something to themselves alone."""
+"""The user option. Users can set it too, but only they themselves read the text."""
 STATE_KEY = "gpushare_stopped"
-"""In the spawner's state: why the server was stopped. The hub's pages read it there (`spawner/pages/hub`)."""
+"""Key in the spawner's state: why the server was stopped. The hub's pages read it there (`spawner/pages/hub`)."""
 MAX_LETTERS = 500
 
 
@@ -23,19 +23,19 @@ class SpawnNote(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     text: str = Field(min_length=1, max_length=MAX_LETTERS)
-    """What happened, in a sentence."""
+    """The action, in a sentence."""
     cancelled: bool = False
-    """The spawn before it was cancelled: nothing is to be started, and the user reads the text."""
+    """Whether the earlier spawn was cancelled. Then nothing is started, and the user reads the text."""
     stopped: bool = False
-    """The server was stopped: nothing is to be started, and the hub's pages say the text until the next start."""
+    """Whether the server was stopped. Then nothing is started; the hub's pages show the text until the next spawn."""
 
     def within(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return user options with the note among them."""
+        """Return the user options with this note."""
         return {**options, NOTE_OPTION: self.model_dump(exclude_defaults=True)}
 
 
 def taken_out(options: Any) -> tuple[dict[str, Any], SpawnNote] | None:
-    """Return user options without their note, and the note; None: they have no valid one."""
+    """Return user options without their note, and the note; None: they have no valid note."""
     if not isinstance(options, dict) or NOTE_OPTION not in options:
         return None
     try:

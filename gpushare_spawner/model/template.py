@@ -1,4 +1,7 @@
-"""A compute template: what an admin offers at the login form. Reference for admins: docs/reference/templates.md"""
+"""A compute template: a card that an admin offers on the form.
+
+The files are read by the package `templates`. Reference for admins: docs/reference/templates.md
+"""
 
 from __future__ import annotations
 
@@ -19,9 +22,9 @@ from gpushare_spawner.model.share import UNITS_PER_GPU, Share, Tier, units_from_
 from gpushare_spawner.model.texts import SHOWN_LINE, SHOWN_TEXT, ShownLine, TextPattern
 
 IDLE_ORDER = "idle_order"
-"""Type of the error of idle actions in the wrong order; its context has the names and seconds of two of them."""
+"""Type of the error for idle actions in the wrong order; its context has the names and seconds of two of them."""
 LAYER_CANNOT = "layer_cannot"
-"""Type of the error of a promise that the template's layer cannot keep; its context has the fields of BrokenPromise."""
+"""Type of the error for a promise that the template's layer cannot keep. Its context: the fields of BrokenPromise."""
 
 
 class _Part(BaseModel):
@@ -33,7 +36,7 @@ def _fraction(value: Any) -> float:
     return units_from_fraction(value) / UNITS_PER_GPU
 
 
-_Written = Annotated[float, Field(ge=0.01, le=1)]  # what JSON Schema shows to editors
+_Written = Annotated[float, Field(ge=0.01, le=1)]  # the type in the JSON Schema for editors
 
 _ANY = 2**50
 """Bytes of a GPU, for the comparison of two percentages."""
@@ -45,19 +48,18 @@ class GpuMemory(_Part):
     """Device memory of a session."""
 
     oversubscribe: bool = True
-    """Sessions together can allocate more memory than the GPU has: memory that is not in use moves to host memory, in
-    the way that `engine` says."""
+    """Sessions together can allocate more memory than the GPU has. Memory that is not in use moves to host memory;
+    `engine` decides how."""
     engine: MemoryEngine = MemoryEngine.MANAGED
     """`managed`: device memory becomes CUDA managed memory, and pages that are not in use are paged out. `suspend`:
-    device memory stays plain, and the driver suspends all processes of a session that does not work while other
-    sessions need its memory; the agent needs the right to do so."""
+    device memory stays plain, and the driver suspends all processes of an idle session while other sessions need its
+    memory; the agent needs the right to do so."""
     guarantee: PercentOrBytes | None = None
-    """GPU memory that the session can allocate whatever other sessions have allocated, within its server's host
-    memory. While sessions take turns it can be paged out to host memory. Not given: the fraction of the GPU's
-    memory."""
+    """GPU memory that the session can allocate regardless of other sessions, within its server's host memory. While
+    sessions take turns it can be paged out to host memory. Not given: the fraction of the GPU's memory."""
     limit: PercentOrBytes = "100%"
-    """What CUDA shows as the GPU's total memory. It limits all processes of the session together; an allocation
-    beyond it fails as on a GPU of that size."""
+    """The GPU's total memory as CUDA reports it. It limits all processes of the session together; an allocation beyond
+    it fails as on a GPU of that size."""
 
     @model_validator(mode="after")
     def _suspend_oversubscribes(self) -> GpuMemory:
@@ -79,7 +81,7 @@ class GpuMemory(_Part):
 
     @property
     def kind(self) -> tuple[bool, MemoryEngine]:
-        """What stays the same where a session takes a share of another template."""
+        """The settings that stay the same if a session gets a share of another template."""
         return self.oversubscribe, self.engine
 
 
@@ -133,19 +135,19 @@ class Cpu(Range):
     """CPU cores."""
 
     guarantee: Cores | None = None
-    """Cores that are guaranteed to the server. Not given: the spawner's setting."""
+    """Cores guaranteed to the server. Not given: the spawner's setting."""
     limit: Cores | None = None
-    """Cores that the server can use at most. Not given: the spawner's setting."""
+    """The most cores that the server can use. Not given: the spawner's setting."""
 
 
 class HostMemory(Range):
     """Host memory."""
 
     guarantee: Bytes | None = None
-    """Host memory that is guaranteed to the server. Not given: the spawner's setting."""
+    """Host memory guaranteed to the server. Not given: the spawner's setting."""
     limit: Bytes | None = None
-    """Host memory that the server can use at most; beyond it the system ends one of the server's processes. GPU memory
-    that is paged out counts too. Not given: the spawner's setting."""
+    """The most host memory that the server can use; beyond it the system ends one of the server's processes. Paged-out
+    GPU memory counts too. Not given: the spawner's setting."""
 
 
 class Resources(_Part):
@@ -154,17 +156,16 @@ class Resources(_Part):
     cpu: Cpu = Cpu()
     """Cores for its processes."""
     memory: HostMemory = HostMemory()
-    """Host memory for its processes and for GPU memory that is paged out."""
+    """Host memory for its processes and for paged-out GPU memory."""
 
 
 class Access(_Part):
-    """Who may use the template: members of any of the groups, and the users; both empty: all users."""
+    """The users of the template: members of any of the groups, and the named users; both empty: all users."""
 
     groups: tuple[ShownLine, ...] = ()
     """JupyterHub groups. Members of any of them may use the template."""
     users: tuple[ShownLine, ...] = ()
-    """Names of users who may use the template. Other users do not see its card, and cannot use the template through
-    the API."""
+    """Names of users. Other users do not see the template's card, and cannot use the template through the API."""
 
     def allows(self, user: str, groups: frozenset[str] | set[str]) -> bool:
         """Return whether this user, a member of these groups, may use the template."""
@@ -174,14 +175,14 @@ class Access(_Part):
 
 
 class Limits(_Part):
-    """How often the template may be used at a time."""
+    """Limits of servers with the template."""
 
     per_user: Annotated[int, Field(ge=1, strict=True)] | None = None
     """Servers of one user with this template at a time. Not given: any number."""
 
 
 class ReleaseResources(_Part):
-    """What the server of a released session still requests of its node. On Kubernetes 1.33 and later only."""
+    """CPU and memory that a released session's server still requests. On Kubernetes 1.33 and later only."""
 
     cpu: Cores | None = None
     """Cores, less than `resources.cpu.guarantee`. Not given: the guarantee stays."""
@@ -205,16 +206,16 @@ class KeepLimits(_Part):
     """
 
     longest: Seconds | None = None
-    """The longest keep. 0: nobody may keep. Not given: the service's `--keep-longest`."""
+    """The longest keep. 0: no user may keep a share. Not given: the service's `--keep-longest`."""
     per_day: Annotated[int, Field(ge=0, le=MOST_KEEPS, strict=True)] | None = None
-    """Keeps within 24 hours, over all sessions of one user; to extend a keep counts as one more. Not given: the
+    """Keeps within 24 hours, over all sessions of one user; an extension counts as another keep. Not given: the
     service's `--keep-per-day`."""
     at_once: Annotated[int, Field(ge=0, strict=True)] | None = None
     """Sessions of one user that are kept at a time. Not given: the service's `--keep-at-once`."""
 
 
 def check_idle_order(downgrade_after: float | None, release_after: float | None, stop_after: float | None) -> None:
-    """Raise the error of a time (seconds; None: never) that is not after the one before it, or not more than 0."""
+    """Raise an error for a time (seconds; None: never) that is not more than 0 or not more than the time before it."""
     actions = {"downgrade_after": downgrade_after, "release_after": release_after, "stop_after": stop_after}
     given = [(name, value) for name, value in actions.items() if value is not None]
     for name, value in given:
@@ -230,7 +231,7 @@ def check_idle_order(downgrade_after: float | None, release_after: float | None,
 
 
 class Idle(_Part):
-    """When a session's idle actions come. Each action is optional.
+    """The times of a session's idle actions. Each action is optional.
 
     Times count from the last GPU work, or from the server's start if there was none. GPU work that is shorter than
     `min_use` does not count for a downgrade and a release.
@@ -245,27 +246,27 @@ class Idle(_Part):
     work runs at once, and restores the share as soon as it counts as use, see `min_use`. Not given: never."""
     release_resources: ReleaseResources | None = None
     """The CPU and host memory that a released session's server still requests on Kubernetes, so that other servers can
-    start on the node. Limits stay, and the server never requests less than it uses, which is measured first: requests
-    go down up to 15 s after the release. They come back with the share; where the node is full by then, the server has
-    less guaranteed CPU and memory until capacity is free. Needs `release_after` and guarantees in `resources`. Not
+    start on the node. Limits stay, and the server never requests less than it uses. Use is measured first, so requests
+    are lowered up to 15 s after the release. They are restored with the share; if the node is full by then, the server
+    has less guaranteed CPU and memory until capacity is free. Needs `release_after` and guarantees in `resources`. Not
     given: requests stay."""
     stop_after: Seconds | None = None
     """The server is stopped after this long without GPU work, busy kernels or other activity. Not given: never."""
     warn_before: Seconds = 300.0
-    """The notice period: how long before each idle action the user is notified."""
+    """The notice period: the time between the notice to the user and each idle action."""
     when: Literal["always", "pressure"] | None = None
     """`always`: idle sessions are downgraded and released after these times. `pressure`: only while a spawn waits that
     can use the units, the longest idle first, after a notice of at most 1 minute. Servers are stopped in any case. Not
     given: the service's `--idle-when`."""
     min_use: Seconds | None = None
     """GPU time that counts as use of the share, like `2s`: in one piece, or in shorter pieces within the first of the
-    idle times. Less neither keeps nor restores the share, however often it comes, but runs at once all the same. 0: all
-    GPU work counts. Not given: the service's `--min-use`."""
+    idle times. Shorter work also runs at once, but neither keeps nor restores the share, however often it recurs. 0:
+    all GPU work counts. Not given: the service's `--min-use`."""
     keep: KeepLimits | None = None
-    """How users may keep their share, so that no idle action of the template comes. Not given: as the service's
-    options say."""
+    """How users may keep their share, so that no idle action of the template comes. Not given: by the service's
+    options."""
     dry_run: bool = False
-    """Idle actions are decided, logged and shown, and not carried out; users get no notices."""
+    """Idle actions are decided, logged and shown, but not carried out; users get no notices."""
 
     @model_validator(mode="after")
     def _in_order(self) -> Idle:
@@ -303,11 +304,11 @@ def _label(value: Any) -> Any:
 
 
 _Label = Annotated[str, BeforeValidator(_label, json_schema_input_type=str | int | float), SHOWN_LINE]
-"""A number is a text here: admins write `display_name: 2`."""
+"""Accepts a number as text: admins write `display_name: 2`."""
 
 
 class _FreeForm(_Part):
-    # KubeSpawner's further fields stay as they are
+    # further fields of KubeSpawner pass unchanged
     model_config = ConfigDict(extra="allow")
 
 
@@ -317,18 +318,18 @@ class UnlistedChoice(_FreeForm):
     display_name: _Label | None = None
     """The title of the field."""
     display_name_in_choices: _Label | None = None
-    """What the list of choices calls it."""
+    """The entry in the list of choices."""
     validation_message: _Label | None = None
-    """What the form says to a text that the pattern does not match."""
+    """The form's message for a text that does not match the pattern."""
     validation_regex: TextPattern | None = None
-    """The pattern that the whole text must match, without look-around and backreferences."""
+    """The pattern for the whole text, without look-around and backreferences."""
 
 
 class OptionChoice(_FreeForm):
     """One of the listed choices, as in KubeSpawner's `profile_options`."""
 
     display_name: _Label | None = None
-    """What the list calls it. Not given: its key."""
+    """The entry in the list. Not given: its key."""
 
 
 class ProfileOption(_FreeForm):
@@ -337,7 +338,7 @@ class ProfileOption(_FreeForm):
     display_name: _Label | None = None
     """The title of the list. Not given: its key."""
     choices: dict[ShownLine, OptionChoice] | None = None
-    """What users can choose, by the keys that programs use."""
+    """The choices, by the keys that programs use."""
     unlisted_choice: UnlistedChoice | None = None
     """Whether users may write text instead of a listed choice."""
 
@@ -361,11 +362,11 @@ class Template(_Part):
     image: Annotated[str, Field(min_length=1), SHOWN_LINE] | None = None
     """Container image, where servers run in containers. Not given: the spawner's setting."""
     access: Access = Access()
-    """Who may use the template. Not given: all users."""
+    """Users and groups that may use the template. Not given: all users."""
     limits: Limits = Limits()
-    """How often it may be used at a time."""
+    """The most servers with the template at a time."""
     idle: Idle = Idle()
-    """Idle actions: what happens while the GPU is idle."""
+    """Actions while the GPU is idle."""
     profile_options: dict[ShownLine, ProfileOption] = {}
     """More choices on the card, as in KubeSpawner's `profile_options`."""
     kubespawner_override: dict[str, Any] = {}
@@ -395,7 +396,7 @@ class Template(_Part):
         return self
 
     def broken_promises(self, layer: LayerName) -> tuple[BrokenPromise, ...]:
-        """Return what the template promises that a layer cannot keep; empty: it can have that layer."""
+        """Return the template's promises that a layer cannot keep; empty: the template can have that layer."""
         if self.gpu is None:
             return ()
         memory = self.gpu.memory
@@ -412,7 +413,7 @@ class Template(_Part):
         return broken_promises(promises, LAYERS[layer])
 
     def _check_release_resources(self, kept: ReleaseResources) -> None:
-        """Kubernetes lowers a request in place only where the pod's QoS class stays.
+        """Raise ValueError for requests that Kubernetes cannot lower in place: the pod's QoS class must stay.
 
         Source: Kubernetes documentation, "Resize CPU and Memory Resources assigned to Containers", limitations.
         """

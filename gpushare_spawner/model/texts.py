@@ -1,10 +1,9 @@
-"""Regular expressions of admins, matched with texts of users in the hub's event loop: the time must be linear.
+"""Checks of texts: admins' regular expressions in linear time, and text without hidden or reordering characters.
 
-Python's `re` tries alternatives one after the other: "(a+)+" and 30 letters stop the hub for minutes. pydantic brings
-the Rust crate `regex`, whose time is at most proportional to the product of both lengths. In return it has no
-look-around and no backreferences (https://docs.rs/regex/latest/regex/#untrusted-input).
-
-Text that is shown to others: it has no letters that hide or reorder what stands beside them.
+The hub matches patterns of admins with texts of users in its event loop. Python's `re` tries alternatives one after the
+other: "(a+)+" and 30 letters stop the hub for minutes. pydantic contains the Rust crate `regex`: its time is at most
+proportional to the product of both lengths, and it has no look-around and no backreferences
+(https://docs.rs/regex/latest/regex/#untrusted-input).
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ def matches_whole(pattern: str, text: str) -> bool:
 
 
 def matches_start(pattern: str, text: str) -> bool:
-    """Return whether the pattern matches the text from its start, as KubeSpawner has it.
+    """Return whether the pattern matches the text from its start, as in KubeSpawner.
 
     Raises ValueError for a pattern that is not supported.
     """
@@ -39,7 +38,7 @@ def matches_start(pattern: str, text: str) -> bool:
 
 
 def check_pattern(pattern: str) -> str:
-    """Return the pattern. Raises ValueError, with the reason and what would be right, where it is not supported."""
+    """Return the pattern. Raises ValueError, with the reason and advice, if the pattern is not supported."""
     _compiled(pattern)
     _compiled(rf"^(?:{pattern})\z")
     return pattern

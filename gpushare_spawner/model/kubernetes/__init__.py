@@ -1,6 +1,6 @@
-"""The names and values by which the parts meet in a cluster: annotations, resources, reports' ConfigMaps.
+"""The names and values that the parts share in a cluster: annotations, labels, resources, ConfigMaps of reports.
 
-Everything here is pure: names, and values to text and back.
+Pure data: names, and values to text and back. The API client is `clients.cluster`.
 """
 
 from gpushare_spawner.model.kubernetes.annotations import (

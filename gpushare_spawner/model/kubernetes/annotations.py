@@ -1,23 +1,13 @@
-"""A session as the annotations and labels of its pod have it.
+"""A session in the annotations and labels of its pod. Pure data.
 
-A session's truth is the annotations of its pod. The spawner writes them with the pod, the service patches the tier
-down and the agent patches it up again.
+The annotations are the authoritative record of a session. The spawner writes them with the pod, the service lowers the
+tier, and the agent restores it. The service also writes the controls, and asks for changes of a running session's
+share: the agent decides and answers. The pod's device requests cannot change while it runs, so `PLACED_SHARE` records
+the units that they stand for. The agent's device plugin then offers more or fewer devices, so that free units and free
+devices stay equal.
 
-Session controls in a pod's annotations: the service writes them, the agent follows.
-
-Changes of a running session's share in its pod's annotations: the service asks, the agent decides and answers.
-
-The pod's requests of devices cannot change while it runs. `PLACED_SHARE` keeps what they stand for; the agent's device
-plugin offers so many devices more or fewer that free units and free devices stay the same.
-
-Annotations that are JSON of a model.
-
-The prefix of all names that the project gives in a cluster: annotations, labels and resources.
-
-A session of another sharing layer, as the label and the annotations of its pod have it.
-
-No agent knows such a session: its layer's scheduler has placed it. The hub counts it in quotas, and the service shows
-and stops it. Sessions of our own are in `annotations`; their label is another one, so that agents leave these alone.
+A session of another sharing layer (`LayerSession`) has another label, so that agents ignore it: its layer's scheduler
+has placed it. The hub counts it in quotas, and the service shows and stops it.
 """
 
 from __future__ import annotations
@@ -52,7 +42,7 @@ _Value = TypeVar("_Value")
 
 
 def read_json(annotations: Mapping[str, str], name: str, kind: TypeAdapter[_Value], otherwise: _Value) -> _Value:
-    """Return what an annotation says; ``otherwise`` where it is absent. Raises ValueError, which names it."""
+    """Return an annotation's value; ``otherwise`` if it is absent. Raises ValueError, which names the annotation."""
     text = annotations.get(name)
     if text is None:
         return otherwise
@@ -63,26 +53,27 @@ def read_json(annotations: Mapping[str, str], name: str, kind: TypeAdapter[_Valu
 
 
 def first_problem(error: ValidationError) -> str:
-    """Return the field that is wrong, and why: "until: Input should be a finite number"."""
+    """Return the wrong field and the reason: "until: Input should be a finite number"."""
     first = error.errors(include_url=False)[0]
     return f"{'.'.join(map(str, first['loc'])) or 'it'}: {first['msg']}"
 
 
 PREFIX = "gpushare-spawner.io/"
+"""The prefix of all names of the project in a cluster: annotations, labels and resources."""
 
 
 KEEP = PREFIX + "keep"
 """Annotation: JSON of `model.controls.Keep`; absent: the share is not kept."""
 KEEPS = PREFIX + "keeps"
-"""Annotation: JSON list of the instants at which keeps of the last 24 hours began; absent: none did."""
+"""Annotation: JSON list of the instants at which keeps of the last 24 hours began; absent: none."""
 EXEMPTION = PREFIX + "exemption"
-"""Annotation: JSON of `model.controls.Exemption`; absent: idle actions come to the session."""
+"""Annotation: JSON of `model.controls.Exemption`; absent: the session can have idle actions."""
 MESSAGE = PREFIX + "message"
-"""Annotation: JSON of `model.controls.Message`, the last one to the session's user; absent: none stands. For readers
-that do not know `MESSAGES`."""
+"""Annotation: JSON of the last `model.controls.Message` to the session's user; absent: there is none. For readers that
+do not know `MESSAGES`."""
 MESSAGES = PREFIX + "messages"
-"""Annotation: JSON list of the `model.controls.Message` that stand, one of each cause, the earliest first; absent: at
-most that of `MESSAGE` stands."""
+"""Annotation: JSON list of the present `model.controls.Message`, one of each cause, the earliest first; absent: at most
+that of `MESSAGE`."""
 ANSWERS = PREFIX + "answers"
 """Annotation: JSON list of the last `model.controls.AskAnswer`, the latest last."""
 
@@ -112,13 +103,13 @@ def messages_patch(messages: Sequence[Message]) -> dict[str, str | None]:
 
 
 def answers_patch(before: Iterable[AskAnswer], answer: AskAnswer) -> dict[str, str | None]:
-    """Return the annotations of a merge patch that answers an ask. ``before``: the answers that are there."""
-    kept = [one for one in before if one.number != answer.number][-(MOST_ASKS - 1) :]
+    """Return the annotations of a merge patch that answers an ask. ``before``: the earlier answers."""
+    kept = [earlier for earlier in before if earlier.number != answer.number][-(MOST_ASKS - 1) :]
     return {ANSWERS: _ANSWERS.dump_json((*kept, answer)).decode()}
 
 
 def read_controls(annotations: Mapping[str, str]) -> Controls:
-    """Return the controls that annotations say. Raises ValueError, which names the annotation that is wrong."""
+    """Return the controls in annotations. Raises ValueError, which names the wrong annotation."""
     return Controls(
         keep=read_json(annotations, KEEP, _KEEP, None),
         keeps=read_json(annotations, KEEPS, _KEEPS, ()),
@@ -127,12 +118,12 @@ def read_controls(annotations: Mapping[str, str]) -> Controls:
 
 
 def read_messages(annotations: Mapping[str, str]) -> tuple[Message, ...]:
-    """Return the messages that stand, the earliest first. Raises ValueError as `read_controls` does."""
+    """Return the present messages, the earliest first. Raises ValueError as `read_controls` does."""
     last = read_json(annotations, MESSAGE, _MESSAGE, None)
     messages = read_json(annotations, MESSAGES, _MESSAGES, ())
     if last is None or last in messages:
         return messages if last is not None else ()
-    return (last,)  # of an older service
+    return (last,)  # from an older service
 
 
 def read_answers(annotations: Mapping[str, str]) -> tuple[AskAnswer, ...]:
@@ -141,11 +132,11 @@ def read_answers(annotations: Mapping[str, str]) -> tuple[AskAnswer, ...]:
 
 
 RESIZE = PREFIX + "resize"
-"""Annotation: JSON of `ShareChange`, what the service asks; absent: nothing is asked."""
+"""Annotation: JSON of `ShareChange`, the service's request; absent: there is none."""
 RESIZED = PREFIX + "resized"
-"""Annotation: JSON of `ShareChangeAnswer`, the agent's last one; absent: the share was never changed."""
+"""Annotation: JSON of `ShareChangeAnswer`, the agent's last answer; absent: the share was never changed."""
 PLACED_SHARE = PREFIX + "placed-share"
-"""Annotation: the units that the pod's devices stand for, on each of its GPUs; absent: those of its share."""
+"""Annotation: the units that the pod's devices stand for, on each of its GPUs; absent: the units of its share."""
 
 
 class _Part(BaseModel):
@@ -154,7 +145,7 @@ class _Part(BaseModel):
 
 
 class ShareChange(_Part):
-    """Another share, as in `model.control.ResizeRequest`."""
+    """A request for another share, as `model.control.ResizeRequest`."""
 
     number: Annotated[int, Field(ge=1)]
     """The answer repeats it."""
@@ -163,14 +154,14 @@ class ShareChange(_Part):
     reason: str = ""
 
     def request(self, session: str) -> ResizeRequest:
-        """Return the same for a session's agent."""
+        """Return the request for the agent of a session."""
         return ResizeRequest(
             id=session, share_units=self.share_units, memory_limit=self.memory_limit, reason=self.reason
         )
 
 
 class ShareChangeAnswer(_Part):
-    """What became of a `ShareChange`."""
+    """The result of a `ShareChange`."""
 
     number: Annotated[int, Field(ge=1)]
     refused: Failure | None = None
@@ -182,42 +173,42 @@ _ANSWER: TypeAdapter[ShareChangeAnswer | None] = TypeAdapter(ShareChangeAnswer)
 
 
 def resize_patch(change: ShareChange | None) -> dict[str, str | None]:
-    """Return the annotations of a merge patch that asks for another share; None: nothing is asked any longer."""
+    """Return the annotations of a merge patch that requests another share; None withdraws the request."""
     return {RESIZE: None if change is None else change.model_dump_json()}
 
 
 def resized_patch(answer: ShareChangeAnswer) -> dict[str, str | None]:
-    """Return the annotations of a merge patch that answers."""
+    """Return the annotations of a merge patch that answers a request for another share."""
     return {RESIZED: answer.model_dump_json(), RESIZE: None}
 
 
 def read_resize(annotations: Mapping[str, str]) -> ShareChange | None:
-    """Return what the service asks. Raises ValueError, which names the annotation that is wrong."""
+    """Return the service's request for another share. Raises ValueError, which names the wrong annotation."""
     return read_json(annotations, RESIZE, _CHANGE, None)
 
 
 def read_resized(annotations: Mapping[str, str]) -> ShareChangeAnswer | None:
-    """Return the agent's last answer. Raises ValueError, which names the annotation that is wrong."""
+    """Return the agent's last answer. Raises ValueError, which names the wrong annotation."""
     return read_json(annotations, RESIZED, _ANSWER, None)
 
 
 SESSION = PREFIX + "session"
-"""Annotation: the session's id (`model.session_id`). Label of the same name: "true" on every pod with a share."""
+"""Annotation: the session's id (`share.session_id`). Label of the same name: "true" on every pod with a share."""
 TEMPLATE = PREFIX + "template"
 """Annotation: the compute template's name."""
 QUOTA = PREFIX + "quota"
 """Annotation: the account that the share is charged to, see `quota.Account`; absent: there were no quotas."""
 USER_UNITS = PREFIX + "user-units"
-"""Annotation: the units of 1 % of a GPU that the sessions of this user and quota have at most together on one GPU while
+"""Annotation: the most units of 1 % of a GPU that the sessions of this user and quota have together on one GPU while
 others compete; absent: no bound."""
 SHARE = PREFIX + "share"
 """Annotation: the units of 1 % that the session is entitled to, on each of its GPUs."""
 GPU = PREFIX + "gpu"
-"""Annotation: UUIDs of the session's GPUs, comma-separated, as NVML writes them."""
+"""Annotation: UUIDs of the session's GPUs, comma-separated, in NVML's form."""
 GPU_INDEX = PREFIX + "gpu-index"
 """Annotation: the same GPUs' indices on the node, in the same order."""
 BORROWED = PREFIX + "borrowed"
-"""Annotation: those of the share's units that idle neighbours have lent."""
+"""Annotation: the part of the share's units that idle sessions have lent."""
 TIER = PREFIX + "tier"
 """Annotation: active, downgraded or released."""
 TIER_SINCE = PREFIX + "tier-since"
@@ -225,28 +216,28 @@ TIER_SINCE = PREFIX + "tier-since"
 EFFECTIVE_SHARE = PREFIX + "effective-share"
 """Annotation: the units that the tier leaves the session, on each of its GPUs."""
 IDLE_SINCE = PREFIX + "idle-since"
-"""Annotation: seconds since the epoch; absent when active. The service decided on the tier in the belief that
-the session did no GPU work after this instant. Where the session did, the agent restores the share: it patches the
-annotations back."""
+"""Annotation: seconds since the epoch; absent when active. The service decided on the tier on the assumption that the
+session did no GPU work after this instant. If the session did, the agent restores the share: it patches the annotations
+back."""
 IF_GPU_SECONDS = PREFIX + "if-gpu-seconds"
-"""Annotation: GPU seconds; absent when active. With more the session has worked since the service decided on the tier;
-where it stands, it counts instead of `IDLE_SINCE`."""
+"""Annotation: GPU seconds; absent when active. A session with more has worked since the service decided on the tier. If
+present, it counts instead of `IDLE_SINCE`."""
 USE = PREFIX + "use"
-"""Annotation: JSON of `model.tier.UseRule`, how much GPU work restores the share; absent: all work does, at once."""
+"""Annotation: JSON of `model.share.UseRule`, how much GPU work restores the share; absent: any work, at once."""
 YIELDS_UNTIL = PREFIX + "yields-until"
 """Annotation: seconds since the epoch; absent: never. Until then the units that the tier took are kept for spawns in
 quota, and GPU work does not restore them."""
 MEMORY_LIMIT = PREFIX + "memory-limit"
-"""Annotation: what CUDA shows as each GPU's total, as "80%" or "12Gi"; absent: the whole GPU."""
+"""Annotation: each GPU's total memory as CUDA reports it, as "80%" or "12Gi"; absent: the whole GPU."""
 OVERSUBSCRIBE = PREFIX + "oversubscribe"
-"""Annotation: "false" where allocations must stay on the GPU; absent or "true": they may move to host memory."""
+"""Annotation: "false" if allocations must stay on the GPU; absent or "true": they may move to host memory."""
 ENGINE = PREFIX + "memory-engine"
-"""Annotation: how memory leaves the GPU, see `model.memory_engine`; absent: "managed"."""
+"""Annotation: how memory leaves the GPU, see `model.placement.MemoryEngine`; absent: "managed"."""
 NOTICE = PREFIX + "announcement"
 """Annotation: JSON of `model.report.Notice`; absent while the user has no notice."""
 HUB = PREFIX + "hub"
-"""Annotation: the address of the API of the hub that made the pod. Two hubs in one namespace leave each other's pods
-alone."""
+"""Annotation: the address of the API of the hub that made the pod. Each of several hubs in one namespace handles its
+own pods only."""
 
 SESSION_LABEL = SESSION
 SESSION_LABEL_VALUE = "true"
@@ -260,7 +251,7 @@ _USE_RULE = TypeAdapter(UseRule)
 
 
 class AnnotationProblem(ValueError):
-    """A pod's annotations are not those of a session; `problems` has a sentence for each wrong one."""
+    """Error: a pod's annotations do not describe a session. `problems` has a sentence for each wrong annotation."""
 
     def __init__(self, problems: Iterable[str]) -> None:
         self.problems = tuple(problems)
@@ -269,10 +260,10 @@ class AnnotationProblem(ValueError):
 
 @dataclass(frozen=True)
 class PodSession:
-    """What a pod's annotations say about its session."""
+    """A session in a pod's annotations."""
 
     session: str
-    """The session's id, see `model.session_id`."""
+    """The session's id, see `share.session_id`."""
     template: str
     share_units: int
     """Units of 1 % on each of its GPUs."""
@@ -283,7 +274,7 @@ class PodSession:
     tier_since: float
     """Seconds since the epoch."""
     effective_units: int
-    """What the tier leaves it, on each of its GPUs: the full share when active."""
+    """Units that the tier leaves it, on each of its GPUs: the full share when active."""
     borrowed_units: int = 0
     tier: Tier = Tier.ACTIVE
     notice: Notice | None = None
@@ -292,32 +283,32 @@ class PodSession:
     if_gpu_seconds: float | None = None
     """See `IF_GPU_SECONDS`."""
     use: UseRule | None = None
-    """How much GPU work restores the share; None: all work does."""
+    """How much GPU work restores the share; None: any work."""
     yields_until: float | None = None
-    """Until when the units that the tier took are kept for spawns in quota; None: they are not."""
+    """Until this instant the units that the tier took are kept for spawns in quota; None: they are not."""
     memory_limit: str = WHOLE_MEMORY
-    """What CUDA shows as each GPU's total: a part of it, or bytes."""
+    """Each GPU's total memory as CUDA reports it: a part of it, or bytes."""
     oversubscribe: bool = True
     """Whether allocations may move to host memory."""
     engine: MemoryEngine = MemoryEngine.MANAGED
     quota: str = ""
     """The account that the share is charged to; empty: none was chosen."""
     user_units: int | None = None
-    """What the sessions of this user and quota on one GPU have at most together; None: no bound."""
+    """Most units of the sessions of this user and quota on one GPU together; None: no bound."""
     controls: Controls = NO_CONTROLS
     messages: tuple[Message, ...] = ()
-    """Those that stand, the earliest first."""
+    """The present messages, the earliest first."""
     answers: tuple[AskAnswer, ...] = ()
-    """To what the notebook server asked last."""
+    """The answers to the last asks of the notebook server."""
     resize: ShareChange | None = None
-    """The share that the service asks for; None: it asks for none."""
+    """The service's request for another share; None: there is none."""
     resized: ShareChangeAnswer | None = None
-    """The agent's last answer to that."""
+    """The agent's last answer to such a request."""
     placed_units: int | None = None
-    """What the pod's devices stand for, on each of its GPUs; None: its share."""
+    """The units that the pod's devices stand for, on each of its GPUs; None: its share."""
 
     def annotations(self) -> dict[str, str]:
-        """For the pod's metadata. The inverse of `pod_session`."""
+        """Return the annotations for the pod's metadata. The inverse of `pod_session`."""
         written = {
             SESSION: self.session,
             TEMPLATE: self.template,
@@ -361,19 +352,19 @@ class PodSession:
 
 
 def labels() -> dict[str, str]:
-    """What every pod with a share is labelled with."""
+    """Return the labels of every pod with a share."""
     return {SESSION_LABEL: SESSION_LABEL_VALUE}
 
 
 def is_session(pod_labels: Mapping[str, str] | None) -> bool:
-    """Whether the labels are those of a pod with a share."""
+    """Return whether the labels are those of a pod with a share."""
     return (pod_labels or {}).get(SESSION_LABEL) == SESSION_LABEL_VALUE
 
 
 def pod_session(annotations: Mapping[str, str] | None) -> PodSession:
-    """A session from its pod's annotations.
+    """Return a session from its pod's annotations.
 
-    Raises AnnotationProblem, which names every annotation that is missing or wrong and what would be right.
+    Raises AnnotationProblem, which names every missing or wrong annotation, with advice.
     """
     given = annotations or {}
     problems: list[str] = []
@@ -468,9 +459,9 @@ def tier_patch(
     if_gpu_seconds: float | None = None,
     use: UseRule | None = None,
 ) -> dict[str, str | None]:
-    """Return the annotations of a merge patch that moves a session to a tier; it withdraws the notice.
+    """Return the annotations of a merge patch that changes a session's tier and withdraws the notice.
 
-    The others are those of `IDLE_SINCE`, `YIELDS_UNTIL`, `IF_GPU_SECONDS` and `USE`.
+    The other arguments are the values of `IDLE_SINCE`, `YIELDS_UNTIL`, `IF_GPU_SECONDS` and `USE`.
     """
     return {
         **_written_tier(tier, since, effective_units),
@@ -488,12 +479,12 @@ def notice_patch(notice: Notice | None) -> dict[str, str | None]:
 
 
 def borrowed_patch(borrowed_units: int) -> dict[str, str | None]:
-    """The annotations of a merge patch that says how much of the share is borrowed now."""
+    """Return the annotations of a merge patch with the units of the share that are borrowed now."""
     return {BORROWED: str(borrowed_units)}
 
 
 def share_patch(share_units: int, placed_units: int, memory_limit: str) -> dict[str, str | None]:
-    """Return the annotations of a merge patch after a change of the share; those of the tier belong to it."""
+    """Return the annotations of a merge patch after a change of the share. The caller adds those of the tier."""
     return {
         SHARE: str(share_units),
         PLACED_SHARE: str(placed_units),
@@ -512,7 +503,7 @@ def _written_instant(instant: float) -> str:
 
 
 def _written_guard(seconds: float) -> str:
-    # rounded up: rounded down, the very work that the service knows of would void the action
+    # rounded up: if rounded down, the work that the service has already counted would void the action
     return f"{math.ceil(seconds * 1000) / 1000:.3f}"
 
 
@@ -583,38 +574,38 @@ def _notice(text: str) -> Notice:
 
 
 LAYER = PREFIX + "layer"
-"""Label: the sharing layer that gives the pod's server its GPU, where it is not ours."""
+"""Label: the sharing layer that gives the pod's server its GPU, unless it is our own."""
 GPU_COUNT = PREFIX + "gpu-count"
-"""Annotation: how many whole GPUs the session has; absent: its share is of one GPU."""
+"""Annotation: the number of whole GPUs of the session; absent: its share is of one GPU."""
 LAYER_SELECTOR = LAYER
 """Label selector: every pod with a share of another layer."""
 
 
 @dataclass(frozen=True)
 class LayerSession:
-    """What the pod says of its session."""
+    """A session of another layer in its pod's metadata."""
 
     layer: LayerName
     session: PodSession
-    """Its GPUs have no UUIDs here, since only the layer knows them: see `gpu_names`."""
+    """Its GPUs have no UUIDs here, because only the layer knows them: see `gpu_names`."""
 
     @property
     def share(self) -> Share:
-        """What the session is entitled to."""
+        """The share of the session."""
         return Share(self.session.share_units, len(self.session.gpus))
 
     def annotations(self) -> dict[str, str]:
-        """For the pod's metadata, beside `labels`."""
+        """Return the annotations for the pod's metadata, beside `labels`."""
         written = {name: text for name, text in self.session.annotations().items() if name not in (GPU, GPU_INDEX)}
         return {**written, GPU_COUNT: str(len(self.session.gpus))} if len(self.session.gpus) > 1 else written
 
     def labels(self) -> dict[str, str]:
-        """For the pod's metadata."""
+        """Return the labels for the pod's metadata."""
         return {LAYER: str(self.layer)}
 
 
 def gpu_names(layer: LayerName, session: str, count: int) -> tuple[str, ...]:
-    """Return names for the GPUs of a session, which no report has: only how many they are is known."""
+    """Return names for the GPUs of a session of another layer. No report has them; only their number is known."""
     return tuple(f"{layer}/{session}/{index}" for index in range(count))
 
 

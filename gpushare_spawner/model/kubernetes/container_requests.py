@@ -1,10 +1,10 @@
-"""The CPU and memory that a session's container requests of its node, and what a released session gives back of it.
+"""The CPU and memory that a session's container requests, and the part that a released session gives back. Pure data.
 
 Kubernetes changes a running container's requests in place (subresource pods/resize, 1.33 and later). A lower request
-counts once the node has carried it out; a higher one counts at once, and is pending while the node is full: the
-container then runs on what was granted before. (Measured on Kubernetes 1.36.2.)
+counts once the node has carried it out. A higher request counts at once, and is pending while the node is full: the
+container then keeps the amount granted before. (Measured on Kubernetes 1.36.2.)
 
-Kubernetes' quantities as numbers: 500m, 2, 4Gi, 1e3.
+Also converts Kubernetes' quantities to numbers: 500m, 2, 4Gi, 1e3.
 """
 
 from __future__ import annotations
@@ -32,39 +32,39 @@ _QUANTITY = re.compile(r"([+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?)(n|u|m|k
 
 
 def quantity(value: Any) -> Decimal:
-    """Return a quantity of the API server as a number. Raises ValueError for what is none."""
-    found = _QUANTITY.fullmatch(str(value).strip())
-    if found is None:
+    """Return a quantity of the API server as a number. Raises ValueError for other text."""
+    match = _QUANTITY.fullmatch(str(value).strip())
+    if match is None:
         raise ValueError(f"{value!r} is not a quantity: Kubernetes writes them like 500m, 2 or 4Gi")
-    return Decimal(found[1]) * _SUFFIXES[found[2] or ""]
+    return Decimal(match[1]) * _SUFFIXES[match[2] or ""]
 
 
 def millicores(amounts: Mapping[str, Any]) -> int:
-    """Return the CPU in amounts as the API server writes them, in millicores, rounded up."""
+    """Return the CPU in amounts of the API server, in millicores, rounded up."""
     return math.ceil(quantity(amounts.get("cpu", 0)) * 1000)
 
 
 def memory_bytes(amounts: Mapping[str, Any]) -> int:
-    """Return the memory in amounts as the API server writes them, in bytes."""
+    """Return the memory in amounts of the API server, in bytes."""
     return int(quantity(amounts.get("memory", 0)))
 
 
 REQUESTS = PREFIX + "requests"
-"""Annotation: JSON of the CPU and memory that the session's container requests by its template, as the API server
-writes them. Only there while its requests are lowered, or are not restored yet."""
+"""Annotation: JSON of the CPU and memory that the session's container requests by its template, in the API server's
+form. Present only while its requests are lowered, or are not restored yet."""
 
 _NOTEBOOK = "notebook"
-"""KubeSpawner's name of the container that the notebook server runs in."""
+"""KubeSpawner's name of the notebook server's container."""
 RESIZE_PENDING = "PodResizePending"
-"""The condition of a pod whose node has not granted what its spec asks for."""
+"""The condition of a pod with requests in its spec that its node has not granted."""
 _BURSTABLE = "Burstable"
-"""The only QoS class in which requests can be lowered and limits stay: Kubernetes refuses a resize that changes the
+"""The only QoS class in which requests can be lowered while limits stay. Kubernetes refuses a resize that changes the
 class."""
 
 
 @dataclass(frozen=True)
 class Requests:
-    """What one container requests."""
+    """The requests of one container."""
 
     cpu: int
     """Millicores."""
@@ -73,7 +73,7 @@ class Requests:
 
     @classmethod
     def of(cls, amounts: Any) -> Requests | None:
-        """From amounts as the API server writes them; None where one of the two is missing or is no quantity."""
+        """Return amounts of the API server as requests; None if one of the two is missing or is not a quantity."""
         try:
             if "cpu" in amounts and "memory" in amounts:
                 return cls(millicores(amounts), memory_bytes(amounts))
@@ -82,19 +82,19 @@ class Requests:
         return None
 
     def written(self) -> dict[str, str]:
-        """As the API server takes them."""
+        """Return the requests in the API server's form."""
         return {"cpu": f"{self.cpu}m", "memory": str(self.memory)}
 
     def largest(self, other: Requests) -> Requests:
-        """The larger of each amount."""
+        """Return the larger of each amount."""
         return Requests(max(self.cpu, other.cpu), max(self.memory, other.memory))
 
     def smallest(self, other: Requests) -> Requests:
-        """The smaller of each amount."""
+        """Return the smaller of each amount."""
         return Requests(min(self.cpu, other.cpu), min(self.memory, other.memory))
 
     def covers(self, other: Requests) -> bool:
-        """Whether each amount is at least that of the other."""
+        """Return whether each amount is at least that of the other."""
         return self.largest(other) == self
 
 
@@ -104,74 +104,78 @@ class ContainerRequests:
 
     container: str
     asked: Requests
-    """What the pod's spec asks for."""
+    """The requests in the pod's spec."""
     granted: Requests
-    """What the node has granted."""
+    """The requests that the node has granted."""
     full: Requests | None
-    """What the template gives; None: `asked` is that."""
+    """The requests by the template; None: equal to `asked`."""
     changeable: bool
     """Whether Kubernetes can lower the requests: not in every QoS class."""
     infeasible: str = ""
-    """Why the node could never grant the requests that are asked for, in the kubelet's words; empty: it could. From
-    Kubernetes 1.36 on the API server refuses such requests itself."""
+    """Why the node can never grant the requests in the spec, in the kubelet's words; empty: it can. From Kubernetes
+    1.36 on the API server itself refuses such requests."""
 
     @property
     def lacking(self) -> bool:
-        """Whether the node has granted less than the template gives."""
+        """Whether the node has granted less than the template's requests."""
         return self.full is not None and not self.granted.covers(self.full)
 
     @property
     def whole(self) -> Requests | None:
-        """What the container is to request while its session is not released: what the template gives, or more where
-        somebody else has raised it. None: the requests were not lowered."""
+        """The requests for a session that is not released; None: the requests were not lowered.
+
+        They are the template's, or more if another client has raised them.
+        """
         return None if self.full is None else self.full.largest(self.asked)
 
     @property
     def restored(self) -> bool:
-        """Whether requests that were lowered are what the template gives again."""
+        """Whether lowered requests are restored to those of the template."""
         return self.full is not None and self.asked.covers(self.full) and not self.lacking
 
     def released(self, cpu: int | None, memory: int | None, used: Requests) -> Requests:
-        """Return what a released session's container is to request.
+        """Return the requests for a released session's container, never less than ``used``.
 
-        ``cpu`` and ``memory``: what the template leaves it, in millicores and bytes; None: what it has. Never less than
-        is ``used``. Requests that are lowered only rise, so that use that goes up and down costs no patches.
+        ``cpu`` and ``memory``: the template's values for it, in millicores and bytes; None: unchanged. Lowered requests
+        only rise, so that varying use costs no patches.
         """
         full = self.full or self.asked
         left = Requests(full.cpu if cpu is None else cpu, full.memory if memory is None else memory)
-        wanted = left.largest(used).smallest(full)
-        # full: written down, and not lowered yet, because the API server refused that or the service was restarted
-        return wanted if self.asked.covers(full) else wanted.largest(self.asked)
+        desired = left.largest(used).smallest(full)
+        # full: recorded but not lowered yet, because the API server refused that or the service was restarted
+        return desired if self.asked.covers(full) else desired.largest(self.asked)
 
     def patch(self, requests: Requests, version: str) -> dict[str, Any]:
-        """Return the strategic merge patch for pods/resize. Always both: a request that is left out becomes the
-        limit. ``version``: the pod's resourceVersion; the API server refuses the patch of another version, which
-        somebody else may have resized."""
+        """Return the strategic merge patch for pods/resize. It has both amounts: a missing request becomes the limit.
+
+        ``version``: the pod's resourceVersion. The API server refuses the patch for another version, because another
+        client may have resized the pod.
+        """
         container = {"name": self.container, "resources": {"requests": requests.written()}}
         return {"metadata": {"resourceVersion": version}, "spec": {"containers": [container]}}
 
 
 def container_requests(pod: Mapping[str, Any]) -> ContainerRequests | None:
-    """Return the requests of a pod's container with the GPU share; None where CPU or memory has none."""
+    """Return the requests of a pod's container with the GPU share; None if CPU or memory has no request."""
     annotations = pod["metadata"].get("annotations") or {}
     container = share_container(pod)
-    asked = Requests.of(((container or {}).get("resources") or {}).get("requests"))
+    requested = Requests.of(((container or {}).get("resources") or {}).get("requests"))
     full = None
     if REQUESTS in annotations:
         full = _full(annotations[REQUESTS])
         if full is None:
             return None
-    if container is None or asked is None:
+    if container is None or requested is None:
         return None
     status = pod.get("status") or {}
     here: Mapping[str, Any] = next(
-        (one for one in status.get("containerStatuses") or [] if one.get("name") == container["name"]), {}
+        (entry for entry in status.get("containerStatuses") or [] if entry.get("name") == container["name"]), {}
     )
     in_force = Requests.of((here.get("resources") or {}).get("requests"))
     return ContainerRequests(
         container=container["name"],
-        asked=asked,
-        granted=in_force or Requests.of(here.get("allocatedResources")) or asked,
+        asked=requested,
+        granted=in_force or Requests.of(here.get("allocatedResources")) or requested,
         full=full,
         changeable=status.get("qosClass") == _BURSTABLE,
         infeasible=_infeasible(status),
@@ -179,28 +183,28 @@ def container_requests(pod: Mapping[str, Any]) -> ContainerRequests | None:
 
 
 def lacks_requests(requests: ContainerRequests | None, tier: Tier) -> bool:
-    """Return whether a session that is not released runs on less than its template gives: its node is full.
+    """Return whether a session that is not released has less than its template's requests: its node is full.
 
-    ``requests``: those of its container, see `container_requests`.
+    ``requests``: of its container, see `container_requests`.
     """
     return requests is not None and requests.lacking and tier is not Tier.RELEASED
 
 
 def missing_requests(pod: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return which of cpu and memory a pod's container with the GPU share does not request."""
-    asked = ((share_container(pod) or {}).get("resources") or {}).get("requests") or {}
-    return tuple(name for name in ("cpu", "memory") if name not in asked)
+    """Return the names (cpu, memory) without a request in a pod's container with the GPU share."""
+    requested = ((share_container(pod) or {}).get("resources") or {}).get("requests") or {}
+    return tuple(name for name in ("cpu", "memory") if name not in requested)
 
 
 def share_container(pod: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Return the container of a pod's spec that has the GPU share.
 
-    Of a pod with a claim no container names it: there it is the notebook server's, else the first.
+    In a pod with a claim no container names the claim: the result is the notebook server's container, else the first.
     """
     spec = pod.get("spec") or {}
     containers: list[Mapping[str, Any]] = spec.get("containers") or []
     if containers and has_claim(spec):
-        return next((one for one in containers if one.get("name") == _NOTEBOOK), containers[0])
+        return next((candidate for candidate in containers if candidate.get("name") == _NOTEBOOK), containers[0])
     for container in containers:
         limits = (container.get("resources") or {}).get("limits") or {}
         if any(gpu_index_of(name) is not None for name in limits):
@@ -209,7 +213,7 @@ def share_container(pod: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def requests_patch(full: Requests | None) -> dict[str, str | None]:
-    """Return the annotations of a merge patch that keeps what the template gives, or (None) that forgets it."""
+    """Return the annotations of a merge patch that records the template's requests, or (None) removes the record."""
     return {REQUESTS: None if full is None else json.dumps(full.written())}
 
 

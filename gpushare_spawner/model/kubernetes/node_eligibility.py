@@ -1,4 +1,4 @@
-"""Whether a node's taints and labels let a pod be there, as the cluster's scheduler decides it."""
+"""Whether a node's taints and labels accept a pod, by the rules of the cluster's scheduler."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _PASSING = (
     "efs.csi.aws.com/agent-not-ready",
     "cloud.google.com/impending-node-termination",
 )
-"""How the keys of taints begin that Kubernetes, autoscalers (cluster-autoscaler, Karpenter), clouds, and the agents of
-networks and volumes set and remove by themselves: a node that is not ready, is being drained, or is being added. Spawns
-wait for such a node, or try another one. The names stand in the documentation of each."""
+"""Prefixes of the keys of temporary taints, which Kubernetes, autoscalers (cluster-autoscaler, Karpenter), clouds, and
+agents of networks and volumes set and remove: a node is not ready, is being drained, or is being added. Spawns wait for
+such a node, or try another. Source: the documentation of each."""
 
 
 @dataclass(frozen=True)
 class NodeFacts:
-    """What decides whether a node takes a pod, whatever is free there."""
+    """The labels and lasting taints of a node, which decide whether it accepts a pod regardless of free capacity."""
 
     name: str
     labels: Mapping[str, str]
@@ -42,7 +42,7 @@ class NodeFacts:
 
     @classmethod
     def of(cls, node: Mapping[str, Any]) -> NodeFacts:
-        """Read a node as the API server sends it."""
+        """Read a node from the API server's JSON."""
         metadata, taints = node["metadata"], (node.get("spec") or {}).get("taints") or []
         lasting = (
             (taint["key"], taint.get("value") or "", taint["effect"])
@@ -54,14 +54,14 @@ class NodeFacts:
 
 @dataclass(frozen=True)
 class PodConstraints:
-    """What a pod demands of a node's labels, and which taints it tolerates. Equal pods have equal constraints."""
+    """A pod's conditions on labels of nodes, and its tolerations. Equal pods have equal constraints."""
 
     written: str
     """JSON: `nodeSelector`, `terms` (alternatives of required node affinity) and `tolerations` as in a pod's spec."""
 
     @classmethod
     def of(cls, node_selector: Mapping[str, str], terms: list[Any], tolerations: list[Any]) -> PodConstraints:
-        """Keep the three parts of a pod's spec, in the API server's spelling."""
+        """Build the constraints from three parts of a pod's spec, in the API server's form."""
         parts = {"nodeSelector": dict(node_selector), "terms": terms, "tolerations": tolerations}
         return cls(json.dumps(parts, sort_keys=True))
 
@@ -71,7 +71,7 @@ class PodConstraints:
         return parts
 
     def accept(self, node: NodeFacts) -> bool:
-        """Whether the pod could be on the node if everything were free there."""
+        """Return whether the node accepts the pod, regardless of free capacity."""
         if any(node.labels.get(label) != value for label, value in self._parts["nodeSelector"].items()):
             return False
         terms = self._parts["terms"]
@@ -80,7 +80,7 @@ class PodConstraints:
         return all(any(_tolerates(each, taint) for each in self._parts["tolerations"]) for taint in node.taints)
 
     def rejected(self, nodes: Iterable[NodeFacts]) -> frozenset[str]:
-        """Return the names of those nodes that `accept` refuses; nodes alike in what matters are judged once."""
+        """Return the names of the nodes that `accept` refuses; nodes with equal relevant labels are checked once."""
         named = {each["key"] for term in self._parts["terms"] for each in term.get("matchExpressions") or []}
         keys = sorted({*self._parts["nodeSelector"], *named})
         by_name = any(term.get("matchFields") for term in self._parts["terms"])

@@ -1,20 +1,14 @@
-"""The ConfigMap in which the agent of a node publishes its report.
+"""Names and contents of the Kubernetes objects that agent, spawner, service and chart share. Pure data.
 
-GPUs as devices of dynamic resource allocation (resource.k8s.io/v1): what agent, spawner and chart agree on.
+- The ConfigMap with a node's report.
+- Devices and claims of dynamic resource allocation (resource.k8s.io/v1): the agent publishes each GPU as one device
+  with consumable capacity, and the spawner makes one claim for each session.
+- Extended resources, the alternative: one for each GPU of a node. Nodes of other layers have one for observers.
+- The downwardAPI volume with a pod's annotations as files, for a notebook server of another layer, which can be without
+  an agent. The kubelet updates the files after a change: usually at once, always within its sync period of about 1 min.
+- Node affinity: a pod is pinned by the node's name, in every term of the required node affinity.
 
-An agent publishes each GPU as one device with consumable capacity; the spawner makes one claim for each session.
-
-See `resources` for the other way, the device plugin's extended resources.
-
-The annotations that a notebook server reads of its own pod, as files of a downwardAPI volume.
-
-A session of another sharing layer can have no agent that sends it notices. The service writes them to the pod's
-annotations all the same. The kubelet writes the files again after a change of an annotation: at once as a rule, and
-within its sync period of about a minute in any case.
-
-How the scheduler knows the GPUs of a node: a resource for each GPU. Nodes of other layers have one for observers.
-
-How a pod is pinned to a node: by the node's name, in every term of the required node affinity.
+Annotations of pods are in `annotations`.
 """
 
 from __future__ import annotations
@@ -49,7 +43,7 @@ REPORT_COMPONENT = "gpushare-report"
 REPORT_SELECTOR = f"{REPORT_COMPONENT_LABEL}={REPORT_COMPONENT}"
 """Label selector: the reports' ConfigMaps, in the hub's namespace."""
 REPORT_KEY = "report.json"
-"""The key of a report's ConfigMap that holds `model.report.Report` as JSON."""
+"""The key of a report's ConfigMap with `model.report.Report` as JSON."""
 PUBLISHED_AT = PREFIX + "published-at"
 """Annotation of a report's ConfigMap: seconds since the epoch (UTC)."""
 REPORT_REFRESH_SECONDS = 60.0
@@ -58,18 +52,18 @@ REPORT_STALE_SECONDS = 120.0
 """An older report is stale: nothing is placed on its node."""
 
 CORDON = PREFIX + "cordon"
-"""Annotation of a report's ConfigMap: `model.cordon.Cordon` of the node as JSON, written by the service. That of a GPU
-has a dash and its UUID behind this name."""
+"""Annotation of a report's ConfigMap: `model.controls.Cordon` of the node as JSON, written by the service. For a GPU,
+a dash and its UUID follow this name."""
 
 _MAX_NAME = 253  # an object's name is a DNS subdomain (RFC 1123)
 _DIGEST = 8
 
 
 def report_name(node: str) -> str:
-    """The name of a node's report ConfigMap.
+    """Return the name of a node's report ConfigMap.
 
-    Node names are valid object names already; one that is too long or is not is made so, with a digest that keeps two
-    such nodes apart.
+    Node names are usually valid names of objects. An invalid or too long name is made valid, with a digest that
+    distinguishes two such nodes.
     """
     name = f"{REPORT_COMPONENT}-{node}"
     valid = re.sub(r"[^a-z0-9.-]+", "-", name.lower())
@@ -92,7 +86,7 @@ def cordon_annotations(cordons: Iterable[Cordon]) -> dict[str, str]:
 
 
 def cordons_of(annotations: Mapping[str, str] | None) -> tuple[Cordon, ...]:
-    """Return the cordons that the annotations of a report's ConfigMap say. Raises pydantic.ValidationError."""
+    """Return the cordons in the annotations of a report's ConfigMap. Raises pydantic.ValidationError."""
     return tuple(
         Cordon.model_validate_json(text)
         for name, text in sorted((annotations or {}).items())
@@ -103,17 +97,17 @@ def cordons_of(annotations: Mapping[str, str] | None) -> tuple[Cordon, ...]:
 def read_report(config_map: Mapping[str, Any]) -> Report:
     """Return the report of a ConfigMap, with the cordons of its annotations. Raises pydantic.ValidationError.
 
-    The annotations count: what the agent itself reports of cordons can be older.
+    The annotations count: the cordons in the agent's own report can be older.
     """
     report = Report.model_validate_json((config_map.get("data") or {}).get(REPORT_KEY) or "")
     return report.with_cordons(cordons_of(config_map["metadata"].get("annotations")))
 
 
 def misplaced_report(config_map: str, report: Report) -> str | None:
-    """Return why a report is not to be believed, as a sentence, or None: it is in its own node's ConfigMap.
+    """Return why a report is rejected, as a sentence, or None: it is in its own node's ConfigMap.
 
-    `config_map` is the ConfigMap's name. The API server lets each agent write its own node's ConfigMap only, whatever
-    stands in it: the name, not the content, says whose report it is.
+    `config_map` is the ConfigMap's name. The API server lets each agent write its own node's ConfigMap only, but with
+    any content: so the name, not the content, identifies the node.
     """
     expected = report_name(report.node)
     if config_map == expected:
@@ -122,12 +116,12 @@ def misplaced_report(config_map: str, report: Report) -> str | None:
 
 
 def written_report(report: Report) -> str:
-    """A report as its ConfigMap has it, for `Report.model_validate_json`.
+    """Return a report as text for its ConfigMap; `Report.model_validate_json` reads it.
 
-    What is as it is by default is left out: a ConfigMap may have 1 MiB, and every hub is sent every report.
+    Default values are left out: a ConfigMap may have 1 MiB, and the API server sends every report to every hub.
     """
-    said = report.model_dump(mode="json", exclude_defaults=True)
-    return json.dumps({"version": report.version, **said}, separators=(",", ":"), ensure_ascii=False)
+    content = report.model_dump(mode="json", exclude_defaults=True)
+    return json.dumps({"version": report.version, **content}, separators=(",", ":"), ensure_ascii=False)
 
 
 DRIVER = PREFIX.rstrip("/")
@@ -150,8 +144,10 @@ _DEVICE_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")  # a DNS label
 
 
 def device_name(uuid: str) -> str:
-    """Return the name of a GPU's device. It does not depend on the GPU's index, which can change: the scheduler counts
-    by this name what claims have taken."""
+    """Return the name of a GPU's device.
+
+    The scheduler counts the use of claims by this name, so it does not depend on the GPU's index, which can change.
+    """
     name = uuid.lower()
     return name if _DEVICE_NAME.fullmatch(name) else f"gpu-{_digest(uuid)}"
 
@@ -163,12 +159,12 @@ def slice_name(node: str) -> str:
 
 
 def claim_name(pod: str, token: str) -> str:
-    """Return the name of a session's claim. `token` tells one spawn from the next one, which has the same pod name."""
+    """Return the name of a session's claim. `token` distinguishes spawns with the same pod name."""
     return f"{pod[: _MAX_NAME - len(token) - 1]}-{token}"
 
 
 def claim_folder(namespace: str, claim: str) -> str:
-    """Return the name of the folder, below the agent's, that holds the sockets of a claim's session.
+    """Return the name of the folder, below the agent's, with the sockets of a claim's session.
 
     Spawner and agent both compute it: the pod names the folder before the claim is prepared.
     """
@@ -176,13 +172,13 @@ def claim_folder(namespace: str, claim: str) -> str:
 
 
 def capacity_of(units: int, gpu_memory_bytes: int) -> dict[str, str]:
-    """Return what so many units of a GPU are of its device's capacity: the units, and the memory in proportion."""
+    """Return the capacity of a device for some units of its GPU: the units, and the memory in proportion."""
     mebibytes = gpu_memory_bytes * units // UNITS_PER_GPU // _MEBIBYTE
     return {UNITS_CAPACITY: str(units), MEMORY_CAPACITY: f"{mebibytes}Mi"}
 
 
 def claim_spec(device_class: str, share_units: int, memory_by_gpu: Mapping[str, int]) -> dict[str, Any]:
-    """Return the spec of a claim for so many units of each GPU. `memory_by_gpu`: bytes by the GPU's UUID."""
+    """Return the spec of a claim for some units of each GPU. `memory_by_gpu`: bytes by the GPU's UUID."""
     requests = [
         {
             "name": f"gpu-{number}",
@@ -199,11 +195,11 @@ def claim_spec(device_class: str, share_units: int, memory_by_gpu: Mapping[str, 
 
 def has_claim(spec: Mapping[str, Any]) -> bool:
     """Return whether a pod's spec names the claim of a session."""
-    return any(one.get("name") == POD_CLAIM for one in spec.get("resourceClaims") or [])
+    return any(claim.get("name") == POD_CLAIM for claim in spec.get("resourceClaims") or [])
 
 
 def _is_gpu(uuid: str) -> str:
-    # an attribute that a device lacks would be an error, which ends the whole allocation: so the driver comes first
+    # a missing attribute of a device would be an error and end the whole allocation, so the driver is compared first
     driver, value = json.dumps(DRIVER), json.dumps(uuid)
     return f"device.driver == {driver} && device.attributes[{driver}].{UUID_ATTRIBUTE} == {value}"
 
@@ -213,7 +209,7 @@ def _digest(text: str) -> str:
 
 
 SESSION_FILES_FOLDER = "/var/run/gpushare-session"
-"""Where the volume is mounted."""
+"""The mount point of the volume."""
 SESSION_FILES = {
     name: name.removeprefix(PREFIX)
     for name in (
@@ -221,7 +217,7 @@ SESSION_FILES = {
         MESSAGES,
     )
 }  # fmt: skip
-"""Names of files by annotation: what the user may see. The file of an absent annotation is empty."""
+"""Names of files by annotation, for annotations that the user may see. The file of an absent annotation is empty."""
 
 
 def session_files_volume() -> dict[str, Any]:
@@ -237,18 +233,18 @@ RESOURCE_PREFIX = PREFIX + "gpu-"
 """One extended resource per physical GPU: the scheduler then keeps all units of a share on one GPU."""
 
 OBSERVER = PREFIX + "observer"
-"""The extended resource of an agent that only observes: a pod that has one of it gets a socket and the library."""
+"""The extended resource of an agent that only observes: a pod with one of it gets a socket and the library."""
 
 
 def resource_name(gpu_index: int) -> str:
-    """The extended resource of the node's GPU of that index."""
+    """Return the extended resource of the node's GPU with this index."""
     if gpu_index < 0:
         raise ValueError(f"a GPU's index is 0 or more, not {gpu_index}")
     return f"{RESOURCE_PREFIX}{gpu_index}"
 
 
 def gpu_index_of(resource: str) -> int | None:
-    """The inverse of `resource_name`; None for a resource that is not ours."""
+    """Return the GPU's index of an extended resource (the inverse of `resource_name`); None for other resources."""
     digits = resource.removeprefix(RESOURCE_PREFIX)
     if digits == resource or not re.fullmatch(r"0|[1-9]\d*", digits, re.ASCII):
         return None
@@ -256,10 +252,10 @@ def gpu_index_of(resource: str) -> int | None:
 
 
 def resource_limits(share_units: int, gpu_indices: Iterable[int], unit_size: int = 1) -> dict[str, str]:
-    """The limits of a notebook container: so many resource units on each of its GPUs.
+    """Return the limits of a notebook container: a number of resource units on each of its GPUs.
 
-    `unit_size` is what one device of the plugin stands for, in share units of 1 %. A share that is no multiple of it
-    is rounded up, since rounded down it would promise what the scheduler has not set aside.
+    `unit_size`: share units of 1 % for each device of the plugin. Other shares than multiples of it are rounded up:
+    rounded down, they would promise units that the scheduler has not reserved.
     """
     if unit_size < 1:
         raise ValueError(f"the unit size is 1 share unit or more, not {unit_size}")
@@ -268,8 +264,8 @@ def resource_limits(share_units: int, gpu_indices: Iterable[int], unit_size: int
 
 
 HOSTNAME_LABEL = "kubernetes.io/hostname"
-"""A node label that admins pin servers with. Its value can differ from the node's name, so sessions are not pinned with
-it; pods of earlier releases are."""
+"""A node label with which admins pin servers. Its value can differ from the node's name, so sessions are not pinned
+with it; pods of earlier releases are."""
 
 NAME_FIELD = "metadata.name"
 """The only field of a node that an affinity term can match (kubernetes pkg/apis/core/validation)."""
@@ -278,18 +274,18 @@ _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
 
 def pinned(affinity: Mapping[str, Any] | None, node: str) -> dict[str, Any]:
-    """Return a pod's affinity with one node as the only one that will do."""
+    """Return a pod's affinity that allows one node only."""
     return required_of_node(affinity, "matchFields", [_field("In", node)])
 
 
 def kept_off(affinity: Mapping[str, Any] | None, nodes: Iterable[str]) -> dict[str, Any]:
-    """Return a pod's affinity with some nodes, at least one, as ones that will not do."""
-    # the API server takes one value in each (kubernetes pkg/apis/core/validation)
+    """Return a pod's affinity that excludes some nodes, at least one."""
+    # the API server accepts one value in each (kubernetes pkg/apis/core/validation)
     return required_of_node(affinity, "matchFields", [_field("NotIn", node) for node in sorted(nodes)])
 
 
 def node_of(spec: Mapping[str, Any]) -> str:
-    """Return the node that a pod is on, or is pinned to; empty where it can still be on several."""
+    """Return the node that a pod is on, or is pinned to; empty if several are possible."""
     if spec.get("nodeName"):
         return str(spec["nodeName"])
     node_affinity = (spec.get("affinity") or {}).get("nodeAffinity") or {}
@@ -314,7 +310,7 @@ def required_of_node(
 ) -> dict[str, Any]:
     """Return a pod's affinity that also requires this of its node. ``what``: matchFields or matchExpressions.
 
-    Terms are alternatives of each other, hence the conditions go into each of them.
+    Terms are alternatives, so the conditions go into each of them.
     """
     affinity = affinity or {}
     node_affinity = affinity.get("nodeAffinity") or {}
