@@ -58,7 +58,7 @@ class EachOnce:
 
 
 @contextlib.contextmanager
-def one_by_one(log: logging.Logger, what: str) -> Iterator[None]:
+def log_failure(log: logging.Logger, what: str) -> Iterator[None]:
     """Log an exception of one of many items, so that the caller continues with the next item."""
     try:
         yield

@@ -190,9 +190,9 @@ class GpuReport(_Part):
     mig: MigInstance | None = None
     """The instance of a GPU in MIG mode, for one session: `index` is the GPU's, `uuid`, `memory_bytes` and
     `capacity_units` are the instance's. None: a whole GPU."""
-    known_since: Annotated[Seconds, Field(exclude=True)] = 0.0
+    reported_since: Annotated[Seconds, Field(exclude=True)] = 0.0
     """When the reader of several nodes' reports first saw the GPU at this node (`time.monotonic`). The reader sets it,
-    never the report itself: see `with_known_since`."""
+    never the report itself: see `with_reported_since`."""
 
     @property
     def whole(self) -> str:
@@ -493,10 +493,10 @@ class Report(_Part):
         return next((session for session in self.sessions if session.id == session_id), None)
 
 
-def with_known_since(report: Report, before: Report | None, now: float) -> Report:
-    """Return a node's report with `GpuReport.known_since`. ``before``: its last one; ``now``: `time.monotonic`."""
-    since = {gpu.uuid: gpu.known_since for gpu in before.gpus} if before is not None else {}
-    gpus = tuple(gpu.model_copy(update={"known_since": since.get(gpu.uuid, now)}) for gpu in report.gpus)
+def with_reported_since(report: Report, before: Report | None, now: float) -> Report:
+    """Return a node's report with `GpuReport.reported_since`. ``before``: its last one; ``now``: `time.monotonic`."""
+    since = {gpu.uuid: gpu.reported_since for gpu in before.gpus} if before is not None else {}
+    gpus = tuple(gpu.model_copy(update={"reported_since": since.get(gpu.uuid, now)}) for gpu in report.gpus)
     return report.model_copy(update={"gpus": gpus})
 
 
@@ -505,7 +505,7 @@ def in_order_of_claim(nodes: Mapping[str, GpuReport]) -> tuple[str, ...]:
 
     Thus a node cannot take a GPU from another node by reporting its UUID. ``nodes``: their reports of the GPU.
     """
-    return tuple(sorted(nodes, key=lambda node: (nodes[node].known_since, node)))
+    return tuple(sorted(nodes, key=lambda node: (nodes[node].reported_since, node)))
 
 
 def doubled_gpus(reports: Iterable[Report]) -> dict[str, tuple[str, ...]]:

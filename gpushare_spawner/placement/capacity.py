@@ -594,7 +594,7 @@ class FreeCapacity:
 
 
 def _essence(gpu: GpuReport) -> tuple[object, ...]:
-    return (gpu.index, gpu.uuid, gpu.model, gpu.healthy, gpu.cordoned, gpu.capacity_units, gpu.mig, gpu.known_since)
+    return (gpu.index, gpu.uuid, gpu.model, gpu.healthy, gpu.cordoned, gpu.capacity_units, gpu.mig, gpu.reported_since)
 
 
 def _empty(gpu: GpuReport, node: str) -> GpuCapacity:

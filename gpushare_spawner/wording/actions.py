@@ -45,7 +45,7 @@ def closed(drain: bool, by: str, reason: str) -> str:
     return f"{'Draining' if drain else 'Cordoned'} ({by}{f': {reason}' if reason else ''}). No new sessions."
 
 
-def told(where: str, reason: str, stop_at: float | None) -> str:
+def drain_notice(where: str, reason: str, stop_at: float | None) -> str:
     """Return the notice for the user of a session on a drained GPU.
 
     ``stop_at``: seconds since the epoch; None: the server is not stopped.
@@ -66,8 +66,8 @@ def taken_out(where: str, reason: str) -> str:
     return f"{where} is being taken out of service. {reason}{end}".rstrip()
 
 
-ASKED_BEFORE = "Another request has the same number. Send the request again."
-ASKED_TOO_OFTEN = "There were too many requests. Try again in a minute."
+NUMBER_REUSED = "Another request has the same number. Send the request again."
+TOO_MANY_REQUESTS = "There were too many requests. Try again in a minute."
 ASK_NOT_SUPPORTED = "The service is older than your notebook server and does not know this request."
 
 NOT_YOURS = "This is the session of another user. Only admins may act on it."
@@ -93,7 +93,7 @@ NO_MESSAGE = "The user has no message of an admin."
 NO_TEXT = "The message is empty. Write a text."
 
 RELEASED = "The GPU share is released. GPU work runs at once; some seconds of it restore the share."
-NOT_TOLD = "The user could not be told."
+NOT_NOTIFIED = "The user could not be told."
 RELEASED_ALREADY = "The GPU share is already released. GPU work runs at once; some seconds of it restore the share."
 TIER_UNDER_WAY = (
     "The change of the tier is under way: the GPU agent of this node has not confirmed it yet. GPU work that begins "

@@ -7,7 +7,7 @@ import pytest
 from gpushare_spawner.agent.sessions.session import ASKS_AT_ONCE, ASKS_PER_SECOND, READS_AT_ONCE, PendingAsks
 from gpushare_spawner.model.controls import ASK_SECONDS, MOST_ASKS, AskAnswer
 from gpushare_spawner.model.frames import AskKind
-from gpushare_spawner.wording.actions import ASKED_BEFORE, ASKED_TOO_OFTEN
+from gpushare_spawner.wording.actions import NUMBER_REUSED, TOO_MANY_REQUESTS
 from gpushare_spawner.wording.asks import ASK_UNKNOWN
 from tests.present import present
 
@@ -61,10 +61,10 @@ def test_the_same_ask_again_waits_once_and_then_gets_the_same_answer(asks: Pendi
 
 def test_another_ask_with_the_number_of_one_is_refused(asks: PendingAsks) -> None:
     asks.take(7, AskKind.KEEP, HOUR)
-    assert present(asks.take(7, AskKind.KEEP, 2 * HOUR)).text == ASKED_BEFORE
+    assert present(asks.take(7, AskKind.KEEP, 2 * HOUR)).text == NUMBER_REUSED
     assert [ask.value for ask in asks.waiting()] == [HOUR]
     asks.answered(answer(7))
-    assert present(asks.take(7, AskKind.STOP, 0)).text == ASKED_BEFORE
+    assert present(asks.take(7, AskKind.STOP, 0)).text == NUMBER_REUSED
 
 
 def test_an_ask_that_nobody_answers_is_dropped_after_a_minute(asks: PendingAsks, clocks: Clocks) -> None:
@@ -91,7 +91,7 @@ def test_what_no_service_knows_is_answered_at_once(asks: PendingAsks) -> None:
 def test_of_ten_thousand_asks_few_wait_and_few_reach_the_service(asks: PendingAsks, clocks: Clocks) -> None:
     refused = [asks.take(number, AskKind.KEEP, HOUR) for number in range(1, 10_001)]
     assert [one is None for one in refused] == [True] * MOST_ASKS + [False] * (10_000 - MOST_ASKS)
-    assert {present(one).text for one in refused[MOST_ASKS:]} == {ASKED_TOO_OFTEN}
+    assert {present(one).text for one in refused[MOST_ASKS:]} == {TOO_MANY_REQUESTS}
     # even where each is answered at once
     taken, number = 0, 20_000
     for _ in range(1000):
@@ -120,7 +120,7 @@ def spend(asks: PendingAsks, kind: AskKind, first: int) -> int:
 def test_reading_is_no_action(asks: PendingAsks, act: AskKind, read: AskKind) -> None:
     assert spend(asks, act, 1) == ASKS_AT_ONCE
     assert spend(asks, read, 1000) == READS_AT_ONCE, "a user who has acted often can read"
-    assert present(asks.take(5000, act, 60)).text == ASKED_TOO_OFTEN
+    assert present(asks.take(5000, act, 60)).text == TOO_MANY_REQUESTS
 
 
 @pytest.mark.parametrize("read", [kind for kind in AskKind if kind.reads])
@@ -129,4 +129,4 @@ def test_who_reads_without_end_can_still_act(asks: PendingAsks, read: AskKind) -
         asks.take(number, read, 0)
     assert len(asks.waiting()) == MOST_ASKS
     assert [asks.take(number, AskKind.KEEP, HOUR) for number in range(2000, 2000 + MOST_ASKS)] == [None] * MOST_ASKS
-    assert present(asks.take(3000, read, 0)).text == ASKED_TOO_OFTEN
+    assert present(asks.take(3000, read, 0)).text == TOO_MANY_REQUESTS

@@ -22,7 +22,7 @@ from gpushare_spawner.model.control import (
 from gpushare_spawner.model.controls import MOST_ASKS, AskAnswer, Controls, Exemption, Keep, Message
 from gpushare_spawner.model.frames import NO_END, AskKind, Feature, Kind, Role, TextPart, TextTopic
 from gpushare_spawner.model.report import SessionReport
-from gpushare_spawner.wording.actions import ASKED_TOO_OFTEN
+from gpushare_spawner.wording.actions import TOO_MANY_REQUESTS
 from tests.agent.conftest import Agent, request_for
 from tests.agent.peers import Peer, answer_to_query
 from tests.present import present
@@ -178,7 +178,7 @@ async def test_ten_thousand_asks_reach_neither_the_report_nor_other_observers(ag
     for number in range(1, 201):
         hostile.send(Kind.ASK, number, AskKind.STOP, 2**64 - 1)
         if number > MOST_ASKS:
-            assert await told(hostile, TextTopic.ANSWER) == (number, ASKED_TOO_OFTEN, False)
+            assert await told(hostile, TextTopic.ANSWER) == (number, TOO_MANY_REQUESTS, False)
             refused += 1
     assert refused == 200 - MOST_ASKS
     assert [ask.number for ask in session(agent).asks] == list(range(1, MOST_ASKS + 1))

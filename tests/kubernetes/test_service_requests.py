@@ -275,7 +275,7 @@ async def test_a_node_that_could_never_grant_the_requests_is_named_in_the_log(
     assert await releases.asked() == LOW, "not at once"
     large = {"cpu": "64", "memory": "512Gi"}
     await namespace.admin.patch(path("nodes", name="node-a", subresource="status"), {"status": {"allocatable": large}})
-    await eventually(lambda: any(pod.requests and pod.requests.asked == LOW for pod in releases.seen.all_pods()))
+    await eventually(lambda: any(pod.requests and pod.requests.requested == LOW for pod in releases.seen.all_pods()))
     releases.now += 31.0
     await releases.poll()
     assert await releases.asked() == FULL

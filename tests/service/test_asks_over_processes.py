@@ -140,11 +140,11 @@ async def test_a_kept_share_outlives_its_times_the_service_and_the_agent(stage: 
     assert number > 100
     await stage.until(lambda session: not session.asks)
     done, text, seconds = await answered(await stage.observer(), AskKind.RELEASE)
-    assert (done, text) in ((False, words.ASKED_TOO_OFTEN), (True, words.RELEASED_ALREADY))
+    assert (done, text) in ((False, words.TOO_MANY_REQUESTS), (True, words.RELEASED_ALREADY))
     assert seconds < 2
     assert (await stage.session()).keep is None
     for kind in AskKind:
         if kind.reads:
             done, text, _ = await answered(await stage.observer(), kind)
-            assert text != words.ASKED_TOO_OFTEN, f"{kind.name} is no action"
+            assert text != words.TOO_MANY_REQUESTS, f"{kind.name} is no action"
             assert done or kind is AskKind.SHARES, text  # the only template has no other share

@@ -30,7 +30,7 @@ from gpushare_spawner.model.quantity import resolve_bytes
 from gpushare_spawner.model.report import NOTHING, Delivered, MemoryLimitHits
 from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.rate_limit import Budget
-from gpushare_spawner.wording.actions import ASKED_BEFORE, ASKED_TOO_OFTEN
+from gpushare_spawner.wording.actions import NUMBER_REUSED, TOO_MANY_REQUESTS
 from gpushare_spawner.wording.asks import ASK_UNKNOWN
 
 ASKS_AT_ONCE = 8
@@ -71,16 +71,16 @@ class PendingAsks:
         ask = Ask(number=number, kind=kind, value=value, at=self._clock())
         if number in self._answers:
             _, ask_before, answer = self._answers[number]
-            return answer if ask_before is None or _same(ask_before, ask) else self._refusal(number, ASKED_BEFORE)
+            return answer if ask_before is None or _same(ask_before, ask) else self._refusal(number, NUMBER_REUSED)
         if number in self._waiting:
-            return None if _same(self._waiting[number][1], ask) else self._refusal(number, ASKED_BEFORE)
+            return None if _same(self._waiting[number][1], ask) else self._refusal(number, NUMBER_REUSED)
         if kind not in list(AskKind):
             return self._refusal(number, ASK_UNKNOWN)
         reads = AskKind(kind).reads
         budget = self._reads if reads else self._actions
         waiting = sum(AskKind(other.kind).reads == reads for _, other in self._waiting.values())
         if waiting >= MOST_ASKS or budget.wait(keep=_WHOLE_ASK) > 0:
-            return self._refusal(number, ASKED_TOO_OFTEN)
+            return self._refusal(number, TOO_MANY_REQUESTS)
         budget.spend()
         self._waiting[number] = self._steady(), ask
         return None

@@ -103,12 +103,12 @@ class ContainerRequests:
     """The requests of the container that has the GPU share."""
 
     container: str
-    asked: Requests
+    requested: Requests
     """The requests in the pod's spec."""
     granted: Requests
     """The requests that the node has granted."""
     full: Requests | None
-    """The requests by the template; None: equal to `asked`."""
+    """The requests by the template; None: equal to `requested`."""
     changeable: bool
     """Whether Kubernetes can lower the requests: not in every QoS class."""
     infeasible: str = ""
@@ -126,12 +126,12 @@ class ContainerRequests:
 
         They are the template's, or more if another client has raised them.
         """
-        return None if self.full is None else self.full.largest(self.asked)
+        return None if self.full is None else self.full.largest(self.requested)
 
     @property
     def restored(self) -> bool:
         """Whether lowered requests are restored to those of the template."""
-        return self.full is not None and self.asked.covers(self.full) and not self.lacking
+        return self.full is not None and self.requested.covers(self.full) and not self.lacking
 
     def released(self, cpu: int | None, memory: int | None, used: Requests) -> Requests:
         """Return the requests for a released session's container, never less than ``used``.
@@ -139,11 +139,11 @@ class ContainerRequests:
         ``cpu`` and ``memory``: the template's values for it, in millicores and bytes; None: unchanged. Lowered requests
         only rise, so that varying use costs no patches.
         """
-        full = self.full or self.asked
+        full = self.full or self.requested
         left = Requests(full.cpu if cpu is None else cpu, full.memory if memory is None else memory)
         desired = left.largest(used).smallest(full)
         # full: recorded but not lowered yet, because the API server refused that or the service was restarted
-        return desired if self.asked.covers(full) else desired.largest(self.asked)
+        return desired if self.requested.covers(full) else desired.largest(self.requested)
 
     def patch(self, requests: Requests, version: str) -> dict[str, Any]:
         """Return the strategic merge patch for pods/resize. It has both amounts: a missing request becomes the limit.
@@ -174,7 +174,7 @@ def container_requests(pod: Mapping[str, Any]) -> ContainerRequests | None:
     in_force = Requests.of((here.get("resources") or {}).get("requests"))
     return ContainerRequests(
         container=container["name"],
-        asked=requested,
+        requested=requested,
         granted=in_force or Requests.of(here.get("allocatedResources")) or requested,
         full=full,
         changeable=status.get("qosClass") == _BURSTABLE,

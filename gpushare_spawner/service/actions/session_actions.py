@@ -198,7 +198,7 @@ class SessionActions:
         """Show the session's user the action of another person."""
         if not outcome.changed or await self._notify(target, actor, why, text)():
             return outcome
-        return ActionOutcome(True, f"{outcome.text} {words.NOT_TOLD}")
+        return ActionOutcome(True, f"{outcome.text} {words.NOT_NOTIFIED}")
 
     def _notify(self, target: Target, actor: Actor, why: str | None, text: str) -> Notify:
         """Return the function that shows the session's user the action of another person."""

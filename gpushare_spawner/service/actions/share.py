@@ -367,7 +367,7 @@ class TierActions:
         if not await change.decided():
             self._follow(change)
             return ActionOutcome(True, words.TIER_UNDER_WAY)
-        return ActionOutcome(True, text if await change.done() else f"{text} {words.NOT_TOLD}")
+        return ActionOutcome(True, text if await change.done() else f"{text} {words.NOT_NOTIFIED}")
 
     def _follow(self, change: _Change) -> None:
         """Wait in the background for the agent's decision: the actor has an answer already."""

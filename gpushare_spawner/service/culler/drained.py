@@ -35,7 +35,7 @@ class DrainedSession:
 
     def text(self, notified_at: float) -> str:
         """Return the message for its user at an instant (seconds since the epoch)."""
-        return harmless(words.told(self._beginning, self.cordon.reason, self.stop_at(notified_at)))
+        return harmless(words.drain_notice(self._beginning, self.cordon.reason, self.stop_at(notified_at)))
 
     def matches(self, message: Message) -> bool:
         """Return whether a message is about this drain. Its instant can have moved with the clock."""

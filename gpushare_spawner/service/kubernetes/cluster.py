@@ -19,7 +19,7 @@ from gpushare_spawner.model import kubernetes
 from gpushare_spawner.model.control import AgentUnreachable
 from gpushare_spawner.model.controls import ASK_SECONDS
 from gpushare_spawner.model.layers import LayerName
-from gpushare_spawner.model.report import Report, SessionReport, with_known_since
+from gpushare_spawner.model.report import Report, SessionReport, with_reported_since
 from gpushare_spawner.service.kubernetes.clock_steps import PodInstants, moved_report
 from gpushare_spawner.service.kubernetes.first_identities import FirstIdentities
 from gpushare_spawner.service.kubernetes.node import NodeAgent
@@ -304,7 +304,7 @@ class Cluster:
             misplaced = kubernetes.misplaced_report(item["metadata"]["name"], report)
             report, problem = (report, "") if misplaced is None else (None, f"{misplaced}: this report is ignored")
         if report is not None:
-            report = with_known_since(report, previous.report if previous is not None else None, now)
+            report = with_reported_since(report, previous.report if previous is not None else None, now)
         # once for each problem, not with each report
         if problem and (previous is None or previous.problem != problem):
             log.warning("ConfigMap %s: %s", name, problem)

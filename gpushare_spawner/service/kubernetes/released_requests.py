@@ -153,8 +153,12 @@ class ReleasedRequests:
             desired = self._desired(pod, now, templates.get(pod.session.template))
             if desired is None or self._done.get(_name(pod)) == pod.version:
                 continue
-            refused = desired == now.asked and bool(now.infeasible)
-            if desired == now.asked and not refused and not (now.restored and pod.session.tier is not Tier.RELEASED):
+            refused = desired == now.requested and bool(now.infeasible)
+            if (
+                desired == now.requested
+                and not refused
+                and not (now.restored and pod.session.tier is not Tier.RELEASED)
+            ):
                 if not now.lacking:
                     self._refused.pop(_name(pod), None)
                 continue
@@ -196,9 +200,9 @@ class ReleasedRequests:
     async def _change(self, pod: SessionPod, now: ContainerRequests, desired: Requests) -> None:
         name, version = _name(pod), pod.version
         try:
-            if desired != now.asked:
+            if desired != now.requested:
                 if now.full is None:
-                    patched = await patch_annotations(self._api, pod, kubernetes.requests_patch(now.asked))
+                    patched = await patch_annotations(self._api, pod, kubernetes.requests_patch(now.requested))
                     version = patched["metadata"]["resourceVersion"]
                 await self._api.patch_namespaced_pod_resize(  # type: ignore[call-arg]
                     pod.name,

@@ -42,7 +42,7 @@ def written(requests: Requests) -> str:
 def test_the_container_with_the_share_counts() -> None:
     found = container_requests(pod())
     assert found is not None
-    assert (found.container, found.asked, found.granted, found.full) == ("notebook", FULL, FULL, None)
+    assert (found.container, found.requested, found.granted, found.full) == ("notebook", FULL, FULL, None)
     assert found.changeable
     assert not found.lacking
     assert not found.restored
@@ -55,7 +55,7 @@ def test_of_a_pod_with_a_claim_the_notebook_counts_though_no_container_names_the
     item["spec"]["resourceClaims"] = [{"name": "gpushare", "resourceClaimName": "n-1"}]
     found = container_requests(item)
     assert found is not None
-    assert (found.container, found.asked) == ("notebook", FULL)
+    assert (found.container, found.requested) == ("notebook", FULL)
     assert missing_requests(item) == ()
 
 

@@ -51,10 +51,10 @@ async def test_an_older_agent_is_said(acting: Acting) -> None:
 
 
 def test_what_users_are_told_says_what_to_do() -> None:
-    assert words.told("GPU 0 of node a", "Fan.", None) == (
+    assert words.drain_notice("GPU 0 of node a", "Fan.", None) == (
         "GPU 0 of node a is being taken out of service. Fan. Please save your work, and restart your server: it then "
         "runs elsewhere."
     )
-    said = words.told("Node a", "", 1_767_261_900.0)
+    said = words.drain_notice("Node a", "", 1_767_261_900.0)
     assert "Your server will be stopped at 2026-01-01 10:05 UTC. Save your work" in said
-    assert " out of service. New driver. Please save" in words.told("Node a", "New driver ", None)
+    assert " out of service. New driver. Please save" in words.drain_notice("Node a", "New driver ", None)

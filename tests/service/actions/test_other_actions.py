@@ -9,7 +9,14 @@ import pytest
 from gpushare_spawner.model.controls import Ask, Exemption, MessageCause
 from gpushare_spawner.model.frames import AskKind
 from gpushare_spawner.model.share import Tier
-from gpushare_spawner.service.actions.outcome import ActionOutcome, ActionRefused, Actor, ReceivedAsk, RefusalCode, Target
+from gpushare_spawner.service.actions.outcome import (
+    ActionOutcome,
+    ActionRefused,
+    Actor,
+    ReceivedAsk,
+    RefusalCode,
+    Target,
+)
 from gpushare_spawner.service.actions.session_actions import SessionActions
 from gpushare_spawner.service.hub.client import Hub
 from gpushare_spawner.wording import actions as words
@@ -187,7 +194,7 @@ async def test_an_action_is_done_where_its_user_cannot_be_told(acting: Acting, a
     clock.forward(MINUTE)
     agent.older = True
     outcome = await acting.actions.release(one, ROOT, why="exam")
-    assert outcome == ActionOutcome(True, f"{words.RELEASED} {words.NOT_TOLD}")
+    assert outcome == ActionOutcome(True, f"{words.RELEASED} {words.NOT_NOTIFIED}")
 
 
 async def test_a_hub_that_refuses_is_said_so(acting: Acting, hub: Hub, hub_server: FakeHub) -> None:

@@ -25,7 +25,7 @@ from gpushare_spawner.agent.periodic import GpuSource
 from gpushare_spawner.agent.sessions.processes import UnconnectedProcesses
 from gpushare_spawner.agent.sessions.session import Session
 from gpushare_spawner.agent.state.records import PodOwner, SessionRecord
-from gpushare_spawner.log_once import EachOnce, one_by_one
+from gpushare_spawner.log_once import EachOnce, log_failure
 from gpushare_spawner.model.control import AnnounceRequest, OpenRequest
 from gpushare_spawner.model.kubernetes import AnnotationProblem, LayerSession
 from gpushare_spawner.model.share import split_session_id
@@ -77,10 +77,10 @@ class ObservedPods:
         self._scheduled = None
         if not self._pods.listed:
             return  # before the first list of pods no pod counts as gone
-        with one_by_one(log, "what is gone"):
+        with log_failure(log, "what is gone"):
             self._end_gone_sessions()
         for pod, layer_session in self._youngest():
-            with one_by_one(log, f"pod {pod.namespace}/{pod.name}"):
+            with log_failure(log, f"pod {pod.namespace}/{pod.name}"):
                 self._reconcile_pod(pod, layer_session)
 
     def _youngest(self) -> list[tuple[Pod, LayerSession]]:

@@ -32,7 +32,7 @@ from gpushare_spawner.agent.kubernetes.pods.pod_watch import Pod, Pods
 from gpushare_spawner.agent.node import Node
 from gpushare_spawner.agent.sessions.session import Session
 from gpushare_spawner.agent.state.records import PodOwner, SessionRecord
-from gpushare_spawner.log_once import EachOnce, one_by_one
+from gpushare_spawner.log_once import EachOnce, log_failure
 from gpushare_spawner.model import kubernetes
 from gpushare_spawner.model.control import OpenRequest
 from gpushare_spawner.model.kubernetes import AnnotationProblem, PodSession
@@ -289,13 +289,13 @@ class PodSessions:
 
     def _reconcile(self) -> None:
         self._scheduled = None
-        with one_by_one(log, "what is gone"):
+        with log_failure(log, "what is gone"):
             self._end_gone_sessions()
         for key, devices in self._listed.pods():
-            with one_by_one(log, f"pod {key[0]}/{key[1]}"):
+            with log_failure(log, f"pod {key[0]}/{key[1]}"):
                 self._reconcile_pod(key, devices)
         for session in list(self._node.sessions.values()):
-            with one_by_one(log, f"session {session.id}"):
+            with log_failure(log, f"session {session.id}"):
                 self._follow(session)
 
     def _end_gone_sessions(self) -> None:

@@ -29,7 +29,7 @@ from gpushare_spawner.model.kubernetes import (
     pod_session,
     read_report,
 )
-from gpushare_spawner.model.report import ClaimsReport, Notice, Report, with_known_since
+from gpushare_spawner.model.report import ClaimsReport, Notice, Report, with_reported_since
 from gpushare_spawner.model.share import UNITS_PER_GPU, Share, split_session_id
 from gpushare_spawner.placement import Allocation, EntrySource, LedgerFeed
 from gpushare_spawner.sharing.base import notebook_container
@@ -402,7 +402,7 @@ class ClusterSnapshots:
         if (problem := misplaced_report(config_map["metadata"]["name"], report)) is not None:
             self.log.error("%s: this report is ignored", problem)
             return None
-        report = with_known_since(report, previous, now)
+        report = with_reported_since(report, previous, now)
         # unchanged GPUs stay the same objects: new ones each minute would be work for the garbage collector
         gpus = previous.gpus if previous is not None and previous.gpus == report.gpus else report.gpus
         # the pods' annotations decide which session holds which units: a report is up to a minute behind them
