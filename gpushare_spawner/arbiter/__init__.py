@@ -1,6 +1,7 @@
-"""Which sessions may run on a GPU now. A pure state machine: time comes in as an argument, decisions go out. See
-docs/explanation/arbiter.md.
-explains it."""
+"""Arbiter of the sessions that run on a GPU: a pure state machine with time as an argument and decisions as results.
+
+See docs/explanation/arbiter.md.
+"""
 
 from gpushare_spawner.arbiter.gpu_arbiter import GpuArbiter
 from gpushare_spawner.arbiter.recent_use import WINDOW, RecentGpuUse, Use

@@ -1,11 +1,11 @@
-"""GPU time that each session of one GPU is entitled to, and what it received. Pure bookkeeping: it decides nothing.
+"""Accounts of the GPU time that each session of one GPU is entitled to and received. schedule.py decides.
 
-While several sessions have work, the GPU time that the device delivers is divided by weight: that is what each session
-is *entitled* to. What it *received* is estimated first (the hardware slices evenly between the processes that have work
-on it) and corrected by the driver's samples, where there are any. The difference is the session's *lag* in seconds:
-above 0 it is owed time, below 0 it owes time. A lag belongs to the session, whatever its processes do.
+While several sessions have work, the delivered GPU time is divided by weight: each session is *entitled* to its part.
+The *received* time is estimated first (the hardware slices evenly between the processes that have work) and corrected
+by the driver's samples. The difference is the session's *lag* in seconds: above 0 it is owed time, below 0 it owes
+time. A lag belongs to the session, independent of its processes.
 
-Tells the accounts which sessions have work, and which of them have processes on the GPU, as the roster has it.
+`Charging` updates the accounts from the roster: sessions with work, and sessions with processes on the GPU.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from gpushare_spawner.arbiter.session import ArbitratedSession, Client
 from gpushare_spawner.arbiter.settings import ArbiterSettings
 
 TOLERANCE = 1e-9
-"""Seconds; lags that differ by less are equal, because sums of floats are not exact."""
+"""Seconds below which lags count as equal, because sums of floats are not exact."""
 MEMORY = 3.0
-"""Seconds for which the estimate is kept, so that samples that come late can correct it."""
+"""Seconds for which the estimate is kept, so that late samples can correct it."""
 SATURATED = 0.92
 """Share of its time for which a saturated GPU is busy: no program launches its kernels without any gap."""
 ROUNDING = 0.005
-"""Share of the GPU by which a session can have used more than the sample shows: NVML's utilisation of a process is a
-whole percent. 50 processes that have 2 % each were shown with 84 % together."""
+"""Part of the GPU by which a session can have used more than the sample shows: NVML's utilisation of a process is a
+whole percent. 50 processes with 2 % each were shown with 84 % together."""
 LOAD_LIMIT = 0.9
-"""A session that uses this part of the time in which it could run counts as able to use all of it."""
+"""Part of the possible time from which a session counts as able to use all of it."""
 SHORT = 0.02
-"""Seconds; a shorter time on the GPU says nothing about a session's demand."""
+"""Seconds below which a time on the GPU gives no information about a session's demand."""
 UNUSED = 0.5
-"""A session that used less than this part of the slices that it could have had did not want them."""
+"""Part of the possible slices below which a session did not need them."""
 GROWTH, FLOOR = 1.25, 0.02
-"""What a session is granted beyond its recent demand, as a factor and as a share of the GPU: its demand may grow."""
+"""Allowance beyond a session's recent demand, as a factor and as a part of the GPU: its demand may grow."""
 
 
 @dataclass
@@ -44,80 +44,80 @@ class _Account:
     weight: int
     lag: float = 0.0
     demand: float = 1.0
-    """Share of the GPU that the session could use, from 0 to 1; 1 where nothing is known."""
+    """Part of the GPU that the session could use, from 0 to 1; 1 if unknown."""
     deadline: float = 0.0
-    """Virtual time by which its present time slice should be served."""
+    """Virtual time at which its present time slice should be complete."""
     working: bool = False
     absent: float = 0.0
     """Seconds for which the session has had no work."""
     entitled: float = 0.0
     delivered: float = 0.0
     received: float = 0.0
-    """GPU seconds received in all, with competition or without, as estimated."""
+    """Estimated GPU seconds received in all, with or without competition."""
 
 
 @dataclass
 class _Span:
-    """An interval over which the same sessions worked."""
+    """Interval over which the same sessions worked."""
 
     since: float
     until: float
     received: dict[str, float]
     """Estimated GPU seconds by session."""
     entitled: dict[str, float]
-    """Empty where no other session competed."""
+    """Empty without competition."""
     held_back: bool
     memory_short: bool
 
 
 class Accounts:
-    """The accounts of the sessions on one GPU. Times are in seconds; unknown sessions raise KeyError."""
+    """Accounts of the sessions on one GPU. Times are in seconds; unknown sessions raise KeyError."""
 
     def __init__(self, settings: ArbiterSettings) -> None:
         self._settings = settings
         self._accounts: dict[str, _Account] = {}
         self._working: frozenset[str] | None = frozenset()
-        """Sessions with work; None: to be found again."""
+        """Sessions with work; None: to be computed again."""
         self._sums: tuple[int, float] | None = (0, 0.0)
-        """Weights and lags of those with work, added up; None: to be added up again."""
+        """Sums of weights and lags of sessions with work; None: to be computed again."""
         self._clock = 0.0
-        """Virtual time: seconds of service for each unit of weight of those that work."""
+        """Virtual time: seconds of service for each unit of weight of working sessions."""
         self._spans: deque[_Span] = deque()
         self._sampled = float("-inf")
         self._measured: frozenset[str] = frozenset()
         self.saturated = True
-        """Whether those that work want the whole GPU or more. True until the driver's samples tell otherwise."""
+        """Whether working sessions need the whole GPU or more. True until the driver's samples show less."""
 
     # -- the sessions -----------------------------------------------------------------------------------------------
 
     def add(self, session: str, weight: int) -> None:
-        """A new session without work. `weight` is at least 1."""
+        """Add a session without work. `weight` is at least 1."""
         self._accounts[session] = _Account(weight, deadline=self._clock)
 
     def remove(self, session: str) -> None:
-        """Remove the session, with all that it is owed or owes."""
+        """Remove the session with its lag."""
         del self._accounts[session]
         self._working = self._sums = None
 
     def set_weight(self, session: str, weight: int) -> None:
-        """Change the weight. The lag, in seconds, stays as it is."""
+        """Change the weight. The lag in seconds stays."""
         self._accounts[session].weight = weight
         self._sums = None
 
     def work(self, session: str, time_slice: float, memory_short: bool = False) -> None:
-        """The session has work from now on, for a time slice of so many seconds. No effect if it has some already.
+        """Record that the session has work, for a time slice of so many seconds. No effect if it has work already.
 
-        What it owes it still owes. Of what it is owed one time slice is kept after a pause: time that was not used is
-        not saved up. To return a lease and to ask for the next one is no pause: all is kept while the memory of all
-        fits, and two time slices while sessions take turns (`memory_short`). So a job that gives way to a user every
-        few seconds gets its part, and long jobs that wait for each other save up nothing that keeps users waiting.
+        It keeps its debt. After a pause it keeps at most one time slice of owed time: unused time is not saved. A new
+        request right after the return of a lease is no pause: all owed time is kept while the memory of all fits, and
+        two time slices while sessions take turns (`memory_short`). So a job that gives way to a user every few seconds
+        gets its part, and long jobs that wait for each other save no time that delays users.
         """
         account = self._accounts[session]
         if account.working:
             return
         account.working = True
         self._working = self._sums = None
-        self.saturated = self.saturated or self._wanted() >= SATURATED
+        self.saturated = self.saturated or self._total_demand() >= SATURATED
         if account.absent >= self._settings.pause:
             account.lag = min(account.lag, time_slice)
         elif memory_short:
@@ -125,7 +125,7 @@ class Accounts:
         account.deadline = self._virtual(account, self._surplus()) + time_slice / account.weight
 
     def rest(self, session: str) -> None:
-        """The session has no work any more."""
+        """Record that the session has no more work."""
         account = self._accounts[session]
         if account.working:
             account.working = False
@@ -143,27 +143,27 @@ class Accounts:
         """Sum of the weights of the sessions with work."""
         return self._summed()[0]
 
-    # -- what is read ------------------------------------------------------------------------------------------------
+    # -- figures ----------------------------------------------------------------------------------------------------
 
     def entitled(self, session: str) -> float:
-        """GPU seconds that the session was entitled to while others had work too."""
+        """Return the GPU seconds that the session was entitled to while others had work too."""
         return self._accounts[session].entitled
 
     def delivered(self, session: str) -> float:
-        """GPU seconds that it received in that time."""
+        """Return the GPU seconds that it received in that time."""
         return self._accounts[session].delivered
 
     def received(self, session: str) -> float:
-        """GPU seconds that it received in all, as estimated."""
+        """Return the estimated GPU seconds that it received in all."""
         return self._accounts[session].received
 
     def lag(self, session: str) -> float:
-        """Seconds that the session is owed; negative: it owes them. The lags of those with work add up to nothing."""
+        """Return the seconds that the session is owed; negative: it owes them. Lags of working sessions sum to 0."""
         account = self._accounts[session]
         return account.lag - self._surplus() * account.weight
 
     def parts(self, sessions: Iterable[str]) -> dict[str, float]:
-        """The part of the GPU for each of these sessions: by weight, and none more than it can use. Adds up to 1."""
+        """Return each session's part of the GPU: by weight, and at most the part that it can use. The sum is 1."""
         accounts = {session: self._accounts[session] for session in sessions}
         return divide(
             {session: account.weight for session, account in accounts.items()},
@@ -171,10 +171,10 @@ class Accounts:
         )
 
     def measured(self, session: str, now: float) -> bool:
-        """Whether a recent sample of the driver says how much of the GPU the session had."""
+        """Return whether a recent driver sample shows the session's part of the GPU."""
         return session in self._measured and now - self._sampled < MEMORY
 
-    # -- time goes by ------------------------------------------------------------------------------------------------
+    # -- elapsed time -----------------------------------------------------------------------------------------------
 
     def advance(
         self,
@@ -187,10 +187,9 @@ class Accounts:
     ) -> None:
         """Account for `elapsed` seconds up to `now`. `processes`: each session's processes at work on the GPU.
 
-        `time_slices`: seconds of each session's time slice where not all fit into the memory; no lag is cut below two
-        of them.
-        `held_back`: a session was kept from the GPU for the sake of another. `memory_short`: not all fit into the
-        GPU's memory.
+        `time_slices`: seconds of each session's time slice if not all fit into the memory; the limit of a lag is at
+        least two of them. `held_back`: a session was kept from the GPU so that another could run. `memory_short`: not
+        all fit into the GPU's memory.
         """
         total = sum(processes.values())
         concerned = self.working | processes.keys()
@@ -200,7 +199,7 @@ class Accounts:
             self._accounts[session].received += seconds
         entitled: dict[str, float] = {}
         if len(concerned) < 2:
-            self.saturated = True  # nothing is known of the next competition
+            self.saturated = True  # the next competition is unknown
         else:
             entitled = {session: served * part for session, part in self.parts(concerned).items()}
             self._book(entitled, received)
@@ -214,11 +213,11 @@ class Accounts:
                 self._spans.popleft()
 
     def sample(self, since: float, until: float, busy: Mapping[str, float]) -> None:
-        """A driver sample: seconds for which each session's processes had the GPU in an interval.
+        """Correct the accounts by a driver sample: seconds of each session's processes on the GPU in an interval.
 
-        Sessions whose processes the driver does not show are not in `busy`, and keep their estimate. Samples may come
-        up to `MEMORY` seconds late; what of the interval lies further back is ignored. Where sessions kept others out
-        of the memory, the time in which the GPU was idle is charged to them.
+        Sessions that the driver does not show are not in `busy`, and keep their estimate. Samples may be up
+        to `MEMORY` seconds late; older parts of the interval are ignored. Sessions that kept others out of the memory
+        are charged for idle time of the GPU.
         """
         length = until - since
         if length <= 0:
@@ -228,7 +227,7 @@ class Accounts:
         entitled: dict[str, float] = {}
         allowed: dict[str, float] = {}
         booked: dict[str, float] = {}
-        # short: those that were on the GPU kept others out of its memory
+        # short: sessions on the GPU kept others out of its memory
         covered = contended = held_back = short = 0.0
         for span in self._spans:
             overlap = min(until, span.until) - max(since, span.since)
@@ -250,42 +249,42 @@ class Accounts:
                 for session, amount in seconds.items():
                     sums[session] = sums.get(session, 0.0) + amount * part
         self._forget_until(until)
-        known = {session: seconds for session, seconds in busy.items() if session in self._accounts}
+        measured = {session: seconds for session, seconds in busy.items() if session in self._accounts}
         received = {session: seconds for session, seconds in received.items() if session in self._accounts}
         entitled = {session: seconds for session, seconds in entitled.items() if session in self._accounts}
-        shown = sum({**received, **known}.values())
+        shown = sum({**received, **measured}.values())
         load, memory_short = shown / length, short > 0
-        on_gpu = sum(seconds > 0 or session in received for session, seconds in known.items())
+        on_gpu = sum(seconds > 0 or session in received for session, seconds in measured.items())
         idle = load + on_gpu * ROUNDING < SATURATED
         if memory_short:
-            for session in known:
+            for session in measured:
                 self._accounts[session].demand = 1.0
             self.saturated = True
         else:
-            self._learn_demand(known, received, allowed, idle, held_back > 0.05 * length)
+            self._learn_demand(measured, received, allowed, idle, held_back > 0.05 * length)
         if not contended:
             return
         errors = {
-            session: (known[session] - received.get(session, 0.0)) * contended / max(covered, TOLERANCE)
-            for session in known
+            session: (measured[session] - received.get(session, 0.0)) * contended / max(covered, TOLERANCE)
+            for session in measured
         }
         if self.saturated or memory_short or held_back > 0:
-            idled = self._idled(known, received, max(0.0, covered - shown) * min(short, contended) / covered)
+            idled = self._idled(measured, received, max(0.0, covered - shown) * min(short, contended) / covered)
             surplus, whole = sum(errors.values()) + sum(idled.values()), sum(entitled.values())
             charged = {session: error + idled.get(session, 0.0) for session, error in errors.items()}
             self._book(
                 {session: surplus * seconds / whole for session, seconds in entitled.items()} if whole else {}, charged
             )
             for session, unused in idled.items():
-                # it owes that time; it did not receive it, and could not use it
+                # it owes that time, but did not receive it
                 self._accounts[session].entitled -= unused
                 self._accounts[session].delivered -= unused
             if idle and not memory_short:
-                for name, used in known.items():
+                for name, used in measured.items():
                     if used + SHORT < UNUSED * received.get(name, 0.0):
                         self._forfeit(name)
             return
-        # The GPU was idle part of the time: each had what it wanted, and no session owes anything for it.
+        # The GPU was idle part of the time: each session had its demand, and none owes time for it.
         for session in {*entitled, *errors}:
             account = self._accounts[session]
             estimate, right, error = booked.get(session, 0.0), entitled.get(session, 0.0), errors.get(session, 0.0)
@@ -297,14 +296,15 @@ class Accounts:
     # -- order -------------------------------------------------------------------------------------------------------
 
     def eligible(self, session: str) -> bool:
-        """Whether the session has received no more than its part."""
+        """Return whether the session has received at most its part."""
         return self.lag(session) >= -TOLERANCE
 
     def order(self, sessions: Iterable[str], time_slices: Mapping[str, float]) -> list[str]:
-        """The sessions, next one first: earliest eligible virtual deadline first, then the others by deadline.
+        """Return the sessions in the order of service: earliest eligible virtual deadline first.
 
-        A time slice that has been served in full is renewed, with the seconds that `time_slices` names. Ties stay as
-        they came. After I. Stoica and H. Abdel-Wahab, "Earliest Eligible Virtual Deadline First", TR-95-22, 1995.
+        Other sessions follow by deadline. A completed time slice is renewed with the seconds in `time_slices`. Ties
+        keep their order. After I. Stoica and H. Abdel-Wahab, "Earliest Eligible Virtual Deadline First", TR-95-22,
+        1995.
         """
         surplus = self._surplus()
         keys: dict[str, tuple[bool, float]] = {}
@@ -320,7 +320,7 @@ class Accounts:
     # -- inside ------------------------------------------------------------------------------------------------------
 
     def _surplus(self) -> float:
-        """Sum of the lags of sessions with work, for each unit of weight: debts of sessions that have left."""
+        """Return the sum of the lags of working sessions per unit of weight: debts of sessions that have left."""
         weights, lags = self._summed()
         return lags / weights if weights else 0.0
 
@@ -349,10 +349,10 @@ class Accounts:
             account.delivered += seconds
 
     def _repay(self, concerned: Iterable[str], elapsed: float, served: float) -> None:
-        """Let lags without competition fade, and debts of absent sessions shrink as if these waited.
+        """Fade lags without competition, and reduce debts of absent sessions as if these waited.
 
-        Not while a session has been absent for less than `long_pause`: it will be back, and a session that always
-        returns after seconds would otherwise never repay.
+        Sessions absent for less than `long_pause` are excluded: a session that always returns after seconds would
+        otherwise never repay.
         """
         present = set(concerned)
         weights = sum(self._accounts[session].weight for session in present)
@@ -370,7 +370,7 @@ class Accounts:
             if not present:
                 account.lag = faded(account.lag, elapsed - recent)
             elif account.lag < 0:
-                # what was served may have begun long before this interval: a kernel is charged when it ends
+                # the served time may have begun long before this interval: a kernel is charged at its end
                 counted = served * (1.0 - recent / elapsed) if recent else served
                 account.lag = faded(account.lag, counted * account.weight / (weights + account.weight))
         if len(present) == 1:
@@ -381,17 +381,18 @@ class Accounts:
                 self._sums = None
 
     @staticmethod
-    def _idled(known: Mapping[str, float], received: Mapping[str, float], unused: float) -> dict[str, float]:
-        """Divide the `unused` seconds of the GPU among the sessions that were on it, by their estimates.
+    def _idled(measured: Mapping[str, float], received: Mapping[str, float], unused: float) -> dict[str, float]:
+        """Divide the `unused` seconds of the GPU among the sessions on it, by their estimates.
 
-        While they kept others out of the memory that time was theirs: pages came in, or their programs did not use it.
+        They kept others out of the memory, so they are charged for that time: pages came in, or programs did not use
+        it.
         """
-        present = {session: received[session] for session in known if received.get(session, 0.0) > 0}
+        present = {session: received[session] for session in measured if received.get(session, 0.0) > 0}
         whole = sum(present.values())
         return {session: unused * seconds / whole for session, seconds in present.items()} if whole else {}
 
     def _forfeit(self, session: str) -> None:
-        """The session let the GPU stand idle: it is owed nothing. What it was owed the others owe no longer."""
+        """Remove the time owed to a session that left the GPU idle, and the others' debt for it."""
         owed = self.lag(session)
         others = [account for name, account in self._accounts.items() if account.working and name != session]
         weights = sum(account.weight for account in others)
@@ -429,14 +430,17 @@ class Accounts:
         idle: bool,
         held_back: bool,
     ) -> None:
-        """`expected`, `allowed`: seconds that each should have had, and for which it was let run. `idle`: the GPU was
-        idle part of the time."""
+        """Learn the demands of sessions from a sample.
+
+        `expected`: seconds that each should have had. `allowed`: seconds for which each could run. `idle`: the GPU was
+        idle part of the time.
+        """
         for session, seconds in busy.items():
             account = self._accounts[session]
-            # on a GPU that is idle part of the time each has what it wants while it is let run
+            # on a GPU that is idle part of the time each session gets its demand while it can run
             could = allowed.get(session, 0.0) if idle else expected.get(session, 0.0)
             if could < SHORT:
-                continue  # it was kept from the GPU for nearly all of the interval: that tells nothing
+                continue  # it was kept from the GPU for nearly all of the interval: no information
             demand = min(1.0, seconds / could)
             if idle and not held_back:
                 account.demand = demand
@@ -447,37 +451,37 @@ class Accounts:
         if idle and not held_back:
             self.saturated = False
         else:
-            self.saturated = not idle or self._wanted() >= SATURATED
+            self.saturated = not idle or self._total_demand() >= SATURATED
 
-    def _wanted(self) -> float:
-        """What sessions with work want together, as a share of the GPU."""
+    def _total_demand(self) -> float:
+        """Return the total demand of working sessions as a part of the GPU."""
         return sum(account.demand for account in self._accounts.values() if account.working)
 
 
 def faded(lag: float, seconds: float, kept: float = 0.0) -> float:
-    """The lag, nearer to 0 by so many seconds; `kept` seconds of it stay."""
+    """Return the lag moved towards 0 by so many seconds; `kept` seconds of it stay."""
     size = max(min(abs(lag), kept), abs(lag) - seconds)
     return math.copysign(size, lag)
 
 
 def divide(weights: Mapping[str, int], limits: Mapping[str, float]) -> dict[str, float]:
-    """Divide 1 by weight so that none gets more than its limit; what one cannot use goes to the others, by weight.
+    """Divide 1 by weight within limits; unused parts go to the others, by weight.
 
-    Where all limits together are below 1 the rest is divided by weight all the same, so the parts always add up to 1.
+    If all limits together are below 1, the rest is still divided by weight, so the parts always sum to 1.
     """
     parts = dict.fromkeys(weights, 0.0)
-    open_ones, left = dict(weights), 1.0
-    while open_ones and left > TOLERANCE:
-        total = sum(open_ones.values())
-        full = [name for name, weight in open_ones.items() if left * weight / total >= limits[name]]
+    unfilled, left = dict(weights), 1.0
+    while unfilled and left > TOLERANCE:
+        total = sum(unfilled.values())
+        full = [name for name, weight in unfilled.items() if left * weight / total >= limits[name]]
         if not full:
-            for name, weight in open_ones.items():
+            for name, weight in unfilled.items():
                 parts[name] += left * weight / total
             return parts
         for name in full:
             left -= limits[name]
             parts[name] = limits[name]
-            del open_ones[name]
+            del unfilled[name]
     if left > TOLERANCE:
         total = sum(weights.values())
         return {name: part + left * weights[name] / total for name, part in parts.items()}
@@ -486,7 +490,7 @@ def divide(weights: Mapping[str, int], limits: Mapping[str, float]) -> dict[str,
 
 
 class Charging:
-    """Keeps the accounts in step with the roster."""
+    """Updates of the accounts from the roster."""
 
     def __init__(self, roster: Roster, settings: ArbiterSettings) -> None:
         self._roster = roster
@@ -497,8 +501,8 @@ class Charging:
     def advance(self, elapsed: float, time_slices: Mapping[str, float], memory_short: bool) -> None:
         """Account for the seconds since the last decision, up to the roster's `now`.
 
-        `memory_short`: a client waits that does not fit beside those with leases. They keep it out whether
-        they work or are quiet, so a lease counts all the time; the driver's samples correct what they computed.
+        `memory_short`: a waiting client does not fit beside the leaseholders. They keep it out whether they work or
+        are quiet, so a lease counts all the time; the driver's samples correct the computed time.
         """
         processes = {}
         for session in self._roster.sessions.values():
@@ -513,7 +517,7 @@ class Charging:
         self.accounts.advance(self._roster.now, elapsed, processes, time_slices, held_back, memory_short)
 
     def settle(self, time_slices: Mapping[str, float], memory_short: bool = False) -> None:
-        """Tell the accounts which sessions have work from now on. `memory_short`: sessions take turns."""
+        """Update the sessions with work in the accounts. `memory_short`: sessions take turns."""
         for session in self._roster.sessions.values():
             for client in session.clients.values():
                 if client.waiting or (client.lease and self.on_device(client)):
@@ -525,21 +529,23 @@ class Charging:
 
     @property
     def working(self) -> list[User]:
-        """Clients that say that they have work on the GPU."""
+        """Clients that report work on the GPU."""
         return [user_of(client) for client in self._roster.clients if client.bursting]
 
     def burst_ended(self, client: Client) -> None:
-        """A client has reported how long its burst had the GPU busy."""
+        """Record the reported GPU-busy time of a client's burst."""
         busy = client.busy_reported - client.busy_before_burst
         self.recent_use.burst_ended(user_of(client), client.burst_since, busy)
 
     def on_device(self, client: Client) -> bool:
-        """Whether a client with a lease may have work on the GPU. IDLE counts only where the driver's samples would
-        contradict a lie."""
+        """Return whether a client with a lease may have work on the GPU.
+
+        IDLE counts only if the driver's samples would show a false report.
+        """
         return client.bursting or not self.accounts.measured(client.session.id, self._roster.now)
 
     def _left_behind(self, session: ArbitratedSession, elapsed: float) -> int:
-        """The number of processes that may still compute although they have disconnected."""
+        """Return the number of disconnected processes that may still compute."""
         session.left_behind = {
             client: until for client, until in session.left_behind.items() if until > self._roster.now - elapsed
         }
@@ -547,5 +553,5 @@ class Charging:
 
 
 def user_of(client: Client) -> User:
-    """How a client is named in `RecentUse`."""
+    """Return the key of a client in `RecentGpuUse`."""
     return client.session.id, client.id

@@ -1,9 +1,9 @@
-"""The arbiter of one physical GPU: messages and the time go in, decisions come out.
+"""Arbiter of one physical GPU: it turns messages and time into decisions.
 
-docs/explanation/arbiter.md explains the rules.
+docs/explanation/arbiter.md explains the rules. The agent sends the decisions: agent/gpus/arbitration.py.
 
-Every method takes `now`, seconds on any monotonic clock, and returns the decisions that follow, in the order in which
-they are to be sent. Unknown clients and sessions raise KeyError; stale, doubled and late messages are ignored.
+Every method takes `now`, seconds on any monotonic clock, and returns the resulting decisions in the order of sending.
+Unknown clients and sessions raise KeyError. Stale, duplicate and late messages are ignored.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ from gpushare_spawner.arbiter.time_slices import HandOffCost, RevokeTimeouts
 
 NEVER_YET = float("-inf")
 EXPECTED = 0.05
-"""Seconds for which a client that was held back and returned its lease keeps its place without having asked again."""
+"""Seconds for which a held-back client keeps its place after it returned its lease, until its next request."""
 COMPUTING = 0.1
-"""Part of a sample's time for which a session had the GPU if it computes; less can be what an earlier burst left."""
+"""Part of a sample's time from which a session counts as computing. Less can be the rest of an earlier burst."""
 
 
 class GpuArbiter:
-    """Leases for one GPU. See the module's text for the conventions of all methods."""
+    """Leases for one GPU. The module's docstring describes the conventions of all methods."""
 
     def __init__(self, vram_bytes: int, settings: ArbiterSettings = ArbiterSettings()) -> None:  # noqa: B008 (frozen)
         if vram_bytes <= 0:
@@ -64,7 +64,7 @@ class GpuArbiter:
         self._timeouts = RevokeTimeouts(settings)
         self._contended_at = float("-inf")
         self._shared_at = float("-inf")
-        """When several sessions last had processes."""
+        """Time at which several sessions last had processes."""
         self._leases = count(1)
         self._wakeup: float | None = None
 
@@ -73,7 +73,7 @@ class GpuArbiter:
     def add_session(
         self, session: str, weight: int, now: float, *, whole: bool = False, away: bool = False
     ) -> list[Decision]:
-        """A session with a share of `weight` units (0: released). Raises ValueError if it is there already.
+        """Add a session with a share of `weight` units (0: released). Raises ValueError if it exists.
 
         `whole`: its memory leaves the GPU only as a whole, while the session is suspended (`suspensions`). `away`: it
         is suspended now.
@@ -88,19 +88,20 @@ class GpuArbiter:
         return self._decide()
 
     def set_weight(self, session: str, weight: int, now: float) -> list[Decision]:
-        """Change the session's weight. 0 releases it: its leases are revoked. Its pages stay on the GPU until another
-        client needs the memory; where its memory moves as a whole, it is suspended as soon as it has no lease.
+        """Change the session's weight. 0 releases the session and revokes its leases.
 
-        A released session that asks again is served as if its weight were 1, until a weight is set.
+        The pages of a released session stay on the GPU until another client needs the memory. A session whose memory
+        moves as a whole is suspended as soon as it has no lease. A released session that requests a lease is served
+        with weight 1 until a weight is set.
         """
-        known = self._roster.sessions[session]
+        record = self._roster.sessions[session]
         self._check_weight(weight)
         self._advance(now)
-        known.share = weight
-        self._accounts.set_weight(session, known.weight)
+        record.share = weight
+        self._accounts.set_weight(session, record.weight)
         decisions: list[Decision] = []
         if weight == 0:
-            for client in known.clients.values():
+            for client in record.clients.values():
                 if client.held:
                     decisions.append(self._revoke(client, RevokeReason.RELEASED, 0))
                 elif not client.lease and not client.waiting:
@@ -108,10 +109,10 @@ class GpuArbiter:
         return decisions + self._decide()
 
     def remove_session(self, session: str, now: float) -> list[Decision]:
-        """The session is over, with all its clients."""
-        known = self._roster.sessions[session]
+        """Remove a session with all its clients."""
+        record = self._roster.sessions[session]
         self._advance(now)
-        for client in list(known.clients.values()):
+        for client in list(record.clients.values()):
             self._roster.forget(client)
         del self._roster.sessions[session]
         self._accounts.remove(session)
@@ -123,241 +124,247 @@ class GpuArbiter:
     # -- clients -----------------------------------------------------------------------------------------------------
 
     def connect(self, client: ClientId, session: str, now: float) -> list[Decision]:
-        """A process of the session. Raises ValueError if the client is connected already."""
+        """Add a client: a process of the session. Raises ValueError if the client is connected already."""
         self._advance(now)
         self._roster.connect(client, session)
         return self._decide()
 
     def disconnect(self, client: ClientId, now: float, alive: bool = False) -> list[Decision]:
-        """The client left, or crashed: its lease is free and its memory is gone.
+        """Remove a client that left or crashed, with its lease and its memory.
 
-        `alive`: its process goes on. Where it held a lease it is taken to compute until `process_ended`, or for
-        `revoke_timeout`: leaving does not end the work on the GPU.
+        `alive`: its process continues. With a lease it counts as computing until `process_ended`, or for
+        `revoke_timeout`: a disconnect does not end the work on the GPU.
         """
-        known = self._roster.client(client)
+        record = self._roster.client(client)
         self._advance(now)
-        if alive and known.lease:
-            known.session.left_behind[client] = self._roster.now + self._settings.revoke_timeout
-        self._learn_timeout(known)
-        self._roster.forget(known)
+        if alive and record.lease:
+            record.session.left_behind[client] = self._roster.now + self._settings.revoke_timeout
+        self._learn_timeout(record)
+        self._roster.forget(record)
         return self._decide()
 
     def process_ended(self, client: ClientId, session: str, now: float) -> list[Decision]:
-        """The process of a client that left alive has ended. Nothing for one that is not known any more."""
-        known = self._roster.sessions.get(session)
+        """Record the end of the process of a disconnected client. No effect for an unknown client."""
+        record = self._roster.sessions.get(session)
         self._advance(now)
-        if known is not None:
-            known.left_behind.pop(client, None)
+        if record is not None:
+            record.left_behind.pop(client, None)
         return self._decide()
 
     def memory(self, client: ClientId, managed: int, plain: int, now: float, short: int = 0) -> list[Decision]:
-        """What the client has allocated, in bytes: managed, and plain (which cannot leave the GPU). `short` bytes of it
-        it does not have: calls wait for them."""
-        known = self._roster.client(client)
+        """Record the client's memory allocation in bytes: managed, and plain memory, which cannot leave the GPU.
+
+        `short`: the part that the client does not have yet; calls wait for it.
+        """
+        record = self._roster.client(client)
         self._advance(now)
-        self._roster.set_memory(known, managed, plain, short)
+        self._roster.set_memory(record, managed, plain, short)
         return self._decide()
 
     def memory_counts(self, client: ClientId, managed: int, plain: int, now: float) -> list[Decision]:
-        """Other bytes count for what the client has said to have. What it is short of stays as it said."""
+        """Replace the bytes that the client stated. Its shortage stays as stated."""
         return self.memory(client, managed, plain, now, self._roster.client(client).short)
 
     def device_memory(self, client: ClientId, amount: int | None, unclaimed: int, now: float) -> list[Decision]:
-        """What the driver shows for the client's process on this GPU, in bytes: managed, plain and CUDA context.
+        """Record the driver's figure for the client's process on this GPU, in bytes: managed, plain and CUDA context.
 
-        None: the driver does not show the process. Then its plain memory is reckoned with only while it works.
-        ``unclaimed``: the bytes of it beyond all that the process has claimed.
+        None: the driver does not show the process. Its plain memory then counts only while it works. ``unclaimed``: the
+        bytes beyond the process's stated memory.
         """
-        known = self._roster.client(client)
+        record = self._roster.client(client)
         self._check_amount(amount)
         self._check_amount(unclaimed)
         self._advance(now)
-        self._roster.device_memory(known, amount, unclaimed)
+        self._roster.device_memory(record, amount, unclaimed)
         return self._decide()
 
     def working_set(self, client: ClientId, resident: int, now: float) -> list[Decision]:
-        """Bytes of the client's managed memory that are on the GPU now; an upper bound, as well as the driver shows it.
+        """Record the client's managed bytes on the GPU now: an upper bound from the driver.
 
-        The largest such figure, with what had been paged out at the time, is taken for its working set. Without one a
-        client is taken to use all that it has allocated; and so it is for one that helped to fill the GPU, until it
-        has been seen at work undisturbed.
+        The largest such figure, with the bytes paged out at the time, counts as the working set. Without a figure the
+        whole memory allocation counts. The same holds for a client that helped to fill the GPU, until it was seen at
+        work undisturbed.
         """
-        known = self._roster.client(client)
+        record = self._roster.client(client)
         self._check_amount(resident)
         self._advance(now)
-        self._roster.working_set(known, resident)
+        self._roster.working_set(record, resident)
         return self._decide()
 
     def request(self, client: ClientId, managed: int, plain: int, now: float, short: int = 0) -> list[Decision]:
-        """The client has work and wants a lease. A client that has one is told it again.
+        """Handle a client's request for a lease. A client with a lease gets the same grant again.
 
-        Where its session's memory moves as a whole, `plain` may include what it is about to allocate: the driver has
-        refused `short` bytes of it for lack of memory. If these cannot be had beside what cannot leave the GPU (for
-        longer than a moment), or not within `memory_timeout` and `longest_memory_wait`, the client is granted without
-        them, or refused.
+        If the session's memory moves as a whole, `plain` may include the next memory allocation: the driver has
+        rejected `short` bytes of it for lack of memory. If these do not fit beside memory that cannot leave the GPU
+        (for longer than a moment), or not within `memory_timeout` and `longest_memory_wait`, the client is granted
+        without them, or refused.
         """
-        known = self._roster.client(client)
+        record = self._roster.client(client)
         self._advance(now)
-        self._roster.set_memory(known, managed, plain, short, needed=True)
+        self._roster.set_memory(record, managed, plain, short, needed=True)
         decisions: list[Decision] = []
-        if known.revoked is not None:
-            known.again = True
-        elif known.lease:
-            self._roster.work_again(known)
-            decisions.append(LeaseGrant(known.id, known.lease, 0.0, 0, known.pace))
-        elif not known.waiting:
-            self._roster.work_again(known)
-            self._wait(known)
+        if record.revoked is not None:
+            record.again = True
+        elif record.lease:
+            self._roster.work_again(record)
+            decisions.append(LeaseGrant(record.id, record.lease, 0.0, 0, record.pace))
+        elif not record.waiting:
+            self._roster.work_again(record)
+            self._wait(record)
         return decisions + self._decide()
 
     def idle(
         self, client: ClientId, lease: int, busy_seconds: float, quiet_seconds: float, now: float
     ) -> list[Decision]:
-        """The client's burst is over and it keeps its lease: busy so long in this lease, quiet since so long."""
-        known = self._roster.client(client)
+        """Record the end of a burst of a client that keeps its lease. Busy and quiet time are in seconds."""
+        record = self._roster.client(client)
         self._advance(now)
-        if lease and lease == known.lease and known.quiet_since is None:
-            quiet_seconds = min(max(0.0, quiet_seconds), self._roster.now - known.burst_since)
-            self._roster.report_busy(known, busy_seconds)
-            self._charging.burst_ended(known)
-            self._roster.quiet(known, self._roster.now - quiet_seconds)
+        if lease and lease == record.lease and record.quiet_since is None:
+            quiet_seconds = min(max(0.0, quiet_seconds), self._roster.now - record.burst_since)
+            self._roster.report_busy(record, busy_seconds)
+            self._charging.burst_ended(record)
+            self._roster.quiet(record, self._roster.now - quiet_seconds)
         return self._decide()
 
     def busy(self, client: ClientId, lease: int, now: float) -> list[Decision]:
-        """The client works again under the lease it kept."""
-        known = self._roster.client(client)
+        """Record that the client works again under the lease that it kept."""
+        record = self._roster.client(client)
         self._advance(now)
-        if lease and lease == known.lease and known.quiet_since is not None:
-            self._roster.work_again(known)
+        if lease and lease == record.lease and record.quiet_since is not None:
+            self._roster.work_again(record)
         return self._decide()
 
     def release(self, client: ClientId, lease: int, busy_seconds: float, now: float) -> list[Decision]:
-        """The client returns its lease; what it was told to page out follows."""
-        known = self._roster.client(client)
+        """Take back the client's lease. The ordered page-out follows."""
+        record = self._roster.client(client)
         self._advance(now)
-        if lease and lease == known.lease:
-            again, by_itself = known.again, known.revoked is None
-            self._learn_timeout(known)
-            self._roster.report_busy(known, busy_seconds)
-            if known.bursting:
-                self._charging.burst_ended(known)
-            self._roster.released(known)
-            known.expected_until = self._roster.now + EXPECTED
+        if lease and lease == record.lease:
+            again, by_itself = record.again, record.revoked is None
+            self._learn_timeout(record)
+            self._roster.report_busy(record, busy_seconds)
+            if record.bursting:
+                self._charging.burst_ended(record)
+            self._roster.released(record)
+            record.expected_until = self._roster.now + EXPECTED
             if by_itself:
-                self._suspensions.keep_on_gpu(known, self._schedule.pausing_until(known))
-            if not any(other.lease for other in known.session.clients.values()):
-                self._nested.drained(known.session.id)
+                self._suspensions.keep_on_gpu(record, self._schedule.pausing_until(record))
+            if not any(other.lease for other in record.session.clients.values()):
+                self._nested.drained(record.session.id)
             if again:
-                self._wait(known)
+                self._wait(record)
         return self._decide()
 
     def paged_in(self, client: ClientId, amount: int, seconds: float, now: float) -> list[Decision]:
-        """The client says that it has prefetched so many bytes in so many seconds.
+        """Record the client's report of a page-in: bytes and seconds.
 
-        It counts as the answer to the grant that told it to, within the bytes of the grant and the time since.
+        It counts as the answer to the grant's prefetch order, limited to the bytes of the grant and the time since.
         """
-        known = self._roster.client(client)
+        record = self._roster.client(client)
         self._advance(now)
-        answer = self._residency.paged_in(known, amount, seconds, self._roster.now)
+        answer = self._residency.paged_in(record, amount, seconds, self._roster.now)
         if answer is not None:
-            self._cost.bandwidth_in.learn(known.session.id, answer.amount, answer.seconds)
-        known.paging_until = self._roster.now
+            self._cost.bandwidth_in.learn(record.session.id, answer.amount, answer.seconds)
+        record.paging_until = self._roster.now
         return self._decide()
 
     def paged_out(self, client: ClientId, amount: int, seconds: float, now: float) -> list[Decision]:
-        """The client says that it has moved so many bytes to host memory in so many seconds.
+        """Record the client's report of a page-out: bytes and seconds.
 
-        It counts as the answer to the oldest order, within the bytes of the order and the time since.
+        It counts as the answer to the oldest order, limited to the bytes of the order and the time since.
         """
-        known = self._roster.client(client)
+        record = self._roster.client(client)
         self._advance(now)
-        answer = self._residency.paged_out(known, amount, seconds, self._roster.now)
+        answer = self._residency.paged_out(record, amount, seconds, self._roster.now)
         if answer is not None:
-            self._cost.bandwidth_out.learn(known.session.id, answer.amount, answer.seconds)
+            self._cost.bandwidth_out.learn(record.session.id, answer.amount, answer.seconds)
         return self._decide()
 
-    # -- sessions whose memory moves as a whole ----------------------------------------------------------------------
+    # -- sessions that move as a whole -------------------------------------------------------------------------------
 
     def suspensions(self) -> list[str]:
-        """Return the sessions that are to be suspended, since the last call. None of their clients has a lease, nor
-        gets one until `suspended` or `not_suspended`.
+        """Return the sessions to suspend since the last call.
 
-        A `Grant` to a client of a session that is suspended asks for its resumption first: the grant holds when
-        `resumed` has been called, and is void after `not_resumed`.
+        None of their clients has a lease, nor gets one until `suspended` or `not_suspended`. A `LeaseGrant` to a client
+        of a suspended session requires its resumption first: the grant holds after `resumed`, and is void after
+        `not_resumed`.
         """
         return self._suspensions.taken()
 
     def suspended(self, session: str, amount: int, seconds: float, now: float) -> list[Decision]:
-        """The session has been suspended as ordered: its memory is free. `amount`: bytes that it took `seconds` to
-        move."""
-        known = self._roster.sessions[session]
+        """Record an ordered suspension, which freed the session's memory: `amount` bytes moved in `seconds`."""
+        record = self._roster.sessions[session]
         self._advance(now)
-        if known.presence is Presence.LEAVING:
+        if record.presence is Presence.LEAVING:
             self._cost.suspend.learn(session, amount, seconds)
-            self._roster.move(known, Presence.AWAY)
+            self._roster.move(record, Presence.AWAY)
         return self._decide()
 
     def not_suspended(self, session: str, now: float) -> list[Decision]:
-        """The session could not be suspended as ordered, and stays on the GPU. `set_suspendable` keeps it from being
-        ordered again."""
-        known = self._roster.sessions[session]
+        """Record a failed suspension; the session stays on the GPU. `set_suspendable` prevents another order."""
+        record = self._roster.sessions[session]
         self._advance(now)
-        if known.presence is Presence.LEAVING:
-            known.margin = 0
-            self._roster.move(known, Presence.ON_GPU)
+        if record.presence is Presence.LEAVING:
+            record.margin = 0
+            self._roster.move(record, Presence.ON_GPU)
         return self._decide()
 
     def set_suspendable(
         self, session: str, suspendable: bool, now: float, *, for_a_moment: bool = False
     ) -> list[Decision]:
-        """Whether the session can be suspended from now on. While it cannot, its memory cannot leave the GPU.
+        """Set whether the session can be suspended. While it cannot, its memory cannot leave the GPU.
 
-        `for_a_moment`: it cannot, and is expected to be able to soon. Clients of other sessions that are short of its
-        memory wait for that. Without it their calls get the driver's error at once.
+        `for_a_moment`: it will be suspendable soon, so other sessions' clients that need its memory wait. Otherwise
+        their calls get the driver's error at once.
         """
-        known = self._roster.sessions[session]
+        record = self._roster.sessions[session]
         self._advance(now)
         pinned = Pin.BRIEF if for_a_moment else Pin.LASTING
-        self._roster.set_pin(known, Pin.NONE if suspendable else pinned)
+        self._roster.set_pin(record, Pin.NONE if suspendable else pinned)
         return self._decide()
 
     def resumed(self, session: str, amount: int, seconds: float, now: float) -> list[Decision]:
-        """The session has been resumed, for the lease of one of its clients, or was not suspended after all. `amount`
-        bytes took `seconds`."""
-        known = self._roster.sessions[session]
+        """Record a resumption for the lease of a client, or a suspension that did not happen.
+
+        The move of `amount` bytes took `seconds`.
+        """
+        record = self._roster.sessions[session]
         self._advance(now)
-        if known.presence in (Presence.COMING, Presence.AWAY):
+        if record.presence in (Presence.COMING, Presence.AWAY):
             self._cost.resume.learn(session, amount, seconds)
-            known.margin = 0
-            self._roster.move(known, Presence.ON_GPU)
-            for client in known.clients.values():
+            record.margin = 0
+            self._roster.move(record, Presence.ON_GPU)
+            for client in record.clients.values():
                 client.paging_until = min(client.paging_until, self._roster.now)
         return self._decide()
 
     def short_of_memory(self, session: str, lacking: int, now: float) -> list[Decision]:
-        """The session is being resumed, or part of it was suspended and has to come back, and the driver shows
-        `lacking` bytes too few on the GPU: more are to leave."""
-        known = self._roster.sessions[session]
+        """Order more page-outs: the session's resumption lacks `lacking` bytes on the GPU, as the driver shows.
+
+        The session may also be partly suspended and need its memory back.
+        """
+        record = self._roster.sessions[session]
         self._check_amount(lacking)
         self._advance(now)
-        if known.presence not in (Presence.COMING, Presence.LEAVING) or lacking <= known.margin:
+        if record.presence not in (Presence.COMING, Presence.LEAVING) or lacking <= record.margin:
             return self._decide()  # they are on their way
-        more, known.margin = lacking - known.margin, lacking
+        more, record.margin = lacking - record.margin, lacking
         capacity = self._roster.vram_budget().for_managed
         need = more + max(0, self._residency.free(capacity))
         orders = self._page_outs(self._free_memory(need, [], [], self._roster.staying))
         return [*orders, *self._decide()]
 
     def not_resumed(self, session: str, retry_in: float, now: float) -> list[Decision]:
-        """The session could not be resumed: its leases are void, and its clients wait again. It is not tried again for
-        `retry_in` seconds."""
-        known = self._roster.sessions[session]
+        """Record a failed resumption: the session's leases are void, and its clients wait again.
+
+        The next attempt comes after `retry_in` seconds at the earliest.
+        """
+        record = self._roster.sessions[session]
         self._advance(now)
-        if known.presence is not Presence.COMING:
+        if record.presence is not Presence.COMING:
             return self._decide()
-        known.retry_at = self._roster.now + retry_in
-        self._roster.move(known, Presence.AWAY)
-        for client in known.clients.values():
+        record.retry_at = self._roster.now + retry_in
+        self._roster.move(record, Presence.AWAY)
+        for client in record.clients.values():
             if client.lease:
                 self._roster.end_of_lease(client)
                 client.parked = False
@@ -368,27 +375,29 @@ class GpuArbiter:
     # -- time --------------------------------------------------------------------------------------------------------
 
     def tick(self, now: float) -> list[Decision]:
-        """Time went by. Needed at `next_wakeup`; at any other time it does no harm."""
+        """Advance the time. Required at `next_wakeup`, harmless at any other time."""
         self._advance(now)
         return self._decide()
 
     def next_wakeup(self) -> float | None:
-        """The next instant at which time alone decides something; None: there is none, and nothing need be polled."""
+        """Return the next instant at which time alone changes a decision; None: no timer is needed."""
         return self._wakeup
 
-    # -- what the driver tells ---------------------------------------------------------------------------------------
+    # -- driver samples ---------------------------------------------------------------------------------------------
 
     @property
     def contended(self) -> bool:
-        """Whether several sessions have work, or had within the last `unpaced_after` seconds: the driver's samples
-        matter."""
+        """Whether several sessions have work, or had within the last `unpaced_after` seconds.
+
+        The driver's samples matter then.
+        """
         return self._roster.now - self._contended_at < self._settings.unpaced_after
 
     def delivered(self, since: float, until: float, busy: Mapping[str, float], now: float) -> list[Decision]:
-        """The driver's sample: for how many seconds of an interval each session's processes had the GPU.
+        """Record a driver sample: the seconds of an interval for which each session's processes had the GPU.
 
-        Name each session whose processes the driver shows, with 0 where they had nothing. A session that computes
-        while all its clients say that they are quiet is taken to work.
+        `busy` names each session that the driver shows, with 0 for no time. A session that computes while
+        all its clients report quiet counts as working.
         """
         self._advance(now)
         until = min(until, self._roster.now)
@@ -402,41 +411,41 @@ class GpuArbiter:
         return self._decide()
 
     def paces(self) -> list[Pace]:
-        """What holders are to be told about how much they may queue: changes since the last call."""
+        """Return the changed limits of queued work for holders, since the last call."""
         pace = self._pace()
-        changed = [client for client in self._roster.holding if client.held and client.pace != pace]
+        changed = [client for client in self._roster.leaseholders if client.held and client.pace != pace]
         for client in changed:
             client.pace = pace
         return [Pace(client.id, client.lease, pace) for client in changed]
 
     @property
-    def look_every(self) -> float | None:
-        """Seconds in which the next figures of `working_set` are needed; None: they are not pressing."""
-        return self._roster.look_every
+    def memory_poll_interval(self) -> float | None:
+        """Seconds until the next figures of `working_set` are needed; None: they are not urgent."""
+        return self._roster.memory_poll_interval
 
-    # -- views -------------------------------------------------------------------------------------------------------
+    # -- snapshots ---------------------------------------------------------------------------------------------------
 
     def waiting(self) -> tuple[str, ...]:
-        """Sessions of which a client has work and no lease, the longest waiting first."""
+        """Return the sessions with a client that waits for a lease, the longest waiting first."""
         return self._roster.waiting_sessions()
 
     def holders(self) -> tuple[str, ...]:
-        """Sessions that hold a lease, revoked ones that have not been returned included; the oldest lease first."""
-        return self._roster.holding_sessions()
+        """Return the sessions with a lease, including revoked leases not yet returned; the oldest lease first."""
+        return self._roster.leaseholder_sessions()
 
-    def session_view(self, session: str, now: float | None = None) -> SessionView:
-        """Return the session as it is at that instant; None: at the last event."""
-        view = self._roster.view(session, now)
+    def session_snapshot(self, session: str, now: float | None = None) -> SessionView:
+        """Return the session's state at an instant; None: at the last event."""
+        snapshot = self._roster.snapshot(session, now)
         entitled, delivered = self._accounts.entitled(session), self._accounts.delivered(session)
         return replace(
-            view,
+            snapshot,
             delivered=replace(
-                view.delivered, entitled_seconds=max(0.0, entitled), delivered_seconds=max(0.0, delivered)
+                snapshot.delivered, entitled_seconds=max(0.0, entitled), delivered_seconds=max(0.0, delivered)
             ),
         )
 
     def recent_use(self, session: str, now: float) -> Use:
-        """The GPU time that the session had in the last second; nothing for one that had none."""
+        """Return the session's GPU time in the last second."""
         return self._charging.recent_use.of(session, self._roster.now, now, self._charging.working)
 
     # -- deciding ----------------------------------------------------------------------------------------------------
@@ -466,7 +475,7 @@ class GpuArbiter:
             self._charging.advance(now - before, self._schedule.lengths.by_session, bool(self._schedule.left_out))
 
     def _decide(self) -> list[Decision]:
-        for client in self._roster.holding:
+        for client in self._roster.leaseholders:
             if client.revoked is not None and self._roster.now + INSTANT >= client.revoke_deadline:
                 client.overdue = True
         for client in self._roster.clients:
@@ -482,7 +491,7 @@ class GpuArbiter:
             self._shared_at = self._roster.now
         self._schedule.settle_time_slice()
         decisions += self._carry_out(self._schedule.choose())
-        # a session that is away and was not granted a lease cannot come now
+        # a suspended session without a grant cannot resume now
         decisions += self._refuse(lambda client: client.session.presence is Presence.AWAY)
         self._wakeup = self._due()
         return decisions
@@ -494,26 +503,26 @@ class GpuArbiter:
         ]
         instants += [c.keeps_place_until for c in self._roster.clients if c.parked and not c.lease and not c.waiting]
         instants += map(self._roster.memory_due, self._roster.short)
-        if any(client.pace for client in self._roster.holding):
+        if any(client.pace for client in self._roster.leaseholders):
             if self.contended and len(self._accounts.working) < 2:
                 instants.append(self._contended_at + self._settings.unpaced_after)
             if not self._shared:
                 instants.append(self._shared_at + self._settings.unpaced_after)
         instants += [
             max(at, self._roster.now + self._settings.period)
-            for at in map(self._longest_quiet, self._roster.holding)
+            for at in map(self._longest_quiet, self._roster.leaseholders)
             if at is not None
         ]
         if any(client.parked for client in self._roster.clients):
-            instants += [self._pause_over(client) for client in self._roster.holding if client.held]
+            instants += [self._pause_over(client) for client in self._roster.leaseholders if client.held]
         later = [at for at in instants if at is not None and at > self._roster.now]
         return min(later, default=None)
 
     def _pace(self) -> float:
-        """How much a client may queue now: what competes for a saturated GPU must be able to stop soon."""
+        """Return the limit of queued work: competing clients of a saturated GPU must be able to stop soon."""
         if self.contended and self._accounts.saturated:
             return self._settings.pace
-        # not at once without: a neighbour that connects and leaves all the time would change all paces each time
+        # with a delay: a neighbour that connects and leaves repeatedly would change all paces each time
         shared = self._roster.now - self._shared_at < self._settings.unpaced_after
         return self._settings.pace_alone if shared else 0.0
 
@@ -522,24 +531,27 @@ class GpuArbiter:
         return sum(bool(session.clients) for session in self._roster.sessions.values()) > 1
 
     def _pause_over(self, client: Client) -> float:
-        """Until when a quiet holder is waited for while others are held back; the past where it is not."""
+        """Return the end of the wait for a quiet holder while others are held back; the past for others."""
         return NEVER_YET if client.quiet_since is None else client.quiet_since + self._nested.patience
 
     def _longest_quiet(self, client: Client) -> float | None:
-        """Until when a quiet holder is believed; None for others: it works, the driver shows its use, no other session
-        competes, or it gives way anyhow because its memory is wanted."""
+        """Return the time until which a quiet holder is believed; None for other clients.
+
+        Others work, have use that the driver shows, have no competing session, or give way because their memory is
+        needed.
+        """
         if not client.held or client.quiet_since is None or len(self._accounts.working) < 2 or self._schedule.left_out:
             return None
         return client.quiet_since + self._settings.longest_quiet if self._charging.on_device(client) else None
 
     def _quiet_too_long(self, client: Client) -> bool:
-        """Whether a quiet holder has to return its lease, because it may compute on and its session owes time."""
+        """Return whether a quiet holder must return its lease: it may still compute, and its session owes time."""
         until = self._longest_quiet(client)
         owes = self._accounts.lag(client.session.id) < -TOLERANCE
         return until is not None and until <= self._roster.now + INSTANT and owes
 
     def _held_back(self, group: list[Client]) -> frozenset[str]:
-        """Sessions of the group that must not run now, for the sake of others of it."""
+        """Return the sessions of the group that must not run now, so that others of the group can."""
         processes: dict[str, int] = {}
         for client in group:
             paging = client.lease and self._roster.now < client.paging_until
@@ -555,7 +567,7 @@ class GpuArbiter:
         return self._nested.held_back(self._roster.now, processes, frozenset(takers))
 
     def _carry_out(self, choice: Selection) -> list[Decision]:
-        """Carry out what was chosen: revoke, order page-outs, grant."""
+        """Apply the selection: revoke leases, order page-outs, grant leases."""
         roster, budget = self._roster, self._roster.vram_budget()
         held_back = self._held_back(choice.group)
         for client in choice.group:
@@ -566,7 +578,7 @@ class GpuArbiter:
         leaving = [client for client in roster.staying if client not in chosen]
         outgoing = [client for client in leaving if client.held]
         outgoing += [client for client in choice.group if self._quiet_too_long(client)]
-        # What moves as a whole is moved for others also in a pause that is worth waiting for.
+        # Memory that moves as a whole is moved for others also in a pause that is worth waiting for.
         pausing = {c for c in leaving if c.session.moves_whole and self._schedule.pauses(c)}
         for client in leaving:
             client.displaced = client.displaced or (client in pausing and not client.held)
@@ -576,17 +588,17 @@ class GpuArbiter:
         self._suspensions.order_released()
         need = min(budget.for_managed, sum(self._residency.missing(client, budget.for_managed) for client in incoming))
         if not need and any(client.session.moves_whole for client in incoming):
-            need = 1  # the memory that it is about to allocate counts as on the GPU
+            need = 1  # its next memory allocation counts as on the GPU
         doubted = [client for client in choice.group if client.held and client.doubted]
         if not incoming and roster.holder_grew:
             if self._residency.free(budget.for_managed) < 0:
                 need = self._settings.page_out_step
-            if outgoing:  # those that stay are taken to fill the memory that those that leave free
+            if outgoing:  # remaining clients are assumed to fill the memory that leaving clients free
                 need = max(need, sum(self._residency.missing(client, budget.for_managed) for client in doubted))
                 need = min(need, budget.for_managed)
         roster.holder_grew = False
-        # Without need nothing is ordered, whatever the model says is on the GPU: a client that cannot page out would be
-        # asked again and again.
+        # Without need nothing is ordered, whatever the model has on the GPU: a client that cannot page out would get
+        # the order again and again.
         orders = self._free_memory(need, incoming, outgoing, choice.group) if need else []
         page_outs = self._page_outs(orders)
         amounts = {client: amount for client, amount in orders if not client.session.moves_whole}
@@ -600,7 +612,7 @@ class GpuArbiter:
             if client.held:
                 self._nested.stopped(client.session.id)
                 decisions.append(self._revoke(client, RevokeReason.TIME_SLICE, 0))
-        # What clients of one session do to each other is no overhead of the others.
+        # Hand-offs between clients of one session are no overhead of other sessions.
         forced = {client.session for client in leaving if client in pausing or (client.held and client.bursting)}
         comers = {client.session for client in incoming}
         early = choice.reason is RevokeReason.GUARANTEE or self._schedule.bound > self._settings.overhead_bound
@@ -612,8 +624,8 @@ class GpuArbiter:
             decisions.append(
                 self._revoke(client, RevokeReason.IDLE if quiet else choice.reason, amounts.get(client, 0))
             )
-        holding = {client.id for client in outgoing}
-        decisions += [order for order in page_outs if order.client not in holding]
+        outgoing_ids = {client.id for client in outgoing}
+        decisions += [order for order in page_outs if order.client not in outgoing_ids]
         for client in incoming:
             client.forced_in = client.forced_in or bool(forced - {client.session})
             client.early = client.early or early
@@ -627,7 +639,7 @@ class GpuArbiter:
         return decisions
 
     def _refuse(self, concerned: Callable[[Client], bool]) -> list[Refuse]:
-        """Refuse memory that does not come, without a lease."""
+        """Refuse memory that will not become free, without a lease."""
         refused = [
             client
             for client in self._roster.short
@@ -640,14 +652,14 @@ class GpuArbiter:
     def _free_memory(
         self, need: int, incoming: list[Client], outgoing: list[Client], group: list[Client]
     ) -> list[tuple[Client, int]]:
-        """Choose which clients page out how much, so that `need` bytes are free: clients without a lease first."""
+        """Choose the page-outs that free `need` bytes: clients without a lease first."""
         now, capacity = self._roster.now, self._roster.vram_budget().for_managed
         bystanders = [
             client
             for client in self._roster.clients
             if not client.lease and client not in incoming and not client.session.moves_whole
         ]
-        # of what moves as a whole, the client that was used last stands for all
+        # for memory that moves as a whole, the most recently used client represents its session
         bystanders += [
             max(session.clients.values(), key=lambda client: client.last_used)
             for session in self._suspensions.candidates(group)
@@ -659,7 +671,7 @@ class GpuArbiter:
         return self._residency.free_memory(need, capacity, chain(order, last), now)
 
     def _page_outs(self, orders: list[tuple[Client, int]]) -> list[PageOut]:
-        """Carry out what `_free_memory` has chosen: what moves as a whole is suspended."""
+        """Apply the choice of `_free_memory`. Sessions that move as a whole are suspended."""
         for client, _ in orders:
             if client.session.moves_whole:
                 self._suspensions.order(client.session)
@@ -694,8 +706,8 @@ class GpuArbiter:
         client.revoked = reason
         works = client.quiet_since is None
         client.received_at_revoke = self._accounts.received(client.session.id) if works else None
-        running = {other.session for other in self._roster.holding if other.bursting}
-        # it starts to give way when its pages are in
+        running = {other.session for other in self._roster.leaseholders if other.bursting}
+        # it starts to give way when its page-in is complete
         begins = max(self._roster.now, client.paging_until)
         deadline = begins + self._timeouts.wall_seconds(client.session.id, len(running))
         client.revoke_deadline = min(deadline, self._roster.now + self._settings.revoke_timeout)
@@ -705,7 +717,7 @@ class GpuArbiter:
         self._roster.wait(client, max(0.0, -self._accounts.lag(client.session.id)))
 
     def _learn_timeout(self, client: Client) -> None:
-        """A client leaves or returns its lease: learn how its session answers REVOKE."""
+        """Learn how a session answers REVOKE, when a client leaves or returns its lease."""
         if client.revoked is not None and client.received_at_revoke is not None:
             session = client.session.id
             self._timeouts.learn(session, self._accounts.received(session) - client.received_at_revoke)

@@ -1,17 +1,12 @@
-"""The GPU's memory as the arbiter models it: what fits, what is on the GPU, which pages leave first.
+"""Model of the GPU's memory: managed pages on the GPU, clients that fit together, and the order of page-outs.
 
-A model of which managed pages are on the GPU: what an incomer lacks, and which clients page out for it.
+The driver does not report residency, so the model assumes it. A client with a lease has its working set on the GPU, as
+far as it fits. Orders to page out are assumed to be obeyed, and corrected by the clients' reports. A report counts only
+as the answer to an order, and up to the bytes of the order.
 
-It is a model: the driver does not tell. A client that got a lease is taken to have its working set on the GPU, as far
-as it fits; orders to page out are taken to be obeyed, and corrected by what the clients report. A report counts only
-as the answer to an order, and only up to the bytes of the order.
-
-Which clients can be on the GPU together: working sets that fill its memory without exceeding it.
-
-In which order clients page out, and how much each of them at most, so that few users notice it when they return.
-
-A user does not notice a page-in of some milliseconds. So many sessions that lack a little are better than a few that
-lack all. But a session whose return takes noticeable time anyway is not delayed much more by the rest of its pages.
+The order of page-outs keeps page-ins of returning users short. A user does not notice a page-in of some milliseconds,
+so many sessions that lack a little are better than a few that lack all. A session whose return takes noticeable time
+anyway is not delayed much more by the rest of its pages. schedule.py chooses the clients on the GPU.
 """
 
 from __future__ import annotations
@@ -26,12 +21,12 @@ from gpushare_spawner.arbiter.settings import ArbiterSettings
 
 @dataclass(frozen=True)
 class Answered:
-    """A client has answered an order to move memory."""
+    """Answer of a client to an order to move memory."""
 
     amount: int
-    """Bytes that were moved, at most those of the order."""
+    """Moved bytes, at most the bytes of the order."""
     seconds: float
-    """Time that the move took, at most the time from the order to the answer."""
+    """Duration of the move, at most the time from the order to the answer."""
 
 
 @dataclass
@@ -41,7 +36,7 @@ class _Order:
     at: float
     """Instant of the order."""
     superseded: bool = False
-    """The client got a lease before it answered: the grant has counted these bytes as missing."""
+    """Whether the client got a lease before it answered: the grant has counted these bytes as missing."""
 
     def answered(self, amount: int, seconds: float, now: float) -> Answered:
         return Answered(max(0, min(amount, self.amount)), max(0.0, min(seconds, now - self.at)))
@@ -51,12 +46,12 @@ class _Order:
 class _Pages:
     resident: int = 0
     away: int = 0
-    """Bytes that were paged out on an order and not fetched since. The rest of what is not on the GPU was never there,
-    as far as is known: fetching it would only populate it."""
+    """Bytes paged out on an order and not fetched since. Other memory outside the GPU was probably never there: a fetch
+    would only populate it."""
     outward: deque[_Order] = field(default_factory=deque)
-    """Page-outs that are under way, oldest first."""
+    """Page-outs in progress, oldest first."""
     inward: _Order | None = None
-    """The prefetch of the present lease, until it is answered."""
+    """Prefetch of the present lease, until its answer."""
 
 
 class Residency:
@@ -66,43 +61,42 @@ class Residency:
         self._pages: dict[Client, _Pages] = {}
 
     def add(self, client: Client) -> None:
-        """A client with nothing on the GPU."""
+        """Add a client without memory on the GPU."""
         self._pages[client] = _Pages()
 
     def remove(self, client: Client) -> None:
-        """The client's memory is gone."""
+        """Remove a client's memory."""
         del self._pages[client]
 
     def of(self, client: Client) -> int:
-        """Managed bytes of the client that are on the GPU."""
+        """Return the client's managed bytes on the GPU."""
         return self._pages[client].resident
 
     def away(self, client: Client) -> int:
-        """Bytes of the client that were paged out and not fetched since, without those that are on their way out."""
+        """Return the client's bytes that were paged out and not fetched since, without page-outs in progress."""
         pages = self._pages[client]
         return max(0, pages.away - sum(order.amount for order in pages.outward if not order.superseded))
 
     def missing(self, client: Client, capacity: int) -> int:
-        """Bytes that the client lacks of its working set, as far as that fits into `capacity` bytes."""
+        """Return the missing bytes of the client's working set, as far as it fits into `capacity` bytes."""
         return max(0, min(client.working_set, capacity) - self._pages[client].resident)
 
     def prefetch(self, client: Client, capacity: int) -> int:
-        """The part of what the client lacks that was paged out before: memory that it never used is not fetched."""
+        """Return the missing bytes that were paged out before: memory that was never used is not fetched."""
         return min(self.missing(client, capacity), self._pages[client].away)
 
     def free(self, capacity: int) -> int:
-        """Bytes of `capacity` that no client's managed pages occupy; negative: the model has more there than can be."""
+        """Return the bytes of `capacity` without managed pages; negative: the model exceeds the capacity."""
         return capacity - sum(pages.resident for pages in self._pages.values())
 
     def resized(self, client: Client, capacity: int, used_now: int) -> None:
-        """The client's memory changed. `used_now`: new bytes of a holder, which is about to use them on the GPU."""
+        """Update a client's changed memory. `used_now`: new bytes of a holder, which will use them on the GPU."""
         pages = self._pages[client]
         pages.resident = min(client.working_set, capacity, pages.resident + used_now)
         pages.away = max(0, min(pages.away, client.allocated - pages.resident))
 
     def moved(self, client: Client) -> None:
-        """The memory of the client's session moves as a whole: all of it is on the GPU, or on its way there, or
-        none."""
+        """Update the pages of a client in a session that moves as a whole: all or none is on the GPU."""
         pages, presence = self._pages[client], client.session.presence
         pages.resident = client.working_set if presence in (Presence.ON_GPU, Presence.COMING) else 0
         pages.away = client.working_set if presence is Presence.AWAY else 0
@@ -110,7 +104,7 @@ class Residency:
         pages.inward = None
 
     def granted(self, client: Client, capacity: int, now: float) -> None:
-        """The client got a lease: its working set comes in."""
+        """Record a grant: the client's working set comes in."""
         pages = self._pages[client]
         fetched = self.prefetch(client, capacity)
         pages.away -= fetched
@@ -120,11 +114,11 @@ class Residency:
             order.superseded = True
 
     def filled(self, client: Client, capacity: int) -> None:
-        """The rest of the working set of a holder comes in by its own use."""
+        """Record that a holder's own use brings in the rest of its working set."""
         self._pages[client].resident = min(client.working_set, capacity)
 
     def order_out(self, client: Client, amount: int, now: float) -> int:
-        """The client is told to page out so much, or what it has. Returns the bytes of the order."""
+        """Order a client to page out so much, or all that it has. Return the bytes of the order."""
         if client.session.moves_whole:
             return amount  # `Suspensions` orders it
         pages = self._pages[client]
@@ -136,13 +130,13 @@ class Residency:
         return amount
 
     def paged_in(self, client: Client, amount: int, seconds: float, now: float) -> Answered | None:
-        """The client says that it has prefetched. None: it was not told to."""
+        """Return the answer to the prefetch order from a client's report; None: there was no order."""
         pages = self._pages[client]
         order, pages.inward = pages.inward, None
         return order.answered(amount, seconds, now) if order is not None else None
 
     def paged_out(self, client: Client, amount: int, seconds: float, now: float) -> Answered | None:
-        """The client says that it has paged out, on the oldest order. None: there was no order."""
+        """Return the answer to the oldest page-out order from a client's report; None: there was no order."""
         pages = self._pages[client]
         if not pages.outward:
             return None
@@ -157,10 +151,10 @@ class Residency:
     def free_memory(
         self, need: int, capacity: int, order: Iterable[tuple[Client, int]], now: float
     ) -> list[tuple[Client, int]]:
-        """Choose which clients page out how much, so that `need` bytes of `capacity` are free.
+        """Order page-outs so that `need` bytes of `capacity` are free. Return each client with its bytes.
 
-        `order`: clients, each with the bytes that it pages out at most when it comes up; a client that comes up again
-        pages out more. The orders are taken as given. What moves as a whole is chosen once, with all that it has.
+        `order`: clients with the most bytes that each pages out at this place; a repeated client pages out more. The
+        orders count as sent. A session that moves as a whole is chosen once, with all its memory.
         """
         amounts: dict[Client, int] = {}
         lacking = need - self.free(capacity)
@@ -180,7 +174,7 @@ class Residency:
         return [(client, self.order_out(client, amount, now)) for client, amount in amounts.items()]
 
     def _can_leave(self, client: Client) -> int:
-        """Bytes of the client that are on the GPU. The model's guess counts only as far as the driver has seen them."""
+        """Return the client's bytes on the GPU. The model's guess is limited by the driver's figures."""
         pages = self._pages[client]
         if client.touched is not None and client.proven is None:
             pages.resident = min(pages.resident, client.shown)
@@ -188,22 +182,22 @@ class Residency:
 
 
 def together(clients: Iterable[Client]) -> int:
-    """Return the bytes that clients need on the GPU together. What moves as a whole counts once."""
+    """Return the bytes that clients need on the GPU together. A session that moves as a whole counts once."""
     return sum({client.unit: client.footprint for client in clients}.values())
 
 
 class VramBudget:
-    """The GPU's memory for which bursting clients compete."""
+    """Memory of the GPU for which clients compete."""
 
     def __init__(self, vram_bytes: int, always_resident: int, exclusive: bool) -> None:
-        """`always_resident`: bytes that cannot leave the GPU. `exclusive`: one session at a time."""
+        """Create the budget. `always_resident`: bytes that cannot leave the GPU. `exclusive`: one session at a time."""
         self.for_managed = max(0, vram_bytes - always_resident)
-        """Bytes left for the working sets that move."""
+        """Bytes left for working sets that can move."""
         self._overfull = always_resident > vram_bytes
         self._exclusive = exclusive
 
     def fits(self, group: Iterable[Client]) -> bool:
-        """Whether these may hold leases together. One alone always may."""
+        """Return whether these may hold leases together. A single client always may."""
         clients = list(group)
         if len({client.unit for client in clients}) <= 1:
             return True
@@ -212,7 +206,7 @@ class VramBudget:
         return not self._overfull and together(clients) <= self.for_managed
 
     def fill(self, order: Iterable[Client], group: Iterable[Client] = ()) -> list[Client]:
-        """The group, and the clients of `order` that still fit beside it, in this order."""
+        """Return the group and the clients of `order` that fit beside it, in this order."""
         chosen = dict.fromkeys(group)
         units = {client.unit: client.footprint for client in chosen}
         taken = sum(units.values())
@@ -232,9 +226,9 @@ class VramBudget:
         return list(chosen)
 
     def blockers(self, waiter: Client, group: list[Client]) -> list[Client]:
-        """Those of the group that keep the waiter out: it would fit without that one, or never beside it.
+        """Return the clients of the group that keep the waiter out: it would fit without one, or never beside it.
 
-        All of them where no single one does. None where it fits.
+        All of them if no single client blocks it; none if it fits.
         """
         if self._exclusive:
             strangers = [client for client in group if client.session is not waiter.session]
@@ -257,12 +251,12 @@ def page_out_order(
     now: float,
     settings: ArbiterSettings,
 ) -> Iterator[tuple[Client, int]]:
-    """Yield clients without a lease, with the bytes that each pages out at most; a client can come more than once.
+    """Yield clients without a lease, with the most bytes that each pages out; a client can occur more than once.
 
-    First idle clients whose next page-in would be noticed already, with all that they have. Then idle clients up to
-    what is not noticed. Then all. Each time the least recently used before the others; clients that wait, or that are
-    held back for a moment, come last. `capacity`: bytes for managed pages. `page_in_bandwidth`: bytes per second.
-    A client whose session's memory moves as a whole stands for the session.
+    First come idle clients with an already noticeable page-in, with all their memory. Then idle clients up to the
+    unnoticed amount. Then all. The least recently used comes first each time; waiting and parked clients come last.
+    `capacity`: bytes for managed pages. `page_in_bandwidth`: bytes per second. The client of a session that moves
+    as a whole represents the session.
     """
     order = sorted(clients, key=lambda client: (client.parked, client.waiting, client.last_used))
     idle = [

@@ -1,9 +1,9 @@
-"""Which of the sessions that fit into the GPU's memory together run now: nested sets. See docs/explanation/arbiter.md.
+"""Nested sets: the sessions that run now, of all that fit into the GPU's memory together.
 
 The hardware slices evenly between the processes that have work, whatever their weights. So in each short period all
-sessions run until the one that needs least has had its part, then all but that one, and so on. The one that needs most
-is never held back, so the GPU never stands still. After A. Parekh and R. Gallager's generalised processor sharing,
-1993.
+sessions run until the session with the least need has had its part, then all but this session, and so on. The session
+with the greatest need is never held back, so the GPU is never idle. After A. Parekh and R. Gallager's generalised
+processor sharing, 1993. See docs/explanation/arbiter.md. Sessions that do not fit together: schedule.py.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from gpushare_spawner.arbiter.accounting import Accounts
 from gpushare_spawner.arbiter.settings import ArbiterSettings
 
 OVERRUN_MEMORY = 0.5
-"""How much of the old estimate stays when a session has overrun once more (moving average)."""
+"""Weight of the old estimate after another overrun (moving average)."""
 LONGEST_PATIENCE = 0.05
-"""Seconds for which a quiet holder keeps its place, at most."""
+"""Maximum of the seconds for which a quiet holder keeps its place."""
 LONGEST_OVERRUN = 10.0
-"""Seconds; a longer overrun is not expected the next time."""
+"""Maximum of the expected overrun in seconds."""
 
 
 @dataclass
 class _Place:
     held_back: bool = False
     overrun: float = 0.0
-    """GPU seconds that the session typically receives between the order to stop and its end: what it has queued."""
+    """GPU seconds that the session typically receives after the order to stop, from queued work."""
     had: float = 0.0
-    """GPU seconds that it had received when the present period began, or when it joined."""
+    """GPU seconds received at the start of the present period, or when the session joined."""
     stopped_at: float | None = None
-    """GPU seconds that it had received when it was told to stop; None once it has stopped."""
+    """GPU seconds received at the order to stop; None after the stop."""
 
 
 class NestedSets:
-    """Holds sessions back that have had their part of the present period. Times in seconds."""
+    """Sessions held back because they have had their part of the present period. Times in seconds."""
 
     def __init__(self, accounts: Accounts, settings: ArbiterSettings) -> None:
         self._accounts = accounts
@@ -45,18 +45,20 @@ class NestedSets:
         self._present: frozenset[str] = frozenset()
 
     def forget(self, session: str) -> None:
-        """The session is gone."""
+        """Remove a session."""
         self._places.pop(session, None)
 
     @property
     def due(self) -> float | None:
-        """When time alone changes which sessions are held back; None: never."""
+        """Instant at which time alone changes the sessions held back; None: never."""
         return self._due
 
     @property
     def patience(self) -> float:
-        """Seconds for which a quiet holder is taken to go on soon, before those that are held back are let in: a
-        quarter of what they would overrun, for they cannot be stopped before."""
+        """Seconds of quiet for which a holder keeps its place before held-back sessions run.
+
+        A quarter of their expected overrun, because they cannot be stopped earlier.
+        """
         overruns = [place.overrun for place in self._places.values() if place.held_back]
         return min(LONGEST_PATIENCE, max(overruns, default=0.0) / 4)
 
@@ -65,9 +67,9 @@ class NestedSets:
     ) -> frozenset[str]:
         """Choose the sessions that must not run now.
 
-        `processes`: of each session that has work and may be on the GPU, how many processes of it would run.
-        `alternating`: where not all fit into the memory, the sessions whose time slices alternate with those of
-        others. They share what the sessions beside them leave of the GPU; the time slices settle their lags.
+        `processes`: the number of processes that would run, for each session with work that may be on the GPU.
+        `alternating`: if not all fit into the memory, the sessions whose time slices alternate with other sessions'.
+        They share the part of the GPU that the sessions beside them leave; the time slices settle their lags.
         """
         for session, place in self._places.items():
             if session not in processes:
@@ -100,11 +102,11 @@ class NestedSets:
         return chosen
 
     def stopped(self, session: str) -> None:
-        """The session has been told to stop, for the sake of others."""
+        """Record the order to stop a session, so that others can run."""
         self._place(session).stopped_at = self._accounts.received(session)
 
     def drained(self, session: str) -> None:
-        """The session has no work on the GPU any more: learn by how much it overran."""
+        """Learn a session's overrun when it has no more work on the GPU."""
         place = self._place(session)
         if place.stopped_at is None:
             return
@@ -116,7 +118,7 @@ class NestedSets:
         return self._places.setdefault(session, _Place())
 
     def _needs(self, processes: Mapping[str, int], left: float, alternating: frozenset[str] | None) -> dict[str, float]:
-        """GPU seconds that each session should still have in this period."""
+        """Return the GPU seconds that each session should still receive in this period."""
         if alternating is None:
             parts = self._accounts.parts(processes)
             lags = {session: self._accounts.lag(session) for session in processes}
@@ -124,7 +126,7 @@ class NestedSets:
             needs = {session: part * left + lags[session] - surplus * part for session, part in parts.items()}
         else:
             needs = self._needs_in_a_time_slice(processes, left, alternating)
-        # Less half of what it will overrun: then it is ahead as often as behind.
+        # Less half of the expected overrun: then a session is ahead as often as behind.
         return {session: need - self._place(session).overrun / 2 for session, need in needs.items()}
 
     def _needs_in_a_time_slice(
@@ -168,6 +170,6 @@ class NestedSets:
         return len({round(needs[session] / count, 9) for session, count in processes.items()}) == 1
 
     def _settled(self, processes: Mapping[str, int]) -> bool:
-        """Whether even slices give each session its part, until something else happens."""
+        """Return whether even slices give each session its part until the next event."""
         parts = self._accounts.parts(self._accounts.working | processes.keys())
         return len({round(parts[session] / count, 9) for session, count in processes.items()}) == 1

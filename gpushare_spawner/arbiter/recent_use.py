@@ -1,7 +1,7 @@
-"""The part of the GPU's time that sessions and their clients had of late, to be shown. It decides nothing.
+"""Recent GPU time of sessions and their clients, for display. It decides nothing; accounting.py does the charging.
 
-Estimated by bursts: the hardware slices evenly between the processes that have work on it. Corrected by what a client
-reports of its burst, and by the driver's samples where there are any.
+Bursts give an estimate: the hardware slices evenly between the processes that have work. Clients' reports of their
+bursts and the driver's samples correct it.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from dataclasses import dataclass
 from gpushare_spawner.arbiter.session import ClientId
 
 WINDOW = 1.0
-"""Seconds over which use is added up."""
+"""Seconds over which use is summed."""
 KEPT = 2 * WINDOW
-"""Seconds for which it is kept: the driver's samples come late."""
+"""Seconds for which use is kept: the driver's samples come late."""
 LONGEST_SPAN = 0.1
-"""Seconds; a span in which the same clients work on is divided, so that it leaves the window piece by piece."""
+"""Maximum of a span in seconds: a longer span is divided, so that it leaves the window in steps."""
 NOTHING = 1e-9
-"""Seconds; less is no use of the GPU, and no figure to divide by."""
+"""Seconds below which a time counts as zero, and cannot be a divisor."""
 
 User = tuple[str, ClientId | None]
-"""Session and client; None: processes of the session that are no clients."""
+"""Session and client; None: processes of the session that are not clients."""
 
 
 @dataclass(frozen=True)
@@ -41,20 +41,20 @@ class _Span:
     """GPU seconds."""
 
     def within(self, since: float, until: float) -> float:
-        """The part of the span that lies in the interval, from 0 to 1."""
+        """Return the part of the span inside the interval, from 0 to 1."""
         overlap = min(until, self.until) - max(since, self.since)
         return max(0.0, overlap) / (self.until - self.since)
 
 
 class RecentGpuUse:
-    """The use of one GPU. Times are in seconds."""
+    """Recent use of one GPU. Times are in seconds."""
 
     def __init__(self) -> None:
         self._spans: deque[_Span] = deque()
-        """The oldest first."""
+        """Spans, the oldest first."""
 
     def advance(self, since: float, until: float, working: Iterable[User]) -> None:
-        """These clients had work on the GPU in an interval that follows the last one."""
+        """Add the next interval, with the clients that had work on the GPU."""
         users = list(working)
         if not users or until <= since:
             return
@@ -70,7 +70,7 @@ class RecentGpuUse:
             self._spans.popleft()
 
     def burst_ended(self, user: User, since: float, busy: float) -> None:
-        """A client's burst began at an instant, and had the GPU busy for so many seconds in all, or less."""
+        """Correct the use of a client's burst: its start, and an upper bound of its GPU-busy seconds."""
         spans = [span for span in self._latest(since) if user in span.used]
         estimate = sum(span.used[user] for span in spans)
         if estimate > max(busy, NOTHING):
@@ -78,7 +78,7 @@ class RecentGpuUse:
                 span.used[user] *= busy / estimate
 
     def sample(self, since: float, until: float, busy: Mapping[str, float]) -> None:
-        """A driver sample: seconds for which each session's processes had the GPU in an interval.
+        """Correct the use by a driver sample: seconds of each session's processes on the GPU in an interval.
 
         Sessions that are not in `busy` keep their estimate.
         """
@@ -102,8 +102,10 @@ class RecentGpuUse:
             self._insert(_Span(since, until, unexpected))
 
     def of(self, session: str, last: float, now: float, working: Iterable[User]) -> Use:
-        """The use of a session in the last `WINDOW`. `working`: clients that have worked since the instant `last`, up
-        to which `advance` has been told."""
+        """Return the use of a session in the last `WINDOW`.
+
+        `working`: clients that have worked since `last`, the end of the last `advance`.
+        """
         sums: dict[ClientId | None, float] = {}
 
         def add(span: _Span) -> None:
@@ -124,14 +126,14 @@ class RecentGpuUse:
         )
 
     def _latest(self, since: float) -> Iterator[_Span]:
-        """Spans that end after an instant, the latest first."""
+        """Yield the spans that end after an instant, the latest first."""
         for span in reversed(self._spans):
             if span.until <= since:
                 return
             yield span
 
     def _insert(self, span: _Span) -> None:
-        """Keep the order by end, as a sample comes late."""
+        """Insert a span in the order of ends, as a sample comes late."""
         place = len(self._spans)
         while place and self._spans[place - 1].until > span.until:
             place -= 1

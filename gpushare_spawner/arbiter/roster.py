@@ -1,4 +1,4 @@
-"""The sessions and clients of one GPU: their bursts and pauses, their memory, and how others may see them."""
+"""Roster of the sessions and clients of one GPU: bursts, pauses, memory, and snapshots. schedule.py decides."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from gpushare_spawner.arbiter.session import ArbitratedSession, Client, ClientId
 from gpushare_spawner.arbiter.settings import ArbiterSettings
 from gpushare_spawner.model.report import Delivered
 
-LOOK_AT_PROVEN = 5
-"""How many times less often clients are looked at of which it was proven what they use: they may use more one day."""
+PROVEN_INTERVAL_FACTOR = 5
+"""Factor of the interval for clients with proven use: they can use more later."""
 
 
 class Roster:
-    """The sessions and clients of one GPU. `now` is the time of the last event. Unknown names raise KeyError."""
+    """Sessions and clients of one GPU. `now` is the time of the last event. Unknown names raise KeyError."""
 
     def __init__(self, vram_bytes: int, settings: ArbiterSettings) -> None:
         self.vram = vram_bytes
@@ -25,16 +25,16 @@ class Roster:
         self.residency = Residency()
         self.now = float("-inf")
         self.crowded_at = float("-inf")
-        """When clients that worked together were last seen to fill the GPU."""
+        """Last time at which clients that worked together filled the GPU."""
         self.holder_grew = False
-        """A holder has allocated more since the last decision."""
+        """Whether a holder has allocated more since the last decision."""
         self._requests = count(1)
         self._vram_budget: VramBudget | None = None
         """Valid until a client connects, leaves or allocates; None: to be computed again."""
         self.short: dict[Client, None] = {}
         """Clients that are short of memory, the longest first."""
         self._weighed: set[ArbitratedSession] = set()
-        """Sessions of which it was found whether they can have what they are short of."""
+        """Sessions that the last `weigh_needs` checked."""
 
     # -- the clients ------------------------------------------------------------------------------------------------
 
@@ -43,7 +43,7 @@ class Roster:
 
     @property
     def clients(self) -> Iterable[Client]:
-        """In the order in which they connected."""
+        """Clients in the order of connection."""
         return self._clients.values()
 
     @property
@@ -52,7 +52,7 @@ class Roster:
 
     @property
     def asking(self) -> list[Client]:
-        """The clients that wait and do not belong to the group that has the memory, and that can come."""
+        """Waiting clients that can come and are outside the group that has the memory."""
         return [
             client
             for client in self._clients.values()
@@ -62,34 +62,36 @@ class Roster:
         ]
 
     def stuck(self, session: ArbitratedSession) -> bool:
-        """Whether a session is away and cannot be resumed now: what cannot leave the GPU leaves too little memory for
-        what it had there, or the last try failed a moment ago. What its processes are still to have does not count:
-        they may never have it."""
+        """Return whether a session is suspended and cannot resume now.
+
+        Memory that cannot leave the GPU leaves too little for its memory, or the last attempt just failed. Later memory
+        allocations of its processes do not count: they may never succeed.
+        """
         if session.presence is not Presence.AWAY:
             return False
         return self.now < session.retry_at or min(self.vram, session.present) > self.vram_budget().for_managed
 
     @property
     def staying(self) -> list[Client]:
-        """The group that has the memory: those with a lease that was not revoked, and those that are parked."""
+        """Group that has the memory: clients with a lease that was not revoked, and parked clients."""
         return [c for c in self._clients.values() if c.parked or (c.lease and c.revoked is None)]
 
     @property
-    def holding(self) -> list[Client]:
-        """Those with a lease, revoked or not."""
+    def leaseholders(self) -> list[Client]:
+        """Clients with a lease, revoked or not."""
         return [client for client in self._clients.values() if client.lease]
 
     def connect(self, client: ClientId, session: str) -> None:
         if client in self._clients:
             raise ValueError(f"client {client!r} is connected already")
-        known = self.sessions[session]
-        connected = Client(client, known, doubted=self.now - known.doubted_at < self._settings.doubt_for)
-        self._clients[client] = known.clients[client] = connected
+        owner = self.sessions[session]
+        connected = Client(client, owner, doubted=self.now - owner.doubted_at < self._settings.doubt_for)
+        self._clients[client] = owner.clients[client] = connected
         self.residency.add(connected)
         self._reckon(connected)
 
     def forget(self, client: Client) -> None:
-        """The client is gone, with its lease and its memory."""
+        """Remove a client with its lease and its memory."""
         self.end_of_lease(client)
         self._set_short(client, 0)
         del self._clients[client.id], client.session.clients[client.id]
@@ -100,7 +102,7 @@ class Roster:
             session.presence, session.margin = Presence.ON_GPU, 0  # nothing is left that could come back
 
     def vram_budget(self) -> VramBudget:
-        """The GPU's memory, less what cannot leave it."""
+        """Return the GPU's memory less the memory that cannot leave it."""
         if self._vram_budget is None:
             self._vram_budget = VramBudget(
                 self.vram, sum(client.plain for client in self.clients), self._settings.exclusive
@@ -108,9 +110,9 @@ class Roster:
         return self._vram_budget
 
     def excess(self) -> dict[ArbitratedSession, int]:
-        """Bytes by which all sessions with work exceed the memory together, by session: no more has to move for it.
+        """Return the bytes by which all sessions with work exceed the memory, by session: the most to move for it.
 
-        A session counts for the others with at most the GPU's memory, however many clients it has.
+        A session counts for others with at most the GPU's memory, for any number of clients.
         """
         sums: dict[ArbitratedSession, int] = {}
         excess = -self.vram_budget().for_managed
@@ -121,15 +123,17 @@ class Roster:
         return {session: max(0, excess + own - min(self.vram, own)) for session, own in sums.items()}
 
     def elapse(self, seconds: float) -> None:
-        """Time went by: the sessions that work have attained more."""
+        """Add elapsed time to the attained service of working sessions."""
         for session in {client.session for client in self._clients.values() if client.bursting}:
             session.attained += seconds
 
     # -- what happens to a client ------------------------------------------------------------------------------------
 
     def set_memory(self, client: Client, managed: int, plain: int, short: int = 0, needed: bool = False) -> None:
-        """The client says what it has allocated, in bytes, with `short` bytes that calls wait for. `needed`: perhaps
-        also with what it is about to allocate."""
+        """Record a client's stated memory allocation in bytes, with `short` bytes that calls wait for.
+
+        `needed`: it may include the next memory allocation.
+        """
         if managed < 0 or plain < 0 or short < 0:
             raise ValueError(f"amounts of memory are at least 0, not {managed}, {plain} and {short}")
         self._set_short(client, min(short, plain) if client.session.whole else 0)
@@ -143,16 +147,18 @@ class Roster:
         self.holder_grew = self.holder_grew or (client.held and grown > 0)
 
     def device_memory(self, client: Client, amount: int | None, unclaimed: int = 0) -> None:
-        """The driver shows so many bytes for the client's process, its CUDA context included; None: it does not.
-        `unclaimed`: the bytes of it that the process has not claimed."""
+        """Record the driver's bytes for the client's process, including its CUDA context; None: it shows none.
+
+        `unclaimed`: the part that the process has not stated.
+        """
         if client.session.presence is not Presence.ON_GPU:
-            return  # what it had there is what it needs when it comes back
+            return  # its memory there is its need at the resumption
         if (client.device_memory, client.unclaimed) != (amount, unclaimed):
             client.device_memory, client.unclaimed = amount, unclaimed
             self._reckon(client)
 
     def working_set(self, client: Client, resident: int) -> None:
-        """So many bytes of the client's managed memory are on the GPU now, at most."""
+        """Record an upper bound of the client's managed bytes on the GPU."""
         if client.session.moves_whole:
             return
         before = client.working_set
@@ -160,7 +166,7 @@ class Roster:
         client.touched = max(client.touched or 0, resident + self.residency.away(client))
         self._notice_crowd()
         since = max(client.grown_at, client.granted_at, self.crowded_at)
-        at_work = client.bursting and self.now - since >= self._settings.look_after
+        at_work = client.bursting and self.now - since >= self._settings.proven_after
         if at_work or (client.granted_at > self.crowded_at and client.worked_until > client.grown_at):
             client.proven, client.proven_at, client.doubted = client.touched, self.now, False
         self._reckon(client)
@@ -169,9 +175,11 @@ class Roster:
             self.holder_grew = True
 
     @property
-    def look_every(self) -> float | None:
-        """Seconds in which the next figures are needed: soon where clients that want memory fit together by what was
-        not proven of them, less soon where by what was; None where they fit whatever they touch."""
+    def memory_poll_interval(self) -> float | None:
+        """Seconds until the next figures are needed; None: the clients fit for any use.
+
+        The interval is short if clients fit together only by unproven use, and longer if by proven use.
+        """
         wanting = [client for client in self._clients.values() if client.wants_memory]
         if (
             sum(min(client.allocated, self.vram) + self._fixed(client) - client.plain for client in wanting)
@@ -184,10 +192,14 @@ class Roster:
         if not wanting:
             return None
         unproven = any(c.proven_at < c.grown_at or c.proven is None or c.doubted for c in wanting)
-        return self._settings.look_every if unproven else LOOK_AT_PROVEN * self._settings.look_every
+        return (
+            self._settings.memory_poll_interval
+            if unproven
+            else PROVEN_INTERVAL_FACTOR * self._settings.memory_poll_interval
+        )
 
     def _notice_crowd(self) -> None:
-        """Doubt what was seen of clients that fill the GPU together."""
+        """Doubt the figures of clients that fill the GPU together."""
         capacity = self.vram_budget().for_managed
         working = [client for client in self._clients.values() if client.lease]
         if len(working) < 2 or sum(client.shown for client in working) < capacity * self._settings.crowded:
@@ -200,12 +212,12 @@ class Roster:
             if client.proven is None or touched > client.proven + self.vram * self._settings.tolerance:
                 client.session.doubted_at = self.now
                 self.holder_grew = True
-                for each in client.session.clients.values():  # or its processes could do so one after the other
+                for each in client.session.clients.values():  # otherwise its processes could do so one after the other
                     each.doubted = True
                     self._reckon(each)
 
     def _reckon(self, client: Client, used_now: int = 0) -> None:
-        """Find what is to be reckoned with of the client's memory. `used_now`: bytes that a holder has begun to use."""
+        """Compute the memory figures of the client. `used_now`: bytes that a holder has begun to use."""
         if client.session.moves_whole:
             self._reckon_whole(client)
             return
@@ -216,20 +228,20 @@ class Roster:
         if plain != client.plain:
             client.plain = plain
             self._vram_budget = None
-        # what the driver shows of a process holds until it shows more, as for managed memory
+        # the driver's figure of a process holds until it shows more, as for managed memory
         client.unconfirmed = 0 if client.device_memory is not None else fixed - confirmed
         if client.session.need is Need.POSSIBLE:
-            client.unconfirmed = min(client.unconfirmed + client.short, self.vram)  # others leave the GPU for it
+            client.unconfirmed = min(client.unconfirmed + client.short, self.vram)  # others leave the GPU for this
         used = client.allocated if client.touched is None or client.doubted else client.touched
         client.working_set = min(client.allocated, used, self.vram)
         self.residency.resized(client, self.vram_budget().for_managed, used_now)
 
     def _fixed(self, client: Client) -> int:
-        """Bytes that cannot leave the GPU, as the client says, with its CUDA context."""
+        """Return the stated bytes that cannot leave the GPU, with the CUDA context."""
         return min(client.claimed_plain + self._settings.context_bytes, self.vram)
 
     def _reckon_whole(self, client: Client) -> None:
-        """All that the client has moves as a whole. A context that the driver does not show yet counts all the same."""
+        """Compute the figures of a client whose memory moves as a whole, with a CUDA context not yet shown."""
         if client.plain:
             client.plain = 0
             self._vram_budget = None
@@ -245,9 +257,9 @@ class Roster:
         self.residency.moved(client)
 
     def weigh_needs(self) -> None:
-        """Find the sessions that can have what they are short of, now or when a pinned session can be suspended.
+        """Find the sessions that can get the memory that they are short of, now or after a pinned session is suspended.
 
-        They cannot where that exceeds the GPU beside what cannot leave it, or where others have not left for too long.
+        They cannot if this exceeds the GPU beside the memory that cannot leave it, or if they have waited too long.
         """
         weighed = {client.session for client in self.short}
         for session in weighed | self._weighed:
@@ -259,7 +271,7 @@ class Roster:
         self._weighed = weighed
         for client in self.short:
             if client.waits_for_a_pin and not client.lease:
-                client.parked = False  # it keeps no other from the memory meanwhile
+                client.parked = False  # it must not keep others from the memory meanwhile
 
     def _need(self, session: ArbitratedSession) -> Need:
         if not session.short_of_memory:
@@ -279,7 +291,7 @@ class Roster:
         return claimed + self._settings.context_bytes if shown is None else max(claimed, shown)
 
     def _at_most_on_gpu(self, client: Client) -> int:
-        """Bytes that the driver shows for the client; as it says, where the driver does not show it."""
+        """Return the driver's bytes for the client, or else the stated bytes."""
         shown = client.device_memory
         return min(self.vram, client.stated + self._settings.context_bytes if shown is None else shown)
 
@@ -293,37 +305,37 @@ class Roster:
             self.short.pop(client, None)
 
     def waited_too_long(self, client: Client) -> bool:
-        """Whether a client has lacked memory for too long."""
+        """Return whether a client has lacked memory for too long."""
         due = self.memory_due(client)
         return due is not None and self.now >= due
 
     def memory_due(self, client: Client) -> float | None:
-        """When a client that is short of memory waits for it no longer; None for others."""
+        """Return the end of the wait of a client that is short of memory; None for others."""
         if not client.waiting or not client.short:
             return None
         due = client.short_since + self._settings.longest_memory_wait
         return due if client.turn_since is None else min(due, client.turn_since + self._settings.memory_timeout)
 
     def turn_comes(self, client: Client) -> None:
-        """The client waits, and is one of those that are to have the GPU now."""
+        """Record the turn of a waiting client to have the GPU."""
         if client.waiting and client.short and client.turn_since is None:
             client.turn_since = self.now
 
     def refuse_memory(self, client: Client) -> None:
-        """The client is told that what it is short of does not come."""
+        """Remove the shortage of a client that is refused the memory."""
         client.claimed_plain -= client.short
         self._set_short(client, 0)
         client.turn_since = None
         self._reckon(client)
 
     def move(self, session: ArbitratedSession, presence: Presence) -> None:
-        """The memory of a session that moves as a whole is elsewhere from now on."""
+        """Set the place of the memory of a session that moves as a whole."""
         session.presence = presence
         for client in session.clients.values():
             self._reckon(client)
 
     def set_pin(self, session: ArbitratedSession, pin: Pin) -> None:
-        """Whether the memory of a `whole` session cannot leave the GPU from now on."""
+        """Set whether the memory of a `whole` session can leave the GPU."""
         if session.pin is not pin:
             session.pin = pin
             for client in session.clients.values():
@@ -331,14 +343,14 @@ class Roster:
             self._vram_budget = None
 
     def wait(self, client: Client, owed: float = 0.0) -> None:
-        """It wants a lease from now on. `owed`: seconds that its session owes."""
+        """Add a client to the queue for a lease. `owed`: seconds that its session owes."""
         client.waiting = True
         client.waiting_since = self.now
-        client.owed_when_asked = owed
+        client.owed_at_request = owed
         client.order = next(self._requests)
 
     def work_again(self, client: Client) -> None:
-        """A burst begins, or is asked for: learn how long the pause was."""
+        """Begin or request a burst, and learn the length of the pause."""
         if client.last_quiet is not None:
             client.gaps.learn(self.now - client.last_quiet)
         client.last_quiet = client.quiet_since = None
@@ -354,38 +366,41 @@ class Roster:
         session.quiet_from = None
 
     def seen_at_work(self, session: str, since: float) -> None:
-        """The driver shows that the session has computed since that instant. If all its clients with a lease have been
-        quiet for `surely_quiet` then, they work: they did not say so. Nothing for an unknown session."""
-        known = self.sessions.get(session)
-        holding = [client for client in known.clients.values() if client.lease] if known is not None else []
+        """Treat quiet clients of a session as working if the driver shows work since an instant.
+
+        This applies if all its clients with a lease had been quiet for `surely_quiet` then. No effect for an unknown
+        session.
+        """
+        record = self.sessions.get(session)
+        holders = [client for client in record.clients.values() if client.lease] if record is not None else []
         latest = since - self._settings.surely_quiet
-        if all(client.quiet_since is not None and client.quiet_since <= latest for client in holding):
-            for client in holding:
+        if all(client.quiet_since is not None and client.quiet_since <= latest for client in holders):
+            for client in holders:
                 self.work_again(client)
 
     def quiet(self, client: Client, since: float) -> None:
-        """Its burst ended at that instant; it keeps its lease."""
+        """Record the end of a burst at an instant; the client keeps its lease."""
         client.session.bursts.learn(client.burst_so_far + client.busy_reported - client.busy_before_burst)
         client.burst_so_far = 0.0
         client.quiet_since = client.last_quiet = client.worked_until = since
         self._no_longer_active(client.session, since)
 
     def report_busy(self, client: Client, busy_seconds: float) -> None:
-        """It was busy for so long in this lease; no longer than the lease has lasted."""
+        """Record the busy time in this lease, at most the age of the lease."""
         busy = max(client.busy_reported, min(busy_seconds, self.now - client.granted_at))
         client.session.gpu_seconds += busy - client.busy_reported
         client.busy_reported = busy
 
     def released(self, client: Client) -> None:
-        """The client returned its lease."""
+        """Record the return of a lease."""
         if client.quiet_since is None:
             burst = client.burst_so_far + client.busy_reported - client.busy_before_burst
-            # a burst in pieces, because others were owed time, is one burst all the same
+            # a burst that was divided because others were owed time is still one burst
             client.burst_so_far = burst if client.parked else 0.0
             if client.revoked is None:
                 self.quiet(client, self.now)
             elif burst > self._settings.short_burst:
-                # A burst that was cut short tells only that it is long, if it is.
+                # An interrupted burst proves only that it is long.
                 client.session.bursts.learn(burst)
         self.end_of_lease(client)
 
@@ -403,7 +418,7 @@ class Roster:
             self._no_longer_active(client.session, self.now)
 
     def granted(self, client: Client, lease: int) -> None:
-        """It has a lease, and its working set comes in."""
+        """Record a grant; the working set comes in."""
         if not client.session.moves_whole:
             self.residency.granted(client, self.vram_budget().for_managed, self.now)
         elif client.session.presence is Presence.AWAY:
@@ -421,22 +436,24 @@ class Roster:
         if not any(client.waiting or client.bursting for client in session.clients.values()):
             session.quiet_from = since
 
-    # -- views -------------------------------------------------------------------------------------------------------
+    # -- snapshots ---------------------------------------------------------------------------------------------------
 
     def waiting_sessions(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(c.session.id for c in sorted(self.waiting, key=lambda c: c.order)))
 
-    def holding_sessions(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(c.session.id for c in sorted(self.holding, key=lambda c: c.lease)))
+    def leaseholder_sessions(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(c.session.id for c in sorted(self.leaseholders, key=lambda c: c.lease)))
 
-    def view(self, session: str, now: float | None = None) -> SessionView:
-        """Return the session as it is at that instant; None: at the last event. A burst alone on the GPU has no events
-        while it runs."""
+    def snapshot(self, session: str, now: float | None = None) -> SessionView:
+        """Return the session's state at an instant; None: at the last event.
+
+        A burst alone on the GPU causes no events while it runs.
+        """
         now = self.now if now is None else max(self.now, now)
-        known = self.sessions[session]
-        clients = known.clients.values()
+        record = self.sessions[session]
+        clients = record.clients.values()
         running = [client for client in clients if client.bursting]
-        # a burst begins when its pages are in: to page in is no use of the GPU, though the lease is charged
+        # a burst begins after its page-in, which is no use of the GPU, though the lease is charged
         since = (max(client.burst_since, client.paging_until) for client in running)
         unreported = max((max(0.0, now - instant) for instant in since), default=0.0)
         return SessionView(
@@ -445,9 +462,9 @@ class Roster:
             held=any(client.lease for client in clients),
             memory_bytes=sum(client.claimed_managed + client.claimed_plain for client in clients),
             resident_bytes=sum(map(self._resident, clients)),
-            gpu_seconds=known.gpu_seconds + unreported,
-            last_activity=now if running else known.last_activity,
-            delivered=Delivered(waits=known.waits.counts),
+            gpu_seconds=record.gpu_seconds + unreported,
+            last_activity=now if running else record.last_activity,
+            delivered=Delivered(waits=record.waits.counts),
             paged_out_bytes=sum(self.residency.away(client) for client in clients),
         )
 

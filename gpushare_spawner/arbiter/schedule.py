@@ -1,4 +1,4 @@
-"""The time slice: which session it belongs to, when it ends, and which sessions run beside it."""
+"""Schedule of the time slice: its session, its end and its neighbours. Sessions that all fit: nested_sets.py."""
 
 from __future__ import annotations
 
@@ -14,87 +14,87 @@ from gpushare_spawner.arbiter.settings import ArbiterSettings
 from gpushare_spawner.arbiter.time_slices import HandOffCost, HandOffCredit, TimeSliceLengths
 
 INSTANT = 1e-6
-"""Seconds; what is due within a microsecond is due now."""
+"""Seconds within which an event counts as due now: a microsecond."""
 NEVER = float("inf")
 
 
 @dataclass
 class TimeSlice:
-    """The time for which the present holders are left alone. A client that joins them does not make it longer."""
+    """Time for which the present holders keep the GPU. A client that joins them does not extend it."""
 
     head: ArbitratedSession
-    """The session that the time slice belongs to; the others run beside it."""
+    """Session that owns the time slice; others run beside it."""
     start: float | None
     """None: the head still waits for others to give way."""
 
 
 @dataclass(frozen=True)
 class Selection:
-    """The clients that should be on the GPU now."""
+    """Clients that should be on the GPU now."""
 
     group: list[Client]
-    """Those that stay and those that are to come; all other holders are to give way."""
+    """Clients that stay and clients that come; all other holders give way."""
     reason: RevokeReason
-    """Why those that work have to give way."""
+    """Reason for working clients to give way."""
 
 
 @dataclass(frozen=True)
 class _Promise:
-    """When a session's clients are served at the latest. Seconds."""
+    """Latest time of service for a session's clients. Seconds."""
 
     rounds: float
-    """Weight of all that work for each unit of the session's weight."""
+    """Weight of all working sessions for each unit of the session's weight."""
     least: float
-    """No client that has waited for less goes first."""
+    """Minimum wait of a client that goes first."""
     time_slices: float
-    """Time slices of the session in which each of its clients is served twice."""
+    """Seconds of the session's time slices in which each of its clients is served twice."""
     debt: float
-    """What the session owes now; negative where it is owed time."""
+    """Seconds that the session owes now; negative: it is owed time."""
 
 
 class Schedule:
-    """Chooses the clients that are on the GPU. Changes nothing but the time slice."""
+    """Choice of the clients on the GPU. It changes only the time slice."""
 
     def __init__(self, roster: Roster, accounts: Accounts, cost: HandOffCost, settings: ArbiterSettings) -> None:
         self._roster = roster
         self._accounts = accounts
         self.left_out: list[Client] = []
-        """Clients with work that do not fit beside the group that has the memory, or is to have it."""
+        """Clients with work that do not fit beside the group that has the memory, or gets it."""
         self._cost = cost
         self._settings = settings
         self.batch_credit = HandOffCredit(settings, settings.overhead_bound)
         self.interactive_credit = HandOffCredit(settings, settings.interactive_overhead_bound)
         self.bound = settings.overhead_bound
-        """Part of the time that hand-offs may cost at present."""
+        """Part of the time that hand-offs may cost now."""
         self.lengths = TimeSliceLengths(0.0, {})
         self.time_slice: TimeSlice | None = None
         self._excess: dict[ArbitratedSession, int] = {}
         self._short_at = -NEVER
-        """When those that compete last did not all fit into the memory."""
+        """Last time at which not all competing clients fitted into the memory."""
         self._in_order: list[Client] = []
-        """The clients that wait, in the order of their right to a time slice, as of the last choice."""
+        """Waiting clients by their right to a time slice, from the last choice."""
 
     def credit(self, early: bool = False) -> HandOffCredit:
-        """What a hand-off spends now; `early`: one for an interactive session, there or back."""
+        """Return the credit that a hand-off spends; `early`: for an interactive session, there or back."""
         interactively = early or self.bound > self._settings.overhead_bound
         return self.interactive_credit if interactively else self.batch_credit
 
     def refill(self, elapsed: float) -> None:
-        """Time went by, in seconds."""
+        """Refill the credits for elapsed seconds."""
         self.batch_credit.refill(elapsed)
         self.interactive_credit.refill(elapsed)
 
     # -- before each decision ----------------------------------------------------------------------------------------
 
     def plan(self) -> None:
-        """Find the sessions that compete, and the length of each session's time slice."""
+        """Find the competing sessions and the length of each time slice."""
         self._excess = self._roster.excess()
         if any(self._excess.values()):
             self._short_at = self._roster.now
         vram = self._roster.vram
         weights: dict[str, int] = {}
         costs: dict[str, float] = {}
-        known: dict[int, float] = {}
+        seconds_by_amount: dict[int, float] = {}
         for session, excess in self._excess.items():
             wanting = [client for client in session.clients.values() if client.wants_memory]
             if wanting:
@@ -104,19 +104,19 @@ class Schedule:
                     continue
                 moving = [_moving(client, excess) for client in wanting]
                 amount = sum(moving)
-                if amount not in known:
-                    known[amount] = self._cost.of_session(moving, vram)
-                costs[session.id] = known[amount]
+                if amount not in seconds_by_amount:
+                    seconds_by_amount[amount] = self._cost.of_session(moving, vram)
+                costs[session.id] = seconds_by_amount[amount]
         self.bound = time_slices.bound(self._roster.asking, self._settings)
         self.lengths = TimeSliceLengths.plan(weights, costs, self._settings, self.bound)
 
     @property
     def memory_short(self) -> bool:
-        """Whether the sessions that compete do not all fit into the memory, or did not within `long_pause`."""
+        """Whether the competing sessions do not all fit into the memory, now or within the last `long_pause`."""
         return self._roster.now - self._short_at < self._settings.long_pause
 
     def settle_time_slice(self) -> None:
-        """A time slice whose head is gone passes to a session that is present, and does not get longer."""
+        """Pass the time slice of a gone head to a present session, without extension."""
         staying, time_slice = self._roster.staying, self.time_slice
         if (
             time_slice is not None
@@ -134,11 +134,11 @@ class Schedule:
     # -- the decision ------------------------------------------------------------------------------------------------
 
     def choose(self) -> Selection:
-        """Choose the clients that should be on the GPU now. Begins a new time slice where the old one is over."""
+        """Choose the clients that should be on the GPU now. Begins a new time slice after the end of the old one."""
         budget, now = self._roster.vram_budget(), self._roster.now
         staying, asking = self._roster.staying, self._roster.asking
         present = {client.session.id for client in staying}
-        # among equals the sessions that wait come first
+        # at equal rank waiting sessions come first
         candidates = sorted(self.lengths.by_session, key=lambda session: session in present)
         order = self._accounts.order(candidates, self.lengths.by_session)
         rank = {session: place for place, session in enumerate(order)}
@@ -181,14 +181,14 @@ class Schedule:
                 group = budget.fill(waiting, time_slices.group_with(newcomer, firm, budget))
                 if not any(client.session is self.time_slice.head for client in group):
                     self.time_slice = TimeSlice(newcomer.session, None)
-        # Quiet holders stay where no client needs the memory.
+        # Quiet holders stay if no client needs the memory.
         group = budget.fill(yielding, group)
         inside = set(group)
         self.left_out = [c for c in self._roster.clients if (c.waiting or c.bursting) and c not in inside]
         return Selection(group, reason)
 
     def granted(self, client: Client, beside_others: bool) -> None:
-        """The client has got a lease; its time slice begins, unless it joins that of another session."""
+        """Record a grant: its time slice begins, unless it joins another session's time slice."""
         time_slice = self.time_slice
         if time_slice is None or (
             time_slice.start is None and (time_slice.head is client.session or not beside_others)
@@ -196,9 +196,9 @@ class Schedule:
             self.time_slice = TimeSlice(client.session, self._roster.now)
 
     def due(self) -> float | None:
-        """The next instant at which time alone changes the choice."""
+        """Return the next instant at which time alone changes the choice."""
         self._begin_without_head()
-        instants = [c.revoke_deadline for c in self._roster.holding if c.revoked is not None and not c.overdue]
+        instants = [c.revoke_deadline for c in self._roster.leaseholders if c.revoked is not None and not c.overdue]
         firm = self._roster.staying
         if (
             self._blocked(self._roster.vram_budget())
@@ -215,73 +215,74 @@ class Schedule:
         return min((at for at in instants if self._roster.now + INSTANT < at < NEVER), default=None)
 
     def _begin_without_head(self) -> None:
-        """Where no client gives way any more and the head still does not fit, the time slice belongs to a session that
-        is present: it will end."""
+        """Pass the time slice to a present session if no client gives way any more and the head still does not fit.
+
+        The time slice then has an end.
+        """
         staying = self._roster.staying
-        leaving = any(client.revoked is not None and not client.overdue for client in self._roster.holding)
+        leaving = any(client.revoked is not None and not client.overdue for client in self._roster.leaseholders)
         leaving = leaving or any(session.presence is Presence.LEAVING for session in self._roster.sessions.values())
         if self.time_slice is not None and self.time_slice.start is None and staying and not leaving:
             self.time_slice = TimeSlice(staying[0].session, self._roster.now)
 
-    # -- when what is due --------------------------------------------------------------------------------------------
+    # -- due times --------------------------------------------------------------------------------------------------
 
     def hand_off_seconds(self, client: Client, excess: int) -> float:
-        """What it costs to hand the GPU to the client and, later, to another, where no more than `excess` bytes must
-        move."""
+        """Return the cost of a hand-off to the client and, later, to another, if at most `excess` bytes must move."""
         moving, session = _moving(client, excess), client.session
         if session.moves_whole:
             return self._cost.of_whole(session.id, moving)
         return self._cost.one_after_the_other(moving)
 
     def pauses(self, client: Client) -> bool:
-        """Whether a quiet client is in a pause that is worth waiting for, with its lease or after it returned it."""
+        """Return whether a quiet client, with or without its lease, is in a pause that is worth the wait."""
         if client.waiting or client.bursting:
             return False
         until = self._gives_way_at(client) if client.lease else client.pausing_until
         return self._roster.now + INSTANT < until
 
     def _blocked(self, budget: VramBudget) -> bool:
-        """Whether a client waits that does not fit beside those that stay, and not only until those that leave have
-        left."""
+        """Return whether a waiting client does not fit beside the clients that stay."""
         asking = self._roster.asking
         chosen = set(budget.fill(asking, self._roster.staying)) if asking else set()
         return any(client not in chosen for client in asking)
 
     def _gives_way_at(self, client: Client) -> float:
-        """When a quiet holder has to give way to the clients that wait; never while it works."""
+        """Return the time at which a quiet holder must give way to waiting clients; never while it works."""
         if client.quiet_since is None:
             return NEVER
         cost = self.hand_off_seconds(client, self._excess.get(client.session, 0))
         return client.quiet_since + client.gaps.patience(cost)
 
     def pausing_until(self, client: Client) -> float:
-        """Until when a client of a session that moves as a whole is taken to be in a pause that is shorter than its
-        moves, whether it keeps its lease or not. The past where it is not, or has not worked yet."""
+        """Return the expected end of a short pause of a client whose session moves as a whole.
+
+        A short pause is shorter than the session's moves, with or without a lease. The past for other clients.
+        """
         if client.last_quiet is None:
             return -NEVER
         return client.last_quiet + client.gaps.patience(self._cost.of_whole(client.session.id, client.session.total))
 
     def _time_slice_over_at(self) -> float:
-        """When the time slice of the holders ends, if a client waits."""
+        """Return the end of the holders' time slice if a client waits."""
         time_slice = self.time_slice
         if time_slice is None or time_slice.start is None:
             return NEVER
         clients = time_slice.head.clients.values()
         running = sum(client.member for client in clients)
         asking = sum(client.waiting and not client.parked for client in clients)
-        # Clients of one session that cannot run together divide the session's time slice.
+        # Clients of one session that do not fit together divide its time slice.
         length = self.lengths.by_session[time_slice.head.id] * running / max(1, running + asking)
         over = time_slice.start + max(length, self._settings.min_time_slice)
         credit = self.credit()
         if credit.seconds < 0:
-            # More was spent on hand-offs than the bound allows: make this time slice longer, but never longer than
-            # a round.
+            # Hand-offs have cost more than the bound allows: extend this time slice, but at most to a round.
             latest = time_slice.start + max(length, self.lengths.round_seconds)
             over = max(over, min(self._roster.now + credit.wait_for(0.0), latest))
         return over
 
     def _newcomer(self, blocked: list[Client], firm: list[Client]) -> Client | None:
-        """The first waiting client that may take the GPU before the time slice is over."""
+        """Return the first waiting client that may take the GPU before the end of the time slice."""
         holders = {client.session for client in firm}
         return next(
             (
@@ -294,8 +295,10 @@ class Schedule:
         )
 
     def _early_at(self, newcomer: Client, firm: list[Client]) -> float:
-        """When it may do so: those who make way have had some time, and the credit is there for the way and the way
-        back."""
+        """Return the time at which it may do so.
+
+        The clients that make way must have had some time, and the credit must cover the hand-off there and back.
+        """
         time_slice, settings, budget, now = (
             self.time_slice,
             self._settings,
@@ -309,7 +312,7 @@ class Schedule:
         excess = max(0, together([newcomer, *firm]) - budget.for_managed)
         costs = {client: self.hand_off_seconds(client, excess) for client in leaving}
         settled = max((client.came_at + cost + settings.min_time_slice for client, cost in costs.items()), default=0.0)
-        # Least attained first; and not to and fro between two that have attained alike.
+        # Least attained first, without alternation between two sessions of equal attained service.
         least = 2 * newcomer.session.attained
         settled = max([settled, *(now + least - client.session.attained for client in leaving)])
         both_ways = self.hand_off_seconds(newcomer, excess) + max(costs.values(), default=0.0)
@@ -317,7 +320,7 @@ class Schedule:
         return max(settled, now + self.interactive_credit.wait_for(both_ways))
 
     def _promises(self, asking: list[Client]) -> dict[ArbitratedSession, _Promise]:
-        """What was promised to the clients that wait, by session: a session can have many."""
+        """Return the promises to waiting clients, by session: a session can have many clients."""
         longest = {client.session: 0.0 for client in asking}
         for client in asking:
             waited = self._roster.now - client.waiting_since
@@ -335,24 +338,24 @@ class Schedule:
         return promises
 
     def _kept_waiting(self, client: Client, promises: Mapping[ArbitratedSession, _Promise]) -> float:
-        """Since when a client has waited, if that is longer than it was promised; infinite for all others.
+        """Return the start of a client's wait if it is longer than promised; infinite for all others.
 
-        Each session is served within its time slice's part of a round, two at most where time slices overlap. But a
-        session's virtual time tells nothing of one client that waits while another runs beside the neighbours; so the
-        promise is kept for each client. What the session owes is paid back first.
+        Each session is served within its time slice's part of a round, two rounds at most if time slices overlap. A
+        session's virtual time does not show that one client waits while another runs beside the neighbours, so the
+        promise holds for each client. The session's debt is repaid first.
         """
         if not client.waiting or client.parked:
             return NEVER
         promise, waited = promises[client.session], self._roster.now - client.waiting_since
         if waited <= promise.least:
             return NEVER
-        # the debt as it was when the client asked: it has waited for what has been repaid since
-        debt = max(client.owed_when_asked, promise.debt)
+        # the debt at the client's request: it has waited for the repayment since
+        debt = max(client.owed_at_request, promise.debt)
         return client.waiting_since if waited > (promise.time_slices + debt) * promise.rounds else NEVER
 
 
 def _moving(client: Client, excess: int) -> int:
-    """Bytes that move for the client where `excess` bytes are too many: of what moves as a whole, all or nothing."""
+    """Return the bytes that move for the client at `excess` bytes; all or nothing for memory that moves as a whole."""
     if client.session.moves_whole:
         return client.session.total if excess else 0
     return min(client.working_set, excess)

@@ -1,8 +1,6 @@
-"""What the arbiter knows of its clients and sessions.
+"""State of the arbiter's sessions and clients, their typical pauses, and the decisions: orders that the agent sends.
 
-How long a client is typically quiet between two bursts, and whether it is worth waiting for it.
-
-What the arbiter decides: orders to clients, which the agent sends.
+The state has no logic of its own: roster.py changes it.
 """
 
 from __future__ import annotations
@@ -17,36 +15,34 @@ from typing import TypeAlias
 from gpushare_spawner.model.report import NOTHING, Delivered, WaitCounts
 
 WINDOW = 7
-"""Spans remembered. Odd, so that the median is one of them; few, so that a new phase of a program is soon learned."""
+"""Number of spans kept. Odd, so that the median is a span; small, so that a new phase of a program is soon learned."""
 
 CLEARLY_LONGER = 4
-"""A pause that is so many times as long as the typical short one is of another kind: the phase, or the cell, is
-over."""
+"""Factor from which a pause is no typical short pause: the phase, or the cell, is over."""
 
 
 class RecentSpans:
-    """The last few spans of a kind, in seconds."""
+    """Recent spans of a kind, in seconds."""
 
     def __init__(self) -> None:
         self._spans: deque[float] = deque(maxlen=WINDOW)
 
     def learn(self, seconds: float) -> None:
-        """One more span, in seconds; negative ones are noise of the clock and count as 0."""
+        """Add a span in seconds. Negative spans are clock noise and count as 0."""
         self._spans.append(max(0.0, seconds))
 
     @property
     def typical(self) -> float | None:
-        """Their median: one minute among milliseconds does not spoil it. None: nothing learned yet."""
+        """Median of the spans, which one long span does not distort. None: no spans yet."""
         return median(self._spans) if self._spans else None
 
     def patience(self, hand_off_seconds: float) -> float:
-        """If these are a holder's pauses: seconds of quiet for which it keeps the GPU although another client waits.
+        """Return the seconds of quiet for which a holder with these pauses keeps the GPU while another client waits.
 
-        Pauses are of two kinds, those between a program's kernels and those between its phases, or its user's cells; it
-        is the short ones, shorter than a hand-off, that are worth waiting for. So: until this pause is clearly none of
-        them, if the hand-offs that are saved by it make up for the waiting, by the part of the pauses that were short.
-        0 where there were none, or none is known. Never longer than the hand-off costs, so at most two hand-offs'
-        worth is lost, whatever the pause turns out to be. (The ski-rental argument, sharpened by what is known of the
+        Pauses are between a program's kernels, or between its phases or its user's cells. Only pauses shorter than a
+        hand-off are worth the wait. The holder keeps the GPU until this pause is clearly longer, if the saved hand-offs
+        outweigh the wait, by the part of short pauses. 0 without short pauses. The wait is never longer than the cost
+        of a hand-off, so at most the cost of two hand-offs is lost. (The ski-rental argument, refined by the recorded
         pauses; disk schedulers idle for the same reason: BFQ, Valente & Checconi 2010.)
         """
         short = [span for span in self._spans if span < hand_off_seconds]
@@ -62,7 +58,7 @@ ClientId: TypeAlias = Hashable
 
 
 class RevokeReason(IntEnum):
-    """Why a lease is taken back; the numbers of the wire protocol."""
+    """Reason to revoke a lease, with the numbers of the wire protocol."""
 
     IDLE = 0
     """The holder is quiet and another client waits."""
@@ -76,7 +72,7 @@ class RevokeReason(IntEnum):
 
 @dataclass(frozen=True)
 class LeaseGrant:
-    """The client may run bursts."""
+    """Grant of a lease: the client may run bursts."""
 
     client: ClientId
     lease: int
@@ -92,7 +88,7 @@ class LeaseGrant:
 
 @dataclass(frozen=True)
 class Revoke:
-    """The client is to stop launching, to wait until the device is quiet, and to release the lease."""
+    """Order to stop launching, to wait until the device is quiet, and to release the lease."""
 
     client: ClientId
     lease: int
@@ -103,7 +99,7 @@ class Revoke:
 
 @dataclass(frozen=True)
 class PageOut:
-    """A client without a lease is to page out."""
+    """Order to page out, for a client without a lease."""
 
     client: ClientId
     amount: int
@@ -112,7 +108,7 @@ class PageOut:
 
 @dataclass(frozen=True)
 class Refuse:
-    """The memory that calls of the client wait for does not come: they return the driver's error.
+    """Refusal of memory: calls of the client that wait for it return the driver's error.
 
     The client still waits for a lease.
     """
@@ -122,7 +118,7 @@ class Refuse:
 
 @dataclass(frozen=True)
 class Pace:
-    """A holder is to queue no more than so much work on the GPU from now on. Helps others, and decides nothing."""
+    """Limit of the work that a holder may queue on the GPU. It helps others, and is no decision."""
 
     client: ClientId
     lease: int
@@ -134,35 +130,35 @@ Decision: TypeAlias = LeaseGrant | Revoke | PageOut | Refuse
 
 
 class Presence(Enum):
-    """Where the memory of a session is whose memory moves as a whole."""
+    """Place of a session's memory that moves as a whole."""
 
     ON_GPU = auto()
     LEAVING = auto()
-    """It is to be suspended. Its memory is on the GPU until it is."""
+    """A suspension is ordered. The memory is on the GPU until then."""
     AWAY = auto()
-    """It is suspended: nothing of it is on the GPU, its CUDA contexts included."""
+    """The session is suspended: no memory is on the GPU, not even its CUDA contexts."""
     COMING = auto()
-    """One of its clients has a lease, and it is being resumed."""
+    """A client has a lease, and the session is being resumed."""
 
 
 class Pin(Enum):
-    """Whether the memory of a session that moves as a whole cannot leave the GPU now."""
+    """Obstacle that keeps memory that moves as a whole on the GPU."""
 
     NONE = auto()
     BRIEF = auto()
-    """The session is busy: it is tried again within seconds."""
+    """The session is busy. The next attempt comes within seconds."""
     LASTING = auto()
 
 
 class Need(Enum):
-    """Whether a session can have the memory that its clients are short of."""
+    """Possibility to give a session the memory that its clients are short of."""
 
     POSSIBLE = auto()
     LATER = auto()
-    """Not before a session that is pinned for a moment can be suspended. Its clients wait, and nothing leaves the GPU
-    for them yet."""
+    """Possible after a briefly pinned session is suspended. The clients wait, and no memory leaves the GPU for them
+    yet."""
     IMPOSSIBLE = auto()
-    """It is not reckoned with: nothing leaves the GPU for it."""
+    """Not counted: no memory leaves the GPU for it."""
 
 
 @dataclass(eq=False)
@@ -172,118 +168,119 @@ class Client:
     id: ClientId
     session: ArbitratedSession
     claimed_managed: int = 0
-    """Managed memory, as the client says."""
+    """Managed memory, as the client states."""
     allocated: int = 0
-    """Memory that can leave the GPU: the managed memory; all memory where the session's memory moves as a whole."""
+    """Memory that can leave the GPU: managed memory, or all memory if the session's memory moves as a whole."""
     working_set: int = 0
-    """The part of `allocated` that it is taken to use, and at most the GPU's memory."""
+    """Part of `allocated` that counts as used, at most the GPU's memory."""
     stated: int = 0
-    """All that it has said to have; not what it says to need when it asks for a lease."""
+    """All stated memory, without the needs stated in a lease request."""
     present: int = 0
-    """See `Session.present`."""
+    """See `ArbitratedSession.present`."""
     claimed_plain: int = 0
-    """Memory that cannot leave the GPU, as the client says."""
+    """Memory that cannot leave the GPU, as the client states."""
     plain: int = 0
-    """The part of `claimed_plain`, with the CUDA context, that the driver confirms, and `unclaimed`: on the GPU whether
-    it works or not."""
+    """Part of `claimed_plain`, with the CUDA context, that the driver confirms, and `unclaimed`. It is always on the
+    GPU."""
     unconfirmed: int = 0
-    """The part that the driver does not confirm: it is reckoned with while the client works or waits, like a working
-    set, so that a false claim keeps no others from running together."""
+    """Part that the driver does not confirm. It counts while the client works or waits, like a working set, so that a
+    false statement does not keep others from running together."""
     short: int = 0
-    """The part of what it claims that it does not have: calls wait for this memory. Only where its session's memory
-    leaves the GPU as a whole."""
+    """Part of the stated memory that is missing: calls wait for it. Only if the session's memory leaves the GPU as a
+    whole."""
     short_since: float = 0.0
-    """Since when it has been `short`."""
+    """Start of the shortage."""
     turn_since: float | None = None
-    """Since when it is its turn and it lacks `short`; None: it is not, or lacks nothing."""
+    """Start of its turn with a shortage; None: it is not its turn, or it lacks nothing."""
     device_memory: int | None = None
-    """What the driver shows for its process; None: it does not show it."""
+    """Driver's figure for its process; None: the driver does not show it."""
     unclaimed: int = 0
-    """The part of it beyond all that the process has claimed: nobody knows whether it can leave the GPU."""
+    """Part beyond the process's stated memory: it is unknown whether it can leave the GPU."""
     touched: int | None = None
-    """The most of its managed memory that was ever seen on the GPU, or known to have been paged out; None: never
-    looked."""
+    """Largest amount of its managed memory seen on the GPU, with the amount paged out; None: never read."""
     shown: int = 0
-    """The last such figure, without what had been paged out."""
+    """Last such figure, without the amount paged out."""
     proven: int | None = None
-    """`touched` when it had last been seen at work undisturbed: alone, or on a GPU that had memory left; None:
-    never."""
+    """`touched` when it last worked undisturbed: alone, or on a GPU with free memory; None: never."""
     proven_at: float = float("-inf")
     doubted: bool = False
-    """The GPU was nearly full while it worked beside others, and it may use more than was seen: all that it has
-    allocated counts until it is proven."""
+    """Whether the GPU was nearly full while it worked beside others, so that it may use more than was seen. Its whole
+    memory allocation counts until the use is proven."""
     grown_at: float = float("-inf")
-    """When it last allocated managed memory."""
+    """Time of the last managed memory allocation."""
     worked_until: float = float("-inf")
     """End of its last burst."""
 
     waiting: bool = False
     waiting_since: float = 0.0
-    owed_when_asked: float = 0.0
-    """Seconds that its session owed when it asked; at least 0."""
+    owed_at_request: float = 0.0
+    """Seconds that its session owed at the request; at least 0."""
     order: int = 0
-    """Counts requests: the client with the lower number asked first."""
+    """Number of the request: lower numbers came first."""
 
     lease: int = 0
     """0: none."""
     granted_at: float = 0.0
     came_at: float = 0.0
-    """When its working set came to the GPU for the present time slice; leases come and go within it."""
+    """Time at which its working set came to the GPU for the present time slice, which can have several leases."""
     last_granted: float = -1.0
     last_used: float = -1.0
-    """When its last lease ended. The client that has not used its pages for longest pages out first."""
+    """End of its last lease. The least recently used client pages out first."""
     revoked: RevokeReason | None = None
     revoke_deadline: float = 0.0
     received_at_revoke: float | None = None
-    """GPU seconds that its session had received when it was revoked; None where it was quiet then."""
+    """GPU seconds that its session had received at the revocation; None: it was quiet then."""
     overdue: bool = False
-    """It was revoked and did not answer in time: the others no longer wait for it."""
+    """Whether its revoked lease was not returned in time: others no longer wait for it."""
     again: bool = False
-    """It asked again before it returned its revoked lease."""
+    """Whether it requested a lease before it returned its revoked lease."""
 
     quiet_since: float | None = None
     """End of its last burst, while it is quiet under its lease."""
     last_quiet: float | None = None
-    """End of its last burst, while it is quiet; kept when the lease is returned."""
+    """End of its last burst, while it is quiet; kept after the return of the lease."""
     burst_since: float = 0.0
     busy_reported: float = 0.0
     """GPU-busy seconds reported in this lease so far."""
     busy_before_burst: float = 0.0
     burst_so_far: float = 0.0
-    """Seconds of the present burst in leases that ended only because others were owed time."""
+    """Seconds of the present burst in earlier leases that ended only because others were owed time."""
     displaced: bool = False
-    """It had to give way; what its return costs counts as overhead."""
+    """Whether it had to give way. The cost of its return counts as overhead."""
     forced_in: bool = False
-    """Another client had to give way for it."""
+    """Whether another client had to give way for it."""
     early: bool = False
-    """It came, or had to go, while an interactive session waited."""
+    """Whether it came, or had to give way, while an interactive session waited."""
     parked: bool = False
-    """It belongs to the group that has the GPU's memory, and does not run: others are owed time, or it pauses."""
+    """Whether it is in the group that has the GPU's memory but does not run: others are owed time, or it pauses."""
     expected_until: float = 0.0
-    """Until when a parked client that returned its lease because others are owed time is expected to ask again."""
+    """End of the time in which a parked client that returned its lease for others is expected to request again."""
     pausing_until: float = 0.0
-    """Until when a client that returned its lease by itself keeps its place: see `Suspensions.keep_on_gpu`."""
+    """End of the time for which a client that returned its lease by itself keeps its place:
+    `Suspensions.keep_on_gpu`."""
     paging_until: float = 0.0
-    """Until when its pages are taken to come in, so that it cannot use the GPU yet."""
+    """Expected end of its page-in, before which it cannot use the GPU."""
     pace: float = 0.0
-    """Seconds of work that it may queue on the GPU, as it was told last; 0: no bound."""
+    """Last sent limit of queued work in seconds; 0: no bound."""
 
     gaps: RecentSpans = field(default_factory=RecentSpans)
 
     @property
     def footprint(self) -> int:
-        """Bytes that must fit into the GPU's memory, beside what is always there, while it works. Where its session's
-        memory moves as a whole, all of it."""
+        """Bytes that must fit into the GPU's memory while it works, beside memory that is always there.
+
+        All memory of the session if it moves as a whole.
+        """
         return self.session.total if self.session.moves_whole else self.working_set + self.unconfirmed
 
     @property
     def unit(self) -> Client | ArbitratedSession:
-        """What its footprint is of: the footprint of several clients of one unit counts once."""
+        """Owner of the footprint: it counts once for all clients of the owner."""
         return self.session if self.session.moves_whole else self
 
     @property
     def waits_for_a_pin(self) -> bool:
-        """Whether it waits for memory that comes free only when a pinned session can be suspended."""
+        """Whether it waits for memory that only the suspension of a pinned session can free."""
         return self.waiting and bool(self.short) and self.session.need is Need.LATER
 
     @property
@@ -298,17 +295,17 @@ class Client:
 
     @property
     def keeps_place_until(self) -> float:
-        """Until when it stays parked without a lease and without work."""
+        """End of the time for which it stays parked without a lease and without work."""
         return max(self.expected_until, self.pausing_until)
 
     @property
     def wants_memory(self) -> bool:
-        """Whether its working set is wanted on the GPU now."""
+        """Whether its working set is needed on the GPU now."""
         return self.waiting or self.lease != 0 or self.parked
 
     @property
     def occupies_memory(self) -> bool:
-        """Whether its working set is to be reckoned with: it has a lease and may still use it, or is parked."""
+        """Whether its working set counts: it has a lease and may still use it, or is parked."""
         return self.parked or (self.lease != 0 and not self.overdue)
 
     @property
@@ -319,7 +316,7 @@ class Client:
 
 @dataclass(eq=False)
 class ArbitratedSession:
-    """One notebook server: the weight is its, however many clients it has."""
+    """One notebook server with its weight, which all its clients share."""
 
     id: str
     share: int
@@ -328,37 +325,37 @@ class ArbitratedSession:
     gpu_seconds: float = 0.0
     last_activity: float | None = None
     quiet_from: float | None = None
-    """End of its last burst while none of its clients works; None while one does, or if there was none yet."""
+    """End of its last burst while none of its clients works; None: a client works, or there was no burst."""
     paused: bool = True
-    """Its present request came after a pause."""
+    """Whether its present request came after a pause."""
     pause: float = float("inf")
     """Seconds without GPU work before the present request, if it came after a pause; infinite for the first."""
     attained: float = 0.0
     """Seconds for which it held a lease and worked since its last pause."""
     bursts: RecentSpans = field(default_factory=RecentSpans)
     left_behind: dict[ClientId, float] = field(default_factory=dict)
-    """Clients that left with a lease while their processes live, and until when they are taken to compute."""
+    """Clients that left with a lease while their processes live, with the end of their assumed work."""
     doubted_at: float = float("-inf")
-    """When one of its clients was doubted last."""
+    """Last time at which one of its clients was doubted."""
     waits: WaitCounts = field(default_factory=WaitCounts)
-    """Of its clients, from the request to the lease."""
+    """Waits of its clients, from the request to the lease."""
     whole: bool = False
-    """Its memory leaves the GPU only as a whole, with its CUDA contexts, while all its processes are suspended."""
+    """Whether its memory leaves the GPU only as a whole, with its CUDA contexts, by a suspension of all processes."""
     pin: Pin = Pin.NONE
-    """Whether it is `whole` and cannot be suspended now: its memory cannot leave the GPU."""
+    """Obstacle that keeps the memory of a `whole` session on the GPU."""
     presence: Presence = Presence.ON_GPU
     need: Need = Need.POSSIBLE
-    """Whether what its clients are short of can be had."""
+    """Possibility to get the memory that its clients are short of."""
     margin: int = 0
-    """Bytes that were lacking when it could not be resumed, beyond its own."""
+    """Bytes beyond its own that were lacking at a failed resumption."""
     retry_at: float = float("-inf")
-    """Until when it is not resumed, as the last try failed."""
+    """Earliest next resumption after a failed attempt."""
     coming_until: float = 0.0
-    """Until when its memory is taken to come in."""
+    """Expected end of its resumption."""
 
     @property
     def weight(self) -> int:
-        """At least 1: each session that asks is served in the end."""
+        """Weight of at least 1: each session that requests a lease is served in the end."""
         return max(1, self.share)
 
     @property
@@ -373,56 +370,57 @@ class ArbitratedSession:
 
     @property
     def own_memory(self) -> int:
-        """Bytes on the GPU while it is there, where its memory moves as a whole."""
+        """Bytes on the GPU while it is present, if its memory moves as a whole."""
         return sum(client.working_set for client in self.clients.values())
 
     @property
     def total(self) -> int:
-        """Bytes that must be free or its own before one of its clients works, where its memory moves as a whole."""
+        """Bytes that must be free or its own before one of its clients works, if its memory moves as a whole."""
         return self.own_memory + self.margin
 
     @property
     def present(self) -> int:
-        """Bytes that it has on the GPU while it is there: of what its clients claim, what the driver confirms; all
-        where the driver does not show them."""
+        """Bytes on the GPU while it is present: the confirmed part of the stated memory.
+
+        All stated memory if the driver does not show the processes.
+        """
         return sum(client.present for client in self.clients.values())
 
     @property
     def confirmed(self) -> bool:
-        """Whether the driver shows the processes of all clients that claim memory."""
+        """Whether the driver shows the processes of all clients with stated memory."""
         return all(client.device_memory is not None or not client.stated for client in self.clients.values())
 
     @property
-    def holding(self) -> bool:
+    def occupies_gpu(self) -> bool:
         """Whether one of its clients has a lease, or keeps its place for a moment."""
         return any(client.lease or client.parked for client in self.clients.values())
 
     @property
     def last_used(self) -> float:
-        """When a lease of one of its clients ended last."""
+        """End of the last lease of one of its clients."""
         return max((client.last_used for client in self.clients.values()), default=-1.0)
 
 
 @dataclass(frozen=True)
 class SessionView:
-    """A session as others may see it."""
+    """Snapshot of a session for other parts of the agent."""
 
     waiting: bool
-    """It has work and one of its clients has no lease for it."""
+    """Whether a client has work and no lease."""
     running: bool
-    """A burst is in progress."""
+    """Whether a burst is in progress."""
     held: bool
-    """One of its clients holds a lease."""
+    """Whether a client holds a lease."""
     memory_bytes: int
     """Allocated, managed and plain."""
     resident_bytes: int
-    """The part of it that is thought to be on the GPU."""
+    """Part that the model has on the GPU."""
     gpu_seconds: float
-    """With a burst on the GPU, as far as reported, and the burst in progress since its pages are in."""
+    """Reported time of bursts, with the burst in progress since its page-in."""
     last_activity: float | None
-    """End of the last burst, on the clock that the arbiter is driven with; the instant of the view while one is in
-    progress; None: no burst yet."""
+    """End of the last burst, on the arbiter's clock; the instant of the snapshot during a burst; None: no burst yet."""
     delivered: Delivered = NOTHING
-    """What it was entitled to and received, and how long it waited, since it was added to this arbiter."""
+    """Entitled and received time and waits, since the session was added to this arbiter."""
     paged_out_bytes: int = 0
-    """What was paged out on orders and not fetched since."""
+    """Bytes paged out on orders and not fetched since."""

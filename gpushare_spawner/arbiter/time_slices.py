@@ -1,13 +1,11 @@
-"""The cost of a hand-off, the length of a time slice, and the credit for time slices that end early.
+"""Cost of a hand-off, length of time slices, credit for early ends, time-outs of REVOKE, and interactive sessions.
 
-How long the others wait for a session's answer to REVOKE, learned from its answers. Has no clock.
+schedule.py uses these to choose the sessions; this module has no clock.
 
-Which sessions a user waits for, and which time slices may end early for them: least attained service first.
-
-What a session has attained is the time for which it held a lease and worked since its last pause, on the arbiter's
-clock. A session that returns after a pause has attained nothing, and may take the place of those that have attained
-most. This changes the order in which sessions are served and how often, never how much: only sessions that have had no
-more than their part are preferred.
+Time slices may end early for interactive sessions by least attained service. Attained service is the time for which a
+session held a lease and worked since its last pause. A session that returns after a pause has attained nothing and may
+replace the sessions that have attained most. This changes the order and frequency of service, never the amount: only
+sessions that have had at most their part are preferred.
 """
 
 from __future__ import annotations
@@ -21,27 +19,27 @@ from gpushare_spawner.arbiter.session import ArbitratedSession, Client
 from gpushare_spawner.arbiter.settings import ArbiterSettings
 
 SLOWEST, FASTEST = 1e7, 2e12
-"""Bytes per second. Measurements outside are errors of a clock, not of a bus: NVLink-C2C has 0.4e12."""
+"""Bytes per second. Values outside are clock errors: NVLink-C2C has 0.4e12."""
 
 
 TRUST = 4.0
-"""Factor by which the measurements of one session alone may differ from the guess: a process may claim any figure, and
-a wrong one would lengthen all time slices, or make the GPU do nothing but move memory."""
+"""Maximum factor between the measurements of a single session and the guess: a process may report any figure, and a
+false figure would lengthen all time slices or fill the GPU's time with memory moves."""
 
 
 class Bandwidth:
     """Bytes per second of bulk paging in one direction, as the sessions measured it.
 
-    Each session has a moving average of its own. The estimate is their median: with three sessions or more no single
-    one moves it beyond what the others measured. Of two, the guess is the third. One alone is believed up to `TRUST`.
+    Each session has a moving average. The estimate is their median: with three sessions or more no single session
+    moves it beyond the others' values. With two, the guess is the third value. A single session is limited by `TRUST`.
     """
 
     def __init__(self, settings: ArbiterSettings) -> None:
         self._settings = settings
         self._measured: dict[str, float] = {}
-        """Seconds per byte, by session, because costs add up times."""
+        """Seconds per byte, by session, because costs are sums of times."""
         self.value = self._settings.bandwidth_guess
-        """The estimate; before the first measurement the guess of the settings."""
+        """Estimate; before the first measurement the guess of the settings."""
 
     def _estimate(self) -> float:
         guess = self._settings.bandwidth_guess
@@ -61,7 +59,7 @@ class Bandwidth:
         self.value = self._estimate()
 
     def forget(self, session: str) -> None:
-        """The session is gone."""
+        """Remove a session."""
         if self._measured.pop(session, None) is not None:
             self.value = self._estimate()
 
@@ -76,10 +74,10 @@ class _Moves:
 
 
 class WholeMoves:
-    """Seconds of suspensions, or of resumptions, as the agent measured them: no process claims them.
+    """Seconds of suspensions, or of resumptions, which the agent measures itself.
 
-    A move takes a time for each byte and a time that does not depend on the size. Of the sessions only sums are known,
-    so a session's own time counts: what exceeds the common rate is taken not to depend on its size.
+    A move takes a time for each byte and a time that does not depend on the size. Only sums of the sessions are
+    available, so a session's time beyond the common rate counts as independent of its size.
     """
 
     def __init__(self, settings: ArbiterSettings) -> None:
@@ -95,7 +93,7 @@ class WholeMoves:
         return sum(move.amount for move in moves) / sum(move.seconds for move in moves)
 
     def learn(self, session: str, amount: int, seconds: float) -> None:
-        """Record a move of the session: `amount` in bytes, `seconds`. One of nothing says nothing."""
+        """Record a move of the session: `amount` in bytes, `seconds`. Empty moves are ignored."""
         if amount <= 0 or seconds <= 0:
             return
         memory = self._settings.bandwidth_memory
@@ -105,7 +103,7 @@ class WholeMoves:
         )
 
     def forget(self, session: str) -> None:
-        """The session is gone."""
+        """Remove a session."""
         self._measured.pop(session, None)
 
     def seconds(self, session: str, amount: int) -> float:
@@ -118,7 +116,7 @@ class WholeMoves:
 
 
 class HandOffCost:
-    """Seconds that it takes to bring bytes in and out again."""
+    """Cost in seconds to move bytes in and out again."""
 
     def __init__(self, settings: ArbiterSettings) -> None:
         self._settings = settings
@@ -128,25 +126,25 @@ class HandOffCost:
         self.resume = WholeMoves(settings)
 
     def forget(self, session: str) -> None:
-        """The session is gone, with what it measured."""
+        """Remove a session with its measurements."""
         for measured in (self.bandwidth_in, self.bandwidth_out, self.suspend, self.resume):
             measured.forget(session)
 
     def one_after_the_other(self, amount: int) -> float:
-        """Seconds to bring so many bytes in and out again, if nothing overlaps: what a time slice must be worth."""
+        """Return the seconds to move so many bytes in and out again without overlap: the cost of a time slice."""
         return self._settings.switch_seconds + amount / self.bandwidth_in.value + amount / self.bandwidth_out.value
 
     def of_whole(self, session: str, amount: int) -> float:
-        """The same for a session that is resumed and suspended."""
+        """Return the seconds to resume and suspend a session with so many bytes."""
         moves = self.resume.seconds(session, amount) + self.suspend.seconds(session, amount)
         return self._settings.switch_seconds + moves
 
     def of_session(self, working_sets: Iterable[int], most: int) -> float:
-        """Seconds of a session's hand-offs in a round: of all its clients together, and for at most `most` bytes."""
+        """Return the seconds of a session's hand-offs in a round, for all its clients and at most `most` bytes."""
         return self.one_after_the_other(min(sum(working_sets), most))
 
     def both_ways_at_once(self, amount: int) -> float:
-        """Seconds that the GPU stands still while so many bytes come in and as many of others' go out."""
+        """Return the seconds that the GPU is idle while so many bytes move in and as many others move out."""
         slower = min(self.bandwidth_in.value, self.bandwidth_out.value)
         return self._settings.switch_seconds + amount / slower
 
@@ -155,8 +153,8 @@ class HandOffCost:
 class TimeSliceLengths:
     """Lengths of time slices in a weighted round.
 
-    A round in which each session is handed in once has to last T = (sum of the hand-off costs) / e for its overhead to
-    be at most e; each session's time slice is its part of it by weight, so no session waits longer than T.
+    A round with one hand-off for each session must last T = (sum of the hand-off costs) / e for an overhead of at most
+    e. Each session's time slice is its part of T by weight, so no session waits longer than T.
     """
 
     round_seconds: float
@@ -167,7 +165,7 @@ class TimeSliceLengths:
     def plan(
         cls, weights: Mapping[str, int], costs: Mapping[str, float], settings: ArbiterSettings, bound: float
     ) -> TimeSliceLengths:
-        """`costs`: each competing session's hand-off cost in seconds. `bound`: e."""
+        """Plan the lengths. `costs`: hand-off cost of each competing session in seconds. `bound`: e."""
         round_seconds = sum(costs.values()) / bound
         total = sum(weights.values())
         by_session = {
@@ -178,30 +176,30 @@ class TimeSliceLengths:
 
 
 class HandOffCredit:
-    """A token bucket of hand-off seconds, refilled at the rate of an overhead bound.
+    """Token bucket of hand-off seconds, refilled at the rate of an overhead bound.
 
-    May go below 0: what was spent was spent.
+    It can go below 0 after a forced hand-off.
     """
 
     def __init__(self, settings: ArbiterSettings, rate: float) -> None:
-        """`rate`: seconds of hand-offs for each second."""
+        """Create a full bucket. `rate`: seconds of hand-offs for each second."""
         self._rate = rate
         self._capacity = settings.hand_off_credit
         self.seconds = settings.hand_off_credit
 
     def refill(self, elapsed: float) -> None:
-        """Time went by, in seconds."""
+        """Refill the bucket for elapsed seconds."""
         if self.seconds < self._capacity:
             self.seconds = min(self._capacity, self.seconds + elapsed * self._rate)
 
     def spend(self, seconds: float) -> None:
-        """A forced hand-off took place that cost so much."""
+        """Spend the cost of a forced hand-off."""
         self.seconds -= seconds
 
     def wait_for(self, seconds: float) -> float:
-        """Seconds until so much may be spent; 0: now; infinite for a bucket that holds nothing.
+        """Return the seconds until so much may be spent; 0: now; infinite for a bucket of capacity 0.
 
-        More than the bucket holds may be spent when it is full.
+        A full bucket allows more than its capacity.
         """
         if seconds > 0 and not self._capacity:
             return float("inf")
@@ -209,27 +207,27 @@ class HandOffCredit:
 
 
 SHORTENED = 1 / 4
-"""Factor after an ignored REVOKE: the first one leads from the usual time to the shortest."""
+"""Factor after an ignored REVOKE: one step leads from the usual time to the shortest."""
 LENGTHENED = 2.0
-"""Factor after an answer in time: a session that had one very long kernel has the usual time again after two."""
+"""Factor after an answer in time: after one very long kernel two answers restore the usual time."""
 
 
 class RevokeTimeouts:
-    """The time-out of each session. Only REVOKEs that met a process at work teach: to be quiet proves nothing."""
+    """Time-outs of REVOKE by session, learned from working processes only: quiet processes prove nothing."""
 
     def __init__(self, settings: ArbiterSettings) -> None:
         self._settings = settings
         self._learned: dict[str, float] = {}
-        """GPU seconds that a session may receive after REVOKE before the others are granted, by session."""
+        """GPU seconds by session that it may receive after REVOKE before others are granted."""
 
     def wall_seconds(self, session: str, running: int) -> float:
-        """Seconds after which the others are granted, while `running` sessions share the GPU in even slices."""
+        """Return the seconds after which others are granted, while `running` sessions share the GPU in even slices."""
         return self._of(session) * max(1, running)
 
     def learn(self, session: str, received: float) -> None:
-        """The session answered a REVOKE, or left. `received`: GPU seconds that it received meanwhile.
+        """Learn from an answer to REVOKE or a disconnect. `received`: GPU seconds that the session received meanwhile.
 
-        An answer in the usual time is obedience, also where the time-out was shorter: a kernel cannot be interrupted.
+        An answer in the usual time counts as in time, even if the time-out was shorter: a kernel cannot be interrupted.
         """
         usual = self._settings.usual_revoke_timeout
         if received > usual:
@@ -238,7 +236,7 @@ class RevokeTimeouts:
             self._learned[session] = min(usual, self._of(session) * LENGTHENED)
 
     def forget(self, session: str) -> None:
-        """The session is gone."""
+        """Remove a session."""
         self._learned.pop(session, None)
 
     def _of(self, session: str) -> float:
@@ -246,25 +244,27 @@ class RevokeTimeouts:
 
 
 def is_interactive(session: ArbitratedSession, settings: ArbiterSettings) -> bool:
-    """Whether a user seems to wait for it: it has just returned, or has worked only for a short time since.
+    """Return whether a user seems to wait for the session: it just returned, or has worked only briefly since.
 
-    A session whose bursts are typically long counts only after `returning_pause`: programs pause for seconds between
-    their phases, too.
+    A session with typically long bursts counts only after `returning_pause`: programs also pause for seconds between
+    their phases.
     """
     short = (session.bursts.typical or 0.0) <= settings.short_burst
     return session.attained <= settings.short_burst and (short or session.pause >= settings.returning_pause)
 
 
 def bound(waiting: Iterable[Client], settings: ArbiterSettings) -> float:
-    """The part of the GPU's time that hand-offs may cost now."""
+    """Return the part of the GPU's time that hand-offs may cost now."""
     if any(is_interactive(session, settings) for session in {client.session for client in waiting}):
         return settings.interactive_overhead_bound
     return settings.overhead_bound
 
 
 def newcomers(waiting: Iterable[Client], settings: ArbiterSettings) -> list[Client]:
-    """The first client of each session that may take the GPU before the time slice is over, the least attained first:
-    they have paused."""
+    """Return the first client of each session that may end a time slice early, the least attained first.
+
+    These sessions have paused.
+    """
     first: dict[ArbitratedSession, Client] = {}
     for client in waiting:
         first.setdefault(client.session, client)
@@ -273,14 +273,14 @@ def newcomers(waiting: Iterable[Client], settings: ArbiterSettings) -> list[Clie
 
 
 def group_with(newcomer: Client, holders: Iterable[Client], budget: VramBudget) -> list[Client]:
-    """The newcomer and the holders that stay beside it, chosen in the order of least attained service."""
+    """Return the newcomer and the holders that stay beside it, by least attained service."""
     return budget.fill(sorted(holders, key=lambda client: client.session.attained), [newcomer])
 
 
 def part_of_gpu(moving: Iterable[Client], beside: Iterable[Client]) -> float:
-    """The part of the GPU that stands still while these clients' memory moves and the others beside them work on.
+    """Return the part of the GPU that is idle while these clients' memory moves and others work beside them.
 
-    By weight: what the GPU does meanwhile for the sessions that stay is not lost.
+    The part is by weight: the GPU's work for the sessions that stay is not lost.
     """
     moved = {client.session for client in moving}
     others = {client.session for client in beside if client.bursting or client.parked} - moved

@@ -329,7 +329,7 @@ class AnyOrder(RuleBasedStateMachine):
         assert set(self.arbiter.waiting()) == waiting
         assert set(self.arbiter.holders()) == holding
         for session in self.sessions:
-            view = self.arbiter.session_view(session)
+            view = self.arbiter.session_snapshot(session)
             assert (view.waiting, view.held) == (session in waiting, session in holding)
             assert 0 <= view.resident_bytes <= view.memory_bytes
             assert view.gpu_seconds >= 0

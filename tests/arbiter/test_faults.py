@@ -55,7 +55,7 @@ def test_a_session_that_ends_takes_its_clients_along() -> None:
     (grant,) = arbiter.remove_session("a", 1.0)
     assert grant.client == "b"
     with pytest.raises(KeyError):
-        arbiter.session_view("a")
+        arbiter.session_snapshot("a")
     with pytest.raises(KeyError):
         arbiter.request("a", 0, 0, 2.0)
 

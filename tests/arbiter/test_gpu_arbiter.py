@@ -88,7 +88,7 @@ def test_a_process_that_left_alive_is_charged_until_it_ends_or_for_ten_seconds()
             gpu.process_ended("a", "a", ends)
         for instant in (11.0, 15.0, 20.0):
             gpu.tick(instant)
-        delivered = gpu.session_view("a").delivered
+        delivered = gpu.session_snapshot("a").delivered
         assert delivered.delivered_seconds == pytest.approx(received), ends
 
 
@@ -98,7 +98,7 @@ def test_a_client_that_gave_its_lease_back_is_charged_nothing_more() -> None:
     gpu.release("a", lease, 1.0, 1.0)
     gpu.disconnect("a", 2.0, alive=True)
     gpu.tick(9.0)
-    assert gpu.session_view("a").delivered.delivered_seconds == pytest.approx(0.5)
+    assert gpu.session_snapshot("a").delivered.delivered_seconds == pytest.approx(0.5)
 
 
 def test_the_driver_is_asked_for_samples_while_sessions_compete_and_for_a_second_after() -> None:
@@ -131,8 +131,8 @@ def test_a_session_that_computes_although_it_says_it_is_quiet_works_and_competes
         now = 1.2 + 0.2 * number
         gpu.delivered(now - 0.3, now - 0.1, {"a": 0.1, "b": 0.1}, now)
         assert gpu.contended is True
-        assert gpu.session_view("a").running is True
-    assert gpu.session_view("a").delivered.delivered_seconds == pytest.approx(2.0, abs=0.1)
+        assert gpu.session_snapshot("a").running is True
+    assert gpu.session_snapshot("a").delivered.delivered_seconds == pytest.approx(2.0, abs=0.1)
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_a_sample_tells_of_work_from_a_tenth_of_its_time_on_and_not_of_what_was_
 ) -> None:
     gpu = quiet_and_computing(quiet)
     gpu.delivered(1.0, 1.2, {"a": busy, "b": 0.1}, 1.3)
-    assert gpu.session_view("a").running is works
+    assert gpu.session_snapshot("a").running is works
 
 
 def test_without_samples_a_client_that_stays_quiet_under_its_lease_returns_it_while_its_session_owes_time() -> None:
@@ -191,16 +191,16 @@ def test_stale_messages_change_nothing(lease: int) -> None:
     assert gpu.release("a", lease, 1.0, 2.0) == []
     assert gpu.busy("a", lease, 3.0) == []
     assert gpu.holders() == ("a", "b")
-    assert gpu.session_view("a").gpu_seconds == pytest.approx(3.0), "the burst goes on"
+    assert gpu.session_snapshot("a").gpu_seconds == pytest.approx(3.0), "the burst goes on"
 
 
 def test_a_quiet_time_reported_counts_from_the_beginning_of_the_burst_at_most() -> None:
     gpu = arbiter(managed=GIB, a=50, b=50)
     gpu.idle("a", 1, 1.5, 99.0, 4.0)
-    assert gpu.session_view("a").last_activity == 0.0
+    assert gpu.session_snapshot("a").last_activity == 0.0
     gpu.idle("b", 2, 1.5, 0.5, 4.0)
-    assert gpu.session_view("b").last_activity == 3.5
-    assert gpu.session_view("b").gpu_seconds == 1.5
+    assert gpu.session_snapshot("b").last_activity == 3.5
+    assert gpu.session_snapshot("b").gpu_seconds == 1.5
 
 
 def test_a_released_sessions_leases_are_revoked_and_it_is_served_again_with_weight_1() -> None:

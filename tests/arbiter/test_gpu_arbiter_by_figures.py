@@ -30,7 +30,7 @@ def lease(gpu: GpuArbiter, client: str) -> int:
 
 def delivered(gpu: GpuArbiter, session: str) -> tuple[float, float]:
     """GPU seconds that the session was entitled to and received."""
-    told = gpu.session_view(session).delivered
+    told = gpu.session_snapshot(session).delivered
     return told.entitled_seconds, told.delivered_seconds
 
 
@@ -96,7 +96,7 @@ def test_a_removed_session_competes_no_more_and_nothing_is_kept_of_it() -> None:
     gpu.tick(4.06)
     assert delivered(gpu, "a")[0] - before == pytest.approx(2.0)
     with pytest.raises(KeyError):
-        gpu.session_view("c")
+        gpu.session_snapshot("c")
     with pytest.raises(KeyError):
         gpu.request("c", 0, 0, 5.0)
     assert "c" not in gpu._nested._places
@@ -150,10 +150,10 @@ def test_leases_are_numbered_from_1_and_never_used_twice() -> None:
 def test_a_holder_that_asks_again_is_told_its_lease_and_works_from_then_on() -> None:
     gpu = arbiter(a=50, b=50)
     gpu.idle("a", 1, 1.0, 0.0, 1.0)
-    assert gpu.session_view("a").running is False
+    assert gpu.session_snapshot("a").running is False
     assert gpu.request("a", GIB, 0, 2.0) == [LeaseGrant("a", 1, 0.0, 0, 0.1)]
-    assert gpu.session_view("a").running is True
-    assert gpu.session_view("a").delivered.waits == gpu.session_view("b").delivered.waits
+    assert gpu.session_snapshot("a").running is True
+    assert gpu.session_snapshot("a").delivered.waits == gpu.session_snapshot("b").delivered.waits
 
 
 def test_a_client_that_waits_and_asks_again_has_waited_since_it_first_asked() -> None:
@@ -179,9 +179,9 @@ def test_busy_ends_a_quiet_time_and_a_second_idle_does_not_move_its_beginning() 
     gpu = arbiter(a=50, b=50)
     gpu.idle("a", 1, 1.0, 0.0, 1.0)
     gpu.idle("a", 1, 1.0, 0.0, 3.0)
-    assert gpu.session_view("a").last_activity == 1.0
+    assert gpu.session_snapshot("a").last_activity == 1.0
     gpu.busy("a", 1, 4.0)
-    assert gpu.session_view("a").running is True
+    assert gpu.session_snapshot("a").running is True
     gpu.busy("b", 2, 4.0)
     assert gpu._roster.client("b").burst_since == 0.0, "it never was quiet"
 
@@ -211,13 +211,13 @@ def test_a_quiet_time_counts_from_the_beginning_of_the_last_burst_at_most() -> N
     gpu.idle("a", 1, 1.0, 0.0, 1.0)
     gpu.busy("a", 1, 2.0)
     gpu.idle("a", 1, 3.0, 99.0, 4.0)
-    assert gpu.session_view("a").last_activity == 2.0
+    assert gpu.session_snapshot("a").last_activity == 2.0
 
 
 def test_what_a_client_was_busy_counts_when_it_gives_its_lease_back() -> None:
     gpu = arbiter(a=50)
     gpu.release("a", 1, 2.5, 4.0)
-    assert gpu.session_view("a").gpu_seconds == 2.5
+    assert gpu.session_snapshot("a").gpu_seconds == 2.5
 
 
 # -- credit ------------------------------------------------------------------------------------------------------
@@ -446,7 +446,7 @@ def test_a_client_is_given_twice_the_time_of_its_hand_off_to_fetch_its_pages_bef
 def test_what_clients_and_the_driver_say_of_memory_counts_from_then_on() -> None:
     gpu = arbiter(a=50)
     gpu.memory("a", 3 * GIB, 2 * GIB, 1.0)
-    assert gpu.session_view("a").memory_bytes == 5 * GIB
+    assert gpu.session_snapshot("a").memory_bytes == 5 * GIB
     client = gpu._roster.client("a")
     assert client.footprint == 5 * GIB
     gpu.device_memory("a", 2 * GIB, 0, 1.0)

@@ -39,7 +39,7 @@ class Desk:
         return self.note(self.arbiter.release(name, self.lease[name], 0.01, self.now))
 
     def resident(self, name: str) -> float:
-        return self.arbiter.session_view(name).resident_bytes / GIB
+        return self.arbiter.session_snapshot(name).resident_bytes / GIB
 
 
 def test_the_next_is_granted_on_release_and_the_page_out_follows() -> None:
@@ -263,15 +263,15 @@ def test_gpu_seconds_are_what_was_reported_and_never_more_than_the_lease_lasted(
     desk.ask("a", 1)
     start = desk.now
     desk.arbiter.idle("a", desk.lease["a"], 2.0, 0.5, start + 3.0)
-    view = desk.arbiter.session_view("a")
+    view = desk.arbiter.session_snapshot("a")
     assert view.gpu_seconds == 2.0
     assert view.last_activity == pytest.approx(start + 2.5)
     assert not view.running
     assert view.held
     desk.arbiter.busy("a", desk.lease["a"], start + 4.0)
-    assert desk.arbiter.session_view("a").running
+    assert desk.arbiter.session_snapshot("a").running
     desk.arbiter.release("a", desk.lease["a"], 1e9, start + 5.0)
-    view = desk.arbiter.session_view("a")
+    view = desk.arbiter.session_snapshot("a")
     assert view.gpu_seconds == pytest.approx(5.0)
     assert view.last_activity == pytest.approx(start + 5.0)
     assert not view.held

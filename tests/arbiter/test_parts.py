@@ -242,6 +242,6 @@ def test_the_account_shows_what_was_entitled_and_what_was_received() -> None:
     device.run(10.0)
     run(device, "b", 25)
     device.run(30.0)
-    view = device.arbiter.session_view("a").delivered
+    view = device.arbiter.session_snapshot("a").delivered
     assert view.entitled_seconds == pytest.approx(15.0, abs=0.3)
     assert view.delivered_seconds == pytest.approx(alone.gpu_seconds - 10.0, abs=0.3)

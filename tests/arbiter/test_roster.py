@@ -59,10 +59,10 @@ def test_a_view_counts_a_burst_from_when_its_pages_are_in_up_to_the_instant_of_t
     made.now = 10.0
     made.granted(client, 1)
     client.paging_until = 18.0
-    assert (made.view("a", 15.0).running, made.view("a", 15.0).gpu_seconds) == (True, 0.0)
+    assert (made.snapshot("a", 15.0).running, made.snapshot("a", 15.0).gpu_seconds) == (True, 0.0)
     client.paging_until = 16.0
-    assert (made.view("a", 19.0).gpu_seconds, made.view("a", 19.0).last_activity) == (3.0, 19.0)
-    assert made.view("a").last_activity == 10.0, "at the last event"
+    assert (made.snapshot("a", 19.0).gpu_seconds, made.snapshot("a", 19.0).last_activity) == (3.0, 19.0)
+    assert made.snapshot("a").last_activity == 10.0, "at the last event"
 
 
 def test_a_session_attains_time_once_however_many_of_its_clients_work() -> None:
@@ -151,6 +151,6 @@ def test_what_clients_touch_is_looked_at_only_where_all_that_they_may_use_does_n
     made = roster(a=("a", 40), b=("b", 40))
     for name in "ab":
         made.set_memory(made.client(name), 40, plain)
-    assert (made.look_every is not None) is looks
+    assert (made.memory_poll_interval is not None) is looks
     made.client("b").waiting = False
-    assert made.look_every is None
+    assert made.memory_poll_interval is None

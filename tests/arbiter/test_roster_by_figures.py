@@ -9,7 +9,13 @@ from gpushare_spawner.arbiter.roster import Roster
 from gpushare_spawner.arbiter.session import ArbitratedSession, Client, RevokeReason
 
 SETTINGS = ArbiterSettings(
-    pause=1.0, short_burst=5.0, look_after=2.0, look_every=0.125, crowded=0.75, tolerance=0.1, doubt_for=60.0
+    pause=1.0,
+    short_burst=5.0,
+    proven_after=2.0,
+    memory_poll_interval=0.125,
+    crowded=0.75,
+    tolerance=0.1,
+    doubt_for=60.0,
 )
 
 
@@ -34,7 +40,7 @@ class Board(Roster):
         """They get leases, and their bursts begin."""
         for client in clients:
             self.work_again(self[client])
-            self.granted(self[client], len(self.holding) + 1)
+            self.granted(self[client], len(self.leaseholders) + 1)
         return self
 
     def at(self, now: float) -> Board:
@@ -95,7 +101,7 @@ def test_a_burst_that_was_cut_short_counts_from_its_own_beginning_within_the_lea
     board.report_busy(board["a"], 3.0)
     board.quiet(board["a"], 3.0)
     board.at(4.0).work_again(board["a"])
-    assert board.at(6.0).view("a").gpu_seconds == 3.0 + 2.0
+    assert board.at(6.0).snapshot("a").gpu_seconds == 3.0 + 2.0
     board["a"].revoked = RevokeReason.TIME_SLICE
     board.at(10.0).report_busy(board["a"], 9.0)
     board.released(board["a"])
@@ -193,7 +199,7 @@ def test_a_new_client_has_a_context_and_one_that_leaves_frees_all_that_it_had() 
     assert (board.vram_budget().for_managed, board.residency.free(100)) == (70, 50)
     board.forget(board["a"])
     assert (board.vram_budget().for_managed, board.residency.free(100)) == (100, 100)
-    assert board.holding == []
+    assert board.leaseholders == []
 
 
 def test_a_context_counts_where_nothing_else_was_told_yet() -> None:
@@ -333,15 +339,15 @@ def test_one_that_works_alone_for_two_seconds_after_a_crowd_is_proven_and_no_lon
 
 def test_clients_that_fit_only_by_what_was_seen_are_looked_at_often_until_all_are_proven() -> None:
     board = Board(a=60, b=60).work("a", "b").at(1.0)
-    assert board.look_every == 0.125
+    assert board.memory_poll_interval == 0.125
     for name in "ab":
         board[name].proven, board[name].proven_at = 10, 1.0
-    assert board.look_every == 5 * 0.125
+    assert board.memory_poll_interval == 5 * 0.125
     board["b"].doubted = True
-    assert board.look_every == 0.125
+    assert board.memory_poll_interval == 0.125
     board["b"].doubted = False
     board.at(2.0).set_memory(board["b"], 70, 0)
-    assert board.look_every == 0.125, "it allocated after it was proven"
+    assert board.memory_poll_interval == 0.125, "it allocated after it was proven"
 
 
 # -- views -------------------------------------------------------------------------------------------------------
@@ -350,7 +356,7 @@ def test_clients_that_fit_only_by_what_was_seen_are_looked_at_often_until_all_ar
 def test_a_session_without_clients_does_nothing() -> None:
     board = Board(a=60)
     board.forget(board["a"])
-    view = board.view("a")
+    view = board.snapshot("a")
     assert (view.waiting, view.running, view.held, view.memory_bytes, view.resident_bytes) == (False,) * 3 + (0, 0)
     assert (view.gpu_seconds, view.last_activity, view.paged_out_bytes) == (0.0, None, 0)
 
@@ -361,16 +367,16 @@ def test_a_view_adds_up_the_clients_and_counts_the_longest_burst_that_is_not_rep
     board.set_memory(board["a2"], 20, 7)
     board.wait(board["a3"])
     board.at(8.0)
-    view = board.view("a")
+    view = board.snapshot("a")
     assert (view.waiting, view.running, view.held) == (True, True, True)
     assert (view.memory_bytes, view.resident_bytes) == (67, 57)
     assert (view.gpu_seconds, view.last_activity) == (6.0, 8.0)
     board.report_busy(board["a1"], 4.0)
     for name in ("a1", "a2"):
         board.quiet(board[name], 7.0)
-    view = board.view("a")
+    view = board.snapshot("a")
     assert (view.running, view.held, view.gpu_seconds, view.last_activity) == (False, True, 4.0, 7.0)
-    other = board.view("b")
+    other = board.snapshot("b")
     assert (other.waiting, other.running, other.held) == (False, False, False)
 
 
@@ -379,7 +385,7 @@ def test_a_view_shows_what_was_paged_out_and_no_more_plain_memory_on_the_gpu_tha
     board.residency.order_out(board["a"], 10, 1.0)
     board.residency.paged_out(board["a"], 10, 1.0, 2.0)
     board["a"].claimed_plain = 500
-    view = board.view("a")
+    view = board.snapshot("a")
     assert (view.paged_out_bytes, view.memory_bytes, view.resident_bytes) == (10, 530, 120)
 
 
@@ -390,5 +396,5 @@ def test_views_name_each_session_once_in_the_order_of_requests_or_leases() -> No
     assert board.waiting_sessions() == ("c", "a", "b")
     for lease, name in enumerate(("b", "a1", "c", "a2"), 1):
         board.granted(board[name], lease)
-    assert board.holding_sessions() == ("b", "a", "c")
+    assert board.leaseholder_sessions() == ("b", "a", "c")
     assert board.waiting_sessions() == ()

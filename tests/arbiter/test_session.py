@@ -37,7 +37,7 @@ def test_a_new_client_has_nothing_and_does_nothing() -> None:
         assert getattr(new, never) == LONG_AGO, never
     for zero in ("busy_reported", "busy_before_burst", "burst_so_far", "expected_until", "paging_until", "pace"):
         assert getattr(new, zero) == 0.0, zero
-    for zero in ("waiting_since", "owed_when_asked", "granted_at", "came_at", "revoke_deadline", "burst_since"):
+    for zero in ("waiting_since", "owed_at_request", "granted_at", "came_at", "revoke_deadline", "burst_since"):
         assert getattr(new, zero) == 0.0, zero
     assert new.last_granted < 0
     assert new.last_used < 0

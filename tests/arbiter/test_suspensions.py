@@ -109,13 +109,13 @@ def test_session_waits_until_the_one_in_its_way_is_suspended() -> None:
     assert gpu.leases == {}
     gpu.suspended("a")
     assert gpu.leases.keys() == {"b"}
-    view = gpu.arbiter.session_view("a")
+    view = gpu.arbiter.session_snapshot("a")
     assert (view.resident_bytes, view.paged_out_bytes, view.memory_bytes) == (0, 10 * GIB, 10 * GIB)
     gpu.until_revoked("b")
     gpu.give_back("b")
     gpu.suspended("b")
     assert gpu.leases.keys() == {"a"}
-    assert gpu.arbiter.session_view("a").resident_bytes == 10 * GIB
+    assert gpu.arbiter.session_snapshot("a").resident_bytes == 10 * GIB
 
 
 def test_released_session_is_suspended_though_nobody_needs_its_memory() -> None:
@@ -251,7 +251,7 @@ def test_session_that_cannot_be_suspended_keeps_its_memory_and_others_take_what_
     gpu.ask("c")
     assert "c" in gpu.leases
     assert gpu.suspensions == []
-    assert gpu.arbiter.session_view("a").resident_bytes == 10 * GIB
+    assert gpu.arbiter.session_snapshot("a").resident_bytes == 10 * GIB
     gpu.tell(gpu.arbiter.set_suspendable("a", True, gpu.now))
     gpu.join("d", 4)
     gpu.ask("d")
@@ -296,7 +296,7 @@ def test_resumption_short_of_memory_frees_more_and_is_tried_again() -> None:
     gpu.tell(gpu.arbiter.tick(gpu.now))
     assert gpu.leases.keys() == {"a"}
     gpu.tell(gpu.arbiter.resumed("a", 8 * GIB, 1.0, gpu.now))
-    assert gpu.arbiter.session_view("a").held
+    assert gpu.arbiter.session_snapshot("a").held
 
 
 def test_others_work_while_a_failed_resumption_waits_for_its_next_try() -> None:
@@ -346,7 +346,7 @@ def test_session_that_was_suspended_before_the_agent_began_comes_back() -> None:
     gpu = Gpu()
     gpu.tell(gpu.arbiter.add_session("a", 25, gpu.now, whole=True, away=True))
     gpu.join("a", 10, session="a")
-    assert gpu.arbiter.session_view("a").resident_bytes == 0
+    assert gpu.arbiter.session_snapshot("a").resident_bytes == 0
     gpu.ask("a")
     assert gpu.leases.keys() == {"a"}
 

@@ -276,7 +276,7 @@ class Mixed(RuleBasedStateMachine):
         for name, where in getattr(self, "sessions", {}).items():
             if where == "managed":
                 continue
-            view = self.arbiter.session_view(name)
+            view = self.arbiter.session_snapshot(name)
             there = where in ("on", "coming")
             assert view.resident_bytes == (view.memory_bytes if there else 0) or view.memory_bytes > CAPACITY
 

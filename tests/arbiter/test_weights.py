@@ -77,7 +77,7 @@ def test_beside_a_user_who_returns_often_a_job_gets_its_part_of_the_time_for_whi
         device.session(name, weight)
         device.start(Job(name, name, 9 * GIB, phases))
     device.run(2000.0)
-    views = {name: device.arbiter.session_view(name).delivered for name in device.jobs}
+    views = {name: device.arbiter.session_snapshot(name).delivered for name in device.jobs}
     competed = sum(view.delivered_seconds for view in views.values())
     for name, weight in zip(device.jobs, weights, strict=True):
         assert views[name].delivered_seconds / competed == pytest.approx(weight / 100, abs=0.03)

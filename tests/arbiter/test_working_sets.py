@@ -19,7 +19,7 @@ def two(reserved: int, settings: ArbiterSettings = ArbiterSettings()) -> Virtual
     return device
 
 
-def look_every(device: VirtualGpu, seconds: float, touched: dict[str, int]) -> None:
+def memory_poll_interval(device: VirtualGpu, seconds: float, touched: dict[str, int]) -> None:
     """What the agent does: tell the arbiter what the driver shows of each process that has run."""
 
     def look() -> None:
@@ -35,7 +35,7 @@ def look_every(device: VirtualGpu, seconds: float, touched: dict[str, int]) -> N
 
 def test_two_jobs_that_reserve_three_quarters_and_touch_little_run_together() -> None:
     device = two(12 * GIB)
-    look_every(device, 2.0, {"a": 64 * MIB, "b": 64 * MIB})
+    memory_poll_interval(device, 2.0, {"a": 64 * MIB, "b": 64 * MIB})
     device.run(600.0)
     a, b = device.jobs["a"], device.jobs["b"]
     assert a.open
@@ -46,7 +46,7 @@ def test_two_jobs_that_reserve_three_quarters_and_touch_little_run_together() ->
 
 def test_jobs_that_touch_all_that_they_reserved_take_turns() -> None:
     device = two(12 * GIB)
-    look_every(device, 2.0, {"a": 12 * GIB, "b": 12 * GIB})
+    memory_poll_interval(device, 2.0, {"a": 12 * GIB, "b": 12 * GIB})
     together = []
     device.watchers.append(lambda seen: together.append(all(job.open for job in seen.jobs.values())))
     device.run(1000.0)
@@ -210,12 +210,12 @@ def test_processes_of_a_session_do_not_fill_the_gpu_one_after_the_other() -> Non
 
 def test_looks_are_pressing_while_clients_run_together_only_by_what_was_seen() -> None:
     both = Together()
-    assert both.arbiter.look_every == 0.1
+    assert both.arbiter.memory_poll_interval == 0.1
     both.look(1.5, a=64 * MIB, b=64 * MIB)
-    assert both.arbiter.look_every == 0.5, "proven, and they may use more one day"
+    assert both.arbiter.memory_poll_interval == 0.5, "proven, and they may use more one day"
     both.arbiter.memory("a", 13 * GIB, 0, 1.6)
-    assert both.arbiter.look_every == 0.1
-    assert Together(reserved=7 * GIB).arbiter.look_every is None, "they fit, whatever they touch"
+    assert both.arbiter.memory_poll_interval == 0.1
+    assert Together(reserved=7 * GIB).arbiter.memory_poll_interval is None, "they fit, whatever they touch"
 
 
 def test_the_largest_figure_counts() -> None:

@@ -241,7 +241,7 @@ class AgentOfGpu(AgentParts):
         super().__init__(clock)
 
     def activity(self, session: Session) -> Activity:
-        view = self.gpu.arbiter.session_view("ann", self.gpu.now)
+        view = self.gpu.arbiter.session_snapshot("ann", self.gpu.now)
         last = None if view.last_activity is None else self.clock() - self.gpu.now + view.last_activity
         return Activity(view.running or view.waiting, view.waiting, last, view.gpu_seconds, 0, 0, NOTHING)
 
