@@ -1,4 +1,7 @@
-"""A client of a machine's agent, over its control socket. The requests are in model/control.py."""
+"""Client of a machine's agent over its control socket.
+
+model/control.py defines the requests; agent/control_requests.py answers them.
+"""
 
 from __future__ import annotations
 
@@ -38,10 +41,10 @@ def default_control_socket() -> Path:
 
 
 class AgentClient:
-    """Asks one agent. Each request has its own connection, so tasks can share a client.
+    """Client of one agent. Each request has its own connection, so tasks can share a client.
 
-    Every method raises `AgentUnreachable` where no agent answers within `timeout` seconds or what it says makes no
-    sense, and `ControlRefused` (with a code for programs and a sentence for people) where the agent says no.
+    Every method raises `AgentUnreachable` if no agent answers within `timeout` seconds or its answer is invalid, and
+    `ControlRefused` (with a code for programs and a sentence for people) if the agent rejects the request.
     """
 
     def __init__(self, socket: str | Path, timeout: float = 5.0) -> None:
@@ -71,7 +74,7 @@ class AgentClient:
             ) from None
 
     async def confirm(self, id: str, pid: int) -> None:
-        """Tell the agent that the session's process runs, with its pid on the agent's machine."""
+        """Confirm that the session's process runs, with its pid on the agent's machine."""
         await self._ask(ConfirmRequest(id=id, pid=pid))
 
     async def close(self, id: str) -> None:
@@ -83,12 +86,15 @@ class AgentClient:
         await self._ask(request)
 
     async def carried_out(self, request: TierRequest) -> bool:
-        """Return whether the tier has changed: always, because the agent answers `tier` when that is done."""
+        """Return whether the tier has changed: always, because the agent answers `tier` after the change."""
         return True
 
     async def resize(self, request: ResizeRequest) -> None:
-        """Change the share of a running session. Refused with code ``no-capacity`` if the units are not free, and with
-        ``bad-request`` by an agent that is older than this request."""
+        """Change the share of a running session.
+
+        Refused with code ``no-capacity`` if the units are not free, and with ``bad-request`` by an agent that is older
+        than this request.
+        """
         await self._ask(request)
 
     async def announce(self, request: AnnounceRequest) -> None:
@@ -104,16 +110,18 @@ class AgentClient:
         await self._ask(request)
 
     async def cordon(self, request: CordonRequest) -> None:
-        """Cordon a GPU or the node, or end that. An agent that is older than cordons refuses (bad-request)."""
+        """Cordon a GPU or the node, or end the cordon. An agent that is older than cordons refuses (bad-request)."""
         await self._ask(request)
 
     async def answer(self, request: AnswerRequest) -> None:
-        """Answer what the session's notebook server asked."""
+        """Answer a request of the session's notebook server."""
         await self._ask(request)
 
     async def asked(self, within: float) -> bool:
-        """Return whether notebook servers ask something of the service: as soon as they do, or after ``within``
-        seconds."""
+        """Return whether notebook servers have requests for the service.
+
+        Waits for the first request, at most ``within`` seconds.
+        """
         answer = await self._ask(AskedRequest(within=within), within + self.timeout)
         return answer.get("asked") is True
 
@@ -145,11 +153,11 @@ class AgentClient:
         clock = asyncio.get_running_loop().time
         end, pause = clock() + patience, 0.05
         while True:
-            said = await self._exchange(line)
+            text = await self._exchange(line)
             try:
-                answer = Answer.model_validate_json(said)
+                answer = Answer.model_validate_json(text)
             except ValidationError:
-                what = "closed the connection without an answer" if not said else "sent an answer that cannot be read"
+                what = "closed the connection without an answer" if not text else "sent an answer that cannot be read"
                 raise AgentUnreachable(f"the agent on {self.socket} {what}") from None
             if answer.error is None or answer.error.code != "overloaded":
                 return answer
@@ -176,7 +184,7 @@ class AgentClient:
                     connection.connect(str(self.socket))
                     return connection
                 except BlockingIOError:
-                    # the agent has not accepted earlier connections yet; such a socket does not connect later by itself
+                    # the agent has not accepted earlier connections yet; the socket does not connect later by itself
                     await asyncio.sleep(0.01)
         except BaseException:
             connection.close()

@@ -1,4 +1,4 @@
-"""The client of the cluster's API server, in a pod or outside of the cluster."""
+"""Client of the cluster's API server, in a pod or outside of the cluster. Lists and watches: object_watch.py."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from gpushare_spawner.clients.service_account import NoCluster
 
 
 class KubeconfigConnection:
-    """Requests through the library's client, for programs that need none of its models.
+    """Requests through the library's client, for programs that do not need its models.
 
-    Beside a service account's own connection (service_account.py) for what only the library can: kubeconfig files.
+    It supports kubeconfig files, which a service account's own connection (service_account.py) does not.
     """
 
     def __init__(self, client: ApiClient) -> None:
@@ -30,7 +30,7 @@ class KubeconfigConnection:
         body: Any,
         timeout: aiohttp.ClientTimeout | None,
     ) -> aiohttp.ClientResponse:
-        """Ask; ``content`` is the type of the JSON ``body``. Raises aiohttp.ClientError, OSError and ValueError."""
+        """Send a request. ``content``: type of the JSON ``body``. Raises aiohttp.ClientError, OSError, ValueError."""
         headers: dict[str, str] = {"Accept": "application/json", "Content-Type": content}
         try:
             await self._client.update_params_for_auth(headers, [], ["BearerToken"])
@@ -48,15 +48,15 @@ class KubeconfigConnection:
         return response
 
     async def close(self) -> None:
-        """End the connection."""
+        """Close the connection."""
         await self._client.close()
 
 
 async def cluster_client() -> ApiClient:
-    """As the pod's service account, or outside of a cluster as ``$KUBECONFIG`` says. The caller closes it.
+    """Return a client with the pod's service account, or with ``$KUBECONFIG`` outside of a cluster.
 
-    A service account's token, which the kubelet renews long before it expires, is read again every minute.
-    Raises NoCluster.
+    The caller closes it. A service account's token, which the kubelet renews long before it expires, is read again
+    every minute. Raises NoCluster.
     """
     configuration = Configuration()
     try:

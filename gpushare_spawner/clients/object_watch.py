@@ -1,13 +1,8 @@
-"""The client of the cluster's API server, in a pod or outside of the cluster.
+"""Objects of one kind from the API server, kept current by a list and a watch.
 
-The objects of one kind, kept current by a list and a watch.
-
-Objects of the API server that cannot be read: each is told once, and the others are read.
-
-Reads the API server's answer to a list object by object.
-
-Of a large cluster's pods only a small part is kept (`object_watch`). All of them at once, as objects of Python, would
-take ten times the memory of that part, and what a process has taken once it hardly ever gives back.
+An unreadable object is logged once and does not affect the others. A list is parsed object by object, and only a part
+of each object is kept: all pods of a large cluster at once, as Python objects, would take ten times the memory of these
+parts, and a process rarely gives memory back. The connections: cluster.py and service_account.py.
 """
 
 from __future__ import annotations
@@ -30,25 +25,25 @@ from kubernetes_asyncio.config import ConfigException
 from gpushare_spawner.clients.service_account import watch_lines
 from gpushare_spawner.wording.amounts import http_status, reason
 
-MOST_TOLD = 1000
-"""Objects that cannot be read of which the log says so. Ours: a hub runs for months, and names of pods are many."""
+MOST_LOGGED = 1000
+"""Maximum of logged unreadable objects. Our choice: a hub runs for months and sees many pod names."""
 
 
 class BadObjects:
-    """Objects that cannot be read. One of them must not keep the others from being counted."""
+    """Unreadable objects, each logged once. They must not affect other objects."""
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
 
     @contextmanager
     def apart(self, name: str) -> Iterator[None]:
-        """Log an exception of the work for one object, the first time; the object is left as it was before."""
+        """Log the first exception of the work for an object, which keeps its earlier state."""
         try:
             yield
         except Exception:
-            if name not in self._told and len(self._told) < MOST_TOLD:
-                self._told.add(name)
+            if name not in self._logged and len(self._logged) < MOST_LOGGED:
+                self._logged.add(name)
                 self._log.exception("%s cannot be read, so it counts as it was before", name)
 
 
@@ -57,15 +52,15 @@ _DECODER = json.JSONDecoder()
 
 
 class ListAnswer:
-    """A JSON object with ``metadata`` and ``items``, in any order."""
+    """JSON object with ``metadata`` and ``items``, in any order."""
 
     def __init__(self, text: str) -> None:
         self._text = text
         self.version = ""
-        """The resourceVersion of the list, after the last item."""
+        """resourceVersion of the list, set after the last item."""
 
     def items(self) -> Iterator[dict[str, Any]]:
-        """Yield each item. Raises ValueError for what is no such object, and KeyError where its version is missing."""
+        """Yield each item. Raises ValueError for an invalid list, and KeyError without a version."""
         others: dict[str, Any] = {}
         at = self._after(0, "{")
         while self._next(at) != "}":
@@ -97,43 +92,43 @@ class ListAnswer:
         return at + len(mark)
 
     def _skip(self, at: int) -> int:
-        found = _SPACE.match(self._text, at)
-        return found.end() if found is not None else at
+        match = _SPACE.match(self._text, at)
+        return match.end() if match is not None else at
 
 
 Object = dict[str, Any]
-"""As the API server sends it, or a part of that. Never changed here."""
+"""Object as the API server sends it, or a part of it. Never changed here."""
 
 WATCH_SECONDS = 60
-"""The API server ends a watch after this time; the next one goes on where it ended."""
+"""Seconds after which the API server ends a watch. The next watch continues from there."""
 _BROKEN = (aiohttp.ClientError, TimeoutError, OSError)
-"""Errors of the connection; the next watch can continue where this one ended."""
+"""Errors of the connection, after which the next watch can continue."""
 _SILENCE = 15.0
-"""A watch that is silent for this long after its end is due has a dead connection."""
+"""Seconds of silence after the end of a watch is due that prove a dead connection."""
 _LONGEST_PAUSE = 20.0
 _AT_LEAST = 0.5
-"""A watch that ends sooner (the API server stops, or a proxy cuts it) is not started again at once."""
+"""Seconds. After a shorter watch (the API server stops, or a proxy cuts it) the next starts with a delay."""
 _CATCHING_UP = 2.0
-"""Seconds in which a new watch brings what happened before it began."""
+"""Seconds in which a new watch brings earlier events."""
 ITEMS_AT_ONCE = 50
-"""Objects of a list that are read without a break for the event loop: about 2 ms."""
+"""Objects of a list that are parsed without a break for the event loop: about 2 ms."""
 LOST_AFTER = WATCH_SECONDS + _SILENCE + 2 * _LONGEST_PAUSE
 """Seconds without an answer of the API server after which its last answer is out of date."""
 
 
 def key(item: Object) -> str:
-    """An object's namespace and name, with a slash between them; of an object in no namespace the name alone."""
+    """Return an object's namespace and name with a slash, or the name alone without a namespace."""
     namespace = item["metadata"].get("namespace")
     return f"{namespace}/{item['metadata']['name']}" if namespace else str(item["metadata"]["name"])
 
 
 class Watched:
-    """One list and then one watch after the other, until `close`; it never gives up.
+    """Objects read by one list and a series of watches until `close`, with unlimited retries.
 
-    ``list_method`` is one of the client's ``list_…`` methods, bound to its namespace where it has one. ``where`` says
-    for people what is read. ``on_change`` is called after each change that a watch brings. ``keep`` gives the part of
-    an object that is kept; its name, namespace and resourceVersion must be in it. An object for which it raises stays
-    as it was before, or is left out: one that somebody wrote wrongly must not hide the others.
+    ``list_method`` is one of the client's ``list_…`` methods, bound to its namespace if it has one. ``where`` names for
+    people the place of the objects. ``on_change`` is called after each change from a watch. ``keep`` returns the part
+    of an object to keep, with its name, namespace and resourceVersion. If it raises, the object keeps its earlier state
+    or is left out: an invalid object must not hide the others.
     """
 
     def __init__(
@@ -147,17 +142,17 @@ class Watched:
         log: logging.Logger | None = None,
         missing_right: str = "",
     ) -> None:
-        """``missing_right``: what gives the right to read them, as the end of a sentence about a refusal."""
+        """Create the watch. ``missing_right``: source of the right to read, as the end of a refusal's sentence."""
         self._missing_right = missing_right
         self.what = what
-        """For people: "pods"."""
+        """Name of the kind for people: "pods"."""
         self.objects: dict[str, Object] = {}
-        """By `key`."""
+        """Objects by `key`."""
         self.arrived: dict[str, float] = {}
-        """The earliest time (`time.monotonic`) at which the version in `objects` can have been written: mostly when a
-        watch brought it. Missing: it came with a list, so its age is unknown."""
+        """Earliest possible time (`time.monotonic`) of the write of the version in `objects`: mostly its arrival by a
+        watch. Missing: it came with a list, so its age is unknown."""
         self.problem = f"the {what} of {where} have not been read yet"
-        """What is wrong now, for people; empty: nothing."""
+        """Present problem, for people; empty: none."""
         self._list_method = list_method
         self._where = where
         self._selector = selector
@@ -170,44 +165,44 @@ class Watched:
         self._caught_up = 0.0
         self._task: asyncio.Task[None] | None = None
         self._answered = asyncio.Event()
-        """The first list has come, or has failed."""
+        """Set after the first list has come or failed."""
 
     @property
     def known(self) -> bool:
-        """Whether `objects` is what the API server has, or had a short time ago."""
+        """Whether `objects` is current, or was a short time ago."""
         return self._heard is not None and time.monotonic() - self._heard < LOST_AFTER
 
     def start(self) -> None:
-        """Begin to read, in the background."""
+        """Start to read in the background."""
         self._task = asyncio.create_task(self._run(), name=f"watch {self.what}")
 
     async def loaded(self, patience: float) -> bool:
-        """Wait for the first list, at most until the first one has failed; whether it came in ``patience`` seconds."""
+        """Wait for the success or failure of the first list. Return whether it came within ``patience`` seconds."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(patience):
                 await self._answered.wait()
         return self._heard is not None
 
     async def close(self) -> None:
-        """Read no more."""
+        """Stop reading."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
     def replace(self, item: Object, version: str) -> bool:
-        """Take over an object that was changed here, if it is still the one of that resourceVersion. Returns whether.
+        """Replace an object after a local change, if it still has that resourceVersion. Return whether it had.
 
-        The change that the API server made to that version is the next one, so the watch brings it, or newer ones.
+        The API server's change of that version is the next, so the watch brings it or a newer version.
         """
-        known = self.objects.get(key(item))
-        if known is None or _version(known) != version:
+        current = self.objects.get(key(item))
+        if current is None or _version(current) != version:
             return False
         self.objects[key(item)] = self._keep(item)
         return True
 
     async def _run(self) -> None:
         version, pause = "", 0.0
-        # version 0: whatever the API server has in its cache, which costs it little; the watch brings the rest
+        # version 0: the API server's cache, which is cheap to read; the watch brings newer versions
         least = "0"
         while True:
             try:
@@ -220,25 +215,25 @@ class Watched:
                 if time.monotonic() - began < _AT_LEAST:
                     await asyncio.sleep(_AT_LEAST)
             except _Expired:
-                # what happened since is forgotten there: read everything again, and not from the cache that led here
+                # the API server has dropped later events: list again, and not from its cache
                 version, least = "", ""
                 await asyncio.sleep(_AT_LEAST)
             except Exception as error:
-                # whatever it is: what is shown here must not grow old because of it
+                # for any error: the objects here must not become stale
                 version = version if isinstance(error, _BROKEN) else ""
                 self._fail(error)
                 pause = min(_LONGEST_PAUSE, 2 * pause or 0.25)
                 await asyncio.sleep(pause * random.uniform(0.5, 1))
 
     async def _list(self, least: str) -> str:
-        """Everything anew, of that version or later; empty: as it is now. Returns the version that it is of."""
+        """List all objects at that version or later; empty: at the newest. Return the version of the list."""
         at_least = {"resource_version": least} if least else {}
         answer = await self._ask(**at_least, _request_timeout=30)
-        found = ListAnswer((await answer.read()).decode())
-        # it keeps the bytes
+        parsed = ListAnswer((await answer.read()).decode())
+        # the answer keeps the bytes
         del answer
         listed: dict[str, Object | None] = {}
-        for number, item in enumerate(found.items()):
+        for number, item in enumerate(parsed.items()):
             listed[key(item)] = self._part(item)
             if number % ITEMS_AT_ONCE == 0:
                 await asyncio.sleep(0)
@@ -252,7 +247,7 @@ class Watched:
         }
         self._answered.set()
         self._on_change()
-        return found.version
+        return parsed.version
 
     async def _watch(self, version: str) -> AsyncGenerator[Mapping[str, Any], None]:
         answer = await self._ask(
@@ -281,13 +276,13 @@ class Watched:
             answer.close()
             raise _Expired
         if answer.status != 200:
-            said = await answer.text()
+            text = await answer.text()
             answer.close()
-            raise ApiException(status=answer.status, reason=_message(said) or answer.reason)
+            raise ApiException(status=answer.status, reason=_message(text) or answer.reason)
         return answer
 
     def _take(self, event: Mapping[str, Any]) -> str:
-        """The version after the event."""
+        """Apply an event. Return its version."""
         kind, item = event["type"], event["object"]
         if kind == "ERROR":
             if item.get("code") == 410:
@@ -311,7 +306,7 @@ class Watched:
         return version
 
     def _part(self, item: Object) -> Object | None:
-        """Return the part of an object that is kept; None: it cannot be read, and was not there before."""
+        """Return the part of an object to keep; None: it is unreadable and new."""
         name = key(item)
         with self._bad_objects.apart(f"{name} of the {self.what} of {self._where}"):
             return self._keep(item)
@@ -336,7 +331,7 @@ class Watched:
 
 
 class _Expired(Exception):
-    """The API server no longer knows what happened since the version that was asked for."""
+    """Expired resourceVersion: the API server no longer has the events since then."""
 
 
 def _version(item: Object) -> str:
@@ -345,7 +340,7 @@ def _version(item: Object) -> str:
 
 
 def _message(text: str) -> str:
-    """What a Status object says."""
+    """Return the message of a Status object."""
     try:
         return str(json.loads(text).get("message", ""))
     except (ValueError, AttributeError):

@@ -1,8 +1,7 @@
-"""A connection to the API server as the service account of this pod.
+"""Connection to the API server with the service account of this pod, and the lines of a watch.
 
-kubernetes_asyncio imports all of its models with any part of it: 37 MiB on each node (measured with version 36.1.0).
-
-The lines of the answer to a watch. Each line is an event.
+It replaces kubernetes_asyncio on nodes: any import of that package loads all of its models, 37 MiB on each node
+(measured with version 36.1.0). Outside of a cluster: cluster.py.
 """
 
 from __future__ import annotations
@@ -19,16 +18,16 @@ import aiohttp
 from aiohttp import StreamReader
 
 FOLDER = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-"""Where the kubelet puts a service account's token and the API server's CA (Kubernetes docs, accessing the API from a
-pod)."""
+"""Folder in which the kubelet puts a service account's token and the API server's CA (Kubernetes docs, accessing the
+API from a pod)."""
 
 
 READ_TOKEN_EVERY = 60.0
-"""Seconds. The kubelet renews a token when 80 % of its life, at least 10 min, is over."""
+"""Seconds. The kubelet renews a token after 80 % of its life, which is at least 10 min."""
 
 
 class NoCluster(RuntimeError):
-    """No cluster is configured; the message says which settings are missing."""
+    """Missing configuration of a cluster. The message names the missing settings."""
 
 
 class ServiceAccountConnection:
@@ -43,9 +42,9 @@ class ServiceAccountConnection:
 
     @classmethod
     def of_this_pod(cls, folder: Path | None = None) -> ServiceAccountConnection | None:
-        """Return the connection of the pod that this runs in; None outside of a cluster.
+        """Return the connection of this pod; None outside of a cluster.
 
-        ``folder``: where token and CA are, `FOLDER` by default.
+        ``folder``: folder of token and CA, `FOLDER` by default.
         """
         folder = folder or FOLDER
         host, port = os.environ.get("KUBERNETES_SERVICE_HOST"), os.environ.get("KUBERNETES_SERVICE_PORT")
@@ -62,7 +61,7 @@ class ServiceAccountConnection:
         body: Any,
         timeout: aiohttp.ClientTimeout | None,
     ) -> aiohttp.ClientResponse:
-        """Ask; ``content`` is the type of the JSON ``body``. Raises aiohttp.ClientError, OSError and ValueError."""
+        """Send a request. ``content``: type of the JSON ``body``. Raises aiohttp.ClientError, OSError, ValueError."""
         if self._session is None:
             self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=self._context()))
         headers = {"Accept": "application/json", "Content-Type": content, "Authorization": f"Bearer {self._bearer()}"}
@@ -76,13 +75,13 @@ class ServiceAccountConnection:
         )
 
     async def close(self) -> None:
-        """End the connection."""
+        """Close the connection."""
         if self._session is not None:
             await self._session.close()
 
     def _context(self) -> ssl.SSLContext:
         context = ssl.create_default_context(cadata=(self._folder / "ca.crt").read_text())
-        # from Python 3.13 on it is set, and CAs of older clusters lack the key identifier that it demands
+        # Python 3.13 sets it by default, and CAs of older clusters lack the key identifier that it requires
         context.verify_flags &= ~ssl.VERIFY_X509_STRICT
         return context
 
@@ -97,7 +96,7 @@ class ServiceAccountConnection:
 
 
 async def watch_lines(content: StreamReader) -> AsyncIterator[bytes]:
-    """Lines of any length, without empty ones.
+    """Yield lines of any length, without empty lines.
 
     An object may have 1.5 MiB (etcd's limit for a request); the reader's own lines end with an error at 128 KiB.
     """

@@ -27,7 +27,7 @@ class KeepRule:
 
 
 class WhyNoKeep(StrEnum):
-    """Reasons why a user may not keep a share. Words for it: `wording.controls.session_controls`."""
+    """Reasons why a user may not keep a share. Words for it: `wording.actions`."""
 
     NOBODY = "nobody"
     """Shares of this template cannot be kept."""

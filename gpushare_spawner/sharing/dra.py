@@ -1,4 +1,4 @@
-"""DRA with NVIDIA's driver: a ResourceClaimTemplate for whole GPUs, a MIG device, or a part of a GPU that claims share.
+"""DRA with NVIDIA's driver: a ResourceClaimTemplate for whole GPUs, a MIG device, or a part of a shared GPU.
 
 Facts: kubernetes-sigs/dra-driver-nvidia-gpu 9593204, cmd/gpu-kubelet-plugin: deviceinfo.go and mig.go (attributes type,
 productName, profile, parentUUID; capacity memory), consumable_shares.go (capacity shares), partitions.go (counters that
@@ -29,13 +29,13 @@ from gpushare_spawner.sharing.base import (
     PodSpec,
 )
 from gpushare_spawner.sharing.mig import is_whole, profile, slices_of
-from gpushare_spawner.sharing.nodes import ENOUGH, counted, memory_asked, rule_labels
+from gpushare_spawner.sharing.nodes import ENOUGH, counted, requested_memory, rule_labels
 
 API_VERSION = "resource.k8s.io/v1"
 CLAIM = "gpu"
-"""The claim's name in the pod, and the request's in the claim."""
+"""Name of the claim in the pod, and of the request in the claim."""
 CLAIM_TEMPLATE_LABELS = {REPORT_COMPONENT_LABEL: "gpushare-claim-template"}
-"""Labels of each ResourceClaimTemplate. Nothing deletes the templates: an admin finds them by these."""
+"""Labels of each ResourceClaimTemplate. The templates are never deleted; an admin finds them by these labels."""
 MEMORY = "memory"
 _MEBIBYTE = 2**20
 _DEFAULTS = {"allocationMode": "ExactCount", "count": 1}
@@ -46,21 +46,21 @@ _Counter = tuple[str, str]
 
 @dataclass(frozen=True)
 class _Ask:
-    """What one claim asks for."""
+    """Request of one claim."""
 
     device_class: str
     kind: str
-    """The attribute `type` of devices: gpu or mig."""
+    """Attribute `type` of devices: gpu or mig."""
     count: int = 1
     profile: MigProfile | None = None
-    """MIG devices of this profile only."""
+    """Profile of the MIG device; None: no MIG device."""
     capacity: Mapping[str, int] = field(default_factory=dict)
-    """What it consumes of a device that claims share; empty: a device of its own."""
+    """Consumption of a shared device; empty: a device of its own."""
 
 
 @dataclass
 class _Pool:
-    """The devices of a node, and what is left of them."""
+    """Remaining devices of a node."""
 
     devices: list[ClusterDevice] = field(default_factory=list)
     counters: dict[_Counter, int] = field(default_factory=dict)
@@ -74,9 +74,9 @@ def render(form: PodSpec, request: LayerRequest) -> PodSpec:
 
 
 def objects(request: LayerRequest) -> tuple[dict[str, Any], ...]:
-    """Return the ResourceClaimTemplate. It is named by its content, since a template cannot be changed.
+    """Return the ResourceClaimTemplate. Its name comes from its content, since a template cannot be changed.
 
-    Raises LayerCannot where no device of the driver can hold the share.
+    Raises LayerCannot if no device of the driver can hold the share.
     """
     ask, options = _ask(request), _options(request)
     exactly: dict[str, Any] = {"deviceClassName": ask.device_class}
@@ -94,34 +94,34 @@ def objects(request: LayerRequest) -> tuple[dict[str, Any], ...]:
     return ({"apiVersion": API_VERSION, "kind": "ResourceClaimTemplate", "metadata": metadata, "spec": spec},)
 
 
-def same(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> bool:
-    """Return whether a ResourceClaimTemplate asks for what another one does, as the API server shows that one.
+def same(desired: Mapping[str, Any], existing: Mapping[str, Any]) -> bool:
+    """Return whether a ResourceClaimTemplate equals an existing template, as the API server shows it.
 
-    The server writes amounts in another way, and adds the default number of devices. (kubernetes pkg/apis/resource/v1,
+    The server writes amounts in another form, and adds the default number of devices. (kubernetes pkg/apis/resource/v1,
     defaults.go)
     """
-    return bool(_normal(wanted["spec"]) == _normal(found["spec"]))
+    return bool(_normal(desired["spec"]) == _normal(existing["spec"]))
 
 
 def _normal(value: Any) -> Any:
-    """Return a part of a claim template's spec without what says nothing, and with amounts as numbers."""
+    """Return a part of a claim template's spec without defaults and empty values, with amounts as numbers."""
     if isinstance(value, Mapping):
-        said = {name: _amounts(one) if name == "requests" else _normal(one) for name, one in value.items()}
-        return {name: one for name, one in said.items() if one not in (None, {}, [], _DEFAULTS.get(name))}
-    return [_normal(one) for one in value] if isinstance(value, list) else value
+        normal = {name: _amounts(part) if name == "requests" else _normal(part) for name, part in value.items()}
+        return {name: part for name, part in normal.items() if part not in (None, {}, [], _DEFAULTS.get(name))}
+    return [_normal(part) for part in value] if isinstance(value, list) else value
 
 
 def _amounts(requests: Any) -> Any:
-    """Return the requests of a claim, or, of a capacity, its amounts by name."""
+    """Return the normalized requests of a claim, or the amounts by name of a capacity."""
     if isinstance(requests, Mapping):
         return {name: quantity(amount) for name, amount in requests.items()}
     return _normal(requests)
 
 
 def free(request: LayerRequest) -> LayerCapacity:
-    """Return what is free by ResourceSlices and the claims that are allocated. Raises LayerCannot as `objects` does."""
+    """Return the free capacity by ResourceSlices and allocated claims. Raises LayerCannot as `objects` does."""
     ask = _ask(request)
-    empty = _pools(request, {one.name for one in request.facts.nodes})
+    empty = _pools(request, {node.name for node in request.facts.nodes})
     by_node = _less_claims(request, empty)
 
     def servers(pools: Mapping[str, Mapping[str, _Pool]], node: ClusterNode) -> int:
@@ -140,7 +140,7 @@ def _ask(request: LayerRequest) -> _Ask:
     options, share = _options(request), request.gpu.share
     shared = [device for _, device in _devices(request) if device.shared and _suitable(request, device, "gpu")]
     if share.units == UNITS_PER_GPU:
-        # of a GPU that claims share, a claim that names no capacity has a part only
+        # a claim without a capacity gets only a part of a shared GPU
         return _Ask(options.device_class, "gpu", share.count, capacity=_capacity(request, shared) if shared else {})
     if options.consumable:
         if not shared:
@@ -149,9 +149,9 @@ def _ask(request: LayerRequest) -> _Ask:
                 "start the driver with --consumable-shares=100, and have the feature gate DRAConsumableCapacity on."
             )
         return _Ask(options.device_class, "gpu", capacity=_capacity(request, shared))
-    found = smallest(_profiles(request), share.units, guaranteed_memory(request.gpu.memory.guarantee))
-    if found is not None:
-        return _Ask(options.mig_device_class, "mig", profile=found)
+    match = smallest(_profiles(request), share.units, guaranteed_memory(request.gpu.memory.guarantee))
+    if match is not None:
+        return _Ask(options.mig_device_class, "mig", profile=match)
     raise LayerCannot(
         f"No MIG device in the ResourceSlices of {options.driver} holds {share}: create MIG devices, set "
         "options.dra.consumable in layers.yaml where the driver publishes shares, or give count: 1 for a whole GPU."
@@ -159,22 +159,22 @@ def _ask(request: LayerRequest) -> _Ask:
 
 
 def _capacity(request: LayerRequest, shared: list[ClusterDevice]) -> dict[str, int]:
-    """Return what a claim consumes of a GPU that claims share."""
+    """Return the consumption of a claim on a shared GPU."""
     options, units = _options(request), request.gpu.share.units
-    asked: dict[str, int] = {}
+    requested: dict[str, int] = {}
     shares = max(device.capacity.get(options.shares, 0) for device in shared)
     if shares:
-        asked[options.shares] = -(-shares * units // UNITS_PER_GPU)
-    sizes = [memory_asked(request, device.capacity.get(MEMORY, 0)) for device in shared]
-    # a claim of all shares keeps others away from the rest of a larger GPU's memory
+        requested[options.shares] = -(-shares * units // UNITS_PER_GPU)
+    sizes = [requested_memory(request, device.capacity.get(MEMORY, 0)) for device in shared]
+    # a claim of all shares also keeps the rest of a larger GPU's memory from others
     amount = min(sizes) if shares and units == UNITS_PER_GPU else max(sizes)
-    # whole mebibytes, as the driver has them; rounded down so that shares that add up to the GPU fit
-    asked[MEMORY] = amount // _MEBIBYTE * _MEBIBYTE
-    return asked
+    # whole mebibytes, like the driver; rounded down so that shares with the sum of the GPU fit
+    requested[MEMORY] = amount // _MEBIBYTE * _MEBIBYTE
+    return requested
 
 
 def _expressions(request: LayerRequest, ask: _Ask, driver: str) -> Iterator[str]:
-    """Yield CEL expressions that devices must fulfil, beside those of the device class."""
+    """Yield CEL expressions for devices, in addition to the expressions of the device class."""
     attributes = f"device.attributes['{driver}']"
     if ask.profile is not None:
         yield f"{attributes}.profile == '{ask.profile.name}'"
@@ -183,12 +183,12 @@ def _expressions(request: LayerRequest, ask: _Ask, driver: str) -> Iterator[str]
 
 
 def _regular_expression(patterns: Iterable[str]) -> str:
-    """Return patterns of GPU model names as one expression of RE2, to be quoted in CEL."""
+    """Return patterns of GPU model names as one RE2 expression, to be quoted in CEL."""
     return f"(?i)^({'|'.join(_PARTS.sub(_translated, pattern) for pattern in patterns)})$"
 
 
 def _translated(part: re.Match[str]) -> str:
-    """Return a part of a pattern for fnmatch as an expression. Letters that end a quote become any letter."""
+    """Return a part of an fnmatch pattern as an expression. Letters that end a quote become any letter."""
     text = part[0]
     if len(text) > 1:
         return f"[{text[1:-1].replace('!', '^')}]"
@@ -244,47 +244,47 @@ def _profiles(request: LayerRequest) -> Iterator[MigProfile]:
         if _suitable(request, device, "mig"):
             name, model = str(device.attributes.get("profile", "")), str(device.attributes.get("productName", ""))
             parent = _parent(device)
-            found = profile(name, model, whole.get(parent), device.capacity.get(MEMORY), slices.get(parent))
-            if found is not None:
-                yield found
+            match = profile(name, model, whole.get(parent), device.capacity.get(MEMORY), slices.get(parent))
+            if match is not None:
+                yield match
 
 
 def _parent(device: ClusterDevice) -> str:
-    """Return the UUID of the GPU that a MIG device is a part of."""
+    """Return the UUID of a MIG device's GPU."""
     return str(device.attributes.get("parentUUID", ""))
 
 
 def _pools(request: LayerRequest, nodes: set[str]) -> dict[str, dict[str, _Pool]]:
-    """Return the devices of each node by pool, as if nothing were allocated."""
-    found: dict[str, dict[str, _Pool]] = {}
+    """Return the devices of each node by pool, without allocations."""
+    pools_by_node: dict[str, dict[str, _Pool]] = {}
     for slice in _slices(request):
         if slice.node in nodes:
-            pool = found.setdefault(slice.node, {}).setdefault(slice.pool, _Pool())
+            pool = pools_by_node.setdefault(slice.node, {}).setdefault(slice.pool, _Pool())
             pool.devices += slice.devices
             pool.counters.update(slice.counters)
-    return found
+    return pools_by_node
 
 
 def _less_claims(request: LayerRequest, pools: Mapping[str, Mapping[str, _Pool]]) -> dict[str, dict[str, _Pool]]:
-    """Return copies of pools, less what claims have."""
+    """Return copies of pools less the devices of claims."""
     used: dict[str, list[ClaimedDevice]] = {}
     for claim in request.facts.claims:
         for claimed in claim.devices:
             if claimed.driver == _options(request).driver:
                 used.setdefault(claimed.pool, []).append(claimed)
-    found = {
+    remaining = {
         node: {name: _Pool(list(pool.devices), dict(pool.counters)) for name, pool in there.items()}
         for node, there in pools.items()
     }
-    for there in found.values():
+    for there in remaining.values():
         for name, pool in there.items():
             for claimed in used.get(name, ()):
                 _take(pool, claimed.device, claimed.consumed)
-    return found
+    return remaining
 
 
 def _take(pool: _Pool, name: str, consumed: Mapping[str, int]) -> None:
-    """Take a device, or a part of it, out of what is left of a pool."""
+    """Remove a device, or a part of it, from a pool."""
     for place, device in enumerate(pool.devices):
         if device.name != name:
             continue
@@ -301,7 +301,7 @@ def _take(pool: _Pool, name: str, consumed: Mapping[str, int]) -> None:
 
 
 def _servers(request: LayerRequest, ask: _Ask, pools: Iterable[_Pool]) -> int:
-    """Return the servers that fit on the devices of a node. A claim of several GPUs has them from any pool."""
+    """Return the servers that fit on the devices of a node. A claim of several GPUs can use all pools."""
     devices = 0
     for pool in pools:
         counters = dict(pool.counters)
@@ -319,13 +319,13 @@ def _servers(request: LayerRequest, ask: _Ask, pools: Iterable[_Pool]) -> int:
     return devices // ask.count
 
 
-def _parts(device: ClusterDevice, asked: Mapping[str, int]) -> int:
-    """Return how many claims fit on a shared device. Of a capacity that it does not name a claim has the default."""
+def _parts(device: ClusterDevice, requested: Mapping[str, int]) -> int:
+    """Return the claims that fit on a shared device. Capacities that a claim does not name use the default."""
     if not device.shared:
         return 0
     fit = ENOUGH
     for name, left in device.capacity.items():
-        each = asked.get(name, device.defaults.get(name, left))
+        each = requested.get(name, device.defaults.get(name, left))
         if each > 0:
             fit = min(fit, max(0, left) // each)
     return fit if fit < ENOUGH else 0

@@ -1,4 +1,4 @@
-"""KAI Scheduler: a fraction or memory of a GPU in annotations, its queue, and what its pods say is free.
+"""KAI Scheduler: a fraction or memory of a GPU in annotations, its queue, and the free capacity from its pods.
 
 Facts: kai-scheduler/KAI-Scheduler d5bc503 (0.17). Requests: pkg/binder/plugins/gpusharing/gpu-request; groups of pods
 on one GPU: pkg/common/resources/gpu_sharing.go; reservation pods: pkg/binder/binding/resourcereservation; priority
@@ -33,17 +33,17 @@ QUEUE = "kai.scheduler/queue"
 PREEMPTIBILITY = "kai.scheduler/preemptibility"
 FRACTION = "gpu-fraction"
 MEMORY = "gpu-memory"
-"""In MiB."""
+"""Memory in MiB."""
 DEVICES = "gpu-fraction-num-devices"
 CONTAINER = "gpu-fraction-container-name"
 GROUP = "runai-gpu-group"
-"""Label of pods that share one GPU, and of the pod that reserves it; with several GPUs one label for each group."""
+"""Label of pods that share one GPU and of the GPU's reservation pod; one label for each group of several GPUs."""
 RECEIVED = "received-resource-type"
-"""Annotation by which KAI's binder says, before it binds a pod, that the pod has a part of a GPU. KAI's scheduler
-counts no group of a pod without it. (pkg/binder/binding/binder.go, pkg/scheduler/api/pod_info)"""
+"""Annotation that KAI's binder sets on a pod with a part of a GPU before it binds the pod. KAI's scheduler counts no
+group of a pod without it. (pkg/binder/binding/binder.go, pkg/scheduler/api/pod_info)"""
 A_FRACTION = "Fraction"
 NON_PREEMPTIBLE_CLASSES = frozenset({"build", "inference"})
-"""Those of KAI's own priority classes with a priority of 100 or more."""
+"""KAI's own priority classes with a priority of 100 or more."""
 PREEMPTIBLE_CLASSES = frozenset({"train", "build-preemptible"})
 _MEBIBYTE = 2**20
 
@@ -51,7 +51,7 @@ _MEBIBYTE = 2**20
 def render(form: PodSpec, request: LayerRequest) -> PodSpec:
     """Return the pod with the fraction or the GPUs, queue, scheduler and priority class.
 
-    Raises LayerCannot for memory that needs a whole GPU, where the share is a fraction.
+    Raises LayerCannot if the memory needs a whole GPU and the share is a fraction.
     """
     options, share = _options(request), request.gpu.share
     labels = {QUEUE: queue_of(request)}
@@ -75,11 +75,11 @@ def render(form: PodSpec, request: LayerRequest) -> PodSpec:
 
 
 def free(request: LayerRequest) -> LayerCapacity:
-    """Return what is free on GPUs, and no more than the queue has left. Raises LayerCannot as `render` does."""
+    """Return the free capacity of GPUs, limited by the queue's. Raises LayerCannot as `render` does."""
     share = request.gpu.share
     part = _part(request) if share.units < UNITS_PER_GPU else {}
     nodes = [node for node in suitable(request) if GPU in node.allocatable]
-    found = counted(
+    capacity = counted(
         request,
         nodes,
         lambda node: _servers(request, node, _each(share, part, node), empty=False),
@@ -87,29 +87,29 @@ def free(request: LayerRequest) -> LayerCapacity:
     )
     each = max((_each(share, part, node) for node in nodes), default=Fraction(share.total_units, UNITS_PER_GPU))
     for queue, left, most in _queues(request):
-        if most is not None and (fit := int(most / each)) < found.at_most:
-            limited = found.limited_by or _full(queue, most)
-            found = replace(found, servers=min(found.servers, fit), at_most=fit, limited_by=limited)
-        if left is not None and (fit := max(0, int(left / each))) < found.servers:
-            found = replace(found, servers=fit, limited_by=_full(queue, left))
-    return found
+        if most is not None and (fit := int(most / each)) < capacity.at_most:
+            limited = capacity.limited_by or _full(queue, most)
+            capacity = replace(capacity, servers=min(capacity.servers, fit), at_most=fit, limited_by=limited)
+        if left is not None and (fit := max(0, int(left / each))) < capacity.servers:
+            capacity = replace(capacity, servers=fit, limited_by=_full(queue, left))
+    return capacity
 
 
 def queue_of(request: LayerRequest) -> str:
-    """Return the queue of the user: that of the quota which the share is charged to, else that of the quota's group."""
+    """Return the queue of the user: by the quota that the share is charged to, or else by the quota's group."""
     options, quota = _options(request), request.tenant.quota
     return options.queues.get(quota) or options.queues.get(quota.partition("/")[0]) or options.queue
 
 
 def preemptible(options: KaiOptions) -> bool:
-    """Return whether KAI Scheduler may preempt the pods; a priority class that is not its own is taken for not."""
+    """Return whether KAI Scheduler may preempt the pods. Priority classes that are not its own count as no."""
     if options.preemptible is not None:
         return options.preemptible
     return options.priority_class in PREEMPTIBLE_CLASSES
 
 
 def _part(request: LayerRequest) -> dict[str, str]:
-    """Return the annotation of a part of a GPU: a fraction, or memory where the size of GPUs is not known."""
+    """Return the annotation of a part of a GPU: a fraction, or memory if the size of GPUs is unknown."""
     guarantee, units = request.gpu.memory.guarantee, request.gpu.share.units
     nodes = suitable(request)
     if guarantee is not None and not guarantee.endswith("%") and not all(node.gpu_memory_bytes for node in nodes):
@@ -131,10 +131,10 @@ def _each(share: Share, part: Mapping[str, str], node: ClusterNode) -> Fraction:
 
 
 def _servers(request: LayerRequest, node: ClusterNode, each: Fraction, *, empty: bool) -> int:
-    """Return the servers that fit on a node. ``each``: the GPUs that one takes; ``empty``: if no pod was there."""
+    """Return the servers that fit on a node. ``each``: GPUs of one server; ``empty``: without any pod there."""
     pods = [] if empty else request.facts.pods_on(node.name)
     groups, reserved = _groups(request, node, pods)
-    # a reservation pod asks for the whole GPU of its group
+    # a reservation pod requests the whole GPU of its group
     whole = node.allocatable.get(GPU, 0) - sum(pod.requests.get(GPU, 0) for pod in pods) - len(groups.keys() - reserved)
     if each >= 1:
         return max(0, whole) // int(each)
@@ -144,13 +144,13 @@ def _servers(request: LayerRequest, node: ClusterNode, each: Fraction, *, empty:
 def _groups(
     request: LayerRequest, node: ClusterNode, pods: list[ClusterPod]
 ) -> tuple[dict[str, Fraction], frozenset[str]]:
-    """Return what is used of each shared GPU of a node, by group, and the groups that have a reservation pod."""
+    """Return the used part of each shared GPU of a node, by group, and the groups with a reservation pod."""
     used: dict[str, Fraction] = {}
     reserved = set()
     for pod in pods:
         reserves = pod.namespace == _options(request).reservation_namespace
         if not reserves and pod.annotations.get(RECEIVED) != A_FRACTION:
-            # anybody can write the label into a pod of their own
+            # users can write the label into their own pods
             continue
         for group in _groups_of(pod):
             used[group] = used.get(group, Fraction(0)) + (0 if reserves else _fraction(pod, node))
@@ -166,7 +166,7 @@ def _groups_of(pod: ClusterPod) -> Iterator[str]:
 
 
 def _fraction(pod: ClusterPod, node: ClusterNode) -> Fraction:
-    """Return what a pod has of each of its shared GPUs. What cannot be read counts as all of it."""
+    """Return a pod's part of each of its shared GPUs. Unreadable annotations count as a whole GPU."""
     try:
         if FRACTION in pod.annotations:
             return min(Fraction(1), gpu_part(pod.annotations[FRACTION]))
@@ -178,9 +178,9 @@ def _fraction(pod: ClusterPod, node: ClusterNode) -> Fraction:
 
 
 def _queues(request: LayerRequest) -> Iterator[tuple[ClusterQueue, Fraction | None, Fraction | None]]:
-    """Yield the user's queue and those above it: the GPUs that each has left, and at most; None: no bound.
+    """Yield the user's queue and its parents, with free GPUs and maximum of each; None: no bound.
 
-    A pod that is not preempted must fit in the quota of each of them. Nothing is known of a queue that is not there.
+    A pod that is not preemptible must fit into the quota of each of them. A missing queue ends the chain.
     """
     by_name = {queue.name: queue for queue in request.facts.queues}
     bound_to_quota = not preemptible(_options(request))

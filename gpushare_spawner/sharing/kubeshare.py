@@ -1,7 +1,7 @@
-"""KubeShare 2: labels that its scheduler reads.
+"""KubeShare 2: the labels for its scheduler, and the free capacity from its pods.
 
-Facts: NTHU-LSALAB/KubeShare a862311 (October 2022), README.md and pkg/scheduler: constants.go, pod.go. What it has is
-published as metrics only, so that free GPUs are counted from its pods' labels and annotations.
+Facts: NTHU-LSALAB/KubeShare a862311 (October 2022), README.md and pkg/scheduler: constants.go, pod.go. Its
+capacity is published only as metrics, so free GPUs are counted from its pods' labels and annotations.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from gpushare_spawner.sharing.base import (
     PodSpec,
     gpu_part,
 )
-from gpushare_spawner.sharing.nodes import counted, memory_asked, node_labels, suitable
+from gpushare_spawner.sharing.nodes import counted, node_labels, requested_memory, suitable
 
 DOMAIN = "sharedgpu/"
 REQUEST = DOMAIN + "gpu_request"
 LIMIT = DOMAIN + "gpu_limit"
 MEMORY = DOMAIN + "gpu_mem"
-"""In bytes."""
+"""Memory in bytes."""
 PRIORITY = DOMAIN + "priority"
 GUARANTEED = "100"
-"""A priority of 0 makes a pod opportunistic; 100 is the highest."""
+"""Highest priority. A priority of 0 makes a pod opportunistic."""
 UUID = DOMAIN + "gpu_uuid"
 """Annotation with the GPU that the scheduler chose."""
 
 
 def render(form: PodSpec, request: LayerRequest) -> PodSpec:
-    """Return the pod with the labels. Raises LayerCannot for memory as a part of GPUs whose size is not known."""
+    """Return the pod with the labels. Raises LayerCannot for memory as a percentage of GPUs of unknown size."""
     share = request.gpu.share
     # above 1 both are the same whole number
-    asked = f"{share.count}.0" if share.units == UNITS_PER_GPU else f"{share.units / UNITS_PER_GPU:.2f}"
-    limit = asked if share.count > 1 else "1.0"
-    labels = {REQUEST: asked, LIMIT: limit, PRIORITY: GUARANTEED}
+    amount = f"{share.count}.0" if share.units == UNITS_PER_GPU else f"{share.units / UNITS_PER_GPU:.2f}"
+    limit = amount if share.count > 1 else "1.0"
+    labels = {REQUEST: amount, LIMIT: limit, PRIORITY: GUARANTEED}
     guarantee = request.gpu.memory.guarantee
     if guarantee is not None:
         labels[MEMORY] = str(_memory(request))
@@ -49,7 +49,7 @@ def render(form: PodSpec, request: LayerRequest) -> PodSpec:
 
 
 def free(request: LayerRequest) -> LayerCapacity:
-    """Return what is free on GPUs, by the units of pods on each."""
+    """Return the free capacity of GPUs, by the units of pods on each."""
     return counted(
         request,
         suitable(request),
@@ -69,11 +69,11 @@ def _servers(request: LayerRequest, node: ClusterNode, pods: list[ClusterPod]) -
     if share.units == UNITS_PER_GPU:
         return untouched // share.count
     each = Fraction(share.units, UNITS_PER_GPU)
-    return untouched * int(1 / each) + sum(max(0, int((1 - one) / each)) for one in used.values())
+    return untouched * int(1 / each) + sum(max(0, int((1 - part) / each)) for part in used.values())
 
 
 def _requested(pod: ClusterPod) -> Fraction:
-    """Return the GPUs that a pod asks for; what cannot be read counts as one."""
+    """Return the GPUs that a pod requests. An unreadable label counts as one GPU."""
     try:
         return gpu_part(pod.labels[REQUEST])
     except (KeyError, ValueError):
@@ -87,11 +87,11 @@ def _gpus(node: ClusterNode) -> int:
 def _memory(request: LayerRequest) -> int:
     guarantee = request.gpu.memory.guarantee or ""
     if not guarantee.endswith("%"):
-        return memory_asked(request, 0)
-    known = [node.gpu_memory_bytes for node in suitable(request) if node.gpu_memory_bytes is not None]
-    if not known:
+        return requested_memory(request, 0)
+    sizes = [node.gpu_memory_bytes for node in suitable(request) if node.gpu_memory_bytes is not None]
+    if not sizes:
         raise LayerCannot(
             f"KubeShare takes memory in bytes, and no node's label tells the size of a GPU: write gpu.memory.guarantee "
             f"({guarantee}) in bytes, like 12Gi."
         )
-    return memory_asked(request, max(known))
+    return requested_memory(request, max(sizes))

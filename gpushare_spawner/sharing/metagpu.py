@@ -1,8 +1,9 @@
-"""MetaGPU: so many parts of a GPU as a resource. Each part has as much of the GPU's memory: for a larger guarantee a
-server gets more parts.
+"""MetaGPU: parts of a GPU as a resource. Each part has an equal part of the GPU's memory.
+
+A server with a larger memory guarantee gets more parts.
 
 Facts: cnvrg/metagpu aa4ac9c (November 2022), README.md and config/config.yaml. Its allocator splits a share over
-several GPUs where none has enough parts left, so that what is free counts by node.
+several GPUs if none has enough parts left, so free capacity counts by node.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from gpushare_spawner.sharing.nodes import node_labels, resource_capacity, suita
 
 
 def render(form: PodSpec, request: LayerRequest) -> PodSpec:
-    """Return the pod with the parts. Raises LayerCannot for memory that no GPU has, or whose part is not known."""
+    """Return the pod with the parts. Raises LayerCannot for memory that no GPU has, or of unknown part."""
     resource, parts = _parts(request)
     return PodChange(limits={resource: str(parts)}, node_labels=node_labels(request)).apply(form)
 
 
 def free(request: LayerRequest) -> LayerCapacity:
-    """Return what nodes have left of the resource. Raises LayerCannot as `render` does."""
+    """Return the free amount of the resource on nodes. Raises LayerCannot as `render` does."""
     resource, parts = _parts(request)
     return resource_capacity(request, suitable(request), resource, parts)
 
@@ -44,8 +45,8 @@ def _parts(request: LayerRequest) -> tuple[str, int]:
             f"node's GPUs: write gpu.memory.guarantee ({guarantee}) as a percentage."
         )
     # a percentage needs no node
-    known = nodes or [ClusterNode("")]
-    units = max([share.units, *(units_with_memory(request, node) for node in known)])
+    candidates = nodes or [ClusterNode("")]
+    units = max([share.units, *(units_with_memory(request, node) for node in candidates)])
     if units > UNITS_PER_GPU:
         raise LayerCannot(f"gpu.memory.guarantee ({guarantee}) is more than a GPU of the nodes has: write less.")
     return options.resource, -(-units * share.count * options.per_gpu // UNITS_PER_GPU)

@@ -1,16 +1,16 @@
-"""MIG with NVIDIA's device plugin: a session has one MIG device, of the smallest profile that holds its share.
+"""MIG with NVIDIA's device plugin, and the size of MIG profiles on Kubernetes as parts of their GPU.
+
+A session has one MIG device of the smallest profile that holds its share.
 
 Facts: NVIDIA/k8s-device-plugin 0.20.0, internal/lm/mig-strategy.go and resource.go. With the strategy "mixed" each
-profile is a resource `nvidia.com/mig-<profile>`, and labels with that name tell its memory. With "single" all GPUs of a
+profile is a resource `nvidia.com/mig-<profile>`, and labels with that name have its memory. With "single" all GPUs of a
 node have one profile, the resource is `nvidia.com/gpu`, and the label `nvidia.com/gpu.product` ends in -MIG-<profile>.
 
-MIG profiles on Kubernetes: how much of its GPU each one is.
-
-What is read, and where: on one machine the agent reads all sizes from NVML (`agent.gpus.mig_instances`), and nothing
-here is used. On Kubernetes a profile's name tells its compute slices; its memory, and that of the GPU, stand in labels
-of NVIDIA's GPU feature discovery, or in ResourceSlices; where they do not, the name counts. How many compute slices the
-whole GPU has is said nowhere but by a profile with all of the GPU's memory, which ResourceSlices have where the driver
-makes MIG devices itself. No label has it: hence the table by GPU model.
+On one machine the agent reads all sizes from NVML (`agent.gpus.nvml`) and does not use this module. On
+Kubernetes a profile's name has its compute slices. The memory of profile and GPU is in labels of NVIDIA's GPU feature
+discovery or in ResourceSlices; otherwise the name counts. Only a profile with all of the GPU's memory shows the compute
+slices of the whole GPU: ResourceSlices have it if the driver makes MIG devices itself. No label has it, so there is a
+table by GPU model.
 (NVIDIA MIG user guide, "Partitioning"; go-nvlib pkg/nvlib/device/mig_profile.go; k8s-device-plugin internal/lm.)
 """
 
@@ -37,28 +37,28 @@ from gpushare_spawner.sharing.nodes import node_labels, resource_capacity, suita
 
 _PROFILE = re.compile(r"(?P<slices>[1-7])g\.(?P<gb>[1-9]\d*)gb(?P<suffix>[.+-][a-z0-9.+-]+)?")
 _COMPUTE_SLICES = {"A30": 4, "RTX PRO 6000": 4, "RTX PRO 4500": 2}
-"""Compute slices by a part of the GPU model's name, where they are not 7. (NVIDIA MIG user guide, "Supported MIG
-Profiles"; NVIDIA AI Enterprise, "Blackwell Architecture vGPU Types".) Of a model with fewer that is not here a profile
-seems smaller than it is, never larger."""
+"""Compute slices by a part of the GPU model's name, for models with other than 7 slices. (NVIDIA MIG user guide,
+"Supported MIG Profiles"; NVIDIA AI Enterprise, "Blackwell Architecture vGPU Types".) A profile of a missing model with
+fewer slices seems smaller than it is, never larger."""
 _MOST_COMPUTE_SLICES = 7
 _LEAST_OF_NAME = Fraction(7, 8)
-"""A profile has less memory than its name says: 1g.18gb of an H200 has 16 GiB. (NVIDIA MIG user guide.)"""
+"""Least part of the memory in its name that a profile has: 1g.18gb of an H200 has 16 GiB. (NVIDIA MIG user guide.)"""
 
 
 def profile(
     name: str, model: str, gpu_memory_bytes: int | None, memory_bytes: int | None = None, of_slices: int | None = None
 ) -> MigProfile | None:
-    """Return the profile of that name on a GPU model; None for one that is no isolated part of a GPU.
+    """Return the profile of that name on a GPU model; None for a profile that is no isolated part of a GPU.
 
-    ``gpu_memory_bytes``: of the whole GPU; None: it is taken to be so large that the profile is as small a part of it
-    as a profile of that name can be. ``memory_bytes``: what a node's label says of the profile; None: its name counts.
-    ``of_slices``: compute slices of the whole GPU; None: they are not known, and the model's name counts.
+    ``gpu_memory_bytes``: memory of the whole GPU; None: the largest GPU with a profile of that name is assumed.
+    ``memory_bytes``: memory of the profile from a node's label; None: its name counts. ``of_slices``: compute slices of
+    the whole GPU; None: unknown, and the model's name counts.
     """
-    found = _PROFILE.fullmatch(name)
-    if found is None:
+    match = _PROFILE.fullmatch(name)
+    if match is None:
         # "1c.3g.20gb" is a part of an instance, and shares its memory with other parts
         return None
-    slices, gigabytes = int(found["slices"]), int(found["gb"])
+    slices, gigabytes = int(match["slices"]), int(match["gb"])
     whole = gpu_memory_bytes if gpu_memory_bytes is not None else _whole_memory(slices, gigabytes)
     own = memory_bytes if memory_bytes is not None else int(gigabytes * 2**30 * _LEAST_OF_NAME)
     eighths = Fraction((memory_bytes if memory_bytes is not None else gigabytes * 2**30) * MEMORY_SLICES, whole)
@@ -67,13 +67,13 @@ def profile(
 
 
 def slices_of(name: str) -> int | None:
-    """Return the compute slices that a profile's name tells; None for other names."""
-    found = _PROFILE.fullmatch(name)
-    return int(found["slices"]) if found is not None else None
+    """Return the compute slices in a profile's name; None for other names."""
+    match = _PROFILE.fullmatch(name)
+    return int(match["slices"]) if match is not None else None
 
 
 def is_whole(memory_bytes: int | None, gpu_memory_bytes: int | None) -> bool:
-    """Return whether a MIG device is all of its GPU, by the memory of both; None: not known."""
+    """Return whether a MIG device is all of its GPU, by the memory of both; None: unknown."""
     if memory_bytes is None or gpu_memory_bytes is None:
         return False
     return memory_bytes >= gpu_memory_bytes * _LEAST_OF_NAME
@@ -86,7 +86,7 @@ def compute_slices(model: str) -> int:
 
 
 def _whole_memory(slices: int, gigabytes: int) -> int:
-    """Return the memory of a GPU of which only one profile's name is known, in bytes.
+    """Return the memory of a GPU in bytes, from one profile's name.
 
     Profiles with 1, 2, 3, 4 and 7 compute slices have 1, 2, 4, 4 and 8 memory slices, or more.
     """
@@ -98,7 +98,7 @@ GPU = "nvidia.com/gpu"
 MIG_PREFIX = "nvidia.com/mig-"
 STRATEGY_LABEL = "nvidia.com/mig.strategy"
 SINGLE_MARK = "-MIG-"
-"""Stands in a node's product label before the profile, with the strategy "single"."""
+"""Mark before the profile in a node's product label, with the strategy "single"."""
 
 
 @dataclass(frozen=True)
@@ -109,44 +109,44 @@ class _Choice:
     amount: int
     nodes: tuple[ClusterNode, ...]
     profile: MigProfile | None = None
-    """None: whole GPUs."""
+    """Profile of the MIG device; None: whole GPUs."""
 
 
 def render(form: PodSpec, request: LayerRequest) -> PodSpec:
-    """Return the pod with one MIG device, or with whole GPUs. Raises LayerCannot where no profile is large enough.
+    """Return the pod with one MIG device, or with whole GPUs. Raises LayerCannot if no profile is large enough.
 
-    Of several GPU models the smallest profile with free devices counts: a pod can ask for one resource only.
+    Of several GPU models the smallest profile with free devices counts: a pod can request one resource only.
     """
     choice, _ = _best(request)
-    # the rule's nodes have GPUs of other models, or other profiles, too
+    # the rule's nodes can also have GPUs of other models, or other profiles
     products = sorted({node.labels[PRODUCT_LABEL] for node in choice.nodes if PRODUCT_LABEL in node.labels})
     labels = {**node_labels(request), **({PRODUCT_LABEL: products} if products else {})}
     return PodChange(limits={choice.resource: str(choice.amount)}, node_labels=labels).apply(form)
 
 
 def free(request: LayerRequest) -> LayerCapacity:
-    """Return what is free of the profile that `render` takes. Raises LayerCannot as it does."""
+    """Return the free capacity of the profile that `render` takes. Raises LayerCannot as `render` does."""
     choice, capacity = _best(request)
     return replace(capacity, profile=choice.profile)
 
 
 def profiles(node: ClusterNode, options: MigOptions) -> Iterator[tuple[MigProfile, str]]:
-    """Yield the profiles of a node's MIG devices that are isolated parts of a GPU, and the resource of each."""
+    """Yield the profiles of a node's MIG devices that are isolated parts of a GPU, each with its resource."""
     strategy = options.strategy or node.labels.get(STRATEGY_LABEL, "")
     if strategy == "single":
         name = node.labels.get(PRODUCT_LABEL, "").partition(SINGLE_MARK)[2].removesuffix("-SHARED")
-        # the label tells the memory of the MIG device, not that of the GPU
-        found = profile(name, node.model, None, node.mebibytes(MEMORY_LABEL))
-        if found is not None:
-            yield found, GPU
+        # the label has the memory of the MIG device, not of the GPU
+        match = profile(name, node.model, None, node.mebibytes(MEMORY_LABEL))
+        if match is not None:
+            yield match, GPU
     elif strategy == "mixed":
         for resource in sorted(node.allocatable):
             name = resource.removeprefix(MIG_PREFIX)
             if name == resource:
                 continue
-            found = profile(name, node.model, node.gpu_memory_bytes, node.mebibytes(f"{resource}.memory"))
-            if found is not None:
-                yield found, resource
+            match = profile(name, node.model, node.gpu_memory_bytes, node.mebibytes(f"{resource}.memory"))
+            if match is not None:
+                yield match, resource
 
 
 def _best(request: LayerRequest) -> tuple[_Choice, LayerCapacity]:
@@ -155,7 +155,9 @@ def _best(request: LayerRequest) -> tuple[_Choice, LayerCapacity]:
         for choice in _choices(request)
     ]
     if not choices:
-        there = sorted({found.name for node in request.facts.nodes for found, _ in profiles(node, _options(request))})
+        there = sorted(
+            {candidate.name for node in request.facts.nodes for candidate, _ in profiles(node, _options(request))}
+        )
         raise LayerCannot(
             f"No MIG profile of the nodes holds {request.gpu.share} with the memory that the template guarantees: "
             + (
@@ -164,7 +166,7 @@ def _best(request: LayerRequest) -> tuple[_Choice, LayerCapacity]:
                 else f"no node has MIG devices, by the label {STRATEGY_LABEL}."
             )
         )
-    return min(choices, key=lambda one: (one[1].servers == 0, one[1].at_most == 0, *_size(one[0])))
+    return min(choices, key=lambda pair: (pair[1].servers == 0, pair[1].at_most == 0, *_size(pair[0])))
 
 
 def _size(choice: _Choice) -> tuple[object, ...]:
@@ -176,13 +178,15 @@ def _choices(request: LayerRequest) -> Iterator[_Choice]:
     by_profile: dict[tuple[str, MigProfile], list[ClusterNode]] = {}
     whole: list[ClusterNode] = []
     for node in suitable(request):
-        found = dict(profiles(node, options))
-        # CUDA uses one MIG device only, so that several GPUs are whole ones
+        available = dict(profiles(node, options))
+        # CUDA uses one MIG device only, so several GPUs are whole GPUs
         best = (
-            smallest(found, share.units, guaranteed_memory(request.gpu.memory.guarantee)) if share.count == 1 else None
+            smallest(available, share.units, guaranteed_memory(request.gpu.memory.guarantee))
+            if share.count == 1
+            else None
         )
         if best is not None:
-            by_profile.setdefault((found[best], best), []).append(node)
+            by_profile.setdefault((available[best], best), []).append(node)
         elif share.units == UNITS_PER_GPU and SINGLE_MARK not in node.labels.get(PRODUCT_LABEL, ""):
             whole.append(node)
     for (resource, best), nodes in by_profile.items():

@@ -1,11 +1,11 @@
-"""Native sharing in a cluster: a pod's annotations describe its allocation, its limits reserve it on the node.
+"""Native sharing: rendering for processes on one machine, pods with a device plugin, and pods with DRA claims.
 
-Native sharing on one machine: the request to the agent, and the environment that connects processes to it.
+On one machine the agent's answer has the environment of the processes. With the device plugin, a pod's annotations
+describe its allocation, and its limits reserve it on the node. With DRA, the pod names a claim of units that the agent
+prepares. No container names the claim: Kubernetes then resizes the container's CPU and memory in place, and the node
+adds nothing to the container. So this module writes the content of a device plugin's answer into the pod.
 
-Native sharing in a cluster whose agents are DRA drivers: the pod names a claim of units, which the agent prepares.
-
-No container names the claim: Kubernetes then resizes the container's CPU and memory in place, and nothing is put into
-the container by the node. So what a device plugin's answer would bring is written into the pod here.
+The agent's half: agent/sessions and agent/kubernetes.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from gpushare_spawner.sharing.base import Environment, PodChange, PodSpec, Shari
 
 
 class NativePodLayer(SharingLayer[PodSpec]):
-    """A share of GPUs whose nodes have an agent with a device plugin.
+    """Share of GPUs on nodes with an agent's device plugin.
 
-    ``gpu_indices``: the index on its node of each GPU, by UUID. ``unit_size``: units of 1 % that one device of the
-    agent's plugin stands for. ``since``: when the share was granted, in seconds since the epoch.
+    ``gpu_indices``: the index on its node of each GPU, by UUID. ``unit_size``: units of 1 % for each device of the
+    agent's plugin. ``since``: time of the grant, in seconds since the epoch.
     """
 
     name: ClassVar[str] = "native"
@@ -52,14 +52,14 @@ class NativePodLayer(SharingLayer[PodSpec]):
         unit_size: int = 1,
         since: float,
     ) -> None:
-        """Raises ValueError for a template without a GPU, and for a GPU whose index is not known."""
+        """Create the layer. Raises ValueError for a template without a GPU, and for a GPU without a known index."""
         self.session = granted_session(tenant, template, placement, gpu_indices, since)
-        """Return the content of the pod's annotations."""
+        """Content of the pod's annotations."""
         self._node = placement.node
         self._unit_size = unit_size
 
     def render(self, form: PodSpec) -> PodSpec:
-        """Return the pod with the share: annotations and label, limits of the notebook's container alone, and its node.
+        """Return the pod with the share: annotations and labels, limits of the notebook's container, and its node.
 
         The agent's device plugin adds the rest when the kubelet asks it. Raises ValueError for a pod without
         containers.
@@ -83,8 +83,10 @@ class NativePodLayer(SharingLayer[PodSpec]):
 def granted_session(
     tenant: Tenant, template: Template, placement: Placement, gpu_indices: Mapping[str, int], since: float
 ) -> PodSession:
-    """Return what the pod's annotations say. Raises ValueError for a template without a GPU, and for a GPU that is not
-    among those whose indices are known."""
+    """Return the content of the pod's annotations.
+
+    Raises ValueError for a template without a GPU, and for a GPU without an index.
+    """
     if template.gpu is None:
         raise ValueError(f"template {template.name} asks for no GPU: there is nothing to grant")
     unknown = [gpu for gpu in placement.gpus if gpu not in gpu_indices]
@@ -109,7 +111,7 @@ def granted_session(
 
 
 class NativeProcessLayer(SharingLayer[Environment]):
-    """A session of the agent on this machine. ``additions``: the environment from the agent's answer."""
+    """Session of the agent on this machine. ``additions``: the environment from the agent's answer."""
 
     name: ClassVar[str] = "native"
 
@@ -119,8 +121,8 @@ class NativeProcessLayer(SharingLayer[Environment]):
     def render(self, form: Environment) -> Environment:
         """Return a server's environment with the agent's variables.
 
-        Those are added that keep frameworks from reserving the GPU's memory in advance, unless the environment sets
-        them.
+        Variables that keep frameworks from reserving the GPU's memory in advance are added unless the environment
+        sets them.
         """
         result = merged(form, self._additions)
         choose_frameworks_defaults(result)
@@ -135,7 +137,7 @@ def open_request(
         raise ValueError(f"template {template.name} asks for no GPU: there is nothing to open")
     layer, memory = template.gpu.layer or placement.layer, template.gpu.memory
     native = layer is LayerName.NATIVE
-    # other layers give a session its guarantee, and no more; a MIG instance is all its own
+    # other layers give a session only its guarantee; a MIG instance belongs to one session
     own = "100%" if layer is LayerName.MIG else memory.guarantee or f"{template.gpu.share.units}%"
     return OpenRequest(
         id=tenant.session,
@@ -159,8 +161,8 @@ def open_request(
 def merged(environment: Mapping[str, str], additions: Mapping[str, str]) -> Environment:
     """Return a server's environment with the agent's variables.
 
-    LD_PRELOAD is appended: a library that the admin preloads keeps its place before ours. LD_LIBRARY_PATH is prepended:
-    the driver that the agent sees is the one that the server gets. Entries that are there already are not repeated.
+    LD_PRELOAD is appended: a library that the admin preloads stays before ours. LD_LIBRARY_PATH is prepended: the
+    server gets the same driver as the agent. Existing entries are not repeated.
     """
     result = dict(environment)
     for name, value in additions.items():
@@ -180,11 +182,10 @@ _VOLUME = "gpushare"
 
 
 class NativeClaimLayer(SharingLayer[PodSpec]):
-    """A share of GPUs whose node's agent is a DRA driver.
+    """Share of GPUs on a node with an agent that is a DRA driver.
 
-    ``gpus``: the node's, those of the placement among them. ``claims``: what the node's report says of claims.
-    ``namespace`` and ``claim``: where the claim is made, and its name. ``since``: when the share was granted, in
-    seconds since the epoch.
+    ``gpus``: all GPUs of the node. ``claims``: the claims part of the node's report. ``namespace`` and ``claim``: the
+    namespace and name of the claim. ``since``: time of the grant, in seconds since the epoch.
     """
 
     name: ClassVar[str] = "native"
@@ -201,19 +202,22 @@ class NativeClaimLayer(SharingLayer[PodSpec]):
         claim: str,
         since: float,
     ) -> None:
-        """Raises ValueError for a template without a GPU, and for a GPU that is not known."""
+        """Create the layer. Raises ValueError for a template without a GPU, and for an unknown GPU."""
         self._gpus = {gpu.uuid: gpu for gpu in gpus}
         indices = {uuid: gpu.index for uuid, gpu in self._gpus.items()}
         self.session = granted_session(tenant, template, placement, indices, since)
-        """Return the content of the pod's annotations."""
+        """Content of the pod's annotations."""
         self._node = placement.node
         self._claims = claims
         self._namespace = namespace
         self._claim = claim
 
     def render(self, form: PodSpec) -> PodSpec:
-        """Return the pod with the share: annotations and label, its claim, its node, and in the notebook's container
-        the environment and files of the session. Raises ValueError for a pod without containers."""
+        """Return the pod with the share: annotations and labels, its claim and its node.
+
+        The notebook's container gets the environment and files of the session. Raises ValueError for a pod without
+        containers.
+        """
         folder = posixpath.join(self._claims.folder, claim_folder(self._namespace, self._claim))
         mounts = [MountReport(host_path=folder, container_path=folder), *self._claims.mounts]
         variables = self._variables(notebook_container(form.get("spec") or {}), folder)
@@ -240,7 +244,7 @@ class NativeClaimLayer(SharingLayer[PodSpec]):
         }
 
     def claim(self, pod_name: str, pod_uid: str) -> dict[str, Any]:
-        """Return the claim of the pod, which goes with it."""
+        """Return the claim of the pod, which is deleted with the pod."""
         owner = {"apiVersion": "v1", "kind": "Pod", "name": pod_name, "uid": pod_uid, "controller": True}
         memory = {uuid: self._gpus[uuid].memory_bytes for uuid in self.session.gpus}
         return {
@@ -260,5 +264,5 @@ class NativeClaimLayer(SharingLayer[PodSpec]):
         }
         if not all(self._gpus[uuid].simulated for uuid in self.session.gpus):
             additions["NVIDIA_VISIBLE_DEVICES"] = uuids
-        there = {one["name"]: one["value"] for one in notebook.get("env") or [] if "value" in one}
+        there = {variable["name"]: variable["value"] for variable in notebook.get("env") or [] if "value" in variable}
         return {name: value for name, value in merged(there, additions).items() if name in additions}

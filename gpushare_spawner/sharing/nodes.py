@@ -1,4 +1,4 @@
-"""Nodes for a server with a foreign layer: which are suitable, how a pod is kept on them, and how many servers fit."""
+"""Nodes for a server with a foreign layer: suitable nodes, labels that keep a pod on them, and servers that fit."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.sharing.base import PRODUCT_LABEL, ClusterNode, LayerCannot, LayerCapacity, LayerRequest
 
 ENOUGH = 10**6
-"""Servers that fit where nothing limits their number."""
+"""Number of servers that fit without any limit."""
 
 
 def suitable(request: LayerRequest) -> list[ClusterNode]:
-    """Return the nodes with a GPU model that the template accepts, those included that take no new pods now."""
+    """Return the nodes with a GPU model that the template accepts, including nodes that take no new pods now."""
     models = request.models
     return [
         node for node in request.facts.nodes if not models or any(matches(node.model, pattern) for pattern in models)
@@ -22,12 +22,12 @@ def suitable(request: LayerRequest) -> list[ClusterNode]:
 
 
 def rule_labels(request: LayerRequest) -> dict[str, Sequence[str]]:
-    """Return the labels that keep a pod on the nodes of the rule of `layers.yaml` by which the layer was chosen."""
+    """Return the labels that keep a pod on the nodes of the layer's rule in `layers.yaml`."""
     return {name: [value] for name, value in request.rule.nodes.items()} if request.rule is not None else {}
 
 
 def node_labels(request: LayerRequest) -> dict[str, Sequence[str]]:
-    """Return the labels that keep a pod on suitable nodes. Raises LayerCannot where there are none by model."""
+    """Return the labels that keep a pod on suitable nodes. Raises LayerCannot if no node has a suitable model."""
     labels = rule_labels(request)
     if not request.models:
         return labels
@@ -40,22 +40,22 @@ def node_labels(request: LayerRequest) -> dict[str, Sequence[str]]:
     return {**labels, PRODUCT_LABEL: products}
 
 
-def memory_asked(request: LayerRequest, memory_bytes: int) -> int:
-    """Return the memory that a server is to have of a GPU with so many bytes."""
+def requested_memory(request: LayerRequest, memory_bytes: int) -> int:
+    """Return the memory of a server on a GPU with so many bytes."""
     gpu = request.gpu
     return resolve_bytes(gpu.memory.guarantee or f"{gpu.share.units}%", memory_bytes)
 
 
 def units_with_memory(request: LayerRequest, node: ClusterNode) -> int:
-    """Return the units that a server needs on a node's GPUs: those of its share, or more for its memory.
+    """Return the units that a server needs on a node's GPUs: its share, or more for its memory.
 
-    Of a GPU whose memory no label tells, a guarantee in bytes counts as nothing.
+    A guarantee in bytes is ignored for a GPU of unknown memory.
     """
     units, guarantee = request.gpu.share.units, request.gpu.memory.guarantee
     if guarantee is None:
         return units
     whole = node.gpu_memory_bytes if not guarantee.endswith("%") else 10**6
-    return max(units, -(-memory_asked(request, whole) * UNITS_PER_GPU // whole)) if whole else units
+    return max(units, -(-requested_memory(request, whole) * UNITS_PER_GPU // whole)) if whole else units
 
 
 def counted(
@@ -64,7 +64,7 @@ def counted(
     free: Callable[[ClusterNode], int],
     most: Callable[[ClusterNode], int],
 ) -> LayerCapacity:
-    """Return the servers that fit on nodes. ``free``: GPU capacity of a node that is left; ``most``: all."""
+    """Return the servers that fit on nodes. ``free``: servers by a node's free GPUs; ``most``: by all GPUs."""
     open_nodes = [node for node in nodes if not node.unschedulable]
     by_node = {node.name: min(free(node), _beside(request, node)) for node in open_nodes}
     at_most = {node.name: min(most(node), _beside(request, node, empty=True)) for node in nodes}
@@ -73,7 +73,7 @@ def counted(
 
 
 def resource_capacity(request: LayerRequest, nodes: Sequence[ClusterNode], resource: str, amount: int) -> LayerCapacity:
-    """Return the servers that fit on nodes where each needs so much of one resource."""
+    """Return the servers that fit on nodes if each needs so much of one resource."""
     facts = request.facts
     return counted(
         request,
@@ -84,9 +84,9 @@ def resource_capacity(request: LayerRequest, nodes: Sequence[ClusterNode], resou
 
 
 def _beside(request: LayerRequest, node: ClusterNode, *, empty: bool = False) -> int:
-    """Return the servers of the template that a node's CPU, memory and number of pods have room for.
+    """Return the servers of the template that fit by a node's CPU, memory and number of pods.
 
-    ``empty``: if no pod was there. What a node does not say is no limit.
+    ``empty``: without any pod there. Resources that a node does not report are no limit.
     """
     cpu, memory = request.template.resources.cpu, request.template.resources.memory
     # a limit alone is requested in full

@@ -1,4 +1,4 @@
-"""nvshare: a place on a node's only GPU, which its sessions use in turn, with all of its memory.
+"""Rendering for nvshare: a place on a node's only GPU. Its sessions take turns and have all its memory.
 
 Facts: grgalex/nvshare 1a8f211 (March 2025), kubernetes/device-plugin/server.go and README.md.
 """
@@ -16,7 +16,7 @@ def render(form: PodSpec, request: LayerRequest) -> PodSpec:
 
 
 def free(request: LayerRequest) -> LayerCapacity:
-    """Return the places that are left. Raises LayerCannot as `render` does."""
+    """Return the free places. Raises LayerCannot as `render` does."""
     return resource_capacity(request, suitable(request), _resource(request), 1)
 
 

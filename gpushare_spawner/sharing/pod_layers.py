@@ -1,4 +1,4 @@
-"""The layers whose share is rendered into a pod and placed by a scheduler: each one's functions, by its name."""
+"""Functions of the layers that render a share into a pod for a foreign scheduler, by the layer's name."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ def _no_objects(request: LayerRequest) -> tuple[Manifest, ...]:
 
 @dataclass(frozen=True)
 class PodLayer:
-    """The functions of one layer. They are pure, and change nothing that they are given."""
+    """Functions of one layer. They are pure and do not change their arguments."""
 
     render: Callable[[PodSpec, LayerRequest], PodSpec]
-    """Return the pod with the share. Raises `LayerCannot`."""
+    """Function that returns the pod with the share. Raises `LayerCannot`."""
     free: Callable[[LayerRequest], LayerCapacity]
-    """Return what is free for servers of the request's template. Raises `LayerCannot`."""
+    """Function that returns the free capacity for servers of the request's template. Raises `LayerCannot`."""
     objects: Callable[[LayerRequest], tuple[Manifest, ...]] = _no_objects
-    """Return objects that must be in the server's namespace before the pod. Equal requests have equal objects with
-    equal names. Raises `LayerCannot`."""
+    """Function that returns objects that must be in the server's namespace before the pod. Equal requests give equal
+    objects with equal names. Raises `LayerCannot`."""
     same: Callable[[Manifest, Manifest], bool] = operator.eq
-    """Return whether an object that has the name already, as the API server shows it, says what one of `objects` does:
-    in a namespace of their own users can make objects, too."""
+    """Function that returns whether an existing object of that name, as the API server shows it, equals one of
+    `objects`: users can create objects in their own namespace."""
 
 
 POD_LAYERS: Mapping[LayerName, PodLayer] = {
@@ -46,4 +46,4 @@ POD_LAYERS: Mapping[LayerName, PodLayer] = {
     LayerName.NVSHARE: PodLayer(nvshare.render, nvshare.free),
     LayerName.KUBESHARE: PodLayer(kubeshare.render, kubeshare.free),
 }
-"""All but the native layer, which the hub's ledger places."""
+"""All layers but the native layer, which the hub's ledger places."""

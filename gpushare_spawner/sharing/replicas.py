@@ -1,8 +1,8 @@
 """NVIDIA's device plugin with replicas, time-slicing or MPS: a session has one replica of a GPU.
 
-Facts: NVIDIA/k8s-device-plugin 0.20.0. A GPU has as many replicas as its label says (internal/lm/resource.go), several
-of them are rejected with MPS and give no more GPU time with time-slicing (api/config/v1/replicas.go), and the label
-`nvidia.com/gpu.product` ends in -SHARED only where the resource is not renamed.
+Facts: NVIDIA/k8s-device-plugin 0.20.0. A label has the number of replicas of each GPU (internal/lm/resource.go). A
+request for several replicas is rejected with MPS and gives no more GPU time with time-slicing
+(api/config/v1/replicas.go). The label `nvidia.com/gpu.product` ends in -SHARED only if the resource is not renamed.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from gpushare_spawner.model.layer_rules import ReplicaOptions
 from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.sharing.base import ClusterNode, LayerCannot, LayerCapacity, LayerRequest, PodChange, PodSpec
-from gpushare_spawner.sharing.nodes import memory_asked, node_labels, resource_capacity, suitable
+from gpushare_spawner.sharing.nodes import node_labels, requested_memory, resource_capacity, suitable
 
 GPU = "nvidia.com/gpu"
 SHARED = "nvidia.com/gpu.shared"
-"""Its name with `renameByDefault: true`."""
+"""Name of the resource with `renameByDefault: true`."""
 STRATEGY_LABEL = "nvidia.com/gpu.sharing-strategy"
 REPLICAS_LABEL = "nvidia.com/gpu.replicas"
-"""Replicas of each GPU of a node, not of all together."""
+"""Label with the replicas of each GPU of a node, not of all together."""
 
 
 @dataclass(frozen=True)
 class _Replicas:
-    """What a server requests, and where."""
+    """Request of a server: a resource on some nodes."""
 
     resource: str
     amount: int
@@ -36,29 +36,29 @@ class _Replicas:
 
 @dataclass(frozen=True)
 class ReplicaLayer:
-    """Time-slicing or MPS. ``name``: also what the label of nodes says."""
+    """Time-slicing or MPS. ``name``: also the value of the nodes' label."""
 
     name: LayerName
     memory_divided: bool
-    """Whether a replica has an equal part of the GPU's memory, and not all of it together with the others."""
+    """Whether each replica has an equal part of the GPU's memory; otherwise all replicas share it."""
 
     def render(self, form: PodSpec, request: LayerRequest) -> PodSpec:
-        """Return the pod with a replica. Raises LayerCannot where no node has replicas of that size."""
-        wanted = self._wanted(request)
-        labels = {**node_labels(request), **wanted.labels}
-        return PodChange(limits={wanted.resource: str(wanted.amount)}, node_labels=labels).apply(form)
+        """Return the pod with a replica. Raises LayerCannot if no node has replicas of that size."""
+        replicas = self._requested_replicas(request)
+        labels = {**node_labels(request), **replicas.labels}
+        return PodChange(limits={replicas.resource: str(replicas.amount)}, node_labels=labels).apply(form)
 
     def free(self, request: LayerRequest) -> LayerCapacity:
-        """Return what is free. Raises LayerCannot as `render` does."""
-        wanted = self._wanted(request)
-        return resource_capacity(request, wanted.nodes, wanted.resource, wanted.amount)
+        """Return the free capacity. Raises LayerCannot as `render` does."""
+        replicas = self._requested_replicas(request)
+        return resource_capacity(request, replicas.nodes, replicas.resource, replicas.amount)
 
-    def _wanted(self, request: LayerRequest) -> _Replicas:
+    def _requested_replicas(self, request: LayerRequest) -> _Replicas:
         options = request.options
         assert isinstance(options, ReplicaOptions)
         share = request.gpu.share
         if share.units == UNITS_PER_GPU:
-            # a replica is shared with others: whole GPUs are those that the plugin does not share
+            # replicas are shared: a whole GPU needs a node where the plugin does not share
             whole = tuple(node for node in suitable(request) if node.labels.get(STRATEGY_LABEL) == "none")
             return _Replicas(GPU, share.count, {STRATEGY_LABEL: ["none"]}, whole)
         shared = [node for node in suitable(request) if node.labels.get(STRATEGY_LABEL) == self.name]
@@ -66,10 +66,10 @@ class ReplicaLayer:
         fit = {node.name: replicas for node in shared if 1 < (replicas := _replicas(node, options)) <= most[node.name]}
         if not fit:
             there = sorted({_replicas(node, options) for node in shared})
-            found = f"nodes have {', '.join(map(str, there))}" if there else "there is no such node"
+            present = f"nodes have {', '.join(map(str, there))}" if there else "there is no such node"
             raise LayerCannot(
                 f"No node has at most {min(most.values(), default=UNITS_PER_GPU // share.units)} replicas of each GPU "
-                f"with {STRATEGY_LABEL}={self.name}: {found}."
+                f"with {STRATEGY_LABEL}={self.name}: {present}."
             )
         best = max(fit.values())
         nodes = tuple(node for node in shared if fit.get(node.name) == best)
@@ -84,17 +84,17 @@ MPS = ReplicaLayer(LayerName.MPS, memory_divided=True)
 
 
 def _replicas(node: ClusterNode, options: ReplicaOptions) -> int:
-    """Return the replicas of each GPU of a node; 0: not known."""
+    """Return the replicas of each GPU of a node; 0: unknown."""
     if options.replicas is not None:
         return options.replicas
     return node.number(REPLICAS_LABEL) or 0
 
 
 def _most_replicas(request: LayerRequest, node: ClusterNode, memory_divided: bool) -> int:
-    """Return with how many replicas of a GPU each has at least the share of its time, and of its memory."""
+    """Return the most replicas of a GPU with which each has at least the share of its time and memory."""
     most = UNITS_PER_GPU // request.gpu.share.units
     if memory_divided and node.gpu_memory_bytes is not None:
-        most = min(most, node.gpu_memory_bytes // max(1, memory_asked(request, node.gpu_memory_bytes)))
+        most = min(most, node.gpu_memory_bytes // max(1, requested_memory(request, node.gpu_memory_bytes)))
     return most
 
 
