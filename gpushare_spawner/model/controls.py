@@ -1,7 +1,7 @@
 """Controls of one session (keep, exemption, messages), asks of its notebook server, and cordons. Pure data.
 
 The service decides, with its own clock, and the agent stores the decisions. The limits of keeps are in `idle.keep`.
-A cordon keeps new sessions away from a GPU or a node. A drain is a cordon whose sessions are also asked to leave.
+A cordon keeps new sessions away from a GPU or a node. A drain is a cordon that also asks present sessions to leave.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class MessageCause(StrEnum):
 
     @classmethod
     def _missing_(cls, value: Any) -> MessageCause:
-        return cls.ADMIN  # a cause that only a newer version knows
+        return cls.ADMIN  # a cause of a newer version
 
 
 class Message(_Control):

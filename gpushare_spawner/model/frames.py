@@ -41,7 +41,7 @@ class Kind(IntEnum):
     `suspend` wait for."""
     RELEASE = 3
     """Of a GPU. The gate is closed and the device is quiet: f0 lease id, f1 GPU-busy time in the lease, f2 reason: 0
-    idle, 1 revoked. What REVOKE asked to page out follows as PAGED_OUT."""
+    idle, 1 revoked. Memory that REVOKE requested to page out follows as PAGED_OUT."""
     MEMORY = 4
     """Of a GPU. Allocations changed (at most every 10 ms): f0 managed bytes, f1 plain bytes, f2 as f3 of REQUEST."""
     IDLE = 5
@@ -99,7 +99,7 @@ class Kind(IntEnum):
     """To observers: f0 tier to come, f1 instant, f2 effective units then, f3 cause: 0 the session is idle, 1 the server
     has reached the greatest age that servers may have, 2 another cause, 3 a spawn in quota waits for units of this
     session, which is over quota, f4 the idle time or age at which it comes (0: not said); f1 = 0 withdraws the notice.
-    With feature CAUSE it also stands before the STATUS frames that answer QUERY."""
+    With feature CAUSE it also precedes the STATUS frames that answer QUERY."""
     STATUS = 71
     """Of a GPU: f0 share units, f1 tier, f2 effective units, f3 borrowed units, f4 guaranteed units, f5 bytes
     allocated, f6 bytes on the GPU, f7 bytes shown as total, f8 lease: 0 none, 1 waiting, 2 held, f9 time since the last
@@ -134,7 +134,7 @@ class Kind(IntEnum):
     """To observers with the feature, on each change and before the STATUS frames of an answer: f0 instant in
     milliseconds until which the user keeps the share (0: not kept), f1 instant in milliseconds until which an admin
     exempts the session from idle actions (0: none, 2^64-1: without end), f2 the largest share in units that the session
-    can be changed to now (0: it cannot be changed), whatever templates its user may have."""
+    can be changed to now (0: it cannot be changed), regardless of its user's templates."""
     USE = 79
     """Of a GPU. To observers with the feature, before the STATUS frames of an answer: f0 pid of a process in its own
     namespace, or 0: the session; f1 its GPU time within f2, the time before now. Once for the session on each GPU, and

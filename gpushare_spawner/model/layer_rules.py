@@ -83,7 +83,7 @@ class KaiOptions(LayerOptions):
     scheduler: ObjectName = "kai-scheduler"
     """The name of its scheduler."""
     queue: ObjectName = "default-queue"
-    """The queue of users whose quota is not in `queues`. It must be a leaf queue."""
+    """The queue for quotas that are not in `queues`. It must be a leaf queue."""
     queues: dict[str, ObjectName] = {}
     """Queues by quota, with the names of `quotas.yaml`: a group, or a group and a team like `physics/lasers`."""
     priority_class: ObjectName = "build"

@@ -247,7 +247,7 @@ class ShareStatus:
 
     @classmethod
     def unknown(cls, problem: str) -> Self:
-        """Return the status of a server whose agent is unavailable."""
+        """Return the status of a server without an available agent."""
         return cls(problem=problem)
 
     @classmethod

@@ -108,7 +108,7 @@ def _fields(model: type[BaseModel]) -> dict[str, FieldInfo]:
 
 
 def _model_at(path: Sequence[str | int], root: type[BaseModel]) -> type[BaseModel] | None:
-    """Return the model whose fields are at this path of a file; None within free-form parts and mappings."""
+    """Return the model of the fields at this path of a file; None within free-form parts and mappings."""
     at: Any = root
     for name in path:
         if _is_model(at) and isinstance(name, int):

@@ -14,7 +14,7 @@ ASK_UNKNOWN = "The GPU agent of this machine is older than your notebook server 
 
 
 def no_answer(seconds: float) -> str:
-    """Return that the service has not answered within some seconds, and what to do."""
+    """Return that the service has not answered within some seconds, and the remedy."""
     why = "perhaps the idle culler is unavailable"
     return f"No answer came within {seconds:g} s: {why}. Check the share before you try again."
 

@@ -1,4 +1,4 @@
-"""Sentences about a session whose GPU another sharing layer provides: its terms, and problems of the layer.
+"""Sentences about a session with a GPU of another sharing layer: its terms, and problems of the layer.
 
 The sentences of the form and the queue are in `wording.spawn_form`.
 """
@@ -13,7 +13,7 @@ NOT_MEASURED = "Nothing measures this server's GPU work."
 
 
 NO_AGENT = "No agent serves this server, so you cannot keep the share or stop the server from here. Use the dashboard."
-"""For a server whose pod has no session socket."""
+"""For a server without a session socket in its pod."""
 
 
 _REACH = {"downgraded": IdleReach.DOWNGRADE, "released": IdleReach.RELEASE}

@@ -204,7 +204,7 @@ def only_listed_choices(where: str, choices: Mapping[str, Mapping[str, Any]]) ->
 
 
 def text_too_long(where: str, most: int) -> str:
-    """Return that the text of an option is no text, or has more than ``most`` characters."""
+    """Return that the value of an option is not text, or has more than ``most`` characters."""
     return f"{where}: write at most {most} characters of text."
 
 
