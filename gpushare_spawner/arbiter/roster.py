@@ -127,7 +127,7 @@ class Roster:
         for session in {client.session for client in self._clients.values() if client.bursting}:
             session.attained += seconds
 
-    # -- what happens to a client ------------------------------------------------------------------------------------
+    # -- events of a client ------------------------------------------------------------------------------------------
 
     def set_memory(self, client: Client, managed: int, plain: int, short: int = 0, needed: bool = False) -> None:
         """Record a client's stated memory allocation in bytes, with `short` bytes that calls wait for.

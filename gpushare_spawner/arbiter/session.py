@@ -1,6 +1,6 @@
 """State of the arbiter's sessions and clients, their typical pauses, and the decisions: orders that the agent sends.
 
-The state has no logic of its own: roster.py changes it.
+roster.py changes the state.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Which tier an idle session should be in. Pure policy: time is an argument.
+"""Policy that decides the tier of an idle session. Pure: time is an argument.
 
-`decide` is for sessions with a GPU share, `overdue` for servers without one and for users. `effective_idle`
-says what applies to a session of a template under the admin's policy.
+`decide` is for sessions with a GPU share, `overdue` for servers without a share and for users. `effective_idle` returns
+the idle actions of a session under its template and the admin's policy.
 """
 
 from gpushare_spawner.idle.dry_run import DryRun

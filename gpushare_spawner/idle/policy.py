@@ -62,12 +62,12 @@ def _kept(claim: UnitsNeeded, session: Observation) -> int:
     of the rest.
     """
     notice = session.notice
-    if not tells_of_reclaim(notice) or notice.effective_units >= session.effective_units:
+    if not is_reclaim_notice(notice) or notice.effective_units >= session.effective_units:
         return claim.units
     return max(claim.units, notice.effective_units)
 
 
-def tells_of_reclaim(notice: Notice | None) -> TypeGuard[Notice]:
+def is_reclaim_notice(notice: Notice | None) -> TypeGuard[Notice]:
     """Return whether a notice says that the session makes way."""
     return notice is not None and notice.cause is IdleCause.RECLAIM and notice.tier is not Tier.STOPPED
 
@@ -227,7 +227,7 @@ def _is_notice_of(notice: Notice, due: Due) -> bool:
     same_action = notice.tier is due.tier and notice.effective_units == due.units
     if due.cause is IdleCause.RECLAIM and due.tier is not Tier.STOPPED:
         # a session that keeps more than its notice says needs no later notice
-        same_action = tells_of_reclaim(notice) and notice.effective_units <= due.units
+        same_action = is_reclaim_notice(notice) and notice.effective_units <= due.units
     return same_action and same_cause and notice.at >= due.at - _SLACK
 
 

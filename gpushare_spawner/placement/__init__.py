@@ -1,4 +1,4 @@
-"""Which GPU a share goes to: the ledger and the strategies. Pure functions."""
+"""Placement of shares on GPUs: the ledger and the strategies. Pure, without I/O."""
 
 from gpushare_spawner.placement.capacity import Best, FreeCapacity, Lacking, Rated, Rating
 from gpushare_spawner.placement.claim import NodeHold, able_nodes, cheapest_claim, looking_for_claim

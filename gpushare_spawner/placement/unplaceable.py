@@ -1,4 +1,4 @@
-"""Why no GPU can take a placement request: data. The sentences are in `wording.spawn_failures`."""
+"""Reasons why no GPU can take a placement request, as data. The sentences are in `wording.spawn_failures`."""
 
 from __future__ import annotations
 

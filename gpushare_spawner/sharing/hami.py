@@ -1,7 +1,7 @@
 """HAMi: its three resources, its scheduler, and the free capacity from its annotations of nodes and pods.
 
 Facts: Project-HAMi/HAMi 4707fb0 (2.10). Resources: pkg/device/nvidia/device.go, GenerateResourceRequests; admission:
-pkg/scheduler/webhook.go and MutateAdmission; what fits on a GPU: Fit; annotations: pkg/device/devices.go.
+pkg/scheduler/webhook.go and MutateAdmission; fit on a GPU: Fit; annotations: pkg/device/devices.go.
 """
 
 from __future__ import annotations
