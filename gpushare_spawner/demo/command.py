@@ -41,7 +41,9 @@ from gpushare_spawner.wording.amounts import duration, missing_package
 
 NOTEBOOK = Path(__file__).with_name("gpu-sharing.ipynb")
 _PROFILE_SAYS = "# The demo writes this file anew as long as it has these two lines only."
-_OWN_PROFILE = re.compile(rf'(?:{re.escape(_PROFILE_SAYS)}\n)?export PATH=[^\n]*:"?\$PATH"\n')
+_OWN_PROFILE = re.compile(
+    r'(?:# The demo writes this file anew as long as it has these two lines only\.\n)?export PATH=[^\n]*:"?\$PATH"\n'
+)
 """A .profile that the demo has written, also an older one."""
 
 

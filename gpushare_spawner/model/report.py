@@ -309,7 +309,7 @@ class SessionReport(_Part):
     """Whether `opened_at` is of the node's clock. False: the API server's time of the pod's creation."""
     clock_moved: Annotated[float, Field(ge=-LATEST, le=LATEST, allow_inf_nan=False)] = 0.0
     """Seconds by which the machine's clock was set since then. All other past instants already include it."""
-    reader_moved: Annotated[float, Field(exclude=True)] = 0.0
+    reader_moved: Annotated[float, Field(ge=-LATEST, le=LATEST, allow_inf_nan=False, exclude=True)] = 0.0
     """Seconds by which the clock of the report's reader was set since the pod's creation."""
     confirmed: bool = True
     """False between the opening of the session and the start of its process."""

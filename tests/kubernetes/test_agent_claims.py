@@ -9,14 +9,13 @@ import stat
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from gpushare_spawner.agent.gpus.nvml import GpuState
 from gpushare_spawner.agent.kubernetes.api import ClusterApi
-from gpushare_spawner.agent.kubernetes.claims import slices as probing
+from gpushare_spawner.agent.kubernetes.claims import probe as probing
 from gpushare_spawner.agent.kubernetes.claims.probe import ClaimsUnavailable, probe
 from gpushare_spawner.agent.kubernetes.claims.slices import OfferedGpu, PublishedSlice
 from gpushare_spawner.agent.kubernetes.devices import owners
@@ -225,14 +224,15 @@ async def test_a_claim_of_two_gpus_of_which_one_cannot_be_granted_holds_nothing(
 ) -> None:
     """The disk is full between the two folders. The kubelet tries again until it is not."""
     made = itertools.count()
+    make_fresh = owners.make_fresh
 
-    def make_fresh(folder: Path) -> None:
+    def make_every_second(folder: Path) -> None:
         if next(made) % 2:
             raise OSError(errno.ENOSPC, "No space left on device")
-        owners.make_fresh(folder)
+        make_fresh(folder)
 
     with monkeypatch.context() as full:
-        full.setattr(owners, "grant_folders", SimpleNamespace(make_fresh=make_fresh, remove=owners.remove))
+        full.setattr(owners, "make_fresh", make_every_second)
         await claiming_pod(agent, "ada", gpus=(FIRST, SECOND))
         said = await said_of(agent, "ada")
         assert "the folder of the session's socket cannot be made: [Errno 28] No space left on device" in said

@@ -10,7 +10,7 @@ import pytest
 
 from gpushare_spawner.model.frames import AskKind, Frame, Kind, TextTopic
 from gpushare_spawner.model.share import Tier
-from gpushare_spawner.notebook import client as session_client
+from gpushare_spawner.notebook import session_client
 from gpushare_spawner.notebook.client import AgentUnavailable
 from gpushare_spawner.notebook.session_client import KernelActivity, NoAnswer, ServiceAsk, SessionClient
 from tests.notebook.scripted_agent import ScriptedAgent, text_frames
