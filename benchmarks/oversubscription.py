@@ -43,7 +43,7 @@ from benchmarks.oversubscription_job import Phase, Shape
 from gpushare_spawner import native
 from gpushare_spawner.agent.gpus.nvml import Nvml
 from gpushare_spawner.agent.node import Node, NodeSettings
-from gpushare_spawner.agent.sessions.environment import Libraries
+from gpushare_spawner.agent.sessions.registry import Libraries
 from gpushare_spawner.agent.sockets.control_socket import ControlSocket
 from gpushare_spawner.agent.state.folder import StateFolder
 from gpushare_spawner.arbiter import ArbiterSettings

@@ -45,9 +45,8 @@ from gpushare_spawner.model.template import Template
 from gpushare_spawner.placement import Allocation, EntrySource, LedgerFeed, StrandingAwareFgd, workload_of
 from gpushare_spawner.quota import LimitExceeded
 from gpushare_spawner.sharing.base import Tenant
-from gpushare_spawner.spawner.queue.loop_breaks import LoopBreaks
 from gpushare_spawner.spawner.queue.placer import PlacementCheck, Placer
-from gpushare_spawner.spawner.queue.queue import SpawnQueue, SpawnRequest, Ticket
+from gpushare_spawner.spawner.queue.queue import LoopBreaks, SpawnQueue, SpawnRequest, Ticket
 from gpushare_spawner.spawner.queue.quotas import QueueQuotas
 from gpushare_spawner.spawner.queue.snapshot import GpuInventory, GpuSnapshot
 

@@ -24,9 +24,9 @@ from tornado.httputil import (
 from tornado.iostream import IOStream, SSLIOStream
 from tornado.netutil import ssl_wrap_socket
 
+from gpushare_spawner.clocks import Budget
 from gpushare_spawner.descriptors import Acceptor, is_reserved
 from gpushare_spawner.log_once import LogOnce
-from gpushare_spawner.rate_limit import Budget
 
 
 class BoundedHTTPServer(HTTPServer):

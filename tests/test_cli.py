@@ -12,7 +12,7 @@ import pytest
 
 from gpushare_spawner import __version__
 from gpushare_spawner.cli import COMMANDS, main, subcommand_parser
-from gpushare_spawner.wording.asks import wrong_keep_time
+from gpushare_spawner.wording.layers import wrong_keep_time
 from tests.notebook.scripted_agent import ScriptedAgent
 
 GPUSHARE = [sys.executable, "-m", "gpushare_spawner.cli"]

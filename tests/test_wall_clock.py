@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpushare_spawner.wall_clock import STEP, WallClock
+from gpushare_spawner.clocks import STEP, WallClock
 
 DAY = 86400.0
 NOON = 1_000_000_000.0

@@ -14,11 +14,11 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from tornado.web import Application, RequestHandler
 
+from gpushare_spawner.clocks import Budget
 from gpushare_spawner.http_server import BoundedHTTPServer
 from gpushare_spawner.log_once import LogOnce
 from gpushare_spawner.metrics import GPU, HOST_MEMORY, NODE, families, session_families
 from gpushare_spawner.model.report import Report
-from gpushare_spawner.rate_limit import Budget
 
 log = logging.getLogger(__name__)
 

@@ -1,6 +1,6 @@
 """Client of a machine's agent over its control socket.
 
-model/control.py defines the requests; agent/control_requests.py answers them.
+model/control.py defines the requests; agent/node.py answers them.
 """
 
 from __future__ import annotations

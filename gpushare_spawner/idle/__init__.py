@@ -4,7 +4,6 @@
 the idle actions of a session under its template and the admin's policy.
 """
 
-from gpushare_spawner.idle.dry_run import DryRun
 from gpushare_spawner.idle.keep import (
     KeepRefusal,
     KeepRule,
@@ -19,7 +18,7 @@ from gpushare_spawner.idle.keep import (
 )
 from gpushare_spawner.idle.policy import Decision, IdleAction, Overdue, UnitsNeeded, decide, overdue
 from gpushare_spawner.idle.schedule import NoAction, QuietUntil, effective_idle, first_work_delay, group_of, never_quiet
-from gpushare_spawner.idle.use import Observation, RecentUse, ShortWork, UseCount
+from gpushare_spawner.idle.use import DryRun, Observation, RecentUse, ShortWork, UseCount
 
 __all__ = [
     "Decision",

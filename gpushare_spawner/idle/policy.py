@@ -12,14 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TypeGuard
 
 from gpushare_spawner.idle.keep import exempts, holds
-from gpushare_spawner.idle.schedule import (
-    Due,
-    NoAction,
-    QuietUntil,
-    max_age_action,
-    never_quiet,
-    next_idle_action,
-)
+from gpushare_spawner.idle.schedule import Due, NoAction, QuietUntil, max_age_action, never_quiet, next_idle_action
 from gpushare_spawner.idle.use import Observation
 from gpushare_spawner.model.quota import Reclaim
 from gpushare_spawner.model.report import Notice

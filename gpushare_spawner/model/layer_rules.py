@@ -17,14 +17,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from gpushare_spawner.model.layers import (
-    LAYERS,
-    Enforcement,
-    IdleReach,
-    Layer,
-    LayerName,
-    Where,
-)
+from gpushare_spawner.model.layers import LAYERS, Enforcement, IdleReach, Layer, LayerName, Where
 from gpushare_spawner.model.quantity import resolve_bytes
 from gpushare_spawner.model.share import UNITS_PER_GPU, Share
 

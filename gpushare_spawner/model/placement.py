@@ -1,6 +1,8 @@
-"""The placement of a share, its memory engine, and the environment variables that they give to the notebook server.
+"""Where a share lies.
 
-Placement is computed in the package `placement`.
+How device memory of a session leaves the GPU: the memory engine of its template.
+
+Environment variables of CUDA frameworks that a session with a share starts with, unless they are set already.
 """
 
 from __future__ import annotations
@@ -30,6 +32,8 @@ class Placement:
 
 ENGINE_VARIABLE = "GPUSHARE_ENGINE"
 """The variable that tells libgpushare.so the engine."""
+
+
 OBSERVES = {ENGINE_VARIABLE: "observe"}
 """The variable's value if another layer shares the GPU: the library only reports GPU work."""
 

@@ -1,6 +1,10 @@
 """A session's share, its tier, its id, the causes of idle actions, and the limits of its device memory. Pure data.
 
 Does not import pydantic, so that the notebook server can import this module quickly.
+
+The placement of a share, its memory engine, and the environment variables that they give to the notebook server.
+
+Placement is computed in the package `placement`.
 """
 
 from __future__ import annotations

@@ -16,22 +16,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from gpushare_spawner.model.frames import (
-    FRAME_BYTES,
-    Feature,
-    Frame,
-    FrameError,
-    Kind,
-    Role,
-)
+from gpushare_spawner.model.frames import FRAME_BYTES, Feature, Frame, FrameError, Kind, Role
 from gpushare_spawner.model.share_status import ANNOTATIONS_VARIABLE, ANSWER, ShareStatus
-from gpushare_spawner.wording.amounts import (
-    AGENT_CLOSED,
-    agent_refused,
-    agent_silent,
-    agent_unavailable,
-    reason,
-)
+from gpushare_spawner.wording.amounts import AGENT_CLOSED, agent_refused, agent_silent, agent_unavailable, reason
 
 SOCKET_VARIABLE = "GPUSHARE_SOCKET"
 """The path of the session's socket; the spawner sets it. Without it the server has no share."""

@@ -14,7 +14,7 @@ from gpushare_spawner.model.frames import AskKind
 from gpushare_spawner.model.quantity import parse_seconds
 from gpushare_spawner.notebook.client import AgentUnavailable, ask
 from gpushare_spawner.notebook.session_client import ServiceAsk, ask_service
-from gpushare_spawner.wording.asks import wrong_keep_time
+from gpushare_spawner.wording.layers import wrong_keep_time
 from gpushare_spawner.wording.share_status import page
 
 CLEAR = "\x1b[H\x1b[2J"

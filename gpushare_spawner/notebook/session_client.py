@@ -42,8 +42,7 @@ from gpushare_spawner.wording.amounts import (
     agent_unavailable,
     reason,
 )
-from gpushare_spawner.wording.asks import ASK_UNKNOWN, NO_SHARE, no_answer, wrong_kind, wrong_value
-from gpushare_spawner.wording.layers import NO_AGENT
+from gpushare_spawner.wording.layers import ASK_UNKNOWN, NO_AGENT, NO_SHARE, no_answer, wrong_kind, wrong_value
 
 log = logging.getLogger(__name__)
 

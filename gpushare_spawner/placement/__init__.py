@@ -1,8 +1,8 @@
 """Placement of shares on GPUs: the ledger and the strategies. Pure, without I/O."""
 
 from gpushare_spawner.placement.capacity import Best, FreeCapacity, Lacking, Rated, Rating
-from gpushare_spawner.placement.claim import NodeHold, able_nodes, cheapest_claim, looking_for_claim
 from gpushare_spawner.placement.feed import EntrySource, LedgerFeed, SupposedLedger, first_to_fit, helpful_actions
+from gpushare_spawner.placement.hold import NodeHold, able_nodes, cheapest_claim, looking_for_claim
 from gpushare_spawner.placement.ledger import Ledger, LedgerError
 from gpushare_spawner.placement.node import (
     Allocation,

@@ -14,7 +14,7 @@ from enum import IntEnum
 from gpushare_spawner.model.report import Notice, Report
 from gpushare_spawner.model.share import Tier
 from gpushare_spawner.placement.capacity import fits
-from gpushare_spawner.placement.claim import NodeHold
+from gpushare_spawner.placement.hold import NodeHold
 from gpushare_spawner.placement.ledger import Ledger, newest_reports
 from gpushare_spawner.placement.node import Allocation, NodeResources
 from gpushare_spawner.placement.request import PlacementRequest

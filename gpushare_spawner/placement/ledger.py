@@ -11,7 +11,7 @@ from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.placement import Placement
 from gpushare_spawner.model.report import GpuReport, Report
 from gpushare_spawner.placement.capacity import FreeCapacity, fits, obstacle_of
-from gpushare_spawner.placement.claim import NodeHold
+from gpushare_spawner.placement.hold import NodeHold
 from gpushare_spawner.placement.node import (
     NOTHING,
     UNKNOWN,

@@ -24,6 +24,7 @@ from jupyterhub.utils import make_ssl_context
 from tornado.web import Application
 
 from gpushare_spawner.clients.agent import default_control_socket
+from gpushare_spawner.clocks import WallClock
 from gpushare_spawner.descriptors import allow_many
 from gpushare_spawner.http_server import BoundedHTTPServer
 from gpushare_spawner.idle import KeepRule
@@ -53,7 +54,6 @@ from gpushare_spawner.service.templates import TemplateSource, UserGroups
 from gpushare_spawner.service.web.app import HubTheme
 from gpushare_spawner.service.web.dashboard import dashboard_application
 from gpushare_spawner.templates.folder import DEFAULT_FOLDER, default_folder
-from gpushare_spawner.wall_clock import WallClock
 from gpushare_spawner.wording.service import body_too_large
 
 DEFAULT_CULL_EVERY = 10.0

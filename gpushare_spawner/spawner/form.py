@@ -27,8 +27,7 @@ from gpushare_spawner.spawner.queue.availability import (
 )
 from gpushare_spawner.spawner.queue.quotas import QuotaChoice
 from gpushare_spawner.wording import service as quota_texts
-from gpushare_spawner.wording import spawn_form as card_texts
-from gpushare_spawner.wording import spawn_form as layer_texts
+from gpushare_spawner.wording import spawn_form
 from gpushare_spawner.wording.amounts import unbroken
 
 OTHER = "unlisted-choice"
@@ -90,7 +89,7 @@ class Form:
         offered: Sequence[Profile],
         chosen: Mapping[str, Any],
         availability_now: AvailabilityNow | UnknownNow | None,
-        unavailable: str = card_texts.AGENT_SILENT,
+        unavailable: str = spawn_form.AGENT_SILENT,
         enforces_resources: bool = True,
         quotas: Callable[[Share], Sequence[QuotaChoice]] = lambda share: (),
     ) -> str:
@@ -172,19 +171,19 @@ def _card(
         choosable=not _never(now),
         units=gpu.share.units if gpu is not None else 0,
         borrowed=borrowed,
-        guaranteed=card_texts.guaranteed(gpu, memory, borrowed) if gpu is not None and layer is None else "",
-        maximum=card_texts.maximum(gpu, memory) if gpu is not None and layer is None else "",
-        idle_actions=card_texts.idle_actions(template, reach) if template is not None else (),
-        takes_idle_share=template is not None and card_texts.takes_idle_share(template, reach),
+        guaranteed=spawn_form.guaranteed(gpu, memory, borrowed) if gpu is not None and layer is None else "",
+        maximum=spawn_form.maximum(gpu, memory) if gpu is not None and layer is None else "",
+        idle_actions=spawn_form.idle_actions(template, reach) if template is not None else (),
+        takes_idle_share=template is not None and spawn_form.takes_idle_share(template, reach),
         oversubscribes=gpu is not None and gpu.memory.oversubscribe and (layer is None or layer.oversubscribes),
-        machine=card_texts.machine(template.resources) if template is not None and enforces_resources else "",
-        models=card_texts.gpu_models(gpu.share, models_of(now.gpus)) if gpu is not None and now is not None else "",
+        machine=spawn_form.machine(template.resources) if template is not None and enforces_resources else "",
+        models=spawn_form.gpu_models(gpu.share, models_of(now.gpus)) if gpu is not None and now is not None else "",
         now=now,
         options=[
             *([_quota_option(profile, accounts, options_here)] if len(accounts) > 1 else []),
             *(_option(profile, name, option, options_here) for name, option in profile.options.items()),
         ],
-        layer=layer_texts.terms(layer, now.profile if now is not None else None) if layer is not None else "",
+        layer=spawn_form.terms(layer, now.profile if now is not None else None) if layer is not None else "",
         quota=quota_now(accounts) if len(accounts) == 1 else "",
     )
 

@@ -41,7 +41,8 @@ from gpushare_spawner.templates.files import (
 from gpushare_spawner.templates.folder import DEFAULT_FOLDER, TemplateFolder, Templates, default_folder
 from gpushare_spawner.templates.problems import Problem, bare_numbers, line_of
 from gpushare_spawner.wording.amounts import memory, plural
-from gpushare_spawner.wording.service import exceeds_cluster, perhaps_not_requested
+from gpushare_spawner.wording.pod_requests import perhaps_not_requested
+from gpushare_spawner.wording.service import exceeds_cluster
 from gpushare_spawner.wording.spawn_form import idle_actions
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"

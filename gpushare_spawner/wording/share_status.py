@@ -26,7 +26,7 @@ from gpushare_spawner.wording.amounts import (
 )
 from gpushare_spawner.wording.layers import NOT_MEASURED, kept_within, other_layer, when_idle
 from gpushare_spawner.wording.notices import WAITS, notice
-from gpushare_spawner.wording.service import LACKING
+from gpushare_spawner.wording.pod_requests import LACKING
 
 SUSPENDED = (
     "This session is suspended: its GPU memory is in host memory, because other sessions need the GPU's memory. Its "

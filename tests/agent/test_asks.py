@@ -8,7 +8,7 @@ from gpushare_spawner.agent.sessions.session import ASKS_AT_ONCE, ASKS_PER_SECON
 from gpushare_spawner.model.controls import ASK_SECONDS, MOST_ASKS, AskAnswer
 from gpushare_spawner.model.frames import AskKind
 from gpushare_spawner.wording.actions import NUMBER_REUSED, TOO_MANY_REQUESTS
-from gpushare_spawner.wording.asks import ASK_UNKNOWN
+from gpushare_spawner.wording.layers import ASK_UNKNOWN
 from tests.present import present
 
 HOUR = 3600.0

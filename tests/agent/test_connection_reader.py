@@ -16,8 +16,8 @@ import pytest
 from gpushare_spawner.agent.sockets import connection
 from gpushare_spawner.agent.sockets.connection import COSTS, Connection, Listener
 from gpushare_spawner.agent.sockets.session_socket import SessionSocket
+from gpushare_spawner.clocks import Budget
 from gpushare_spawner.model.frames import Frame, Kind, Role
-from gpushare_spawner.rate_limit import Budget
 from tests.agent.conftest import Agent, Eventually
 from tests.agent.peers import FIRST, GIB, Peer
 

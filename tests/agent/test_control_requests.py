@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gpushare_spawner.agent.control_requests import MAX_UID, ControlRequests
+from gpushare_spawner.agent.node import MAX_UID, ControlRequests
 from gpushare_spawner.agent.sessions.session import Session
 from gpushare_spawner.agent.state.records import SessionRecord
 from gpushare_spawner.model.control import (

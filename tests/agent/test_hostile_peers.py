@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 from gpushare_spawner.agent.gpus.nvml import GpuProcess, GpuState
 from gpushare_spawner.agent.sockets import connection, session_socket
 from gpushare_spawner.agent.sockets.connection import MALFORMED, NOT_ALLOWED
+from gpushare_spawner.clocks import Budget
 from gpushare_spawner.model.frames import FRAME_BYTES, Frame, Kind, Role, gpu_bytes
 from gpushare_spawner.model.report import Report
-from gpushare_spawner.rate_limit import Budget
 from tests.agent.conftest import Agent, Eventually
 from tests.agent.peers import FIRST, GIB, SECOND, Peer
 

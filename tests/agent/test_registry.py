@@ -22,8 +22,8 @@ from gpushare_spawner.agent.sockets.connection import SESSION_CLOSED
 from gpushare_spawner.agent.state.folder import StateFolder
 from gpushare_spawner.agent.state.records import PodOwner, SessionRecord, short_name
 from gpushare_spawner.arbiter import ArbiterSettings
+from gpushare_spawner.clocks import WallClock
 from gpushare_spawner.model.share import MemoryLimit, Tier
-from gpushare_spawner.wall_clock import WallClock
 from tests.agent.conftest import Eventually, request_for
 from tests.agent.peers import FIRST, SECOND
 

@@ -15,8 +15,7 @@ from benchmarks import placement, placement_cluster, placement_loop, placement_t
 from gpushare_spawner.model.share import Share
 from gpushare_spawner.placement import BestFit, LedgerError
 from gpushare_spawner.sharing.base import Tenant
-from gpushare_spawner.spawner.queue.loop_breaks import LoopBreaks
-from gpushare_spawner.spawner.queue.queue import SpawnRequest
+from gpushare_spawner.spawner.queue.queue import LoopBreaks, SpawnRequest
 
 MODULES = sorted(path.stem for path in Path(benchmarks.__path__[0]).glob("*.py") if path.stem != "__init__")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from gpushare_spawner.clocks import WallClock
 from gpushare_spawner.model.report import GpuReport, Report, SessionReport
 from gpushare_spawner.model.share import Tier
 from gpushare_spawner.model.template import Template
@@ -12,7 +13,6 @@ from gpushare_spawner.service.culler.decisions import CullerSettings
 from gpushare_spawner.service.history.recorder import Meter
 from gpushare_spawner.service.hub.client import Hub
 from gpushare_spawner.service.reports import MachineAgent
-from gpushare_spawner.wall_clock import WallClock
 from tests.service.conftest import HOUR, MINUTE, Clock
 from tests.service.fake_agent import FakeAgent
 from tests.service.fake_hub import TOKEN, FakeHub

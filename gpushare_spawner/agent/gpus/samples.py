@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar
 
 from gpushare_spawner.agent import processes
 from gpushare_spawner.agent.gpus.nvml import Gpu, GpuState, Utilisation
-from gpushare_spawner.wall_clock import STEP, WallClock
+from gpushare_spawner.clocks import STEP, WallClock
 
 log = logging.getLogger(__name__)
 

@@ -21,6 +21,7 @@ from gpushare_spawner.agent.sockets.connection import Connection, Listener
 from gpushare_spawner.agent.sockets.session_socket import SessionEndpoint
 from gpushare_spawner.agent.state.records import SessionRecord
 from gpushare_spawner.arbiter import SessionView
+from gpushare_spawner.clocks import Budget
 from gpushare_spawner.idle import UseCount
 from gpushare_spawner.model.controls import ASK_SECONDS, MOST_ASKS, Ask, AskAnswer
 from gpushare_spawner.model.frames import AskKind
@@ -29,9 +30,8 @@ from gpushare_spawner.model.placement import MemoryEngine
 from gpushare_spawner.model.quantity import resolve_bytes
 from gpushare_spawner.model.report import NOTHING, Delivered, MemoryLimitHits
 from gpushare_spawner.model.share import UNITS_PER_GPU
-from gpushare_spawner.rate_limit import Budget
 from gpushare_spawner.wording.actions import NUMBER_REUSED, TOO_MANY_REQUESTS
-from gpushare_spawner.wording.asks import ASK_UNKNOWN
+from gpushare_spawner.wording.layers import ASK_UNKNOWN
 
 ASKS_AT_ONCE = 8
 """Asks that reach the service after a pause. Our choice: no user presses more buttons in a minute."""

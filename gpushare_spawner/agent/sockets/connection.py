@@ -30,8 +30,8 @@ from typing import Protocol
 
 from gpushare_spawner.agent import processes
 from gpushare_spawner.agent.processes import ProcessName
+from gpushare_spawner.clocks import Budget
 from gpushare_spawner.model.frames import FRAME_BYTES, NO_GPU, VERSION, Feature, Frame, FrameError, Kind
-from gpushare_spawner.rate_limit import Budget
 
 FRAMES_PER_SECOND = 4000
 """Frames per second that a session may send in the long run; bursts begin and end some hundred times a second at most.

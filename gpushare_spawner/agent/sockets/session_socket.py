@@ -24,10 +24,10 @@ from gpushare_spawner.agent.sockets.connection import (
 )
 from gpushare_spawner.agent.state.folder import SessionFolder, StateFolder
 from gpushare_spawner.agent.state.records import SessionRecord, short_name
+from gpushare_spawner.clocks import Budget
 from gpushare_spawner.descriptors import Acceptor, is_reserved
 from gpushare_spawner.log_once import LogOnce
 from gpushare_spawner.model.frames import Frame, Kind
-from gpushare_spawner.rate_limit import Budget
 
 log = logging.getLogger(__name__)
 

@@ -73,8 +73,6 @@ from gpushare_spawner.model.kubernetes.container_requests import (
     requests_patch,
     share_container,
 )
-from gpushare_spawner.model.kubernetes.mirror_pod import MIRROR, is_mirror
-from gpushare_spawner.model.kubernetes.node_eligibility import NodeFacts, PodConstraints
 from gpushare_spawner.model.kubernetes.objects import (
     CLAIMS_API,
     CORDON,
@@ -82,6 +80,7 @@ from gpushare_spawner.model.kubernetes.objects import (
     DRIVER,
     HOSTNAME_LABEL,
     MEMORY_CAPACITY,
+    MIRROR,
     OBSERVER,
     POD_CLAIM,
     PUBLISHED_AT,
@@ -96,6 +95,8 @@ from gpushare_spawner.model.kubernetes.objects import (
     SESSION_FILES_FOLDER,
     UNITS_CAPACITY,
     UUID_ATTRIBUTE,
+    NodeFacts,
+    PodConstraints,
     capacity_of,
     claim_folder,
     claim_name,
@@ -106,6 +107,7 @@ from gpushare_spawner.model.kubernetes.objects import (
     device_name,
     gpu_index_of,
     has_claim,
+    is_mirror,
     kept_off,
     misplaced_report,
     node_of,

@@ -43,8 +43,7 @@ from gpushare_spawner.service.actions.outcome import (
 )
 from gpushare_spawner.service.history.queries import group_of_session
 from gpushare_spawner.service.history.store import BegunRestart
-from gpushare_spawner.service.hub.client import Hub, HubFailed, HubServer
-from gpushare_spawner.service.hub.server_notes import ServerNotes
+from gpushare_spawner.service.hub.client import Hub, HubFailed, HubServer, ServerNotes
 from gpushare_spawner.service.reports import Agent, NodeSnapshot, ask_all
 from gpushare_spawner.service.waiting import quota_use
 from gpushare_spawner.wording import actions as words

@@ -44,7 +44,6 @@ from gpushare_spawner.service.web.view_data import (
     spawn_data,
     units_of,
 )
-from gpushare_spawner.wording import service as history_words
 from gpushare_spawner.wording import service as words
 
 MOST = 1000
@@ -236,7 +235,7 @@ def _period(call: Call[Any, Any]) -> Period:
 
 async def _query_history(call: Call[Any, Any], query: Any) -> str:
     if call.services.history is None:
-        raise ApiError(404, "no-history", history_words.NO_HISTORY)
+        raise ApiError(404, "no-history", words.NO_HISTORY)
     try:
         return str(await call.services.history.ask(query))
     except HistoryFailed as error:

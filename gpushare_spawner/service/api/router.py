@@ -24,14 +24,13 @@ from typing import Any, Generic, Literal, TypeVar, cast
 from pydantic import BaseModel, ConfigDict, ValidationError
 from tornado.iostream import StreamClosedError
 
-from gpushare_spawner.rate_limit import Budget
+from gpushare_spawner.clocks import Budget
 from gpushare_spawner.service.actions.session_actions import SessionActions
 from gpushare_spawner.service.api.answers import Refusal
 from gpushare_spawner.service.api.snapshots import Events, ServiceSnapshots
 from gpushare_spawner.service.history.recorder import History
 from gpushare_spawner.service.hub.roles import ACT, ACT_OWN, DRAIN
 from gpushare_spawner.service.web.app import Caller, Page
-from gpushare_spawner.wording import service as dashboard_words
 from gpushare_spawner.wording import service as words
 
 
@@ -309,7 +308,7 @@ class ApiPage(Page):
         # the hub's library refuses a cookie without the token, and reports it only in its log
         if self.hub_auth.get_session_id(self) and "Authorization" not in self.request.headers:
             raise ApiError(403, "xsrf", words.XSRF)
-        raise ApiError(403, "login", dashboard_words.LOG_IN)
+        raise ApiError(403, "login", words.LOG_IN)
 
     def refuse(self, error: ApiError) -> None:
         """Answer with an error."""

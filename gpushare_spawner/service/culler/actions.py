@@ -23,8 +23,7 @@ from gpushare_spawner.service.actions.outcome import ActionLog
 from gpushare_spawner.service.actions.share import YIELD_SECONDS
 from gpushare_spawner.service.counters import Counters
 from gpushare_spawner.service.culler.decisions import CullerSettings, HubSnapshot, SessionDecision, decide_session
-from gpushare_spawner.service.hub.client import Hub, HubServer, HubUser
-from gpushare_spawner.service.hub.server_notes import ServerNotes
+from gpushare_spawner.service.hub.client import Hub, HubServer, HubUser, ServerNotes
 from gpushare_spawner.service.reports import ask
 from gpushare_spawner.service.templates import SessionTemplates
 from gpushare_spawner.wording import idle_decisions, notices

@@ -19,6 +19,7 @@ from typing import TypeVar
 
 from sqlalchemy import Connection
 
+from gpushare_spawner.clocks import since_boot
 from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.report import GpuReport, Report, SessionReport
 from gpushare_spawner.model.share import UNITS_PER_GPU, Tier
@@ -40,7 +41,6 @@ from gpushare_spawner.service.history.store import (
 from gpushare_spawner.service.hub.client import HubServer, HubUser
 from gpushare_spawner.service.reports import NodeSnapshot
 from gpushare_spawner.service.waiting import waiting_spawns
-from gpushare_spawner.wall_clock import since_boot
 from gpushare_spawner.wording.service import restored
 
 LONGEST = 31.0 * DAY

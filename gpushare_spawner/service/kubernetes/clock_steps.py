@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
+from gpushare_spawner.clocks import WallClock
 from gpushare_spawner.model.kubernetes import PodSession
 from gpushare_spawner.model.quantity import LATEST
 from gpushare_spawner.model.report import Report, SessionReport
 from gpushare_spawner.service.kubernetes.pod_sessions import SessionPod
-from gpushare_spawner.wall_clock import WallClock
 
 _Instant = tuple[str, float]
 """The kind of an instant, and the instant as it was written."""

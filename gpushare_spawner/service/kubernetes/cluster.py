@@ -15,17 +15,23 @@ from kubernetes_asyncio.client import ApiClient, CoreV1Api
 from pydantic import ValidationError
 
 from gpushare_spawner.clients.object_watch import Watched
+from gpushare_spawner.clocks import WallClock
 from gpushare_spawner.model import kubernetes
 from gpushare_spawner.model.control import AgentUnreachable
 from gpushare_spawner.model.controls import ASK_SECONDS
 from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.report import Report, SessionReport, with_reported_since
 from gpushare_spawner.service.kubernetes.clock_steps import PodInstants, moved_report
-from gpushare_spawner.service.kubernetes.first_identities import FirstIdentities
 from gpushare_spawner.service.kubernetes.node import NodeAgent
-from gpushare_spawner.service.kubernetes.pod_sessions import SessionPod, joined_report, made_by, session_pods, trimmed
+from gpushare_spawner.service.kubernetes.pod_sessions import (
+    FirstIdentities,
+    SessionPod,
+    joined_report,
+    made_by,
+    session_pods,
+    trimmed,
+)
 from gpushare_spawner.service.reports import KnownReport, UnconfirmedSession
-from gpushare_spawner.wall_clock import WallClock
 from gpushare_spawner.wording.amounts import utc
 from gpushare_spawner.wording.service import unconfirmed_sessions
 

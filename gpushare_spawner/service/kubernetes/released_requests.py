@@ -27,7 +27,7 @@ from gpushare_spawner.model.template import Template
 from gpushare_spawner.service.kubernetes.node import PATCH_TIMEOUT, patch_annotations
 from gpushare_spawner.service.kubernetes.pod_sessions import SessionPod
 from gpushare_spawner.service.reports import KnownReport
-from gpushare_spawner.wording import service as words
+from gpushare_spawner.wording import pod_requests as words
 from gpushare_spawner.wording.amounts import http_status, reason
 
 RESIZE = "pods/resize"

@@ -25,9 +25,9 @@ from gpushare_spawner.service.waiting import WaitingSpawn, quota_use
 from gpushare_spawner.service.web.app import Viewer
 from gpushare_spawner.wording.amounts import doubled_gpu
 from gpushare_spawner.wording.idle_decisions import explained, kept_by_short_work, upcoming, why_none
+from gpushare_spawner.wording.pod_requests import LACKING
 from gpushare_spawner.wording.service import (
     AGENT_UNAVAILABLE,
-    LACKING,
     name_of,
     not_durable,
     restart_offer,

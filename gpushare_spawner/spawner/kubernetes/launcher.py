@@ -27,7 +27,6 @@ from gpushare_spawner.spawner.kubernetes.cluster.capacity import why_waiting
 from gpushare_spawner.spawner.kubernetes.cluster.reflectors import SnapshotStale
 from gpushare_spawner.spawner.kubernetes.reservations import PodReservations, PodShare
 from gpushare_spawner.wording import spawn_failures
-from gpushare_spawner.wording import spawn_failures as words
 
 
 class PodLauncher:
@@ -140,12 +139,12 @@ class PodLauncher:
         await self._remove_pod()
         if last or not error.elsewhere:
             raise SpawnRefused(
-                words.not_admitted(str(error), self._tries if last else None),
+                spawn_failures.not_admitted(str(error), self._tries if last else None),
                 reason="not-admitted",
                 status=503,
                 retry_after=60,
             )
-        self._attempt.retries.tell(words.another_place(str(error)))
+        self._attempt.retries.tell(spawn_failures.another_place(str(error)))
 
     def _let_arrive(self) -> None:
         share = self._attempt.reservation
@@ -163,5 +162,5 @@ class PodLauncher:
 
     def _too_slow(self, text: str) -> SpawnRefused:
         pod = self._pod()
-        why = (why_waiting(pod) if pod is not None else "") or text or ("" if pod else words.POD_NOT_SEEN)
-        return SpawnRefused(words.too_slow(self._start_timeout, why), reason="too-slow", status=503)
+        why = (why_waiting(pod) if pod is not None else "") or text or ("" if pod else spawn_failures.POD_NOT_SEEN)
+        return SpawnRefused(spawn_failures.too_slow(self._start_timeout, why), reason="too-slow", status=503)

@@ -36,7 +36,6 @@ from gpushare_spawner.spawner.queue.snapshot import (
     guaranteed_resources,
 )
 from gpushare_spawner.wording import spawn_failures
-from gpushare_spawner.wording import spawn_failures as words
 
 CONFIRM_WITHIN = 900.0
 """Seconds that the agent keeps an unconfirmed session: longer than a start may take."""
@@ -122,11 +121,13 @@ class AgentSessions:
         Raises SpawnRefused, also for a ``pid`` below 1: then the server has ended already.
         """
         if pid < 1:
-            raise SpawnRefused(words.SERVER_ENDED, reason="exited", status=500)
+            raise SpawnRefused(spawn_failures.SERVER_ENDED, reason="exited", status=500)
         try:
             await self.confirm(request, pid)
         except ControlRefused as error:
-            raise SpawnRefused(words.agent_refused_process(error.message), reason="agent-refused", status=502) from None
+            raise SpawnRefused(
+                spawn_failures.agent_refused_process(error.message), reason="agent-refused", status=502
+            ) from None
 
     async def _confirm(self, request: OpenRequest, pid: int) -> None:
         try:
@@ -382,7 +383,7 @@ class AgentReservations(Reservations[OpenedShare]):
     def _held_up(self, ticket: Ticket) -> str:
         # a session that is opened now might be closed by the pending close
         closing = self.sessions.is_closing(ticket.request.session)
-        return words.SESSION_CLOSES if closing else ""
+        return spawn_failures.SESSION_CLOSES if closing else ""
 
     async def _give(self, ticket: Ticket, placement: Placement, snapshot: GpuSnapshot) -> Allocation | None:
         """Request the place from the agent; None if the agent has no free capacity there."""
@@ -422,4 +423,4 @@ class AgentReservations(Reservations[OpenedShare]):
 
 
 def _refused(error: ControlRefused) -> SpawnRefused:
-    return SpawnRefused(words.agent_refused_session(error.message), reason="agent-refused", status=502)
+    return SpawnRefused(spawn_failures.agent_refused_session(error.message), reason="agent-refused", status=502)

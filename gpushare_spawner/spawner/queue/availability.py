@@ -20,9 +20,8 @@ from gpushare_spawner.model.share import Share
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.placement import Demand, PlacementRequest, SupposedLedger, helpful_actions
 from gpushare_spawner.sharing.base import Tenant
-from gpushare_spawner.spawner.queue.loop_breaks import LoopBreaks
 from gpushare_spawner.spawner.queue.placer import PlacementCheck, Positions, Verdict
-from gpushare_spawner.spawner.queue.queue import Alternative, SpawnQueue, SpawnRequest, Startable, Ticket
+from gpushare_spawner.spawner.queue.queue import Alternative, LoopBreaks, SpawnQueue, SpawnRequest, Startable, Ticket
 from gpushare_spawner.spawner.queue.snapshot import AskedServer, GpuKind, GpuSnapshot, Kept, LayerOutcome, OtherLayers
 from gpushare_spawner.wording import spawn_failures as words
 from gpushare_spawner.wording.spawn_form import gpu_models, not_on_one_machine

@@ -39,11 +39,9 @@ from gpushare_spawner.placement import (
 )
 from gpushare_spawner.quota import Account, LimitExceeded
 from gpushare_spawner.spawner.hub import SpawnRefused
-from gpushare_spawner.spawner.queue.loop_breaks import LoopBreaks
-from gpushare_spawner.spawner.queue.queue import SpawnQueue, SpawnRequest, Ticket
+from gpushare_spawner.spawner.queue.queue import LoopBreaks, SpawnQueue, SpawnRequest, Ticket
 from gpushare_spawner.spawner.queue.snapshot import GpuSnapshot, Kept, LayerOutcome, OtherLayers
 from gpushare_spawner.wording import spawn_failures, spawn_form
-from gpushare_spawner.wording import spawn_failures as words
 from gpushare_spawner.wording.amounts import duration
 from gpushare_spawner.wording.service import exceeded
 from gpushare_spawner.wording.spawn_failures import EARLIER_FIRST, refused_by_nodes
@@ -267,12 +265,14 @@ class KeptNodes:
 
 def queue_full(request: SpawnRequest, length: int) -> SpawnRefused:
     """Return the refusal for a full queue of ``length`` spawns."""
-    return SpawnRefused(words.queue_full(request.share, length), reason="queue-full", status=503, retry_after=120)
+    return SpawnRefused(
+        spawn_failures.queue_full(request.share, length), reason="queue-full", status=503, retry_after=120
+    )
 
 
 def waited_too_long(request: SpawnRequest, waited: float, hint: str) -> SpawnRefused:
     """Return the refusal after the longest wait. ``waited``: seconds; ``hint``: the reason as a sentence, or empty."""
-    message = words.waited_too_long(request.share, duration(waited), hint)
+    message = spawn_failures.waited_too_long(request.share, duration(waited), hint)
     return SpawnRefused(message, reason="no-capacity", status=503, retry_after=60)
 
 
@@ -284,14 +284,16 @@ def quota_exceeded(request: SpawnRequest, account: Account, refused: LimitExceed
 def impossible(request: SpawnRequest, where: str, why: str) -> SpawnRefused:
     """Return the refusal of a spawn that no wait would help. ``where``: the GPUs' place; ``why``: a sentence."""
     return SpawnRefused(
-        words.impossible(request.template.display_name, where, request.node, why), reason="no-such-gpu", status=409
+        spawn_failures.impossible(request.template.display_name, where, request.node, why),
+        reason="no-such-gpu",
+        status=409,
     )
 
 
 def gpus_unavailable(unavailable: str, error: Exception) -> SpawnRefused:
     """Return the refusal after the GPUs were unavailable for too long. ``unavailable``: without a full stop."""
     return SpawnRefused(
-        words.nothing_known(unavailable),
+        spawn_failures.nothing_known(unavailable),
         reason="agent-unavailable",
         status=503,
         retry_after=60,
@@ -301,7 +303,7 @@ def gpus_unavailable(unavailable: str, error: Exception) -> SpawnRefused:
 
 def placing_failed() -> SpawnRefused:
     """Return the refusal after a bug in placement. The log has the traceback."""
-    return SpawnRefused(words.PLACING_FAILED, reason="error", status=500)
+    return SpawnRefused(spawn_failures.PLACING_FAILED, reason="error", status=500)
 
 
 NOT_BY_THE_HUB = Placement("", ())

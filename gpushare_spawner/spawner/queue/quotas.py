@@ -16,6 +16,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from gpushare_spawner.clocks import WallClock
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.share import Share
 from gpushare_spawner.placement import Allocation, Ledger
@@ -32,7 +33,6 @@ from gpushare_spawner.quota import (
 )
 from gpushare_spawner.sharing.base import Tenant
 from gpushare_spawner.spawner.queue.queue import Ticket
-from gpushare_spawner.wall_clock import WallClock
 from gpushare_spawner.wording.amounts import reason
 from gpushare_spawner.wording.service import exceeds_cluster
 

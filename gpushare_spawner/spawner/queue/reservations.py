@@ -23,7 +23,6 @@ from gpushare_spawner.placement import Allocation, BestFit, LedgerFeed, Strategy
 from gpushare_spawner.quota.order import PREPAID_SECONDS
 from gpushare_spawner.sharing.base import Tenant
 from gpushare_spawner.spawner.queue.availability import AvailabilityNow, UnknownNow, WaitEstimates
-from gpushare_spawner.spawner.queue.loop_breaks import LastingObjects, LoopBreaks
 from gpushare_spawner.spawner.queue.placer import (
     PlacementCheck,
     Placer,
@@ -32,7 +31,14 @@ from gpushare_spawner.spawner.queue.placer import (
     quota_exceeded,
     waited_too_long,
 )
-from gpushare_spawner.spawner.queue.queue import Reservation, SpawnQueue, SpawnRequest, Ticket
+from gpushare_spawner.spawner.queue.queue import (
+    LastingObjects,
+    LoopBreaks,
+    Reservation,
+    SpawnQueue,
+    SpawnRequest,
+    Ticket,
+)
 from gpushare_spawner.spawner.queue.quotas import QueueQuotas, QuotaHistory
 from gpushare_spawner.spawner.queue.snapshot import ExpectedWorkload, GpuSnapshot
 from gpushare_spawner.wording.service import OVER_QUOTA_WAITS

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import pytest
 
+from gpushare_spawner.clocks import WallClock
 from gpushare_spawner.model import kubernetes
 from gpushare_spawner.model.control import AgentUnreachable
 from gpushare_spawner.model.controls import Controls, Message
@@ -18,7 +19,6 @@ from gpushare_spawner.service.culler.culler import Culler
 from gpushare_spawner.service.culler.decisions import CullerSettings, SessionDecision
 from gpushare_spawner.service.hub.client import Hub, HubServer, HubUser
 from gpushare_spawner.service.kubernetes import node as node_module
-from gpushare_spawner.wall_clock import WallClock
 from tests.present import present
 from tests.service.kubernetes.test_forged_sessions import HONEST, World, pod, report, session
 from tests.service.kubernetes.test_forged_sessions import HOSTILE as NODE

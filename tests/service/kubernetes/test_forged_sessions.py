@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from kubernetes_asyncio.client import ApiClient
 
+from gpushare_spawner.clocks import WallClock
 from gpushare_spawner.idle import DryRun, RecentUse
 from gpushare_spawner.model import kubernetes
 from gpushare_spawner.model.controls import Ask, Exemption, Keep, Message
@@ -41,14 +42,12 @@ from gpushare_spawner.service.hub.client import Hub, HubServer, HubUser
 from gpushare_spawner.service.kubernetes import cluster as cluster_module
 from gpushare_spawner.service.kubernetes import node as node_module
 from gpushare_spawner.service.kubernetes.cluster import Cluster
-from gpushare_spawner.service.kubernetes.first_identities import MOST_GONE, FirstIdentities
-from gpushare_spawner.service.kubernetes.pod_sessions import trimmed
+from gpushare_spawner.service.kubernetes.pod_sessions import MOST_GONE, FirstIdentities, trimmed
 from gpushare_spawner.service.reports import NodeSnapshot, RecentReports, ask_all
 from gpushare_spawner.service.sources import DashboardSources
 from gpushare_spawner.service.web.app import Viewer
 from gpushare_spawner.service.web.metrics import ServiceState, exposition
 from gpushare_spawner.service.web.view_data import dashboard_data, gpu_bar, node_data, problems_data, units_of
-from gpushare_spawner.wall_clock import WallClock
 from tests.service.dashboards import NO_AGENT
 
 NOW = 1_790_000_000.0

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from gpushare_spawner.clocks import WallClock
 from gpushare_spawner.model.kubernetes import (
     MIRROR,
     REPORT_KEY,
@@ -43,10 +44,8 @@ from gpushare_spawner.spawner.kubernetes.cluster.layers import Pending
 from gpushare_spawner.spawner.kubernetes.cluster.snapshot import PODS, REPORTS, ClusterSnapshots
 from gpushare_spawner.spawner.kubernetes.reservations import PodReservations, PodShare
 from gpushare_spawner.spawner.queue.availability import AvailabilityNow
-from gpushare_spawner.spawner.queue.loop_breaks import LoopBreaks
-from gpushare_spawner.spawner.queue.queue import SpawnRequest
+from gpushare_spawner.spawner.queue.queue import LoopBreaks, SpawnRequest
 from gpushare_spawner.spawner.queue.snapshot import LayerOffer
-from gpushare_spawner.wall_clock import WallClock
 
 KEY = (REPORTS, "hub")
 LOG = logging.getLogger("test")

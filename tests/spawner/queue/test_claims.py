@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from gpushare_spawner.model.report import Notice
 from gpushare_spawner.model.share import Tier
 from gpushare_spawner.placement import Allocation, NodeHold
-from gpushare_spawner.spawner.queue.loop_breaks import LoopBreaks
-from gpushare_spawner.spawner.queue.queue import Ticket
+from gpushare_spawner.spawner.queue.queue import LoopBreaks, Ticket
 from gpushare_spawner.wording.spawn_failures import EARLIER_FIRST
 
 from .machine import Machine

@@ -7,8 +7,8 @@ import gc
 
 import pytest
 
-from gpushare_spawner.spawner.queue import loop_breaks
-from gpushare_spawner.spawner.queue.loop_breaks import LastingObjects, LoopBreaks
+from gpushare_spawner.spawner.queue import queue
+from gpushare_spawner.spawner.queue.queue import LastingObjects, LoopBreaks
 
 
 async def test_others_run_when_the_last_break_is_too_long_ago_and_not_before() -> None:
@@ -57,7 +57,7 @@ async def test_readings_that_fail_for_ever_exclude_no_more_objects_after_some_br
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Cycles that are garbage at such a moment would stay for ever."""
-    monkeypatch.setattr(loop_breaks, "MOST_FREEZES", 3)
+    monkeypatch.setattr(queue, "MOST_FREEZES", 3)
     frozen: list[int] = []
     monkeypatch.setattr(gc, "freeze", lambda: frozen.append(1))
     lasting = LastingObjects()

@@ -21,9 +21,8 @@ from gpushare_spawner.spawner.queue.availability import (
     after_idle_actions,
     after_pending_stops,
 )
-from gpushare_spawner.spawner.queue.loop_breaks import LoopBreaks
 from gpushare_spawner.spawner.queue.placer import PlacementCheck, Placer
-from gpushare_spawner.spawner.queue.queue import Alternative, Startable, Ticket
+from gpushare_spawner.spawner.queue.queue import Alternative, LoopBreaks, Startable, Ticket
 from gpushare_spawner.spawner.queue.snapshot import (
     NOTHING_KEPT,
     AskedServer,

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from gpushare_spawner.clocks import WallClock
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.share import Share
 from gpushare_spawner.model.template import Template
@@ -17,7 +18,6 @@ from gpushare_spawner.spawner.hub import SpawnRefused
 from gpushare_spawner.spawner.queue import quotas
 from gpushare_spawner.spawner.queue.queue import SpawnQueue, SpawnRequest
 from gpushare_spawner.spawner.queue.quotas import QueueQuotas
-from gpushare_spawner.wall_clock import WallClock
 from tests.spawner.fake_agent import FakeAgent
 from tests.spawner.queue.running_queue import RunningQueue
 from tests.spawner.running_hub import until

@@ -14,8 +14,7 @@ from gpushare_spawner.spawner.queue.availability import (
     after_idle_actions,
     rounded_minutes,
 )
-from gpushare_spawner.spawner.queue.loop_breaks import LoopBreaks
-from gpushare_spawner.spawner.queue.queue import Ticket
+from gpushare_spawner.spawner.queue.queue import LoopBreaks, Ticket
 
 from .machine import Machine
 

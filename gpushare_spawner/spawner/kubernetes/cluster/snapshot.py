@@ -14,6 +14,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from gpushare_spawner.clients.object_watch import BadObjects
+from gpushare_spawner.clocks import WallClock
 from gpushare_spawner.model.kubernetes import (
     REPORT_KEY,
     REPORT_STALE_SECONDS,
@@ -43,9 +44,8 @@ from gpushare_spawner.spawner.kubernetes.cluster.capacity import (
 )
 from gpushare_spawner.spawner.kubernetes.cluster.layers import LayerReader
 from gpushare_spawner.spawner.kubernetes.cluster.reflectors import SnapshotStale, freshen, has_listed
-from gpushare_spawner.spawner.queue.loop_breaks import LastingObjects, LoopBreaks
+from gpushare_spawner.spawner.queue.queue import LastingObjects, LoopBreaks
 from gpushare_spawner.spawner.queue.snapshot import GpuInventory, GpuSnapshot
-from gpushare_spawner.wall_clock import WallClock
 from gpushare_spawner.wording import spawn_failures
 from gpushare_spawner.wording.amounts import doubled_gpu
 
