@@ -28,7 +28,7 @@ from benchmarks import interactive, oversubscription
 from benchmarks.interactive import Delays, start_delays
 from benchmarks.interactive_gpu import Checkpoints
 from benchmarks.oversubscription import SCALE, alone, arbitrated
-from gpushare_spawner.model.placement import MemoryEngine
+from gpushare_spawner.model.layers import MemoryEngine
 
 Result = TypeVar("Result")
 COLUMNS = ("big_50", "big_90")

@@ -43,13 +43,13 @@ from benchmarks.oversubscription_job import Phase, Shape
 from gpushare_spawner import native
 from gpushare_spawner.agent.gpus.nvml import Nvml
 from gpushare_spawner.agent.node import Node, NodeSettings
-from gpushare_spawner.agent.sessions.registry import Libraries
+from gpushare_spawner.agent.sessions.environment import Libraries
 from gpushare_spawner.agent.sockets.control_socket import ControlSocket
 from gpushare_spawner.agent.state.folder import StateFolder
 from gpushare_spawner.arbiter import ArbiterSettings
 from gpushare_spawner.clients.agent import AgentClient
 from gpushare_spawner.model.control import AgentUnreachable, OpenRequest
-from gpushare_spawner.model.placement import MemoryEngine
+from gpushare_spawner.model.layers import MemoryEngine
 from gpushare_spawner.sharing.native import merged
 
 SCALE = 25.0

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 from benchmarks import placement_loop, placement_trace
 from benchmarks.placement_cluster import GIB, SHARES, cluster, resources
-from gpushare_spawner.model.placement import Placement
+from gpushare_spawner.model.layers import Placement
 from gpushare_spawner.model.report import Report
 from gpushare_spawner.model.share import Share
 from gpushare_spawner.placement import (

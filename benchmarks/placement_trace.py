@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpushare_spawner.model.placement import Placement
+from gpushare_spawner.model.layers import Placement
 from gpushare_spawner.model.report import GpuReport
 from gpushare_spawner.model.share import UNITS_PER_GPU, Share
 from gpushare_spawner.placement import (

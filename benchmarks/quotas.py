@@ -37,7 +37,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from benchmarks.quota_reclaim import Cluster
-from gpushare_spawner.model.placement import Placement
+from gpushare_spawner.model.layers import Placement
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.report import GpuReport, Report
 from gpushare_spawner.model.share import UNITS_PER_GPU

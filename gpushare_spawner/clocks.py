@@ -4,7 +4,7 @@ Instants in reports, records and the hub's database are of this clock. If NTP or
 between an instant before and an instant after is wrong by that step. Parts that keep instants therefore move them by
 the step, so that durations stay correct. Deadlines that people set are not moved.
 
-A limit of the rate of requests.
+`Budget` limits the rate of requests.
 """
 
 from __future__ import annotations

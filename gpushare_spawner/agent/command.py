@@ -36,7 +36,7 @@ from gpushare_spawner.agent.gpus.nvml import Gpu, KnownGpus, NoGpu, Nvml, all_gp
 from gpushare_spawner.agent.memory.host_memory import HostMemorySettings
 from gpushare_spawner.agent.node import Node, NodeSettings
 from gpushare_spawner.agent.periodic import GpuSource
-from gpushare_spawner.agent.sessions.registry import Libraries
+from gpushare_spawner.agent.sessions.environment import Libraries
 from gpushare_spawner.agent.sockets.control_socket import CannotListen, ControlSocket
 from gpushare_spawner.agent.sockets.session_socket import SessionEndpoints
 from gpushare_spawner.agent.state.folder import AlreadyRunning, PathTooLong, StateFolder

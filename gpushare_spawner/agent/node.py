@@ -3,9 +3,8 @@
 `SessionChecks` checks each session every second or so: confirmation, socket, memory budget, use, record. A cluster's
 part is in agent/kubernetes; the command is in command.py.
 
-The hub's requests to the agent: open, confirm and close sessions, change their tiers, report.
-
-The socket itself is in sockets/control_socket.py.
+`ControlRequests` answers the hub's requests: open, confirm and close sessions, change their tiers, report. Their socket
+is in sockets/control_socket.py.
 """
 
 from __future__ import annotations
@@ -30,24 +29,20 @@ from gpushare_spawner.agent.mps import MpsDaemons, MpsFailed, MpsSettings
 from gpushare_spawner.agent.periodic import GpuSource, Rounds, RoundSettings
 from gpushare_spawner.agent.report import GpuHealth, NodeReports
 from gpushare_spawner.agent.sessions.conversation import Conversation
+from gpushare_spawner.agent.sessions.environment import Libraries, mig_environment, mps_environment, session_environment
 from gpushare_spawner.agent.sessions.processes import (
     ContextMemory,
     UnclaimedMemory,
     UnconnectedProcesses,
     claimed_bytes,
 )
-from gpushare_spawner.agent.sessions.registry import (
-    Libraries,
-    SessionRegistry,
-    mig_environment,
-    mps_environment,
-    session_environment,
-)
+from gpushare_spawner.agent.sessions.registry import SessionRegistry
 from gpushare_spawner.agent.sessions.session import Activity, Session
 from gpushare_spawner.agent.sessions.tiers import Shares
 from gpushare_spawner.agent.sockets.session_socket import ProcessEndpoints, SessionEndpoints
+from gpushare_spawner.agent.state.cordons import Cordons
 from gpushare_spawner.agent.state.folder import Discarded, StateFolder
-from gpushare_spawner.agent.state.records import Cordons, SessionRecord
+from gpushare_spawner.agent.state.records import SessionRecord
 from gpushare_spawner.agent.suspend.driver import DriverCheckpoints
 from gpushare_spawner.agent.suspend.suspender import Suspender
 from gpushare_spawner.arbiter import ArbiterSettings
@@ -72,8 +67,7 @@ from gpushare_spawner.model.control import (
     ResizeRequest,
     TierRequest,
 )
-from gpushare_spawner.model.layers import LAYERS, LayerName, Where
-from gpushare_spawner.model.placement import engine_environment
+from gpushare_spawner.model.layers import LAYERS, LayerName, Where, engine_environment
 from gpushare_spawner.model.quantity import resolve_bytes
 from gpushare_spawner.model.report import Report, SessionReport
 from gpushare_spawner.model.share import UNITS_PER_GPU, Share

@@ -13,7 +13,7 @@ from gpushare_spawner.agent.gpus.nvml import Gpu, GpuState
 from gpushare_spawner.agent.memory.host_memory import GpuMemoryBudget, NodeMemory
 from gpushare_spawner.agent.sessions.registry import SessionRegistry
 from gpushare_spawner.agent.sessions.session import Activity, Session
-from gpushare_spawner.agent.state.records import Cordons
+from gpushare_spawner.agent.state.cordons import Cordons
 from gpushare_spawner.model.report import (
     MAX_TROUBLE,
     DeliveredReport,

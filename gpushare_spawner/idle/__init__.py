@@ -16,8 +16,20 @@ from gpushare_spawner.idle.keep import (
     keeps_left,
     recent,
 )
-from gpushare_spawner.idle.policy import Decision, IdleAction, Overdue, UnitsNeeded, decide, overdue
-from gpushare_spawner.idle.schedule import NoAction, QuietUntil, effective_idle, first_work_delay, group_of, never_quiet
+from gpushare_spawner.idle.policy import (
+    Decision,
+    IdleAction,
+    NoAction,
+    Overdue,
+    QuietUntil,
+    UnitsNeeded,
+    decide,
+    effective_idle,
+    first_work_delay,
+    group_of,
+    never_quiet,
+    overdue,
+)
 from gpushare_spawner.idle.use import DryRun, Observation, RecentUse, ShortWork, UseCount
 
 __all__ = [

@@ -23,8 +23,7 @@ from gpushare_spawner.model.controls import (
     with_message,
     without_message,
 )
-from gpushare_spawner.model.layers import LayerName
-from gpushare_spawner.model.placement import MemoryEngine
+from gpushare_spawner.model.layers import LayerName, MemoryEngine
 from gpushare_spawner.model.quantity import Instant, PercentOrBytes
 from gpushare_spawner.model.report import Notice
 from gpushare_spawner.model.share import MAX_LENGTH, UNITS_PER_GPU, IdleCause, Tier, UseRule

@@ -2,15 +2,18 @@
 
 The service decides, with its own clock, and the agent stores the decisions. The limits of keeps are in `idle.keep`.
 A cordon keeps new sessions away from a GPU or a node. A drain is a cordon that also asks present sessions to leave.
+
+`SpawnNote` is the service's note to the spawner in a spawn request, about an action on the earlier server or spawn. It
+is a user option, because the hub's route for servers accepts nothing else. The spawner removes it at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gpushare_spawner.model.frames import MAX_TEXT_LETTERS, AskKind
 from gpushare_spawner.model.quantity import Instant
@@ -138,3 +141,38 @@ class Cordon(BaseModel):
     stop_at: Instant | None = None
     """Of a drain: the instant at which the remaining servers are stopped, but not before the notice period of their
     template has passed since their users were notified; None: never."""
+
+
+NOTE_OPTION = "gpushare_note"
+"""The user option. Users can set it too, but only they themselves read the text."""
+STATE_KEY = "gpushare_stopped"
+"""Key in the spawner's state: why the server was stopped. The hub's pages read it there (`spawner/pages/hub`)."""
+MAX_LETTERS = 500
+
+
+class SpawnNote(BaseModel):
+    """One note."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    text: str = Field(min_length=1, max_length=MAX_LETTERS)
+    """The action, in a sentence."""
+    cancelled: bool = False
+    """Whether the earlier spawn was cancelled. Then nothing is started, and the user reads the text."""
+    stopped: bool = False
+    """Whether the server was stopped. Then nothing is started; the hub's pages show the text until the next spawn."""
+
+    def within(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the user options with this note."""
+        return {**options, NOTE_OPTION: self.model_dump(exclude_defaults=True)}
+
+
+def taken_out(options: Any) -> tuple[dict[str, Any], SpawnNote] | None:
+    """Return user options without their note, and the note; None: they have no valid note."""
+    if not isinstance(options, dict) or NOTE_OPTION not in options:
+        return None
+    try:
+        note = SpawnNote.model_validate(options[NOTE_OPTION])
+    except ValidationError:
+        return None
+    return {name: value for name, value in options.items() if name != NOTE_OPTION}, note

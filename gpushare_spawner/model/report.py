@@ -18,8 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from gpushare_spawner.model.controls import MOST_KEEPS, Ask, Controls, Cordon, Exemption, Keep, Message, MessageCause
 from gpushare_spawner.model.layer_rules import MigInstance, gpu_label
-from gpushare_spawner.model.layers import LayerName
-from gpushare_spawner.model.placement import MemoryEngine
+from gpushare_spawner.model.layers import LayerName, MemoryEngine
 from gpushare_spawner.model.quantity import LATEST, Instant
 from gpushare_spawner.model.share import (
     MAX_LENGTH,

@@ -15,8 +15,7 @@ from pydantic_core import PydanticCustomError
 
 from gpushare_spawner.model.controls import MOST_KEEPS
 from gpushare_spawner.model.layer_rules import BrokenPromise, Promises, broken_promises
-from gpushare_spawner.model.layers import LAYERS, LayerName
-from gpushare_spawner.model.placement import MemoryEngine
+from gpushare_spawner.model.layers import LAYERS, LayerName, MemoryEngine
 from gpushare_spawner.model.quantity import Bytes, Cores, PercentOrBytes, Seconds, resolve_bytes
 from gpushare_spawner.model.share import UNITS_PER_GPU, Share, Tier, units_from_fraction
 from gpushare_spawner.model.texts import SHOWN_LINE, SHOWN_TEXT, ShownLine, TextPattern

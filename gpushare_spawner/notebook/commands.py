@@ -11,7 +11,6 @@ import sys
 import time
 
 from gpushare_spawner.model.frames import AskKind
-from gpushare_spawner.model.quantity import parse_seconds
 from gpushare_spawner.notebook.client import AgentUnavailable, ask
 from gpushare_spawner.notebook.session_client import ServiceAsk, ask_service
 from gpushare_spawner.wording.layers import wrong_keep_time
@@ -92,7 +91,12 @@ def release(options: argparse.Namespace) -> int:
 def _keep_of(time: str | None) -> ServiceAsk:
     if time is None:
         return ServiceAsk.of(AskKind.KEEPS)
-    return ServiceAsk.of(AskKind.END_KEEP) if time == END else ServiceAsk.of(AskKind.KEEP, parse_seconds(time))
+    if time == END:
+        return ServiceAsk.of(AskKind.END_KEEP)
+    # not at the top: it imports pydantic, which `gpushare status` does not need
+    from gpushare_spawner.model.quantity import parse_seconds
+
+    return ServiceAsk.of(AskKind.KEEP, parse_seconds(time))
 
 
 def _ask(request: ServiceAsk, options: argparse.Namespace) -> int:

@@ -26,8 +26,7 @@ from jupyter_server.base.handlers import APIHandler
 from jupyter_server.utils import url_path_join
 from tornado import web
 
-from gpushare_spawner.model.layers import LAYER_VARIABLE, LAYERS, IdleReach, LayerName
-from gpushare_spawner.model.placement import choose_frameworks_defaults
+from gpushare_spawner.model.layers import LAYER_VARIABLE, LAYERS, IdleReach, LayerName, choose_frameworks_defaults
 from gpushare_spawner.model.share import IdleCause, Tier
 from gpushare_spawner.model.share_status import ControlsStatus, ShareStatus
 from gpushare_spawner.notebook.client import AgentUnavailable

@@ -17,7 +17,7 @@ import socket
 import time
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from gpushare_spawner.model.frames import (
     FRAME_BYTES,
@@ -33,7 +33,6 @@ from gpushare_spawner.model.frames import (
 from gpushare_spawner.model.layers import LAYER_VARIABLE
 from gpushare_spawner.model.share_status import ANSWER, ShareStatus
 from gpushare_spawner.notebook.client import AgentConnection, AgentUnavailable, hello, named, session_socket, with_agent
-from gpushare_spawner.notebook.pod_annotations import PodAnnotations
 from gpushare_spawner.wording.amounts import (
     AGENT_CLOSED,
     AGENT_NOT_YET,
@@ -43,6 +42,10 @@ from gpushare_spawner.wording.amounts import (
     reason,
 )
 from gpushare_spawner.wording.layers import ASK_UNKNOWN, NO_AGENT, NO_SHARE, no_answer, wrong_kind, wrong_value
+
+if TYPE_CHECKING:
+    # it imports pydantic, which `gpushare keep` does not need
+    from gpushare_spawner.notebook.pod_annotations import PodAnnotations
 
 log = logging.getLogger(__name__)
 

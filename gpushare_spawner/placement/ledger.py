@@ -7,8 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
-from gpushare_spawner.model.layers import LayerName
-from gpushare_spawner.model.placement import Placement
+from gpushare_spawner.model.layers import LayerName, Placement
 from gpushare_spawner.model.report import GpuReport, Report
 from gpushare_spawner.placement.capacity import FreeCapacity, fits, obstacle_of
 from gpushare_spawner.placement.hold import NodeHold

@@ -12,6 +12,7 @@ from gpushare_spawner.service.history.store import Wait, WaitOutcome
 WAIT_BOUNDS = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)
 """Upper bounds of the buckets of waits in seconds: from an immediate placement to an hour in the queue."""
 
+
 Component = Literal["agent", "hub", "session", "round"]
 
 

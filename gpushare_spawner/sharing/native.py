@@ -26,8 +26,7 @@ from gpushare_spawner.model.kubernetes import (
     pinned,
     resource_limits,
 )
-from gpushare_spawner.model.layers import LayerName
-from gpushare_spawner.model.placement import Placement, choose_frameworks_defaults, engine_environment
+from gpushare_spawner.model.layers import LayerName, Placement, choose_frameworks_defaults, engine_environment
 from gpushare_spawner.model.report import ClaimsReport, GpuReport, MountReport
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.sharing.base import Environment, PodChange, PodSpec, SharingLayer, Tenant, notebook_container

@@ -21,11 +21,11 @@ from traitlets.config import LoggingConfigurable
 from traitlets.utils.importstring import import_item
 
 from gpushare_spawner.idle import effective_idle
+from gpushare_spawner.model.controls import STATE_KEY, taken_out
 from gpushare_spawner.model.idle_policy import IdlePolicy
 from gpushare_spawner.model.layer_rules import LayersFile
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.share import Share
-from gpushare_spawner.model.spawn_note import STATE_KEY, taken_out
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.placement import Strategy, check_strategy
 from gpushare_spawner.quota import Account, Admission, QuotaAccounts

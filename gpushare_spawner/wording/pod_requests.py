@@ -7,14 +7,6 @@ from collections.abc import Sequence
 from gpushare_spawner.model.kubernetes import Requests
 from gpushare_spawner.wording.amounts import memory
 
-LACKING = (
-    "This server has less guaranteed CPU and memory at the moment. They were lowered while its GPU share was released, "
-    "and its machine has not granted them again yet, most likely because it is full. They are restored when capacity "
-    "is free. Tell the admin if this lasts."
-)
-"""For the user, in JupyterLab and on the dashboard."""
-
-
 _KEPT = "The pod keeps what it was granted, and the service tries again."
 
 

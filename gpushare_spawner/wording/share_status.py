@@ -26,7 +26,14 @@ from gpushare_spawner.wording.amounts import (
 )
 from gpushare_spawner.wording.layers import NOT_MEASURED, kept_within, other_layer, when_idle
 from gpushare_spawner.wording.notices import WAITS, notice
-from gpushare_spawner.wording.pod_requests import LACKING
+
+LACKING = (
+    "This server has less guaranteed CPU and memory at the moment. They were lowered while its GPU share was released, "
+    "and its machine has not granted them again yet, most likely because it is full. They are restored when capacity "
+    "is free. Tell the admin if this lasts."
+)
+"""For the user, in JupyterLab and on the dashboard."""
+
 
 SUSPENDED = (
     "This session is suspended: its GPU memory is in host memory, because other sessions need the GPU's memory. Its "

@@ -16,7 +16,7 @@ import pytest
 from gpushare_spawner.agent.gpus.nvml import Gpu
 from gpushare_spawner.agent.node import Node, NodeSettings
 from gpushare_spawner.agent.periodic import RoundSettings
-from gpushare_spawner.agent.sessions.registry import Libraries
+from gpushare_spawner.agent.sessions.environment import Libraries
 from gpushare_spawner.agent.state.folder import StateFolder
 from gpushare_spawner.clocks import WallClock
 from gpushare_spawner.model.control import OpenRequest

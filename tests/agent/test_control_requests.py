@@ -23,7 +23,7 @@ from gpushare_spawner.model.control import (
     ReportRequest,
     TierRequest,
 )
-from gpushare_spawner.model.placement import MemoryEngine
+from gpushare_spawner.model.layers import MemoryEngine
 from gpushare_spawner.model.report import Report
 from gpushare_spawner.model.share import Tier
 from tests.agent.conftest import LIBRARIES, request_for

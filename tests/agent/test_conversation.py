@@ -10,7 +10,7 @@ from gpushare_spawner.agent.sessions.conversation import AGENT_FEATURES
 from gpushare_spawner.agent.sockets.connection import MALFORMED, NOT_ALLOWED, SESSION_CLOSED, WRONG_VERSION
 from gpushare_spawner.model.control import AnnounceRequest, TierRequest
 from gpushare_spawner.model.frames import SUSPENDED, Feature, Frame, Kind, LeaseState, Role, TextPart, gpu_bytes
-from gpushare_spawner.model.placement import MemoryEngine
+from gpushare_spawner.model.layers import MemoryEngine
 from gpushare_spawner.model.report import Notice
 from gpushare_spawner.model.share import IdleCause, Tier
 from tests.agent.conftest import Agent, Eventually

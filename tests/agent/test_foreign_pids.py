@@ -18,7 +18,7 @@ from gpushare_spawner.agent.gpus.nvml import GpuProcess, GpuState, Utilisation
 from gpushare_spawner.agent.kubernetes.options import WithoutProcesses, matched
 from gpushare_spawner.agent.node import Node, NodeSettings
 from gpushare_spawner.agent.periodic import RoundSettings
-from gpushare_spawner.agent.sessions.registry import Libraries
+from gpushare_spawner.agent.sessions.environment import Libraries
 from gpushare_spawner.agent.state.folder import StateFolder
 from gpushare_spawner.model.control import OpenRequest
 from gpushare_spawner.model.frames import Kind

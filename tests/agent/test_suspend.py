@@ -20,7 +20,7 @@ from gpushare_spawner.agent.state.records import SessionRecord, Suspension, shor
 from gpushare_spawner.agent.suspend.driver import DriverCheckpoints
 from gpushare_spawner.model.control import TierRequest
 from gpushare_spawner.model.frames import Kind
-from gpushare_spawner.model.placement import MemoryEngine
+from gpushare_spawner.model.layers import MemoryEngine
 from gpushare_spawner.model.report import SessionReport
 from gpushare_spawner.model.share import Tier
 from gpushare_spawner.sharing.native import merged

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from gpushare_spawner.model.frames import Kind
-from gpushare_spawner.model.placement import MemoryEngine
+from gpushare_spawner.model.layers import MemoryEngine
 from tests.agent.test_suspend import LARGE, MIB, Machine, Neighbour, neighbour
 
 __all__ = ["neighbour"]

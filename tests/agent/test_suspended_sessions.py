@@ -19,7 +19,7 @@ from gpushare_spawner.agent.suspend.driver import CheckpointResult, Code, Proces
 from gpushare_spawner.model.control import CordonRequest, ResizeRequest, TierRequest
 from gpushare_spawner.model.controls import Cordon
 from gpushare_spawner.model.frames import Feature, Kind
-from gpushare_spawner.model.placement import MemoryEngine
+from gpushare_spawner.model.layers import MemoryEngine
 from gpushare_spawner.model.share import Tier
 from tests.agent.conftest import request_for
 from tests.agent.peers import Peer

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gpushare_spawner.idle import NoAction, decide
-from gpushare_spawner.idle.schedule import fair_notice
+from gpushare_spawner.idle.policy import fair_notice
 from gpushare_spawner.model.report import Notice, SessionReport
 from gpushare_spawner.model.share import IdleCause, Share, Tier
 from gpushare_spawner.model.template import Idle

@@ -21,7 +21,7 @@ from gpushare_spawner.agent.kubernetes.pods.sessions import PodEndpoints
 from gpushare_spawner.agent.kubernetes.report_publisher import PublishSettings
 from gpushare_spawner.agent.node import Node, NodeSettings
 from gpushare_spawner.agent.periodic import RoundSettings
-from gpushare_spawner.agent.sessions.registry import Libraries
+from gpushare_spawner.agent.sessions.environment import Libraries
 from gpushare_spawner.agent.state.folder import StateFolder
 from gpushare_spawner.clients.cluster import KubeconfigConnection
 from gpushare_spawner.model import kubernetes

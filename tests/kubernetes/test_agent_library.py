@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpushare_spawner.agent.kubernetes.host_library import CannotBeLoaded, install, replace_file
-from gpushare_spawner.agent.sessions.registry import Libraries
+from gpushare_spawner.agent.sessions.environment import Libraries
 
 
 @pytest.fixture

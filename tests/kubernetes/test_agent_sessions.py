@@ -16,7 +16,7 @@ from gpushare_spawner.model.control import CloseRequest, ControlRefused
 from gpushare_spawner.model.controls import AskAnswer, Controls, Exemption, Keep, Message
 from gpushare_spawner.model.frames import LACKS_REQUESTS, NO_END, AskKind, Feature, Kind, Role, TextPart
 from gpushare_spawner.model.kubernetes import Requests, notice_patch, requests_patch, tier_patch
-from gpushare_spawner.model.placement import MemoryEngine
+from gpushare_spawner.model.layers import MemoryEngine
 from gpushare_spawner.model.report import Notice
 from gpushare_spawner.model.share import Tier
 from tests.agent.conftest import request_for, short_folder  # noqa: F401

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpushare_spawner.model.layers import LayerName
-from gpushare_spawner.model.placement import Placement
+from gpushare_spawner.model.layers import LayerName, Placement
 from gpushare_spawner.model.report import GpuReport
 from gpushare_spawner.placement import (
     Allocation,

@@ -11,7 +11,7 @@ from tornado.httpserver import HTTPServer
 from tornado.testing import bind_unused_port
 from tornado.web import Application, HTTPError, RequestHandler
 
-from gpushare_spawner.model.spawn_note import taken_out
+from gpushare_spawner.model.controls import taken_out
 
 TOKEN = "service-token"
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpushare_spawner.model.control import OpenRequest
-from gpushare_spawner.model.layers import LayerName
-from gpushare_spawner.model.placement import MemoryEngine, Placement
+from gpushare_spawner.model.layers import LayerName, MemoryEngine, Placement
 from gpushare_spawner.model.template import Template, TemplateGpu
 from gpushare_spawner.sharing.base import Tenant
 from gpushare_spawner.sharing.native import NativeProcessLayer, merged, open_request

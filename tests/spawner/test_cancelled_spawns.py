@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tornado.httpclient import AsyncHTTPClient, HTTPRequest
 
-from gpushare_spawner.model.spawn_note import NOTE_OPTION, SpawnNote
+from gpushare_spawner.model.controls import NOTE_OPTION, SpawnNote
 from gpushare_spawner.service.actions.outcome import Actor
 from gpushare_spawner.service.actions.restart import SpawnActions
 from gpushare_spawner.service.hub.client import Hub

@@ -13,9 +13,9 @@ from urllib.parse import quote
 import pytest
 from selenium.webdriver import Keys
 
+from gpushare_spawner.model.controls import SpawnNote
 from gpushare_spawner.model.report import Notice
 from gpushare_spawner.model.share import Tier
-from gpushare_spawner.model.spawn_note import SpawnNote
 from gpushare_spawner.spawner.hub import HUB_PAGES
 from gpushare_spawner.wording.amounts import clock
 from tests.e2e import browser as chromium

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from gpushare_spawner.model.controls import NOTE_OPTION, STATE_KEY, SpawnNote
 from gpushare_spawner.model.report import SessionReport
-from gpushare_spawner.model.spawn_note import NOTE_OPTION, STATE_KEY, SpawnNote
 from gpushare_spawner.service.actions.outcome import ActionLog, Actor
 from gpushare_spawner.service.actions.restart import ServerActions
 from gpushare_spawner.service.counters import Counters

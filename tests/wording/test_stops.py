@@ -6,7 +6,7 @@ import pytest
 
 from gpushare_spawner.idle import Decision, IdleAction
 from gpushare_spawner.model.share import IdleCause, Tier
-from gpushare_spawner.wording import notices
+from gpushare_spawner.wording import stops
 
 HOUR = 3600.0
 
@@ -28,5 +28,5 @@ def test_the_culler_says_why(cause: IdleCause | None, why: str) -> None:
         decide_again_at=None,
     )  # fmt: skip
     said = f"The server was stopped: {why}. Files stay. Variables in kernels are lost."
-    assert notices.by_culler(decision) == said
-    assert notices.note(said, 1_800_000_000.0) == f"2027-01-15 08:00 UTC: {said}"
+    assert stops.by_culler(decision) == said
+    assert stops.note(said, 1_800_000_000.0) == f"2027-01-15 08:00 UTC: {said}"

@@ -13,7 +13,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpushare_spawner.agent.sessions.registry import Libraries
+from gpushare_spawner.agent.sessions.environment import Libraries
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gpushare_spawner.agent.kubernetes.api import ApiFailure, ClusterApi, Json
-from gpushare_spawner.agent.state.records import Cordons
+from gpushare_spawner.agent.state.cordons import Cordons
 from gpushare_spawner.log_once import LogOnce
 from gpushare_spawner.model import kubernetes
 from gpushare_spawner.model.report import Report

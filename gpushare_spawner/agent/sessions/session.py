@@ -25,8 +25,7 @@ from gpushare_spawner.clocks import Budget
 from gpushare_spawner.idle import UseCount
 from gpushare_spawner.model.controls import ASK_SECONDS, MOST_ASKS, Ask, AskAnswer
 from gpushare_spawner.model.frames import AskKind
-from gpushare_spawner.model.layers import LayerName
-from gpushare_spawner.model.placement import MemoryEngine
+from gpushare_spawner.model.layers import LayerName, MemoryEngine
 from gpushare_spawner.model.quantity import resolve_bytes
 from gpushare_spawner.model.report import NOTHING, Delivered, MemoryLimitHits
 from gpushare_spawner.model.share import UNITS_PER_GPU

@@ -32,8 +32,7 @@ from gpushare_spawner.model.controls import (
     Keep,
     Message,
 )
-from gpushare_spawner.model.layers import LayerName
-from gpushare_spawner.model.placement import MemoryEngine
+from gpushare_spawner.model.layers import LayerName, MemoryEngine
 from gpushare_spawner.model.quantity import Instant, PercentOrBytes, parse_percent_or_bytes
 from gpushare_spawner.model.report import Notice
 from gpushare_spawner.model.share import UNITS_PER_GPU, Share, Tier, UseRule

@@ -19,10 +19,10 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mappin
 from dataclasses import dataclass
 from typing import Protocol
 
+from gpushare_spawner.model.controls import MAX_LETTERS, SpawnNote
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.report import SessionReport
 from gpushare_spawner.model.share import Tier
-from gpushare_spawner.model.spawn_note import MAX_LETTERS, SpawnNote
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.placement import LedgerFeed, PlacementRequest, suitable_models
 from gpushare_spawner.quota import Account, admit

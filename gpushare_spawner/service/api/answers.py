@@ -10,8 +10,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, RootModel
 
 from gpushare_spawner.model.controls import MessageCause
-from gpushare_spawner.model.layers import LayerName
-from gpushare_spawner.model.placement import MemoryEngine
+from gpushare_spawner.model.layers import LayerName, MemoryEngine
 from gpushare_spawner.model.share import Tier
 
 

@@ -26,7 +26,7 @@ from gpushare_spawner.service.culler.decisions import CullerSettings, HubSnapsho
 from gpushare_spawner.service.hub.client import Hub, HubServer, HubUser, ServerNotes
 from gpushare_spawner.service.reports import ask
 from gpushare_spawner.service.templates import SessionTemplates
-from gpushare_spawner.wording import idle_decisions, notices
+from gpushare_spawner.wording import idle_decisions, stops
 from gpushare_spawner.wording.idle_decisions import decided, explained
 
 
@@ -288,7 +288,7 @@ class HubActions:
             return await update_notice(fresh, self._counters)
         if fresh.decision.tier is not Tier.STOPPED or fresh.dry_run:
             return False
-        await self._stop(server, notices.by_culler(fresh.decision))
+        await self._stop(server, stops.by_culler(fresh.decision))
         self._actions.stopped_session(fresh, decided(fresh.decision, current.share))
         return True
 
@@ -304,7 +304,7 @@ class HubActions:
         verdict = judge(server, self._templates(), self._settings, self._clock(), agents_answered=True)
         if not verdict.stop_because:
             return False
-        await self._stop(server, notices.overdue(verdict.stop_because))
+        await self._stop(server, stops.overdue(verdict.stop_because))
         self._actions.stopped_server(server, verdict.stop_because)
         return True
 

@@ -21,8 +21,8 @@ from urllib.parse import quote, urlencode
 
 from tornado.httpclient import AsyncHTTPClient, HTTPClientError, HTTPRequest, HTTPResponse
 
-from gpushare_spawner.model.spawn_note import MAX_LETTERS, SpawnNote
-from gpushare_spawner.wording import notices
+from gpushare_spawner.model.controls import MAX_LETTERS, SpawnNote
+from gpushare_spawner.wording import stops
 from gpushare_spawner.wording.amounts import reason
 
 log = logging.getLogger("gpushare.service.hub")
@@ -424,7 +424,7 @@ class ServerNotes:
 
     def stopped(self, server: HubServer, why: str, at: float) -> None:
         """Show on the hub's pages why a server was stopped, after its stop. ``at``: seconds since the epoch."""
-        note = SpawnNote(text=notices.note(why, at)[:MAX_LETTERS], stopped=True)
+        note = SpawnNote(text=stops.note(why, at)[:MAX_LETTERS], stopped=True)
         task = asyncio.create_task(self._in_turn(server, note))
         self._under_way.add(task)
         task.add_done_callback(self._under_way.discard)

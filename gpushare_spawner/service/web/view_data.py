@@ -25,7 +25,6 @@ from gpushare_spawner.service.waiting import WaitingSpawn, quota_use
 from gpushare_spawner.service.web.app import Viewer
 from gpushare_spawner.wording.amounts import doubled_gpu
 from gpushare_spawner.wording.idle_decisions import explained, kept_by_short_work, upcoming, why_none
-from gpushare_spawner.wording.pod_requests import LACKING
 from gpushare_spawner.wording.service import (
     AGENT_UNAVAILABLE,
     name_of,
@@ -34,7 +33,7 @@ from gpushare_spawner.wording.service import (
     shared_by,
     unconfirmed_sessions,
 )
-from gpushare_spawner.wording.share_status import stays
+from gpushare_spawner.wording.share_status import LACKING, stays
 
 Kind = Literal["owned", "borrowed", "lent", "free"]
 """Owned: guaranteed to their owner, also while it is idle. Borrowed: lent, and used by another session. Lent: lent, and

@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 from gpushare_spawner.clients.agent import AgentClient
 from gpushare_spawner.model.control import AgentUnreachable, ControlRefused, OpenRequest
 from gpushare_spawner.model.layer_rules import LayersFile
-from gpushare_spawner.model.placement import Placement
+from gpushare_spawner.model.layers import Placement
 from gpushare_spawner.model.report import Report
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.placement import Allocation, NodeResources, Requested

@@ -14,8 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Set
 from dataclasses import dataclass, field, replace
 
-from gpushare_spawner.model.layers import LayerName
-from gpushare_spawner.model.placement import Placement
+from gpushare_spawner.model.layers import LayerName, Placement
 from gpushare_spawner.model.report import Notice
 from gpushare_spawner.model.share import Share
 from gpushare_spawner.model.template import Template

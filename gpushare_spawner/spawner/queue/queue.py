@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from gpushare_spawner.model.placement import Placement
+from gpushare_spawner.model.layers import Placement
 from gpushare_spawner.model.report import GpuReport
 from gpushare_spawner.model.share import Share
 from gpushare_spawner.model.template import Template, TemplateGpu

@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
-from gpushare_spawner.model.placement import Placement
+from gpushare_spawner.model.layers import Placement
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.share import Share
 from gpushare_spawner.model.template import Template

@@ -21,7 +21,7 @@ from gpushare_spawner.model.kubernetes.annotations import (
     pod_session,
     tier_patch,
 )
-from gpushare_spawner.model.placement import MemoryEngine
+from gpushare_spawner.model.layers import MemoryEngine
 from gpushare_spawner.model.report import Notice
 from gpushare_spawner.model.share import Tier
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpushare_spawner.model.spawn_note import SpawnNote, taken_out
+from gpushare_spawner.model.controls import SpawnNote, taken_out
 from gpushare_spawner.service.actions.outcome import ActionOutcome, Actor, RefusalCode
 from gpushare_spawner.wording import actions as words
 from tests.service.actions.conftest import ANN, ROOT, Acting

@@ -6,7 +6,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 from gpushare_spawner.model.kubernetes import HUB, SESSION, labels
-from gpushare_spawner.model.placement import Placement
+from gpushare_spawner.model.layers import Placement
 from gpushare_spawner.model.report import GpuReport
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.sharing.base import Tenant

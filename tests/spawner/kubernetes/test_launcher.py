@@ -13,8 +13,7 @@ from kubernetes_asyncio.client.rest import ApiException
 from traitlets.config import LoggingConfigurable
 
 from gpushare_spawner.model.layer_rules import KaiOptions
-from gpushare_spawner.model.layers import LayerName
-from gpushare_spawner.model.placement import Placement
+from gpushare_spawner.model.layers import LayerName, Placement
 from gpushare_spawner.sharing.base import LayerRequest
 from gpushare_spawner.spawner.hub import SpawnRefused
 from gpushare_spawner.spawner.kubernetes.attempt import NotAdmitted, PodAttempt, Unschedulable

@@ -30,8 +30,7 @@ from gpushare_spawner.model.kubernetes import (
     written_report,
 )
 from gpushare_spawner.model.layer_rules import MigInstance, MigOptions, MigProfile
-from gpushare_spawner.model.layers import LayerName
-from gpushare_spawner.model.placement import Placement
+from gpushare_spawner.model.layers import LayerName, Placement
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.report import ClaimsReport, GpuReport, Notice, Report
 from gpushare_spawner.model.share import Tier

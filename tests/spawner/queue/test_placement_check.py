@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpushare_spawner.model.placement import Placement
+from gpushare_spawner.model.layers import Placement
 from gpushare_spawner.model.share import Share
 from gpushare_spawner.placement import NodeHold, PlacementRequest, Requested
 from gpushare_spawner.spawner.queue.placer import Verdict

@@ -20,8 +20,8 @@ from gpushare_spawner.agent.kubernetes.devices import owners
 from gpushare_spawner.agent.kubernetes.devices.pod_resources import Handed, PodKey
 from gpushare_spawner.agent.kubernetes.host_library import HostLibraries
 from gpushare_spawner.agent.kubernetes.kubelet import deviceplugin_pb2 as messages
-from gpushare_spawner.agent.sessions.registry import session_environment
-from gpushare_spawner.model.placement import OBSERVES
+from gpushare_spawner.agent.sessions.environment import session_environment
+from gpushare_spawner.model.layers import OBSERVES
 from gpushare_spawner.model.report import ClaimsReport, MountReport
 
 log = logging.getLogger(__name__)

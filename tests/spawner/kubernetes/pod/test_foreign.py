@@ -9,8 +9,7 @@ from kubernetes_asyncio.client.models import V1Container, V1ObjectMeta, V1Pod, V
 
 from gpushare_spawner.model.kubernetes import HUB, NOTICE, OBSERVER, PREFIX, layer_session
 from gpushare_spawner.model.layer_rules import HamiOptions, KaiOptions, LayerOptions, MigOptions, ReplicaOptions
-from gpushare_spawner.model.layers import LayerName
-from gpushare_spawner.model.placement import Placement
+from gpushare_spawner.model.layers import LayerName, Placement
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.sharing.base import ClusterFacts, ClusterNode, ClusterPod, LayerRequest, Tenant
 from gpushare_spawner.spawner.hub import SpawnRefused
