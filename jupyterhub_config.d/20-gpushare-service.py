@@ -30,7 +30,7 @@ from gpushare_spawner.service.hub.roles import (
 
 
 def _gpushare_defined(trait):
-    """The items that earlier files have put into a list: the hub does not start if a role is defined twice."""
+    """Return the items that earlier files have put into a list: the hub does not start if a role is defined twice."""
     if isinstance(trait, list):
         return trait
     # not a list yet: items that the hub joins with the default when it starts

@@ -145,7 +145,6 @@ class ClusterOptions:
 
     def source(self, nvml: GpuSource, gpus: tuple[Gpu, ...]) -> GpuSource:
         """Return NVML without the figures that cannot be matched with the connected processes."""
-
         return matched(nvml, gpus)
 
     def endpoints(self, folder: StateFolder) -> SessionEndpoints:
