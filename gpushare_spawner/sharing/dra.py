@@ -39,8 +39,9 @@ CLAIM_TEMPLATE_LABELS = {REPORT_COMPONENT_LABEL: "gpushare-claim-template"}
 MEMORY = "memory"
 _MEBIBYTE = 2**20
 _DEFAULTS = {"allocationMode": "ExactCount", "count": 1}
-_PARTS = re.compile(r"\[!?[A-Za-z0-9-]+\]|.", re.DOTALL)
+_PARTS = re.compile(r"\[!?\]?[^\]]*\]|.", re.DOTALL)
 """Parts of a pattern for fnmatch: a set of letters, or one letter."""
+_PLAIN_SET = re.compile(r"\[!?(?:[A-Za-z0-9]|0-9|a-z|A-Z)+\]")
 _Counter = tuple[str, str]
 
 
@@ -188,10 +189,13 @@ def _regular_expression(patterns: Iterable[str]) -> str:
 
 
 def _translated(part: re.Match[str]) -> str:
-    """Return a part of an fnmatch pattern as an expression. Letters that end a quote become any letter."""
+    """Return a part of an fnmatch pattern as an expression. Letters that end a quote become any letter.
+
+    So do sets with such letters, and with other ranges than those of all letters or digits.
+    """
     text = part[0]
     if len(text) > 1:
-        return f"[{text[1:-1].replace('!', '^')}]"
+        return f"[{text[1:-1].replace('!', '^')}]" if _PLAIN_SET.fullmatch(text) else "."
     if text in " -":
         # labels of nodes have dashes where NVML has spaces, and patterns are written either way
         return "[ -]"

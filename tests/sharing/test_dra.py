@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gpushare_spawner.model.layer_rules import DraOptions, LayerRule
@@ -189,6 +189,9 @@ def test_rule_and_models_become_node_labels_and_an_expression() -> None:
 
 
 @LOADED
+@example("[']", "'")
+@example("[!a']b", "1b")
+@example("[a-z]1", "b1")
 @given(st.text("aB1*? -[].'\\", max_size=8), st.text("aB1 -].'\\", max_size=8))
 def test_expression_matches_what_the_pattern_matches(pattern: str, name: str) -> None:
     # RE2 and Python read this part of the language alike
