@@ -1,4 +1,4 @@
-"""Arbiter of one physical GPU: it turns messages and time into decisions.
+"""Arbiter of one physical GPU: it grants, revokes and refuses leases. schedule.py chooses the clients.
 
 docs/explanation/arbiter.md explains the rules. The agent sends the decisions: agent/gpus/arbitration.py.
 
@@ -678,6 +678,7 @@ class GpuArbiter:
         return [PageOut(client.id, amount) for client, amount in orders if not client.session.moves_whole]
 
     def _grant(self, client: Client, crowded: bool) -> LeaseGrant:
+        """Grant a lease to a client whose turn has come, with its prefetch, time slice and pace."""
         beside_others = bool(self._roster.staying)
         session, capacity = client.session, self._roster.vram_budget().for_managed
         whole = session.moves_whole

@@ -1,6 +1,6 @@
 """Cost of a hand-off, length of time slices, credit for early ends, time-outs of REVOKE, and interactive sessions.
 
-schedule.py uses these to choose the sessions; this module has no clock.
+schedule.py uses these to choose the sessions; gpu_arbiter.py grants the leases. This module has no clock.
 
 Time slices may end early for interactive sessions by least attained service. Attained service is the time for which a
 session held a lease and worked since its last pause. A session that returns after a pause has attained nothing and may

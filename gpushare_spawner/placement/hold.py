@@ -1,4 +1,7 @@
-"""Holds of waiting requests: the GPUs kept for a request, and the node that needs the fewest freed units."""
+"""Holds of waiting requests: the GPUs kept for a request, and the node that needs the fewest freed units.
+
+Reservations of placed spawns are in spawner/queue/reservations.py.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The form on which a user chooses a template: renders cards as HTML, and reads user options from submitted fields.
 
-Does not check the options: see ``options``.
+Does not check the options: see ``options``. On Kubernetes KubeSpawner reads the fields: see kubernetes/spawner.py.
 """
 
 from __future__ import annotations

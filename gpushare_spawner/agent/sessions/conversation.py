@@ -260,7 +260,7 @@ class Conversation:
         """Created with the first connection: all connections of the session have one budget."""
 
     def received(self, connection: Connection, frame: Frame) -> None:
-        """Handle a frame. Raises Refused before HELLO, for another role, or for a GPU of another session."""
+        """Handle a frame. Raises FrameRefused before HELLO, for another role, or for a GPU of another session."""
         session = self._session
         if frame.kind is Kind.HELLO:
             self._hello(connection, frame)
@@ -586,7 +586,7 @@ class Conversation:
 
 
 def _check_observed(frame: Frame) -> None:
-    """Raise Refused for a frame that a process does not send where another layer shares the GPU."""
+    """Raise FrameRefused for a frame that a process does not send where another layer shares the GPU."""
     if frame.kind not in _OF_OBSERVED_PROCESSES:
         raise FrameRefused(NOT_ALLOWED, f"{frame.kind.name} where another layer shares the GPU")
     if frame.kind is not Kind.MEMORY and frame.fields[0]:

@@ -267,7 +267,7 @@ class Listener(Protocol):
     """Handler of the frames of a session's connections."""
 
     def received(self, connection: Connection, frame: Frame) -> None:
-        """Handle a frame. May raise Refused."""
+        """Handle a frame. May raise FrameRefused."""
 
     def ended(self, connection: Connection) -> None:
         """Handle the end of a connection; called once."""

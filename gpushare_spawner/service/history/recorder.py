@@ -1,4 +1,4 @@
-"""Records the history: meters GPU time and waits of spawns, and stores the amounts once a minute.
+"""Records the history: meters GPU time and waits of spawns, and hands the amounts to `store` once a minute.
 
 `Meter` turns the agents' reports into amounts of GPU time. A report has counters that grow while a session is open, and
 the meter adds their growth since the last report. After a pause of the service or of an agent, only the use of sessions

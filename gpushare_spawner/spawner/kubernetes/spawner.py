@@ -251,6 +251,7 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
         return await self._availability_now()
 
     def _options_from_form(self, formdata: dict[str, Any]) -> dict[str, Any]:
+        """Return KubeSpawner's options of the submitted form, and remember them for the form after a refusal."""
         options: dict[str, Any] = super()._options_from_form(formdata)
         if not self._templates():
             return options

@@ -1,6 +1,6 @@
-"""The queue of spawns that wait for free GPU capacity: order and positions. Uses no clock and no network.
+"""The queue of spawns that wait for free GPU capacity: its order, and the earlier spawns of each. No clock, no network.
 
-Breaks in long work, so that it does not block the event loop.
+`placer.Positions` counts the positions that users read. `LoopBreaks` divides long work, so that the event loop is free.
 """
 
 from __future__ import annotations

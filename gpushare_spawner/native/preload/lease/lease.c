@@ -71,6 +71,7 @@ void lease_begin(struct gpu *gpu) {
     bursts_check_earlier_work(gpu);
 }
 
+/* Ask for a lease: threads wait at the gate, or earlier work still runs. */
 static void request(struct gpu *gpu) {
     struct lease *lease = lease_of(gpu);
     lease->state = REQUESTED;
