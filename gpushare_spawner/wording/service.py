@@ -197,11 +197,6 @@ def period_ends_first() -> str:
     return "until: the period ends before it begins: give a later time than since."
 
 
-def not_a_limit(text: str, most: int) -> str:
-    """Return that a number of entries is not valid."""
-    return f"limit: {text!r} is not a number from 1 to {most}."
-
-
 def not_yours() -> str:
     """Return that a viewer may not read another user's history."""
     return "user: the history of other users is for admins, and for tokens with the scope custom:gpushare:read."

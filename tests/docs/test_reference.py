@@ -179,10 +179,7 @@ ADDRESSES = {
     "service": [
         f"{SERVICE}/",
         SERVICE,
-        f"{SERVICE}/api/report",
         f"{SERVICE}/history",
-        f"{SERVICE}/api/history",
-        f"{SERVICE}/api/actions",
         f"{SERVICE}/metrics",
     ],
     "agent": ["/metrics"],

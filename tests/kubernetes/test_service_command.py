@@ -127,7 +127,7 @@ async def test_an_idle_session_is_told_and_released(namespace: HubNamespace, ser
     session = await namespace.session("ann")
     assert (session.tier, session.effective_units, session.notice) == (Tier.RELEASED, 0, None)
     with pytest.raises(HTTPError) as refused:
-        await asyncio.to_thread(urlopen, f"http://127.0.0.1:{service.port}/services/gpushare/api/report", None, 10)
+        await asyncio.to_thread(urlopen, f"http://127.0.0.1:{service.port}/services/gpushare/api/v1/sessions", None, 10)
     assert refused.value.code == 403  # the dashboard listens, and knows nobody without a login
     await service.end()
     assert f"agents of the namespace {namespace.name}" in service.said

@@ -13,23 +13,23 @@ from gpushare_spawner.model.report import DeliveredReport, GpuReport, MemoryLimi
 from gpushare_spawner.model.share import Tier
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.service.actions.session_actions import SessionActions
-from gpushare_spawner.service.api.router import Services
+from gpushare_spawner.service.api import reading
+from gpushare_spawner.service.api.router import Call, Nothing, Services
 from gpushare_spawner.service.api.snapshots import Events, ServiceSnapshots
 from gpushare_spawner.service.counters import Counters
-from gpushare_spawner.service.culler.decisions import CullerSettings, HubSnapshot, decide_sessions
+from gpushare_spawner.service.culler.decisions import HubSnapshot
 from gpushare_spawner.service.dashboard import DashboardAddress, dashboard
 from gpushare_spawner.service.hub.client import HubServer
 from gpushare_spawner.service.reports import KnownReport, NodeSnapshot, RecentReports
 from gpushare_spawner.service.sources import DashboardSources
-from gpushare_spawner.service.waiting import waiting_spawns
 from gpushare_spawner.service.web.app import Caller, HubTheme, Viewer
 from gpushare_spawner.service.web.dashboard import page_environment
-from gpushare_spawner.service.web.view_data import dashboard_data
 
 NOW = 1_000_000.0
 GIB = 2**30
 MINUTE = 60.0
 ADMIN = Viewer("ann", sees_all=True)
+PREFIX = "/services/gpushare/"
 
 
 # dashboards are made of reports and ask no agent
@@ -106,12 +106,28 @@ def shown(
     quotas: Quotas | None = None,
     use: RecentUse | None = None,
 ) -> dict[str, Any]:
-    """The dashboard of that afternoon."""
-    reported = report if report is not None else afternoon()
-    snapshots = [NodeSnapshot(NO_AGENT, reported)]
-    waiting = waiting_spawns(pending, [reported], TEMPLATES) if pending is not None else None
-    decisions = decide_sessions(snapshots, HubSnapshot(), TEMPLATES, NOW, CullerSettings(), use=use)
-    return dashboard_data(snapshots, decisions, TEMPLATES, viewer, NOW, notes, waiting, quotas)
+    """What the REST API says of that afternoon."""
+
+    async def parts() -> dict[str, Any]:
+        given = services([NodeSnapshot(NO_AGENT, report or afternoon())], notes, pending, quotas, use)
+        nodes = await reading.nodes(Call(given, caller_of(viewer), {}, reading.NodesQuery(), Nothing()))
+        queue = await reading.queue(Call(given, caller_of(viewer), {}, Nothing(), Nothing()))
+        shown = nodes.model_dump(mode="json") | {"queue": queue.model_dump(mode="json")}
+        return shown | await sessions_shown(given, viewer)
+
+    return asyncio.run(parts())
+
+
+async def sessions_shown(services: Services, viewer: Viewer) -> dict[str, Any]:
+    """What the REST API says of the sessions."""
+    query = reading.SessionsQuery(limit=reading.MOST)
+    answer = await reading.sessions(Call(services, caller_of(viewer), {}, query, Nothing()))
+    return answer.model_dump(mode="json")
+
+
+def caller_of(viewer: Viewer) -> Caller:
+    """A browser's login."""
+    return Caller(viewer.name, is_admin=viewer.sees_all)
 
 
 def page(
@@ -127,6 +143,22 @@ def page(
 ) -> str:
     """The dashboard of that afternoon, as the browser gets it. ``asks``: the arguments of its address; ``told``: what
     the hub tells the users of spawns."""
+    reported = snapshots or [NodeSnapshot(NO_AGENT, report if report is not None else afternoon())]
+    given = services(reported, notes, pending, quotas, use, told)
+    data = asyncio.run(dashboard(given, caller_of(viewer), DashboardAddress.of(PREFIX, asks or {})))
+    template = page_environment(PREFIX, HubTheme()).get_template("dashboard.html")
+    return template.render(dashboard=data, xsrf="x", admin=False)
+
+
+def services(
+    snapshots: Sequence[NodeSnapshot],
+    notes: tuple[str, ...] = (),
+    pending: Sequence[HubServer] | None = (),
+    quotas: Quotas | None = None,
+    use: RecentUse | None = None,
+    told: Mapping[tuple[str, str], QueueProgress] | None = None,
+) -> Services:
+    """The parts of a service that has these reports."""
 
     async def waiting() -> Sequence[HubServer] | None:
         return pending
@@ -134,9 +166,8 @@ def page(
     async def told_of(waiting: Sequence[HubServer]) -> Mapping[tuple[str, str], QueueProgress]:
         return {key: one for key, one in (told or {}).items() if key in {(one.user, one.name) for one in waiting}}
 
-    given = snapshots or [NodeSnapshot(NO_AGENT, report if report is not None else afternoon())]
     sources = DashboardSources(
-        Reports(given),
+        Reports(snapshots),
         lambda: TEMPLATES,
         HubSnapshot,
         Counters(),
@@ -147,14 +178,9 @@ def page(
         use=use or RecentUse(),
         clock=lambda: NOW,
     )
-    prefix = "/services/gpushare/"
     shots = ServiceSnapshots(sources)
     actions = SessionActions((), NO_AGENT, lambda: TEMPLATES, clock=lambda: NOW)
-    services = Services(prefix, shots, Events(shots), actions, clock=lambda: NOW)
-    caller = Caller(viewer.name, is_admin=viewer.sees_all)
-    data = asyncio.run(dashboard(services, caller, DashboardAddress.of(prefix, asks or {})))
-    template = page_environment(prefix, HubTheme()).get_template("dashboard.html")
-    return template.render(dashboard=data, xsrf="x", admin=False)
+    return Services(PREFIX, shots, Events(shots), actions, clock=lambda: NOW)
 
 
 class Reports(RecentReports):

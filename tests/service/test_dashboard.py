@@ -20,7 +20,7 @@ from gpushare_spawner.service.hub.client import HubServer
 from gpushare_spawner.service.reports import KnownReport, NodeSnapshot
 from gpushare_spawner.service.waiting import waiting_spawns
 from gpushare_spawner.service.web.app import Viewer
-from gpushare_spawner.service.web.view_data import dashboard_data, problems_data
+from gpushare_spawner.service.web.view_data import problems_data
 from gpushare_spawner.wording.amounts import utc
 from tests.present import present
 from tests.service.dashboards import GIB, MINUTE, NO_AGENT, NOW, TEMPLATES, afternoon, page, session, shown
@@ -76,10 +76,10 @@ def test_everything_that_users_can_choose_is_escaped() -> None:
 
 def test_admins_are_told_what_is_wrong_with_an_agent_and_users_only_that_it_is() -> None:
     silent = [NodeSnapshot(NO_AGENT, None, "no agent listens on /run/secret/control.sock")]
-    admin = dashboard_data(silent, [], TEMPLATES, Viewer("boss", sees_all=True), NOW, ["Template x.yaml:3: gpu: no"])
-    assert admin["problems"] == ["no agent listens on /run/secret/control.sock", "Template x.yaml:3: gpu: no"]
-    user = dashboard_data(silent, [], TEMPLATES, Viewer("ann"), NOW, ["Template x.yaml:3: gpu: no"])
-    assert user["problems"] == ["An agent is unavailable, so sessions can be missing here."]
+    admin = problems_data(silent, Viewer("boss", sees_all=True), ["Template x.yaml:3: gpu: no"])
+    assert admin == ["no agent listens on /run/secret/control.sock", "Template x.yaml:3: gpu: no"]
+    user = problems_data(silent, Viewer("ann"), ["Template x.yaml:3: gpu: no"])
+    assert user == ["An agent is unavailable, so sessions can be missing here."]
     html = page(viewer=Viewer("ann"), snapshots=silent)
     assert "An agent is unavailable" in html
     assert "Sessions are unknown while an agent is unavailable." in html
@@ -399,9 +399,9 @@ def on_two_nodes() -> list[NodeSnapshot]:
 
 def test_admins_are_told_of_a_gpu_that_two_nodes_report() -> None:
     snapshots = on_two_nodes()
-    (problem,) = dashboard_data(snapshots, [], TEMPLATES, Viewer("boss", sees_all=True), NOW)["problems"]
+    (problem,) = problems_data(snapshots, Viewer("boss", sees_all=True), [])
     assert problem.startswith("GPU GPU-a is reported by the nodes n1 and n2. It counts for n1 alone")
-    assert dashboard_data(snapshots, [], TEMPLATES, Viewer("ann"), NOW)["problems"] == []
+    assert problems_data(snapshots, Viewer("ann"), []) == []
     html = page(viewer=Viewer("boss", sees_all=True), snapshots=snapshots)
     assert "is reported by the nodes n1 and n2" in html
 

@@ -90,10 +90,10 @@ async def what_the_service_may_do_and_what_not(hub: RealHub) -> None:
 async def who_sees_what(hub: RealHub, ann: str, bob: str) -> None:
     async def known() -> bool:
         """Reports can be a second old."""
-        return len(json.loads((await fetch(hub.dashboard_url + "api/report", hub.tester)).body)["sessions"]) == 2
+        return len(json.loads((await fetch(hub.dashboard_url + "api/v1/sessions", hub.tester)).body)["sessions"]) == 2
 
     await eventually(known)
-    own = json.loads((await fetch(hub.dashboard_url + "api/report", ann)).body)
+    own = json.loads((await fetch(hub.dashboard_url + "api/v1/sessions", ann)).body)
     assert [session["user"] for session in own["sessions"]] == ["ann"]
     assert own["others"] == 1
     assert "bob" not in json.dumps(own)
@@ -101,11 +101,11 @@ async def who_sees_what(hub: RealHub, ann: str, bob: str) -> None:
     assert "Your sessions" in page
     assert "bob" not in page
     assert [
-        one["user"] for one in json.loads((await fetch(hub.dashboard_url + "api/report", bob)).body)["sessions"]
+        one["user"] for one in json.loads((await fetch(hub.dashboard_url + "api/v1/sessions", bob)).body)["sessions"]
     ] == ["bob"]
 
     boss = await hub.user("boss")
-    everything = json.loads((await fetch(hub.dashboard_url + "api/report", boss)).body)
+    everything = json.loads((await fetch(hub.dashboard_url + "api/v1/sessions", boss)).body)
     assert [session["user"] for session in everything["sessions"]] == ["ann", "bob"]
 
     # metrics: for admins, and for who has the scope; nothing at all for strangers
@@ -117,11 +117,11 @@ async def who_sees_what(hub: RealHub, ann: str, bob: str) -> None:
     assert "gpushare_history_failing 0.0" in shown
     # a service such as Prometheus, by the custom scopes
     assert (await fetch(hub.dashboard_url + "metrics", hub.tester)).code == 200
-    watched = json.loads((await fetch(hub.dashboard_url + "api/report", hub.tester)).body)
+    watched = json.loads((await fetch(hub.dashboard_url + "api/v1/sessions", hub.tester)).body)
     assert [session["user"] for session in watched["sessions"]] == ["ann", "bob"]
     assert (await fetch(hub.dashboard_url + "metrics", hub.service)).code == 403
-    assert (await fetch(hub.dashboard_url + "api/report")).code == 403
-    assert (await fetch(hub.dashboard_url + "api/report", "nonsense")).code == 403
+    assert (await fetch(hub.dashboard_url + "api/v1/sessions")).code == 403
+    assert (await fetch(hub.dashboard_url + "api/v1/sessions", "nonsense")).code == 403
     login = await fetch(hub.dashboard_url)
     assert login.code == 302
     assert "/hub/api/oauth2/authorize" in login.headers["Location"]
@@ -211,14 +211,14 @@ async def prometheus_scrapes_the_service_as_the_guide_says(hub: RealHub, folder:
 
 async def the_history_counts_everybody(hub: RealHub, ann: str) -> None:
     async def counted() -> bool:
-        whole = json.loads((await fetch(hub.dashboard_url + "api/history?by=user", hub.tester)).body)
+        whole = json.loads((await fetch(hub.dashboard_url + "api/v1/history?by=user", hub.tester)).body)
         return {row["user"] for row in whole["rows"] if row["reserved"] > 0} == {"ann", "bob"}
 
     await eventually(counted)
-    own = json.loads((await fetch(hub.dashboard_url + "api/history?by=user", ann)).body)
+    own = json.loads((await fetch(hub.dashboard_url + "api/v1/history?by=user", ann)).body)
     assert [row["user"] for row in own["rows"]] == ["ann"]
     assert (await fetch(hub.dashboard_url + "history", ann)).code == 200
-    assert (await fetch(hub.dashboard_url + "api/history")).code == 403
+    assert (await fetch(hub.dashboard_url + "api/v1/history")).code == 403
     assert list(hub.log.parent.glob("**/gpushare-history.sqlite"))
 
 

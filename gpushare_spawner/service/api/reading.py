@@ -239,7 +239,9 @@ async def _query_history(call: Call[Any, Any], query: Any) -> str:
     try:
         return str(await call.services.history.ask(query))
     except HistoryFailed as error:
-        raise ApiError(503, "unavailable", str(error)) from None
+        # the database's address is for admins
+        why = str(error) if call.caller.sees_all else words.UNAVAILABLE
+        raise ApiError(503, "unavailable", why) from None
 
 
 _ERRORS = {404: "The service keeps no history.", 503: "The database does not answer."}

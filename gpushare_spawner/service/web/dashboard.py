@@ -1,8 +1,7 @@
-"""The service's web application: routes, page environment, report and metrics. The dashboard: `service.dashboard`."""
+"""The service's web application: routes, page environment and metrics. The dashboard: `service.dashboard`."""
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from collections.abc import Sequence
@@ -20,9 +19,8 @@ from gpushare_spawner.service.hub.roles import METRICS
 from gpushare_spawner.service.sources import DashboardSources
 from gpushare_spawner.service.waiting import quota_use, waiting_spawns
 from gpushare_spawner.service.web.app import HubTheme, Page, ThemeStylesheet
-from gpushare_spawner.service.web.history import ActionsJson, HistoryJson, HistoryPage
+from gpushare_spawner.service.web.history import HistoryPage
 from gpushare_spawner.service.web.metrics import CONTENT_TYPE, ServiceState, exposition
-from gpushare_spawner.service.web.view_data import dashboard_data
 from gpushare_spawner.wording import service as words
 from gpushare_spawner.wording.actions import closed
 from gpushare_spawner.wording.amounts import (
@@ -62,10 +60,7 @@ def dashboard_application(
         [
             *more,
             (prefix.rstrip("/"), ToDashboard, {"prefix": prefix}),
-            (prefix + "api/report", ReportJson),
             (prefix + "history", HistoryPage),
-            (prefix + "api/history", HistoryJson),
-            (prefix + "api/actions", ActionsJson),
             (prefix + "metrics", MetricsText),
             (prefix + "oauth_callback", HubOAuthCallbackHandler),
             (prefix + "static/theme.css", ThemeStylesheet),
@@ -121,41 +116,7 @@ def page_environment(prefix: str, theme: HubTheme, has_history: bool = False) ->
     return pages
 
 
-class SourcesPage(Page):
-    """A page that shows the current state of agents and hub."""
-
-    @property
-    def sources(self) -> DashboardSources:
-        sources: DashboardSources = self.settings["sources"]
-        return sources
-
-    async def data(self) -> dict[str, Any]:
-        """Return the dashboard's data, as far as the user may see it."""
-        snapshots, decisions, templates, now = await self.sources.now()
-        reports = [snapshot.report for snapshot in snapshots if snapshot.report is not None]
-        waiting = await self.sources.waiting(await self.sources.pending(), reports, templates)
-        notes, quotas = self.sources.notes(), self.sources.quotas()
-        return dashboard_data(snapshots, decisions, templates, self.viewer, now, notes, waiting, quotas)
-
-
-class ReportJson(SourcesPage):
-    """The dashboard as JSON, for programs. 403 without a login.
-
-    `nodes`: each with its GPUs, their share units (`owned`, `borrowed`, `lent`, `free`) and its budget of host memory.
-    `sessions`: the sessions that the client may see, with tier, units, memory, entitled and received GPU time, `quota`
-    and `in_quota` (null without quotas), and `next`: the next idle action, with its time. `others`: the number of other
-    sessions. `queue`: the spawns that wait for a GPU and that the client may see (`spawns`), with position, user,
-    template, time and the hub's estimate of the wait, and the number of others; null if the hub does not report them.
-    `problems`: sentences about data that cannot be shown.
-    """
-
-    async def get(self) -> None:
-        self.require_login()
-        self.set_header("Content-Type", "application/json")
-        self.finish(json.dumps(await self.data()))
-
-
-class MetricsText(SourcesPage):
+class MetricsText(Page):
     """The metrics in Prometheus' text format.
 
     For admins and for tokens with the scope `custom:gpushare:metrics`; 403 for others.
@@ -169,13 +130,14 @@ class MetricsText(SourcesPage):
         self.finish(exposition(await self._state()))
 
     async def _state(self) -> ServiceState:
-        snapshots, decisions, templates, now = await self.sources.now()
+        sources: DashboardSources = self.settings["sources"]
+        snapshots, decisions, templates, now = await sources.now()
         reports = [snapshot.report for snapshot in snapshots if snapshot.report is not None]
-        pending, quotas = await self.sources.pending(), self.sources.quotas()
+        pending, quotas = await sources.pending(), sources.quotas()
         history: History | None = self.settings["history"]
         return ServiceState(
             now=now,
-            counters=self.sources.counters,
+            counters=sources.counters,
             snapshots=snapshots,
             decisions=decisions,
             templates=templates,

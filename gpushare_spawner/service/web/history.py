@@ -1,8 +1,8 @@
-"""The history's page and its REST addresses. Viewers see their own GPU time; admins and SEE_ALL see all users.
+"""The history's page, and the answers of the REST API about the history.
 
-Reads the arguments of a request (functions raise ValueError with a sentence for the client), makes JSON, CSV and the
-plot of GPU time. JSON and CSV are made in the history's thread: a hundred thousand rows take seconds. The queries are
-in `service.history.queries`.
+Viewers see their own GPU time; admins and SEE_ALL see all users. Reads the arguments of a request (functions raise
+ValueError with a sentence for the client), makes JSON, CSV and the plot of GPU time. JSON and CSV are made in the
+history's thread: a hundred thousand rows take seconds. The queries are in `service.history.queries`.
 """
 
 from __future__ import annotations
@@ -243,15 +243,6 @@ def division_of(text: str) -> tuple[By, ...]:
     return tuple(divisions)
 
 
-def limit_of(text: str, default: int, most: int) -> int:
-    """Return a number of entries."""
-    if not text:
-        return default
-    if not text.isdecimal() or not 1 <= int(text) <= most:
-        raise ValueError(words.not_a_limit(text, most))
-    return int(text)
-
-
 def _instant(name: str, text: str, default: float) -> float:
     if not text:
         return default
@@ -271,8 +262,6 @@ def _moment(text: str) -> float:
 
 MOST_ROWS = 200
 """Rows in a table of the page; the CSV has all."""
-MOST_ACTIONS = 1000
-"""Actions on one page of the API."""
 _TABLES = {
     "group": (By.GROUP,),
     "user": (By.USER,),
@@ -282,8 +271,11 @@ _TABLES = {
 """The tables of the page, with their keys."""
 
 
-class HistoryRequests(Page):
-    """A page that queries the history. 404 if the service keeps none, 503 if its database does not answer."""
+class HistoryPage(Page):
+    """GPU time in a period by group, user, template or GPU, with waits and actions.
+
+    404 if the service keeps none, 503 if its database does not answer.
+    """
 
     @property
     def history(self) -> History:
@@ -296,15 +288,6 @@ class HistoryRequests(Page):
         """Return an argument of the request; empty: not given."""
         return str(self.get_query_argument(name, ""))
 
-    def period(self, now: float) -> Period:
-        """Return the requested period. Raises HTTPError 400 and 403."""
-        try:
-            return period_of(self.argument, self.viewer, now)
-        except PermissionError as error:
-            raise HTTPError(403, str(error)) from None
-        except ValueError as error:
-            raise HTTPError(400, str(error)) from None
-
     async def query_result(self, query: Any) -> Any:
         """Return a query's result. Raises HTTPError 503."""
         try:
@@ -313,54 +296,6 @@ class HistoryRequests(Page):
             # the database's address is for admins
             why = str(error) if self.viewer.sees_all else words.UNAVAILABLE
             raise HTTPError(503, why) from None
-
-
-class HistoryJson(HistoryRequests):
-    """GPU time as JSON, or as CSV with ``format=csv``. 403 without a login.
-
-    `since`, `until`: instants (ISO 8601, UTC where no zone is given, or seconds since the epoch); the last 30 days.
-    `by`: keys of the sums, separated by commas: user, group, template, model, node, gpu, hour, day.
-    `user`, `group`, `template`: filters. Amounts are GPU-hours: `reserved`, `idle`, `recovered`, `borrowed`,
-    `used`, `entitled`, `delivered`; `waits` is a number.
-    """
-
-    async def get(self) -> None:
-        self.require_login()
-        period = self.period(time.time())
-        try:
-            by = division_of(self.argument("by"))
-        except ValueError as error:
-            raise HTTPError(400, str(error)) from None
-        as_csv = self.argument("format") == "csv"
-        text = await self.query_result(lambda connection: gpu_time_text(connection, period, by, as_csv))
-        self.set_header("Content-Type", CSV_TYPE if as_csv else "application/json")
-        for name, value in (CSV_HEADERS if as_csv else {}).items():
-            self.set_header(name, value)
-        self.finish(text)
-
-
-class ActionsJson(HistoryRequests):
-    """The newest actions as JSON: idle actions, restored shares, actions of users and admins. 403 without a login.
-
-    `since`, `until`, `user`, `group`, `template` as in the history; `limit`: largest number of actions; `before`: only
-    actions with a smaller `id`, for the next page.
-    """
-
-    async def get(self) -> None:
-        self.require_login()
-        period = self.period(time.time())
-        try:
-            limit = limit_of(self.argument("limit"), 100, MOST_ACTIONS)
-            before = limit_of(self.argument("before"), 0, 2**62) or None
-        except ValueError as error:
-            raise HTTPError(400, str(error)) from None
-        text = await self.query_result(lambda connection: actions_text(connection, period, limit, before))
-        self.set_header("Content-Type", "application/json")
-        self.finish(text)
-
-
-class HistoryPage(HistoryRequests):
-    """GPU time in a period by group, user, template or GPU, with waits and actions."""
 
     @authenticated
     async def get(self) -> None:
@@ -404,7 +339,7 @@ class HistoryPage(HistoryRequests):
             waits=waited,
             actions=[action for _, action in newest],
             of_nodes=OF_NODES,
-            csv=f"api/history?since={since:.0f}&until={until:.0f}&by={','.join(by)}&format=csv",
+            csv=f"api/v1/history?since={since:.0f}&until={until:.0f}&by={','.join(by)}&format=csv",
             problem=self.history.problem if viewer.sees_all else "",
         )
 

@@ -1,4 +1,4 @@
-"""The dashboard's data for one viewer, as plain data for the page and for JSON. Pure.
+"""Parts of the dashboard and of the REST API for one viewer, as plain data. Pure.
 
 `gpu_bar` shows a GPU's units as a bar of owned, borrowed, lent and free units. `UnitsToOwn` finds a node where a
 borrower could own its full share after a restart.
@@ -13,7 +13,6 @@ from functools import cached_property
 from typing import Any, Literal
 
 from gpushare_spawner.model.layers import LAYERS, LayerName
-from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.report import GpuReport, Report, SessionReport, doubled_gpus
 from gpushare_spawner.model.share import Tier
 from gpushare_spawner.model.template import Template
@@ -21,7 +20,7 @@ from gpushare_spawner.placement import suits
 from gpushare_spawner.quota import QuotaUsage
 from gpushare_spawner.service.culler.decisions import SessionDecision
 from gpushare_spawner.service.reports import KnownReport, NodeSnapshot
-from gpushare_spawner.service.waiting import WaitingSpawn, quota_use
+from gpushare_spawner.service.waiting import WaitingSpawn
 from gpushare_spawner.service.web.app import Viewer
 from gpushare_spawner.wording.amounts import doubled_gpu
 from gpushare_spawner.wording.idle_decisions import explained, kept_by_short_work, upcoming, why_none
@@ -132,44 +131,6 @@ class UnitsToOwn:
         return nodes
 
 
-def dashboard_data(
-    snapshots: Sequence[NodeSnapshot],
-    decisions: Sequence[SessionDecision],
-    templates: Mapping[str, Template],
-    viewer: Viewer,
-    now: float,
-    notes: Sequence[str] = (),
-    waiting: Sequence[WaitingSpawn] | None = None,
-    quotas: Quotas | None = None,
-) -> dict[str, Any]:
-    """Return data for JSON. Units are 1 % of a GPU, sizes bytes, times seconds.
-
-    ``notes``: for viewers that see all. ``waiting``: the spawns that wait; None: unknown. ``quotas``: in force.
-    """
-    reports = [snapshot.report for snapshot in snapshots if snapshot.report is not None]
-    # a restarted session would wait behind them, and free units can be held for one of them
-    to_own = UnitsToOwn(() if waiting else reports)
-    usage = quota_use(quotas, reports) if quotas is not None else None
-    by_session = {(decision.node, decision.session.id): decision for decision in decisions}
-    visible = [decision for decision in decisions if viewer.may_see(decision.session)]
-    return {
-        "now": now,
-        "viewer": {"name": viewer.name, "sees_all": viewer.sees_all},
-        "nodes": [node_data(snapshot.report, viewer) for snapshot in snapshots if snapshot.report is not None],
-        "sessions": [
-            session_data(decision, snapshot.report, to_own, templates, viewer, now) | quota_data(session, usage)
-            for snapshot in snapshots
-            if snapshot.report is not None
-            for session in snapshot.report.sessions
-            if viewer.may_see(session) and (decision := by_session.get((snapshot.report.node, session.id))) is not None
-        ],
-        "others": len(decisions) - len(visible),
-        "queue": _queue(waiting, viewer, now) if waiting is not None else None,
-        "complete": all(snapshot.report is not None for snapshot in snapshots),
-        "problems": problems_data(snapshots, viewer, notes),
-    }
-
-
 def problems_data(snapshots: Sequence[NodeSnapshot], viewer: Viewer, notes: Sequence[str]) -> list[str]:
     """Return sentences about data that cannot be shown.
 
@@ -195,11 +156,6 @@ def _unconfirmed(snapshots: Sequence[NodeSnapshot]) -> list[str]:
         for report in reports
         if report.unconfirmed
     ]
-
-
-def _queue(waiting: Sequence[WaitingSpawn], viewer: Viewer, now: float) -> dict[str, Any]:
-    visible = [spawn for spawn in waiting if viewer.may_see(spawn.server)]
-    return {"spawns": [spawn_data(spawn, viewer, now) for spawn in visible], "others": len(waiting) - len(visible)}
 
 
 def spawn_data(spawn: WaitingSpawn, viewer: Viewer, now: float) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from tornado.httpclient import AsyncHTTPClient, HTTPResponse
 from tornado.httpserver import HTTPServer
 from tornado.testing import bind_unused_port
 
+from gpushare_spawner.service.actions.session_actions import SessionActions
+from gpushare_spawner.service.command import service_application
 from gpushare_spawner.service.counters import Counters
 from gpushare_spawner.service.history.recorder import History, HistorySources
 from gpushare_spawner.service.history.store import (
@@ -34,9 +37,9 @@ from gpushare_spawner.service.reports import RecentReports
 from gpushare_spawner.service.sources import DashboardSources
 from gpushare_spawner.service.web import history as answers
 from gpushare_spawner.service.web.app import Page
-from gpushare_spawner.service.web.dashboard import dashboard_application
 from gpushare_spawner.service.web.history import HEIGHT
 from gpushare_spawner.wording.service import UNAVAILABLE
+from tests.service.dashboards import NO_AGENT
 
 PREFIX = "/services/gpushare/"
 THIS_HOUR = int(time.time() // HOUR) * HOUR
@@ -59,6 +62,9 @@ class SignedIn:
     login_url = "/hub/login"
     user: dict[str, Any] | None = None
 
+    def get_session_id(self, handler: object) -> str:
+        return ""
+
     def get_user(self, handler: object, *, sync: bool = True) -> Any:
         return self.user if sync else asyncio.sleep(0, self.user)
 
@@ -76,7 +82,7 @@ class Client:
         return await AsyncHTTPClient().fetch(self._url + path, raise_error=False, follow_redirects=False)
 
     async def rows(self, query: str, user: str = "admin") -> list[dict[str, Any]]:
-        answer = await self.get(f"api/history?{query}", user)
+        answer = await self.get(f"api/v1/history?{query}", user)
         assert answer.code == 200, answer.body
         rows: list[dict[str, Any]] = json.loads(answer.body)["rows"]
         return rows
@@ -111,7 +117,8 @@ async def serving(kept: History | None, monkeypatch: pytest.MonkeyPatch) -> Asyn
     monkeypatch.setattr(Page, "_hub_auth", login)
     sources = DashboardSources(RecentReports([]), dict, lambda: None, Counters())
     socket, port = bind_unused_port()
-    server = HTTPServer(dashboard_application(sources, PREFIX, history=kept))
+    actions = SessionActions((), NO_AGENT, dict)
+    server = HTTPServer(service_application(sources, actions, PREFIX, history=kept))
     server.add_socket(socket)
     yield Client(port, login)
     server.stop()
@@ -136,7 +143,7 @@ async def test_users_see_their_own_time_only(client: Client) -> None:
     assert [row["user"] for row in await client.rows("by=user", "ann")] == ["ann"]
     assert [row["user"] for row in await client.rows("by=user&user=ann", "ann")] == ["ann"]
     assert len(await client.rows("by=user", "reader")) == 2
-    for path in ("api/history?user=bob", "api/actions?user=bob"):
+    for path in ("api/v1/history?user=bob", "api/v1/actions?user=bob"):
         answer = await client.get(path, "ann")
         assert answer.code == 403
         assert "for admins" in json.loads(answer.body)["message"]
@@ -144,20 +151,20 @@ async def test_users_see_their_own_time_only(client: Client) -> None:
 
 async def test_users_see_actions_on_their_own_sessions_only(client: Client) -> None:
     async def users(user: str) -> list[str]:
-        return [one["user"] for one in json.loads((await client.get("api/actions", user)).body)["actions"]]
+        return [one["user"] for one in json.loads((await client.get("api/v1/actions", user)).body)["actions"]]
 
     assert await users("admin") == ["<b>bob</b>", "ann"]
     assert await users("ann") == ["ann"]
 
 
 async def test_pages_of_actions(client: Client) -> None:
-    first = json.loads((await client.get("api/actions?limit=1")).body)["actions"]
-    second = json.loads((await client.get(f"api/actions?limit=1&before={first[0]['id']}")).body)["actions"]
+    first = json.loads((await client.get("api/v1/actions?limit=1")).body)["actions"]
+    second = json.loads((await client.get(f"api/v1/actions?limit=1&before={first[0]['id']}")).body)["actions"]
     assert [one["user"] for one in first + second] == ["<b>bob</b>", "ann"]
 
 
 async def test_csv_for_a_spreadsheet_runs_no_formula(client: Client) -> None:
-    answer = await client.get("api/history?by=group,hour&format=csv")
+    answer = await client.get("api/v1/history?by=group,hour&format=csv")
     assert answer.headers["Content-Type"].startswith("text/csv")
     head, *rows = csv.reader(io.StringIO(answer.body.decode()))
     assert head[:4] == ["group", "hour", "reserved", "idle"]
@@ -184,19 +191,38 @@ async def test_periods(client: Client) -> None:
     ],
 )
 async def test_a_wrong_request_says_what_would_be_right(client: Client, query: str, said: str) -> None:
-    answer = await client.get(f"api/history?{query}")
+    answer = await client.get(f"api/v1/history?{query}")
     assert answer.code == 400
     assert said in json.loads(answer.body)["message"]
 
 
 @pytest.mark.parametrize("query", ["limit=0", "limit=x", "limit=99999", "before=-1"])
 async def test_wrong_pages_of_actions(client: Client, query: str) -> None:
-    assert (await client.get(f"api/actions?{query}")).code == 400
+    assert (await client.get(f"api/v1/actions?{query}")).code == 400
 
 
-@pytest.mark.parametrize("path", ["api/history", "api/actions"])
+@pytest.mark.parametrize("path", ["api/v1/history", "api/v1/actions"])
 async def test_programs_without_a_login_are_refused(client: Client, path: str) -> None:
     assert (await client.get(path, None)).code == 403
+
+
+async def test_the_page_links_its_table_as_csv(client: Client) -> None:
+    page = (await client.get("history?by=gpu", "ann")).body.decode()
+    (link,) = re.findall(rf'<a class="download" href="{PREFIX}([^"]*)"', page)
+    sheet = await client.get(unescape(link), "ann")
+    assert sheet.code == 200
+    assert sheet.headers["Content-Type"].startswith("text/csv")
+    assert sheet.body.decode().splitlines()[0].startswith("node,model,gpu,reserved")
+    assert len(sheet.body.splitlines()) == 2
+
+
+async def test_a_database_that_does_not_answer_is_said_on_the_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async for client in serving(history(tmp_path / "missing"), monkeypatch):
+        answer = await client.get("history", "ann")
+        assert answer.code == 503
+        assert json.loads(answer.body)["message"] == UNAVAILABLE
 
 
 async def test_the_page_in_all_its_forms(client: Client) -> None:
@@ -296,7 +322,7 @@ async def test_the_page_of_a_user_names_nobody_else(client: Client) -> None:
 
 async def test_a_service_without_a_history_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     async for client in serving(None, monkeypatch):
-        answer = await client.get("api/history")
+        answer = await client.get("api/v1/history")
         assert answer.code == 404
         assert "keeps no history" in json.loads(answer.body)["message"]
         assert "leave out --history=false" in json.loads(answer.body)["message"]
@@ -304,14 +330,14 @@ async def test_a_service_without_a_history_says_so(monkeypatch: pytest.MonkeyPat
 
 async def test_a_database_that_does_not_answer_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async for client in serving(history(tmp_path / "missing"), monkeypatch):
-        answer = await client.get("api/history", "admin")
+        answer = await client.get("api/v1/history", "admin")
         assert answer.code == 503
         assert "unable to open database file" in json.loads(answer.body)["message"]
         # the address of the database is for admins
-        assert json.loads((await client.get("api/history", "ann")).body)["message"] == UNAVAILABLE
+        assert json.loads((await client.get("api/v1/history", "ann")).body)["message"] == UNAVAILABLE
 
 
-@pytest.mark.parametrize("path", ["api/history", "api/actions", "history"])
+@pytest.mark.parametrize("path", ["api/v1/history", "api/v1/actions", "history"])
 async def test_a_program_that_is_no_user_sees_no_rows_whose_names_were_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
@@ -336,6 +362,6 @@ async def test_many_rows_are_not_written_on_the_event_loop(
         return row(*values)
 
     monkeypatch.setattr(answers, "_row", noted)
-    assert (await client.get(f"api/history?by=user&format={form}")).code == 200
+    assert (await client.get(f"api/v1/history?by=user&format={form}")).code == 200
     assert threads
     assert threading.main_thread() not in threads

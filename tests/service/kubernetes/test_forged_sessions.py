@@ -32,7 +32,8 @@ from gpushare_spawner.model.template import Template
 from gpushare_spawner.placement import Ledger
 from gpushare_spawner.service.actions.outcome import ControlsOfSessions
 from gpushare_spawner.service.actions.session_actions import SessionActions
-from gpushare_spawner.service.api.snapshots import ServiceSnapshots
+from gpushare_spawner.service.api.router import Services
+from gpushare_spawner.service.api.snapshots import Events, ServiceSnapshots
 from gpushare_spawner.service.counters import Counters
 from gpushare_spawner.service.culler.asks import AskResponder
 from gpushare_spawner.service.culler.culler import Culler
@@ -47,8 +48,8 @@ from gpushare_spawner.service.reports import NodeSnapshot, RecentReports, ask_al
 from gpushare_spawner.service.sources import DashboardSources
 from gpushare_spawner.service.web.app import Viewer
 from gpushare_spawner.service.web.metrics import ServiceState, exposition
-from gpushare_spawner.service.web.view_data import dashboard_data, gpu_bar, node_data, problems_data, units_of
-from tests.service.dashboards import NO_AGENT
+from gpushare_spawner.service.web.view_data import gpu_bar, node_data, problems_data, units_of
+from tests.service.dashboards import NO_AGENT, PREFIX, sessions_shown
 
 NOW = 1_790_000_000.0
 OPENED = NOW - 3 * 3600
@@ -148,7 +149,8 @@ class World:
             recent, lambda: TEMPLATES, lambda: HubSnapshot(self.known_users), Counters(), quotas=lambda: QUOTAS,
             clock=lambda: NOW, use=RecentUse(), dry_run=DryRun(),
         )  # fmt: skip
-        api = await ServiceSnapshots(sources).current()
+        shots = ServiceSnapshots(sources)
+        api = await shots.current()
         usage = api.usage
         assert usage is not None
         meter, waits = Meter(), SpawnWatch(lambda user: "")
@@ -173,7 +175,8 @@ class World:
         await asks.answered()
         victim = next((row.session for row in api.rows if row.session.id == "victim"), session("victim", HONEST))
         viewers = (Viewer("victim", False), Viewer("root", True))
-        pages = [dashboard_data(snapshots, api.decisions, TEMPLATES, who, NOW, quotas=QUOTAS) for who in viewers]
+        services = Services(PREFIX, shots, Events(shots), actions, clock=lambda: NOW)
+        pages = [await sessions_shown(services, viewer) for viewer in viewers]
         state = ServiceState(NOW, Counters(), snapshots, api.decisions, TEMPLATES, None, usage)
         controls = await ControlsOfSessions(self.cluster, lambda: NOW).of_others(victim)
         return {
