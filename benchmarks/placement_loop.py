@@ -55,7 +55,7 @@ START_SECONDS = (0.1, 2.0)
 """From a place to a running pod, at least and at most."""
 STUCK_SECONDS = 30.0
 """For so long no start was placed: the others never are."""
-ANNOUNCED = 50
+NOTICE_EVERY = 50
 """One session in so many has been told of an idle action."""
 
 
@@ -85,7 +85,7 @@ def template(share: Share, name: str, models: Sequence[str] = ()) -> Template:
     return Template.model_validate({"name": name, "display_name": name, "gpu": wanted, "resources": guarantees})
 
 
-def pod(session: SessionReport, number: int, announced: Notice | None, token: str = "") -> dict[str, Any]:
+def pod(session: SessionReport, number: int, notice: Notice | None, token: str = "") -> dict[str, Any]:
     """A pod as the API server writes it, as far as the hub reads it."""
     index = tuple(int(uuid.split("-")[1]) % 8 for uuid in session.gpus)
     said = PodSession(
@@ -98,7 +98,7 @@ def pod(session: SessionReport, number: int, announced: Notice | None, token: st
         tier=Tier.ACTIVE if session.effective_units else Tier.RELEASED,
         tier_since=0.0,
         effective_units=session.effective_units,
-        notice=announced,
+        notice=notice,
     )
     annotations = said.annotations() | ({RESERVATION: token} if token else {})
     return {
@@ -174,11 +174,11 @@ class SimulatedHub:
     def add_pod(self, session: SessionReport, token: str = "") -> dict[str, Any]:
         """A watch event with a new pod."""
         self.number += 1
-        announced = None
-        if not token and self.number % ANNOUNCED == 0:
+        notice = None
+        if not token and self.number % NOTICE_EVERY == 0:
             at = time.time() + self.chance.uniform(60, 900)
-            announced = Notice(tier=Tier.RELEASED, at=at, reason="idle", effective_units=0)
-        made = pod(session, self.number, announced, token)
+            notice = Notice(tier=Tier.RELEASED, at=at, reason="idle", effective_units=0)
+        made = pod(session, self.number, notice, token)
         self.pods.resources[f"{NAMESPACE}/{made['metadata']['name']}"] = made
         return made
 

@@ -48,7 +48,6 @@ from gpushare_spawner.agent.suspend.suspender import Suspender
 from gpushare_spawner.arbiter import ArbiterSettings
 from gpushare_spawner.clocks import WallClock
 from gpushare_spawner.model.control import (
-    AnnounceRequest,
     AnswerRequest,
     AskedAnswer,
     AskedRequest,
@@ -60,6 +59,7 @@ from gpushare_spawner.model.control import (
     ErrorCode,
     Failure,
     MessageRequest,
+    NoticeRequest,
     Opened,
     OpenRequest,
     ReportRequest,
@@ -131,7 +131,7 @@ class ControlRequests:
                 self.tier(request)
             case ResizeRequest():
                 self._registry.share_changes.resize(self._changeable(request.id), request)
-            case AnnounceRequest():
+            case NoticeRequest():
                 self.notify(request)
             case ControlsRequest():
                 await self._set_controls(request)
@@ -215,7 +215,7 @@ class ControlRequests:
         """Change the tier of a session."""
         self._registry.tiers.decide(self._changeable(request.id), request)
 
-    def notify(self, request: AnnounceRequest) -> None:
+    def notify(self, request: NoticeRequest) -> None:
         """Send a notice to a session's user, or withdraw it."""
         self._registry.tiers.notify(self._session(request.id), request)
 

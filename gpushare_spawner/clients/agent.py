@@ -15,7 +15,6 @@ from pydantic import BaseModel, ValidationError
 from gpushare_spawner.model.control import (
     MAX_LINE_BYTES,
     AgentUnreachable,
-    AnnounceRequest,
     Answer,
     AnswerRequest,
     AskedRequest,
@@ -25,6 +24,7 @@ from gpushare_spawner.model.control import (
     ControlsRequest,
     CordonRequest,
     MessageRequest,
+    NoticeRequest,
     Opened,
     OpenRequest,
     ReportRequest,
@@ -97,7 +97,7 @@ class AgentClient:
         """
         await self._ask(request)
 
-    async def announce(self, request: AnnounceRequest) -> None:
+    async def notify(self, request: NoticeRequest) -> None:
         """Send the session's user a notice, or withdraw it."""
         await self._ask(request)
 

@@ -151,10 +151,10 @@ class ResizeRequest(_Request):
     reason: str = ""
 
 
-class AnnounceRequest(_Request):
+class NoticeRequest(_Request):
     """Request to send the session's user a notice of an idle action; `tier` None withdraws the notice."""
 
-    op: Literal["announce"] = "announce"
+    op: Literal["notice"] = "notice"
     id: SessionId
     tier: Tier | None
     at: Instant = 0
@@ -170,7 +170,7 @@ class AnnounceRequest(_Request):
         return _without(handler(self), "use")
 
     @classmethod
-    def of(cls, session: str, notice: Notice | None) -> AnnounceRequest:
+    def of(cls, session: str, notice: Notice | None) -> NoticeRequest:
         """Return the request to send a session this notice; None withdraws its present notice."""
         return cls(id=session, tier=None) if notice is None else cls(id=session, **notice.model_dump())
 
@@ -270,7 +270,7 @@ Request = Annotated[
     | CloseRequest
     | TierRequest
     | ResizeRequest
-    | AnnounceRequest
+    | NoticeRequest
     | ControlsRequest
     | MessageRequest
     | AnswerRequest

@@ -103,8 +103,8 @@ class Kind(IntEnum):
     STATUS = 71
     """Of a GPU: f0 share units, f1 tier, f2 effective units, f3 borrowed units, f4 guaranteed units, f5 bytes
     allocated, f6 bytes on the GPU, f7 bytes shown as total, f8 lease: 0 none, 1 waiting, 2 held, f9 time since the last
-    GPU work (2^64-1: none yet), f10 bits 0-31 sessions on this GPU, bits 32-63 of those with work, f11 instant of the
-    announced step (0 none). `flags`: bits 0-7 the announced tier, bits 8-15 the effective units after it; bit 16: the
+    GPU work (2^64-1: none yet), f10 bits 0-31 sessions on this GPU, bits 32-63 of those with work, f11 instant of
+    the notice's idle action (0 none). `flags`: bits 0-7 its tier, bits 8-15 the effective units after it; bit 16: the
     node has not granted CPU and memory again that the pod gave back while released; bit 17: the units that the tier
     took are kept for spawns in quota; bit 18: all processes of the session are suspended."""
     RESERVED = 72

@@ -164,7 +164,7 @@ class ShareStatus:
     """Empty if no agent measures the session."""
     layer_gpus: int = 0
     """The number of GPUs of another sharing layer; 0: our own layer, see `gpus`."""
-    announced: PendingAction | None = None
+    notice: PendingAction | None = None
     lacks_requests: bool = False
     """Whether the node has not yet granted again the CPU and memory that the server gave back while it was released."""
     yields: bool = False
@@ -285,7 +285,7 @@ class ShareStatus:
             guaranteed_units=guaranteed,
             idle_seconds=None if quiet == NEVER else quiet / NANOSECONDS,
             gpus=_own_gpus([_gpu(frame, use) for frame in by_gpu if frame.gpu != NO_GPU], layer.number),
-            announced=action,
+            notice=action,
             lacks_requests=bool(first.flags & LACKS_REQUESTS),
             yields=bool(first.flags & YIELDS),
             suspended=bool(first.flags & SUSPENDED),

@@ -77,7 +77,7 @@ def notice_asks(status: ShareStatus) -> list[str]:
 
     A keep does not prevent a stop for the greatest age, or an action for spawns in quota.
     """
-    action = status.announced
+    action = status.notice
     if action is None or action.cause is not IdleCause.IDLE:
         return []
     useful = {"keep"} if action.tier is Tier.STOPPED else {"keep", "release"}
@@ -162,7 +162,7 @@ def answer(status: ShareStatus) -> dict[str, Any]:
 
     Its type in the browser: lab/src/status.ts.
     """
-    action, hit = status.announced, status.limit_hit
+    action, hit = status.notice, status.limit_hit
     sentences = {
         "line": share_status.line(status),
         "explanation": share_status.explanation(status),

@@ -99,7 +99,7 @@ def share_status(session: LayerSession, now: float) -> ShareStatus:
         tier=annotated.tier,
         effective_units=annotated.effective_units,
         guaranteed_units=annotated.effective_units,
-        announced=None
+        notice=None
         if notice is None
         else PendingAction(
             notice.tier, notice.at, notice.effective_units, notice.cause or IdleCause.IDLE, notice.after_seconds

@@ -1,7 +1,7 @@
 """Updates of one ledger from agents' reports, pods and reservations, and ledgers that simulate idle actions.
 
-`LedgerFeed` updates the ledger by changes. `SupposedLedger` copies nodes to find the request that announced idle
-actions help first. The ledger itself: ledger.py.
+`LedgerFeed` updates the ledger by changes. `SupposedLedger` copies nodes to find the request that idle actions
+with a notice help first. The ledger itself: ledger.py.
 """
 
 from __future__ import annotations
@@ -288,7 +288,7 @@ def helpful_actions(
 def first_to_fit(
     ledger: Ledger, request: PlacementRequest, helpful: Iterable[tuple[str, Notice]]
 ) -> Iterator[NodeHold | None]:
-    """Yield the first GPUs that fit a request if announced idle actions happen; nothing if these do not help.
+    """Yield the first GPUs that fit a request if idle actions with a notice happen; nothing if these do not help.
 
     Yield None before that for each action that does not help, so that the caller can work in steps. ``helpful``: the
     actions by their sessions, see `helpful_actions`.

@@ -19,12 +19,12 @@ from pydantic import BaseModel, ConfigDict
 from gpushare_spawner.clients.agent import AgentClient
 from gpushare_spawner.model.control import (
     AgentUnreachable,
-    AnnounceRequest,
     AnswerRequest,
     ControlRefused,
     ControlsRequest,
     CordonRequest,
     MessageRequest,
+    NoticeRequest,
     ResizeRequest,
     TierRequest,
 )
@@ -99,7 +99,7 @@ class Agent(Protocol):
 
     async def resize(self, request: ResizeRequest, /) -> None: ...
 
-    async def announce(self, request: AnnounceRequest, /) -> None: ...
+    async def notify(self, request: NoticeRequest, /) -> None: ...
 
     async def controls(self, request: ControlsRequest, /) -> None: ...
 

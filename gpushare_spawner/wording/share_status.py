@@ -174,8 +174,8 @@ def explanation(status: ShareStatus) -> str:
     gpus = status.gpu_count
     share = gpu_share(status.share_units, gpus)
     sentences = summary(status)
-    if status.announced is not None:
-        sentences.append(notice(status, status.announced))
+    if status.notice is not None:
+        sentences.append(notice(status, status.notice))
     if status.lease == "waiting":
         sentences.append(
             "Your GPU work is waiting: other sessions are using the GPU. It continues when this session gets the GPU."
@@ -352,8 +352,8 @@ def terms(status: ShareStatus) -> list[Term]:
     if status.suspended or status.not_suspendable:
         why = stays(status.not_suspendable, status.suspended)
         rows.append(Term("suspended", " ".join([*([SUSPENDED] if status.suspended else []), *([why] if why else [])])))
-    if status.announced is not None:
-        rows.append(Term("notice", notice(status, status.announced), status.announced.at))
+    if status.notice is not None:
+        rows.append(Term("notice", notice(status, status.notice), status.notice.at))
     if status.controls is not None:
         rows += _decided(status.controls)
     rows += [Term(name, text) for name, text in delivered(status)]

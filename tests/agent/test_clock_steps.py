@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from gpushare_spawner.model.control import AnnounceRequest, ControlsRequest, MessageRequest, TierRequest
+from gpushare_spawner.model.control import ControlsRequest, MessageRequest, NoticeRequest, TierRequest
 from gpushare_spawner.model.controls import Controls, Keep, Message
 from gpushare_spawner.model.frames import AskKind, Kind
 from gpushare_spawner.model.share import Tier
@@ -60,7 +60,7 @@ async def worked(agent: Agent, eventually: Eventually) -> None:
     await eventually(lambda: present(agent.node.report().session("ada")).last_gpu_activity is not None)
     await agent.node.requests.answer(TierRequest(id="ada", tier=Tier.DOWNGRADED, effective_units=10, reason="test"))
     now = time.time()
-    notice = AnnounceRequest(id="ada", tier=Tier.RELEASED, effective_units=0, at=now + 300, reason="test")
+    notice = NoticeRequest(id="ada", tier=Tier.RELEASED, effective_units=0, at=now + 300, reason="test")
     await agent.node.requests.answer(notice)
     await agent.node.requests.answer(MessageRequest(id="ada", message=Message(text="Hello.", by="boss", at=now)))
     kept = Controls(keep=Keep(until=now + 3600, since=now, by="ada"), keeps=(now,))

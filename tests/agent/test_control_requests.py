@@ -14,11 +14,11 @@ from gpushare_spawner.agent.node import MAX_UID, ControlRequests
 from gpushare_spawner.agent.sessions.session import Session
 from gpushare_spawner.agent.state.records import SessionRecord
 from gpushare_spawner.model.control import (
-    AnnounceRequest,
     CloseRequest,
     ConfirmRequest,
     ControlRefused,
     Failure,
+    NoticeRequest,
     OpenRequest,
     ReportRequest,
     TierRequest,
@@ -40,7 +40,7 @@ class Parts:
         self.trouble: str | None = None
         self.no_socket: str | None = None
         self.barrier_at: Path | None = None
-        self.tiers = SimpleNamespace(decide=self._decide, notify=self._announce)
+        self.tiers = SimpleNamespace(decide=self._decide, notify=self._notify)
         self.store = SimpleNamespace(flush=self._flush, missing=self._missing)
         self.unwritten: str | None = None
         self.requests = ControlRequests(
@@ -90,8 +90,8 @@ class Parts:
     def _decide(self, session: Session, request: TierRequest) -> None:
         self.done.append(f"{session.id} to {request.tier}")
 
-    def _announce(self, session: Session, request: AnnounceRequest) -> None:
-        self.done.append(f"announce {request.tier} to {session.id}")
+    def _notify(self, session: Session, request: NoticeRequest) -> None:
+        self.done.append(f"notice {request.tier} to {session.id}")
 
     async def _flush(self) -> None:
         self.done.append("flush")
@@ -146,7 +146,7 @@ async def test_report_waits_for_no_disk(parts: Parts) -> None:
             TierRequest(id="ada", tier=Tier.RELEASED, effective_units=0, reason="idle"),
             ["ada to released", "flush"],
         ),
-        (AnnounceRequest(id="ada", tier=Tier.RELEASED), ["announce released to ada", "flush"]),
+        (NoticeRequest(id="ada", tier=Tier.RELEASED), ["notice released to ada", "flush"]),
         (ConfirmRequest(id="ada", pid=os.getpid()), ["confirm ada", "flush"]),
     ],
 )
@@ -161,7 +161,7 @@ async def test_each_request_reaches_its_part(parts: Parts, request_: Any, done: 
     "request_",
     [
         TierRequest(id="ben", tier=Tier.RELEASED, effective_units=0, reason="idle"),
-        AnnounceRequest(id="ben", tier=None),
+        NoticeRequest(id="ben", tier=None),
         ConfirmRequest(id="ben", pid=1),
     ],
 )

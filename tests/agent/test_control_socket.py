@@ -20,8 +20,8 @@ from gpushare_spawner.clients.agent import AgentClient
 from gpushare_spawner.model.control import (
     MAX_LINE_BYTES,
     AgentUnreachable,
-    AnnounceRequest,
     ControlRefused,
+    NoticeRequest,
     TierRequest,
 )
 from gpushare_spawner.model.share import Tier
@@ -63,7 +63,7 @@ async def test_a_session_from_open_to_close(control: ControlSocket) -> None:
     opened = await client.open(request_for())
     assert opened.environment["GPUSHARE_SOCKET"].startswith(str(control.path.parent))
     await client.confirm("ada", os.getpid())
-    await client.announce(AnnounceRequest(id="ada", tier=Tier.DOWNGRADED, at=10**10, effective_units=10, reason="idle"))
+    await client.notify(NoticeRequest(id="ada", tier=Tier.DOWNGRADED, at=10**10, effective_units=10, reason="idle"))
     await client.tier(TierRequest(id="ada", tier=Tier.DOWNGRADED, effective_units=10, reason="idle"))
     report = await client.report()
     session = report.session("ada")

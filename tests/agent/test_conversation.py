@@ -8,7 +8,7 @@ import time
 
 from gpushare_spawner.agent.sessions.conversation import AGENT_FEATURES
 from gpushare_spawner.agent.sockets.connection import MALFORMED, NOT_ALLOWED, SESSION_CLOSED, WRONG_VERSION
-from gpushare_spawner.model.control import AnnounceRequest, TierRequest
+from gpushare_spawner.model.control import NoticeRequest, TierRequest
 from gpushare_spawner.model.frames import SUSPENDED, Feature, Frame, Kind, LeaseState, Role, TextPart, gpu_bytes
 from gpushare_spawner.model.layers import MemoryEngine
 from gpushare_spawner.model.report import Notice
@@ -151,13 +151,13 @@ async def test_observers_see_notices_also_those_made_before_they_came(agent: Age
     first = await agent.peer(path, Role.OBSERVER)
     at = time.time() + 300
     agent.node.requests.notify(
-        AnnounceRequest(id="ada", tier=Tier.DOWNGRADED, at=at, effective_units=10, reason="idle for 10 min")
+        NoticeRequest(id="ada", tier=Tier.DOWNGRADED, at=at, effective_units=10, reason="idle for 10 min")
     )
     later = await agent.peer(path, Role.OBSERVER)
     for peer in (first, later):
         frame = await peer.expect(Kind.ANNOUNCE)
         assert frame.fields[:3] == (1, round(at * 1e9), 10)
-    agent.node.requests.notify(AnnounceRequest(id="ada", tier=None))
+    agent.node.requests.notify(NoticeRequest(id="ada", tier=None))
     assert (await first.expect(Kind.ANNOUNCE)).fields[:3] == (0, 0, 0)
 
 
@@ -170,7 +170,7 @@ async def test_an_observer_with_the_feature_is_told_why_an_idle_action_comes(age
     step = Notice(
         tier=Tier.STOPPED, at=time.time() + 300, reason="too old", cause=IdleCause.MAX_AGE, after_seconds=86400
     )
-    agent.node.requests.notify(AnnounceRequest.of("ada", step))
+    agent.node.requests.notify(NoticeRequest.of("ada", step))
     expected = (Tier.STOPPED.depth, round(step.at * 1e9), 0, IdleCause.MAX_AGE.code, 86400 * 10**9)
     for peer in (older, newer):
         assert (await peer.expect(Kind.ANNOUNCE)).fields[:5] == expected
@@ -183,7 +183,7 @@ async def test_an_observer_with_the_feature_is_told_why_an_idle_action_comes(age
 async def test_a_burst_takes_a_notice_back(agent: Agent) -> None:
     path = agent.open()
     peer, observer = await agent.peer(path), await agent.peer(path, Role.OBSERVER)
-    agent.node.requests.notify(AnnounceRequest(id="ada", tier=Tier.RELEASED, at=time.time() + 60, reason="idle"))
+    agent.node.requests.notify(NoticeRequest(id="ada", tier=Tier.RELEASED, at=time.time() + 60, reason="idle"))
     assert (await observer.expect(Kind.ANNOUNCE)).fields[1] > 0
     peer.send(Kind.REQUEST, GIB, 0, 1, gpu=FIRST.uuid)
     assert (await observer.expect(Kind.ANNOUNCE)).fields[1] == 0
@@ -200,9 +200,7 @@ async def test_query_is_answered_for_each_gpu(agent: Agent) -> None:
     peer.send(Kind.REQUEST, 3 * GIB, 0, 1, gpu=SECOND.uuid)
     await peer.expect(Kind.GRANT)
     at = time.time() + 300
-    agent.node.requests.notify(
-        AnnounceRequest(id="ada", tier=Tier.DOWNGRADED, at=at, effective_units=10, reason="idle")
-    )
+    agent.node.requests.notify(NoticeRequest(id="ada", tier=Tier.DOWNGRADED, at=at, effective_units=10, reason="idle"))
     observer.send(Kind.QUERY)
     first, second = await observer.until(Kind.STATUS), await observer.until(Kind.STATUS)
     assert first.fields[8] == LeaseState.NONE

@@ -17,13 +17,13 @@ from gpushare_spawner.agent.metrics import ReportCollector
 from gpushare_spawner.agent.state.records import RecordFolder, SessionRecord, Store
 from gpushare_spawner.model import control
 from gpushare_spawner.model.control import (
-    AnnounceRequest,
     CloseRequest,
     ConfirmRequest,
     ControlRefused,
     ControlsRequest,
     CordonRequest,
     MessageRequest,
+    NoticeRequest,
     ResizeRequest,
     TierRequest,
 )
@@ -42,8 +42,8 @@ REQUESTS: dict[str, tuple[Any, str]] = {
     "close": (CloseRequest(id="ada"), REPORTED),
     "tier": (TierRequest(id="ada", tier=Tier.RELEASED, effective_units=0, reason="idle"), REPORTED),
     "resize": (ResizeRequest(id="ada", share_units=50), REPORTED),
-    "announce": (
-        AnnounceRequest(id="ada", tier=Tier.RELEASED, at=NOW + 300, reason="idle", cause=IdleCause.IDLE),
+    "notice": (
+        NoticeRequest(id="ada", tier=Tier.RELEASED, at=NOW + 300, reason="idle", cause=IdleCause.IDLE),
         REPORTED,
     ),
     "controls": (

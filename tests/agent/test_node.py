@@ -14,7 +14,7 @@ import pytest
 
 from gpushare_spawner.agent.gpus.nvml import Gpu, GpuProcess, GpuState
 from gpushare_spawner.agent.periodic import RoundSettings
-from gpushare_spawner.model.control import AnnounceRequest, ConfirmRequest, ControlRefused, TierRequest
+from gpushare_spawner.model.control import ConfirmRequest, ControlRefused, NoticeRequest, TierRequest
 from gpushare_spawner.model.frames import Kind, Role
 from gpushare_spawner.model.report import SessionReport
 from gpushare_spawner.model.share import Tier
@@ -246,10 +246,10 @@ async def test_pages_of_a_released_session_leave_when_a_neighbour_needs_the_memo
 
 async def test_an_announced_step_is_gone_once_it_was_taken(agent: Agent) -> None:
     agent.open()
-    agent.node.requests.notify(AnnounceRequest(id="ada", tier=Tier.DOWNGRADED, at=5, effective_units=10, reason="idle"))
-    announced = session(agent).notice
-    assert announced is not None
-    assert (announced.tier, announced.at, announced.reason, announced.effective_units) == (
+    agent.node.requests.notify(NoticeRequest(id="ada", tier=Tier.DOWNGRADED, at=5, effective_units=10, reason="idle"))
+    notice = session(agent).notice
+    assert notice is not None
+    assert (notice.tier, notice.at, notice.reason, notice.effective_units) == (
         Tier.DOWNGRADED,
         5,
         "idle",
@@ -316,7 +316,7 @@ async def test_a_restart_keeps_sessions_tiers_and_activity(agent: Agent) -> None
     peer.send(Kind.RELEASE, lease, 50_000_000, 0, gpu=FIRST.uuid)
     await peer.quiet(0.05)
     to_tier(agent, "ada", Tier.DOWNGRADED, 10)
-    agent.node.requests.notify(AnnounceRequest(id="ada", tier=Tier.RELEASED, at=10**10, reason="idle"))
+    agent.node.requests.notify(NoticeRequest(id="ada", tier=Tier.RELEASED, at=10**10, reason="idle"))
     before = agent.node.report()
 
     await agent.stop()

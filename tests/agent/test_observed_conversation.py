@@ -13,7 +13,7 @@ import pytest
 from gpushare_spawner.agent.sessions.conversation import OBSERVED_FEATURES
 from gpushare_spawner.agent.sockets.connection import NOT_ALLOWED
 from gpushare_spawner.agent.state.records import SessionRecord
-from gpushare_spawner.model.control import AnnounceRequest
+from gpushare_spawner.model.control import NoticeRequest
 from gpushare_spawner.model.frames import Feature, Frame, Kind, LeaseState, Role, SessionMemoryTopic, gpu_bytes
 from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.report import Notice, SessionReport
@@ -230,7 +230,7 @@ async def test_burst_withdraws_the_notice_of_a_stop_for_idleness(agent: Agent, e
     path = shared(agent)
     peer, observer = await process(agent, path), await agent.peer(path, Role.OBSERVER)
     notice = Notice(tier=Tier.STOPPED, at=time.time() + 60, reason="idle", effective_units=0)
-    agent.node.requests.notify(AnnounceRequest.of("ada", notice))
+    agent.node.requests.notify(NoticeRequest.of("ada", notice))
     assert (await observer.until(Kind.ANNOUNCE)).fields[0] == Tier.STOPPED.depth
     peer.send(Kind.BUSY, 0, gpu=FIRST.uuid)
     assert (await observer.until(Kind.ANNOUNCE)).fields[1] == 0

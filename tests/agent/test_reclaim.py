@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from gpushare_spawner.agent.state.records import SessionRecord
-from gpushare_spawner.model.control import AnnounceRequest, TierRequest
+from gpushare_spawner.model.control import NoticeRequest, TierRequest
 from gpushare_spawner.model.frames import Kind, Role
 from gpushare_spawner.model.report import Notice, SessionReport
 from gpushare_spawner.model.share import IdleCause, Tier
@@ -118,7 +118,7 @@ async def test_gpu_work_withdraws_only_notices_that_it_averts(agent: Agent) -> N
     over = await agent.peer(agent.open("over", share_units=100))
     for cause, stays in ((IdleCause.MAX_AGE, True), (IdleCause.RECLAIM, True), (IdleCause.IDLE, False)):
         notice = Notice(tier=Tier.STOPPED, at=time.time() + 60, reason="", cause=cause)
-        agent.node.requests.notify(AnnounceRequest.of("over", notice))
+        agent.node.requests.notify(NoticeRequest.of("over", notice))
         work(over)
         over.send(Kind.QUERY)  # not allowed from this role: it ends the connection after the work is dealt with
         await over.ended()
@@ -132,7 +132,7 @@ async def test_gpu_work_does_not_withdraw_the_notice(agent: Agent) -> None:
     path = agent.open("over", share_units=100)
     over, observer = await agent.peer(path), await agent.peer(path, Role.OBSERVER)
     notice = Notice(tier=Tier.DOWNGRADED, at=time.time() + 60, reason="", effective_units=40, cause=IdleCause.RECLAIM)
-    agent.node.requests.notify(AnnounceRequest.of("over", notice))
+    agent.node.requests.notify(NoticeRequest.of("over", notice))
     work(over)
     await over.until(Kind.GRANT)
     assert session(agent, "over").notice == notice

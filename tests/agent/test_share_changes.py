@@ -13,7 +13,7 @@ from gpushare_spawner.agent.sessions.session import Activity, Session
 from gpushare_spawner.agent.sessions.tiers import ShareChanges, Shares, Tiers
 from gpushare_spawner.agent.state.records import SessionRecord
 from gpushare_spawner.arbiter import ArbiterSettings
-from gpushare_spawner.model.control import AnnounceRequest, ControlRefused, ResizeRequest, TierRequest
+from gpushare_spawner.model.control import ControlRefused, NoticeRequest, ResizeRequest, TierRequest
 from gpushare_spawner.model.frames import Feature, Frame, Kind, Role
 from gpushare_spawner.model.report import NOTHING, SessionReport
 from gpushare_spawner.model.share import Tier, UseRule
@@ -152,7 +152,7 @@ async def test_memory_limit_follows_and_what_a_process_has_beyond_a_lower_one_st
 
 async def test_notice_of_a_downgrade_that_takes_nothing_is_withdrawn(agent: Agent) -> None:
     agent.open("ada")
-    notice = AnnounceRequest(id="ada", tier=Tier.DOWNGRADED, at=4e9, effective_units=10, reason="idle")
+    notice = NoticeRequest(id="ada", tier=Tier.DOWNGRADED, at=4e9, effective_units=10, reason="idle")
     agent.node.requests.notify(notice)
     await resize(agent, 20)
     assert session(agent).notice is not None

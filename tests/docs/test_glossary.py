@@ -46,10 +46,6 @@ REPLACED = {
     "config fragment": "config file",
 }
 ALLOWED = {
-    # the annotation keeps its key
-    ("announcement", "gpushare-spawner.io/announcement"),
-    ("announcement", 'PREFIX + "announcement"'),
-    ("announcement", '("announcement", '),
     # a plugin of JupyterLab
     ("announcement", "@jupyterlab/apputils-extension:announcements"),
     # the parameter of cuMemAddressReserve

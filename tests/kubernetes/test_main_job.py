@@ -137,9 +137,9 @@ async def test_while_idle_she_is_told_then_downgraded_then_released(stack: Clust
     assert (session.effective_units, session.guaranteed_units) == (0, 0)
     await agent.published(lambda report: _tier_of(report, "alice") is Tier.RELEASED)
 
-    announced = [state.notice.tier for state in states if state.notice is not None]
-    assert announced[0] is Tier.DOWNGRADED
-    assert announced[-1] is Tier.RELEASED
+    notices = [state.notice.tier for state in states if state.notice is not None]
+    assert notices[0] is Tier.DOWNGRADED
+    assert notices[-1] is Tier.RELEASED
     told_first = next(state for state in states if state.notice is not None)
     assert told_first.tier is Tier.ACTIVE
     assert (await stack.said_of("carol")).tier is Tier.ACTIVE, "her template has no idle steps"

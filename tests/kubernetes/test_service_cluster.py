@@ -15,11 +15,11 @@ from gpushare_spawner.clients import object_watch
 from gpushare_spawner.model import kubernetes
 from gpushare_spawner.model.control import (
     AgentUnreachable,
-    AnnounceRequest,
     ControlRefused,
     ControlsRequest,
     CordonRequest,
     MessageRequest,
+    NoticeRequest,
     TierRequest,
 )
 from gpushare_spawner.model.controls import Ask, Controls, Cordon, Exemption, Keep, Message
@@ -254,12 +254,12 @@ async def test_notices_come_and_go(namespace: HubNamespace, nodes: Cluster) -> N
     await namespace.open("ann")
     await namespace.publish()
     agent = await seen(nodes, "node-a", has("ann", confirmed=True))
-    coming = AnnounceRequest(id="ann", tier=Tier.RELEASED, at=namespace.now() + 300, reason="Idle.", effective_units=0)
-    await agent.announce(coming)
+    coming = NoticeRequest(id="ann", tier=Tier.RELEASED, at=namespace.now() + 300, reason="Idle.", effective_units=0)
+    await agent.notify(coming)
     said = (await namespace.session("ann")).notice
     assert said == Notice(tier=Tier.RELEASED, at=coming.at, reason="Idle.", effective_units=0)
     agent = await seen(nodes, "node-a", has("ann", notice=said))
-    await agent.announce(AnnounceRequest(id="ann", tier=None))
+    await agent.notify(NoticeRequest(id="ann", tier=None))
     assert (await namespace.session("ann")).notice is None
 
 

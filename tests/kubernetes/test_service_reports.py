@@ -10,7 +10,7 @@ from kubernetes_asyncio.client import ApiClient
 from kubernetes_asyncio.config import ConfigException
 
 from gpushare_spawner.model import kubernetes
-from gpushare_spawner.model.control import AgentUnreachable, AnnounceRequest
+from gpushare_spawner.model.control import AgentUnreachable, NoticeRequest
 from gpushare_spawner.model.share import Tier
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.service.culler.culler import Culler
@@ -136,7 +136,7 @@ async def test_no_failure_ends_a_watch_for_good(
         with monkeypatch.context() as patch:
             patch.setattr(ApiClient, "call_api", broken)
             with pytest.raises(AgentUnreachable if isinstance(problem, ConfigException) else RuntimeError):
-                await agent.announce(AnnounceRequest(id="ann", tier=None))
+                await agent.notify(NoticeRequest(id="ann", tier=None))
 
             def both_have_failed() -> bool:
                 namespace.cluster.faults.cut_watches()  # again and again: one may only just be beginning

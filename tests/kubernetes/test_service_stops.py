@@ -82,16 +82,16 @@ async def test_an_idle_server_is_told_and_then_stopped_by_its_hub(
 
         try:
             await round_at(began + 0.9 * HOUR)
-            assert (await announced(cluster)) is None
+            assert (await told(cluster)) is None
             await round_at(began + 0.95 * HOUR)
-            assert (await announced(cluster)) is Tier.STOPPED
+            assert (await told(cluster)) is Tier.STOPPED
             await eventually(lambda: any(s.notice for s in sessions(watched)))
             await round_at(began + 1.1 * HOUR, kernels_busy=1)
-            assert (await announced(cluster)) is None, "a kernel works: taken back"
+            assert (await told(cluster)) is None, "a kernel works: taken back"
             await eventually(lambda: not any(s.notice for s in sessions(watched)))
             assert running.spawner("ada").active
             await round_at(began + 1.2 * HOUR)
-            assert (await announced(cluster)) is Tier.STOPPED
+            assert (await told(cluster)) is Tier.STOPPED
             await eventually(lambda: any(s.notice for s in sessions(watched)))
             await round_at(began + 1.3 * HOUR)
             await until(lambda: not running.spawner("ada").active, 60)
@@ -108,7 +108,7 @@ def sessions(watched: ServiceCluster) -> list[PodSession]:
     return [pod.session for pod in watched.all_pods()]
 
 
-async def announced(cluster: Cluster) -> Tier | None:
+async def told(cluster: Cluster) -> Tier | None:
     """What ada is told in her pod's annotations."""
     pod = await cluster.pod("jupyter-ada")
     assert pod is not None

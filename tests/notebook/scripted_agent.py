@@ -47,7 +47,7 @@ class Script:
     with_work: int = 1
     step: tuple[Tier, float, int] | None = None
     cause: tuple[int, float] | None = None
-    """The code of the announced action's cause, and seconds of idleness or age; None: an agent that does not say."""
+    """The code of the notice's cause, and seconds of idleness or age; None: an agent that does not say."""
     gpus: list[str] = field(default_factory=lambda: [GPU])
     delivered: tuple[float, float, int, float, float] | None = None
     """Seconds entitled and delivered, number of waits, and two quantiles of them in seconds; None: it does not say."""

@@ -53,7 +53,7 @@ def test_it_is_enabled_by_being_installed_and_answers(server: Jupyter, agent: Sc
     assert status["line"] == "0.25\u00a0GPU · active · 3.1 of 16\u00a0GiB"
     time.sleep(0.6)  # an answer is fresh for half a second
     status = known_status(server)
-    assert status["announced"]["tier"] == "released"
+    assert status["notice"]["tier"] == "released"
     assert "{time}" in status["notice_text"]
     assert "{time}" in status["explanation"]
 

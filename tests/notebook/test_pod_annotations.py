@@ -95,11 +95,11 @@ def test_share_and_notice_are_those_of_the_annotations(pod: Pod) -> None:
     annotations = read(pod)
     before = annotations.status()
     assert (before.known, before.measured, before.takes_asks) == (True, False, False)
-    assert (before.layer, before.share_units, before.gpu_count, before.announced) == ("kai", 25, 1, None)
+    assert (before.layer, before.share_units, before.gpu_count, before.notice) == ("kai", 25, 1, None)
     pod.write(notice_patch(STOP))
-    assert annotations.status().announced == PendingAction(Tier.STOPPED, NOW + 900, 0, IdleCause.IDLE, 8 * 3600)
+    assert annotations.status().notice == PendingAction(Tier.STOPPED, NOW + 900, 0, IdleCause.IDLE, 8 * 3600)
     pod.write(notice_patch(None))
-    assert annotations.status().announced is None
+    assert annotations.status().notice is None
 
 
 def test_decisions_hold_until_they_end(pod: Pod) -> None:
@@ -128,7 +128,7 @@ def test_files_are_read_again_only_after_the_kubelet_has_replaced_them(pod: Pod)
         file.write_text("no session at all")
     assert annotations.status() == before
     pod.write(notice_patch(STOP))
-    assert annotations.status().announced is not None
+    assert annotations.status().notice is not None
 
 
 @pytest.mark.parametrize("broken", ["missing", "no share", "wrong notice"])

@@ -43,7 +43,7 @@ def test_the_status_of_an_active_share(agent: ScriptedAgent) -> None:
     assert (now.memory_bytes, now.resident_bytes, now.limit_bytes) == (int(3.1 * GIB), GIB, 16 * GIB)
     assert (now.gpus[0].uuid, now.lease, now.neighbours) == (GPU, "none", 1)
     assert now.idle_seconds is None
-    assert now.announced is None
+    assert now.notice is None
     hello = agent.heard[0]
     assert (hello.kind, hello.fields[0]) == (Kind.HELLO, 2)
 
@@ -55,7 +55,7 @@ def test_an_announced_step_a_burst_and_two_gpus(agent: ScriptedAgent) -> None:
     script.step = (Tier.DOWNGRADED, 1_700_000_000.5, 10)
     script.quiet, script.lease = 90 * 10**9, LeaseState.HELD
     now = status()
-    assert now.announced == PendingAction(Tier.DOWNGRADED, 1_700_000_000.5, 10)
+    assert now.notice == PendingAction(Tier.DOWNGRADED, 1_700_000_000.5, 10)
     assert [gpu.uuid for gpu in now.gpus] == [GPU, OTHER_GPU]
     assert now.idle_seconds == 90
     assert now.memory_bytes == 2 * int(3.1 * GIB)
@@ -95,7 +95,7 @@ def test_the_line_in_the_status_bar(changes: dict[str, Any], line: str) -> None:
 def test_the_notice_of_a_stop_says_its_cause(agent: ScriptedAgent, cause: tuple[int, int] | None, said: str) -> None:
     agent.script.step, agent.script.cause = (Tier.STOPPED, 1_700_000_000.5, 0), cause
     now = status()
-    text = notices.notice(now, present(now.announced))
+    text = notices.notice(now, present(now.notice))
     assert said in text
     assert len(text.replace("{time}", "12:34 on 24 Nov")) <= notices.TOAST_LETTERS
     assert ("keep it" in text) is (cause is None or cause[0] == 0)

@@ -1,4 +1,4 @@
-"""What would be free if announced idle actions happened, and where a request would fit first."""
+"""What would be free if idle actions with a notice happened, and where a request would fit first."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def downgrade(at: float, to: int) -> Notice:
     return Notice(tier=Tier.DOWNGRADED, at=at, reason="idle", effective_units=to)
 
 
-def first_to_fit(ledger: Ledger, asked: PlacementRequest, announced: list[tuple[str, Notice]]) -> NodeHold | None:
+def first_to_fit(ledger: Ledger, asked: PlacementRequest, notices: list[tuple[str, Notice]]) -> NodeHold | None:
     """Look at the actions that may help, as a pass over the queue does."""
-    helpful = [action for actions in helpful_actions(ledger, [asked], announced) for action in actions]
+    helpful = [action for actions in helpful_actions(ledger, [asked], notices) for action in actions]
     *before, last = [None, *looking_for_first(ledger, asked, helpful)]
     assert not any(before)
     return last
@@ -38,11 +38,11 @@ def test_the_action_that_comes_first_decides() -> None:
 
 
 def test_an_action_that_frees_too_little_helps_nobody() -> None:
-    announced = [("ada", downgrade(100, to=51)), ("bob", downgrade(200, to=50))]
-    claim = first_to_fit(two_nodes(), request(50), announced)
+    notices = [("ada", downgrade(100, to=51)), ("bob", downgrade(200, to=50))]
+    claim = first_to_fit(two_nodes(), request(50), notices)
     assert claim is not None
     assert claim.node == "n2"
-    assert first_to_fit(two_nodes(), request(51), announced) is None
+    assert first_to_fit(two_nodes(), request(51), notices) is None
 
 
 def test_two_actions_on_one_node_add_up() -> None:
@@ -55,16 +55,16 @@ def test_two_actions_on_one_node_add_up() -> None:
 
 
 def test_sessions_that_the_ledger_does_not_know_are_passed_over() -> None:
-    announced = [("gone", stop(1)), ("ada", stop(2))]
-    claim = first_to_fit(two_nodes(), request(100), announced)
+    notices = [("gone", stop(1)), ("ada", stop(2))]
+    claim = first_to_fit(two_nodes(), request(100), notices)
     assert claim is not None
     assert claim.node == "n1"
 
 
 def test_a_node_that_the_request_must_not_use_does_not_count() -> None:
-    announced = [("ada", stop(1)), ("bob", stop(2))]
+    notices = [("ada", stop(1)), ("bob", stop(2))]
     for where in ({"left_out": frozenset({"n1"})}, {"node": "n2"}):
-        claim = first_to_fit(two_nodes(), request(50, **where), announced)
+        claim = first_to_fit(two_nodes(), request(50, **where), notices)
         assert claim is not None
         assert claim.node == "n2"
 
@@ -102,21 +102,21 @@ def test_a_name_that_is_placed_anew_gives_up_what_it_claimed_before() -> None:
     assert supposed.place("max", request(30), "n1") is None
 
 
-def helped(ledger: Ledger, announced: list[tuple[str, Notice]], *asked: PlacementRequest) -> list[str]:
-    return [session for actions in helpful_actions(ledger, asked, announced) for session, _ in actions]
+def helped(ledger: Ledger, notices: list[tuple[str, Notice]], *asked: PlacementRequest) -> list[str]:
+    return [session for actions in helpful_actions(ledger, asked, notices) for session, _ in actions]
 
 
 def test_actions_on_nodes_where_no_request_can_fit_are_left_out() -> None:
     """Such nodes need not be copied to find out."""
-    announced = [("ada", downgrade(1, to=60)), ("bob", stop(2)), ("gone", stop(3))]
+    notices = [("ada", downgrade(1, to=60)), ("bob", stop(2)), ("gone", stop(3))]
     ledger = two_nodes()
-    assert helped(ledger, announced, request(40)) == ["ada", "bob"]
-    assert helped(ledger, announced, request(41)) == ["bob"]
-    assert helped(ledger, announced, request(41), request(10)) == ["ada", "bob"]
-    assert helped(ledger, announced, request(41, left_out=frozenset({"n2"}))) == []
-    assert helped(ledger, announced, request(41, node="n1")) == []
-    assert helped(ledger, announced, request(count=2)) == []
-    assert helped(ledger, announced, request(41, "T4")) == []
+    assert helped(ledger, notices, request(40)) == ["ada", "bob"]
+    assert helped(ledger, notices, request(41)) == ["bob"]
+    assert helped(ledger, notices, request(41), request(10)) == ["ada", "bob"]
+    assert helped(ledger, notices, request(41, left_out=frozenset({"n2"}))) == []
+    assert helped(ledger, notices, request(41, node="n1")) == []
+    assert helped(ledger, notices, request(count=2)) == []
+    assert helped(ledger, notices, request(41, "T4")) == []
 
 
 def test_a_claim_on_a_node_does_not_rule_its_actions_out() -> None:

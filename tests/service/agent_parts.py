@@ -17,12 +17,12 @@ from gpushare_spawner.agent.sessions.session import Activity, Session
 from gpushare_spawner.agent.sessions.tiers import Tiers
 from gpushare_spawner.agent.state.records import PodOwner, SessionRecord
 from gpushare_spawner.model.control import (
-    AnnounceRequest,
     AnswerRequest,
     ControlRefused,
     ControlsRequest,
     CordonRequest,
     MessageRequest,
+    NoticeRequest,
     OpenRequest,
     ResizeRequest,
     TierRequest,
@@ -120,7 +120,7 @@ class AgentParts:
     async def resize(self, request: ResizeRequest) -> None:
         raise NotImplementedError
 
-    async def announce(self, request: AnnounceRequest) -> None:
+    async def notify(self, request: NoticeRequest) -> None:
         self.tiers.notify(self.session, request)
 
     async def controls(self, request: ControlsRequest) -> None:
@@ -198,8 +198,8 @@ class PodAgent(AgentParts):
     async def carried_out(self, request: TierRequest) -> bool:
         return await self._service.carried_out(request)
 
-    async def announce(self, request: AnnounceRequest) -> None:
-        await self._service.announce(request)
+    async def notify(self, request: NoticeRequest) -> None:
+        await self._service.notify(request)
 
     async def controls(self, request: ControlsRequest) -> None:
         await self._service.controls(request)

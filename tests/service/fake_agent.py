@@ -11,7 +11,6 @@ from typing import Any
 from gpushare_spawner.idle import UseCount
 from gpushare_spawner.model.control import (
     REQUEST,
-    AnnounceRequest,
     Answer,
     AnswerRequest,
     AskedRequest,
@@ -19,6 +18,7 @@ from gpushare_spawner.model.control import (
     CordonRequest,
     Failure,
     MessageRequest,
+    NoticeRequest,
     ReportRequest,
     Request,
     ResizeRequest,
@@ -47,7 +47,7 @@ class FakeAgent:
         self._counts: dict[str, UseCount] = {}
         self.older = False
         """Whether it does not know session controls yet."""
-        self.kept: Callable[[AnnounceRequest], Notice | None] = lambda request: request.notice
+        self.kept: Callable[[NoticeRequest], Notice | None] = lambda request: request.notice
         self.before: Callable[[Request], None] = lambda request: None
         self.gpus = (
             GpuReport(index=0, uuid="GPU-0", model="Simulated GPU 16 GiB", memory_bytes=16 * GIB, simulated=True),
@@ -106,7 +106,7 @@ class FakeAgent:
     @property
     def told(self) -> list[tuple[str, str, str | None]]:
         """(what, session, tier) of all notices and tiers that were asked for."""
-        asked = [request for request in self.asked if request.op in ("tier", "announce")]
+        asked = [request for request in self.asked if request.op in ("tier", "notice")]
         return [(request.op, request.id, request.tier and request.tier.value) for request in asked]
 
     def answer(self, request: Request) -> Answer:
@@ -127,7 +127,7 @@ class FakeAgent:
         session = self.sessions.get(request.id)
         if session is None:
             return _refusal("unknown-session", f"there is no session {request.id}")
-        if isinstance(request, AnnounceRequest):
+        if isinstance(request, NoticeRequest):
             if session.notice is None and session.tier is Tier.ACTIVE:
                 self._count(session)
             self.change(request.id, notice=self.kept(request))

@@ -110,7 +110,7 @@ class SometimesSilent:
     def __init__(self, agent: MachineAgent) -> None:
         self._agent = agent
         self.silent = False
-        self.tier, self.carried_out, self.announce = agent.tier, agent.carried_out, agent.announce
+        self.tier, self.carried_out, self.notify = agent.tier, agent.carried_out, agent.notify
         self.report_age = agent.report_age
         self.controls, self.message, self.answer = agent.controls, agent.message, agent.answer
         self.resize = agent.resize

@@ -74,7 +74,7 @@ async def test_nothing_happens_to_servers_that_were_idle_for_a_minute(machine: M
         await machine.culler.round()
         machine.clock.forward(MINUTE)
     assert machine.acted == []
-    assert not [one for one in machine.agent.asked if one.op == "announce"], "and nobody is warned"
+    assert not [one for one in machine.agent.asked if one.op == "notice"], "and nobody is warned"
 
 
 @pytest.mark.parametrize("by", [DAY, -DAY])

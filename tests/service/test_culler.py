@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from gpushare_spawner.model.control import AnnounceRequest, Request, TierRequest
+from gpushare_spawner.model.control import NoticeRequest, Request, TierRequest
 from gpushare_spawner.model.controls import Exemption, Keep
 from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.report import Notice
@@ -59,11 +59,11 @@ async def test_the_way_down_each_action_told_before(
         if hub_server.deleted:
             break
     assert log == [
-        ("announce", "downgraded", 10),
+        ("notice", "downgraded", 10),
         ("tier", "downgraded", 15),
-        ("announce", "released", 40),
+        ("notice", "released", 40),
         ("tier", "released", 45),
-        ("announce", "stopped", 475),
+        ("notice", "stopped", 475),
     ]
     assert hub_server.deleted == ["/users/ann/server"]
     assert clock() - 1_000_000 == 481 * MINUTE
@@ -91,7 +91,7 @@ async def test_session_of_another_layer_is_only_stopped_after_its_gpu_and_kernel
         if clock() - began == 20 * HOUR:
             agent.work(ann)
         assert clock() - began < 48 * HOUR
-    assert log == [("announce", ann, "stopped", 28.0)]
+    assert log == [("notice", ann, "stopped", 28.0)]
     assert hub_server.deleted == ["/users/ann/server"]
     assert agent.sessions[ann].tier is Tier.ACTIVE
     assert dict(one.counters.actions) == {Tier.STOPPED: 1}
@@ -115,7 +115,7 @@ async def test_work_takes_the_notice_back(culler: MakeCuller, agent: FakeAgent, 
     agent.change(ann, last_gpu_activity=clock() + 1)
     clock.forward(MINUTE)
     await culler().round()
-    assert agent.told[-1] == ("announce", ann, None)
+    assert agent.told[-1] == ("notice", ann, None)
     assert agent.sessions[ann].notice is None
 
 
@@ -138,7 +138,7 @@ async def test_killed_between_decision_and_action(culler: MakeCuller, agent: Fak
     clock.forward(30)
     await culler().round()
     assert agent.sessions[ann].tier is Tier.DOWNGRADED
-    assert agent.told.count(("announce", ann, "downgraded")) == 1  # told once, not again
+    assert agent.told.count(("notice", ann, "downgraded")) == 1  # told once, not again
 
 
 async def test_killed_in_the_middle_of_a_round(
@@ -502,7 +502,7 @@ async def test_a_busy_user_is_told_that_the_server_is_too_old(
 async def test_an_older_agent_that_forgets_the_cause_is_told_once(
     culler: MakeCuller, agent: FakeAgent, hub_server: FakeHub, clock: Clock
 ) -> None:
-    def without_cause(request: AnnounceRequest) -> Notice | None:
+    def without_cause(request: NoticeRequest) -> Notice | None:
         notice = request.notice
         return notice and notice.model_copy(update={"cause": None, "after_seconds": 0.0})
 
@@ -514,7 +514,7 @@ async def test_an_older_agent_that_forgets_the_cause_is_told_once(
     await one.round()
     clock.forward(MINUTE)
     await one.round()
-    assert sum(isinstance(request, AnnounceRequest) for request in agent.asked) == 1
+    assert sum(isinstance(request, NoticeRequest) for request in agent.asked) == 1
     clock.forward(4 * MINUTE)
     await one.round()
     assert hub_server.deleted == ["/users/ann/server"]
@@ -638,10 +638,10 @@ async def test_a_keep_holds_until_its_end_which_is_entered_and_then_actions_come
     began = clock()
     clock.forward(12 * MINUTE)
     await one.round()
-    assert agent.told == [("announce", "ann", "downgraded")]
+    assert agent.told == [("notice", "ann", "downgraded")]
     agent.change("ann", keep=Keep(until=began + 3 * HOUR, since=clock(), by="ann"))
     again = await one.round()
-    assert agent.told[1:] == [("announce", "ann", None)]
+    assert agent.told[1:] == [("notice", "ann", None)]
     assert again == began + 3 * HOUR
     while clock() < began + 3 * HOUR:
         await one.round()

@@ -7,11 +7,11 @@ import time
 import pytest
 
 from gpushare_spawner.model.control import (
-    AnnounceRequest,
     AnswerRequest,
     ControlsRequest,
     CordonRequest,
     MessageRequest,
+    NoticeRequest,
     ResizeRequest,
     TierRequest,
 )
@@ -38,7 +38,7 @@ class Node:
 
     def __init__(self, number: int, clock: Clock) -> None:
         self.tiers: list[TierRequest] = []
-        self.notices: list[AnnounceRequest] = []
+        self.notices: list[NoticeRequest] = []
         gpus = tuple(
             GpuReport(index=index, uuid=f"GPU-{number}-{index}", model="A100", memory_bytes=80 * 2**30)
             for index in range(GPUS)
@@ -73,7 +73,7 @@ class Node:
     async def carried_out(self, request: TierRequest) -> bool:
         raise NotImplementedError
 
-    async def announce(self, request: AnnounceRequest) -> None:
+    async def notify(self, request: NoticeRequest) -> None:
         self.notices.append(request)
 
     async def resize(self, request: ResizeRequest) -> None:

@@ -186,7 +186,7 @@ async def test_a_share_is_released_after_a_notice_while_a_spawn_waits(
     pending.append(waits("eve"))
     await culler.round()
     ((what, session, tier),) = full.told
-    assert (what, tier, full.asked[0].at) == ("announce", "released", clock() + MINUTE)
+    assert (what, tier, full.asked[0].at) == ("notice", "released", clock() + MINUTE)
     clock.forward(MINUTE)
     await culler.round()
     assert [one.tier for one in full.sessions.values()].count(Tier.RELEASED) == 1
@@ -209,7 +209,7 @@ async def test_the_notice_is_withdrawn_when_nobody_waits_any_longer(
     pending.clear()
     await culler.round()
     (_, session, _), (what, again, tier) = full.told
-    assert (what, again, tier) == ("announce", session, None)
+    assert (what, again, tier) == ("notice", session, None)
 
 
 def test_a_held_session_is_stopped_at_its_time_and_says_why_nothing_comes_before(

@@ -235,12 +235,12 @@ async def all_tiers_in_turn(hub: RealHub, agent: FakeAgent) -> None:
     agent.sessions.clear()
     actions = [(what, tier) for what, name, tier in agent.told if name == "carl"]
     assert [action for action in actions if action[1] in ("downgraded", "released")][:4] == [
-        ("announce", "downgraded"),
+        ("notice", "downgraded"),
         ("tier", "downgraded"),
-        ("announce", "released"),
+        ("notice", "released"),
         ("tier", "released"),
     ]
-    assert actions[-1] == ("announce", "stopped")
+    assert actions[-1] == ("notice", "stopped")
     assert "" in await hub.servers("ann")  # nobody else was
 
 

@@ -44,7 +44,7 @@ def test_measured_session_has_the_terms_of_its_layer_in_place_of_tier_and_lease(
 
 def test_session_without_an_agent_shows_no_figures() -> None:
     due = PendingAction(Tier.STOPPED, 1_700_000_000.0, 0, after_seconds=8 * 3600)
-    now = ShareStatus(share_units=100, layer="kai", layer_gpus=2, announced=due)
+    now = ShareStatus(share_units=100, layer="kai", layer_gpus=2, notice=due)
     assert share_status.line(now) == "2 GPUs · KAI Scheduler"
     rows = {term.name: term.text for term in share_status.terms(now)}
     assert list(rows) == ["share", "shared by", "idle actions", "GPU work", "notice"]

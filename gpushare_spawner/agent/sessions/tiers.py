@@ -17,7 +17,7 @@ from gpushare_spawner.agent.gpus.arbitration import GpuArbitration
 from gpushare_spawner.agent.gpus.nvml import Gpu
 from gpushare_spawner.agent.sessions.session import Activity, Session
 from gpushare_spawner.idle import UseCount
-from gpushare_spawner.model.control import AnnounceRequest, ControlRefused, Failure, ResizeRequest, TierRequest
+from gpushare_spawner.model.control import ControlRefused, Failure, NoticeRequest, ResizeRequest, TierRequest
 from gpushare_spawner.model.quantity import resolve_bytes
 from gpushare_spawner.model.report import GpuReport, Notice
 from gpushare_spawner.model.share import UNITS_PER_GPU, Share, Tier, UseRule, voids_idle_action
@@ -331,7 +331,7 @@ class Tiers:
             self.withdraw_notice(session)
             self._save(session)
 
-    def notify(self, session: Session, request: AnnounceRequest) -> None:
+    def notify(self, session: Session, request: NoticeRequest) -> None:
         """Show the user a notice, or withdraw it, on the service's request."""
         self._set_notice(session, request.notice)
         self._save(session)

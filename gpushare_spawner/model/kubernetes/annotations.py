@@ -232,7 +232,7 @@ OVERSUBSCRIBE = PREFIX + "oversubscribe"
 """Annotation: "false" if allocations must stay on the GPU; absent or "true": they may move to host memory."""
 ENGINE = PREFIX + "memory-engine"
 """Annotation: how memory leaves the GPU, see `model.placement.MemoryEngine`; absent: "managed"."""
-NOTICE = PREFIX + "announcement"
+NOTICE = PREFIX + "notice"
 """Annotation: JSON of `model.report.Notice`; absent while the user has no notice."""
 HUB = PREFIX + "hub"
 """Annotation: the address of the API of the hub that made the pod. Each of several hubs in one namespace handles its

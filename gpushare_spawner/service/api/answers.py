@@ -222,7 +222,7 @@ class NextAction(ApiModel):
     units: int
     at: float
     in_seconds: float
-    announced: bool
+    notified: bool
     """Whether the user has a notice of it."""
     dry_run: bool
     """The action is not carried out."""

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from gpushare_spawner.idle import DryRun, IdleAction, overdue
-from gpushare_spawner.model.control import AnnounceRequest, TierRequest
+from gpushare_spawner.model.control import NoticeRequest, TierRequest
 from gpushare_spawner.model.report import Notice
 from gpushare_spawner.model.share import IdleCause, Share, Tier, UseRule
 from gpushare_spawner.model.template import Template
@@ -147,15 +147,15 @@ async def update_notice(decision: SessionDecision, counters: Counters) -> bool:
     share = decision.session.share
     if coming is None:
         if current is not None:
-            await decision.agent.announce(
-                AnnounceRequest(id=decision.session.id, tier=None, reason=decided(decision.decision, share))
+            await decision.agent.notify(
+                NoticeRequest(id=decision.session.id, tier=None, reason=decided(decision.decision, share))
             )
             why = decided(decision.decision, share)
             log.info("%s: notice withdrawn (%s at %s): %s", decision.name, current.tier, _time(current.at), why)
             counters.withdrew(current.tier)
     elif current is None or not _same(current, coming):
         notice = notice_of(coming, share, decision.observation.use_rule)
-        await decision.agent.announce(AnnounceRequest.of(decision.session.id, notice))
+        await decision.agent.notify(NoticeRequest.of(decision.session.id, notice))
         log.info("%s: user notified: %s at %s", decision.name, coming.tier, _time(coming.at))
         counters.notified(coming.tier)
     return False

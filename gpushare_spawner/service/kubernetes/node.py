@@ -15,13 +15,13 @@ from kubernetes_asyncio.config import ConfigException
 from gpushare_spawner.model import kubernetes
 from gpushare_spawner.model.control import (
     AgentUnreachable,
-    AnnounceRequest,
     AnswerRequest,
     ControlRefused,
     ControlsRequest,
     CordonRequest,
     Failure,
     MessageRequest,
+    NoticeRequest,
     ResizeRequest,
     TierRequest,
 )
@@ -181,7 +181,7 @@ class NodeAgent:
             with contextlib.suppress(ControlRefused, AgentUnreachable):
                 await self._patch(session, pod, kubernetes.resize_patch(None))
 
-    async def announce(self, request: AnnounceRequest) -> None:
+    async def notify(self, request: NoticeRequest) -> None:
         """Write a notice to the pod, or remove it."""
         patch = kubernetes.notice_patch(request.notice)
         await self._patch(request.id, self._unchanged(request.id), patch)

@@ -196,7 +196,7 @@ def _quotas(usage: QuotaUsage | None) -> Iterator[Metric]:
 
 def _culler(counters: Counters) -> Iterator[Metric]:
     actions = CounterMetricFamily("gpushare_culler_actions", "Idle actions carried out, by new tier", labels=["tier"])
-    notices = CounterMetricFamily("gpushare_culler_notices", "Notices sent, by announced tier", labels=["tier"])
+    notices = CounterMetricFamily("gpushare_culler_notices", "Notices sent, by tier of the action", labels=["tier"])
     withdrawn = CounterMetricFamily(
         "gpushare_culler_notices_withdrawn", "Notices withdrawn, mostly because of activity", labels=["tier"]
     )

@@ -322,7 +322,7 @@ def session_data(
             "units": action.units,
             "at": action.at,
             "in_seconds": max(0.0, action.at - now),
-            "announced": notified,
+            "notified": notified,
             "dry_run": session_decision.dry_run,
             "action": upcoming(action.tier, action.units),
             "reason": explained(action, session.share),

@@ -15,7 +15,7 @@ from gpushare_spawner.agent.kubernetes.pods.annotations import (
 )
 from gpushare_spawner.agent.sessions.session import Activity, Session
 from gpushare_spawner.agent.state.records import PodOwner, SessionRecord
-from gpushare_spawner.model.control import AnnounceRequest
+from gpushare_spawner.model.control import NoticeRequest
 from gpushare_spawner.model.kubernetes import (
     EFFECTIVE_SHARE,
     IDLE_SINCE,
@@ -51,7 +51,7 @@ class World:
         self.session = Session(record, (FIRST,))
         self.doing = IDLE
         self.moves: list[tuple[Tier, int]] = []
-        self.announced: list[Notice | None] = []
+        self.notices: list[Notice | None] = []
         self.saved = 0
         self.part = TierAnnotations(self, lambda session: self.doing, self.save)
 
@@ -67,8 +67,8 @@ class World:
         self.moves.append((tier, units))
         session.record.tier, session.record.effective_units = tier, units
 
-    def notify(self, session: Session, request: AnnounceRequest) -> None:
-        self.announced.append(request.notice)
+    def notify(self, session: Session, request: NoticeRequest) -> None:
+        self.notices.append(request.notice)
         session.record.notice = request.notice
 
     def save(self, session: Session) -> None:
@@ -133,18 +133,18 @@ def test_annotations_cannot_give_more_than_the_share(world: World) -> None:
 
 def test_notice_reaches_an_idle_session(world: World) -> None:
     world.says(replace(SAID, notice=SOON))
-    assert world.announced == [SOON]
+    assert world.notices == [SOON]
     world.says(SAID)
-    assert world.announced == [SOON, None], "withdrawn, though the annotations are those of the beginning"
+    assert world.notices == [SOON, None], "withdrawn, though the annotations are those of the beginning"
     assert needed_patch(SAID, world.session.record, 1700.0) == {}
 
 
 def test_notice_does_not_reach_a_session_that_works(world: World) -> None:
     world.doing = replace(IDLE, busy=True)
     world.says(replace(SAID, notice=SOON))
-    assert world.announced == []
+    assert world.notices == []
     world.says(replace(SAID, notice=SOON))
-    assert (world.announced, world.saved) == ([], 1)
+    assert (world.notices, world.saved) == ([], 1)
     patch = needed_patch(replace(SAID, notice=SOON), world.session.record, 1700.0)
     assert patch[NOTICE] is None
 
@@ -160,7 +160,7 @@ def test_notice_of_before_a_step_of_the_clock_is_shown_with_the_time_that_it_has
         if number != 2:
             world.says(said)
         assert record.notice == notice.model_copy(update={"at": notice.at + number * step})
-    assert world.announced == [notice], "no notice for an instant that has passed"
+    assert world.notices == [notice], "no notice for an instant that has passed"
     world.doing = replace(IDLE, busy=True)
     world.says(said)
     assert record.notice is None

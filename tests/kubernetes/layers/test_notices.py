@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gpushare_spawner.model.control import AnnounceRequest, MessageRequest
+from gpushare_spawner.model.control import MessageRequest, NoticeRequest
 from gpushare_spawner.model.controls import Message
 from gpushare_spawner.model.report import Notice
 from gpushare_spawner.model.share import IdleCause, Tier
@@ -43,25 +43,25 @@ async def test_a_notice_and_a_message_come_and_the_notice_goes(
         await hub.started("ada")
         annotations = present(PodAnnotations.of(servers.environment))
         before = annotations.status()
-        assert (before.layer, before.share_units, before.announced) == ("time-slicing", 50, None)
+        assert (before.layer, before.share_units, before.notice) == ("time-slicing", 50, None)
 
         nodes = ServiceCluster(client, cluster.namespace)
         await nodes.start(60)
         try:
             agent = await seen(nodes, node.name, has("ada", confirmed=True))
             stop = Notice(tier=Tier.STOPPED, at=time.time() + 600, reason="idle", cause=IdleCause.IDLE)
-            await agent.announce(AnnounceRequest.of("ada", stop))
-            await until(lambda: annotations.status().announced is not None)
+            await agent.notify(NoticeRequest.of("ada", stop))
+            await until(lambda: annotations.status().notice is not None)
             now = annotations.status()
-            action = present(now.announced)
+            action = present(now.notice)
             assert notices.notice(now, action).startswith("Your server will stop at {time}: idle. Save your work")
             assert action.at == stop.at
             agent = await seen(nodes, node.name, has("ada", notice=stop))
             await agent.message(MessageRequest(id="ada", message=Message(text="Grüße", by="root", at=1.0)))
             await until(lambda: present(annotations.status().controls).messages)
             agent = await seen(nodes, node.name, has("ada", message=Message(text="Grüße", by="root", at=1.0)))
-            await agent.announce(AnnounceRequest.of("ada", None))
-            await until(lambda: annotations.status().announced is None)
+            await agent.notify(NoticeRequest.of("ada", None))
+            await until(lambda: annotations.status().notice is None)
             assert [one.text for one in present(annotations.status().controls).messages] == ["Grüße"]
         finally:
             await nodes.close()

@@ -90,7 +90,7 @@ def test_session_written_as_annotations_reads_back_the_same(session: PodSession)
 
 def test_what_the_annotations_look_like() -> None:
     written = SESSION.annotations()
-    notice = written.pop("gpushare-spawner.io/announcement")
+    notice = written.pop("gpushare-spawner.io/notice")
     assert Notice.model_validate_json(notice) == SESSION.notice
     assert written == {
         "gpushare-spawner.io/session": "ann@example.org+lab",
@@ -122,8 +122,8 @@ def test_what_the_annotations_look_like() -> None:
         ("tier-since", "nan", "seconds since the epoch"),
         ("effective-share", "26", "more than the share of 25"),
         ("borrowed", "-1", "from 0 to 100"),
-        ("announcement", '{"tier": "gone", "at": 0, "reason": ""}', "tier"),
-        ("announcement", "soon", "JSON"),
+        ("notice", '{"tier": "gone", "at": 0, "reason": ""}', "tier"),
+        ("notice", "soon", "JSON"),
         ("keep", '{"until": 1e18, "since": 0, "by": "ann"}', "until"),
         ("keeps", "[NaN]", "keeps"),
         ("exemption", "for ever", "exemption"),

@@ -10,10 +10,10 @@ from tornado.testing import bind_unused_port
 
 from gpushare_spawner.idle import KeepRule
 from gpushare_spawner.model.control import (
-    AnnounceRequest,
     ControlsRequest,
     CordonRequest,
     MessageRequest,
+    NoticeRequest,
     ResizeRequest,
     TierRequest,
 )
@@ -61,7 +61,7 @@ class StandInAgent:
     async def resize(self, request: ResizeRequest, /) -> None:
         self._change(request.id, share_units=request.share_units, effective_units=request.share_units)
 
-    async def announce(self, request: AnnounceRequest, /) -> None:
+    async def notify(self, request: NoticeRequest, /) -> None:
         self._change(request.id, notice=request.notice)
 
     async def controls(self, request: ControlsRequest, /) -> None:

@@ -37,7 +37,7 @@ async def test_a_session_says_what_the_dashboard_says_of_it(api: Client) -> None
     assert found == (await api.get("sessions?user=bob"))["sessions"][0]
     assert (found["tier"], found["effective_units"], found["share_units"]) == ("downgraded", 10, 25)
     assert found["next"]["action"] == "release of the share"
-    assert found["next"]["announced"]
+    assert found["next"]["notified"]
     assert (found["id"], found["node"], found["display_name"]) == ("bob", "workstation", "0.25 GPU")
     assert found["may_act"]
     assert found["own"] is False

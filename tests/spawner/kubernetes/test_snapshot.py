@@ -97,7 +97,7 @@ class Cluster:
         self.free[node] = {"metadata": {"name": node}, "facts": facts, "allocatable": free, "gpus": {0: 100, 1: 100}}
 
     def pod(
-        self, name: str, gpu: str, units: int = 25, token: str = "", announced: Notice | None = None, odd: bool = False
+        self, name: str, gpu: str, units: int = 25, token: str = "", notice: Notice | None = None, odd: bool = False
     ) -> dict[str, Any]:
         self.version += 1
         said = PodSession(
@@ -109,7 +109,7 @@ class Cluster:
             tier=Tier.ACTIVE,
             tier_since=0.0,
             effective_units=units,
-            notice=announced,
+            notice=notice,
         )
         annotations = {} if odd else said.annotations() | ({RESERVATION: token} if token else {})
         limits = {f"gpushare-spawner.io/gpu-{gpu[-1]}": str(units)}
@@ -457,9 +457,7 @@ async def test_a_pod_that_its_node_has_made_takes_nothing_and_is_no_reservations
     cluster = Cluster()
     share = cluster.reserve("t1", "GPU-n-0", units=30)
     before = (await cluster.ledger()).allocations
-    made = cluster.pod(
-        "victim", "GPU-n-1", token="t1", announced=Notice(tier=Tier.RELEASED, at=1.0, reason="x"), odd=odd
-    )
+    made = cluster.pod("victim", "GPU-n-1", token="t1", notice=Notice(tier=Tier.RELEASED, at=1.0, reason="x"), odd=odd)
     for part, value in mark.items():
         made["metadata"][part] = {**made["metadata"][part], **value} if part == "annotations" else value
     assert (await cluster.ledger()).allocations == before
@@ -607,7 +605,7 @@ async def test_an_agent_that_only_observes_is_no_node_to_wait_for() -> None:
 async def test_announced_idle_actions_come_and_go_with_their_pods() -> None:
     cluster = Cluster()
     due = Notice(tier=Tier.RELEASED, at=1.0, reason="idle", effective_units=0)
-    cluster.pod("ada", "GPU-n-0", announced=due)
+    cluster.pod("ada", "GPU-n-0", notice=due)
     assert (await cluster.reservations.snapshot()).notices == (("hub/ada#uid-ada", due),)
     cluster.pod("ada", "GPU-n-0")
     assert (await cluster.reservations.snapshot()).notices == ()

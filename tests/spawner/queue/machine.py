@@ -37,7 +37,7 @@ class Machine:
         self.awaited = awaited
         self.feed = LedgerFeed()
         self.held: list[Allocation] = []
-        self.announced: list[tuple[str, Notice]] = []
+        self.notices: list[tuple[str, Notice]] = []
 
     def join(
         self,
@@ -63,16 +63,16 @@ class Machine:
         """What the node has free, in millicores."""
         self.feed.resources(node, NodeResources(free))
 
-    def announce(self, gpu: str, tier: Tier, at: float, units: int = 0, name: str = "there") -> None:
+    def notify(self, gpu: str, tier: Tier, at: float, units: int = 0, name: str = "there") -> None:
         """An idle action of the session that `hold` made."""
-        announced = Notice(tier=tier, at=at, reason="idle", effective_units=units)
-        self.announced.append((f"{name}-{gpu}", announced))
+        notice = Notice(tier=tier, at=at, reason="idle", effective_units=units)
+        self.notices.append((f"{name}-{gpu}", notice))
 
     def check(self) -> PlacementCheck:
         inventory = GpuInventory()
         for report in self.reports:
             inventory.put(report.node, report.gpus)
-        snapshot = GpuSnapshot(inventory, awaited=self.awaited, notices=tuple(self.announced))
+        snapshot = GpuSnapshot(inventory, awaited=self.awaited, notices=tuple(self.notices))
         return PlacementCheck(snapshot, self.feed.follow(self.reports, self.held), BestFit())
 
     def placer(self) -> Placer:

@@ -60,12 +60,12 @@ async def test_a_known_idle_action_decides_which_gpu_is_kept() -> None:
     machine = Machine()
     machine.hold("a", 80)
     machine.hold("b", 50)
-    machine.announce("a", Tier.RELEASED, at=300.0)
+    machine.notify("a", Tier.RELEASED, at=300.0)
     machine.join("big", count=1)
     machine.join("small", 0.2)
     assert await one_pass(machine) == {"small": "b"}
     assert claims(machine) == ["a"]
-    machine.announced.clear()
+    machine.notices.clear()
     assert await one_pass(machine) == {}
     assert claims(machine) == ["b"]
 
@@ -78,7 +78,7 @@ async def test_idle_actions_that_are_called_off_again_and_again_do_not_keep_a_sp
         machine.held = [held for held in machine.held if ends[held.session] > turn]
         # the users of one GPU are told, and work again before it happens; then those of the other
         told, stop = f"GPU-{'ab'[turn % 2]}", Notice(tier=Tier.STOPPED, at=300.0, reason="idle", effective_units=0)
-        machine.announced = [(held.session, stop) for held in machine.held if held.gpus == (told,)]
+        machine.notices = [(held.session, stop) for held in machine.held if held.gpus == (told,)]
         machine.join(f"small{turn}", 0.5)
         placed = await one_pass(machine)
         # a part of the other GPU comes free meanwhile, each time when it is not kept
@@ -92,14 +92,14 @@ async def test_of_several_idle_actions_the_first_one_that_makes_it_fit_decides()
     machine = Machine(nodes={"a": ("A100", "A100"), "b": ("A100", "A100")})
     for gpu in ("a", "a-1", "b", "b-1"):
         machine.hold(gpu, 100)
-    machine.announce("a", Tier.RELEASED, at=100.0)
-    machine.announce("b", Tier.STOPPED, at=200.0)
-    machine.announce("b-1", Tier.DOWNGRADED, at=250.0, units=10)
+    machine.notify("a", Tier.RELEASED, at=100.0)
+    machine.notify("b", Tier.STOPPED, at=200.0)
+    machine.notify("b-1", Tier.DOWNGRADED, at=250.0, units=10)
     machine.join("two", count=2)
     await one_pass(machine)
-    # what is announced is enough on no node: all are alike
+    # what the notices free is enough on no node: all are alike
     assert claims(machine) == ["a"]
-    machine.announce("b-1", Tier.RELEASED, at=300.0)
+    machine.notify("b-1", Tier.RELEASED, at=300.0)
     await one_pass(machine)
     assert claims(machine) == ["b"]
 

@@ -1,4 +1,4 @@
-"""Estimates of waits: by announced idle actions and by recent waits; none where nothing is known."""
+"""Estimates of waits: by idle actions with a notice and by recent waits; none where nothing is known."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ def one_pass(machine: Machine, now: float, *tickets: Ticket) -> None:
 
 async def test_a_spawn_is_expected_to_start_when_an_idle_session_is_released() -> None:
     machine = full_machine()
-    machine.announce("a", Tier.RELEASED, at=300.0)
+    machine.notify("a", Tier.RELEASED, at=300.0)
     ticket = machine.join("ada", 0.5)
     assert await after_idle_actions(machine.check(), machine.queue, LoopBreaks()) == {ticket: 300.0}
 
 
 async def test_a_downgrade_helps_a_spawn_that_fits_into_what_it_frees_and_no_other() -> None:
     machine = full_machine()
-    machine.announce("a", Tier.DOWNGRADED, at=300.0, units=60)
+    machine.notify("a", Tier.DOWNGRADED, at=300.0, units=60)
     machine.join("ada", 0.5)
     small = machine.join("bob", 0.25)
     assert await after_idle_actions(machine.check(), machine.queue, LoopBreaks()) == {small: 300.0}
@@ -63,8 +63,8 @@ async def test_a_downgrade_helps_a_spawn_that_fits_into_what_it_frees_and_no_oth
 
 async def test_units_that_one_spawn_is_expected_to_get_are_not_expected_for_the_next() -> None:
     machine = full_machine()
-    machine.announce("a", Tier.RELEASED, at=300.0)
-    machine.announce("b", Tier.STOPPED, at=200.0)
+    machine.notify("a", Tier.RELEASED, at=300.0)
+    machine.notify("b", Tier.STOPPED, at=200.0)
     first, second, third = (machine.join(name, count=1) for name in ("ada", "bob", "cyd"))
     assert await after_idle_actions(machine.check(), machine.queue, LoopBreaks()) == {first: 200.0, second: 300.0}
     assert third not in await after_idle_actions(machine.check(), machine.queue, LoopBreaks())
@@ -72,8 +72,8 @@ async def test_units_that_one_spawn_is_expected_to_get_are_not_expected_for_the_
 
 async def test_the_ledger_is_as_before_when_the_estimates_are_made() -> None:
     machine = full_machine()
-    machine.announce("a", Tier.RELEASED, at=300.0)
-    machine.announce("b", Tier.STOPPED, at=300.0)
+    machine.notify("a", Tier.RELEASED, at=300.0)
+    machine.notify("b", Tier.STOPPED, at=300.0)
     machine.join("ada", 0.5)
     machine.join("bob", count=1)
     check = machine.check()
@@ -86,8 +86,8 @@ async def test_the_ledger_is_as_before_when_the_estimates_are_made() -> None:
 
 async def test_actions_of_sessions_that_hold_nothing_and_upgrades_are_no_help() -> None:
     machine = full_machine()
-    machine.announce("c", Tier.RELEASED, at=300.0)
-    machine.announce("a", Tier.DOWNGRADED, at=300.0, units=100)
+    machine.notify("c", Tier.RELEASED, at=300.0)
+    machine.notify("a", Tier.DOWNGRADED, at=300.0, units=100)
     machine.join("ada", 0.5)
     assert await after_idle_actions(machine.check(), machine.queue, LoopBreaks()) == {}
 
@@ -154,7 +154,7 @@ async def test_the_earlier_of_two_estimates_counts() -> None:
     machine, estimates = full_machine(), WaitEstimates()
     ticket = machine.join("ada", 0.25)
     one_pass(machine, 0.0, ticket)
-    machine.announce("a", Tier.RELEASED, at=1000.0)
+    machine.notify("a", Tier.RELEASED, at=1000.0)
     assert await estimates.minutes(machine.check(), machine.queue, 0.0, 880.0, LoopBreaks()) == {ticket: 2}
     for _ in range(FEWEST_WAITS):
         estimates.placed(ticket, machine.check().snapshot, 30.0)

@@ -26,7 +26,7 @@ from gpushare_spawner.agent.sessions.processes import UnconnectedProcesses
 from gpushare_spawner.agent.sessions.session import Session
 from gpushare_spawner.agent.state.records import PodOwner, SessionRecord
 from gpushare_spawner.log_once import EachOnce, log_failure
-from gpushare_spawner.model.control import AnnounceRequest, OpenRequest
+from gpushare_spawner.model.control import NoticeRequest, OpenRequest
 from gpushare_spawner.model.kubernetes import AnnotationProblem, LayerSession
 from gpushare_spawner.model.share import split_session_id
 
@@ -127,7 +127,7 @@ class ObservedPods:
         hold = session.record.pod
         notice = hold.notice_of_now(annotated.notice) if hold is not None else annotated.notice
         if notice != session.record.notice:
-            registry.tiers.notify(session, AnnounceRequest.of(session.id, notice))
+            registry.tiers.notify(session, NoticeRequest.of(session.id, notice))
         registry.controls.follow(session, annotated.controls, annotated.messages, annotated.answers)
 
 

@@ -28,7 +28,7 @@ from gpushare_spawner.agent.sessions.session import Activity, Session
 from gpushare_spawner.agent.state.records import PodOwner, SessionRecord
 from gpushare_spawner.log_once import LogOnce
 from gpushare_spawner.model import kubernetes
-from gpushare_spawner.model.control import AnnounceRequest, ControlRefused, Failure, ResizeRequest
+from gpushare_spawner.model.control import ControlRefused, Failure, NoticeRequest, ResizeRequest
 from gpushare_spawner.model.kubernetes import PodSession, ShareChangeAnswer
 from gpushare_spawner.model.report import Notice
 from gpushare_spawner.model.share import Tier, UseRule, voids_idle_action
@@ -122,7 +122,7 @@ class Moves(Protocol):
     ) -> None:
         """Set a session's tier."""
 
-    def notify(self, session: Session, request: AnnounceRequest) -> None:
+    def notify(self, session: Session, request: NoticeRequest) -> None:
         """Send the user a notice, or withdraw it."""
 
 
@@ -182,7 +182,7 @@ class TierAnnotations:
         if shown == session.record.notice:
             self._save(session)
         else:
-            self._tiers.notify(session, AnnounceRequest.of(session.id, shown))
+            self._tiers.notify(session, NoticeRequest.of(session.id, shown))
 
 
 def needed_patch(annotated: PodSession, record: SessionRecord, now: float) -> dict[str, str | None]:

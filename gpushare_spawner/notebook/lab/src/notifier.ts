@@ -64,7 +64,7 @@ export class Notifier {
   }
 
   private _showShare(status: IShareStatus, before: IShareStatus | undefined): void {
-    const action = status.announced;
+    const action = status.notice;
     const key = action ? `${action.tier} ${action.at}` : undefined;
     const newNotice = key !== this._notice;
     const newTier = before !== undefined && before.tier !== status.tier;

@@ -38,7 +38,7 @@ export interface IShareStatus {
   gpus: IGpu[];
   memory_bytes: number;
   limit_bytes: number;
-  announced: IPendingAction | null;
+  notice: IPendingAction | null;
   limit_hit: { count: number } | null;
 
   line: string;
@@ -64,7 +64,7 @@ export interface IShareStatus {
   asks_text: string;
   /** Seconds since the epoch; null: the share is not kept. */
   keep_until: number | null;
-  /** What the user may ask for instead of the announced idle action. */
+  /** What the user may ask for instead of the idle action of the notice. */
   notice_controls: AskKind[];
   /** The largest share that the session can be changed to, in units of 1 %; 0: it cannot be changed. */
   largest_share_units: number;

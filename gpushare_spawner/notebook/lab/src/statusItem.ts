@@ -33,14 +33,14 @@ export class StatusItem extends Widget {
     const line = status ? status.line : words.UNKNOWN;
     this.setHidden(!line || (!status && this.isHidden));
     this._text.textContent = line;
-    const title = status ? atLocalTime(status.explanation, status.announced?.at) : words.SERVER_UNAVAILABLE;
-    const instants = status ? instantsInFull(status.explanation, status.announced?.at) : '';
+    const title = status ? atLocalTime(status.explanation, status.notice?.at) : words.SERVER_UNAVAILABLE;
+    const instants = status ? instantsInFull(status.explanation, status.notice?.at) : '';
     this._button.title = instants ? `${title}\n${instants}` : title;
     this._button.setAttribute('aria-label', `${line}. ${title}`);
     const known = status?.known ? status : undefined;
     this.node.dataset.tier = known ? known.tier : 'unknown';
     this.node.dataset.lease = known ? known.lease : 'none';
-    this.node.dataset.announced = known?.announced ? 'yes' : 'no';
+    this.node.dataset.notice = known?.notice ? 'yes' : 'no';
     this.node.dataset.trouble = known?.layer_trouble ? 'yes' : 'no';
     this._plot.node.classList.toggle('gpushare-mod-hidden', !known?.measured);
     this._plot.draw(this._samples.all);
