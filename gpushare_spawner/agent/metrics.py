@@ -35,7 +35,10 @@ class ReportCollector(Collector):
     """Metrics of the newest report for each scrape."""
 
     def __init__(self, report: Callable[[], Report], names: bool) -> None:
-        """Store the source of reports. `names`: with sessions, and so with the names of users and templates."""
+        """Store the source of reports.
+
+        `names`: whether to include session metrics, which contain the names of users and templates.
+        """
         self._report = report
         self._names = names
 
@@ -65,7 +68,7 @@ class ReportCollector(Collector):
 class MetricsServer:
     """HTTP server of the metrics.
 
-    ``GET /metrics`` returns metrics of GPUs for every request, metrics of sessions, with names, for requests with
+    ``GET /metrics`` returns GPU metrics to every client, and session metrics, which include names, only to clients with
     the token. Every local user can connect to an address of this machine, and every pod to an address of a node. So
     connections, their time and their input are bounded, and the metrics are computed once a second at most.
     """

@@ -26,7 +26,7 @@ from gpushare_spawner.model.report import (
 
 
 class GpuHealth:
-    """Combination of the driver's state of GPUs with allocations of their other users."""
+    """Health of each GPU, from the driver's state and from allocations outside this agent."""
 
     def __init__(self, gpus: Mapping[str, Gpu], states: Callable[[], Mapping[str, GpuState]]) -> None:
         """Store the GPUs and the driver's last answers, both by the GPU's UUID."""
@@ -36,14 +36,14 @@ class GpuHealth:
         """GPUs (UUIDs) that must not be allocated, each with the reason."""
 
     def trouble(self, gpu: str) -> str | None:
-        """Return why the GPU of that UUID may not be allocated, as a sentence; None where it may."""
+        """Return why the GPU with this UUID may not be allocated, as a sentence; None if it may."""
         if gpu in self.withheld:
             return self.withheld[gpu]
         state = self._states()[gpu]
         return None if state.healthy else f"{self._gpus[gpu].label} ({gpu}) {state.trouble}"
 
     def healthy(self, gpu: str) -> bool:
-        """Return whether the GPU of that UUID may be allocated."""
+        """Return whether the GPU with this UUID may be allocated."""
         return self.trouble(gpu) is None
 
 
@@ -75,7 +75,7 @@ def session_report(
 ) -> SessionReport:
     """Return the report of a session with the activity `now`.
 
-    `host_memory`: bytes that it may need, and its budget. `layer_trouble`: see SessionReport.
+    `host_memory`: the bytes that the session can need, and its budget. `layer_trouble`: see SessionReport.
     """
     record, request = session.record, session.record.request
     return SessionReport(
@@ -215,7 +215,7 @@ class NodeReports:
         )
 
     def sessions_on(self, gpu: str) -> tuple[int, int]:
-        """Return the number of sessions on the GPU of that UUID, and the number of those with work."""
+        """Return the number of sessions on the GPU with this UUID, and the number of those with work."""
         arbitration = self._arbitrations[gpu]
         snapshots = [
             arbitration.snapshot(name)

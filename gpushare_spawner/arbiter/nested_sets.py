@@ -1,9 +1,9 @@
 """Nested sets: the sessions that run now, of all that fit into the GPU's memory together.
 
-The hardware slices evenly between the processes that have work, whatever their weights. So in each short period all
-sessions run until the session with the least need has had its part, then all but this session, and so on. The session
-with the greatest need is never held back, so the GPU is never idle. After A. Parekh and R. Gallager's generalised
-processor sharing, 1993. See docs/explanation/arbiter.md. Sessions that do not fit together: schedule.py.
+The hardware gives equal time slices to all processes that have work, whatever their weights. So in each short period
+all sessions run until the session with the least need has had its part, then all but this session, and so on. The
+session with the greatest need is never held back, so the GPU is never idle. After A. Parekh and R. Gallager's
+generalised processor sharing, 1993. See docs/explanation/arbiter.md. Sessions that do not fit together: schedule.py.
 """
 
 from __future__ import annotations
@@ -50,7 +50,10 @@ class NestedSets:
 
     @property
     def due(self) -> float | None:
-        """Instant at which time alone changes the sessions held back; None: never."""
+        """Next instant at which the set of held-back sessions changes without any other event.
+
+        None if there is none.
+        """
         return self._due
 
     @property
@@ -69,7 +72,7 @@ class NestedSets:
 
         `processes`: the number of processes that would run, for each session with work that may be on the GPU.
         `alternating`: if not all fit into the memory, the sessions whose time slices alternate with other sessions'.
-        They share the part of the GPU that the sessions beside them leave; the time slices settle their lags.
+        They share the GPU time that the other sessions leave. The time slices correct their lags.
         """
         for session, place in self._places.items():
             if session not in processes:
@@ -126,7 +129,7 @@ class NestedSets:
             needs = {session: part * left + lags[session] - surplus * part for session, part in parts.items()}
         else:
             needs = self._needs_in_a_time_slice(processes, left, alternating)
-        # Less half of the expected overrun: then a session is ahead as often as behind.
+        # Subtract half of the expected overrun, so that errors average out.
         return {session: need - self._place(session).overrun / 2 for session, need in needs.items()}
 
     def _needs_in_a_time_slice(

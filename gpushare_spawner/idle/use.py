@@ -1,9 +1,7 @@
 """GPU work that counts as use of a share, by the agents' reports, and the observation of a session for the policy.
 
-GPU work that is too short runs, but neither keeps nor restores a share. Pure: time is an argument. The policy:
-policy.py.
-
-State of a dry run: the tiers and notices that sessions would have after idle actions.
+GPU work that is too short runs, but neither keeps nor restores a share. `DryRun` has the state of a dry run: the tiers
+and notices that sessions would have after idle actions. Pure: time is an argument. The policy is in policy.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Idle actions for all templates: defaults, limits, overrides of groups, and quiet hours. Pure data.
 
-`idle.schedule` computes the idle actions of a session from it. Reference for admins: docs/reference/idle-policy.md
+`idle.policy` computes the idle actions of a session from it. Reference for admins: docs/reference/idle-policy.md
 """
 
 from __future__ import annotations

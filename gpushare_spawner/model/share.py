@@ -2,9 +2,7 @@
 
 Does not import pydantic, so that the notebook server can import this module quickly.
 
-The placement of a share, its memory engine, and the environment variables that they give to the notebook server.
-
-Placement is computed in the package `placement`.
+The placement of a share is in `model.layers`.
 """
 
 from __future__ import annotations

@@ -150,7 +150,7 @@ class Place(NamedTuple):
     """Positions of the GPUs among the node's healthy GPUs of the model."""
 
     def rated(self, node: NodeCapacity, *key: int) -> Rated:
-        """Return this place of a node with a key. At equal keys the first by node and index is better."""
+        """Return this place of a node with a key. Ties go to the first by node and index."""
         if not self.positions:
             return Rated(key, ())
         gpus = [node.healthy[self.model][position] for position in self.positions]
@@ -314,8 +314,8 @@ STEP_UNITS = 4
 """Differences below 0.04 GPU are ignored; then the best fit decides. Measured: see docs/explanation/placement.md."""
 
 MOST_PLACES = 2000
-"""Size of the cache of best places, which is cleared when full. It serves clusters of nodes in few states; elsewhere
-states rarely repeat, and more entries would be work for the garbage collector."""
+"""Size of the cache of best places, which is cleared when full. The cache helps where nodes have few distinct states.
+Elsewhere states rarely repeat, and a larger cache would only add work for the garbage collector."""
 
 _Best = tuple[tuple[int, int, int, int], str, tuple[int, ...]]
 """The key without the rank, the GPUs' model, and their positions among the node's healthy GPUs of that model."""
@@ -410,8 +410,9 @@ class StrandingAwareFgd:
         )
 
     def steps(self, more: float) -> int:
-        """Return the cost of so much more waste (units of 1 % of a GPU), in steps."""
-        # less the last bits of a sum: values that differ only in these must not be a step apart
+        """Return the cost of additional waste (units of 1 % of a GPU), in steps."""
+        # Subtract a tolerance for rounding errors, so that values that differ only by these do not fall into different
+        # steps.
         return math.ceil(more / STEP_UNITS - 1e-9)
 
     def _values_of_one(self, units: int, candidates: Sequence[Place], left: Left, after: int | None) -> Sequence[float]:

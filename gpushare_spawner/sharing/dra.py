@@ -169,7 +169,7 @@ def _capacity(request: LayerRequest, shared: list[ClusterDevice]) -> dict[str, i
     sizes = [requested_memory(request, device.capacity.get(MEMORY, 0)) for device in shared]
     # a claim of all shares also keeps the rest of a larger GPU's memory from others
     amount = min(sizes) if shares and units == UNITS_PER_GPU else max(sizes)
-    # whole mebibytes, like the driver; rounded down so that shares with the sum of the GPU fit
+    # Whole mebibytes, like the driver. Rounded down so that shares that add up to a whole GPU fit on it.
     requested[MEMORY] = amount // _MEBIBYTE * _MEBIBYTE
     return requested
 
@@ -189,9 +189,10 @@ def _regular_expression(patterns: Iterable[str]) -> str:
 
 
 def _translated(part: re.Match[str]) -> str:
-    """Return a part of an fnmatch pattern as an expression. Letters that end a quote become any letter.
+    """Return a part of an fnmatch pattern as an expression.
 
-    So do sets with such letters, and with other ranges than those of all letters or digits.
+    Characters that would end a quoted string become "any character", and so do sets with such characters or with ranges
+    other than a-z, A-Z and 0-9.
     """
     text = part[0]
     if len(text) > 1:

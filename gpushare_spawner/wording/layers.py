@@ -1,10 +1,8 @@
-"""Sentences about a session with a GPU of another sharing layer: its terms, and problems of the layer.
+"""Sentences about a session with a GPU of another sharing layer, and about requests that the service does not answer.
 
-The sentences of the form and the queue are in `wording.spawn_form`.
-
-A notebook server's sentences about a request that the service does not answer.
-
-The service's answers are in `wording.actions`.
+The sentences about a session give its terms, and problems of the layer. The sentences about requests are those of a
+notebook server; the service's answers are in `wording.actions`. The sentences of the form and the queue are in
+`wording.spawn_form`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Why a server was stopped, for its user, on the hub's pages.
 
-What the stop by an admin says: `session_controls.stopped_by`.
+`wording.actions.stopped_by` gives the sentence for a stop by an admin.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The agent as part of a cluster, composed: device plugins or a DRA driver, sessions of pods, the published report.
+"""Assembles the agent for a cluster: device plugins or a DRA driver, sessions of pods, the published report.
 
-If another layer gives out the GPUs of the node: observing/node.py.
+For nodes whose GPUs another sharing layer allocates, see observing/node.py.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class ClusterSettings:
     all_namespaces: bool = False
     """The notebooks' pods can be in any namespace."""
     kubelet_dir: Path = Path("/var/lib/kubelet")
-    """Its root folder."""
+    """The kubelet's root folder."""
     device_plugins_dir: Path = Path("/var/lib/kubelet/device-plugins")
     """The folder for sockets of device plugins: a constant of the kubelet, wherever its root folder is."""
     unit_size: int = 1
@@ -99,7 +99,7 @@ class KubeletSide(Protocol):
         """Offer the devices that have changed. Return whether any have."""
 
     def joined(self, handed: Handed) -> Handed:
-        """Return the kubelet's list of devices by pod, completed."""
+        """Return the kubelet's list of devices by pod, with the pods of prepared claims added."""
 
 
 class OnKubernetes:
@@ -191,7 +191,7 @@ class OnKubernetes:
         self._questions.soon()
 
     def _changed(self) -> None:
-        """Handle a change of a session or a pod: check everything that depends on it soon, once."""
+        """Handle a change of a session or a pod: schedule one check of everything that depends on it."""
         self.sessions.changed()
         self.published.changed()
         if self._poll_due is None:
@@ -216,7 +216,7 @@ class OnKubernetes:
         except KubeletUnavailable as error:
             self._kubelet_trouble.about(error)
             if self._settings.claims is not None:
-                # the agent itself has the claims
+                # The agent keeps its own record of prepared claims, so sessions can still be updated.
                 self.sessions.handed(self._kubelet_side.joined(self._handed))
             return
         self._handed = handed
@@ -245,7 +245,7 @@ class OnKubernetes:
 
 
 def owner_of(settings: ClusterSettings) -> OwnerPod | None:
-    """Return the agent's pod as the owner of the report; None: it is in another namespace, or unknown."""
+    """Return the agent's pod as the owner of the report; None if it is in another namespace, or unknown."""
     if settings.own_pod is None or not settings.own_pod_uid or settings.own_pod[0] != settings.namespace:
         return None
     return OwnerPod(settings.own_pod[1], settings.own_pod_uid)

@@ -3,8 +3,6 @@
 Does not decide whether a share fits (node.py). Only the endpoint factory distinguishes processes and pods.
 `ProcessWatch` detects the end of a session's notebook server. `SessionControls` keeps the service's decisions for users
 and admins, and notifies the session's observers. It neither takes nor restores units, see tiers.py.
-
-Environment variables of a notebook server with a share.
 """
 
 from __future__ import annotations

@@ -164,7 +164,7 @@ class SessionEndpoint(Protocol):
 
 
 class SessionEndpoints(Protocol):
-    """Makes the endpoint of each session: `ProcessEndpoints`, or `kubernetes.pods.pod_sockets.PodEndpoints`."""
+    """Makes the endpoint of each session: `ProcessEndpoints`, or `kubernetes.pods.sessions.PodEndpoints`."""
 
     def listen(self, record: SessionRecord, listener: Listener) -> SessionEndpoint:
         """Make the endpoint. Raises OSError, OverflowError (a uid that no user can have) or PathTooLong."""

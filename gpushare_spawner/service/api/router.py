@@ -1,6 +1,6 @@
 """The declaration of an operation, and the request handlers: login, rights, arguments, errors, rate limits.
 
-`reading` and `acting` declare the operations; `openapi` makes the document of the same declarations.
+`reading` and `acting` declare the operations; `api` makes the document of the same declarations.
 
 A request with an idempotency key that a client repeats, because it got no answer, is carried out once. The answers are
 kept in memory. After a restart of the service a repeated request is carried out again; all actions are such that this

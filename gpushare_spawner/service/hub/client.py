@@ -1,8 +1,7 @@
 """The part of the hub's REST API that the service needs: list, start and stop servers, delete a user.
 
-Notes on the hub's pages: why a spawn was cancelled, or a server was stopped.
-
-The hub has no route for that: the spawner gets the note with a spawn that it refuses. If a note fails, the history
+`ServerNotes` puts notes on the hub's pages, which give the reason why a spawn was cancelled or a server was stopped.
+The hub has no route for notes, so the spawner gets each note with a spawn that it refuses. If a note fails, the history
 still has the action.
 """
 

@@ -27,16 +27,17 @@ from gpushare_spawner.wording.amounts import reason
 log = logging.getLogger("gpushare.service.hub")
 
 LONGEST = 3600.0
-"""Seconds until a request ends and the next follows. Ours: a hub that vanished holds no request longer."""
+"""Seconds until a request ends and the next follows. Our value: it limits how long a request can hang after the hub has
+gone."""
 SILENT = 30.0
 """Seconds. JupyterHub sends an empty line every 8 s (`SpawnProgressAPIHandler.keepalive_interval`): after more than
 three missing lines the position is unknown."""
 RETRY_PAUSE = 10.0
 """Seconds until a waiting spawn is followed again after its events ended."""
 PATIENCE = 0.5
-"""Seconds that a page waits for the first events of new spawns. Ours: the hub answers at once, or is busy."""
+"""Seconds that a page waits for the first events of new spawns. Our value: the hub answers at once, or is busy."""
 MOST_BYTES = 64 * 1024
-"""Bytes of one event, at most. Ours: an event has some sentences."""
+"""Bytes of one event, at most. Our value: an event contains only a few sentences."""
 
 Server = tuple[str, str]
 """User, and server name."""
@@ -72,7 +73,7 @@ class _Followed:
     heard_at: float = 0.0
     """Seconds on a monotonic clock."""
     decided: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when the first position has come, and at the end. Before it the hub sends "Server requested"."""
+    """Set when the first position arrives or the stream ends. Before it the hub sends "Server requested"."""
     task: asyncio.Task[None] | None = None
 
     @property
@@ -81,7 +82,10 @@ class _Followed:
         return time.monotonic() - self.heard_at
 
     def take(self, part: bytes) -> None:
-        """Take a part of the stream. The last event counts: a hub sends all events of the spawn anew at first."""
+        """Take a part of the stream.
+
+        Only the last event counts, because the hub first replays all events of the spawn.
+        """
         self.heard_at = time.monotonic()
         events = self.lines.take(part)
         if events:
@@ -152,7 +156,7 @@ class QueueOfHub:
         except HubFailed as error:
             log.debug("The progress of %s's spawn is unknown: %s", server[0], error)
         except Exception as error:
-            # the page shows the queue without the progress
+            # The page shows the queue without the progress.
             log.warning("The progress of %s's spawn is unknown: %s", server[0], reason(error))
         finally:
             followed.progress, followed.heard_at = None, time.monotonic()
@@ -160,7 +164,7 @@ class QueueOfHub:
 
 
 class BackgroundRequest:
-    """A request ``ask`` that is repeated, but never runs twice at a time."""
+    """A request ``ask`` that is repeated but never runs more than once at a time."""
 
     def __init__(self, ask: Callable[[], Coroutine[Any, Any, None]]) -> None:
         self._ask = ask
@@ -194,13 +198,14 @@ SHARE_OF_TIME = 20.0
 """The pause between requests in multiples of the last request's duration: a list of thousands of servers keeps the hub
 busy, and open dashboards must not."""
 RECENT = 30.0
-"""Seconds. Ours: half of the shortest usual notice period, so that no session makes way for an ended spawn."""
+"""Seconds. Our value: half of the shortest usual notice period, so that no session makes way for an ended spawn."""
 LONGEST_PAUSE = 60.0
-"""Seconds. Ours: after a minute a page may cost a slow hub another request; no page shows an older queue."""
+"""The longest pause between two requests, in seconds. Our value: a very slow hub gets at most one request a minute, and
+no page shows a queue that is older than two such pauses."""
 
 
 class PendingSpawns:
-    """The list of pending spawns, at most ``max_age`` seconds old, or older where the hub's answers take long."""
+    """The list of pending spawns, at most ``max_age`` seconds old, or older if the hub's answers take long."""
 
     def __init__(self, hub: Hub, max_age: float = 4.0, patience: float = 1.0) -> None:
         """Create it. ``patience``: seconds that a page waits for an answer; a later answer is on the next page."""
@@ -213,12 +218,12 @@ class PendingSpawns:
         self._problem = ""
 
     async def now(self) -> tuple[HubServer, ...] | None:
-        """Return the starting servers, the longest first; None: unknown."""
+        """Return the starting servers, the longest first; None if they are unknown."""
         await self._request.refresh(time.monotonic() >= self._next_at, self._patience)
         return self.cached(2 * LONGEST_PAUSE)
 
     async def recent(self) -> tuple[HubServer, ...] | None:
-        """Return the starting servers if the list is recent enough for an idle action, or else None."""
+        """Return the starting servers if the list is recent enough for an idle action, otherwise None."""
         await self.now()
         return self.cached(RECENT)
 

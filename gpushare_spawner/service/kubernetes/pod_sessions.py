@@ -1,8 +1,8 @@
-"""Joins a node's report with its pods: here alone a reported session gets its identity.
+"""Joins a node's report with its pods, and gives each reported session its identity.
 
-The identity of each pod when the service saw it first: a node's kubelet can later write to its pods' annotations.
-
-Does not keep other facts of a pod, which can change: see `pod_sessions`.
+No other module gives an identity to a reported session. `FirstIdentities` keeps the identity that each pod had when the
+service first saw it, because a node's kubelet can later write to its pods' annotations. It does not keep the other
+facts of a pod, which can change.
 """
 
 from __future__ import annotations

@@ -31,7 +31,10 @@ class Owned(Protocol):
 
 @dataclass(frozen=True)
 class Viewer:
-    """The user of a page. ``sees_all``: all sessions with names; otherwise own sessions, and totals without names."""
+    """The user of a page.
+
+    ``sees_all``: whether the viewer sees all sessions with names, or only their own sessions and anonymous totals.
+    """
 
     name: str
     sees_all: bool = False
@@ -46,10 +49,10 @@ FULL_ADMIN = "admin:servers"
 
 @dataclass(frozen=True)
 class Caller:
-    """A user, with the browser's login or a token; or a program that is no user."""
+    """A user, with the browser's login or a token; or a program whose token does not belong to a user."""
 
     name: str
-    """The user's name; empty: a program that is no user."""
+    """The user's name; empty for a program whose token does not belong to a user."""
     label: str = ""
     """For logs: the user's name, or the word "service" and the service's name."""
     is_admin: bool = False
@@ -107,8 +110,8 @@ class Page(HubOAuthenticated, RequestHandler):  # type: ignore[misc]  # jupyterh
     """A page for users of the hub. The request to the hub for the user does not block the event loop."""
 
     async def prepare(self) -> None:
-        # the hub's library would keep a token of the address in a cookie, and then treat it as a login:
-        # a token with few scopes would have all rights of its user
+        # The hub's library would store a token from the URL in a cookie, and then treat it as a login: a token with few
+        # scopes would have all rights of its user.
         self.hub_auth.allow_token_in_url = False
         await self.hub_auth.get_user(self, sync=False)  # kept on this handler, so current_user sends no request
 
@@ -120,7 +123,7 @@ class Page(HubOAuthenticated, RequestHandler):  # type: ignore[misc]  # jupyterh
         hub = self.settings["theme"].source
         self.set_header(
             "Content-Security-Policy",
-            # the bars' widths are style attributes; a form that filters may lead to the hub's login
+            # The bars' widths are style attributes. Submitting a filter form can redirect to the hub's login page.
             f"default-src 'none'; script-src 'self'; style-src 'self'{hub}; style-src-attr 'unsafe-inline'; "
             f"img-src 'self'{hub}; font-src 'self'{hub}; connect-src 'self'; base-uri 'none'; form-action 'self'{hub}; "
             "frame-ancestors 'none'",
@@ -128,7 +131,7 @@ class Page(HubOAuthenticated, RequestHandler):  # type: ignore[misc]  # jupyterh
 
     @property
     def caller(self) -> Caller:
-        """The user that sent the request, or a program with a token of no user."""
+        """The user that sent the request, or a program whose token does not belong to a user."""
         # only this attribute of the handler has it (jupyterhub/services/auth.py, HubAuth._get_user)
         by_token = bool(getattr(self, "_token_authenticated", False))
         return Caller.of(self.current_user, by_token)
@@ -157,7 +160,7 @@ class Page(HubOAuthenticated, RequestHandler):  # type: ignore[misc]  # jupyterh
     def write_error(self, status_code: int, **kwargs: Any) -> None:
         error = (kwargs.get("exc_info") or (None, None))[1]
         text = error.log_message if isinstance(error, HTTPError) else None
-        # tornado keeps a percent sign twice in a message without arguments
+        # In a message without arguments, tornado doubles each percent sign.
         message = text % error.args if isinstance(error, HTTPError) and text else self._reason
         self.set_header("Content-Type", "application/json")
         self.finish(json.dumps({"status": status_code, "message": message}))
@@ -168,7 +171,7 @@ class HubTheme:
     """The location of the hub's pages.
 
     ``prefix``: the path of the hub's pages. ``host``: the hub's scheme and host where each server and service has a
-    host of its own (JupyterHub.subdomain_host); else empty.
+    host of its own (JupyterHub.subdomain_host); otherwise empty.
     """
 
     prefix: str = "/hub/"

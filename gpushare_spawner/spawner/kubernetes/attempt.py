@@ -1,7 +1,7 @@
 """The state of one spawn of a pod, and whether its node admits the pod.
 
 `PodAdmission` detects a refusal by the kubelet at once, and a refusal by the scheduler after the times in `LASTS`.
-`Unschedulable` has the scheduler's reasons. `api_refused` and `request_succeeded` treat failed calls of the cluster's
+`Unschedulable` has the scheduler's reasons. `api_refused` and `request_succeeded` handle failed calls to the cluster's
 API: errors that can pass are retried, others are shown to the user. The sentences are in `wording.spawn_failures`. Does
 not retry a spawn: see ``launcher``.
 """
@@ -69,15 +69,15 @@ class Cause(Enum):
 
 
 LASTS: dict[Cause, float] = {
-    # units that idle neighbours have lent reach the status within 10 s (the kubelet's nodeStatusUpdateFrequency)
+    # Units that idle neighbours have lent reach the status within 10 s (the kubelet's nodeStatusUpdateFrequency).
     Cause.UNITS: 15.0,
-    # the node lifecycle controller waits 50 s for a kubelet (node-monitor-grace-period)
+    # The node lifecycle controller waits 50 s for a kubelet (node-monitor-grace-period).
     Cause.NOT_READY: 60.0,
-    # ours: a scheduler may be in an update
+    # Our value: the scheduler may be being updated.
     Cause.GATE: 5.0,
-    # ours: provisioners of cloud disks take 10 to 40 s
+    # Our value: provisioners of cloud disks take 10 to 40 s.
     Cause.CLAIM: 60.0,
-    # ours: another pod of the node may be about to end
+    # Our value: another pod of the node may be about to end.
     Cause.NODE: 5.0,
 }
 """Seconds for which a reason of each kind may last. Then the pod counts as not admitted."""
@@ -165,7 +165,7 @@ class NotAdmitted(Exception):
     ) -> None:
         super().__init__(sentence)
         self.missing = missing
-        """The missing resource of the node, as half a sentence."""
+        """The missing resource of the node, as a phrase for a message."""
         self.distrust = distrust
         """Whether the agent's report of the node is doubtful for all spawns."""
         self.elsewhere = elsewhere
@@ -180,7 +180,7 @@ class NotAdmitted(Exception):
 
     @classmethod
     def unschedulable(cls, node: str, refusal: Unschedulable) -> NotAdmitted:
-        """Return the error for a refusal by the scheduler that has lasted."""
+        """Return the error for a persistent refusal by the scheduler."""
         what = missing(refusal.reasons)
         sentence = not_taken(node, what) if refusal.concerns_node else cannot_start(what)
         return cls(
@@ -217,7 +217,7 @@ class PodAdmission:
         self._since: dict[Cause, float] = {}
 
     def runs(self, pod: Mapping[str, Any] | None, runs: Callable[[Any], bool]) -> bool:
-        """Return whether the pod runs, by ``runs``. Raises NotAdmitted if its node refuses it.
+        """Return whether the pod is running, as ``runs`` determines. Raises NotAdmitted if its node refuses it.
 
         A pod that stays unschedulable for longer than `LASTS` allows is not admitted either: the hub's data on the node
         differ from the scheduler's, or the hub does not check the missing resource.
@@ -295,7 +295,7 @@ def api_refused(error: Exception) -> SpawnRefused:
 
 
 async def request_succeeded(request: Awaitable[bool], what: str, log: logging.Logger) -> bool:
-    """Return whether a request has succeeded; False also after a failure of the API that can pass: the caller retries.
+    """Return whether a request has succeeded; False even after a failure of the API that can pass: the caller retries.
 
     ``what`` is the log's text for the unfinished step. Raises errors that will not pass.
     """
@@ -321,9 +321,10 @@ class PodAttempt(SpawnAttempt[PodShare]):
         self.perhaps_created = False
         """Whether the reservation's pod may exist."""
         self.admission: PodAdmission | None = None
-        """The current try of a pod with a share; None: no try."""
+        """The current try of a pod with a share. None if there is no try."""
         self.secret: tuple[object, Callable[[str], dict[str, Any]] | None] = (None, None)
-        """A pod's manifest, and the Secret of its values, by the uid of the pod; None: no Secret."""
+        """The pod's manifest, and a function that takes the pod's uid and returns the Secret with the pod's secret
+        values. None if there is no Secret."""
         self._give_back = give_back
 
     def reserved(self, reservation: PodShare) -> None:
@@ -365,7 +366,10 @@ class PodAttempt(SpawnAttempt[PodShare]):
         return await request_succeeded(request, f"Pod {name} is not deleted yet", log)
 
     def pod_runs(self, pod: Any, runs: Callable[[Any], bool]) -> bool:
-        """Return whether the pod runs, by ``runs``. Raises NotAdmitted if its node refuses a pod with a share."""
+        """Return whether the pod is running, as ``runs`` determines.
+
+        Raises NotAdmitted if its node refuses a pod with a share.
+        """
         return bool(runs(pod)) if self.admission is None else self.admission.runs(pod, runs)
 
     def ended_by_node(self, pod: Mapping[str, Any] | None) -> Ended | None:

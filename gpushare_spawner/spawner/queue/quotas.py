@@ -168,7 +168,7 @@ class QueueQuotas:
     def bring_up_to_date(self, capacity: int) -> None:
         """Read the quotas in force, and count the use over quota since the last call.
 
-        ``capacity``: units of 1 % of all GPUs. The ledger is up to date already.
+        ``capacity``: units of 1 % of all GPUs. The caller must have updated the ledger.
         """
         quotas, self._capacity = self._read(), capacity
         if quotas is None:
@@ -202,7 +202,7 @@ class QueueQuotas:
         return bool(self._over_quota)
 
     def order(self, tickets: Iterable[Ticket]) -> list[Ticket]:
-        """Return the tickets in the order in which they are served. ``tickets``: first come first."""
+        """Return the tickets in the order in which they are served. ``tickets``: in order of arrival."""
         first_come = sorted(tickets, key=lambda ticket: ticket.joined)
         if self._usage is None or self._fair is None:
             return first_come

@@ -5,9 +5,9 @@ the kubelet gives them to pods and keeps account. A pod's own devices never chan
 offered as more devices.
 
 Each grant, the devices of one GPU that one container got, has a folder that is mounted into the container.
-pods/pod_sockets.py listens in it. The folders belong to root and are mounted read-only: a container connects to its
-socket and writes nothing, whatever its user. The agent does not rely on that: it removes the files that it made, by
-name, and never searches for others.
+pods/sessions.py listens in it. The folders belong to root and are mounted read-only: a container connects to its socket
+and writes nothing, whatever its user. The agent does not rely on that: it removes the files that it made, by name, and
+never searches for others.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ _DIGITS = 4
 _MAX_NAME = MAX_ID - len("-999-") - _DIGITS
 _INDEX_AND_NUMBER = re.compile(rf"[0-9]+-[0-9]{{{_DIGITS}}}")
 MAX_DEVICES = 10**_DIGITS
-"""Of one GPU, free ones and those of sessions with lent units. The list is about 600 KB; the limit of a message to the
-kubelet is 4 MiB."""
+"""Maximum number of devices of one GPU, including those of sessions with lent units. The list is about 600 KB; the
+limit of a message to the kubelet is 4 MiB."""
 
 
 @dataclass(frozen=True)
 class DeviceIds:
     """Ids of one GPU's devices: the GPU's UUID, its index, and a number.
 
-    The UUID makes them unique on the node, and names the GPU of a device also after GPUs get new indices, as after a
-    failure. With a new index the ids are new: the kubelet sees another resource and gives all of its devices that are
-    not held. The number has a fixed length, so ids sort like numbers.
+    The UUID makes them unique on the node, and identifies a device's GPU even if GPU indices change, for example after
+    a failure. When the index changes, so do the ids. The kubelet treats them as a new resource and can allocate every
+    device that is not in use. The number has a fixed length, so ids sort like numbers.
     """
 
     gpu: str
@@ -72,7 +72,7 @@ class DeviceIds:
         return f"{self._of_index}{number:0{_DIGITS}}"
 
     def number(self, id: str) -> int | None:
-        """Return the number of an id; None: the id is not of this GPU with this index."""
+        """Return the number of an id; None if the id is not of this GPU with this index."""
         digits = id.removeprefix(self._of_index)
         if len(digits) != _DIGITS or digits == id or not (digits.isascii() and digits.isdigit()):
             return None
@@ -92,10 +92,10 @@ def devices_for(units: int, unit_size: int) -> int:
 def offered(capacity: int, held: Collection[int], in_use: int) -> list[int]:
     """Return the numbers to offer: all that are held, and the lowest free ones.
 
-    `capacity`: devices of the GPU. `in_use`: devices that the tiers of their holders leave in use. As many free devices
-    are offered as are not in use. If more are in use than exist (owners are active again and borrowers have not ended),
-    none are offered until pods end. Only free ones are ever withdrawn, so the kubelet takes nothing from running pods.
-    There are never more than `MAX_DEVICES`.
+    `capacity`: the devices of the GPU. `in_use`: the devices that the tiers of their holders leave in use. The number
+    of free devices offered equals the number of devices that are not in use. If more are in use than exist (owners are
+    active again and borrowers have not ended), none are offered until pods end. Only free ones are ever withdrawn, so
+    the kubelet takes nothing from running pods. There are never more than `MAX_DEVICES`.
     """
     numbers = set(held)
     target = len(numbers) + max(0, capacity - in_use)
@@ -120,8 +120,8 @@ BELOW = "s"
 def grant_name(devices: Iterable[str]) -> str:
     """Return the name of a grant's folder.
 
-    It follows from the ids, which only one pod has: the ids in the kubelet's list give the folder, also after the agent
-    has lost its state.
+    The name is derived from the ids, which are unique to one pod. The agent can therefore find the folder from the
+    kubelet's list even after it has lost its state.
     """
     return hashlib.sha256("\n".join(sorted(devices)).encode()).hexdigest()[:16]
 
@@ -146,7 +146,7 @@ def make_fresh(folder: Path) -> None:
 
 def make(folder: Path) -> None:
     """Make the folder if it does not exist. Raises OSError."""
-    # containers reach their folder through a mount; on the machine only root can enter
+    # Containers reach their folder through a mount; on the machine only root can enter.
     folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError):
         folder.mkdir()
@@ -186,11 +186,12 @@ class DeviceGrant:
     made_at: float
     """The event loop's time, seconds."""
     requested: bool = True
-    """Whether the kubelet requested it. False: it comes from the kubelet's list, and ends when the list lacks it."""
+    """Whether the kubelet requested it. False: it comes from the kubelet's list, and ends when it disappears from the
+    list."""
 
 
 class HeldDevices:
-    """The devices of all GPUs. Sessions' records have their devices; only grants without a session are kept here."""
+    """The devices of all GPUs. A session's devices are in its record; only grants without a session are kept here."""
 
     def __init__(
         self,
@@ -201,9 +202,10 @@ class HeldDevices:
         folder: Path,
         folder_name: Callable[[Iterable[str]], str] = grant_name,
     ) -> None:
-        """`capacity_units`: of each GPU. `sessions` is read again each time. `folder`: of the grants' folders.
+        """`sessions` is read again each time. `capacity_units`: the units of each GPU.
 
-        `folder_name` returns the name of the folder of devices that were given together.
+        `folder`: the parent folder of the grants' folders. `folder_name` returns the name of the folder of devices that
+        were given together.
         """
         self.gpus: dict[str, Gpu] = {gpu.uuid: gpu for gpu in gpus}
         self.ids = {uuid: DeviceIds(uuid, gpu.index) for uuid, gpu in self.gpus.items()}
@@ -227,9 +229,9 @@ class HeldDevices:
         for grant in self._pending(gpu):
             in_use += len(grant.devices - held)
             held |= grant.devices
-        # called every second, mostly with the same result
+        # This is called every second, mostly with the same result.
         if gpu not in self._offered or self._offered[gpu][:2] != (held, in_use):
-            # ids with an earlier index of the GPU count as held, but are not of this resource
+            # Ids with an earlier index of the GPU count as held, but are not of this resource.
             numbers = {number for number in map(ids.number, held) if number is not None}
             self._offered[gpu] = held, in_use, [ids.id(number) for number in offered(self.capacity, numbers, in_use)]
         return self._offered[gpu][2]
@@ -242,8 +244,8 @@ class HeldDevices:
     def free_ids(self, gpu: str, claimed: Collection[str]) -> list[str]:
         """Return the ids that claims can get now, lowest first.
 
-        `claimed`: the ids of prepared claims. They are in use also after the end of the session: its containers can
-        still run.
+        `claimed`: the ids of prepared claims. They are in use even after the end of the session, because its containers
+        can still run.
         """
         held = {id for _, ids in self._holders(gpu) for id in ids}
         held.update(id for grant in self._pending(gpu) for id in grant.devices)
@@ -323,7 +325,10 @@ class HeldDevices:
         return grant
 
     def listed_grant(self, gpu: str, devices: frozenset[str]) -> DeviceGrant:
-        """Return the grant of devices that the kubelet lists and no session holds. A new one starts now."""
+        """Return the grant of devices that the kubelet lists and no session holds.
+
+        If there is none, create one, dated now.
+        """
         grant = self.pending.get((gpu, devices))
         if grant is None:
             grant = self.pending[gpu, devices] = DeviceGrant(
@@ -345,7 +350,7 @@ class HeldDevices:
         return self.folder / self._folder_name(grant.devices)
 
     def folders_of(self, given: Iterable[Iterable[str]]) -> tuple[str, ...]:
-        """Return the folders of these grants for `PodOwner.folders`; empty: their names follow from the ids."""
+        """Return the folders of these grants for `PodOwner.folders`; empty if their names follow from the ids."""
         names = {frozenset(ids): self._folder_name(ids) for ids in given}
         if all(name == grant_name(ids) for ids, name in names.items()):
             return ()
@@ -377,9 +382,10 @@ class HeldDevices:
         return [grant for grant in self.pending.values() if grant.gpu == gpu]
 
     def _in_use(self, session: Session, devices: tuple[str, ...]) -> int:
-        """Return the number of devices that a session's tier leaves in use: all, where it has lent none.
+        """Return the number of devices that a session's tier leaves in use: all if it has lent none.
 
-        After a change of its share: the devices of its units, which can be more than its pod holds.
+        If the share was resized, return the devices for its current units, which can exceed the number that the pod
+        holds.
         """
         record = session.record
         resized = record.pod is not None and record.pod.placed_units is not None

@@ -1,8 +1,8 @@
 """Tiers, notices and shares in pods' annotations: carries out the service's decisions and writes back the agent's.
 
 Tiers: the service patches a tier down and the agent follows, unless the session has worked in the meantime. The agent
-restores a tier when work counts as use, and the annotations follow. `PodOwner.seen` shows the newer of two tiers: a
-decision in it was already carried out. The time in a decision makes it unique.
+restores a tier when work counts as use, and the annotations follow. `PodOwner.seen` lists the decisions that were
+already carried out, so the agent can tell which of two tiers is newer. The time in a decision makes it unique.
 
 Notices: the annotations decide. The agent never writes a notice; it only removes a notice that it has averted
 (`PodOwner.averted`).
@@ -10,7 +10,7 @@ Notices: the annotations decide. The agent never writes a notice; it only remove
 Shares: the service requests another share and the agent decides. The agent's record is authoritative; annotations that
 differ are patched.
 
-`AnnotationWriter` sends the patches. Sessions of pods: sessions.py.
+`AnnotationWriter` sends the patches. sessions.py handles the sessions of pods.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def needed_share_patch(annotated: PodSession, record: SessionRecord) -> dict[str
     have = (annotated.share_units, annotated.placed_units or annotated.share_units, annotated.memory_limit)
     if have != (request.share_units, placed, str(request.memory_limit)):
         patch |= kubernetes.share_patch(request.share_units, placed, str(request.memory_limit))
-        # together: units beyond the share would make the annotations invalid
+        # Patch both together, because units beyond the share would make the annotations invalid.
         patch |= kubernetes.tier_patch(
             record.tier, record.tier_since, record.effective_units, yields_until=record.yields_until, use=record.use
         )
@@ -136,12 +136,12 @@ class TierAnnotations:
         self._save = save
 
     def follow(self, session: Session, annotated: PodSession, annotations: Mapping[str, str]) -> None:
-        """Carry out new decisions in the annotations of the session's pod. `annotated`: the same, parsed."""
+        """Carry out new decisions in the annotations of the session's pod. `annotated`: the parsed annotations."""
         hold = session.record.pod
         assert hold is not None
         fresh = [decision for decision in decisions(annotations) if decision not in hold.seen]
         if fresh:
-            # first: carrying out a decision saves the record and compares it again
+            # Remember the decisions first: carrying one out saves the record, which triggers another comparison.
             remember(hold, fresh)
             self._follow_tier(session, annotated)
             self._save(session)
@@ -280,7 +280,7 @@ class AnnotationWriter:
         try:
             while (patch := self._patch_of(session)) and (pod := self._pod_of(session)) is not None:
                 try:
-                    # the uid: never into another pod of the same name
+                    # Include the uid so that the patch cannot reach a different pod with the same name.
                     body = {"metadata": {"uid": pod.uid, "annotations": dict(patch)}}
                     item = await self._api.patch(pod.path, body)
                 except ApiFailure as failure:

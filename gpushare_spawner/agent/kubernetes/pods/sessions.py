@@ -2,17 +2,17 @@
 
 There are three inputs, each with a delay of its own: the grants of Allocate calls (`HeldDevices`), the kubelet's list
 of devices by pod (`KubeletList`), and the pods with their annotations (pod_watch.py). `PodSessions` compares them after
-each change until they agree. It relies on no order of events.
+each change until they agree. It relies on no order of events. `PodSockets` listens on one socket for each grant, or on
+one socket for the claim.
 
-For about a second after its start the kubelet lists nothing, so an empty list frees nothing then. Tiers, notices and
-shares in annotations: annotations.py.
-
-Sockets of a session that is a pod: one for each grant, or one for its claim.
+For about a second after its start the kubelet lists nothing, so an empty list frees nothing then. annotations.py
+handles the tiers, notices and shares in annotations.
 
 A grant is the devices of one GPU that the kubelet gave to one container. The kubelet requests each grant separately and
 does not name the pod, so each grant gets a folder that is mounted into the container. When the pod is known, the
-session's socket is made in the folder of each grant. The mount keeps the folder of that time: a later agent can replace
-the content, but never the folder. devices/owners.py makes and removes the folders.
+session's socket is made in the folder of each grant. The mount refers to the folder that existed when the container
+started, so a later agent can replace its contents but must not replace the folder. devices/owners.py makes and removes
+the folders.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ MAX_SESSION_ID = 200
 def pod_record(pod: Pod, annotated: PodSession, devices: Mapping[str, Given], seen: tuple[str, ...]) -> SessionRecord:
     """Return the record of a session from its pod's annotations, with its tier. Raises pydantic.ValidationError.
 
-    `devices`: ids by GPU and container; the devices, not the annotations, decide on which GPUs the session is. `seen`:
-    see `PodOwner.seen`.
+    `devices`: the ids by GPU and container; the devices, not the annotations, determine which GPUs the session uses.
+    `seen`: see `PodOwner.seen`.
     """
     user, server = split_session_id(annotated.session)
     return SessionRecord(
@@ -108,9 +108,9 @@ def pod_record(pod: Pod, annotated: PodSession, devices: Mapping[str, Given], se
 def foreign_record(
     key: PodKey, devices: Mapping[str, Given], unit_size: int, now: float, uid: str = ""
 ) -> SessionRecord:
-    """Return the record of a pod that holds devices and is not the hub's: its share is its devices; it stays active.
+    """Return the record of a pod that holds devices but does not belong to the hub.
 
-    `now`: seconds since the epoch.
+    Its share equals its devices, and its tier is always active. `now`: seconds since the epoch.
     """
     namespace, name = key
     held = ids_by_gpu(devices)
@@ -245,11 +245,11 @@ class KubeletList:
 ALL_GPUS_WITHIN = 10.0
 """Seconds in which the kubelet requests all GPUs of a pod, one after the other."""
 STRANGER_AFTER = 5.0
-"""Seconds until pods are listed again for a pod that holds devices and that the watch has not shown. A pod that the new
-list lacks too is not the hub's."""
+"""If a pod holds devices but has not appeared in the watch after this many seconds, the agent lists the pods again. If
+the new list lacks the pod too, the pod does not belong to the hub."""
 UNSEEN_AFTER = 20.0
-"""Seconds until such a pod gets a session of its own name although the API server answers no list: its GPU time must be
-shared out. Our value: a restarted API server answers within that time."""
+"""Seconds after which such a pod gets a session named after the pod, even if the API server has not answered a list
+request, so that its GPU time is arbitrated. Our value: a restarted API server answers within that time."""
 
 
 class PodSessions:
@@ -316,7 +316,7 @@ class PodSessions:
             if hold is None:
                 continue
             if hold.uid:
-                # before the first list of pods no pod counts as gone
+                # Before the first list of pods, no pod counts as gone.
                 if self._pods.listed and self._pods.get(hold.uid) is None:
                     self.end(session, f"pod {hold.namespace}/{hold.name} is gone")
             elif self._listed.has_ended(hold.key):
@@ -341,16 +341,16 @@ class PodSessions:
             if hold.uid or sorted(hold.grants) != sorted(grants_of(devices)):
                 self.end(session, f"another pod has the name {key[0]}/{key[1]}")
                 return
-            # the API server showed the pod late: it is the same pod, and its folders are mounted
+            # The API server showed the pod late. It is the same pod, and its folders are mounted.
             self._node.registry.end(session.id, "its pod is known now", keep_folders=True)
-        # these grants free nothing until a session holds them
+        # Until a session holds these devices, the grants count as in use.
         grants = [self._held.listed_grant(gpu, ids) for gpu, given in devices.items() for ids in given]
         age = self._loop.time() - max(grant.made_at for grant in grants)
         if pod is None:
             if not self._pods.listed or age < STRANGER_AFTER:
                 self._check_again(STRANGER_AFTER - age)
                 return
-            # a pod has its labels before the kubelet requests its devices, so a later list shows it
+            # A pod has its labels before the kubelet requests its devices, so a later list shows it.
             seen = self._pods.listed_at > self._loop.time() - age
             if not seen:
                 self._pods.list_again()
@@ -403,7 +403,7 @@ class PodSessions:
                 if gpu in listed:
                     self._held.settled(gpu, grant)
                 else:
-                    # not the session's, and not free
+                    # These devices do not belong to the session, and they are not free.
                     self._held.listed_grant(gpu, grant)
 
     def _record(self, pod: Pod, annotated: PodSession | None, devices: Mapping[str, Given]) -> SessionRecord:
@@ -505,7 +505,7 @@ class PodSockets:
     """Listens in the folders of all grants of a session; the session sees one endpoint."""
 
     def __init__(self, parent: Path, names: Iterable[str], listener: Listener) -> None:
-        """`names`: of the folders. Raises OSError or PathTooLong where a socket cannot be made."""
+        """`names`: the names of the folders. Raises OSError or PathTooLong if a socket cannot be made."""
         self._folders = [parent / name for name in names]
         self._sockets: list[SessionSocket] = []
         traffic = Traffic()
