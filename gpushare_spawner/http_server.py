@@ -50,9 +50,9 @@ class BoundedHTTPServer(HTTPServer):
     ) -> None:
         """Set up the server. `crowded`: connections are closed because there are too many.
 
-        `trouble`: no descriptor is left. `connects`: rate of accepted connections; None: no bound. A request with a
-        body of more than `most_body_bytes` gets the answer 413 with the JSON `too_large`; None: tornado's limit, and
-        its 400 without a body.
+        `trouble`: no descriptor is left. `connects`: rate of accepted connections; None if there is no bound. A request
+        with a body of more than `most_body_bytes` gets the answer 413 with the JSON `too_large`; None: tornado's limit,
+        and its 400 without a body.
         """
         if most_body_bytes is not None:
             options["max_body_size"] = sys.maxsize  # tornado would answer 400 without a reason

@@ -55,7 +55,7 @@ class InstanceWatch:
     ) -> None:
         """Store the parts of the agent.
 
-        `query` returns the present instances, or None where NVML does not answer; without it there are no
+        `query` returns the present instances, or None if NVML does not answer; without it there are no
         queries. `gpus` (by UUID) and `sessions` (by id) may change; `states`: the driver's last answers.
         """
         self._settings = settings
@@ -81,7 +81,7 @@ class InstanceWatch:
             await asyncio.gather(self._task, return_exceptions=True)
 
     def trouble(self, session: Session) -> str | None:
-        """Return the fault of a session's instance, in sentences; None: there is none."""
+        """Return the fault of a session's instance, in sentences; None if there is none."""
         if session.record.request.layer is not LayerName.MIG or session.record.gpus_unknown:
             return None
         if not session.gpus:

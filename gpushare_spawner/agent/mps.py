@@ -84,7 +84,7 @@ class ControlProgram:
             await asyncio.sleep(0.05)
 
     async def answers(self) -> bool | None:
-        """Return whether the daemon runs; None: no answer in time."""
+        """Return whether the daemon runs; None if there is no answer in time."""
         try:
             status, _ = await self._run([], "get_server_list\n")
         except OSError:
@@ -108,7 +108,7 @@ class ControlProgram:
             os.chmod(folder, mode)
 
     async def _run(self, options: list[str], command: str = "") -> tuple[int | None, str]:
-        """Run the program; return its exit status (None: it hung) and the last line of its output."""
+        """Run the program; return its exit status (None if it hung) and the last line of its output."""
         environment = {
             name: value for name, value in os.environ.items() if not name.startswith(("CUDA_", "LD_PRELOAD"))
         }
@@ -246,7 +246,7 @@ class MpsDaemons:
         return self._daemons[gpu].control.pipes
 
     def trouble(self, session: Session) -> str | None:
-        """Return the effect of the daemon's end on a session, in sentences; None: nothing."""
+        """Return the effect of the daemon's end on a session, in sentences; None if there is none."""
         if not _has_our_daemon(session):
             return None
         for gpu in session.gpus:

@@ -190,7 +190,7 @@ class ControlRequests:
         return mps_environment(gpu, socket, pipes, request.share_units, memory, self._libraries)
 
     async def _check_kept(self, name: str) -> None:
-        """Raise ControlRefused where a session that was just opened is not on the disk, and end it."""
+        """Raise ControlRefused if a session that was just opened is not on the disk, and end it."""
         reason = await self._registry.store.missing(name)
         if reason is not None:
             self._registry.end(name, "its record cannot be written")
@@ -446,7 +446,7 @@ class Node:
     ) -> None:
         """Compose the parts. `endpoints` makes the sockets of sessions; None: those of processes.
 
-        `instances` returns the present MIG instances, or None where the driver does not answer; without it the
+        `instances` returns the present MIG instances, or None if the driver does not answer; without it the
         list of GPUs never changes.
         """
         self.settings = settings
@@ -648,7 +648,7 @@ class Node:
             self.suspensions.resume_leftover(record, gpu)
 
     async def _save(self, session: Session) -> None:
-        """Write a session's record to the disk. Raises OSError where the disk fails."""
+        """Write a session's record to the disk. Raises OSError if the disk fails."""
         self.registry.save(session)
         await self.registry.store.flush()
         if self.registry.store.failure is not None:

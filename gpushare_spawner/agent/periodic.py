@@ -30,7 +30,7 @@ class GpuSource(Protocol):
         """Return the present state; may block for milliseconds."""
 
     def memory(self, gpu: Gpu) -> GpuState | None:
-        """Return only the memory in use, with its processes; None where the GPU does not answer.
+        """Return only the memory in use, with its processes; None if the GPU does not answer.
 
         From any thread; may block.
         """
@@ -38,7 +38,7 @@ class GpuSource(Protocol):
     def utilisation(self, gpu: Gpu, since: float) -> tuple[Utilisation, ...] | None:
         """Return each process's part of the GPU since an instant (seconds since the epoch).
 
-        None: no such figures.
+        None if there are no such figures.
         """
 
 

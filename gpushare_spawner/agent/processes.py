@@ -29,7 +29,7 @@ class ProcessName:
 
 
 def sees_the_host() -> bool:
-    """Return whether this process is in the host's pid namespace. True where /proc has no answer."""
+    """Return whether this process is in the host's pid namespace. True if /proc has no answer."""
     try:
         return (PROC / "self/ns/pid").stat().st_ino == _HOSTS_PID_NAMESPACE
     except OSError:
@@ -63,7 +63,7 @@ def alive(process: ProcessName) -> bool:
 
 
 def stopped(pid: int) -> bool:
-    """Return whether all its threads are stopped, by a signal or a debugger. False where there is no such process."""
+    """Return whether all its threads are stopped, by a signal or a debugger. False if there is no such process."""
     try:
         stats = [_stat(int(thread), PROC / str(pid) / "task") for thread in os.listdir(PROC / str(pid) / "task")]
     except OSError:
@@ -73,13 +73,13 @@ def stopped(pid: int) -> bool:
 
 
 def parent(pid: int) -> int | None:
-    """Return its parent's pid; None where there is no such process."""
+    """Return its parent's pid; None if there is no such process."""
     stat = _stat(pid)
     return int(stat[1]) if stat is not None else None
 
 
 def cgroup(pid: int | str) -> str | None:
-    """Return the path of its cgroup; None where it cannot be read.
+    """Return the path of its cgroup; None if it cannot be read.
 
     Where the hierarchies of version 1 are in use it is the path of a single hierarchy: groups of services and of
     containers have the same path in each.
@@ -102,12 +102,12 @@ def cgroup_of_self() -> str | None:
 
 
 def uid(pid: int) -> int | None:
-    """Return the real uid of its start; None where there is no such process."""
+    """Return the real uid of its start; None if there is no such process."""
     return next(iter(uids(pid)), None)
 
 
 def uids(pid: int) -> tuple[int, ...]:
-    """Return its real, effective, saved and file system uid; empty where there is no such process."""
+    """Return its real, effective, saved and file system uid; empty if there is no such process."""
     try:
         lines = (PROC / str(pid) / "status").read_text(errors="replace").splitlines()
     except OSError:

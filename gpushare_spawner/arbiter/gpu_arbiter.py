@@ -168,8 +168,8 @@ class GpuArbiter:
     def device_memory(self, client: ClientId, amount: int | None, unclaimed: int, now: float) -> list[Decision]:
         """Record the driver's figure for the client's process on this GPU, in bytes: managed, plain and CUDA context.
 
-        None: the driver does not show the process. Its plain memory then counts only while it works. ``unclaimed``: the
-        bytes beyond the process's stated memory.
+        None if the driver does not show the process. Its plain memory then counts only while it works. ``unclaimed``:
+        the bytes beyond the process's stated memory.
         """
         record = self._roster.client(client)
         self._check_amount(amount)
@@ -380,7 +380,7 @@ class GpuArbiter:
         return self._decide()
 
     def next_wakeup(self) -> float | None:
-        """Return the next instant at which time alone changes a decision; None: no timer is needed."""
+        """Return the next instant at which time alone changes a decision; None if no timer is needed."""
         return self._wakeup
 
     # -- driver samples ---------------------------------------------------------------------------------------------
@@ -420,7 +420,7 @@ class GpuArbiter:
 
     @property
     def memory_poll_interval(self) -> float | None:
-        """Seconds until the next figures of `working_set` are needed; None: they are not urgent."""
+        """Seconds until the next figures of `working_set` are needed; None if they are not urgent."""
         return self._roster.memory_poll_interval
 
     # -- snapshots ---------------------------------------------------------------------------------------------------

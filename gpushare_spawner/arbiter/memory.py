@@ -130,7 +130,7 @@ class Residency:
         return amount
 
     def paged_in(self, client: Client, amount: int, seconds: float, now: float) -> Answered | None:
-        """Return the answer to the prefetch order from a client's report; None: there was no order."""
+        """Return the answer to the prefetch order from a client's report; None if there was no order."""
         pages = self._pages[client]
         order, pages.inward = pages.inward, None
         return order.answered(amount, seconds, now) if order is not None else None

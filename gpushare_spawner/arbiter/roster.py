@@ -147,7 +147,7 @@ class Roster:
         self.holder_grew = self.holder_grew or (client.held and grown > 0)
 
     def device_memory(self, client: Client, amount: int | None, unclaimed: int = 0) -> None:
-        """Record the driver's bytes for the client's process, including its CUDA context; None: it shows none.
+        """Record the driver's bytes for the client's process, including its CUDA context; None if it shows none.
 
         `unclaimed`: the part that the process has not stated.
         """
@@ -176,7 +176,7 @@ class Roster:
 
     @property
     def memory_poll_interval(self) -> float | None:
-        """Seconds until the next figures are needed; None: the clients fit for any use.
+        """Seconds until the next figures are needed; None if the clients fit for any use.
 
         The interval is short if clients fit together only by unproven use, and longer if by proven use.
         """

@@ -25,7 +25,7 @@ class TimeSlice:
     head: ArbitratedSession
     """Session that owns the time slice; others run beside it."""
     start: float | None
-    """None: the head still waits for others to give way."""
+    """None if the head still waits for others to give way."""
 
 
 @dataclass(frozen=True)

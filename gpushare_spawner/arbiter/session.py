@@ -33,7 +33,7 @@ class RecentSpans:
 
     @property
     def typical(self) -> float | None:
-        """Median of the spans, which one long span does not distort. None: no spans yet."""
+        """Median of the spans, which one long span does not distort. None if there are no spans yet."""
         return median(self._spans) if self._spans else None
 
     def patience(self, hand_off_seconds: float) -> float:
@@ -191,9 +191,9 @@ class Client:
     short_since: float = 0.0
     """Start of the shortage."""
     turn_since: float | None = None
-    """Start of its turn with a shortage; None: it is not its turn, or it lacks nothing."""
+    """Start of its turn with a shortage; None if it is not its turn, or it lacks nothing."""
     device_memory: int | None = None
-    """Driver's figure for its process; None: the driver does not show it."""
+    """Driver's figure for its process; None if the driver does not show it."""
     unclaimed: int = 0
     """Part beyond the process's stated memory: it is unknown whether it can leave the GPU."""
     touched: int | None = None
@@ -229,7 +229,7 @@ class Client:
     revoked: RevokeReason | None = None
     revoke_deadline: float = 0.0
     received_at_revoke: float | None = None
-    """GPU seconds that its session had received at the revocation; None: it was quiet then."""
+    """GPU seconds that its session had received at the revocation; None if it was quiet then."""
     overdue: bool = False
     """Whether its revoked lease was not returned in time: others no longer wait for it."""
     again: bool = False
@@ -419,7 +419,8 @@ class SessionView:
     gpu_seconds: float
     """Reported time of bursts, with the burst in progress since its page-in."""
     last_activity: float | None
-    """End of the last burst, on the arbiter's clock; the instant of the snapshot during a burst; None: no burst yet."""
+    """End of the last burst, on the arbiter's clock; the instant of the snapshot during a burst; None if there is no
+    burst yet."""
     delivered: Delivered = NOTHING
     """Entitled and received time and waits, since the session was added to this arbiter."""
     paged_out_bytes: int = 0

@@ -306,7 +306,7 @@ class Watched:
         return version
 
     def _part(self, item: Object) -> Object | None:
-        """Return the part of an object to keep; None: it is unreadable and new."""
+        """Return the part of an object to keep; None if it is unreadable and new."""
         name = key(item)
         with self._bad_objects.apart(f"{name} of the {self.what} of {self._where}"):
             return self._keep(item)

@@ -31,7 +31,7 @@ class ClaimFacts:
     no_answer: str = ""
     """Why the API server does not answer; empty: it does."""
     in_use: bool | None = None
-    """Whether the agent gives out GPUs by claims; None: it does not answer."""
+    """Whether the agent gives out GPUs by claims; None if it does not answer."""
     server: str = ""
     """The API server's version; empty: unknown."""
     runtime: str = ""

@@ -46,7 +46,7 @@ class DriverFacts:
     """Facts that the probe has read."""
 
     no_gpu: str | None = None
-    """Why there is no GPU to share; None: there is one."""
+    """Why there is no GPU to share; None if there is one."""
     version: str = ""
     gpus: tuple[Gpu, ...] = ()
     trouble: Mapping[str, str] = field(default_factory=dict)
@@ -59,7 +59,7 @@ class DriverFacts:
     cuda_version: int = 0
     """1000 * major + 10 * minor, as cuDriverGetVersion has it."""
     no_suspend: str | None = None
-    """Why processes cannot be suspended, in a sentence; None: they can."""
+    """Why processes cannot be suspended, in a sentence; None if they can."""
     paging: tuple[bool, ...] = ()
     """For each CUDA device: whether it pages managed memory while kernels run."""
 

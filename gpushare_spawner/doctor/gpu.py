@@ -47,7 +47,10 @@ class ProgramResult:
 
 
 def check(gpus: tuple[Gpu, ...], size: int, names: list[str]) -> list[Finding]:
-    """Run the programs on the first GPU. `size` in bytes; `names`: of `PROGRAMS`, empty for all that are installed."""
+    """Run the programs on the first GPU.
+
+    `size`: in bytes. `names`: the names in `PROGRAMS`; empty for all programs that are installed.
+    """
     if not gpus:
         return [skipped("GPU checks", "there is no GPU")]
     gpu = gpus[0]

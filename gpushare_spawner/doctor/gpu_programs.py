@@ -267,7 +267,7 @@ class ScriptedPeer:
         self.connection.send(Frame(kind, fields, gpu).pack())
 
     def hear(self, timeout: float = HELLO_WITHIN) -> Frame | None:
-        """Return the next frame; None: the process has closed the connection. Raises TimeoutError."""
+        """Return the next frame; None if the process has closed the connection. Raises TimeoutError."""
         ready, _, _ = select.select([self.connection], [], [], timeout)
         if not ready:
             raise TimeoutError(f"no frame in {timeout} s")

@@ -35,7 +35,7 @@ class LibraryFacts:
     expected: int = 0
     """Version number that this package's library reports: major * 10000 + minor * 100 + patch."""
     reported: int | None = None
-    """The version that it reports to an agent; None: no CUDA program ran here, or it did not connect."""
+    """The version that it reports to an agent; None if no CUDA program ran here, or it did not connect."""
     silent: str = ""
     """Why `reported` is None; empty if there is no driver."""
 

@@ -108,7 +108,10 @@ def _mig_findings(folder: Path, templates: Templates, gpus: tuple[Gpu, ...]) -> 
 
 
 def quota_findings(folder: Path, quotas: QuotasInForce, gpus: tuple[Gpu, ...]) -> list[Finding]:
-    """Return the findings about quotas.yaml; none where there is no such file. `gpus`: of the hub; empty: unknown."""
+    """Return the findings about quotas.yaml; none if there is no such file.
+
+    `gpus`: the GPUs of the hub; empty if unknown.
+    """
     results = [problem(*_problem_texts(folder, wrong)) for wrong in quotas.problems]
     results += [note(*_problem_texts(folder, warning)) for warning in quotas.warnings]
     if quotas.quotas is None:
@@ -122,7 +125,7 @@ def quota_findings(folder: Path, quotas: QuotasInForce, gpus: tuple[Gpu, ...]) -
 
 
 def idle_findings(folder: Path, idle: FileInForce[IdlePolicy]) -> list[Finding]:
-    """Return the findings about idle.yaml; none where there is no such file."""
+    """Return the findings about idle.yaml; none if there is no such file."""
     results = [problem(*_problem_texts(folder, wrong)) for wrong in idle.problems]
     if idle.content is not None and not idle.problems:
         results.append(ok(str(folder / IDLE_FILE), "the idle policy is valid"))

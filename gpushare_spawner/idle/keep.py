@@ -70,7 +70,7 @@ def keeps_left(rule: KeepRule, began: Iterable[float], now: float) -> KeepsLeft:
 def keep_refused(
     rule: KeepRule, seconds: float, began: Iterable[float], other_sessions: int, now: float
 ) -> KeepRefusal | None:
-    """Return the reason to reject a keep of so many seconds from now on; None: the user may keep the share.
+    """Return the reason to reject a keep of so many seconds from now on; None if the user may keep the share.
 
     ``began``: start instants of the keeps of all the user's sessions. ``other_sessions``: the user's other sessions
     that are kept now.

@@ -111,7 +111,7 @@ def next_idle_action(
     first notice, see `FIRST_WORK`. A stop counts from the last activity of any kind, and never comes while the GPU or a
     kernel is busy.
     ``held``: neither a downgrade nor a release comes now.
-    ``leaves``: the units that a waiting spawn leaves the session; None: no spawn needs them. The action then takes as
+    ``leaves``: the units that a waiting spawn leaves the session; None if no spawn needs them. The action then takes as
     much in one step, and never less than the user's notice says: another notice would delay the spawn.
     """
     if session.gpu_in_use:
@@ -211,7 +211,7 @@ def effective_idle(template: Template, policy: IdlePolicy, groups: Collection[st
 
 
 def group_of(policy: IdlePolicy, groups: Collection[str]) -> str | None:
-    """Return the policy's first group that contains the user; None: no group does."""
+    """Return the policy's first group that contains the user; None if no group does."""
     return next((name for name in policy.groups if name in groups), None)
 
 
@@ -300,7 +300,7 @@ class UnitsNeeded:
 
 
 def reclaim_action(claim: UnitsNeeded, session: Observation) -> Due | None:
-    """Return the action by which the session makes way; None: it has made way, and no more may be taken.
+    """Return the action by which the session makes way; None if it has made way, and no more may be taken.
 
     A busy session makes way too, as nothing is lost. A stop comes only after that, and never while a kernel is busy.
     """
@@ -349,7 +349,7 @@ class IdleAction:
     """Idle seconds, or age of the server in seconds, at which the action comes."""
     cause: IdleCause = IdleCause.IDLE
     short_of: UseRule | None = None
-    """Rule that the session's GPU work in that time did not meet. None: it did no GPU work."""
+    """Rule that the session's GPU work in that time did not meet. None if it did no GPU work."""
 
 
 @dataclass(frozen=True)
@@ -361,11 +361,11 @@ class Decision:
     units: int
     """Desired units (per GPU) in that tier."""
     no_action: NoAction | None
-    """Reason why the session stays in its tier; None: the action is due now."""
+    """Reason why the session stays in its tier; None if the action is due now."""
     notice: IdleAction | None
-    """Action that the user should have a notice of; None: no notice, and a present notice is withdrawn."""
+    """Action that the user should have a notice of; None if there is no notice, and a present notice is withdrawn."""
     upcoming: IdleAction | None
-    """Next action if the session stays idle, with or without a notice; None: there is none."""
+    """Next action if the session stays idle, with or without a notice; None if there is none."""
     idle_since: float
     """Last use of the GPU."""
     worked_at: float
@@ -386,12 +386,12 @@ def decide(
 ) -> Decision:
     """Decide on one session.
 
-    ``idle``: idle actions of its template, None if the template is gone. ``now`` and all instants are seconds since
-    the epoch. ``max_age`` (seconds, 0: none) stops older servers even if they are busy, like jupyterhub-idle-culler's
-    option of that name. ``claim``: units of the session that spawns in quota need; None: none. ``held``: the idle share
-    is taken only while a waiting spawn can use it, and no such spawn waits. ``quiet_until``: the earliest time of an
-    idle action; ``claim`` ignores it. ``leaves``: the units that a waiting spawn leaves a session whose share is taken
-    only then; None: no spawn needs it, or the share is taken in any case.
+    ``idle``: idle actions of its template, None if the template is gone. ``now`` and all instants are seconds since the
+    epoch. ``max_age`` (seconds, 0: none) stops older servers even if they are busy, like jupyterhub-idle-culler's
+    option of that name. ``claim``: units of the session that spawns in quota need; None if there is none. ``held``: the
+    idle share is taken only while a waiting spawn can use it, and no such spawn waits. ``quiet_until``: the earliest
+    time of an idle action; ``claim`` ignores it. ``leaves``: the units that a waiting spawn leaves a session whose
+    share is taken only then; None if no spawn needs it, or the share is taken in any case.
 
     An action is due only after a notice: the notice's time has come, and no work came since. A late notice delays the
     action, so that users always have their notice period. Instants in the future, or a clock that was set back, make a
@@ -427,7 +427,10 @@ def decide(
 
 
 def _standing(session: Observation, why: NoAction) -> IdleAction | None:
-    """Return the action of the user's notice while the running work is too short to withdraw it; None: no notice."""
+    """Return the action of the user's notice while the running work is too short to withdraw it.
+
+    None if there is no notice.
+    """
     notice = session.notice
     if why is not NoAction.GPU_BUSY or notice is None or notice.use is None or session.short_work is None:
         return None
@@ -524,7 +527,7 @@ class Overdue:
 def overdue(
     last_activity: float | None, started: float | None, now: float, timeout: float, max_age: float
 ) -> Overdue | None:
-    """Return the reason to stop a server (or to delete a user); None: no reason.
+    """Return the reason to stop a server (or to delete a user); None if there is no reason.
 
     The limits are ``timeout`` seconds without activity, and an age of ``max_age`` seconds; 0: no limit. Without a
     known activity the start counts; without either, the result is None. Instants are seconds since the epoch.

@@ -91,15 +91,15 @@ class Observation:
     waits_in_vain: bool = False
     """Whether GPU work has run or waited too long without use to delay a downgrade or a release."""
     last_gpu_activity: float | None = None
-    """End of the last burst; None: none yet."""
+    """End of the last burst; None if there is none yet."""
     gpu_seconds: float = 0.0
     """Time with a burst on the GPU since the opening."""
     used_at: float | None = None
     """End of the last GPU work that counted as use. None: `last_gpu_activity` counts."""
     short_work: ShortWork | None = None
-    """Later GPU work that did not count. None: there was none."""
+    """Later GPU work that did not count. None if there was none."""
     use_rule: UseRule | None = None
-    """Amount of GPU work that counts as use. None: any amount."""
+    """Amount of GPU work that counts as use. None if any amount counts."""
     use_from_gpu_seconds: float | None = None
     """GPU seconds from which the session's work counts as use again. None: all work counts."""
     kernels_busy: int = 0
@@ -139,7 +139,7 @@ class Observation:
 
     @property
     def has_worked(self) -> bool:
-        """Whether the session has done GPU work. A restored share proves it, also after a restart of the agent."""
+        """Whether the session has done GPU work. A restored share proves it, even after a restart of the agent."""
         restored = self.tier is Tier.ACTIVE and self.tier_since > self.opened_at
         return restored or self.last_gpu_activity is not None or self.gpu_seconds > 0
 
@@ -168,7 +168,7 @@ class Observation:
 
     @property
     def quiet_since(self) -> float | None:
-        """Last activity of GPU, kernels and notebook. None: the hub has not reported the notebook's."""
+        """Last activity of GPU, kernels and notebook. None if the hub has not reported the notebook's."""
         if self.hub_last_activity is None:
             return None
         return max(self.gpu_quiet_since, self.hub_last_activity, self.last_kernel_activity or 0.0)
@@ -231,7 +231,7 @@ class _Reported:
 class RecentUse:
     """Last use of each session's share, by the session's id.
 
-    Unknown work counts as use: all GPU work before the first report, also after a restart of the service.
+    Unknown work counts as use: all GPU work before the first report, even after a restart of the service.
     """
 
     def __init__(self) -> None:

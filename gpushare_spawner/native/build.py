@@ -50,7 +50,8 @@ def build(
     """Compile the libraries of the folder's libraries.toml. Return their paths. Raises BuildError.
 
     `into`: the target folder; default: `lib` in the folder. `machine`: x86_64 or aarch64; default: this machine.
-    `stripped`: without symbols for a debugger, as in a wheel. The same sources give the same bytes in every folder.
+    `stripped`: whether to build without symbols for a debugger, as in a wheel. The same sources give the same bytes in
+    every folder.
     """
     machine = machine or platform.machine()
     into = into or folder / "lib"

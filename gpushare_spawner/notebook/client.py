@@ -47,7 +47,7 @@ class AgentConnection:
     """A connection after WELCOME. Its methods raise TimeoutError, OSError, ValueError or AgentUnavailable."""
 
     def __init__(self, path: str, deadline: float) -> None:
-        """Connect. `deadline`: of all calls together, by `time.monotonic`."""
+        """Connect. `deadline`: the deadline of all calls together, by `time.monotonic`."""
         self._deadline = deadline
         self._serial = 0
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
@@ -188,7 +188,7 @@ def ask(path: str | None = None, timeout: float = 2.0) -> ReadableStatus:
 
 
 def _by_annotations() -> ReadableStatus | None:
-    """Return the status of another sharing layer from the pod's annotations; None: the pod has none."""
+    """Return the status of another sharing layer from the pod's annotations; None if the pod has none."""
     if ANNOTATIONS_VARIABLE not in os.environ:
         return None
     # not at the top: it imports pydantic, which a cell of another server does not need

@@ -51,7 +51,7 @@ class PodAnnotations:
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> Self | None:
-        """Return the annotations of the server with this environment; None: its pod has no such files."""
+        """Return the annotations of the server with this environment; None if its pod has no such files."""
         folder, layer = environment.get(ANNOTATIONS_VARIABLE), environment.get(LAYER_VARIABLE)
         return cls(Path(folder), layer) if folder and layer else None
 

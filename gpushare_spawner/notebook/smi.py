@@ -32,7 +32,7 @@ NVML_VARIABLE = "GPUSHARE_NVML"
 
 @dataclass(frozen=True)
 class GpuFigures:
-    """One GPU, with the work of all sessions on it; None: the driver has no figure."""
+    """One GPU, with the work of all sessions on it; None if the driver has no figure."""
 
     name: str = ""
     utilisation: float | None = None

@@ -298,7 +298,7 @@ class CapacityIndex:
         return len(self._changed)
 
     def best(self, left_out: frozenset[str]) -> Best | None:
-        """Return the best node that is not excluded; None: no node can take the demand."""
+        """Return the best node that is not excluded; None if no node can take the demand."""
         self.refresh()
         aside = []
         best: Best | None = None
@@ -451,7 +451,7 @@ class FreeCapacity:
     def best(
         self, demand: Demand, rating: Rating, left_out: frozenset[str] = frozenset(), only: str = ""
     ) -> Best | None:
-        """Return the node with the best rating that can take the demand, and its GPUs; None: no node can.
+        """Return the node with the best rating that can take the demand, and its GPUs; None if no node can.
 
         An `AdmittingRating` selects the nodes that it rates.
 

@@ -78,7 +78,7 @@ class LedgerFeed:
         return self._reports.get(node)
 
     def follow_reports(self, newest: Mapping[str, Report]) -> Iterator[tuple[str, Report | None]]:
-        """Replace the current reports, by node. Yield each changed node with its report; None: the report is gone.
+        """Replace the current reports, by node. Yield each changed node with its report; None if the report is gone.
 
         A report that is the same object costs almost nothing.
         """

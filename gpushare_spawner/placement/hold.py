@@ -68,7 +68,7 @@ LEAST_LACKING = LeastLacking()
 
 
 def cheapest_claim(capacity: FreeCapacity, request: PlacementRequest) -> NodeHold | None:
-    """Return the GPUs that need the fewest freed units for a request; None: it can fit on no node."""
+    """Return the GPUs that need the fewest freed units for a request; None if it can fit on no node."""
     best = capacity.best(request.demand, LEAST_LACKING, request.left_out, request.node)
     return NodeHold.of(request, best.node, best.gpus) if best is not None else None
 

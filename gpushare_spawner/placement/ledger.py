@@ -48,7 +48,7 @@ class Ledger:
         self.capacity = FreeCapacity()
         """Free capacity of the GPUs. Strategies read it, only the ledger changes it."""
         self.observers: list[Callable[[str, Allocation | None], None]] = []
-        """Callbacks for each changed allocation of a session; None: it is gone, or replaced in the next call."""
+        """Callbacks for each changed allocation of a session; None if it is gone, or replaced in the next call."""
         self._allocations: dict[str, Allocation] = {}
         self._on_gpu: dict[str, dict[str, Allocation]] = {}
         self._guaranteed: dict[str, dict[str, int]] = {}

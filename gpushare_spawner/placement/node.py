@@ -133,7 +133,7 @@ class GpuCapacity:
     free: int
     """Capacity less the units guaranteed now: unowned units and units that idle owners have lent."""
     layer: LayerName | None = None
-    """Sharing layer of its sessions; None: it has no sessions, and any layer but MIG is possible."""
+    """Sharing layer of its sessions; None if it has no sessions, and any layer but MIG is possible."""
     mig: MigProfile | None = None
     """Profile of a MIG instance, which one session has alone; None: a whole GPU."""
 

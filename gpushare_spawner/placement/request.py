@@ -49,7 +49,7 @@ class Demand:
     memory: int = 0
     """Bytes of host memory."""
     models: frozenset[str] | None = None
-    """The GPU models that will do; None: any."""
+    """The GPU models that will do; None if any model will do."""
     ineligible: frozenset[str] = frozenset()
     """Nodes that taints or labels exclude. The same set for all requests of a template."""
     layer: LayerName = LayerName.NATIVE

@@ -25,11 +25,11 @@ class Strategy(Protocol):
     """Choice of a node and GPUs, without state. The ledger checks the choice and counts it."""
 
     def choose(self, request: PlacementRequest, capacity: FreeCapacity) -> Best | None:
-        """Return a node and the UUIDs of ``request.share.count`` healthy GPUs of one model; None: no node is suitable.
+        """Return a node and the UUIDs of ``request.share.count`` healthy GPUs of one model.
 
-        Each GPU has ``request.share.units`` free, and the node has the CPU and memory, as far as these are known. Equal
-        requests and capacities must give equal answers. `FreeCapacity.best` finds the best node by the strategy's
-        rating, and rates only changed nodes.
+        None if no node is suitable. Each GPU has ``request.share.units`` free, and the node has the CPU and memory, as
+        far as these are known. Equal requests and capacities must give equal answers. `FreeCapacity.best` finds the
+        best node by the strategy's rating, and rates only changed nodes.
         """
         ...
 

@@ -131,7 +131,7 @@ class Left:
     shared: int = 0
     """Units of a department's guarantee beyond its teams' guarantees."""
     whole: int | None = None
-    """Units of a department's guarantee; None: there is no department."""
+    """Units of a department's guarantee; None if there is no department."""
 
     def of(self, account: Account) -> int:
         """Return the most units that one more session can have in quota."""

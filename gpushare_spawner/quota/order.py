@@ -52,7 +52,7 @@ class Admission:
     left: int = 0
     """The most units that one more server can have in quota."""
     refused: LimitExceeded | None = None
-    """None: the account admits it."""
+    """None if the account admits it."""
 
 
 def admit(usage: QuotaUsage, account: Account, user: str, units: int) -> Admission:
@@ -75,7 +75,7 @@ def _refused(usage: QuotaUsage, account: Account, user: str, units: int) -> Limi
 
 
 def exceeded_units(usage: QuotaUsage, account: Account, units: int) -> LimitExceeded | None:
-    """Return the limit that so many more units would exceed; None: they exceed none."""
+    """Return the limit that so many more units would exceed; None if they exceed none."""
     quota = account.quota
     if quota.maximum_units is not None and usage.used(account) + units > quota.maximum_units:
         return LimitExceeded(Limit.MAXIMUM, quota.maximum_units, usage.used(account))

@@ -28,7 +28,7 @@ class OverQuota:
     steps: Sequence[int]
     """Units that it can keep instead, the most first."""
     idle_since: float | None
-    """Seconds since the epoch; None: it is active."""
+    """Seconds since the epoch; None if it is active."""
     notified: bool = False
     """Whether its user has a notice of this."""
     opened_at: float = 0.0
@@ -90,7 +90,10 @@ def reclaimed(asking: Iterable[Asking[Spawn]], sessions: Iterable[OverQuota], gp
 
 
 def _least(spawn: Spawn, ranked: Sequence[OverQuota], gpus: Gpus[Spawn]) -> tuple[str, dict[str, int]] | None:
-    """Return the first node where enough sessions can make way, and the units that they keep; None: no node."""
+    """Return the first node where enough sessions can make way, and the units that they keep.
+
+    None if there is no such node.
+    """
     on_node: dict[str, list[OverQuota]] = {}
     for session in ranked:
         here = on_node.setdefault(session.node, [])

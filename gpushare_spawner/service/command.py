@@ -312,7 +312,7 @@ def own_tls() -> ssl.SSLContext | None:
 
 
 def hub_tls(options: argparse.Namespace) -> ssl.SSLContext | None:
-    """Return the TLS context for requests to the hub's API; None: no TLS with internal certificates."""
+    """Return the TLS context for requests to the hub's API; None if there is no TLS with internal certificates."""
     own = tuple(os.environ.get(f"JUPYTERHUB_SSL_{part}", "") for part in _PARTS)
     if all(own):
         return _tls(ssl.Purpose.SERVER_AUTH, *own)

@@ -51,7 +51,7 @@ class Counters:
         self.given_up: Counter[str] = Counter()
         """Spawns that got no GPU, by template."""
         self.last_round: float | None = None
-        """End of the last round in seconds since the epoch; None: no round has ended yet."""
+        """End of the last round in seconds since the epoch; None if no round has ended yet."""
 
     def acted(self, tier: Tier) -> None:
         self.actions[tier] += 1

@@ -41,7 +41,7 @@ class DashboardSources:
     progress: Callable[[Sequence[HubServer]], Awaitable[Mapping[tuple[str, str], QueueProgress]]] = _no_progress
     """Returns the queue progress that the hub shows to the users of these spawns, by user and server name."""
     quotas: Callable[[], Quotas | None] = lambda: None
-    """Returns the quotas in force; None: there are none."""
+    """Returns the quotas in force; None if there are none."""
     claims: Callable[[], Mapping[str, UnitsNeeded]] = lambda: {}
     """Returns the units that spawns in quota need of sessions over quota, by session."""
     needed: Callable[[], Mapping[str, int]] = lambda: {}

@@ -56,7 +56,7 @@ class SessionTemplates(Mapping[str, Template]):
         groups_of: GroupsOf = unknown_groups,
         layers: LayersFile | None = None,
     ) -> None:
-        """Apply a policy to templates. ``layers``: the nodes with other sharing layers; None: none."""
+        """Apply a policy to templates. ``layers``: the nodes with other sharing layers; None if there are none."""
         self._templates = templates
         self._policy = policy
         self._groups_of = groups_of
@@ -83,7 +83,7 @@ class SessionTemplates(Mapping[str, Template]):
         return LayerName.NATIVE in self._layers.layers_for(template.gpu.models)
 
     def of_user(self, name: str | None, user: str) -> Template | None:
-        """Return the template as it applies to this user's sessions; None: no template has this name."""
+        """Return the template as it applies to this user's sessions; None if no template has this name."""
         if self._policy is None or not self._policy.groups:
             return self.get(name or "")
         groups = self._groups_of(user)
@@ -154,7 +154,7 @@ class TemplateSource:
         return self.quotas() is not None or (policy is not None and bool(policy.groups))
 
     def quotas(self) -> Quotas | None:
-        """Return the quotas in force; None: no quotas."""
+        """Return the quotas in force; None if there are no quotas."""
         return self._quotas.load().quotas
 
 

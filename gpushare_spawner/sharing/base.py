@@ -82,16 +82,16 @@ class ClusterNode:
 
     @property
     def gpu_memory_bytes(self) -> int | None:
-        """Memory of one GPU in bytes; None: no label has it."""
+        """Memory of one GPU in bytes; None if no label has it."""
         return self.mebibytes(MEMORY_LABEL)
 
     @property
     def gpu_count(self) -> int | None:
-        """Number of GPUs of the node; None: no label has it."""
+        """Number of GPUs of the node; None if no label has it."""
         return self.number(COUNT_LABEL)
 
     def number(self, label: str) -> int | None:
-        """Return the number in a label; None: no such label, or no number."""
+        """Return the number in a label; None if there is no such label, or no number."""
         written = self.labels.get(label, "")
         return int(written) if written.isdecimal() else None
 
@@ -359,7 +359,7 @@ class Tenant:
     quota: str = ""
     """The account that the share is charged to, see `quota.Account`; empty: there are no quotas."""
     user_units: int | None = None
-    """Maximum of the user's sessions in that quota together on one GPU, in units of 1 %; None: no bound."""
+    """Maximum of the user's sessions in that quota together on one GPU, in units of 1 %; None if there is no bound."""
 
     @property
     def session(self) -> str:
@@ -392,7 +392,7 @@ class LayerRequest:
     facts: ClusterFacts = field(default_factory=ClusterFacts)
     """Snapshot with ``nodes`` limited to the rule's nodes on which the server can run."""
     rule: LayerRule | None = None
-    """Rule of `layers.yaml` with the options; the pod is kept on the rule's nodes. None: no rule."""
+    """Rule of `layers.yaml` with the options; the pod is kept on the rule's nodes. None if there is no rule."""
 
     @property
     def gpu(self) -> TemplateGpu:
@@ -422,7 +422,7 @@ class LayerCapacity:
     able: frozenset[str] = field(default=frozenset(), compare=False)
     """Nodes that take new pods and could start a server if nothing ran there."""
     profile: MigProfile | None = None
-    """Profile of the MIG device that a server gets; None: it gets none."""
+    """Profile of the MIG device that a server gets; None if it gets none."""
 
 
 NOTEBOOK = "notebook"

@@ -54,7 +54,7 @@ class _Ask:
     """Attribute `type` of devices: gpu or mig."""
     count: int = 1
     profile: MigProfile | None = None
-    """Profile of the MIG device; None: no MIG device."""
+    """Profile of the MIG device; None if there is no MIG device."""
     capacity: Mapping[str, int] = field(default_factory=dict)
     """Consumption of a shared device; empty: a device of its own."""
 

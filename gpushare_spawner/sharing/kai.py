@@ -178,7 +178,7 @@ def _fraction(pod: ClusterPod, node: ClusterNode) -> Fraction:
 
 
 def _queues(request: LayerRequest) -> Iterator[tuple[ClusterQueue, Fraction | None, Fraction | None]]:
-    """Yield the user's queue and its parents, with free GPUs and maximum of each; None: no bound.
+    """Yield the user's queue and its parents, with free GPUs and maximum of each; None if there is no bound.
 
     A pod that is not preemptible must fit into the quota of each of them. A missing queue ends the chain.
     """

@@ -50,9 +50,9 @@ def profile(
 ) -> MigProfile | None:
     """Return the profile of that name on a GPU model; None for a profile that is no isolated part of a GPU.
 
-    ``gpu_memory_bytes``: memory of the whole GPU; None: the largest GPU with a profile of that name is assumed.
-    ``memory_bytes``: memory of the profile from a node's label; None: its name counts. ``of_slices``: compute slices of
-    the whole GPU; None: unknown, and the model's name counts.
+    ``gpu_memory_bytes``: memory of the whole GPU; None if the largest GPU with a profile of that name is assumed.
+    ``memory_bytes``: memory of the profile from a node's label; None if its name counts. ``of_slices``: compute slices
+    of the whole GPU; None: unknown, and the model's name counts.
     """
     match = _PROFILE.fullmatch(name)
     if match is None:

@@ -58,7 +58,7 @@ class ReplicaLayer:
         assert isinstance(options, ReplicaOptions)
         share = request.gpu.share
         if share.units == UNITS_PER_GPU:
-            # replicas are shared: a whole GPU needs a node where the plugin does not share
+            # Replicas are shared, so a whole GPU needs a node where the plugin does not share.
             whole = tuple(node for node in suitable(request) if node.labels.get(STRATEGY_LABEL) == "none")
             return _Replicas(GPU, share.count, {STRATEGY_LABEL: ["none"]}, whole)
         shared = [node for node in suitable(request) if node.labels.get(STRATEGY_LABEL) == self.name]

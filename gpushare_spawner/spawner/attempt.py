@@ -53,7 +53,7 @@ class SpawnProgress:
     ) -> None:
         """Add an event with a text and the progress of the spawn (0 to 100). Empty paragraphs are left out.
 
-        ``queue``: the same for programs; None: the spawn does not wait.
+        ``queue``: the same for programs; None if the spawn does not wait.
         """
         parts = [part if isinstance(part, Paragraph) else Paragraph(part, escape(part)) for part in paragraphs]
         event: dict[str, Any] = {
@@ -199,7 +199,7 @@ class SpawnAttempt(ABC, Generic[Reserved]):
         self.quota = ""
         """The account that the share is charged to; empty: there are no quotas."""
         self.user_units: int | None = None
-        """Units that the user's sessions in that quota may have together on one GPU; None: no limit."""
+        """Units that the user's sessions in that quota may have together on one GPU; None if there is no limit."""
         self.alternatives: tuple[Template, ...] = ()
         """The other templates that the user may start."""
         self.reservation: Reserved | None = None

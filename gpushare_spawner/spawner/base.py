@@ -322,7 +322,7 @@ class GPUShareBase(_Part):  # type: ignore[misc]
         return [QuotaChoice(account, self._admission(tenant, share)) for account, tenant in tenants]
 
     def _admission(self, tenant: Tenant, share: Share) -> Admission | None:
-        """Return the quota's decision on a server now; None if it is unknown, also after an error in placement."""
+        """Return the quota's decision on a server now; None if it is unknown, or placement failed."""
         try:
             return self.reservations.quotas.admission(tenant, share)
         except Exception as error:

@@ -188,7 +188,7 @@ class Choice:
     quota: str = ""
     """The account that the share is charged to, see `quota.Account`; empty: there are no quotas."""
     user_units: int | None = None
-    """Units of 1 % that the user's sessions in that quota may have together on one GPU; None: no limit."""
+    """Units of 1 % that the user's sessions in that quota may have together on one GPU; None if there is no limit."""
 
 
 def choose(

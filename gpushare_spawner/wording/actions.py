@@ -20,7 +20,7 @@ NOT_CORDONED = "New servers can come there already."
 
 
 def cordoned(where: str, drain: bool, stop_after: float | None) -> str:
-    """Return the result. ``where``: like "GPU 0 of node a"; ``stop_after``: seconds, None: no server is stopped."""
+    """Return the result. ``where``: like "GPU 0 of node a"; ``stop_after``: seconds, None if no server is stopped."""
     text = f"{where} gets no new servers."
     if not drain:
         return text
@@ -48,7 +48,7 @@ def closed(drain: bool, by: str, reason: str) -> str:
 def drain_notice(where: str, reason: str, stop_at: float | None) -> str:
     """Return the notice for the user of a session on a drained GPU.
 
-    ``stop_at``: seconds since the epoch; None: the server is not stopped.
+    ``stop_at``: seconds since the epoch; None if the server is not stopped.
     """
     end = "Please save your work, and restart your server: it then runs elsewhere."
     if stop_at is not None:
@@ -192,7 +192,7 @@ def tier_set(tier: Tier, units: int) -> str:
 def no_downgrade(template: str | None) -> str:
     """Return that a template has no smaller share for a downgraded session.
 
-    ``template``: its title; None: the template was removed.
+    ``template``: its title; None if the template was removed.
     """
     if template is None:
         return (

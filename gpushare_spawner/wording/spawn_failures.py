@@ -317,8 +317,8 @@ def too_large(where: str) -> str:
 def waiting(ahead: int, share: Share, hint: str, minutes: int | None, elsewhere: bool = False) -> str:
     """Return the text for the page of a waiting spawn: its position, its share, and when the wait ends.
 
-    ``hint``: why it waits, as a sentence, or empty. ``minutes``: the estimate; None: there is none. ``elsewhere``: only
-    other sharing layers can serve it. ``{time}`` in the text stands for the instant at which the wait ends.
+    ``hint``: why it waits, as a sentence, or empty. ``minutes``: the estimate; None if there is none. ``elsewhere``:
+    only other sharing layers can serve it. ``{time}`` in the text stands for the instant at which the wait ends.
     """
     # most hints name the share: once is enough
     what = "" if str(share) in hint else f", waiting for {share}"

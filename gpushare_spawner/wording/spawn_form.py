@@ -327,7 +327,7 @@ def placed(title: str) -> str:
 def terms(layer: Layer, profile: MigProfile | None = None) -> str:
     """Return which layer shares a server's GPU, and the effect on its share, for its card.
 
-    ``profile``: of the server's MIG instance; None: it gets none, or the profile is unknown.
+    ``profile``: of the server's MIG instance; None if it gets none, or the profile is unknown.
     """
     if profile is None:
         return f"By {layer.title}. {kept_within(layer)}"

@@ -47,7 +47,7 @@ class _Process:
     session: str
     joined_at: float
     busy_since: float | None = None
-    """Reported start of its burst; None: it has none."""
+    """Reported start of its burst; None if it has none."""
     gpu_seconds: float = 0.0
     """Reported seconds with a burst on the GPU since it joined."""
     memory_bytes: int = 0
@@ -76,7 +76,7 @@ class ObservedSessions:
     """The sessions of one GPU, and their processes by number. A process's reports are capped by its time here."""
 
     def __init__(self, memory_bytes: int) -> None:
-        """Create an empty GPU. `memory_bytes`: of the GPU, the limit for each process."""
+        """Create an empty GPU. `memory_bytes`: the memory of the GPU, which is the limit for each process."""
         self._gpu_bytes = memory_bytes
         self._sessions: dict[str, _Session] = {}
         self._processes: dict[int, _Process] = {}
@@ -385,7 +385,7 @@ class GpuArbitration:
             self._check_ended()
 
     def device_memory(self, amounts: Mapping[int, int | None], unclaimed: Mapping[int, int]) -> None:
-        """Set the driver's bytes for the clients' processes on this GPU, by client number; None: nothing.
+        """Set the driver's bytes for the clients' processes on this GPU, by client number; None if it shows none.
 
         ``unclaimed``: the part of them that the processes have not stated. The driver lists processes: of
         several connections of one process, a single connection has the figures and the others have 0.
@@ -503,7 +503,7 @@ class GpuArbitration:
 
     @property
     def look_every(self) -> float | None:
-        """Seconds until the next query of the memory on the GPU; None: it does not matter now."""
+        """Seconds until the next query of the memory on the GPU; None if it does not matter now."""
         return self._arbiter.memory_poll_interval
 
     def snapshot(self, session: str) -> SessionView:

@@ -218,7 +218,7 @@ class Gpu:
     memory_bytes: int
     simulated: bool = False
     minor: int | None = None
-    """N of its device file /dev/nvidiaN, where the driver reports it."""
+    """N of its device file /dev/nvidiaN, if the driver reports it."""
     mig: MigInstance | None = None
     """The MIG instance, of which `index` and `minor` are those of the GPU. None: a whole GPU."""
 
@@ -295,7 +295,7 @@ class Nvml:
     def __init__(self, patient: bool = False) -> None:
         """Open NVML.
 
-        Raises NoGpu where NVML or the driver is missing; with `patient` each poll of a GPU tries again.
+        Raises NoGpu if NVML or the driver is missing; with `patient` each poll of a GPU tries again.
         """
         self._xids: XidEvents | None = None
         self._watched: set[str] = set()
@@ -478,7 +478,7 @@ class Nvml:
         )
 
     def memory(self, gpu: Gpu) -> GpuState | None:
-        """Return the memory in use with its processes, without a health check; None: no answer.
+        """Return the memory in use with its processes, without a health check; None if there is no answer.
 
         May be called from any thread; blocks for a millisecond or two.
         """
@@ -495,10 +495,10 @@ class Nvml:
     def utilisation(self, gpu: Gpu, since: float) -> tuple[Utilisation, ...] | None:
         """Return each process's part of the GPU since an instant, in seconds since the epoch.
 
-        0 means all samples of the driver. None where the GPU or the driver has no such figures (MIG, vGPU, old
-        GPUs, no permission): stop polling. An empty tuple where no process computed, or no sample has ended
-        since, or the GPU did not answer this time. Blocks for a millisecond or two; the driver keeps samples
-        for some seconds, so poll at least once a second.
+        0 means all samples of the driver. None if the GPU or the driver has no such figures (MIG, vGPU, old GPUs, no
+        permission): stop polling. An empty tuple if no process computed, or no sample has ended since, or the GPU did
+        not answer this time. Blocks for a millisecond or two; the driver keeps samples for some seconds, so poll at
+        least once a second.
         """
         with self._opening:
             return self._utilisation(gpu, since) if self._missing is None else ()
@@ -555,7 +555,7 @@ def _processes(handle: Any) -> dict[int, GpuProcess]:
     for process in listed:
         pid, memory = int(process.pid), getattr(process, "usedGpuMemory", None)
         before = processes.get(pid, GpuProcess()).memory_bytes
-        # a pid is listed twice where a process computes in two ways, such as by itself and through MPS
+        # A pid is listed twice if a process computes in two ways, such as by itself and through MPS.
         processes[pid] = GpuProcess(before if memory is None else int(memory) + (before or 0))
     return processes
 
@@ -623,7 +623,7 @@ class KnownGpus:
     def lost(self, listed: Iterable[Gpu], answers: Callable[[Gpu], bool]) -> tuple[Gpu, ...]:
         """Return recorded GPUs that NVML does not list now.
 
-        Only those of this boot of the machine, unless no GPU is left: else a removed GPU would count as lost
+        Only those of this boot of the machine, unless no GPU is left: otherwise a removed GPU would count as lost
         for ever. `answers`: whether a GPU answers its driver although it is not listed, for example in MIG
         mode. A MIG instance that is gone counts as lost until the agent has determined that no session has it.
         """

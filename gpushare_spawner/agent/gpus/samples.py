@@ -36,7 +36,7 @@ class SampleSource(Protocol):
     def utilisation(self, gpu: Gpu, since: float) -> tuple[Utilisation, ...] | None:
         """Return each process's part of the GPU since an instant (seconds since the epoch).
 
-        None: no such figures.
+        None if there are no such figures.
         """
 
 
@@ -158,7 +158,7 @@ class Pids:
         """Processes without a remaining connection: session and client number."""
 
     def joined(self, client: int, session: str, name: processes.ProcessName | None) -> None:
-        """Add a client. `name` None: the agent cannot see its process."""
+        """Add a client. `name` None if the agent cannot see its process."""
         self._clients[client] = session, name
         if name is not None:
             self._left.pop(name, None)
@@ -215,7 +215,7 @@ class MemorySource(Protocol):
     """Source of the figures: NVML."""
 
     def memory(self, gpu: Gpu) -> GpuState | None:
-        """Return memory in use, with its processes; None where the GPU does not answer.
+        """Return memory in use, with its processes; None if the GPU does not answer.
 
         May block for milliseconds.
         """
@@ -226,7 +226,7 @@ class Interested(Protocol):
 
     @property
     def look_every(self) -> float | None:
-        """Seconds until the next figures are needed; None: they do not matter now."""
+        """Seconds until the next figures are needed; None if they do not matter now."""
 
 
 class MemoryQueries:

@@ -144,7 +144,7 @@ class OnKubernetes:
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._stop)
             self._node.changed = self._changed
-            # the list of pods and devices first, so that the first offer is right
+            # Read the list of pods and devices first, so that the first offer is right.
             await self._questions.once()
             self.pods.start()
             stack.push_async_callback(self.pods.close)

@@ -43,7 +43,10 @@ class GrpcSocket:
 
 
 def socket_identity(path: Path) -> Identity | None:
-    """Return the identity of the file at this path; it changes when a socket is made again. None: no file."""
+    """Return the identity of the file at this path; None if there is no file.
+
+    The identity changes when a socket is made again.
+    """
     with contextlib.suppress(OSError):
         seen = path.stat()
         return seen.st_dev, seen.st_ino, seen.st_ctime_ns

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 NO_LIMIT = 2**60
-"""Version 1 writes a number near 2^63 where there is no limit."""
+"""Version 1 writes a number near 2^63 if there is no limit."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class MachineMemory:
 
 
 def machine_memory(proc: Path = Path("/proc")) -> MachineMemory | None:
-    """Return the machine's memory; None where it cannot be read."""
+    """Return the machine's memory; None if it cannot be read."""
     try:
         lines = (proc / "meminfo").read_text().splitlines()
         amounts = {
@@ -58,7 +58,7 @@ class MemoryCgroups:
     def of_path(self, path: str, below: str = "/") -> MemoryGroup | None:
         """Return the group with the least memory left between `below` (excluded) and `path`.
 
-        None: none has a limit. Groups at or above `below` are shared with others.
+        None if none has a limit. Groups at or above `below` are shared with others.
         """
         if ".." in path.split("/"):
             return None
@@ -74,7 +74,7 @@ class MemoryCgroups:
         return min((group for group in groups if group is not None), key=lambda g: g.limit - g.used, default=None)
 
     def of_pod(self, uid: str) -> MemoryGroup | None:
-        """Return the tightest group of a pod and its containers, by the pod's uid; None where none has a limit."""
+        """Return the tightest group of a pod and its containers, by the pod's uid; None if none has a limit."""
         groups = [
             self._read(group_path)
             for folder in self._pods.of(uid)
@@ -83,7 +83,7 @@ class MemoryCgroups:
         return min((group for group in groups if group is not None), key=lambda g: g.limit - g.used, default=None)
 
     def used_by_pod(self, uid: str) -> int | None:
-        """Return the bytes that a pod uses, with or without a limit; None where they cannot be read."""
+        """Return the bytes that a pod uses, with or without a limit; None if they cannot be read."""
         try:
             return max((self._used(folder) for folder in self._pods.of(uid)), default=None)
         except (OSError, ValueError, IndexError):
@@ -114,7 +114,7 @@ class CpuCgroups:
         self._pods = PodFolders(root if self._unified else root / "cpuacct")
 
     def seconds_of_pod(self, uid: str) -> float | None:
-        """Return the CPU time that a pod has used; None where it cannot be read."""
+        """Return the CPU time that a pod has used; None if it cannot be read."""
         try:
             for folder in self._pods.of(uid):
                 if not self._unified:

@@ -88,7 +88,7 @@ def node_needs(gpus: Iterable[GpuMemoryBudget]) -> int:
 def node_left(gpus: Mapping[str, GpuMemoryBudget], gpu: str, session: str, budget: int | None) -> int:
     """Return the bytes that the node's budget lets the session allocate on the GPU in addition.
 
-    At least the rest of its guarantee. `budget` None: no budget.
+    At least the rest of its guarantee. `budget` None if there is no budget.
     """
     if budget is None:
         return UNLIMITED
@@ -140,7 +140,7 @@ OVER = 10.0
 FORGET_AFTER = 600.0
 """Seconds after which the figures of a pod without a request are dropped."""
 CPU_STEP = 50
-"""Millicores; use is rounded up, so that a report changes only where it matters."""
+"""Millicores; use is rounded up, so that a report changes only if it matters."""
 MEMORY_STEP = 64 * 2**20
 """Bytes; use is rounded up."""
 
@@ -150,7 +150,7 @@ class _Sample:
     at: float
     cpu_seconds: float
     cores: float | None = None
-    """Over the interval before `at`; None: there was none."""
+    """Over the interval before `at`; None if there was none."""
 
 
 class HostUse:
@@ -287,7 +287,7 @@ class NodeMemory:
     def shortage(self, session: MemorySession) -> tuple[int, int] | None:
         """Return the bytes that the session's own budget allows, and the bytes that its share guarantees.
 
-        None where they suffice. Existing allocations do not matter.
+        None if they suffice. Existing allocations do not matter.
         """
         budget = self.session_budget(session)
         if budget is None or session.record.request.share_units == UNITS_PER_GPU:
@@ -296,7 +296,7 @@ class NodeMemory:
         return (budget, guaranteed) if budget < guaranteed and session.record.request.oversubscribe else None
 
     def lacks_host_memory(self, session: MemorySession, amount: int) -> str | None:
-        """Return why the budgets do not hold `amount` more bytes of the session in host memory; None: they do."""
+        """Return why the budgets do not hold `amount` more bytes of the session in host memory; None if they do."""
         of_session, of_node = self.session_budget(session), self.node_budget()
         if of_session is not None and amount > of_session:
             return (
@@ -330,14 +330,14 @@ class NodeMemory:
         return session_needs(gpus), None if budget is None else budget // _ROUND * _ROUND
 
     def host_use(self, session: MemorySession) -> HostUseReport | None:
-        """Return the use of a released session's pod; None for others, and where it is not known."""
+        """Return the use of a released session's pod; None for others, and if it is not known."""
         record = session.record
         if record.tier is not Tier.RELEASED or record.pod is None:
             return None
         return self._use.of_pod(record.pod.uid)
 
     def node_budget(self) -> int | None:
-        """Return the node's budget in bytes; None: there is none."""
+        """Return the node's budget in bytes; None if there is none."""
         if self.settings.node == "off":
             return None
         now = self.clock()
@@ -352,7 +352,7 @@ class NodeMemory:
         return self._node.budget
 
     def session_budget(self, session: MemorySession, fresh: float = FRESH) -> int | None:
-        """Return the session's budget in bytes; None: its server has no readable memory limit of its own.
+        """Return the session's budget in bytes; None if its server has no readable memory limit of its own.
 
         ``fresh``: the age in seconds up to which a figure is used again.
         """

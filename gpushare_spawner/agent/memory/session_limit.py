@@ -109,9 +109,8 @@ class Allowances:
     def believed(self, process: Hashable, stated: int, reserves: bool, spare: int = 0) -> int:
         """Return the part of the stated bytes that counts for the arbiter, and record it.
 
-        ``reserves``: its memory lies within its allowance. Of the processes that do not reserve, the rest of
-        the limit counts. More counts where the driver has shown it. ``spare``: bytes of the session beyond
-        limit and allowances.
+        ``reserves``: its memory lies within its allowance. Of the processes that do not reserve, the rest of the limit
+        counts. More counts if the driver has shown it. ``spare``: bytes of the session beyond limit and allowances.
         """
         held = self._held[process]
         held.shown = min(held.shown, stated)
@@ -216,7 +215,7 @@ ASK_AGAIN = 1.5
 The process allocates without the agent after 2 s, and repeats 16 times.
 """
 TELL_WITHIN = 0.01
-"""Seconds until the processes of a session are notified of each other's allocations; more where there are many."""
+"""Seconds until the processes of a session are notified of each other's allocations; more if there are many."""
 SHOWN_PROCESSES = 16
 """Processes in an observer's list for each GPU: those with most memory, and as many that computed most."""
 MOST = 2**62
@@ -284,7 +283,7 @@ class SessionLimit:
         self.hits = hits
 
     def join(self, connection: Connection, pid: int) -> None:
-        """Add a CUDA process. `pid`: in its own numbering."""
+        """Add a CUDA process. `pid`: its pid in its own numbering."""
         self._processes[connection] = pid
         for allowances in self._allowances.values():
             allowances.join(connection)
@@ -493,7 +492,7 @@ class SessionLimit:
         return min(allowances.left_for(question.connection), counted + max(0, left))
 
     def _limit(self, question: _Question) -> MemoryLimit | None:
-        """Return the limit that forbids the request; None: nothing."""
+        """Return the limit that forbids the request; None if nothing forbids it."""
         allowances = self._allowances[question.gpu]
         if question.kind is not ReserveKind.OWN_MANAGED and question.requested > allowances.left_for(
             question.connection

@@ -122,7 +122,7 @@ class Receiver(Protocol):
 def send_controls(to: Receiver, controls: Controls, largest_share: int) -> None:
     """Send the end of the keep, the end of the exemption and the largest share.
 
-    `largest_share`: in units; 0: the share cannot be changed.
+    `largest_share`: the largest share in units; 0 if the share cannot be changed.
     """
     if Feature.CONTROLS not in to.features:
         return
@@ -177,7 +177,7 @@ MEMORY_EVERY = 0.01
 MEMORY_AT_ONCE = 4
 """Number of processes of a session with an effective MEMORY frame each time; the others follow."""
 CONTEXT_BYTES = 512 * 2**20
-"""Bytes to allocate for a process that is short of memory where the call does not state a size, see protocol.md."""
+"""Bytes to allocate for a process that is short of memory if the call does not state a size, see protocol.md."""
 AGENT_FEATURES = (
     Feature.PACE
     | Feature.DELIVERED
@@ -363,7 +363,7 @@ class Conversation:
             send_answer(connection, answer)
 
     def believe_again(self, uuid: str) -> None:
-        """Update the arbiter where the counted part of the stated memory has changed."""
+        """Update the arbiter if the counted part of the stated memory has changed."""
         if not self._session.observed:
             for connection, managed, plain in self._limits.believed_anew(uuid):
                 self._around.arbitrations[uuid].counts(connection, managed, plain)
@@ -403,7 +403,7 @@ class Conversation:
             self._memory_timer = self._loop.call_at(self._memory_at + MEMORY_EVERY, self._deal_with_memory)
 
     def _kernels_reported(self, connection: Connection, kernels: Kernels | None) -> None:
-        """Record an observer's report about the session's kernels. None: the observer has left."""
+        """Record an observer's report about the session's kernels. None if the observer has left."""
         session = self._session
         worked = any(reported.busy for reported in session.reported_kernels.values())
         if kernels is None:
@@ -586,7 +586,7 @@ class Conversation:
 
 
 def _check_observed(frame: Frame) -> None:
-    """Raise FrameRefused for a frame that a process does not send where another layer shares the GPU."""
+    """Raise FrameRefused for a frame that a process does not send if another layer shares the GPU."""
     if frame.kind not in _OF_OBSERVED_PROCESSES:
         raise FrameRefused(NOT_ALLOWED, f"{frame.kind.name} where another layer shares the GPU")
     if frame.kind is not Kind.MEMORY and frame.fields[0]:

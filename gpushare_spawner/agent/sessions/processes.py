@@ -12,7 +12,7 @@ session. It reads /proc, in the thread that queries the driver.
 
 `UnclaimedMemory` and `ContextMemory` use the driver's figure for each process: context, plain memory, and the managed
 memory on the GPU, which some drivers leave out. The part of that figure beyond all stated memory is at least the
-context. Its maximum over time is the whole context where the process's memory was once all on the GPU.
+context. Its maximum over time is the whole context if the process's memory was once all on the GPU.
 """
 
 from __future__ import annotations
@@ -75,9 +75,9 @@ def attributed(
 ) -> dict[str, set[int]]:
     """Return the processes of each session; processes without a session are left out. Reads /proc.
 
-    A process belongs to the session whose server is its ancestor; else to the session whose server shares its
-    cgroup and uid, where that cgroup belongs to one session; else to the session whose pod's uid is in its cgroup's
-    name; else to the oldest session of its uid, unless that is root's or the agent's own.
+    A process belongs to the session whose server is its ancestor; otherwise to the session whose server shares its
+    cgroup and uid, if that cgroup belongs to one session; otherwise to the session whose pod's uid is in its cgroup's
+    name; otherwise to the oldest session of its uid, unless that is root's or the agent's own.
 
     `connected`: the sessions of connected processes by pid. A connection decides only between sessions that match
     equally by the kernel's facts: two sessions of one user, for example.
@@ -135,7 +135,7 @@ class BypassWatch:
     async def update(self, states: Mapping[str, GpuState], sessions: Mapping[str, Session]) -> None:
         """Set `bypassing` of the sessions from two matches in a row: a new process may be about to connect.
 
-        `states`: by the GPU's UUID.
+        `states`: the driver's states, by the GPU's UUID.
         """
         on_gpus = {pid for state in states.values() for pid in state.processes}
         connected = {connection.peer.pid for session in sessions.values() for connection in session.cuda}

@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 
 class ProcessWatch:
-    """Watches one process for each session, by pidfd where the kernel has it; `poll` polls the others."""
+    """Watches one process for each session, by pidfd if the kernel has it; `poll` polls the others."""
 
     def __init__(self, gone: Callable[[str], None]) -> None:
         """Watch nothing yet. `gone` is called with the session's id, on the event loop, once."""
@@ -242,7 +242,7 @@ class SessionRegistry:
         return session
 
     def _possible_gpus(self, record: SessionRecord, uuids: Iterable[str]) -> tuple[Gpu, ...]:
-        """Return the GPUs of these UUIDs; all GPUs where another layer's choice is unknown. Raises KeyError."""
+        """Return the GPUs of these UUIDs; all GPUs if another layer's choice is unknown. Raises KeyError."""
         return tuple(self._gpus.values()) if record.gpus_unknown else tuple(self._gpus[uuid] for uuid in uuids)
 
     def hold(self, record: SessionRecord) -> Session:
@@ -305,7 +305,7 @@ class SessionRegistry:
         self._changed()
 
     def listen(self, session: Session) -> str | None:
-        """Make the session's sockets. Returns the reason where they cannot be made."""
+        """Make the session's sockets. Returns the reason if they cannot be made."""
         assert session.conversation is not None
         try:
             session.socket = self._endpoints.listen(session.record, session.conversation)

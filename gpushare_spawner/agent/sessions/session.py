@@ -65,7 +65,7 @@ class PendingAsks:
         """By number, the oldest first, with the time on `steady`, and the ask if it waited."""
 
     def take(self, number: int, kind: int, value: float) -> AskAnswer | None:
-        """Take an ask. Returns an existing answer; None: the ask waits for the service."""
+        """Take an ask. Returns an existing answer; None if the ask waits for the service."""
         self._forget()
         ask = Ask(number=number, kind=kind, value=value, at=self._clock())
         if number in self._answers:
@@ -125,7 +125,7 @@ class SessionListener(Listener, Protocol):
     """Answers the processes of a session and notifies them of changes: `conversation.Conversation`."""
 
     def believe_again(self, gpu: str) -> None:
-        """Update the arbiter of a GPU (UUID) where the counted part of the stated memory has changed."""
+        """Update the arbiter of a GPU (UUID) if the counted part of the stated memory has changed."""
 
     def tell_tier(self) -> None:
         """Notify all processes of the session's tier."""
@@ -153,7 +153,7 @@ class Past:
     last: float | None = None
     """End of the last burst, seconds since the epoch."""
     gpu_seconds: float = 0.0
-    """GPU time to be added to the arbiter's count; negative where that counts too much."""
+    """GPU time to be added to the arbiter's count; negative if that counts too much."""
     delivered: Delivered = NOTHING
     """Time delivered in earlier runs of the agent."""
     delivered_before: Delivered = NOTHING
@@ -203,7 +203,7 @@ class Session:
     last_end: float | None = None
     """Previously reported end of the last burst, seconds since the epoch."""
     moved: bool = True
-    """Whether a process has sent a frame since activity and record were last compared; else neither can have
+    """Whether a process has sent a frame since activity and record were last compared; otherwise neither can have
     changed.
     """
     memory: SessionLimit | None = None
@@ -319,7 +319,7 @@ class Activity:
     """Whether a burst runs or waits."""
     waiting: bool
     last: float | None
-    """End of the last burst, seconds since the epoch; None: none yet."""
+    """End of the last burst, seconds since the epoch; None if there is none yet."""
     gpu_seconds: float
     memory_bytes: int
     resident_bytes: int

@@ -122,7 +122,7 @@ class FairReading:
             cost = max(cost, self._cost_since(begun))
             self._budget.spend(cost)
             self._left -= cost
-        # the event loop calls again where there is more
+        # The event loop calls again if there is more.
         return not self._queue
 
     def _schedule(self) -> None:
@@ -160,13 +160,13 @@ class Peer:
     """The process that made a connection."""
 
     pid: int
-    """0 where the process is in a pid namespace that the agent cannot see."""
+    """0 if the process is in a pid namespace that the agent cannot see."""
     uid: int
     """Its effective uid when it connected."""
     process: ProcessName | None = None
-    """None where the agent cannot see it."""
+    """None if the agent cannot see it."""
     pidfd: int | None = None
-    """Becomes readable when the process ends; None: the kernel has no pidfd, or the process is the agent itself."""
+    """Becomes readable when the process ends; None if the kernel has no pidfd, or the process is the agent itself."""
 
 
 def credentials(connection: socket.socket) -> tuple[int, int]:
@@ -180,7 +180,7 @@ def credentials(connection: socket.socket) -> tuple[int, int]:
 def identified(connection: socket.socket) -> Peer:
     """Return the process that made this connection, and no later process of the same pid.
 
-    The caller closes its pidfd. Raises ProcessLookupError where that process has ended, and OSError where no
+    The caller closes its pidfd. Raises ProcessLookupError if that process has ended, and OSError if no
     descriptor is left.
     """
     pid, uid = credentials(connection)
@@ -205,7 +205,7 @@ def identified(connection: socket.socket) -> Peer:
 
 
 def _pidfd_of_connection(connection: socket.socket) -> int | None:
-    """Return a pidfd of the process that connected; None where the kernel cannot tell. Raises as `identified`."""
+    """Return a pidfd of the process that connected; None if the kernel cannot tell. Raises as `identified`."""
     try:
         answer = connection.getsockopt(socket.SOL_SOCKET, SO_PEERPIDFD, _PIDFD.size)
     except OSError as error:
@@ -218,7 +218,7 @@ def _pidfd_of_connection(connection: socket.socket) -> int | None:
 
 
 def _pidfd_of(pid: int) -> int | None:
-    """Return a pidfd of the process that has this pid now; None where the kernel has none. Raises as `identified`."""
+    """Return a pidfd of the process that has this pid now; None if the kernel has none. Raises as `identified`."""
     before = processes.named(pid)
     try:
         pidfd = os.pidfd_open(pid)
@@ -252,7 +252,7 @@ MAX_UNREAD_FRAMES = 256
 """Frames kept for a peer with a full socket buffer."""
 SUPPORTED_FEATURES = sum(Feature)
 COSTS = dict.fromkeys((Kind.RELEASE, Kind.PAGED_IN, Kind.PAGED_OUT), 2)
-"""Cost in frames, where it is not 1.
+"""Cost in frames, if it is not 1.
 
 The arbiter considers all processes, the answer all sessions on the GPU, KERNELS all observers, ASK all earlier asks.
 """
@@ -352,7 +352,7 @@ class Connection:
             self._end_soon(f"it cannot be sent to: {error.strerror}")
 
     def end(self, code: int | None = None) -> None:
-        """Close the connection, with an ERROR first where there is a code."""
+        """Close the connection, with an ERROR first if there is a code."""
         if not self._open:
             return
         if code is not None:

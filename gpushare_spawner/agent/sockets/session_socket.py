@@ -65,7 +65,7 @@ class SessionSocket:
     def __init__(
         self, folder: SessionFolder, uid: int | None, listener: Listener, traffic: Traffic | None = None
     ) -> None:
-        """Listen in the session's folder. Raises OSError where the socket cannot be made.
+        """Listen in the session's folder. Raises OSError if the socket cannot be made.
 
         `uid`: the permitted user beside the agent's own user and root; None: every user that reaches the
         folder. `traffic` is shared by the sockets of one session.

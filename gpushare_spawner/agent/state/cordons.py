@@ -50,7 +50,7 @@ class Cordons:
             await self._write([*others, *([cordon] if cordon is not None else [])])
 
     async def replace(self, cordons: Iterable[Cordon]) -> None:
-        """Set all cordons; nothing is written where they are the same. Raises OSError."""
+        """Set all cordons; nothing is written if they are the same. Raises OSError."""
         cordons = sorted(cordons, key=lambda cordon: cordon.gpu)
         async with self._writing:
             if cordons != sorted(self.now, key=lambda entry: entry.gpu):

@@ -146,7 +146,7 @@ class SessionFolder:
         """Return a listening, non-blocking SOCK_SEQPACKET socket in place of any earlier entry.
 
         Raises OSError or OverflowError (a uid that no user can have). `uid`: the owner of the socket; None
-        where only its user sees the folder, under any uid.
+        if only its user sees the folder, under any uid.
         """
         self._make()
         fresh = self.path / _FRESH
@@ -251,7 +251,7 @@ class StateFolder:
         self.discarded = Discarded(path / FOLDER)
 
     def barrier(self) -> Path | None:
-        """Return a folder on the way to the sockets that other users cannot pass; None: there is none."""
+        """Return a folder on the way to the sockets that other users cannot pass; None if there is none."""
         return next((folder for folder in (self.path, *self.path.parents) if not folder.stat().st_mode & 0o001), None)
 
     def remove_unknown_sockets(self, names: set[str]) -> None:

@@ -50,7 +50,7 @@ class PodOwner(BaseModel):
     seen: tuple[str, ...] = ()
     """The handled decisions on the tier in the pod's annotations, the latest last."""
     averted: Notice | None = None
-    """The notice in the pod's annotations that the agent has withdrawn, as work averts its action; None: there is
+    """The notice in the pod's annotations that the agent has withdrawn, as work averts its action; None if there is
     none.
     """
     notice_before: Notice | None = None
@@ -60,7 +60,8 @@ class PodOwner(BaseModel):
     notice_moved: float = 0.0
     """Seconds by which the clock was set since."""
     placed_units: Units | None = None
-    """Units that its devices stand for, on each of its GPUs; None: the session's share, which has not changed."""
+    """Units that its devices stand for, on each of its GPUs; None if they stand for the session's share, which has not
+    changed."""
     resized: ShareChangeAnswer | None = None
     """The last answer to a change of the share that its annotations requested."""
 
@@ -149,7 +150,7 @@ class SessionRecord(BaseModel):
     """GPU work that restores the share. None: all work does, or the session is active."""
     notice: Notice | None = None
     yields_until: Instant | None = None
-    """End of the time for which the units that its tier took are kept for spawns in quota; None: they are not."""
+    """End of the time for which the units that its tier took are kept for spawns in quota; None if they are not."""
     controls: Controls = NO_CONTROLS
     messages: tuple[Message, ...] = ()
     """Messages of the session's user, one of each cause, the earliest first."""
@@ -160,7 +161,7 @@ class SessionRecord(BaseModel):
     delivered: Delivered = NOTHING
     memory_hits: MemoryLimitHits = NO_HITS
     suspension: Suspension | None = None
-    """None: its processes run."""
+    """None if its processes run."""
 
     @model_validator(mode="before")
     @classmethod
@@ -405,7 +406,7 @@ class Store:
             await asyncio.shield(self._writing)
 
     async def missing(self, session_id: str) -> str | None:
-        """Wait as `flush` does. Return why the session's present record is not on the disk; None: it is."""
+        """Wait as `flush` does. Return why the session's present record is not on the disk; None if it is."""
         await self.flush()
         return self.failure if f"{short_name(session_id)}.json" in self._refused else None
 

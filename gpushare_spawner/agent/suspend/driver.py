@@ -151,7 +151,7 @@ class DriverCheckpoints:
         `environment`: the environment of the worker processes; it names the driver's folder if that is needed.
         """
         self._command = [sys.executable, "-m", "gpushare_spawner.agent.suspend.driver", str(os.getpid())]
-        # the worker sees all GPUs, regardless of the agent's environment, and has nothing preloaded
+        # The worker sees all GPUs, regardless of the agent's environment, and has nothing preloaded.
         hidden = ("CUDA_VISIBLE_DEVICES", "LD_PRELOAD")
         self._environment = {name: value for name, value in environment.items() if name not in hidden}
         self._idle: list[Process] = []
@@ -369,7 +369,7 @@ def answer(driver: Driver, request: dict[str, Any]) -> dict[str, Any]:
 
 
 def end_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent ends. Exits at once where the parent has ended."""
+    """Have the kernel kill this process when its parent ends. Exits at once if the parent has ended."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         sys.exit(1)

@@ -87,7 +87,7 @@ class MemoryFigures(Protocol):
     """The driver's figures: NVML."""
 
     def memory(self, gpu: Gpu) -> GpuState | None:
-        """Return memory in use, with its processes; None where the GPU does not answer.
+        """Return memory in use, with its processes; None if the GPU does not answer.
 
         May block for milliseconds.
         """
@@ -122,7 +122,7 @@ class SuspendProgress:
                 timer.cancel()
 
     def of_failed(self) -> str | None:
-        """Return a sentence about the process that the driver cannot restore; None: there is none."""
+        """Return a sentence about the process that the driver cannot restore; None if there is none."""
         alive = [pid for pid in self.failed if processes.exists(pid)]
         if not alive:
             return None
@@ -223,7 +223,7 @@ class CheckpointRights:
 
 
 async def why_not(checkpoints: Checkpoints, rights: CheckpointRights) -> str | None:
-    """Return a sentence why this machine cannot suspend processes; None: it can.
+    """Return a sentence why this machine cannot suspend processes; None if it can.
 
     Causes are the driver and this process's rights.
     """

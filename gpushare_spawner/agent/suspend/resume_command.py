@@ -1,6 +1,6 @@
 """Resumes suspended processes while no agent runs: ``gpushare agent resume``.
 
-No arbiter pages out other sessions meanwhile, so a process stays suspended where its GPU has too little free memory.
+No arbiter pages out other sessions meanwhile, so a process stays suspended if its GPU has too little free memory.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ async def resume_all(
 ) -> bool:
     """Restore and unlock all suspended processes of the records. Returns whether none can be left suspended.
 
-    `say` gets a sentence about each process. Raises OSError where a record cannot be written.
+    `say` gets a sentence about each process. Raises OSError if a record cannot be written.
     """
     resume_steps = ResumeSteps(checkpoints, source, _Nobody())
     by_uuid = {gpu.uuid: gpu for gpu in gpus}

@@ -52,7 +52,7 @@ LOCK_WITHIN = 10.0
 LEAST_TIME = 0.1
 """Seconds for a process that is locked after the others have used up that time: most have no work left."""
 UNKNOWN_CONTEXT = 512 * 2**20
-"""Bytes of a context where the driver does not show the process's memory."""
+"""Bytes of a context if the driver does not show the process's memory."""
 
 _numbers = count(1)
 
@@ -75,7 +75,7 @@ class SuspendSteps:
     ) -> None:
         """Store the parts of the agent.
 
-        `lacks_host_memory` returns why so many bytes of a session exceed the budgets of host memory; None: they
+        `lacks_host_memory` returns why so many bytes of a session exceed the budgets of host memory; None if they
         fit. `save` writes a session's record to the disk. Raises OSError.
         """
         self._checkpoints = checkpoints
@@ -153,7 +153,7 @@ class SuspendSteps:
     async def _sizes(self, progress: SuspendProgress) -> dict[ProcessName, int]:
         """Return the bytes on the GPU of each process that has a CUDA context.
 
-        Raises CannotSuspend where a process is not the session's by the kernel's facts: a connection alone does
+        Raises CannotSuspend if a process is not the session's by the kernel's facts: a connection alone does
         not make a process part of a session.
         """
         session = progress.session
@@ -188,7 +188,7 @@ class SuspendSteps:
 
 
 def _check_ready(pid: int, frame: Frame) -> None:
-    """Raise CannotSuspend where a process answers that it cannot be suspended."""
+    """Raise CannotSuspend if a process answers that it cannot be suspended."""
     _, managed, opened, exported, _, ready = frame.fields[:6]
     if managed:
         raise CannotSuspend(f"Process {pid} has {memory(managed)} of CUDA managed memory.")
@@ -212,7 +212,7 @@ SPARE_WITHIN = 2.0
 CALLS_AT_A_TIME = 8
 """Number of calls at a time; each has a process of its own."""
 STEPS = 6
-"""Largest number of steps of a resumption; two, where no other call about the process was running."""
+"""Largest number of steps of a resumption; two if no other call about the process was running."""
 
 Failed = dict[int, str]
 """Processes that the driver cannot restore, by pid, with the reason."""
@@ -245,7 +245,7 @@ class ResumeSteps:
     async def all_or_none(self, session: str, gpu: Gpu, suspension: Suspension, failed: Failed) -> int:
         """Restore and unlock all processes. Returns their bytes on the GPU.
 
-        Raises CannotResume where another attempt can succeed; then all are suspended as before. A process that
+        Raises CannotResume if another attempt can succeed; then all are suspended as before. A process that
         cannot be restored any more is added to `failed`.
         """
         sizes = zip(suspension.processes, suspension.sizes, strict=True)
@@ -292,9 +292,9 @@ class ResumeSteps:
                 _failed(session, name.pid, failure, failed)
 
     async def attempt(self, session: str, gpu: Gpu, name: ProcessName, size: int) -> str | None:
-        """Make a process run, from any state. Returns the driver's reason where it cannot.
+        """Make a process run, from any state. Returns the driver's reason if it cannot.
 
-        None: the process runs or has ended. Raises CannotResume where there is no memory for it. Each step
+        None if the process runs or has ended. Raises CannotResume if there is no memory for it. Each step
         begins with a query of the state: a call of an agent that was killed can still be running.
         """
         answer, queried = CheckpointResult(Code.UNKNOWN), False
@@ -347,7 +347,7 @@ class ResumeSteps:
     async def _memory(self, session: str, gpu: Gpu, needed: int, spare: int) -> AsyncIterator[None]:
         """Wait until so many bytes are free, and keep them free while the body restores processes into them.
 
-        Raises CannotResume where they are not.
+        Raises CannotResume if they are not.
         """
         while True:
             await self._wait_for_memory(session, gpu, needed, spare)
@@ -361,14 +361,14 @@ class ResumeSteps:
                     return
 
     async def _free(self, gpu: Gpu) -> int:
-        """Return the free bytes of a GPU. Raises CannotResume where its driver does not answer."""
+        """Return the free bytes of a GPU. Raises CannotResume if its driver does not answer."""
         state = await asyncio.to_thread(self._source.memory, gpu)
         if state is None:
             raise CannotResume("the GPU does not answer its driver")
         return gpu.memory_bytes - state.memory_used_bytes
 
     async def _wait_for_memory(self, session: str, gpu: Gpu, needed: int, spare: int) -> None:
-        """Wait until the driver shows so many free bytes, and spare bytes where possible.
+        """Wait until the driver shows so many free bytes, and spare bytes if possible.
 
         Raises CannotResume after the timeout.
         """
@@ -415,7 +415,7 @@ class LeftoverProcesses:
         """Start without processes.
 
         `report` is called with a session's id, the pid of a process, and the driver's reason why it cannot be
-        restored. Reason None: the process runs again or has ended.
+        restored. Reason None if the process runs again or has ended.
         """
         self._resume_steps = resume_steps
         self._records = records

@@ -72,7 +72,7 @@ class Suspender:
     ) -> None:
         """Store the parts of the agent. `arbitrations` are by the GPU's UUID, `sessions` by their ids.
 
-        `lacks_host_memory` returns why so many bytes of a session exceed the budgets of host memory; None: they
+        `lacks_host_memory` returns why so many bytes of a session exceed the budgets of host memory; None if they
         fit. `save` writes a session's record to the disk. `news` is called when a report has changed.
         `leftover_records` keeps records of processes that outlive their session. `holds`: the sessions for
         which free memory of GPUs is kept.
@@ -345,7 +345,7 @@ class Suspender:
     async def _come_back(self, progress: SuspendProgress) -> int:
         """Resume all processes. Returns the bytes on the GPU.
 
-        Raises CannotResume where another attempt can succeed.
+        Raises CannotResume if another attempt can succeed.
         """
         session, suspension = progress.session, progress.session.record.suspension
         if suspension is None:
@@ -398,7 +398,7 @@ class Suspender:
             self._stays(progress, reason, LATER)
 
     async def _capability(self) -> str | None:
-        """Return why the driver cannot suspend processes, or the agent must not; None: it can.
+        """Return why the driver cannot suspend processes, or the agent must not; None if it can.
 
         A positive answer is cached.
         """

@@ -63,7 +63,7 @@ class KeepActions:
         rule_of: Callable[[Idle | None], KeepRule],
         log: ActionLog,
     ) -> None:
-        """Create the actions. ``rule_of`` returns the limits for a template; None: the template is gone."""
+        """Create the actions. ``rule_of`` returns the limits for a template; None if the template is gone."""
         self._controls = controls
         self._templates = templates
         self._rule_of = rule_of

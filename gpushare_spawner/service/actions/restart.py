@@ -65,7 +65,7 @@ class RestartJournal(Protocol):
 
 
 class NoJournal:
-    """A journal without storage, where there is no history."""
+    """A journal without storage, if there is no history."""
 
     async def begin_restart(self, restart: BegunRestart) -> None:
         pass
@@ -106,8 +106,8 @@ def never_placed(template: Template, snapshots: Sequence[NodeSnapshot]) -> str:
 PATIENCE = 60.0
 """Seconds that a server has to stop, as the hub's own setting `slow_stop_timeout` and `poll_interval` together."""
 FINISHED_WITHIN = 600.0
-"""Seconds from the stop of a server within which the next service finishes its restart. Ours: as long as a spawn waits
-in the queue by default; after that its user has begun something else."""
+"""Seconds from the stop of a server within which the next service finishes its restart. Our value: as long as a spawn
+waits in the queue by default; after that its user has begun something else."""
 RETRY_PAUSE = 5.0
 """Seconds between two requests to a hub that does not answer."""
 
@@ -245,7 +245,7 @@ class RestartActions:
         reason = words.restarted_by(begun.actor, self._title(begun.template))
         async with self._under_way(begun):
             while True:
-                # also where the clock was set back: by now the user has begun something else
+                # This applies even if the clock was set back. By now the user has begun something else.
                 if abs(self._clock() - begun.at) > FINISHED_WITHIN:
                     self._log.restart(begun, f"{reason} {words.RESTART_TOO_LATE}")
                     return ActionOutcome(False, words.RESTART_TOO_LATE)
@@ -278,7 +278,7 @@ class RestartActions:
     async def _options(
         self, session: SessionReport, old: HubServer, others: list[HubServer], name: str, actor: Actor
     ) -> Mapping[str, object]:
-        """Return the options to start with. Raises ActionRefused where the spawner would refuse them."""
+        """Return the options to start with. Raises ActionRefused if the spawner would refuse them."""
         templates = self._templates()
         groups = frozenset(old.groups) if old.groups is not None else None
         try:
@@ -302,7 +302,10 @@ class RestartActions:
     async def _account(
         self, session: SessionReport, template: Template, groups: frozenset[str] | None
     ) -> Account | None:
-        """Return the account of the new share, the session's own if its user still has it; None: no quotas."""
+        """Return the account of the new share, the session's own if its user still has it.
+
+        None if there are no quotas.
+        """
         quotas = self._quotas()
         if quotas is None or template.gpu is None:
             return None

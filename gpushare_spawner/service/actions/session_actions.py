@@ -152,7 +152,7 @@ class SessionActions:
     ) -> ActionOutcome:
         """Release the share of an idle session; GPU work that lasts restores it.
 
-        ``why``, here and below: an admin's comment on the action for the session's user; can be empty. None: the user
+        ``why``, here and below: an admin's comment on the action for the session's user; can be empty. None if the user
         needs no message of the action.
         """
         comment = harmless(why or "")

@@ -92,8 +92,8 @@ class Culler:
         """Create the culler; it does nothing until `run`.
 
         ``quotas`` returns the quotas in force; ``pending`` the servers that the hub is starting, the longest first,
-        None: unknown; ``record`` enters an action in the history; ``actions`` ends expired keeps and exemptions, None:
-        they stay; ``notify`` sends messages to users with a closed tab.
+        None: unknown; ``record`` enters an action in the history; ``actions`` ends expired keeps and exemptions, None
+        if they stay; ``notify`` sends messages to users with a closed tab.
         """
         self.counters = Counters()
         self._agents = agents
@@ -128,7 +128,7 @@ class Culler:
 
     @property
     def hub_snapshot(self) -> HubSnapshot | None:
-        """The hub's last answer; None: no answer yet, or a failure since."""
+        """The hub's last answer; None if there is no answer yet, or a failure since."""
         return self._hub.snapshot
 
     def clock_was_set(self, by: float) -> None:
@@ -166,7 +166,7 @@ class Culler:
     async def round(self) -> float | None:
         """Read all reports once and carry out the actions that are due.
 
-        Returns the instant at which the next round is due; None: no particular instant.
+        Returns the instant at which the next round is due; None if there is no particular instant.
         """
         self._hub_actions.awaiting_reports = False
         snapshots = await ask_all(self._agents)
@@ -283,7 +283,7 @@ class Culler:
         return partial(update_notice, decision, self.counters)
 
     def _end_of_controls(self, decision: SessionDecision) -> Action | None:
-        """Return the action that removes an expired keep or exemption; None: there is none."""
+        """Return the action that removes an expired keep or exemption; None if there is none."""
         if self._session_actions is None or not has_to_settle(decision.session, decision.decided_at):
             return None
         return partial(self._session_actions.settle, decision)

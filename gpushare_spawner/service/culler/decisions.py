@@ -24,11 +24,11 @@ from gpushare_spawner.service.reports import Agent, NodeSnapshot
 from gpushare_spawner.service.templates import SessionTemplates
 
 LEAST_USE = 1 / 60
-"""The part of its first idle time for which a session has to use the GPU to keep its share. Ours: 5 s of 5 minutes.
-Then a session that uses the GPU for less than 0.1 % of 4 hours keeps its full share for less than 10 % of them: its GPU
-seconds suffice for the time at the beginning and for two times more."""
+"""The part of its first idle time for which a session has to use the GPU to keep its share. Our value: 5 s of 5
+minutes. Then a session that uses the GPU for less than 0.1 % of 4 hours keeps its full share for less than 10 % of
+them: its GPU seconds suffice for the time at the beginning and for two times more."""
 MOST_MIN_USE = 15.0
-"""GPU seconds. Ours: a user returning to a template of long idle times does not wait longer for the full share,
+"""GPU seconds. Our value: a user returning to a template of long idle times does not wait longer for the full share,
 and 0.1 % of 4 hours are 14.4 s."""
 
 
@@ -57,7 +57,7 @@ class CullerSettings:
     idle_when: Literal["always", "pressure"] = "always"
     """Whether idle shares are always taken, or only while a waiting spawn can use the units."""
     keep_longest: float = KeepRule.longest
-    """The longest keep of a user in seconds, where the template has no limit of its own."""
+    """The longest keep of a user in seconds, if the template has no limit of its own."""
     keep_per_day: int = KeepRule.per_day
     keep_at_once: int = KeepRule.at_once
     concurrency: int = 10
@@ -71,7 +71,7 @@ class CullerSettings:
         return UseRule(min_use=least, window=first)
 
     def keep_rule(self, idle: Idle | None) -> KeepRule:
-        """Return the limits of keeps for a template; None: the template is gone."""
+        """Return the limits of keeps for a template; None if the template is gone."""
         limits = (idle.keep if idle is not None else None) or KeepLimits()
         return KeepRule(
             limits.longest if limits.longest is not None else self.keep_longest,
@@ -89,7 +89,7 @@ class CullerSettings:
 
 
 OLD = 60.0
-"""Seconds. Ours: with an older report all GPU work counts as use. A node's clock can differ by some seconds."""
+"""Seconds. Our value: with an older report all GPU work counts as use. A node's clock can differ by some seconds."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ class SessionDecision:
 
     @property
     def name(self) -> str:
-        """Name for logs: user, and server where it has a name."""
+        """Name for logs: user, and server if it has a name."""
         return self.session.user + (f"/{self.session.server}" if self.session.server else "")
 
 
@@ -147,7 +147,7 @@ def decide_sessions(
     use: RecentUse | None = None,
     needed: Mapping[str, int] | None = None,
 ) -> list[SessionDecision]:
-    """Decide on all sessions of all agents that answered. ``hub`` is None where the hub did not answer.
+    """Decide on all sessions of all agents that answered. ``hub`` is None if the hub did not answer.
 
     ``claims``: units that spawns in quota need, by session. ``dry_run``: the state of sessions in a dry run. ``use``:
     which GPU work counted as use; None: all. ``needed``: the idle sessions with units that a waiting spawn needs, and
@@ -226,7 +226,7 @@ def decide_session(
 ) -> SessionDecision:
     """Decide on one session, without stops that the settings forbid.
 
-    ``leaves``: the units that a waiting spawn leaves to the session; None: no spawn needs them.
+    ``leaves``: the units that a waiting spawn leaves to the session; None if no spawn needs them.
     """
     each = SessionTemplates.of(templates)
     template = each.of_user(session.template, session.user)
@@ -260,7 +260,7 @@ class HubWatch:
 
     def __init__(self, hub: Hub, max_age: float, all_users: bool, counters: Counters) -> None:
         self.snapshot: HubSnapshot | None = None
-        """The hub's last answer; None: no answer yet, or a failure since."""
+        """The hub's last answer; None if there is no answer yet, or a failure since."""
         self._hub = hub
         self._max_age = max_age
         self._all_users = all_users

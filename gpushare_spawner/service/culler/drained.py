@@ -121,7 +121,7 @@ class Drains:
     def next_stop(
         self, snapshots: Sequence[NodeSnapshot], decisions: Sequence[SessionDecision], now: float
     ) -> float | None:
-        """Return when the next stop is due; None: there is none."""
+        """Return when the next stop is due; None if there is none."""
         notified = ((entry, self._notified_at(entry, now)) for entry in drained(snapshots, decisions))
         ends = (entry.stop_at(at if at is not None else now) for entry, at in notified)
         return min((at for at in ends if at is not None and at > now), default=None)

@@ -226,7 +226,7 @@ def candidates(
 ) -> list[OverQuota]:
     """Return the idle sessions that a waiting spawn can need, with the units that due idle actions leave them.
 
-    Empty where no template takes idle shares only under pressure: then the hub's list of spawns is not needed.
+    Empty if no template takes idle shares only under pressure: then the hub's list of spawns is not needed.
     """
     idle_sessions, each = [], SessionTemplates.of(templates)
     for report in reports:

@@ -63,7 +63,7 @@ class Meter:
     def __init__(self, counted: Iterable[SessionCounters] = (), steady: Callable[[], float] | None = None) -> None:
         """Continue from the counters of an earlier service.
 
-        ``steady``: seconds of a clock that cannot be set; None: the clocks of nodes are trusted.
+        ``steady``: seconds of a clock that cannot be set; None if the clocks of nodes are trusted.
         """
         self._steady = steady
         self._counted_to: dict[tuple[str, str], float] = {}
@@ -239,8 +239,8 @@ class SpawnWatch:
     def observe_report(self, report: Report, started: Mapping[_Server, float]) -> list[Wait]:
         """Return the waits of the sessions that were opened since the node's last report.
 
-        ``started``: when the hub began to start each server (seconds since the epoch), where it reports this. Sessions
-        in a node's first report were opened before the watch began and are skipped.
+        ``started``: when the hub began to start each server (seconds since the epoch), if it reports this. Sessions in
+        a node's first report were opened before the watch began and are skipped.
         """
         before = self._open.get(report.node)
         self._open[report.node] = {((session.user, session.server), session.opened_at) for session in report.sessions}
@@ -439,7 +439,7 @@ class History:
         await self._journal(lambda: self._store.end_restart(user, server), None)
 
     async def begun_restarts(self) -> Sequence[BegunRestart]:
-        """Return the restarts that are under way; none where the database fails."""
+        """Return the restarts that are under way; none if the database fails."""
         return await self._journal(self._store.begun_restarts, [])
 
     async def _journal(self, work: Callable[[], T], otherwise: T) -> T:

@@ -30,7 +30,7 @@ PAGINATED = "application/jupyterhub-pagination+json"
 STOPPED_EVERY = 0.5
 """Seconds between two checks whether a server has stopped."""
 MOST_STREAMS = 200
-"""Highest number of followed streams of progress events. Ours: four times the queue's usual length."""
+"""Highest number of followed streams of progress events. Our value: four times the queue's usual length."""
 _RETRIED = {429, 500, 502, 503, 504, 599}
 _MAX_PAUSE = 30.0
 _MAX_PAGE_BYTES = 256 * 1024 * 1024
@@ -68,7 +68,7 @@ class HubServer:
     quota: str = ""
     """The quota that its user chose: ``user_options["quota"]``; empty: none."""
     groups: tuple[str, ...] | None = None
-    """The groups of its user; None: the service lacks the scope ``read:users:groups``."""
+    """The groups of its user; None if the service lacks the scope ``read:users:groups``."""
     options: Mapping[str, Any] = field(default_factory=dict, hash=False, repr=False)
     """The user's choices: ``user_options``."""
 
@@ -85,7 +85,7 @@ class HubServer:
 
     @property
     def label(self) -> str:
-        """Name for logs: the user, and the server where it has a name."""
+        """Name for logs: the user, and the server if it has a name."""
         return f"{self.user}/{self.name}" if self.name else self.user
 
     @property
@@ -145,7 +145,7 @@ class Hub:
         self._ssl = ssl_options
         self._attempts = attempts
         self._backoff = backoff
-        # tornado counts the wait in its own queue as connecting: keep that queue empty
+        # Tornado counts the wait in its own queue as connecting, so keep that queue empty.
         self._slots = asyncio.Semaphore(concurrency or 1000)
         self._client = AsyncHTTPClient(
             force_instance=True,
@@ -169,7 +169,7 @@ class Hub:
 
     async def pending_spawns(self) -> list[HubServer]:
         """Return the servers that the hub is starting. Needs list:users and read:servers."""
-        # the hub has no filter for these alone
+        # The hub has no filter for these alone.
         users = [self._user(item) async for item in self._pages("/users", {"state": "active"})]
         return [server for user in users for server in user.servers if server.pending == "spawn"]
 
@@ -206,9 +206,10 @@ class Hub:
     async def start(self, user: str, name: str, options: Mapping[str, Any]) -> None:
         """Start a server with these user options. Needs start:servers, before JupyterHub 6 servers.
 
-        The hub can still be starting the server when this returns. Raises HubFailed also where the spawner refuses.
+        The hub can still be starting the server when this returns. Raises HubFailed; a refusal by the spawner also
+        raises it.
         """
-        # the options themselves, as JupyterHub 5 takes them; 6 accepts both forms
+        # Send the options themselves, as JupyterHub 5 takes them. JupyterHub 6 accepts both forms.
         await self._ask("POST", _server_path(user, name), dict(options))
 
     async def stopped(self, user: str, name: str, patience: float) -> bool:
@@ -409,7 +410,7 @@ def _instant(text: str | None) -> float | None:
 PATIENCE = 60.0
 """Seconds that a server has to stop, as the hub's own setting `slow_stop_timeout` and `poll_interval` together."""
 AT_A_TIME = 8
-"""Servers that are awaited at a time. Ours: each costs two requests per second, and a node's drain stops many."""
+"""Servers that are awaited at a time. Our value: each costs two requests per second, and a node's drain stops many."""
 
 
 class ServerNotes:

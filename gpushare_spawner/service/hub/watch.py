@@ -95,7 +95,7 @@ class _Followed:
 
 
 def _progress(event: object) -> QueueProgress | None:
-    """Return an event's progress in the queue; None: the spawn does not wait, or another spawner starts it."""
+    """Return an event's progress in the queue; None if the spawn does not wait, or another spawner starts it."""
     if not isinstance(event, dict) or "queue_position" not in event:
         return None
     try:
@@ -245,7 +245,7 @@ class PendingSpawns:
             self._spawns, self._problem = None, str(error)
             took = 0.0  # most of the time was pauses between attempts
         else:
-            # a spawn has no start time until the hub has run its hooks: such a spawn is the newest
+            # A spawn has no start time until the hub has run its hooks. Such a spawn is the newest.
             self._spawns = tuple(
                 sorted(servers, key=lambda server: math.inf if server.started is None else server.started)
             )

@@ -40,7 +40,7 @@ log = logging.getLogger("gpushare.service.cluster")
 POLL_EVERY = 0.5
 """Seconds between two checks for asks while reports change: of 500 nodes some change each second."""
 UNCONFIRMED_AFTER = 30.0
-"""Seconds for which a reported session may lack a pod before it counts as unconfirmed for admins. Ours: a report
+"""Seconds for which a reported session may lack a pod before it counts as unconfirmed for admins. Our value: a report
 follows the end of a pod within seconds. Such a session never counts for capacity or quotas."""
 _PREFIX = f"{kubernetes.REPORT_COMPONENT}-"
 _UNTIL_CHART = "; waiting for the chart gpushare-agent, which gives the hub this right"
@@ -63,7 +63,7 @@ class _Read:
     version: str
     """Its resourceVersion."""
     report: Report | None
-    """The report; None: this version cannot read it."""
+    """The report; None if this version cannot read it."""
     problem: str
     """The reason why there is no report, as half a sentence; empty: there is a report."""
     at: float

@@ -42,7 +42,7 @@ class SessionPod:
     ending: bool = False
     """Whether it is being deleted."""
     requests: ContainerRequests | None = None
-    """Requests of its container with the share; None: it does not request both CPU and memory."""
+    """Requests of its container with the share; None if it does not request both CPU and memory."""
     not_requested: tuple[str, ...] = ()
     """The resources, cpu or memory, that this container does not request."""
     layer: LayerName = LayerName.NATIVE

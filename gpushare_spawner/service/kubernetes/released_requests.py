@@ -46,7 +46,7 @@ class ResizeApi:
         self._clock = clock
         self._log = log
         self._has_resize: bool | None = None
-        """Whether the API server has pods/resize; None: no answer yet."""
+        """Whether the API server has pods/resize; None if there is no answer yet."""
         self._ask_at = 0.0
         self._trouble = ""
         """The reason for a missing answer, as it was logged; empty: there was an answer."""
@@ -174,7 +174,7 @@ class ReleasedRequests:
                 await self._change(pod, now, desired)
 
     def _desired(self, pod: SessionPod, now: ContainerRequests, template: Template | None) -> Requests | None:
-        """Return the requests that the pod should have; None: no change."""
+        """Return the requests that the pod should have; None if there is no change."""
         if pod.session.tier is not Tier.RELEASED:
             return now.whole
         kept = template.idle.release_resources if template is not None else None

@@ -35,9 +35,9 @@ class ServiceState:
     waiting: Sequence[WaitingSpawn] | None = None
     """The spawns that wait for a GPU; None: unknown."""
     quotas: QuotaUsage | None = None
-    """Use of the quotas; None: no quotas."""
+    """Use of the quotas; None if there are no quotas."""
     history_problem: str | None = None
-    """The reason why the history cannot be stored; empty: it is stored; None: there is no history."""
+    """The reason why the history cannot be stored; empty: it is stored; None if there is no history."""
 
 
 def exposition(state: ServiceState) -> bytes:

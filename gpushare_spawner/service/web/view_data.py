@@ -91,11 +91,11 @@ class UnitsToOwn:
         self._reports = reports
 
     def node_for(self, session: SessionReport, template: Template | None) -> str | None:
-        """Return the first node with enough units without an owner; None: no node, or the session has all its units.
+        """Return the first node with enough units without an owner.
 
-        Units that idle sessions lend do not count: a session that restarts on them would borrow again. The session's
-        own units count as free, since a restart releases them. The template counts as it is now. CPU and memory of
-        nodes are not checked.
+        None if there is no such node, or the session has all its units. Units that idle sessions lend do not count: a
+        session that restarts on them would borrow again. The session's own units count as free, since a restart
+        releases them. The template counts as it is now. CPU and memory of nodes are not checked.
         """
         if session.tier is not Tier.ACTIVE or session.borrowed_now >= session.borrowed_units:
             return None
@@ -250,7 +250,7 @@ def quota_data(session: SessionReport, usage: QuotaUsage | None) -> dict[str, An
 
 
 def _short_work(decision: SessionDecision, viewer: Viewer) -> str:
-    """Return a note for viewers that see all that short GPU work would have kept the share; else an empty text."""
+    """Return a note for viewers that see all that short GPU work would have kept the share; otherwise an empty text."""
     work = decision.observation.short_work
     flagged = work is not None and viewer.sees_all and decision.kept_by_short_work
     return kept_by_short_work(work.rule) if work is not None and flagged else ""

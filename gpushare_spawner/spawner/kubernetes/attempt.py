@@ -106,7 +106,7 @@ def unschedulable(pod: Mapping[str, Any]) -> Unschedulable | None:
     """Return why a pod does not get its node; None if it is not unschedulable, or waits for pods that it preempts."""
     status = pod.get("status") or {}
     if status.get("nominatedNodeName"):
-        # the scheduler has preempted pods there: the node is free after their end
+        # The scheduler has preempted pods there. The node is free after their end.
         return None
     for condition in status.get("conditions") or []:
         if condition.get("type") != "PodScheduled" or condition.get("status") != "False":
@@ -114,7 +114,7 @@ def unschedulable(pod: Mapping[str, Any]) -> Unschedulable | None:
         message = str(condition.get("message") or "")
         if condition.get("reason") == UNSCHEDULABLE:
             return Unschedulable(own_reasons(message), message)
-        # most scheduler errors pass, for instance if the API server does not answer
+        # Most scheduler errors pass, for instance if the API server does not answer.
         if condition.get("reason") == SCHEDULER_ERROR and GATE_OFF in message:
             return Unschedulable((message,), message)
     return None
@@ -141,7 +141,7 @@ def _mismatch(reason: str) -> bool:
 def _cause(reason: str) -> Cause:
     if GATE_OFF in reason:
         return Cause.GATE
-    # the scheduler's text about claims does not contain the cause
+    # The scheduler's text about claims does not contain the cause.
     if RESOURCE_PREFIX in reason or CLAIMS in reason:
         return Cause.UNITS
     if "node.kubernetes.io/not-ready" in reason or "node.kubernetes.io/unreachable" in reason:
@@ -244,7 +244,7 @@ class PodAdmission:
             raise NotAdmitted.ended(ended)
         self._unschedulable = unschedulable(pod) if ours else None
         causes = self._unschedulable.causes if self._unschedulable is not None else frozenset()
-        # a reason of another kind starts a new wait; other figures in the message do not
+        # A reason of another kind starts a new wait; other figures in the message do not.
         self._since = {cause: self._since.get(cause, self._clock()) for cause in causes}
 
     def _check_prepared(self, pod: Mapping[str, Any]) -> None:
@@ -289,7 +289,7 @@ def api_refused(error: Exception) -> SpawnRefused:
     except (ValueError, KeyError, TypeError):
         message = worded(error)
     if "exceeded quota" in message:
-        # the words of kubernetes plugin/pkg/admission/resourcequota; other servers of the namespace may end
+        # These are the words of kubernetes plugin/pkg/admission/resourcequota. Other servers of the namespace may end.
         return SpawnRefused(words.quota_exceeded(message), reason="quota-exceeded", status=503, retry_after=60)
     return SpawnRefused(words.api_refused(message), reason="api-refused", status=502)
 
@@ -342,7 +342,7 @@ class PodAttempt(SpawnAttempt[PodShare]):
             self._give_back(reservation, perhaps_created)
 
     async def pod_created(self, request: Awaitable[bool], name: str, log: logging.Logger) -> bool:
-        """Return whether the request has created the pod. With a share: False also after a failure that can pass.
+        """Return whether the request has created the pod. With a share: False even after a failure that can pass.
 
         ``name``: the pod's, for the log. Raises errors that will not pass.
         """
@@ -352,12 +352,12 @@ class PodAttempt(SpawnAttempt[PodShare]):
         try:
             return await request_succeeded(request, f"Pod {name} is not created yet", log)
         except ApiException:
-            # a final refusal: only an earlier request, with a lost answer, can have made a pod
+            # This is a final refusal. Only an earlier request, with a lost answer, can have made a pod.
             self.perhaps_created = before
             raise
 
     async def pod_deleted(self, request: Awaitable[bool], name: str, log: logging.Logger) -> bool:
-        """Return whether the request has deleted the pod. With a template: False also after a failure that can pass.
+        """Return whether the request has deleted the pod. With a template: False even after a failure that can pass.
 
         ``name``: the pod's, for the log. Raises errors that will not pass.
         """

@@ -53,7 +53,7 @@ class Offer:
         return cls(tuple(offered), tuple(own), marked_default(written, own), tuple(clashes))
 
     def card(self, slug: Any) -> Profile | None:
-        """Return the card of a slug; None: no such card."""
+        """Return the card of a slug; None if there is no such card."""
         return next((card for card in self.cards if card.slug == slug), None)
 
 

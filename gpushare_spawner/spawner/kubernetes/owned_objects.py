@@ -39,7 +39,7 @@ from gpushare_spawner.spawner.kubernetes.reservations import PodReservations, Po
 PAUSES = 0.1, 2.0
 """Seconds between tries: the first, and the longest."""
 ASK_AGAIN_SECONDS = 300.0
-"""Seconds until the right to make Secrets is checked again: rights can change. Ours: as
+"""Seconds until the right to make Secrets is checked again: rights can change. Our value: as
 `cluster.capacity.ASK_AGAIN_SECONDS`.
 """
 _GROUP, _VERSION = CLAIMS_API.removeprefix("/apis/").split("/")
@@ -52,9 +52,9 @@ OfOwner = Callable[[str], Object]
 def token_secret(pod: V1Pod, token: str) -> OfOwner | None:
     """Move the variables with the server's token in the pod's containers to a Secret of a new name. Return the Secret.
 
-    Every user with the right to read pods could read the values. JupyterHub writes the token into two variables. None:
-    no variable has it, or the pod's layer replaces the pod, and the Secret would be deleted with it. The same values in
-    an admin's containers are moved too.
+    Every user with the right to read pods could read the values. JupyterHub writes the token into two variables. None
+    if no variable has it, or the pod's layer replaces the pod, and the Secret would be deleted with it. The same values
+    in an admin's containers are moved too.
     """
     layer = (pod.metadata.labels or {}).get(LAYER)
     if layer is not None and LAYERS[LayerName(layer)].replaces_pods:

@@ -222,7 +222,7 @@ async def create_objects(api: CustomObjectsApi, namespace: str, offer: LayerOffe
 
 
 async def _create(api: CustomObjectsApi, namespace: str, manifest: dict[str, Any]) -> dict[str, Any] | None:
-    """Create an object. Return the existing object of its name; None: it was created."""
+    """Create an object. Return the existing object of its name; None if it was created."""
     group, _, version = manifest["apiVersion"].partition("/")
     where = (group, version, namespace, _PLURALS[manifest["kind"]])
     tries = 0

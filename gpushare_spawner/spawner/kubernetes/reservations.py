@@ -28,8 +28,8 @@ from gpushare_spawner.spawner.queue.snapshot import GpuSnapshot, LayerOffer
 from gpushare_spawner.wording import spawn_failures
 
 LEFT_OUT_SECONDS = 180.0
-"""Seconds for which a node is left out. Ours: a user's retry after a failed spawn gets another node, and a node that
-has become free is used again soon.
+"""Seconds for which a node is left out. Our value: a user's retry after a failed spawn gets another node, and a node
+that has become free is used again soon.
 """
 
 
@@ -88,7 +88,7 @@ class PodShare(Reservation):
 
     token: str
     claims: ClaimsReport | None = None
-    """The node's report on claims; None: it gives GPUs as extended resources."""
+    """The node's report on claims; None if it gives GPUs as extended resources."""
     observed: bool = True
     """With another layer: whether the pod may request an observer's library. A node with an agent that is starting
     refuses such a pod.

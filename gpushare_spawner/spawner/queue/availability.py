@@ -39,9 +39,9 @@ class Availability:
     borrowed: int = 0
     """Units of each GPU that idle sessions would lend; none of these is guaranteed."""
     layer: LayerName | None = None
-    """The sharing layer of the server, if it is not the native one; None: the template's layer."""
+    """The sharing layer of the server, if it is not the native one; None if it is the template's layer."""
     profile: MigProfile | None = None
-    """The profile of the server's MIG instance; None: no instance, or an unknown one."""
+    """The profile of the server's MIG instance; None if there is no instance, or an unknown one."""
 
 
 NO_GPU_NEEDED = Availability("now", words.STARTS_NOW)

@@ -218,7 +218,7 @@ class Positions:
 
 
 MOST_OVERTAKEN = 5
-"""Later spawns that are placed before a waiting spawn, until a node is kept for it. Ours: a kept node stays partly
+"""Later spawns that are placed before a waiting spawn, until a node is kept for it. Our value: a kept node stays partly
 empty, and most spawns wait no longer than for the next end of a session.
 """
 
@@ -309,8 +309,8 @@ NOT_BY_THE_HUB = Placement("", ())
 """The placement of a server that a layer's scheduler places."""
 
 MOST_MOVES = 5
-"""The maximum number of moves of a spawn's claim to another node by pending idle actions. Ours: users come back before
-an action, other spawns fill the earlier node, and the spawn could wait for ever.
+"""The maximum number of moves of a spawn's claim to another node by pending idle actions. Our value: users come back
+before an action, other spawns fill the earlier node, and the spawn could wait for ever.
 """
 
 

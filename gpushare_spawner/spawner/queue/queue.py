@@ -29,7 +29,7 @@ class SpawnRequest:
     node: str = ""
     """The only suitable node; empty: any."""
     requested: Requested | None = None
-    """The resources that its pod requests; None: the template's guarantees."""
+    """The resources that its pod requests; None if it requests the template's guarantees."""
     left_out: Callable[[], Mapping[str, str]] = dict
     """Returns the nodes that it avoids now, because one of its pods was not admitted there, with the missing resource.
     """
@@ -93,7 +93,7 @@ class Reservation:
     placement: Placement
     gpus: tuple[GpuReport, ...]
     offer: LayerOffer | None = field(default=None, kw_only=True)
-    """The offer of another sharing layer; None: the server runs on these GPUs, which have an agent."""
+    """The offer of another sharing layer; None if the server runs on these GPUs, which have an agent."""
 
 
 @dataclass(frozen=True)
@@ -264,7 +264,7 @@ class SpawnQueue:
 
 
 LONGEST_SECONDS = 0.004
-"""Longest work without a break for the event loop, as far as the pieces of the work allow. Ours: the hub's own
+"""Longest work without a break for the event loop, as far as the pieces of the work allow. Our value: the hub's own
 callbacks take about as long.
 """
 
@@ -307,7 +307,8 @@ class LoopBreaks:
     ) -> None:
         """Start the clock. ``longest``: seconds of work between two breaks; ``clock``: returns seconds.
 
-        ``lasting``: excludes the objects of the work from garbage collection at each break; None: no exclusion.
+        ``lasting``: excludes the objects of the work from garbage collection at each break; None if there is no
+        exclusion.
         """
         self._longest = longest
         self._clock = clock

@@ -37,7 +37,8 @@ from gpushare_spawner.wording.amounts import reason
 from gpushare_spawner.wording.service import exceeds_cluster
 
 SAVE_EVERY = 30.0
-"""Seconds between two writes. Ours: a killed hub forgets at most the use of that time, a tenth of the entry penalty."""
+"""Seconds between two writes. Our value: a killed hub forgets at most the use of that time, a tenth of the entry
+penalty."""
 BAD = ".bad"
 """Suffix of an invalid file, which is renamed."""
 
@@ -62,13 +63,13 @@ class QuotaHistory:
     """
 
     def __init__(self, path: Path | None, log: logging.Logger) -> None:
-        """Keep the path. ``path`` None: nothing is saved."""
+        """Keep the path. ``path`` None if nothing is saved."""
         self._path = path
         self._log = log
         self._saved: PastUse | None = None
 
     def load(self) -> PastUse | None:
-        """Return the saved use; None: none."""
+        """Return the saved use; None if there is none."""
         if self._path is None:
             return None
         try:
@@ -133,7 +134,7 @@ class QueueQuotas:
     """The accounts of one ledger.
 
     ``read`` returns the quotas in force, None without quotas. ``clock``: seconds since the epoch. ``history`` keeps use
-    over quota beyond this process; None: no history.
+    over quota beyond this process; None if there is no history.
     """
 
     def __init__(
@@ -214,7 +215,10 @@ class QueueQuotas:
         return ordered(asking, self._usage, self._fair, self._capacity)
 
     def admission(self, tenant: Tenant, share: Share) -> Admission | None:
-        """Return whether a server would be in or over quota now, and the limit that refuses it; None: no quotas."""
+        """Return whether a server would be in or over quota now, and the limit that refuses it.
+
+        None if there are no quotas.
+        """
         if self._usage is None:
             return None
         return admit(self._usage, self._account(self._usage, tenant), tenant.user, share.total_units)

@@ -46,8 +46,8 @@ from gpushare_spawner.wording.service import OVER_QUOTA_WAITS
 Reserved = TypeVar("Reserved", bound=Reservation)
 
 MAKE_ANEW_SECONDS = 60.0
-"""Minimum time between two rebuilds of the ledger. Ours: an error that a rebuild does not fix would cost the hub of a
-large cluster a second each time.
+"""Minimum time between two rebuilds of the ledger. Our value: an error that a rebuild does not fix would cost the hub
+of a large cluster a second each time.
 """
 
 
@@ -58,7 +58,7 @@ class Reservations(ABC, Generic[Reserved]):
     queue; while it is empty, there are no requests. ``patience``: seconds that a spawn waits while the GPUs are
     unavailable. ``nodes_are_added``: a spawn that no current node can take waits for a new node. ``templates``: returns
     the templates that can be spawned; ``quotas``: returns the quotas in force, None without quotas;
-    ``quota_usage_file``: the file of use over quota, None: no file.
+    ``quota_usage_file``: the file of use over quota, None if there is no file.
     """
 
     where: ClassVar[str]
@@ -123,7 +123,7 @@ class Reservations(ABC, Generic[Reserved]):
     async def _give(self, ticket: Ticket, placement: Placement, snapshot: GpuSnapshot) -> Allocation | None:
         """Reserve the place, complete the ticket and return the allocation.
 
-        None: the place is gone, take a new snapshot. Raises one of `unreachable`; then nothing is reserved.
+        None if the place is gone; then take a new snapshot. Raises one of `unreachable`; then nothing is reserved.
         """
 
     @abstractmethod
@@ -371,7 +371,7 @@ class Reservations(ABC, Generic[Reserved]):
         """Return the result that a spawn would have now; unknown after an error in placement.
 
         Raises one of `unreachable`. ``ineligible`` returns the nodes that cannot run a server of a template, whatever
-        is free there. ``tenant``: the server's user; None: any user.
+        is free there. ``tenant``: the server's user; None stands for any user.
         """
         try:
             snapshot = await self.snapshot(max_age)

@@ -182,7 +182,7 @@ class LayerVerdict:
     gpus: tuple[GpuKind, ...] = ()
     """Suitable GPUs, free or not, as far as they are published."""
     profile: MigProfile | None = None
-    """NOW and WAIT: the profile of the server's MIG device; None: no MIG device."""
+    """NOW and WAIT: the profile of the server's MIG device; None if there is no MIG device."""
     able: frozenset[str] = frozenset()
     """NOW: the nodes on which the server can be placed. WAIT: the nodes that would suit if less ran there; empty if
     another resource than nodes is short.
@@ -252,7 +252,7 @@ class GpuSnapshot:
     notices: tuple[tuple[str, Notice], ...] = ()
     """Notices of pending idle actions, each with its session's name in the ledger."""
     layers: OtherLayers | None = None
-    """GPUs that other layers share; None: there are none."""
+    """GPUs that other layers share; None if there are none."""
     rules: LayersFile = NO_RULES
     """The layers of these GPUs by their models, if the hub places by all layers: on one machine."""
     _suiting: dict[int, _Suiting] = field(default_factory=dict, repr=False)
@@ -309,7 +309,7 @@ class GpuSnapshot:
         return suiting
 
     def _layer_on(self, kind: GpuKind, template: Template) -> LayerName | None:
-        """Return the layer by which a template's sessions can share such GPUs; None: no layer."""
+        """Return the layer by which a template's sessions can share such GPUs; None if there is no layer."""
         if template.gpu is None:
             return None
         named = template.gpu.layer

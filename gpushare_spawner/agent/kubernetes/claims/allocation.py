@@ -178,7 +178,7 @@ class PreparedClaims:
                 self._claims[claim.uid] = claim
 
     def get(self, uid: str) -> PreparedClaim | None:
-        """Return the claim with that uid; None: it is not prepared."""
+        """Return the claim with that uid; None if it is not prepared."""
         return self._claims.get(uid)
 
     def put(self, claim: PreparedClaim) -> None:
@@ -212,7 +212,7 @@ class PreparedClaims:
     def joined(self, handed: Handed, indices: Mapping[str, int]) -> Handed:
         """Return the kubelet's list with the claims' pods, which it lacks: none of their containers names the claim.
 
-        `indices`: of the GPUs, by UUID.
+        `indices`: the indices of the GPUs, by UUID.
         """
         by_pod: dict[PodKey, dict[str, Given]] = {key: dict(held) for key, held in handed.by_pod.items()}
         for claim in self._claims.values():

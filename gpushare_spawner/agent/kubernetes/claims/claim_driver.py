@@ -120,7 +120,7 @@ class ClaimDriver:
         async with self._claims_lock:
             previous = self._prepared.get(key.uid)
             if previous is not None:
-                # the kubelet asks again after a failure of its own: the session's files in the folder stay
+                # The kubelet asks again after a failure of its own. The session's files in the folder stay.
                 owners.make(self._held.folder / previous.folder)
                 return previous.devices
             try:
@@ -130,7 +130,7 @@ class ClaimDriver:
             allocation = claim_allocation(claim, key, self._node.settings.name, self._node.gpus)
             # another plugin for this GPU can be new
             await self._ask_kubelet()
-            # no await from here on, so that the counts stay valid
+            # There is no await from here on, so that the counts stay valid.
             held: dict[str, tuple[str, ...]] = {}
             for uuid, units in allocation.units.items():
                 if (trouble := self._node.health.trouble(uuid)) is not None:

@@ -1,7 +1,7 @@
 """The agent as a DRA plugin of the kubelet: the DRAPlugin API (v1), the health of its devices (v1alpha1), the sockets.
 
 `ClaimPlugin` and `DeviceHealth` answer gRPC calls only; claim_driver.py prepares claims. `DriverSockets` serves both
-sockets of a DRA driver. The kubelet watches its folder plugins_registry, also after its own restart: it finds the
+sockets of a DRA driver. The kubelet watches its folder plugins_registry, even after its own restart: it finds the
 socket for registration there and connects to both, so the driver calls nothing.
 """
 
@@ -87,7 +87,7 @@ class DeviceHealth(health_services.DRAResourceHealthServicer):
     """Sends the kubelet the health of devices. The kubelet shows it in the status of pods, and still places pods."""
 
     def __init__(self, pool: str, healthy: Callable[[], Mapping[str, bool]]) -> None:
-        """`healthy`: by the device's name."""
+        """`healthy` tells the health of a device by its name."""
         self._pool = pool
         self._healthy = healthy
         self._listeners: set[asyncio.Event] = set()
@@ -220,6 +220,6 @@ class DriverSockets(registration_services.RegistrationServicer):
             self._sockets.append(await GrpcSocket.serve(path, server))
 
     async def _stop(self) -> None:
-        # the socket for registration first, so that the kubelet does not connect again
+        # Close the socket for registration first, so that the kubelet does not connect again.
         while self._sockets:
             await self._sockets.pop().close()

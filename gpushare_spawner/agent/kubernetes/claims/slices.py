@@ -48,7 +48,7 @@ class OfferedGpu:
     """Units of 1 % for all claims together, those in use included: more than the GPU has while idle sessions lend
     units."""
     trouble: str | None = None
-    """The reason against new sessions, in one word; None: there is none."""
+    """The reason against new sessions, in one word; None if there is none."""
 
 
 def resource_slice(node: str, gpus: Iterable[OfferedGpu], unit_size: int, generation: int, taints: bool) -> Json:
@@ -101,7 +101,7 @@ def says_the_same(desired: Json, kept: Json) -> bool:
 
 def _device(offered: OfferedGpu, unit_size: int) -> Json:
     capacity = capacity_of(offered.units, offered.gpu.memory_bytes)
-    # no validRange.max: the server rejects a maximum above the value, and the value can fall
+    # There is no validRange.max, because the server rejects a maximum above the value, and the value can fall.
     smallest = {UNITS_CAPACITY: str(unit_size), MEMORY_CAPACITY: "1Mi"}
     device: Json = {
         "name": device_name(offered.gpu.uuid),

@@ -57,7 +57,7 @@ class CdiNames:
             self._read_files = there
 
     async def name(self, uuid: str) -> str | None:
-        """Return the qualified name of a GPU; None: it has none now."""
+        """Return the qualified name of a GPU; None if it has none now."""
         await self.read()
         return self._names.get(uuid)
 

@@ -44,7 +44,8 @@ class ContainerResponses:
     def answer(self, gpu: Gpu, folder: Path, cdi_name: str | None) -> messages.ContainerAllocateResponse:
         """Return the answer for a container that gets devices of this GPU.
 
-        `folder`: its grant's. `cdi_name`: the GPU's name in the node's CDI specifications; None: it has none.
+        `folder`: the folder of its grant. `cdi_name`: the GPU's name in the node's CDI specifications; None if it has
+        none.
         """
         environment = self._environment([gpu], owners.socket_in(folder))
         mounts = [
@@ -64,7 +65,7 @@ class ContainerResponses:
     def to_observe(self, folder: Path) -> messages.ContainerAllocateResponse:
         """Return the answer for a container with a GPU of another layer: socket and library.
 
-        The library reports GPU work. `folder`: its grant's.
+        The library reports GPU work. `folder`: the folder of its grant.
         """
         environment = {"GPUSHARE_SOCKET": os.fspath(owners.socket_in(folder)), **OBSERVES}
         mounts = [MountReport(host_path=os.fspath(folder), container_path=os.fspath(folder)), *self._mounts({})]

@@ -144,7 +144,7 @@ class PluginSocket:
     """Keeps one device plugin served and registered."""
 
     def __init__(self, plugin: DevicePlugin, folder: Path, name: str, registered: Callable[[], None]) -> None:
-        """`folder`: the kubelet's for plugins. `name`: of the socket in it. `registered` is called each time."""
+        """`folder`: the kubelet's folder for plugins. `name`: its socket's name. `registered` is called each time."""
         self._plugin = plugin
         self._folder = folder
         self._name = name
@@ -181,7 +181,7 @@ class PluginSocket:
                 try:
                     await self._serve()
                     await self._register()
-                    # compare with this kubelet: another one can have started meanwhile
+                    # Compare with this kubelet, because another one can have started meanwhile.
                     self._with = kubelet
                     self._complain("")
                     self._registered_callback()
@@ -189,7 +189,7 @@ class PluginSocket:
                 except grpc.aio.AioRpcError as error:
                     pause = self._failed(error.details(), pause)
                 except Exception as error:
-                    # any error: without another try the node would have no GPUs until the agent restarts
+                    # Catch any error, because without another try the node would have no GPUs until the agent restarts.
                     pause = self._failed(error, pause)
             await asyncio.sleep(pause)
 
@@ -252,7 +252,7 @@ class DevicePlugins:
         end: Callable[[Session, str], None],
         registered: Callable[[], None],
     ) -> None:
-        """`folder`: the kubelet's for plugins. `end` ends a session.
+        """`folder`: the kubelet's folder for plugins. `end` ends a session.
 
         `ask_kubelet` reads the device assignments now, `changed` reads them soon.
         """
@@ -304,7 +304,7 @@ class DevicePlugins:
         # another plugin for this GPU can be new
         await self._ask_kubelet()
         cdi_name = await self._cdi.name(gpu.uuid)
-        # no await from here on, so that the counts stay valid
+        # There is no await from here on, so that the counts stay valid.
         if (trouble := self._health.trouble(gpu.uuid)) is not None:
             raise DevicesRefused(trouble)
         self._held.check(gpu.uuid, devices)

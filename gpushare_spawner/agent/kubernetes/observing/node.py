@@ -57,7 +57,7 @@ class ObserverDevices:
         end_holders: Callable[[frozenset[str]], None],
         changed: Callable[[], None],
     ) -> None:
-        """`folder`: of the grants' folders. `changed` is called after each grant.
+        """`folder`: the parent folder of the grants' folders. `changed` is called after each grant.
 
         `end_holders` ends the sessions that had any of these devices: the kubelet gives them to another container.
         """

@@ -153,10 +153,10 @@ class TierAnnotations:
             return
         doing = self._activity(session)
         down = annotated.effective_units < record.effective_units or annotated.tier.depth > record.tier.depth
-        # without `idle_since`, only running work counts
+        # Without `idle_since`, only running work counts.
         since = annotated.idle_since if annotated.idle_since is not None else math.inf
         worked = voids_idle_action(doing.busy, doing.last, doing.gpu_seconds, since, annotated.if_gpu_seconds)
-        # work does not avert a downgrade for spawns in quota
+        # Work does not avert a downgrade for spawns in quota.
         if down and annotated.yields_until is None and worked:
             log.info(
                 "session %s does not change to tier %s: it has worked on the GPU in the meantime",
@@ -197,7 +197,7 @@ def needed_patch(annotated: PodSession, record: SessionRecord, now: float) -> di
         since, units = record.tier_since, record.effective_units
         patch |= kubernetes.tier_patch(record.tier, since, units, yields_until=record.yields_until, use=record.use)
     elif averted and record.tier is Tier.ACTIVE:
-        # work began: the annotation reaches the hub before the report, and idle time starts again
+        # Work began. The annotation reaches the hub before the report, and idle time starts again.
         patch |= kubernetes.tier_patch(Tier.ACTIVE, now, record.effective_units)
     patch |= needed_share_patch(annotated, record)
     if averted:
@@ -291,7 +291,7 @@ class AnnotationWriter:
                     self._written(session, item)
                     if not self._patch_of(session):
                         break
-                    # the record has changed meanwhile, or another writer undoes patches: do not race with it
+                    # The record has changed meanwhile, or another writer undoes patches. Do not race with it.
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, LONGEST_PAUSE)
         except Exception:

@@ -43,7 +43,7 @@ class Pod:
     ended: bool
     """All its containers have ended and none will start again: the kubelet has taken its devices back."""
     requests: ContainerRequests | None = None
-    """None: its container with the share does not request both CPU and memory."""
+    """None if its container with the share does not request both CPU and memory."""
     labels: dict[str, str] = field(default_factory=dict)
 
     @classmethod
@@ -99,7 +99,7 @@ class Pods:
     ) -> None:
         """`namespace`: that of the notebooks' pods; empty: all. `changed` is called after each change.
 
-        `selector`: of the pods' labels.
+        `selector`: the selector of the pods' labels.
         """
         self._api = api
         self._path = f"/api/v1/namespaces/{namespace}/pods" if namespace else "/api/v1/pods"
@@ -139,7 +139,7 @@ class Pods:
             await asyncio.gather(self._task, return_exceptions=True)
 
     def get(self, uid: str) -> Pod | None:
-        """Return the pod with that uid; None: it does not exist or has ended."""
+        """Return the pod with that uid; None if it does not exist or has ended."""
         pod = self._pods.get(uid)
         return pod if pod is not None and not pod.ended else None
 
@@ -148,7 +148,7 @@ class Pods:
         return (pod for pod in self._pods.values() if not pod.ended)
 
     def named(self, namespace: str, name: str) -> Pod | None:
-        """Return the pod with that name; None: it does not exist or has ended."""
+        """Return the pod with that name; None if it does not exist or has ended."""
         for pod in self._pods.values():
             if (pod.namespace, pod.name) == (namespace, name) and not pod.ended:
                 return pod
@@ -177,11 +177,11 @@ class Pods:
             except ApiFailure as failure:
                 failures += 1
                 if failure.status == 410 and not too_old:
-                    # only once: do not flood a server that rejects every version as too old
+                    # Do this only once, so as not to flood a server that rejects every version as too old.
                     version, too_old = "", True
                     continue
-                # a list is expensive for a server in trouble: after a failure that does not concern the version, the
-                # watch continues from its version for some tries
+                # A list is expensive for a server in trouble. After a failure that does not concern the version, the
+                # watch continues from its version for some tries.
                 if not _may_pass(failure) or failures >= TRIES_OF_A_WATCH:
                     version = ""
                 self._trouble.about(failure)

@@ -226,7 +226,7 @@ AT_ONCE = 5000
 
 
 class ChangedObject(NamedTuple):
-    """One object before and after a change; None: it did not exist, or is gone."""
+    """One object before and after a change; None if it did not exist, or is gone."""
 
     key: str
     before: Any
@@ -267,11 +267,12 @@ class ChangedObjects:
 
 
 ASK_AGAIN_SECONDS = 300.0
-"""Seconds until the next try after the API server has refused to show nodes and pods. Ours: a new
+"""Seconds until the next try after the API server has refused to show nodes and pods. Our value: a new
 right takes effect soon.
 """
 MOST_CONSTRAINTS = 100
-"""Kinds of pods for which excluded nodes are kept. Ours: more than a hub has templates; selectors can name the user."""
+"""Kinds of pods for which excluded nodes are kept. Our value: more than a hub has templates; selectors can name the
+user."""
 COUNTED_AT_ONCE = 500
 """Changed pods that are counted in one piece: about 1 ms."""
 
@@ -436,7 +437,7 @@ class ClusterCapacity:
         self._cluster_facts = None
 
     def _take_node(self, name: str, now: Object | None) -> None:
-        """Count a node; None: it is gone."""
+        """Count a node; None if it is gone."""
         self._allocatable.pop(name, None)
         facts = self._facts.pop(name, None)
         if now is not None:

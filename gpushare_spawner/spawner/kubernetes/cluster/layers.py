@@ -102,8 +102,8 @@ class LayerSessions:
 
 NO_FILE = LayersFile()
 MOST_STOPS = 32
-"""Limit of the next notified stops that an estimate of a wait considers. Ours: each can cost a pass over all pods, and
-a session has a notice for minutes only.
+"""Limit of the next notified stops that an estimate of a wait considers. Our value: each can cost a pass over all pods,
+and a session has a notice for minutes only.
 """
 _LOGGED: set[LayerName] = set()
 """Layers with an error in the log: each snapshot would log it again."""

@@ -115,7 +115,7 @@ class ClusterSnapshots:
         self._clock = WallClock.of(clock)
         self._capacity = capacity
         self.layers = layers
-        """Reader of other sharing layers; None: no such layers."""
+        """Reader of other sharing layers; None if there are no such layers."""
         if layers is not None:
             layers.ours = self.shows
         self._inventory = GpuInventory()
@@ -430,7 +430,7 @@ class ClusterSnapshots:
             yield
 
     def _take_pod(self, name: str, pod: Mapping[str, Any] | None) -> None:
-        """Count a pod's allocation; None: it is gone."""
+        """Count a pod's allocation; None if it is gone."""
         before = self._pods.get(name)
         # first the part that can fail: an unreadable pod counts as before
         now = self._seen_pod(name, pod, before) if pod is not None and holds_share(pod) else None
