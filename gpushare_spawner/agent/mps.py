@@ -206,7 +206,7 @@ class MpsDaemons:
     async def start(self) -> None:
         """Query which daemons run, and begin to check them. The sessions have been restored."""
         for uuid, daemon in self._daemons.items():
-            # sessions that an earlier agent had: their daemon ran
+            # These are sessions that an earlier agent had. Their daemon ran.
             daemon.ran = self._needed(uuid) or daemon.control.pipes.exists()
         await self.check()
         self._task = asyncio.create_task(self._check_now_and_then())

@@ -72,7 +72,8 @@ class OpenRequest(_Request):
     share_units: Annotated[int, Field(ge=1, le=UNITS_PER_GPU)]
     borrowed_units: Annotated[int, Field(ge=0, le=UNITS_PER_GPU)] = 0
     user_units: Annotated[int, Field(ge=1, le=UNITS_PER_GPU)] | None = None
-    """Most units of all sessions of this user and quota on one GPU together while others compete; None: no bound."""
+    """Most units of all sessions of this user and quota on one GPU together while others compete; None if there is no
+    bound."""
     memory_limit: PercentOrBytes = "100%"
     oversubscribe: bool = True
     engine: MemoryEngine = MemoryEngine.MANAGED
@@ -129,7 +130,7 @@ class TierRequest(_Request):
     """How much GPU work restores the share after a downgrade or release. None: all work does, at once."""
     yields_until: Instant | None = None
     """The session gives up the units that the tier takes, so that another session can own them. Until then, at most
-    until this instant, GPU work does not restore them. None: the session keeps its units."""
+    until this instant, GPU work does not restore them. None if the session keeps its units."""
 
     @model_serializer(mode="wrap")
     def _for_older_agents(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -210,7 +211,7 @@ class MessageRequest(_Request):
     op: Literal["message"] = "message"
     id: SessionId
     message: Message | None
-    """None: the message of `cause` is withdrawn."""
+    """None if the message of `cause` is withdrawn."""
     cause: MessageCause | None = None
 
     @classmethod
@@ -339,7 +340,7 @@ class QueueProgress(BaseModel):
     queue_position: Annotated[int, Field(ge=1)]
     """First = 1; only spawns that could use the same GPUs count."""
     estimated_minutes: Annotated[int, Field(ge=1)] | None = None
-    """Estimate of the remaining wait; None: there is none."""
+    """Estimate of the remaining wait; None if there is none."""
     waits_for: Annotated[str, Field(max_length=LONGEST_TEXT)] = ""
     """Why the spawn waits, as a sentence for its user."""
     cancelled_at: Instant | None = None

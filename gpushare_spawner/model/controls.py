@@ -168,7 +168,7 @@ class SpawnNote(BaseModel):
 
 
 def taken_out(options: Any) -> tuple[dict[str, Any], SpawnNote] | None:
-    """Return user options without their note, and the note; None: they have no valid note."""
+    """Return user options without their note, and the note; None if they have no valid note."""
     if not isinstance(options, dict) or NOTE_OPTION not in options:
         return None
     try:

@@ -130,7 +130,10 @@ class QuietHours(_Part):
     """The idle actions that do not come: downgrade, release, stop."""
 
     def until(self, instant: float) -> float | None:
-        """Return the end of the quiet hours that cover an instant, in seconds since the epoch; None: none cover it."""
+        """Return the end of the quiet hours that cover an instant, in seconds since the epoch.
+
+        None if none cover it.
+        """
         today = datetime.fromtimestamp(instant, ZoneInfo(self.time_zone)).date()
         ends = [end for begin, end in self._around(today) if begin <= instant < end]
         return max(ends, default=None)
@@ -144,7 +147,7 @@ class QuietHours(_Part):
                 yield min(self._instants(day, self.start)), max(self._instants(day + overnight, self.end))
 
     def _instants(self, day: date, at: time) -> tuple[float, float]:
-        """Return both instants of a time that the clock shows twice or never; else the same instant twice."""
+        """Return both instants of a time that the clock shows twice or never; otherwise the same instant twice."""
         shown = datetime.combine(day, at, ZoneInfo(self.time_zone))
         return shown.timestamp(), shown.replace(fold=1).timestamp()
 

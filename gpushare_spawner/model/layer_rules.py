@@ -241,7 +241,7 @@ class LayersFile(_Part):
         return rules
 
     def rule_of(self, labels: Mapping[str, str], model: str) -> LayerRule | None:
-        """Return the rule of a node with these labels and GPUs of this model; None: no rule applies."""
+        """Return the rule of a node with these labels and GPUs of this model; None if no rule applies."""
         return next((rule for rule in self.rules if rule.applies(labels, model)), None)
 
     def layer_of(self, labels: Mapping[str, str], model: str) -> LayerName:
@@ -384,8 +384,8 @@ MEMORY_SLICES = 8
 
 
 Memory = int | Fraction | None
-"""Bytes, or a part of the GPU's memory slices; None: the same part as the share. A profile has slightly less memory
-than its slices; a whole GPU does not give all its memory to programs either."""
+"""Bytes, or a part of the GPU's memory slices; None if it is the same part as the share. A profile has slightly less
+memory than its slices; a whole GPU does not give all its memory to programs either."""
 
 
 @dataclass(frozen=True)
@@ -439,7 +439,7 @@ def gpu_label(index: int, instance: MigInstance | None) -> str:
 
 
 def smallest(profiles: Iterable[MigProfile], units: int, memory: Memory = None) -> MigProfile | None:
-    """Return the smallest profile that holds a share (see `MigProfile.holds`); None: there is none."""
+    """Return the smallest profile that holds a share (see `MigProfile.holds`); None if there is none."""
     return min(
         (profile for profile in profiles if profile.holds(units, memory)),
         key=lambda profile: profile.size,

@@ -86,7 +86,7 @@ class PerUser(_Part):
 
     @property
     def weight_units(self) -> int | None:
-        """`weight` in units of 1 % of a GPU; None: there is no bound."""
+        """`weight` in units of 1 % of a GPU; None if there is no bound."""
         return None if self.weight is None else units_of(self.weight)
 
 
@@ -153,7 +153,7 @@ class Amounts(_Part):
 
     @property
     def maximum_units(self) -> int | None:
-        """The maximum in units of 1 %; None: there is none."""
+        """The maximum in units of 1 %; None if there is none."""
         return None if self.maximum is None else units_of(self.maximum)
 
 

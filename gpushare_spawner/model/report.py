@@ -173,11 +173,11 @@ class GpuReport(_Part):
     memory_bytes: Amount
     memory_used_bytes: Amount = 0
     utilisation: Annotated[float, Field(ge=0, le=1)] | None = None
-    """Part of the driver's last sample period in which the GPU computed; None: the driver does not report it."""
+    """Part of the driver's last sample period in which the GPU computed; None if the driver does not report it."""
     temperature_celsius: Annotated[float, Field(ge=-273.15, le=1e6)] | None = None
-    """None: the driver does not report it."""
+    """None if the driver does not report it."""
     power_watts: Annotated[float, Field(ge=0, le=1e9)] | None = None
-    """Power that the GPU draws; None: the driver does not report it."""
+    """Power that the GPU draws; None if the driver does not report it."""
     healthy: bool = True
     cordoned: bool = False
     """Whether a cordon of the GPU or of its node keeps new sessions away."""
@@ -217,7 +217,7 @@ class Notice(_Part):
     after_seconds: Seconds = 0.0
     """The idle time, or the server's age, at which the action comes; 0: not given."""
     use: UseRule | None = None
-    """How much GPU work withdraws the notice. None: any work, if work prevents the action."""
+    """How much GPU work withdraws the notice. None if any work does, as far as work prevents the action."""
 
     @property
     def averted_by_work(self) -> bool:
@@ -284,7 +284,7 @@ class SessionReport(_Part):
     layer: LayerName = LayerName.NATIVE
     """The sharing layer that gives it the GPU. For another layer only the number of `gpus` has a meaning."""
     layer_trouble: str | None = None
-    """Problems of the layer for this session, in sentences; None: there are none."""
+    """Problems of the layer for this session, in sentences; None if there are none."""
     gpu_use_known: bool = True
     """Whether its GPU work is measured. False: another layer gives the GPU, and no agent observes the session."""
     share_units: Units
@@ -326,24 +326,24 @@ class SessionReport(_Part):
     suspended: bool = False
     """Whether all its memory and its CUDA contexts are in host memory. Its GPU work then waits for the resumption."""
     not_suspendable: str | None = None
-    """Why the session cannot be suspended now or, if it is suspended, cannot be resumed, in a sentence; None: it can,
+    """Why the session cannot be suspended now or, if it is suspended, cannot be resumed, in a sentence; None if it can,
     or its engine does not suspend."""
     context_bytes: Amount = 0
     """GPU memory of the CUDA contexts of its processes, in addition to `memory_bytes`, as the driver reports it."""
     host_memory_needed_bytes: Amount = 0
     """Host memory that is needed if all its movable memory leaves the GPUs."""
     host_memory_budget_bytes: Amount | None = None
-    """Host memory that the server's memory limit leaves for that; None: the server has no memory limit."""
+    """Host memory that the server's memory limit leaves for that; None if the server has no memory limit."""
     gpu_busy: bool = False
     """Whether a burst is running or waiting now."""
     waiting: bool = False
     """Whether the session has GPU work and waits for a lease."""
     last_gpu_activity: Instant | None = None
-    """End of the last burst; None: no burst since the session was opened."""
+    """End of the last burst; None if there is no burst since the session was opened."""
     gpu_seconds: Seconds = 0.0
     """Time with a burst on the GPU since the session was opened."""
     kernels: Count | None = None
-    """Running notebook kernels; None: the notebook server has not reported them."""
+    """Running notebook kernels; None if the notebook server has not reported them."""
     kernels_busy: Count | None = None
     last_kernel_activity: Instant | None = None
     processes: Count = 0
@@ -446,12 +446,12 @@ class Report(_Part):
     gpus: tuple[GpuReport, ...]
     sessions: tuple[SessionReport, ...] = ()
     host_memory: HostMemoryReport | None = None
-    """None: the node has no budget."""
+    """None if the node has no budget."""
     cordons: tuple[Cordon, ...] = ()
     """At most one for each GPU, and one for the node."""
     state_trouble: Annotated[str, Field(max_length=MAX_TROUBLE)] | None = None
-    """Why records of sessions and changes of tiers are in the agent's memory only, and are lost if it stops; None: they
-    are on its disk."""
+    """Why records of sessions and changes of tiers are in the agent's memory only, and are lost if it stops; None if
+    they are on its disk."""
     claims: ClaimsReport | None = None
     """Settings of pods that get GPUs by claims (resource.k8s.io); None: by extended resources, or there are no pods."""
 

@@ -55,7 +55,8 @@ class GpuStatus:
     """Sessions on this GPU, including this one."""
     sessions_with_work: int
     utilisation: float | None = None
-    """Part of the GPU's time that the session had in the last second, from 0 to 1; None: the agent does not send it."""
+    """Part of the GPU's time that the session had in the last second, from 0 to 1; None if the agent does not send
+    it."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +126,7 @@ class ControlsStatus:
     """The decisions of users and admins about the session. Instants are seconds since the epoch (UTC)."""
 
     keep_until: float | None = None
-    """The end of the user's keep; None: the share is not kept."""
+    """The end of the user's keep; None if the share is not kept."""
     exempt: bool = False
     """Whether an admin has exempted the session from idle actions."""
     exempt_until: float | None = None
@@ -159,7 +160,7 @@ class ShareStatus:
     guaranteed_units: int = 0
     """Units of the session now while all other sessions work."""
     idle_seconds: float | None = None
-    """Time since the last GPU work, 0 during GPU work; None: no GPU work yet."""
+    """Time since the last GPU work, 0 during GPU work; None if there is no GPU work yet."""
     gpus: tuple[GpuStatus, ...] = field(default=())
     """Empty if no agent measures the session."""
     layer_gpus: int = 0
@@ -176,11 +177,11 @@ class ShareStatus:
     processes: tuple[ProcessMemory, ...] = ()
     """The processes with the most memory, if the agent sends them."""
     limit_hit: LimitHit | None = None
-    """None: no allocation was refused, or the agent does not send it."""
+    """None if no allocation was refused, or the agent does not send it."""
     delivered: DeliveredStatus | None = None
-    """None: the agent does not send it."""
+    """None if the agent does not send it."""
     controls: ControlsStatus | None = None
-    """None: the agent does not send it."""
+    """None if the agent does not send it."""
     takes_asks: bool = False
     """Whether the agent forwards asks to the service, like a keep or a release."""
 

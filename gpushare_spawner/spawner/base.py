@@ -378,7 +378,7 @@ class GPUShareBase(_Part):  # type: ignore[misc]
         Raises SpawnRefused, and then nothing is reserved.
         """
         if self._attempt.phase is not SpawnPhase.NEW:
-            # the spawner of a script: a hub clears the state before each spawn
+            # This is the spawner of a script. A hub clears the state before each spawn.
             self._forget_attempt()
         attempt = self._attempt
         attempt.hub_task = self._spawn_future

@@ -160,7 +160,7 @@ def resource_override(template: Template | None) -> dict[str, Any]:
 def replaced(value: Any, text: str) -> Any:
     """Return a copy of an unlisted choice's override with ``{value}`` replaced by the user's text."""
     if isinstance(value, str):
-        # not str.format: braces in an admin's text (JSON, for instance) must survive
+        # Do not use str.format, because braces in an admin's text (JSON, for instance) must survive.
         return value.replace("{value}", text)
     if isinstance(value, Mapping):
         return {key: replaced(item, text) for key, item in value.items()}
@@ -383,7 +383,7 @@ class Overrides:
         self._before.clear()
 
     def _wrong(self, template: str, why: str) -> SpawnRefused:
-        # an admin's mistake, not the user's: say so, and write it to the hub's log
+        # This is an admin's mistake, not the user's. Say so, and write it to the hub's log.
         self._spawner.log.error("The template %s: %s", template, why)
         return SpawnRefused(words.cannot_apply(template, why), reason="bad-template", status=500)
 

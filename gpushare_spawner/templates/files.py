@@ -46,7 +46,7 @@ class WatchedFile(Generic[Content]):
     """The last reading of one file."""
 
     signature: Signature | None
-    """None: the file's status could not be read."""
+    """None if the file's status could not be read."""
     read_at: float
     """Seconds since the epoch."""
     parsed: Parsed[Content]
@@ -108,7 +108,7 @@ class FileInForce(Generic[Content]):
     """The last valid version of a file."""
 
     content: Content | None = None
-    """None: there is no file, or it was never valid."""
+    """None if there is no file, or it was never valid."""
     problems: tuple[Problem, ...] = ()
     """Problems of the file now."""
     lines: Mapping[FieldPath, int] = field(default_factory=dict)
@@ -212,7 +212,7 @@ class QuotasInForce:
     """The quotas of a hub."""
 
     quotas: Quotas | None = None
-    """None: there are no quotas."""
+    """None if there are no quotas."""
     problems: tuple[Problem, ...] = ()
     """Problems of the file."""
     warnings: tuple[Problem, ...] = ()

@@ -312,7 +312,7 @@ def _yaml_problem(error: Exception, file: str, text: str) -> Problem:
 
 
 def _open_quote(text: str, line: int) -> int | None:
-    """Return the line of the opening quote that caused an error at ``line``; None: no quote caused it."""
+    """Return the line of the opening quote that caused an error at ``line``; None if no quote caused it."""
     opened = None
     try:
         for token in yaml.scan(text, Loader=yaml.BaseLoader):

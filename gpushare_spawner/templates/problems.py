@@ -31,7 +31,7 @@ class Problem:
 
     file: str
     line: int | None
-    """Counted from 1; None: the whole file."""
+    """Counted from 1; None if the problem concerns the whole file."""
     field: str
     """With dots, like ``gpu.fraction``; empty: the whole file."""
     what: str
@@ -63,7 +63,7 @@ def problems_of(
 
 
 def line_of(path: tuple[str | int, ...], lines: Mapping[tuple[str | int, ...], int]) -> int | None:
-    """Return the line of a field, or of the nearest enclosing field in the file; None: there is none."""
+    """Return the line of a field, or of the nearest enclosing field in the file; None if there is none."""
     for length in range(len(path), -1, -1):
         if path[:length] in lines:
             return lines[path[:length]]
@@ -206,7 +206,7 @@ def _nearest(name: str, fields: list[str]) -> str:
 
 
 def _close(name: str, names: Sequence[str]) -> str | None:
-    """Return the name that is nearest to a misspelt name; None: there is none. Dashes count as underscores."""
+    """Return the name that is nearest to a misspelt name; None if there is none. Dashes count as underscores."""
     by_spelling = {_spelling(candidate): candidate for candidate in names}
     close = get_close_matches(_spelling(name), by_spelling, n=1)
     return by_spelling[close[0]] if close else None

@@ -49,7 +49,7 @@ def install(libraries: Libraries, folder: Path) -> HostLibraries:
     folder.mkdir(parents=True, exist_ok=True)
     os.chmod(folder, 0o755)
     if os.statvfs(folder).f_flag & os.ST_NOEXEC:
-        # its mount in a container would be noexec too: programs would start without the library
+        # Its mount in a container would be noexec too, and programs would start without the library.
         raise CannotBeLoaded(
             f"{folder} is on a file system that is mounted with noexec, so that no program can load a library from "
             "it; use a folder on another one"

@@ -274,7 +274,7 @@ class NodeMemory:
         budget = self.node_budget()
         of_node = node_left(gpus, gpu, session.id, budget)
         if kind is ReserveKind.OWN_MANAGED and budget is not None:
-            # the session's limit does not bound it: not more than the session's part of the budget
+            # The session's limit does not bound it. Count no more than the session's part of the budget.
             own = gpus[gpu].sessions[session.id]
             of_node = min(of_node, self._most(session, gpu, budget) - own.counted)
         if kind is ReserveKind.PLAIN and not session.suspends:

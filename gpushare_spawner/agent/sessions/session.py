@@ -289,7 +289,7 @@ class Session:
     def memory_limit(self, gpu: Gpu) -> int:
         """Return the bytes that CUDA shows the session as this GPU's total."""
         limit = _resolved(self.record.request.memory_limit, gpu.memory_bytes)
-        # plain memory is on the GPU while the session works: the GPU's size is the limit
+        # Plain memory is on the GPU while the session works, so the GPU's size is the limit.
         return limit if self.converts_memory else min(limit, gpu.memory_bytes)
 
     def memory_guarantee(self, gpu: Gpu) -> int:

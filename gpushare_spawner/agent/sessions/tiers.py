@@ -77,7 +77,7 @@ class Shares:
     def most_more(self, session: Session, gpu: Gpu) -> int:
         """Return the units by which a session's share on one of its GPUs can grow now."""
         record = session.record
-        # an idle session lends the units beyond its tier: it can own more, and not borrow more
+        # An idle session lends the units beyond its tier. It can own more, and not borrow more.
         idle = record.effective_units != record.request.share_units
         return self._ledger.unowned_units(gpu.uuid) if idle else self._ledger.free_units(gpu.uuid)
 
@@ -198,7 +198,7 @@ class Shares:
                 return min((on_gpu[gpu.uuid][name] for gpu in gpus), default=0)
 
             weights = [(session, self._guaranteed(session, if_active)) for session, _ in weights]
-        # decreases first: they free the units for the others
+        # Decreases come first, because they free the units for the others.
         for session, units in sorted(weights, key=lambda weighed: weighed[1]):
             weight = self._weight(session, units)
             if weight != session.weight:
@@ -441,7 +441,7 @@ class ShareChanges:
             record.tier, record.tier_since = tier, self._clock()
         if record.notice is not None and record.notice.effective_units >= units:
             self._tiers.withdraw_notice(session)
-        # any other notice stays: a change of the share does not count as use
+        # Any other notice stays, because a change of the share does not count as use.
         others = self._shares.change(session)
         self._tiers.changed([session, *(other for other in others if other is not session)])
         self._tell_memory(session)

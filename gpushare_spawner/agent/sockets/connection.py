@@ -428,7 +428,7 @@ class Connection:
         self._loop.remove_writer(self._socket)
 
     def _end_soon(self, reason: str) -> None:
-        # not at once: the sender is still using this connection
+        # Do not do this at once, because the sender is still using this connection.
         if self._ending:
             return
         self._ending = True

@@ -119,7 +119,7 @@ class ControlSocket:
         reader, writer = await asyncio.open_unix_connection(sock=connection, limit=MAX_LINE_BYTES)
         try:
             if too_many:
-                # read first: a closed connection with unread input loses its answer
+                # Read first, because a closed connection with unread input loses its answer.
                 async with asyncio.timeout(READ_WITHIN):
                     await reader.readline()
                 message = f"the agent has {MAX_CONNECTIONS} connections on its control socket; try again in a second"

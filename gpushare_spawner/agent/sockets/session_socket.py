@@ -131,7 +131,7 @@ class SessionSocket:
         try:
             peer = identified(accepted)
         except ProcessLookupError:
-            # another process has its end of the connection: its work could not be attributed
+            # Another process has its end of the connection, so its work could not be attributed.
             self.log_peer("process %d connected to %s and ended", pid, self.path)
             _reject(accepted)
         except OSError as error:

@@ -57,6 +57,6 @@ class Cordons:
                 await self._write(cordons)
 
     async def _write(self, cordons: list[Cordon]) -> None:
-        # on the disk first: an answered request survives a crash
+        # Write them to the disk first, so that an answered request survives a crash.
         await asyncio.to_thread(replace_file, self.path, _CORDONS.dump_json(tuple(cordons)))
         self.now = tuple(cordons)

@@ -251,7 +251,7 @@ class Suspender:
     # ----------------------------------------------------------------------------------------------------
 
     async def _try_to_suspend(self, progress: SuspendProgress) -> None:
-        # memory that processes free stays theirs until all are suspended: they may have to be restored
+        # Memory that processes free stays theirs until all are suspended, because they may have to be restored.
         with contextlib.ExitStack() as held:
             await self._suspend_now(
                 progress,

@@ -164,7 +164,7 @@ class ShareChangeAnswer(_Part):
 
     number: Annotated[int, Field(ge=1)]
     refused: Failure | None = None
-    """None: the share was changed."""
+    """None if the share was changed."""
 
 
 _CHANGE: TypeAdapter[ShareChange | None] = TypeAdapter(ShareChange)
@@ -278,13 +278,14 @@ class PodSession:
     tier: Tier = Tier.ACTIVE
     notice: Notice | None = None
     idle_since: float | None = None
-    """GPU work after this instant (seconds since the epoch) makes the idle action to `tier` void; None: no guard."""
+    """GPU work after this instant (seconds since the epoch) makes the idle action to `tier` void; None if there is no
+    guard."""
     if_gpu_seconds: float | None = None
     """See `IF_GPU_SECONDS`."""
     use: UseRule | None = None
-    """How much GPU work restores the share; None: any work."""
+    """How much GPU work restores the share. None if any work does."""
     yields_until: float | None = None
-    """Until this instant the units that the tier took are kept for spawns in quota; None: they are not."""
+    """Until this instant the units that the tier took are kept for spawns in quota; None if they are not."""
     memory_limit: str = WHOLE_MEMORY
     """Each GPU's total memory as CUDA reports it: a part of it, or bytes."""
     oversubscribe: bool = True
@@ -293,18 +294,18 @@ class PodSession:
     quota: str = ""
     """The account that the share is charged to; empty: none was chosen."""
     user_units: int | None = None
-    """Most units of the sessions of this user and quota on one GPU together; None: no bound."""
+    """Most units of the sessions of this user and quota on one GPU together; None if there is no bound."""
     controls: Controls = NO_CONTROLS
     messages: tuple[Message, ...] = ()
     """The present messages, the earliest first."""
     answers: tuple[AskAnswer, ...] = ()
     """The answers to the last asks of the notebook server."""
     resize: ShareChange | None = None
-    """The service's request for another share; None: there is none."""
+    """The service's request for another share; None if there is none."""
     resized: ShareChangeAnswer | None = None
     """The agent's last answer to such a request."""
     placed_units: int | None = None
-    """The units that the pod's devices stand for, on each of its GPUs; None: its share."""
+    """The units that the pod's devices stand for, on each of its GPUs. None if they stand for its share."""
 
     def annotations(self) -> dict[str, str]:
         """Return the annotations for the pod's metadata. The inverse of `pod_session`."""

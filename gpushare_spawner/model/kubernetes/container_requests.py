@@ -122,7 +122,7 @@ class ContainerRequests:
 
     @property
     def whole(self) -> Requests | None:
-        """The requests for a session that is not released; None: the requests were not lowered.
+        """The requests for a session that is not released; None if the requests were not lowered.
 
         They are the template's, or more if another client has raised them.
         """

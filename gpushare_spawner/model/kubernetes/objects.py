@@ -109,7 +109,7 @@ def read_report(config_map: Mapping[str, Any]) -> Report:
 
 
 def misplaced_report(config_map: str, report: Report) -> str | None:
-    """Return why a report is rejected, as a sentence, or None: it is in its own node's ConfigMap.
+    """Return why a report is rejected, as a sentence, or None if it is in its own node's ConfigMap.
 
     `config_map` is the ConfigMap's name. The API server lets each agent write its own node's ConfigMap only, but with
     any content: so the name, not the content, identifies the node.

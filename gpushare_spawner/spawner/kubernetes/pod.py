@@ -268,7 +268,7 @@ def pod_constraints(settings: Mapping[str, Any], values: Callable[[Any], list[An
     """
     extra = settings["extra_pod_config"]
     if settings["modify_pod_hook"] is not None:
-        # it may add tolerations: the scheduler decides
+        # It may add tolerations. The scheduler decides.
         return None
     if any(key in extra for key in ("nodeSelector", "node_selector", "affinity", "tolerations")):
         return None

@@ -187,7 +187,7 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
     def _templates(self) -> tuple[Template, ...]:
         """Return the templates in force. Without templates all behaviour is KubeSpawner's."""
         if self.templates_dir == _TEMPLATES and not os.path.isdir(_TEMPLATES):
-            # templates are optional here: log no error
+            # Templates are optional here, so log no error.
             return ()
         return self.templates_of_user(_TEMPLATES_FOR)
 
@@ -357,7 +357,7 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
     def start(self) -> Any:
         """Start as KubeSpawner does. A pod with a share that its node does not admit is tried on another node."""
         if self._attempt.phase not in (SpawnPhase.NEW, SpawnPhase.READY):
-            # the spawner of a script: a hub clears the state before each spawn
+            # This is the spawner of a script. A hub clears the state before each spawn.
             self._forget_attempt()
         return super().start()
 

@@ -135,13 +135,13 @@ class AgentSessions:
         except ControlRefused as error:
             if error.code != "unknown-session" or self._running.get(request.id) is not request:
                 raise
-            # the agent lost it in a restart without its state: request the same place again
+            # The agent lost it in a restart without its state. Request the same place again.
             await self._client.open(request)
             self._log.warning("The agent had lost GPU session %s; it was opened again", request.id)
             await self._client.confirm(request.id, pid)
         finally:
             if request.id not in self._running and request.id not in self.in_flight:
-                # it was stopped meanwhile, and not started again: the session from above must not stay open
+                # It was stopped meanwhile, and not started again. The session from above must not stay open.
                 self.release(request.id)
         self.in_flight.pop(request.id, None)
 
@@ -371,7 +371,7 @@ class AgentReservations(Reservations[OpenedShare]):
         leftovers = {ticket.request.session for ticket in self.queue if self._is_leftover(ticket)}
         if not leftovers:
             return snapshot
-        # the server does not run, or it could not be starting: the agent's session is an earlier one
+        # The server does not run, or it could not be starting. The agent's session is an earlier one.
         await asyncio.gather(*(self.sessions.close(session, timeout=1.0) for session in leftovers))
         return await self.snapshot()
 

@@ -210,7 +210,7 @@ class Positions:
         if request.models is not None and other.models is not None and request.models.isdisjoint(other.models):
             return False
         these, those = self._able(request), self._able(other)
-        # no able nodes: the spawn waits for GPUs to become healthy, or for nodes that do not exist yet
+        # There are no able nodes. The spawn waits for GPUs to become healthy, or for nodes that do not exist yet.
         return not (these and those) or not these.isdisjoint(those)
 
     def _able(self, request: PlacementRequest) -> Set[str]:
@@ -344,7 +344,7 @@ class Placer:
             return self._place_by_layers(ticket, layers)
         placement_request = request.placement(snapshot)
         verdict = self._check.verdict(placement_request)
-        # taints come and go: a spawn that waits already is not refused for one
+        # Taints come and go. A spawn that waits already is not refused for one.
         waits = verdict.outcome is LayerOutcome.WAIT or (verdict.ineligible and ticket.ahead is not None)
         if waits:
             if ticket.ahead is None and self._positions.is_full(request.template):

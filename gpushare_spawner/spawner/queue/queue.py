@@ -290,8 +290,8 @@ class LastingObjects:
         """Exclude all existing objects from garbage collection."""
         if self._left:
             self._left -= 1
-            # the youngest generation first: its garbage is freed, and tuples of numbers and strings need no collector
-            # at all
+            # Collect the youngest generation first. Its garbage is freed, and tuples of numbers and strings need no
+            # collector at all.
             gc.collect(0)
             gc.freeze()
 

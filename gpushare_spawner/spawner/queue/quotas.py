@@ -101,7 +101,7 @@ class QuotaHistory:
         content = PastUse(at=max(0.0, now), used=dict(used))
         fresh = self._path.with_name(f".{self._path.name}.new")
         try:
-            # readable only by its owner: it names users
+            # The file is readable only by its owner, because it names users.
             with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
                 file.write(content.model_dump_json().encode())
             fresh.replace(self._path)

@@ -199,7 +199,7 @@ class Reservations(ABC, Generic[Reserved]):
             except self.unreachable as error:
                 self._gpus_unavailable(error)
             except Exception as error:
-                # a bug must not stop all spawns: the next pass may succeed, and every wait is bounded
+                # A bug must not stop all spawns. The next pass may succeed, and every wait is bounded.
                 self.placement_failed(error)
             if len(self.queue):
                 with contextlib.suppress(TimeoutError):
@@ -244,7 +244,7 @@ class Reservations(ABC, Generic[Reserved]):
                     with self._errors_noted():
                         await breaks.through(check.preparing(ticket.request.placement(snapshot)))
                 if ticket in self.queue and not await self._place_ticket(ticket, placer, snapshot, breaks):
-                    # the agent or cluster counts differently: the next pass has its new data
+                    # The agent or cluster counts differently. The next pass has its new data.
                     break
             except self.unreachable:
                 raise

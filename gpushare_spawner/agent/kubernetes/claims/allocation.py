@@ -106,7 +106,7 @@ def claim_allocation(claim: Json, key: ClaimKey, node: str, gpus: Mapping[str, A
             )
         consumed = (result.get("consumedCapacity") or {}).get(UNITS_CAPACITY)
         if consumed is None:
-            # a whole device: the scheduler would give it to no other claim
+            # This is a whole device. The scheduler would give it to no other claim.
             raise DevicesRefused(
                 f"{key} has device {result.get('device')} as a whole, without units: the feature gate "
                 "DRAConsumableCapacity is off in the scheduler"

@@ -159,7 +159,7 @@ class ClaimDriver:
                 for uuid, ids in held.items():
                     granted.append(self._held.grant(uuid, ids))
             except DevicesRefused:
-                # the grants first: their folder has the name of the prepared claim
+                # Drop the grants first, because their folder has the name of the prepared claim.
                 for grant in granted:
                     self._held.forget(grant)
                 self._prepared.remove(key.uid)

@@ -268,7 +268,7 @@ class PublishedSlice:
         except ApiFailure as failure:
             if failure.status not in (404, 409):
                 raise
-            # deleted or changed meanwhile: read it again
+            # It was deleted or changed meanwhile. Read it again.
             await self._read_again()
             return True
         self._answered(written)

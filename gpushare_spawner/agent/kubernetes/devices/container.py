@@ -157,7 +157,7 @@ def withheld(gpus: Iterable[Gpu], handed: Handed, own: PodKey | None) -> dict[st
         for resource in sorted({*handed.offered, *others}):
             held = mine.get(resource, frozenset())
             if not resource.startswith(NVIDIA) or any(id.isdigit() for id in held):
-                # ids can be indices on the node, which differ from those in this container: all visible GPUs count
+                # Ids can be indices on the node, which differ from those in this container. All visible GPUs count.
                 continue
             if any(_is_of(id, gpu) for id in others.get(resource, ())):
                 reasons[gpu.uuid] = (

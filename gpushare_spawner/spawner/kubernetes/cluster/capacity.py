@@ -498,7 +498,7 @@ def kept_node(node: Object, with_facts: bool = False) -> Object:
     """Return the kept data of a node. ``with_facts``: with the data that other sharing layers publish."""
     status = node.get("status") or {}
     allocatable = status.get("allocatable") or {}
-    # from its capacity: allocatable excludes devices that are unhealthy for a moment
+    # Take it from the capacity, because allocatable excludes devices that are unhealthy for a moment.
     capacity = ((gpu_index_of(name), amount) for name, amount in (status.get("capacity") or {}).items())
     return {
         "gpus": {index: int(quantity(amount)) for index, amount in capacity if index is not None},

@@ -276,7 +276,7 @@ class ClusterLayers:
 
     def _rules(self, layer: LayerName, template: Template) -> list[LayerRule | None]:
         rules: list[LayerRule | None] = [rule for rule in self.file.rules if rule.layer is layer]
-        # a template that names its layer needs no rule: nodes without a rule suit it
+        # A template that names its layer needs no rule. Nodes without a rule suit it.
         named = template.gpu is not None and template.gpu.layer is layer
         return [*rules, None] if named else rules
 

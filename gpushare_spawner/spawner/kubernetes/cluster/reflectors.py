@@ -148,7 +148,7 @@ async def _start_again(reflector: Any) -> None:
         await asyncio.shield(first)
         return
     if is_watching(reflector):
-        # only the watch itself writes the objects: another list in parallel could undo its changes
+        # Only the watch itself writes the objects. Another list in parallel could undo its changes.
         reflector.watch_task.cancel()
         await asyncio.wait({reflector.watch_task}, timeout=_ENDS_WITHIN)
     if first.done() and not has_listed(reflector):
@@ -160,7 +160,7 @@ async def _start_again(reflector: Any) -> None:
             # callers that wait for the first list must not wait for ever
             first.set_exception(SnapshotStale(f"the list of {reflector.kind} was called off: {error!r}"))
         if not first.cancelled():
-            # retrieved here: it is raised, and must not be logged again as never retrieved
+            # Retrieve the exception here. It is raised, and must not be logged again as never retrieved.
             first.exception()
         raise
 

@@ -157,7 +157,7 @@ class ClusterSnapshots:
         ``in_flight`` returns the allocations of all reservations. Data that are at most ``max_age`` seconds old are
         used again.
         """
-        # a form that has waited too long is cancelled: changes that it was reading would never be counted
+        # A form that has waited too long is cancelled, and changes that it was reading would never be counted.
         reading = asyncio.ensure_future(self._read_changes(max_age, reserved, in_flight))
         self._readings.add(reading)
         reading.add_done_callback(self._has_read)
@@ -403,7 +403,7 @@ class ClusterSnapshots:
             self.log.error("%s: this report is ignored", problem)
             return None
         report = with_reported_since(report, previous, now)
-        # unchanged GPUs stay the same objects: new ones each minute would be work for the garbage collector
+        # Unchanged GPUs stay the same objects. New ones each minute would be work for the garbage collector.
         gpus = previous.gpus if previous is not None and previous.gpus == report.gpus else report.gpus
         # the pods' annotations decide which session holds which units: a report is up to a minute behind them
         return report.model_copy(update={"sessions": (), "gpus": gpus})
@@ -432,7 +432,7 @@ class ClusterSnapshots:
     def _take_pod(self, name: str, pod: Mapping[str, Any] | None) -> None:
         """Count a pod's allocation; None if it is gone."""
         before = self._pods.get(name)
-        # first the part that can fail: an unreadable pod counts as before
+        # Do the part that can fail first, so that an unreadable pod counts as before.
         now = self._seen_pod(name, pod, before) if pod is not None and holds_share(pod) else None
         self._pods.pop(name, None)
         self._count_promised(before, now)
@@ -470,7 +470,7 @@ class ClusterSnapshots:
         try:
             allocation, notice = self._parsed(pod)
         except (AnnotationProblem, ValueError) as problem:
-            # read again each time: its GPUs may be determined only later
+            # Read it again each time, because its GPUs may be determined only later.
             self._odd_pods[name] = pod
             return _SeenPod(uid, version, token, self._by_limits(pod, problem), None, odd=True)
         if before is not None and before.uid == uid and not before.odd:
@@ -527,7 +527,7 @@ class ClusterSnapshots:
             self.log.error("Pod %s: its annotations are wrong, so its limits count instead: %s", name, problem)
         spec = pod["spec"]
         if has_claim(spec):
-            # the claim's units are not in the pod: its GPUs count as whole ones
+            # The claim's units are not in the pod, so its GPUs count as whole ones.
             env = notebook_container(spec).get("env") or []
             visible = next(
                 (variable.get("value") or "" for variable in env if variable["name"] == "CUDA_VISIBLE_DEVICES"), ""
@@ -563,7 +563,7 @@ def allocation_elsewhere(session: str, share: Share, user: str, quota: str, open
 
 
 def _name(pod: Mapping[str, Any]) -> str:
-    # two pods of one server can exist for a moment, the old one and the new one: both count
+    # Two pods of one server can exist for a moment, the old one and the new one. Both count.
     return f"{pod['metadata'].get('namespace')}/{pod['metadata']['name']}#{pod['metadata']['uid']}"
 
 
