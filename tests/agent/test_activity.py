@@ -19,7 +19,7 @@ class Machine:
     def __init__(self, pause: float = 0.0) -> None:
         self.uptime = 10.0
         self.pause = pause
-        self.view_ = SimpleNamespace(
+        self.known = SimpleNamespace(
             running=False, waiting=False, last_activity=5.0, gpu_seconds=1.0, memory_bytes=0, resident_bytes=0,
             delivered=NOTHING,
         )  # fmt: skip
@@ -32,8 +32,8 @@ class Machine:
         self.uptime += self.pause
         return EPOCH + self.uptime - self.pause
 
-    def view(self, session: str) -> SimpleNamespace:
-        return self.view_
+    def snapshot(self, session: str) -> SimpleNamespace:
+        return self.known
 
     def last(self, **past: float) -> float | None:
         session = Session(SessionRecord.opened(request_for(), EPOCH), (FIRST,), past=Past(**past))  # type: ignore[arg-type]
@@ -56,5 +56,5 @@ def test_work_of_an_earlier_run_of_the_agent_counts() -> None:
 
 def test_work_of_an_earlier_opening_does_not_count() -> None:
     machine = Machine()
-    machine.view_.last_activity = -20.0
+    machine.known.last_activity = -20.0
     assert machine.last() is None

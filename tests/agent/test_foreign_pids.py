@@ -66,7 +66,7 @@ def test_a_process_in_a_pid_namespace_of_its_own_knows_that_it_does_not_see_the_
 AGENT_ELSEWHERE = """
 import asyncio, sys
 from pathlib import Path
-from gpushare_spawner.agent.sessions.registry import Libraries
+from gpushare_spawner.agent.sessions.environment import Libraries
 from gpushare_spawner.agent.kubernetes.options import matched
 from gpushare_spawner.agent.gpus.nvml import GpuProcess, GpuState
 from gpushare_spawner.agent.node import Node, NodeSettings

@@ -24,7 +24,7 @@ SECONDS = 3.0
 """After which the agent takes a call to hang, instead of 30 and 60."""
 IMPATIENT = f"""
 import sys
-from gpushare_spawner.agent.suspend import driver_checkpoint
+from gpushare_spawner.agent.suspend import driver as driver_checkpoint
 from gpushare_spawner.cli import main
 driver_checkpoint.START_WITHIN = driver_checkpoint.GIVE_UP = {SECONDS}
 driver_checkpoint.processes.stopped = lambda pid: False  # a stopped process stands for a driver that hangs

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from gpushare_spawner.agent import mps as control_program
+from gpushare_spawner.agent import processes
 from gpushare_spawner.agent.mps import MpsSettings
 from gpushare_spawner.agent.state.records import short_name
 from gpushare_spawner.model.control import CloseRequest, ControlRefused, OpenRequest, ResizeRequest, TierRequest
@@ -199,7 +200,10 @@ async def test_failed_starts_come_at_growing_intervals(machine: Machine) -> None
     # longer than a busy machine takes for a check
     daemons._settings = replace(daemons._settings, first_pause=5.0)
     machine.breaks()
-    os.kill(machine.pid() or 0, signal.SIGKILL)
+    killed = machine.pid() or 0
+    os.kill(killed, signal.SIGKILL)
+    while processes.named(killed) is not None:
+        await asyncio.sleep(0.01)
     daemon = daemons._daemons[FIRST.uuid]
     pauses = []
     for _ in range(3):
