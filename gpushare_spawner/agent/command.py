@@ -6,10 +6,6 @@ them, and cli.py connects the two.
 
 `prefer_this_thread` raises the CPU priority of the agent: a lease must not wait behind notebooks that keep all cores
 busy.
-
-``python -m gpushare_spawner.agent.command SOCKET`` checks whether the agent answers, for the probes of its pod. It uses
-the control socket, which users cannot reach. The port of the metrics is unsuitable: its clients could take all of its
-connections, and the kubelet would kill the agent.
 """
 
 from __future__ import annotations
@@ -421,32 +417,3 @@ def _port(text: str) -> int:
     if not text.isdecimal() or not 1 <= int(text) <= 65535:
         raise argparse.ArgumentTypeError(f"{text!r} is not a port from 1 to 65535")
     return int(text)
-
-
-ANSWER_WITHIN = 8.0
-"""Seconds."""
-
-
-def main(arguments: list[str]) -> int:
-    """Return the exit status: 0 where the agent answers, else 1 with a sentence on standard error."""
-    if len(arguments) != 1:
-        print("usage: python -m gpushare_spawner.agent.command CONTROL_SOCKET", file=sys.stderr)
-        return 2
-    (path,) = arguments
-    try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as control:
-            control.settimeout(ANSWER_WITHIN)
-            control.connect(path)
-            control.sendall(b'{"op": "report"}\n')
-            answered = control.recv(1) == b"{"
-    except OSError as error:
-        print(f"the agent does not answer on {path}: {error.strerror or error}", file=sys.stderr)
-        return 1
-    if not answered:
-        print(f"the agent ended the connection on {path} without an answer", file=sys.stderr)
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -10,7 +10,8 @@ import pytest
 
 from gpushare_spawner.agent import processes
 from gpushare_spawner.agent.processes import ProcessName
-from gpushare_spawner.agent.suspend.driver import ENDED, SUCCESS, Code, answer
+from gpushare_spawner.agent.suspend.checkpoint_worker import ENDED, SUCCESS, answer
+from gpushare_spawner.agent.suspend.driver import Code
 
 
 class Driver:

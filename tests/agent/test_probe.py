@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gpushare_spawner.agent import command as probe
+from gpushare_spawner.agent import probe
 
 from .agent_process import AgentProcess
 

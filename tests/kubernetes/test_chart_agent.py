@@ -17,7 +17,7 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from gpushare_spawner.agent import command
+from gpushare_spawner.agent import probe
 from gpushare_spawner.cli import subcommand_parser
 from gpushare_spawner.model.idle_policy import IdlePolicy
 from gpushare_spawner.model.kubernetes import resource_name
@@ -384,8 +384,8 @@ def test_probes_ask_on_the_socket_that_users_cannot_reach(values: dict[str, Any]
     for name in ("readinessProbe", "livenessProbe"):
         assert "httpGet" not in agent[name]
         python, *arguments = agent[name]["exec"]["command"]
-        assert (python, arguments) == ("python", ["-m", command.__name__, f"{host_dir}/control.sock"])
-        assert agent[name]["timeoutSeconds"] > command.ANSWER_WITHIN
+        assert (python, arguments) == ("python", ["-m", probe.__name__, f"{host_dir}/control.sock"])
+        assert agent[name]["timeoutSeconds"] > probe.ANSWER_WITHIN
 
 
 def test_names_of_users_are_in_the_metrics_for_those_with_the_token_only() -> None:

@@ -1,27 +1,20 @@
 """The driver's checkpoint functions (cuCheckpointProcess*, CUDA 12.8 and driver 570 or later).
 
-A call can hang without limit, so the agent makes no call itself. `DriverCheckpoints` starts this file as a worker
-program, and kills a worker whose call takes too long. The state of the process then stays as it is, and another call
-can continue from there.
-
-The worker reads a request on each line of standard input and writes its answer on a line of standard output, both JSON.
-It ends with its input, and is killed when the agent ends: a call must not overlap with calls of the next agent. It
-makes no CUDA context. The order of the calls is in steps.py.
+A call can hang without limit, so the agent makes no call itself. `DriverCheckpoints` starts workers
+(checkpoint_worker.py), and kills a worker whose call takes too long. The state of the process then stays as it is, and
+another call can continue from there. The order of the calls is in steps.py.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import json
 import logging
 import os
-import signal
 import sys
-import time
 from asyncio.subprocess import DEVNULL, PIPE, Process
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from enum import IntEnum
 from typing import Any, Protocol
@@ -150,7 +143,7 @@ class DriverCheckpoints:
 
         `environment`: the environment of the worker processes; it names the driver's folder if that is needed.
         """
-        self._command = [sys.executable, "-m", "gpushare_spawner.agent.suspend.driver", str(os.getpid())]
+        self._command = [sys.executable, "-m", "gpushare_spawner.agent.suspend.checkpoint_worker", str(os.getpid())]
         # The worker sees all GPUs, regardless of the agent's environment, and has nothing preloaded.
         hidden = ("CUDA_VISIBLE_DEVICES", "LD_PRELOAD")
         self._environment = {name: value for name, value in environment.items() if name not in hidden}
@@ -273,115 +266,3 @@ async def _ask(worker: Process, request: dict[str, Any]) -> CheckpointResult | N
 def _kill(worker: Process) -> None:
     with contextlib.suppress(ProcessLookupError):
         worker.kill()
-
-
-SUCCESS, OUT_OF_MEMORY, NOT_PERMITTED = 0, 2, 800
-NO_DRIVER, NO_FUNCTIONS, ENDED = -1, -2, -6
-"""Our own codes, in addition to the driver's: libcuda.so.1 cannot be loaded; it is too old for the checkpoint
-functions; the process has ended.
-"""
-_SINCE = 12080
-"""The first CUDA version of these functions, in the format of cuGetProcAddress."""
-_ADDRESS_SUCCESS = 0
-"""CU_GET_PROC_ADDRESS_SUCCESS."""
-_ARGUMENTS = 64
-"""Bytes of each CUcheckpoint*Args; unused bytes must be 0."""
-_PR_SET_PDEATHSIG = 1
-"""include/uapi/linux/prctl.h."""
-_NAMES = {"lock": "Lock", "checkpoint": "Checkpoint", "restore": "Restore", "unlock": "Unlock"}
-
-
-class Driver:
-    """The driver's checkpoint functions. `error`: why the functions are unavailable; 0 if they are available."""
-
-    def __init__(self) -> None:
-        self.error = SUCCESS
-        self.version = 0
-        """Result of cuDriverGetVersion: 12080 is CUDA 12.8."""
-        self._functions: dict[str, Callable[..., int]] = {}
-        try:
-            library = ctypes.CDLL("libcuda.so.1")
-        except OSError:
-            self.error = NO_DRIVER
-            return
-        version = ctypes.c_int()
-        if library.cuDriverGetVersion(ctypes.byref(version)) == SUCCESS:
-            self.version = version.value
-        # Initialise the driver here: calls then take milliseconds instead of seconds. Without persistence mode this is
-        # required, because a restore fails if no process has the GPU open (issues 25 and 44 of NVIDIA/cuda-checkpoint).
-        self.error = library.cuInit(0)
-        for name in [*_NAMES.values(), "GetState"]:
-            pointer = _address(library, f"cuCheckpointProcess{name}")
-            if pointer is None:
-                self.error = NO_FUNCTIONS
-                return
-            argument = ctypes.c_void_p
-            self._functions[name] = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, argument)(pointer)
-
-    def call(self, name: str, pid: int, timeout_ms: int = 0) -> int:
-        """Lock, checkpoint, restore or unlock a process. Returns the driver's code."""
-        if self.error:
-            return self.error
-        arguments = (ctypes.c_uint8 * _ARGUMENTS)()
-        ctypes.c_uint32.from_buffer(arguments).value = timeout_ms  # first field of CUcheckpointLockArgs
-        return self._functions[_NAMES[name]](pid, ctypes.addressof(arguments))
-
-    def state(self, pid: int) -> tuple[int, int]:
-        """Return the driver's code, and the CUprocessState of the process."""
-        if self.error:
-            return self.error, 0
-        state = ctypes.c_int()
-        return self._functions["GetState"](pid, ctypes.addressof(state)), state.value
-
-
-def _address(library: ctypes.CDLL, name: str) -> int | None:
-    """Return the function of that name; None if the driver is too old for it."""
-    find = getattr(library, "cuGetProcAddress_v2", None)
-    if find is None:
-        return None
-    pointer, status = ctypes.c_void_p(), ctypes.c_int()
-    arguments = name.encode(), ctypes.byref(pointer), _SINCE, ctypes.c_uint64(0), ctypes.byref(status)
-    if find(*arguments) != SUCCESS or status.value != _ADDRESS_SUCCESS:
-        return None
-    return pointer.value
-
-
-def answer(driver: Driver, request: dict[str, Any]) -> dict[str, Any]:
-    """Carry out one request: {"call": ..., "process": ..., "timeout_ms": ...}.
-
-    If the request names no process, it applies to the worker itself. The driver takes a pid. The process of the pid is
-    compared right before the call and after it: a later process of the same pid is unlocked at once. The other calls do
-    nothing to a process that was not locked.
-    """
-    began = time.monotonic()
-    name, value = request["call"], 0
-    process = ProcessName(**request["process"]) if "process" in request else processes.named(os.getpid())
-    if process is None or not processes.alive(process):
-        code = ENDED
-    elif name == "state":
-        code, value = driver.state(process.pid)
-    else:
-        code = driver.call(name, process.pid, request.get("timeout_ms", 0))
-        if name == "lock" and not processes.alive(process):
-            driver.call("unlock", process.pid)
-            code = ENDED
-    return {"code": code, "value": value, "version": driver.version, "seconds": time.monotonic() - began}
-
-
-def end_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent ends. Exits at once if the parent has ended."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        sys.exit(1)
-
-
-def main() -> None:
-    """Answer requests until the input ends. The argument is the pid of the parent process."""
-    end_with(int(sys.argv[1]))
-    driver = Driver()
-    for line in sys.stdin:
-        print(json.dumps(answer(driver, json.loads(line))), flush=True)
-
-
-if __name__ == "__main__":
-    main()
