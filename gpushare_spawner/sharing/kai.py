@@ -42,7 +42,6 @@ RECEIVED = "received-resource-type"
 """Annotation that KAI's binder sets on a pod with a part of a GPU before it binds the pod. KAI's scheduler counts no
 group of a pod without it. (pkg/binder/binding/binder.go, pkg/scheduler/api/pod_info)"""
 A_FRACTION = "Fraction"
-NON_PREEMPTIBLE_CLASSES = frozenset({"build", "inference"})
 """KAI's own priority classes with a priority of 100 or more."""
 PREEMPTIBLE_CLASSES = frozenset({"train", "build-preemptible"})
 _MEBIBYTE = 2**20

@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from gpushare_spawner.idle import Observation
 from gpushare_spawner.model.control import ControlRefused, ResizeRequest, TierRequest
@@ -244,7 +245,7 @@ class _Change:
 
     target: Target
     request: TierRequest
-    record: Callable[[], None]
+    record: Callable[[], object]
     notify: Notify
 
     async def decided(self) -> bool:
@@ -301,10 +302,7 @@ class TierActions:
             raise ActionRefused(words.WORKED_MEANWHILE, RefusalCode.BUSY)
         reason = words.released_by(actor.name, why)
         request = self._request(session, Tier.RELEASED, 0, words.released_by(actor.name))
-
-        def record() -> None:
-            self._log.session(session, target.node, Tier.RELEASED, actor.name, units=0, reason=reason)
-
+        record = partial(self._log.session, session, target.node, Tier.RELEASED, actor.name, units=0, reason=reason)
         return await self._carry_out(_Change(target, request, record, notify), words.RELEASED)
 
     async def tier(
@@ -321,10 +319,7 @@ class TierActions:
             return ActionOutcome(False, words.tier_already(tier))
         reason = words.tier_set_by(tier, actor.name, why)
         request = self._request(session, tier, units, words.tier_set_by(tier, actor.name))
-
-        def record() -> None:
-            self._log.session(session, target.node, tier, actor.name, units=units, reason=reason)
-
+        record = partial(self._log.session, session, target.node, tier, actor.name, units=units, reason=reason)
         return await self._carry_out(_Change(target, request, record, notify), words.tier_set(tier, units))
 
     def _units(self, session: SessionReport, tier: Tier) -> int:

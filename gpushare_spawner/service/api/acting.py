@@ -225,84 +225,6 @@ async def done(call: Call[Any, Any], act: Callable[[], Awaitable[ActionOutcome]]
     return Done(changed=outcome.changed, message=outcome.text)
 
 
-OPERATIONS: list[AnyOperation] = [
-    Operation(
-        "POST", "sessions/{id}/keep", keep, "Keep a share", Done, Nothing, KeepBody, Needs.OWN, example={"hours": 4}
-    ),
-    Operation("DELETE", "sessions/{id}/keep", end_keep, "End a keep", Done, Nothing, Nothing, Needs.OWN),
-    Operation("POST", "sessions/{id}/release", release, "Release a share", Done, Nothing, ReasonBody, Needs.OWN),
-    Operation("POST", "sessions/{id}/stop", stop, "Stop a server", Done, Nothing, ReasonBody, Needs.OWN),
-    Operation(
-        "POST",
-        "sessions/{id}/restart",
-        restart,
-        "Restart with a template",
-        Done,
-        Nothing,
-        RestartBody,
-        Needs.OWN,
-        example={"template": "half-gpu"},
-    ),
-    Operation(
-        "PUT",
-        "sessions/{id}/tier",
-        tier,
-        "Change the tier",
-        Done,
-        Nothing,
-        TierBody,
-        Needs.ACT,
-        example={"tier": "downgraded"},
-    ),
-    Operation(
-        "PUT",
-        "sessions/{id}/share",
-        share,
-        "Change the share",
-        Done,
-        Nothing,
-        ShareBody,
-        Needs.OWN,
-        example={"fraction": 0.5},
-    ),
-    Operation(
-        "PUT",
-        "sessions/{id}/exemption",
-        exempt,
-        "Exempt from idle actions",
-        Done,
-        Nothing,
-        ExemptionBody,
-        Needs.ACT,
-        example={"until": 1798761600, "reason": "Paper deadline"},
-    ),
-    Operation(
-        "DELETE",
-        "sessions/{id}/exemption",
-        end_exemption,
-        "End an exemption",
-        Done,
-        Nothing,
-        Nothing,
-        Needs.ACT,
-    ),
-    Operation(
-        "POST",
-        "sessions/{id}/message",
-        message,
-        "Send a message",
-        Done,
-        Nothing,
-        MessageBody,
-        Needs.ACT,
-        example={"text": "The GPU is replaced at 18:00. Please save your work."},
-    ),
-    Operation(
-        "DELETE", "sessions/{id}/message", withdraw_message, "Withdraw a message", Done, Nothing, Nothing, Needs.ACT
-    ),
-]
-
-
 class SpawnReason(Arguments):
     """The reason, for the user of the server."""
 
@@ -335,14 +257,6 @@ def _visible(call: Call[Any, Any]) -> HubServer:
     if not call.caller.viewer.may_see(server):
         raise ApiError(404, "unknown", words.unknown_spawn(server.label))
     return server
-
-
-SPAWN_OPERATIONS: list[AnyOperation] = [
-    Operation("DELETE", "queue/{user}/{server}", cancel, "Cancel a spawn", Done, SpawnReason, Nothing, Needs.OWN),
-    Operation(
-        "POST", "queue/{user}/{server}/requeue", requeue, "Requeue a spawn", Done, Nothing, SpawnReason, Needs.ACT
-    ),
-]
 
 
 class CordonBody(Arguments):
@@ -438,7 +352,85 @@ _NODE, _GPU = "nodes/{node}", "nodes/{node}/gpus/{uuid}"
 _REASON = {"reason": "The fan is replaced."}
 _DRAIN = _REASON | {"stop_after": 7200}
 
-DRAIN_OPERATIONS: list[AnyOperation] = [
+OPERATIONS: list[AnyOperation] = [
+    Operation(
+        "POST", "sessions/{id}/keep", keep, "Keep a share", Done, Nothing, KeepBody, Needs.OWN, example={"hours": 4}
+    ),
+    Operation("DELETE", "sessions/{id}/keep", end_keep, "End a keep", Done, Nothing, Nothing, Needs.OWN),
+    Operation("POST", "sessions/{id}/release", release, "Release a share", Done, Nothing, ReasonBody, Needs.OWN),
+    Operation("POST", "sessions/{id}/stop", stop, "Stop a server", Done, Nothing, ReasonBody, Needs.OWN),
+    Operation(
+        "POST",
+        "sessions/{id}/restart",
+        restart,
+        "Restart with a template",
+        Done,
+        Nothing,
+        RestartBody,
+        Needs.OWN,
+        example={"template": "half-gpu"},
+    ),
+    Operation(
+        "PUT",
+        "sessions/{id}/tier",
+        tier,
+        "Change the tier",
+        Done,
+        Nothing,
+        TierBody,
+        Needs.ACT,
+        example={"tier": "downgraded"},
+    ),
+    Operation(
+        "PUT",
+        "sessions/{id}/share",
+        share,
+        "Change the share",
+        Done,
+        Nothing,
+        ShareBody,
+        Needs.OWN,
+        example={"fraction": 0.5},
+    ),
+    Operation(
+        "PUT",
+        "sessions/{id}/exemption",
+        exempt,
+        "Exempt from idle actions",
+        Done,
+        Nothing,
+        ExemptionBody,
+        Needs.ACT,
+        example={"until": 1798761600, "reason": "Paper deadline"},
+    ),
+    Operation(
+        "DELETE",
+        "sessions/{id}/exemption",
+        end_exemption,
+        "End an exemption",
+        Done,
+        Nothing,
+        Nothing,
+        Needs.ACT,
+    ),
+    Operation(
+        "POST",
+        "sessions/{id}/message",
+        message,
+        "Send a message",
+        Done,
+        Nothing,
+        MessageBody,
+        Needs.ACT,
+        example={"text": "The GPU is replaced at 18:00. Please save your work."},
+    ),
+    Operation(
+        "DELETE", "sessions/{id}/message", withdraw_message, "Withdraw a message", Done, Nothing, Nothing, Needs.ACT
+    ),
+    Operation("DELETE", "queue/{user}/{server}", cancel, "Cancel a spawn", Done, SpawnReason, Nothing, Needs.OWN),
+    Operation(
+        "POST", "queue/{user}/{server}/requeue", requeue, "Requeue a spawn", Done, Nothing, SpawnReason, Needs.ACT
+    ),
     Operation(
         "PUT", f"{_NODE}/cordon", cordon_node, "Cordon a node", Done, Nothing, CordonBody, Needs.DRAIN, example=_REASON
     ),

@@ -211,10 +211,7 @@ async def openapi(call: Call[Nothing, Nothing]) -> Raw:
 
 OPERATIONS: list[AnyOperation] = [
     *reading.OPERATIONS,
-    *reading.HISTORY_OPERATIONS,
     *acting.OPERATIONS,
-    *acting.SPAWN_OPERATIONS,
-    *acting.DRAIN_OPERATIONS,
     Operation("GET", "openapi.json", openapi, "This document", Document, Nothing, Nothing),
 ]
 

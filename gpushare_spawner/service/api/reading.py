@@ -246,31 +246,6 @@ async def _query_history(call: Call[Any, Any], query: Any) -> str:
 
 _ERRORS = {404: "The service keeps no history.", 503: "The database does not answer."}
 
-HISTORY_OPERATIONS: list[AnyOperation] = [
-    Operation(
-        "GET",
-        "history",
-        history,
-        "GPU time by user, group, template, GPU and time",
-        answers.HistoryAnswer,
-        HistoryQuery,
-        Nothing,
-        errors=_ERRORS,
-        other_content=("text/csv",),
-    ),
-    Operation(
-        "GET",
-        "actions",
-        actions,
-        "The log of actions",
-        answers.ActionsAnswer,
-        ActionsQuery,
-        Nothing,
-        errors=_ERRORS,
-    ),
-]
-
-
 DEFAULT_SERVER = "~"
 
 
@@ -580,5 +555,26 @@ OPERATIONS: list[AnyOperation] = [
         Nothing,
         errors={503: "Too many streams are open."},
         streams=True,
+    ),
+    Operation(
+        "GET",
+        "history",
+        history,
+        "GPU time by user, group, template, GPU and time",
+        answers.HistoryAnswer,
+        HistoryQuery,
+        Nothing,
+        errors=_ERRORS,
+        other_content=("text/csv",),
+    ),
+    Operation(
+        "GET",
+        "actions",
+        actions,
+        "The log of actions",
+        answers.ActionsAnswer,
+        ActionsQuery,
+        Nothing,
+        errors=_ERRORS,
     ),
 ]

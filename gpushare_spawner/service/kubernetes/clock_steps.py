@@ -59,11 +59,11 @@ class PodInstants:
 
     def take_note(self, pods: Iterable[SessionPod], moved: float) -> None:
         """Remember the new instants in these pods, which must be all pods."""
-        seen = self._seen
-        self._seen = {
-            _key(pod): {instant: seen.get(_key(pod), {}).get(instant, moved) for instant in _instants(pod)}
-            for pod in pods
-        }
+        before, self._seen = self._seen, {}
+        for pod in pods:
+            key = _key(pod)
+            seen = before.get(key, {})
+            self._seen[key] = {instant: seen.get(instant, moved) for instant in _instants(pod)}
 
     def of_now(self, pod: SessionPod, moved: float) -> SessionPod:
         """Return the pod with its instants as they would have been written after the later steps of the clock.
