@@ -23,8 +23,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from gpushare_spawner.model import kubernetes
 from gpushare_spawner.model.frames import Kind
+from gpushare_spawner.model.kubernetes.objects import resource_name
 from tests.agent.peers import Peer, session_processes
 from tests.kubernetes.agent_account import AGENT_RULES
 from tests.kubernetes.cluster_agent import ClusterAgent
@@ -75,7 +75,7 @@ async def measure(sessions: int, gpus: int, seconds: float) -> dict[str, float]:
 async def _with_sessions(agent: ClusterAgent, sessions: int, seconds: float) -> dict[str, float]:
     gpus = (await agent.client.report()).gpus
     for gpu in gpus:
-        await agent.cluster.wait_for_allocatable(agent.kubelet.name, kubernetes.resource_name(gpu.index), 100)
+        await agent.cluster.wait_for_allocatable(agent.kubelet.name, resource_name(gpu.index), 100)
     share = 100 // math.ceil(sessions / len(gpus))
     peers = []
     for number in range(sessions):

@@ -13,12 +13,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from benchmarks.interactive_gpu import Clock, InteractiveGpu, Kernel
-from gpushare_spawner.arbiter import ArbiterSettings
-from gpushare_spawner.idle import Observation, RecentUse, decide
+from gpushare_spawner.arbiter.settings import ArbiterSettings
+from gpushare_spawner.idle.policy import decide
+from gpushare_spawner.idle.use import Observation, RecentUse
 from gpushare_spawner.model.report import GpuReport, Report, SessionReport
 from gpushare_spawner.model.share import UNITS_PER_GPU, Tier
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.placement import Allocation, Ledger, PlacementRequest, StrandingAwareFgd, workload_of
+from gpushare_spawner.placement.ledger import Ledger
+from gpushare_spawner.placement.node import Allocation
+from gpushare_spawner.placement.request import PlacementRequest, workload_of
+from gpushare_spawner.placement.strategy import StrandingAwareFgd
 from gpushare_spawner.service.culler.actions import notice_of
 from gpushare_spawner.service.culler.decisions import CullerSettings
 from gpushare_spawner.service.culler.reclaim import candidates, needed

@@ -43,10 +43,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from benchmarks.interactive_gpu import Checkpoints, Clock, InteractiveGpu, Kernel
-from gpushare_spawner.arbiter import ArbiterSettings
+from gpushare_spawner.arbiter.settings import ArbiterSettings
 from gpushare_spawner.model.report import GpuReport, Report
 from gpushare_spawner.model.share import Share
-from gpushare_spawner.placement import Allocation, Ledger, PlacementRequest
+from gpushare_spawner.placement.ledger import Ledger
+from gpushare_spawner.placement.node import Allocation
+from gpushare_spawner.placement.request import PlacementRequest
 
 GB = 10**9
 VRAM, BANDWIDTH, WORKING_SET = 80 * GB, 25e9, 20 * GB

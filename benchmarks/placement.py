@@ -26,18 +26,12 @@ from benchmarks.placement_cluster import GIB, SHARES, cluster, resources
 from gpushare_spawner.model.layers import Placement
 from gpushare_spawner.model.report import Report
 from gpushare_spawner.model.share import Share
-from gpushare_spawner.placement import (
-    Allocation,
-    Best,
-    FreeCapacity,
-    Ledger,
-    LedgerFeed,
-    PlacementRequest,
-    Rated,
-    StrandingAwareFgd,
-    workload_of,
-)
-from gpushare_spawner.placement.capacity import fits
+from gpushare_spawner.placement.capacity import Best, FreeCapacity, Rated, fits
+from gpushare_spawner.placement.feed import LedgerFeed
+from gpushare_spawner.placement.ledger import Ledger
+from gpushare_spawner.placement.node import Allocation
+from gpushare_spawner.placement.request import PlacementRequest, workload_of
+from gpushare_spawner.placement.strategy import StrandingAwareFgd
 from gpushare_spawner.spawner.queue.placer import NODES_AT_ONCE
 
 LOOKS = 200
@@ -52,7 +46,7 @@ class Scan:
     rating: StrandingAwareFgd
 
     def choose(self, request: PlacementRequest, capacity: FreeCapacity) -> Best | None:
-        """See `gpushare_spawner.placement.Strategy`."""
+        """See `gpushare_spawner.placement.strategy.Strategy`."""
         best: tuple[Rated, str] | None = None
         for node in capacity.nodes.values():
             if fits(request.demand, node):

@@ -6,7 +6,7 @@ import random
 
 from gpushare_spawner.model.report import GpuReport, Report, SessionReport
 from gpushare_spawner.model.share import Share
-from gpushare_spawner.placement import NodeResources
+from gpushare_spawner.placement.node import NodeResources
 
 GPUS_PER_NODE = 8
 MODELS = ("NVIDIA A100-SXM4-80GB", "NVIDIA H100 80GB HBM3", "NVIDIA L40S", "Tesla T4")

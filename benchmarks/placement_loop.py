@@ -30,11 +30,13 @@ from types import SimpleNamespace
 from typing import Any
 
 from benchmarks.placement_cluster import GPUS_PER_NODE, MODELS, SHARES, cluster, resources
-from gpushare_spawner.model.kubernetes import REPORT_KEY, NodeFacts, PodSession, labels, report_name, written_report
+from gpushare_spawner.model.kubernetes.annotations import PodSession, labels
+from gpushare_spawner.model.kubernetes.objects import REPORT_KEY, NodeFacts, report_name, written_report
 from gpushare_spawner.model.report import Notice, Report, SessionReport
 from gpushare_spawner.model.share import Share, Tier
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.placement import Requested, StrandingAwareFgd
+from gpushare_spawner.placement.node import Requested
+from gpushare_spawner.placement.strategy import StrandingAwareFgd
 from gpushare_spawner.sharing.base import Tenant
 from gpushare_spawner.spawner.kubernetes.cluster.capacity import RESERVATION, ClusterCapacity
 from gpushare_spawner.spawner.kubernetes.cluster.snapshot import PODS, REPORTS, ClusterSnapshots

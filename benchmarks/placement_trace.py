@@ -25,18 +25,11 @@ from typing import Any
 from gpushare_spawner.model.layers import Placement
 from gpushare_spawner.model.report import GpuReport
 from gpushare_spawner.model.share import UNITS_PER_GPU, Share
-from gpushare_spawner.placement import (
-    Allocation,
-    BestFit,
-    Demand,
-    Ledger,
-    NodeResources,
-    PlacementRequest,
-    StrandingAwareFgd,
-    Workload,
-    workload_of,
-)
 from gpushare_spawner.placement.capacity import Best
+from gpushare_spawner.placement.ledger import Ledger
+from gpushare_spawner.placement.node import Allocation, NodeResources
+from gpushare_spawner.placement.request import Demand, PlacementRequest, Workload, workload_of
+from gpushare_spawner.placement.strategy import BestFit, StrandingAwareFgd
 
 TRACES = ("default", "gpushare40", "gpushare100")
 SEEDS = range(42, 52)

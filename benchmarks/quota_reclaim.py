@@ -10,12 +10,16 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, field
 
-from gpushare_spawner.idle import Observation, decide
+from gpushare_spawner.idle.policy import decide
+from gpushare_spawner.idle.use import Observation
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.report import GpuReport, Notice, Report, SessionReport
 from gpushare_spawner.model.share import UNITS_PER_GPU, IdleCause, Tier
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.placement import Allocation, EntrySource, LedgerFeed, StrandingAwareFgd, workload_of
+from gpushare_spawner.placement.feed import EntrySource, LedgerFeed
+from gpushare_spawner.placement.node import Allocation
+from gpushare_spawner.placement.request import workload_of
+from gpushare_spawner.placement.strategy import StrandingAwareFgd
 from gpushare_spawner.service.culler.decisions import CullerSettings
 from gpushare_spawner.service.culler.reclaim import pressure
 from gpushare_spawner.service.hub.client import HubServer

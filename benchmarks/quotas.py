@@ -42,8 +42,11 @@ from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.report import GpuReport, Report
 from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.placement import Allocation, EntrySource, LedgerFeed, StrandingAwareFgd, workload_of
-from gpushare_spawner.quota import LimitExceeded
+from gpushare_spawner.placement.feed import EntrySource, LedgerFeed
+from gpushare_spawner.placement.node import Allocation
+from gpushare_spawner.placement.request import workload_of
+from gpushare_spawner.placement.strategy import StrandingAwareFgd
+from gpushare_spawner.quota.order import LimitExceeded
 from gpushare_spawner.sharing.base import Tenant
 from gpushare_spawner.spawner.queue.placer import PlacementCheck, Placer
 from gpushare_spawner.spawner.queue.queue import LoopBreaks, SpawnQueue, SpawnRequest, Ticket

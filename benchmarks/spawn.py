@@ -34,7 +34,7 @@ from kubespawner import KubeSpawner
 from traitlets.config import Config
 
 from benchmarks.handoff import spinning
-from gpushare_spawner.model.kubernetes import HOSTNAME_LABEL, resource_name
+from gpushare_spawner.model.kubernetes.objects import HOSTNAME_LABEL, resource_name
 from gpushare_spawner.spawner.kubernetes.spawner import GPUShareSpawner
 from gpushare_spawner.templates.files import SETTLING_SECONDS
 from tests.kubernetes.pod_account import write_certificate

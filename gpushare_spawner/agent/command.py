@@ -38,7 +38,7 @@ from gpushare_spawner.agent.sockets.session_socket import SessionEndpoints
 from gpushare_spawner.agent.state.folder import AlreadyRunning, PathTooLong, StateFolder
 from gpushare_spawner.agent.suspend.driver import DriverCheckpoints
 from gpushare_spawner.agent.suspend.resume_command import resume_all
-from gpushare_spawner.arbiter import ArbiterSettings
+from gpushare_spawner.arbiter.settings import ArbiterSettings
 from gpushare_spawner.descriptors import allow_many
 from gpushare_spawner.model.control import Request
 from gpushare_spawner.model.quantity import parse_bytes, resolve_bytes

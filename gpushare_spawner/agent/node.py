@@ -45,7 +45,7 @@ from gpushare_spawner.agent.state.folder import Discarded, StateFolder
 from gpushare_spawner.agent.state.records import SessionRecord
 from gpushare_spawner.agent.suspend.driver import DriverCheckpoints
 from gpushare_spawner.agent.suspend.suspender import Suspender
-from gpushare_spawner.arbiter import ArbiterSettings
+from gpushare_spawner.arbiter.settings import ArbiterSettings
 from gpushare_spawner.clocks import WallClock
 from gpushare_spawner.model.control import (
     AnswerRequest,

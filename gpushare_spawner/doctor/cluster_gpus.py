@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from gpushare_spawner.agent.kubernetes.api import ApiFailure, ClusterApi
 from gpushare_spawner.clients.service_account import NoCluster
 from gpushare_spawner.doctor.finding import Finding, Machine, ok, problem, skipped
-from gpushare_spawner.model.kubernetes import REPORT_SELECTOR, misplaced_report, read_report
+from gpushare_spawner.model.kubernetes.objects import REPORT_SELECTOR, misplaced_report, read_report
 from gpushare_spawner.model.report import Report, doubled_gpus
 from gpushare_spawner.wording.amounts import doubled_gpu, plural
 

@@ -12,14 +12,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Self
 
-from gpushare_spawner.model.kubernetes import (
+from gpushare_spawner.model.kubernetes.annotations import (
     LAYER,
     MESSAGES,
-    SESSION_FILES,
     AnnotationProblem,
     LayerSession,
     layer_session,
 )
+from gpushare_spawner.model.kubernetes.objects import SESSION_FILES
 from gpushare_spawner.model.layers import LAYER_VARIABLE
 from gpushare_spawner.model.share import IdleCause
 from gpushare_spawner.model.share_status import (

@@ -75,7 +75,8 @@ def check_strategy(strategy: Any) -> None:
     except TypeError:
         raise TypeError(
             f"placement_strategy {name} has choose{signature}, for another version of this package. It must be "
-            "choose(request, capacity) and return the node with its GPUs: see gpushare_spawner.placement.Strategy"
+            "choose(request, capacity) and return the node with its GPUs: "
+            "see gpushare_spawner.placement.strategy.Strategy"
         ) from None
 
 

@@ -27,7 +27,7 @@ from gpushare_spawner.clients.agent import default_control_socket
 from gpushare_spawner.clocks import WallClock
 from gpushare_spawner.descriptors import allow_many
 from gpushare_spawner.http_server import BoundedHTTPServer
-from gpushare_spawner.idle import KeepRule
+from gpushare_spawner.idle.keep import KeepRule
 from gpushare_spawner.log_once import LogOnce
 from gpushare_spawner.model.quantity import parse_seconds
 from gpushare_spawner.service import hub_process

@@ -18,7 +18,7 @@ from urllib.parse import quote, urlencode
 from pydantic import ValidationError
 from tornado.web import authenticated
 
-from gpushare_spawner.idle import KeepRule, KeepsLeft
+from gpushare_spawner.idle.keep import KeepRule, KeepsLeft
 from gpushare_spawner.model.controls import MessageCause
 from gpushare_spawner.model.layers import LAYERS, IdleReach
 from gpushare_spawner.model.share import UNITS_PER_GPU, Tier

@@ -6,7 +6,8 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gpushare_spawner.idle import DryRun, RecentUse, UnitsNeeded
+from gpushare_spawner.idle.policy import UnitsNeeded
+from gpushare_spawner.idle.use import DryRun, RecentUse
 from gpushare_spawner.model.control import QueueProgress
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.report import Report

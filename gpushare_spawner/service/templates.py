@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
-from gpushare_spawner.idle import QuietUntil, effective_idle, group_of, never_quiet
+from gpushare_spawner.idle.policy import QuietUntil, effective_idle, group_of, never_quiet
 from gpushare_spawner.model.idle_policy import IdlePolicy
 from gpushare_spawner.model.layer_rules import LayersFile
 from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.report import GpuReport, SessionReport
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.placement import suits
+from gpushare_spawner.placement.request import suits
 from gpushare_spawner.service.hub.client import HubUser
 from gpushare_spawner.templates.files import QuotaFile, idle_file, layers_file
 from gpushare_spawner.templates.folder import TemplateFolder, Templates

@@ -14,8 +14,8 @@ from gpushare_spawner.model.control import QueueProgress
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.report import Report
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.placement import suitable_models
-from gpushare_spawner.quota import Charge, QuotaAccounts, QuotaUsage
+from gpushare_spawner.placement.request import suitable_models
+from gpushare_spawner.quota.accounts import Charge, QuotaAccounts, QuotaUsage
 from gpushare_spawner.service.hub.client import HubServer
 
 

@@ -18,7 +18,9 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar
 
-from gpushare_spawner.model.kubernetes import PREFIX, is_mirror, millicores, quantity, required_of_node
+from gpushare_spawner.model.kubernetes.annotations import PREFIX
+from gpushare_spawner.model.kubernetes.container_requests import millicores, quantity
+from gpushare_spawner.model.kubernetes.objects import is_mirror, required_of_node
 from gpushare_spawner.model.layer_rules import LayerOptions, LayerRule, MigProfile
 from gpushare_spawner.model.share import session_id
 from gpushare_spawner.model.template import Template, TemplateGpu

@@ -14,7 +14,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from gpushare_spawner.model.kubernetes import REPORT_COMPONENT_LABEL, quantity
+from gpushare_spawner.model.kubernetes.container_requests import quantity
+from gpushare_spawner.model.kubernetes.objects import REPORT_COMPONENT_LABEL
 from gpushare_spawner.model.layer_rules import DraOptions, MigProfile, guaranteed_memory, matches, smallest
 from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.sharing.base import (

@@ -15,14 +15,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 from gpushare_spawner.model.control import OpenRequest
-from gpushare_spawner.model.kubernetes import (
+from gpushare_spawner.model.kubernetes.annotations import PodSession, labels
+from gpushare_spawner.model.kubernetes.objects import (
     CLAIMS_API,
     DEVICE_CLASS,
     POD_CLAIM,
-    PodSession,
     claim_folder,
     claim_spec,
-    labels,
     pinned,
     resource_limits,
 )

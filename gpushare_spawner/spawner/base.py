@@ -20,15 +20,16 @@ from traitlets import Float, Integer, List, Unicode
 from traitlets.config import LoggingConfigurable
 from traitlets.utils.importstring import import_item
 
-from gpushare_spawner.idle import effective_idle
+from gpushare_spawner.idle.policy import effective_idle
 from gpushare_spawner.model.controls import STATE_KEY, taken_out
 from gpushare_spawner.model.idle_policy import IdlePolicy
 from gpushare_spawner.model.layer_rules import LayersFile
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.share import Share
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.placement import Strategy, check_strategy
-from gpushare_spawner.quota import Account, Admission, QuotaAccounts
+from gpushare_spawner.placement.strategy import Strategy, check_strategy
+from gpushare_spawner.quota.accounts import Account, QuotaAccounts
+from gpushare_spawner.quota.order import Admission
 from gpushare_spawner.sharing.base import Tenant
 from gpushare_spawner.spawner import hub
 from gpushare_spawner.spawner.attempt import SpawnAttempt, SpawnPhase
@@ -141,14 +142,14 @@ class GPUShareBase(_Part):  # type: ignore[misc]
     ).tag(config=True)
 
     placement_strategy = traitlets.Any(
-        "gpushare_spawner.placement.StrandingAwareFgd",
+        "gpushare_spawner.placement.strategy.StrandingAwareFgd",
         help="""
         How nodes and GPUs are chosen: a class, an instance, or the import path of a class with the method
-        ``choose(request, capacity)`` of ``gpushare_spawner.placement.Strategy``.
+        ``choose(request, capacity)`` of ``gpushare_spawner.placement.strategy.Strategy``.
 
         The default wastes least: after each placement as little capacity as possible is left that the templates cannot
-        use, weighted by how often each was spawned recently. ``gpushare_spawner.placement.BestFit`` takes the fullest
-        GPU on which the share fits, ``gpushare_spawner.placement.Spread`` the emptiest one.
+        use, weighted by how often each was spawned recently. ``BestFit`` of the same module takes the fullest GPU on
+        which the share fits, ``Spread`` the emptiest one.
         """,
     ).tag(config=True)
 

@@ -20,7 +20,7 @@ from traitlets import TraitError
 
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.model.texts import matches_whole
-from gpushare_spawner.quota import Account
+from gpushare_spawner.quota.accounts import Account
 from gpushare_spawner.spawner.hub import SpawnRefused
 from gpushare_spawner.wording import spawn_form as words
 from gpushare_spawner.wording.spawn_form import named

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gpushare_spawner.idle import effective_idle
+from gpushare_spawner.idle.policy import effective_idle
 from gpushare_spawner.model.idle_policy import IdlePolicy
 from gpushare_spawner.model.layer_rules import BrokenPromise, LayersFile
 from gpushare_spawner.model.layers import LAYERS, LayerName, MemoryEngine

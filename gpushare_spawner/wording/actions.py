@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gpushare_spawner.idle import KeepRefusal, KeepsLeft, WhyNoKeep
+from gpushare_spawner.idle.keep import KeepRefusal, KeepsLeft, WhyNoKeep
 from gpushare_spawner.model.layers import Layer
 from gpushare_spawner.model.share import Tier
 from gpushare_spawner.wording.amounts import duration, gpu_share, guarantee, memory, plural, utc

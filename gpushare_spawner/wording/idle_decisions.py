@@ -6,7 +6,7 @@ it.
 
 from __future__ import annotations
 
-from gpushare_spawner.idle import Decision, IdleAction, NoAction, Overdue
+from gpushare_spawner.idle.policy import Decision, IdleAction, NoAction, Overdue
 from gpushare_spawner.model.share import IdleCause, Share, Tier, UseRule
 from gpushare_spawner.wording.amounts import duration, elapsed, gpu_share
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpushare_spawner.model.kubernetes import Requests
+from gpushare_spawner.model.kubernetes.container_requests import Requests
 from gpushare_spawner.wording.amounts import memory
 
 _KEPT = "The pod keeps what it was granted, and the service tries again."

@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from gpushare_spawner.model.layers import Layer, LayerName
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.share import UNITS_PER_GPU, Tier
-from gpushare_spawner.quota import Account, AccountKind, Admission, Limit, LimitExceeded
+from gpushare_spawner.quota.accounts import Account, AccountKind
+from gpushare_spawner.quota.order import Admission, Limit, LimitExceeded
 from gpushare_spawner.wording.amounts import elapsed, gpu_share, plural
 from gpushare_spawner.wording.layers import NOT_MEASURED, kept_within, when_idle
 

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from gpushare_spawner.idle import Decision
+from gpushare_spawner.idle.policy import Decision
 from gpushare_spawner.model.share import IdleCause
 from gpushare_spawner.wording.amounts import duration, utc
 

@@ -11,7 +11,9 @@ from gpushare_spawner.model.frames import Kind, Role
 from gpushare_spawner.model.share import Tier
 from gpushare_spawner.model.share_status import ShareStatus
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.placement import Allocation, BestFit, LedgerFeed
+from gpushare_spawner.placement.feed import LedgerFeed
+from gpushare_spawner.placement.node import Allocation
+from gpushare_spawner.placement.strategy import BestFit
 from gpushare_spawner.spawner.form import Form
 from gpushare_spawner.spawner.options import profiles
 from gpushare_spawner.spawner.queue.availability import AvailabilityNow

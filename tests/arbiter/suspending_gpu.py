@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from gpushare_spawner.arbiter import Decision, GpuArbiter, LeaseGrant
+from gpushare_spawner.arbiter.gpu_arbiter import GpuArbiter
+from gpushare_spawner.arbiter.session import Decision, LeaseGrant
 from tests.arbiter.virtual_gpu import GIB, Job, VirtualGpu
 
 VRAM = 16 * GIB

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpushare_spawner.arbiter import ArbiterSettings
 from gpushare_spawner.arbiter.accounting import Accounts, divide
+from gpushare_spawner.arbiter.settings import ArbiterSettings
 
 
 class Books:

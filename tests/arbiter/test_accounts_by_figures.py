@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gpushare_spawner.arbiter import ArbiterSettings
 from gpushare_spawner.arbiter.accounting import Accounts
+from gpushare_spawner.arbiter.settings import ArbiterSettings
 
 
 def accounts(**weights: int) -> Accounts:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gpushare_spawner.arbiter import ArbiterSettings
 from gpushare_spawner.arbiter.accounting import Accounts, divide
+from gpushare_spawner.arbiter.settings import ArbiterSettings
 
 
 class Books(Accounts):

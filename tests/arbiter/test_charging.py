@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from gpushare_spawner.arbiter import ArbiterSettings
 from gpushare_spawner.arbiter.accounting import Charging
 from gpushare_spawner.arbiter.roster import Roster
 from gpushare_spawner.arbiter.session import ArbitratedSession, Client
+from gpushare_spawner.arbiter.settings import ArbiterSettings
 
 SETTINGS = ArbiterSettings(period=0.2)
 

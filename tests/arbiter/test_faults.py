@@ -7,7 +7,9 @@ from functools import partial
 
 import pytest
 
-from gpushare_spawner.arbiter import ArbiterSettings, GpuArbiter, LeaseGrant, Revoke
+from gpushare_spawner.arbiter.gpu_arbiter import GpuArbiter
+from gpushare_spawner.arbiter.session import LeaseGrant, Revoke
+from gpushare_spawner.arbiter.settings import ArbiterSettings
 from tests.arbiter.virtual_gpu import GIB, Job, VirtualGpu, alternating, forever
 
 

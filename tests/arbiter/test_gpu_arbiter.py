@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gpushare_spawner.arbiter import ArbiterSettings, GpuArbiter, LeaseGrant, Revoke, RevokeReason
-from gpushare_spawner.arbiter.session import Decision
+from gpushare_spawner.arbiter.gpu_arbiter import GpuArbiter
+from gpushare_spawner.arbiter.session import Decision, LeaseGrant, Revoke, RevokeReason
+from gpushare_spawner.arbiter.settings import ArbiterSettings
 from tests.present import present
 
 GIB = 2**30

@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from gpushare_spawner.arbiter import ArbiterSettings, Decision, GpuArbiter, LeaseGrant, PageOut, Revoke, RevokeReason
-from gpushare_spawner.arbiter.session import Pace
+from gpushare_spawner.arbiter.gpu_arbiter import GpuArbiter
+from gpushare_spawner.arbiter.session import Decision, LeaseGrant, Pace, PageOut, Revoke, RevokeReason
+from gpushare_spawner.arbiter.settings import ArbiterSettings
 from tests.present import present
 
 GIB = 2**30

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gpushare_spawner.arbiter import ArbiterSettings, Decision, GpuArbiter, LeaseGrant, PageOut, Revoke, RevokeReason
+from gpushare_spawner.arbiter.gpu_arbiter import GpuArbiter
+from gpushare_spawner.arbiter.session import Decision, LeaseGrant, PageOut, Revoke, RevokeReason
+from gpushare_spawner.arbiter.settings import ArbiterSettings
 
 GIB = 2**30
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gpushare_spawner.arbiter import ArbiterSettings, GpuArbiter
+from gpushare_spawner.arbiter.gpu_arbiter import GpuArbiter
+from gpushare_spawner.arbiter.settings import ArbiterSettings
 from gpushare_spawner.arbiter.time_slices import RevokeTimeouts
 from tests.arbiter.virtual_gpu import GIB, Job, VirtualGpu, forever
 

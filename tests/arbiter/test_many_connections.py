@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from gpushare_spawner.arbiter import GpuArbiter
+from gpushare_spawner.arbiter.gpu_arbiter import GpuArbiter
 
 GIB = 2**30
 SESSIONS = 6

@@ -12,7 +12,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpushare_spawner.arbiter import ArbiterSettings, Decision, GpuArbiter, LeaseGrant, Refuse, Revoke
+from gpushare_spawner.arbiter.gpu_arbiter import GpuArbiter
+from gpushare_spawner.arbiter.session import Decision, LeaseGrant, Refuse, Revoke
+from gpushare_spawner.arbiter.settings import ArbiterSettings
 
 DOCS = Path(__file__).parents[2] / "docs"
 VRAM = 512

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gpushare_spawner.arbiter import ArbiterSettings
 from gpushare_spawner.arbiter.accounting import Accounts
 from gpushare_spawner.arbiter.nested_sets import NestedSets
+from gpushare_spawner.arbiter.settings import ArbiterSettings
 
 
 class Sets:

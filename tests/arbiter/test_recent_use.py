@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpushare_spawner.arbiter import WINDOW, ArbiterSettings, GpuArbiter, Use
-from gpushare_spawner.arbiter.recent_use import KEPT, RecentGpuUse, User
+from gpushare_spawner.arbiter.gpu_arbiter import GpuArbiter
+from gpushare_spawner.arbiter.recent_use import KEPT, WINDOW, RecentGpuUse, Use, User
+from gpushare_spawner.arbiter.settings import ArbiterSettings
 
 ADA: User = ("ada", 1)
 BOB: User = ("bob", 2)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gpushare_spawner.arbiter import ArbiterSettings
 from gpushare_spawner.arbiter.roster import Roster
 from gpushare_spawner.arbiter.session import ArbitratedSession
+from gpushare_spawner.arbiter.settings import ArbiterSettings
 
 SETTINGS = ArbiterSettings(pause=1.0)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpushare_spawner.arbiter import ArbiterSettings
+from gpushare_spawner.arbiter.settings import ArbiterSettings
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,8 @@ from dataclasses import FrozenInstanceError, fields
 
 import pytest
 
-from gpushare_spawner.arbiter import ArbiterSettings, LeaseGrant, Pace, PageOut, Revoke, SessionView
+from gpushare_spawner.arbiter.session import LeaseGrant, Pace, PageOut, Revoke, SessionView
+from gpushare_spawner.arbiter.settings import ArbiterSettings
 
 
 @pytest.mark.parametrize("kind", [ArbiterSettings, LeaseGrant, Pace, PageOut, Revoke, SessionView])

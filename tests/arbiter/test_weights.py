@@ -6,7 +6,8 @@ from collections import deque
 
 import pytest
 
-from gpushare_spawner.arbiter import ArbiterSettings, GpuArbiter
+from gpushare_spawner.arbiter.gpu_arbiter import GpuArbiter
+from gpushare_spawner.arbiter.settings import ArbiterSettings
 from tests.arbiter.virtual_gpu import GIB, Job, VirtualGpu, alternating, forever
 
 

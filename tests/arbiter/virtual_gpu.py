@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
-from gpushare_spawner.arbiter import Decision, GpuArbiter, LeaseGrant, PageOut, Revoke
+from gpushare_spawner.arbiter.gpu_arbiter import GpuArbiter
+from gpushare_spawner.arbiter.session import Decision, LeaseGrant, PageOut, Revoke
 
 GIB = 2**30
 NOTICE = 0.002

@@ -13,7 +13,8 @@ import pytest
 import benchmarks
 from benchmarks import placement, placement_cluster, placement_loop, placement_trace
 from gpushare_spawner.model.share import Share
-from gpushare_spawner.placement import BestFit, LedgerError
+from gpushare_spawner.placement.ledger import LedgerError
+from gpushare_spawner.placement.strategy import BestFit
 from gpushare_spawner.sharing.base import Tenant
 from gpushare_spawner.spawner.queue.queue import LoopBreaks, SpawnRequest
 

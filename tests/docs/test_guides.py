@@ -14,8 +14,7 @@ import yaml
 from traitlets.config.loader import PyFileConfigLoader
 
 from gpushare_spawner.cli import COMMANDS
-from gpushare_spawner.model.kubernetes import REPORT_SELECTOR, resource_name
-from gpushare_spawner.model.kubernetes.objects import DRIVER
+from gpushare_spawner.model.kubernetes.objects import DRIVER, REPORT_SELECTOR, resource_name
 from gpushare_spawner.sharing.dra import CLAIM_TEMPLATE_LABELS
 from gpushare_spawner.shipped import shipped
 

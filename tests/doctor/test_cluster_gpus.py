@@ -12,7 +12,7 @@ from gpushare_spawner.clients.service_account import NoCluster
 from gpushare_spawner.doctor import cluster_gpus
 from gpushare_spawner.doctor.cluster_gpus import check
 from gpushare_spawner.doctor.finding import Level, Machine
-from gpushare_spawner.model.kubernetes import REPORT_KEY, REPORT_SELECTOR, report_name, written_report
+from gpushare_spawner.model.kubernetes.objects import REPORT_KEY, REPORT_SELECTOR, report_name, written_report
 from tests.placement.reports import gpu, report
 
 

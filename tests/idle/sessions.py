@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpushare_spawner.idle import Decision, Observation
+from gpushare_spawner.idle.policy import Decision
+from gpushare_spawner.idle.use import Observation
 from gpushare_spawner.model.report import Notice
 from gpushare_spawner.model.share import Share, Tier, UseRule
 from gpushare_spawner.model.template import Idle

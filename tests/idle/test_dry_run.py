@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpushare_spawner.idle import DryRun, Observation, decide
+from gpushare_spawner.idle.policy import decide
+from gpushare_spawner.idle.use import DryRun, Observation
 from gpushare_spawner.model.share import Tier
 from tests.idle.sessions import HOUR, IDLE, MINUTE, observed, told
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpushare_spawner.idle import effective_idle
+from gpushare_spawner.idle.policy import effective_idle
 from gpushare_spawner.model.idle_policy import IdlePolicy
 from gpushare_spawner.model.template import Idle, Template
 

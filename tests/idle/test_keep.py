@@ -9,13 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpushare_spawner.idle import (
+from gpushare_spawner.idle.keep import (
+    CLOCKS_DIFFER,
+    DAY,
     KeepRule,
-    NoAction,
-    Observation,
-    UnitsNeeded,
     WhyNoKeep,
-    decide,
     exempts,
     holds,
     in_force,
@@ -23,7 +21,8 @@ from gpushare_spawner.idle import (
     keeps_left,
     recent,
 )
-from gpushare_spawner.idle.keep import CLOCKS_DIFFER, DAY
+from gpushare_spawner.idle.policy import NoAction, UnitsNeeded, decide
+from gpushare_spawner.idle.use import Observation
 from gpushare_spawner.model.controls import MOST_KEEPS, Controls, Exemption, Keep
 from gpushare_spawner.model.quota import Reclaim
 from gpushare_spawner.model.share import Tier

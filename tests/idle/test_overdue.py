@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpushare_spawner.idle import Overdue, overdue
+from gpushare_spawner.idle.policy import Overdue, overdue
 from gpushare_spawner.model.share import IdleCause
 
 

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpushare_spawner.idle import NoAction, decide
-from gpushare_spawner.idle.policy import fair_notice
+from gpushare_spawner.idle.policy import NoAction, decide, fair_notice
 from gpushare_spawner.model.report import Notice, SessionReport
 from gpushare_spawner.model.share import IdleCause, Share, Tier
 from gpushare_spawner.model.template import Idle
@@ -328,7 +327,7 @@ def test_max_age_leaves_the_idle_steps_before_it_alone() -> None:
 
 
 def test_an_observation_from_a_report() -> None:
-    from gpushare_spawner.idle import Observation
+    from gpushare_spawner.idle.use import Observation
 
     told = notice(DOWNGRADED, 20.0, 10)
     session = SessionReport(

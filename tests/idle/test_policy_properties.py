@@ -7,7 +7,8 @@ from dataclasses import replace
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from gpushare_spawner.idle import Observation, decide
+from gpushare_spawner.idle.policy import decide
+from gpushare_spawner.idle.use import Observation
 from gpushare_spawner.model.report import Notice
 from gpushare_spawner.model.share import Share, Tier
 from gpushare_spawner.model.template import Idle

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpushare_spawner.idle import NoAction, decide
+from gpushare_spawner.idle.policy import NoAction, decide
 from gpushare_spawner.model.share import Tier
 from tests.idle.sessions import HOUR, IDLE, MINUTE, observed, told
 from tests.present import present

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpushare_spawner.idle import NoAction, QuietUntil, UnitsNeeded, decide
+from gpushare_spawner.idle.policy import NoAction, QuietUntil, UnitsNeeded, decide
 from gpushare_spawner.model.quota import Reclaim
 from gpushare_spawner.model.share import IdleCause, Tier
 from gpushare_spawner.model.template import Idle

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpushare_spawner.idle import Decision, NoAction, UnitsNeeded, decide
+from gpushare_spawner.idle.policy import Decision, NoAction, UnitsNeeded, decide
 from gpushare_spawner.model.quota import Reclaim
 from gpushare_spawner.model.share import IdleCause, Tier
 from gpushare_spawner.model.template import Idle

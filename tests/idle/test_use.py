@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpushare_spawner.idle import Observation, RecentUse, ShortWork, UseCount, decide
+from gpushare_spawner.idle.policy import decide
+from gpushare_spawner.idle.use import Observation, RecentUse, ShortWork, UseCount
 from gpushare_spawner.model.share import Tier, UseRule
 from gpushare_spawner.model.template import Idle
 from tests.idle.sessions import HOUR, IDLE, MINUTE, observed, told

@@ -6,7 +6,8 @@ from dataclasses import FrozenInstanceError, fields
 
 import pytest
 
-from gpushare_spawner.idle import Decision, IdleAction, Observation, Overdue
+from gpushare_spawner.idle.policy import Decision, IdleAction, Overdue
+from gpushare_spawner.idle.use import Observation
 
 
 @pytest.mark.parametrize("kind", [Decision, IdleAction, Observation, Overdue])

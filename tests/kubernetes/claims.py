@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from gpushare_spawner.agent.gpus.nvml import Gpu
-from gpushare_spawner.model import kubernetes
-from gpushare_spawner.model.kubernetes import PodSession
+from gpushare_spawner.model.kubernetes.annotations import PodSession, labels
+from gpushare_spawner.model.kubernetes.objects import DEVICE_CLASS, DRIVER, HOSTNAME_LABEL, POD_CLAIM, claim_spec
 from gpushare_spawner.model.report import GpuReport
 from tests.agent.peers import FIRST
 
@@ -20,8 +20,8 @@ from .standin.client import ApiStatus, path
 from .standin.cluster import Cluster, a_pod
 
 CLASS = {
-    "metadata": {"name": kubernetes.DEVICE_CLASS},
-    "spec": {"selectors": [{"cel": {"expression": f'device.driver == "{kubernetes.DRIVER}"'}}]},
+    "metadata": {"name": DEVICE_CLASS},
+    "spec": {"selectors": [{"cel": {"expression": f'device.driver == "{DRIVER}"'}}]},
 }
 
 
@@ -77,14 +77,14 @@ async def pod_with_claim(
         command,
         limits={"cpu": cpu} if cpu else {},
         annotations=said.annotations(),
-        labels=kubernetes.labels(),
-        nodeSelector={kubernetes.HOSTNAME_LABEL: node},
-        resourceClaims=[{"name": kubernetes.POD_CLAIM, "resourceClaimName": claim}],
+        labels=labels(),
+        nodeSelector={HOSTNAME_LABEL: node},
+        resourceClaims=[{"name": POD_CLAIM, "resourceClaimName": claim}],
     )
     pod = await cluster.admin.create(path("pods", cluster.namespace), manifest)
     owner = {"apiVersion": "v1", "kind": "Pod", "name": name, "uid": pod["metadata"]["uid"], "controller": True}
     memory = {gpu.uuid: gpu.memory_bytes for gpu in gpus}
-    spec = kubernetes.claim_spec(kubernetes.DEVICE_CLASS, said.share_units, memory)
+    spec = claim_spec(DEVICE_CLASS, said.share_units, memory)
     item = {"metadata": {"name": claim, "ownerReferences": [owner]}, "spec": spec}
     made: dict[str, Any] = await cluster.admin.create(path("resourceclaims", cluster.namespace, group=GROUP), item)
     return made

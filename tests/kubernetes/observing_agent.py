@@ -17,7 +17,8 @@ from gpushare_spawner.agent.sessions.environment import Libraries
 from gpushare_spawner.agent.state.folder import StateFolder
 from gpushare_spawner.clients.cluster import KubeconfigConnection
 from gpushare_spawner.model.frames import Feature, Role
-from gpushare_spawner.model.kubernetes import HOSTNAME_LABEL, OBSERVER, LayerSession, PodSession, gpu_names
+from gpushare_spawner.model.kubernetes.annotations import LayerSession, PodSession, gpu_names
+from gpushare_spawner.model.kubernetes.objects import HOSTNAME_LABEL, OBSERVER
 from gpushare_spawner.model.layers import LayerName
 from tests.agent.peers import GpusOnPaper, Peer
 

@@ -8,9 +8,10 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
-from gpushare_spawner.model import kubernetes
 from gpushare_spawner.model.control import AgentUnreachable
-from gpushare_spawner.model.kubernetes import PodSession
+from gpushare_spawner.model.kubernetes import annotations as annotations_names
+from gpushare_spawner.model.kubernetes.annotations import PodSession, pod_session
+from gpushare_spawner.model.kubernetes.objects import REPORT_COMPONENT, REPORT_COMPONENT_LABEL, REPORT_KEY, report_name
 from gpushare_spawner.model.report import GpuReport, Report, SessionReport
 from gpushare_spawner.service.kubernetes.cluster import Cluster
 from gpushare_spawner.service.kubernetes.node import NodeAgent
@@ -73,7 +74,11 @@ class HubNamespace:
             tier_since=self.now(), effective_units=25,
         )  # fmt: skip
         pod = {
-            "metadata": {"name": f"jupyter-{user}", "labels": kubernetes.labels(), "annotations": said.annotations()},
+            "metadata": {
+                "name": f"jupyter-{user}",
+                "labels": annotations_names.labels(),
+                "annotations": said.annotations(),
+            },
             "spec": {"nodeName": node, "containers": list(containers)},
         }
         await self.admin.create(self.at("pods"), pod)
@@ -98,9 +103,9 @@ class HubNamespace:
         await self.write_report(node, report.model_dump_json())
 
     async def write_report(self, node: str, text: str) -> None:
-        name = kubernetes.report_name(node)
-        labels = {kubernetes.REPORT_COMPONENT_LABEL: kubernetes.REPORT_COMPONENT}
-        item = {"metadata": {"name": name, "labels": labels}, "data": {kubernetes.REPORT_KEY: text}}
+        name = report_name(node)
+        labels = {REPORT_COMPONENT_LABEL: REPORT_COMPONENT}
+        item = {"metadata": {"name": name, "labels": labels}, "data": {REPORT_KEY: text}}
         if name in [item["metadata"]["name"] for item in await self.admin.list(self.at("configmaps"))]:
             await self.admin.patch(self.at("configmaps", name), {"data": item["data"]})
         else:
@@ -112,7 +117,7 @@ class HubNamespace:
     async def session(self, user: str) -> PodSession:
         """As the pod's annotations have it."""
         pod = await self.admin.get(self.at("pods", f"jupyter-{user}"))
-        return kubernetes.pod_session(pod["metadata"]["annotations"])
+        return pod_session(pod["metadata"]["annotations"])
 
 
 async def make_namespace(cluster: TestCluster, now: Callable[[], float]) -> HubNamespace:

@@ -15,14 +15,14 @@ import pytest
 from kubespawner import KubeSpawner, clients
 
 from gpushare_spawner.model.controls import Cordon
-from gpushare_spawner.model.kubernetes import (
+from gpushare_spawner.model.kubernetes.annotations import pod_session
+from gpushare_spawner.model.kubernetes.objects import (
     PUBLISHED_AT,
     REPORT_COMPONENT,
     REPORT_COMPONENT_LABEL,
     REPORT_KEY,
     cordon_annotations,
     cordon_name,
-    pod_session,
     report_name,
     resource_name,
 )

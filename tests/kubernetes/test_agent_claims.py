@@ -22,8 +22,16 @@ from gpushare_spawner.agent.kubernetes.devices import owners
 from gpushare_spawner.clients.cluster import KubeconfigConnection
 from gpushare_spawner.doctor import claims
 from gpushare_spawner.doctor.claims import ClaimFacts
-from gpushare_spawner.model import kubernetes
 from gpushare_spawner.model.controls import Cordon
+from gpushare_spawner.model.kubernetes.annotations import ShareChange, resize_patch
+from gpushare_spawner.model.kubernetes.objects import (
+    DEVICE_CLASS,
+    DRIVER,
+    claim_folder,
+    cordon_annotations,
+    report_name,
+    slice_name,
+)
 from gpushare_spawner.model.report import Report
 from gpushare_spawner.model.share import Tier
 from tests.agent.conftest import short_folder  # noqa: F401
@@ -76,7 +84,7 @@ async def said_of(agent: NodeAgent, pod: str) -> str:
 
 async def test_each_gpu_is_a_device_with_consumable_units_and_memory(agent: NodeAgent) -> None:
     item = await published(agent, lambda item: item is not None)
-    assert item["spec"]["driver"] == kubernetes.DRIVER
+    assert item["spec"]["driver"] == DRIVER
     assert item["spec"]["nodeName"] == agent.kubelet.name
     devices = {device["attributes"]["uuid"]["string"]: device for device in item["spec"]["devices"]}
     assert devices.keys() == {FIRST.uuid, SECOND.uuid}
@@ -90,7 +98,7 @@ async def test_a_claim_becomes_a_session_with_a_socket_in_the_folder_of_its_name
     await running(agent, "ada")
     session = await agent.session("ada")
     assert (session.gpus, session.share_units) == ((FIRST.uuid,), 25)
-    folder = agent.folder / "pods" / kubernetes.claim_folder(agent.cluster.namespace, "ada-claim")
+    folder = agent.folder / "pods" / claim_folder(agent.cluster.namespace, "ada-claim")
     report = agent.on_kubernetes.report()
     assert report.claims is not None
     assert report.claims.folder == str(folder.parent)
@@ -99,7 +107,7 @@ async def test_a_claim_becomes_a_session_with_a_socket_in_the_folder_of_its_name
     assert [mount.host_path for mount in report.claims.mounts] == [str(LIBRARY)]
     # nothing that the hub's older versions read is another
     assert Report.model_validate_json(report.model_dump_json()) == report
-    await agent.until(lambda: "HEALTHY" in agent.kubelet.claims.health[kubernetes.DRIVER].values())
+    await agent.until(lambda: "HEALTHY" in agent.kubelet.claims.health[DRIVER].values())
 
 
 async def test_a_claim_that_is_prepared_again_keeps_what_its_session_has(agent: NodeAgent) -> None:
@@ -245,8 +253,8 @@ async def test_a_claim_of_two_gpus_of_which_one_cannot_be_granted_holds_nothing(
 async def test_a_share_that_is_changed_changes_what_others_can_have(agent: NodeAgent) -> None:
     """The claim cannot be changed; what it is counted for by the agent is, as with devices."""
     await running(agent, "ada")
-    change = kubernetes.ShareChange(number=1, share_units=50)
-    await agent.annotate("ada", dict(kubernetes.resize_patch(change)))
+    change = ShareChange(number=1, share_units=50)
+    await agent.annotate("ada", dict(resize_patch(change)))
     await agent.until(lambda: agent.node.sessions["ada"].record.request.share_units == 50)
     # 25 are the claim's, 50 are free
     await published(agent, lambda item: units_of(item) == 75)
@@ -298,7 +306,7 @@ async def test_a_server_that_has_ended_holds_nothing_though_its_pod_is_still_the
 
 async def test_a_slice_that_is_deleted_is_written_again(agent: NodeAgent) -> None:
     await running(agent, "ada")
-    name = kubernetes.slice_name(agent.kubelet.name)
+    name = slice_name(agent.kubelet.name)
     await agent.cluster.admin.delete(path("resourceslices", name=name, group=GROUP))
     await published(agent, lambda item: units_of(item) == 100)
     # the kubelet deletes it when it starts, and connects again by itself
@@ -324,7 +332,7 @@ async def test_an_agent_that_is_back_knows_its_claims(agent: NodeAgent) -> None:
         lambda: not any("ben" in claim["name"] for claims in agent.kubelet.claims.prepared.values() for claim in claims)
     )
     folders = {path.name for path in (agent.folder / "pods").iterdir()}
-    assert folders == {kubernetes.claim_folder(agent.cluster.namespace, "ada-claim")}
+    assert folders == {claim_folder(agent.cluster.namespace, "ada-claim")}
 
 
 @pytest.mark.parametrize("taints", [True, False])
@@ -347,8 +355,8 @@ async def test_an_unhealthy_or_cordoned_gpu_gets_no_new_session(agent: NodeAgent
     await published(agent, lambda item: item is not None and kept_away(item, "unhealthy"))
     agent.source.states.clear()
     cordon = Cordon(gpu=FIRST.uuid, by="root", reason="repair", since=1.0)
-    report = path("configmaps", agent.cluster.namespace, kubernetes.report_name(agent.kubelet.name))
-    annotations: dict[str, str | None] = dict(kubernetes.cordon_annotations([cordon]))
+    report = path("configmaps", agent.cluster.namespace, report_name(agent.kubelet.name))
+    annotations: dict[str, str | None] = dict(cordon_annotations([cordon]))
     await agent.cluster.admin.patch(report, {"metadata": {"annotations": annotations}})
     await published(agent, lambda item: item is not None and kept_away(item, "cordoned"))
     await agent.cluster.admin.patch(report, {"metadata": {"annotations": dict.fromkeys(annotations)}})
@@ -408,7 +416,7 @@ class TestProbe:
         assert not await probe(api, "node-a", cluster.namespace)
 
     async def test_no_class(self, api: ClusterApi, cluster: Cluster) -> None:
-        await cluster.admin.delete(path("deviceclasses", name=kubernetes.DEVICE_CLASS, group=GROUP))
+        await cluster.admin.delete(path("deviceclasses", name=DEVICE_CLASS, group=GROUP))
         assert "there is no DeviceClass gpushare-spawner.io" in await self.asked(api, cluster)
 
     async def test_no_rights(self, api: ClusterApi, cluster: Cluster) -> None:

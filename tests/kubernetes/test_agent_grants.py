@@ -11,8 +11,8 @@ import pytest
 from gpushare_spawner.agent.kubernetes.api import Json
 from gpushare_spawner.agent.kubernetes.devices.pod_resources import Given, Handed, PodKey
 from gpushare_spawner.agent.kubernetes.pods.sessions import foreign_record
-from gpushare_spawner.model import kubernetes
 from gpushare_spawner.model.frames import Role
+from gpushare_spawner.model.kubernetes.annotations import labels
 from tests.agent.conftest import short_folder  # noqa: F401
 from tests.agent.peers import FIRST, SECOND, Peer
 
@@ -33,7 +33,7 @@ async def agent(cluster: Cluster, short_folder: Path) -> AsyncIterator[NodeAgent
 
 
 async def test_each_container_of_a_pod_has_a_socket_of_the_session(agent: NodeAgent) -> None:
-    manifest = a_pod("ada", limits={GPU_0: 25}, annotations=session("ada").annotations(), labels=kubernetes.labels())
+    manifest = a_pod("ada", limits={GPU_0: 25}, annotations=session("ada").annotations(), labels=labels())
     (notebook,) = manifest["spec"]["containers"]
     sidecar = {**notebook, "name": "sidecar", "resources": {"limits": {GPU_0: "10"}}}
     manifest["spec"]["containers"].append(sidecar)

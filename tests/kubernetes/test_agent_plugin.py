@@ -16,7 +16,7 @@ import pytest
 from gpushare_spawner.agent.gpus.nvml import GpuState
 from gpushare_spawner.agent.kubernetes.kubelet import deviceplugin_pb2 as messages
 from gpushare_spawner.agent.kubernetes.kubelet import deviceplugin_pb2_grpc as services
-from gpushare_spawner.model import kubernetes
+from gpushare_spawner.model.kubernetes.annotations import PREFIX, labels
 from gpushare_spawner.model.share import Tier
 from tests.agent.conftest import short_folder  # noqa: F401
 from tests.agent.peers import FIRST, SECOND
@@ -39,7 +39,7 @@ async def agent(cluster: Cluster, short_folder: Path) -> AsyncIterator[NodeAgent
 async def test_each_gpu_is_a_resource_of_100_units(agent: NodeAgent) -> None:
     await agent.ready()
     status = (await agent.cluster.node(agent.kubelet.name))["status"]
-    assert {name for name in status["capacity"] if name.startswith(kubernetes.PREFIX)} == {GPU_0, GPU_1}
+    assert {name for name in status["capacity"] if name.startswith(PREFIX)} == {GPU_0, GPU_1}
 
 
 async def test_ids_are_short_unique_and_packed_low(agent: NodeAgent) -> None:
@@ -255,7 +255,7 @@ async def test_what_a_pod_holds_beyond_its_share_counts(agent: NodeAgent) -> Non
     agent.settings = replace(agent.settings, capacity_units=150)
     await agent.start()
     await agent.offered(150)
-    await agent.cluster.create_pod("stray", limits={GPU_0: 120}, labels=kubernetes.labels())
+    await agent.cluster.create_pod("stray", limits={GPU_0: 120}, labels=labels())
     stray = await agent.session(f"pod:{agent.cluster.namespace}:stray")
     assert stray.share_units == 100
     assert len(agent.on_kubernetes.held.offered(FIRST.uuid)) == 150

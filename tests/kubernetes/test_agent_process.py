@@ -13,10 +13,9 @@ from pathlib import Path
 import pytest
 
 from gpushare_spawner.agent.kubernetes.pods.sessions import GONE_AFTER
-from gpushare_spawner.model import kubernetes
 from gpushare_spawner.model.control import ControlRefused
 from gpushare_spawner.model.frames import Kind, Role
-from gpushare_spawner.model.kubernetes import PodSession, tier_patch
+from gpushare_spawner.model.kubernetes.annotations import TIER, PodSession, labels, tier_patch
 from gpushare_spawner.model.share import Tier
 from tests.agent.agent_process import AgentProcess
 from tests.agent.conftest import request_for, short_folder  # noqa: F401
@@ -55,7 +54,7 @@ async def test_from_a_pod_to_a_lease_and_back(agent: ClusterAgent) -> None:
     await agent.cluster.wait_for_allocatable(agent.kubelet.name, GPU_0, 125)
     peer.send(Kind.REQUEST, GIB, 0, gpu=report.gpus[0].uuid)
     await peer.until(Kind.GRANT)
-    await agent.cluster.wait_for_pod("ada", lambda pod: pod["metadata"]["annotations"][kubernetes.TIER] == "active")
+    await agent.cluster.wait_for_pod("ada", lambda pod: pod["metadata"]["annotations"][TIER] == "active")
     await agent.cluster.wait_for_allocatable(agent.kubelet.name, GPU_0, 100)
     with pytest.raises(ControlRefused, match="come and go with pods"):
         await agent.client.open(request_for("ben"))
@@ -127,7 +126,7 @@ async def test_the_library_in_a_container_reaches_the_agent(agent: ClusterAgent)
     )  # fmt: skip
     manifest = a_pod(
         "ada", command=["python", "-c", HOLDS_A_CONTEXT], limits={GPU_0: 25}, annotations=said.annotations(),
-        labels=kubernetes.labels(),
+        labels=labels(),
     )  # fmt: skip
     await agent.cluster.admin.create(path("pods", agent.cluster.namespace), manifest)
     await agent.cluster.wait_for_phase("ada", "Running")

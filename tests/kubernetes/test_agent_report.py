@@ -14,9 +14,18 @@ from gpushare_spawner.agent.kubernetes.api import ApiFailure, ClusterApi, Json
 from gpushare_spawner.agent.kubernetes.report_publisher import OwnerPod, PublishedReport, PublishSettings
 from gpushare_spawner.agent.state.cordons import Cordons
 from gpushare_spawner.clients.cluster import KubeconfigConnection
-from gpushare_spawner.model import kubernetes
 from gpushare_spawner.model.controls import Ask, Cordon
 from gpushare_spawner.model.frames import AskKind
+from gpushare_spawner.model.kubernetes.objects import (
+    PUBLISHED_AT,
+    REPORT_KEY,
+    REPORT_REFRESH_SECONDS,
+    REPORT_SELECTOR,
+    cordon_annotations,
+    read_report,
+    report_name,
+    written_report,
+)
 from gpushare_spawner.model.report import GpuReport, Notice, Report, SessionReport
 from gpushare_spawner.model.share import Tier
 
@@ -61,8 +70,8 @@ class Publisher:
     async def written(self, holds: Callable[[Report], bool], timeout: float = 30.0) -> Report:
         end = time.monotonic() + timeout
         while True:
-            maps = await self.cluster.config_maps(kubernetes.REPORT_SELECTOR)
-            reports = [Report.model_validate_json(one["data"][kubernetes.REPORT_KEY]) for one in maps]
+            maps = await self.cluster.config_maps(REPORT_SELECTOR)
+            reports = [Report.model_validate_json(one["data"][REPORT_KEY]) for one in maps]
             if reports and holds(reports[0]):
                 return reports[0]
             assert time.monotonic() < end, reports
@@ -84,9 +93,9 @@ async def test_it_is_there_at_once_and_as_the_hub_looks_for_it(publisher: Publis
     await publisher.written(lambda report: True)
     (report,) = await publisher.cluster.config_maps("app.kubernetes.io/component=gpushare-report")
     found = report["metadata"]
-    assert found["name"] == kubernetes.report_name("a.node") == "gpushare-report-a.node"
+    assert found["name"] == report_name("a.node") == "gpushare-report-a.node"
     assert found["labels"] == {"app.kubernetes.io/component": "gpushare-report"}
-    assert abs(float(found["annotations"][kubernetes.PUBLISHED_AT]) - time.time()) < 10
+    assert abs(float(found["annotations"][PUBLISHED_AT]) - time.time()) < 10
 
 
 async def test_nothing_new_is_not_written(publisher: Publisher) -> None:
@@ -197,7 +206,7 @@ def test_the_report_of_a_node_that_is_full_fits_into_a_config_map() -> None:
         for number in range(100)
     )
     report = Report(node="a.node", published_at=time.time(), gpus=gpus, sessions=sessions)
-    written = kubernetes.written_report(report)
+    written = written_report(report)
     assert Report.model_validate_json(written) == report
     assert len(written.encode()) < 1024 * 1024
 
@@ -225,7 +234,7 @@ async def test_it_is_refreshed_even_if_nothing_changed(publisher: Publisher) -> 
     publisher.start(replace(SETTINGS, refresh_every=0.5))
     first = await publisher.written(lambda report: True)
     await publisher.written(lambda report: report.published_at > first.published_at)
-    assert PublishSettings().refresh_every < kubernetes.REPORT_REFRESH_SECONDS
+    assert PublishSettings().refresh_every < REPORT_REFRESH_SECONDS
     assert PublishSettings().at_most_every == 15.0
 
 
@@ -236,7 +245,7 @@ async def test_it_is_written_when_the_api_server_is_back(publisher: Publisher) -
     publisher.start()
     await publisher.written(lambda report: True)
     # a ConfigMap that somebody deleted comes again
-    name = kubernetes.report_name("a.node")
+    name = report_name("a.node")
     await publisher.cluster.admin.delete(path("configmaps", publisher.cluster.namespace, name))
     publisher.session(effective_units=5)
     await publisher.written(lambda report: report.sessions[0].effective_units == 5)
@@ -256,8 +265,8 @@ async def test_cordons_outlive_the_configmap(publisher: Publisher, tmp_path: Pat
     publisher.start()
     await publisher.written(lambda report: True)
     cordon = Cordon(gpu="GPU-1", by="boss", reason="Fan.", since=1.0)
-    where = path("configmaps", publisher.cluster.namespace, kubernetes.report_name("a.node"))
-    annotations = kubernetes.cordon_annotations([cordon])
+    where = path("configmaps", publisher.cluster.namespace, report_name("a.node"))
+    annotations = cordon_annotations([cordon])
     await publisher.cluster.admin.patch(where, {"metadata": {"annotations": annotations}})
     publisher.session(effective_units=5)
     await publisher.written(lambda report: report.sessions[0].effective_units == 5)
@@ -267,8 +276,8 @@ async def test_cordons_outlive_the_configmap(publisher: Publisher, tmp_path: Pat
     await publisher.cluster.admin.delete(where)
     publisher.session(effective_units=6)
     await publisher.written(lambda report: report.sessions[0].effective_units == 6)
-    (found,) = await publisher.cluster.config_maps(kubernetes.REPORT_SELECTOR)
-    assert kubernetes.read_report(found).cordon("GPU-1") == cordon
+    (found,) = await publisher.cluster.config_maps(REPORT_SELECTOR)
+    assert read_report(found).cordon("GPU-1") == cordon
     await publisher.cluster.admin.patch(where, {"metadata": {"annotations": dict.fromkeys(annotations)}})
     publisher.session(effective_units=7)
     await publisher.written(lambda report: report.sessions[0].effective_units == 7)
@@ -281,6 +290,6 @@ async def test_it_goes_with_the_agents_pod(publisher: Publisher) -> None:
     pod = await publisher.cluster.create_pod("agent")
     publisher.start(owner=OwnerPod("agent", pod["metadata"]["uid"]))
     await publisher.written(lambda report: True)
-    (found,) = await publisher.cluster.config_maps(kubernetes.REPORT_SELECTOR)
+    (found,) = await publisher.cluster.config_maps(REPORT_SELECTOR)
     (reference,) = found["metadata"]["ownerReferences"]
     assert (reference["kind"], reference["name"]) == ("Pod", "agent")

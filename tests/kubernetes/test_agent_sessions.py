@@ -11,11 +11,20 @@ from pathlib import Path
 import pytest
 
 from gpushare_spawner.agent.kubernetes.api import ApiFailure
-from gpushare_spawner.model import kubernetes
 from gpushare_spawner.model.control import CloseRequest, ControlRefused
 from gpushare_spawner.model.controls import AskAnswer, Controls, Exemption, Keep, Message
 from gpushare_spawner.model.frames import LACKS_REQUESTS, NO_END, AskKind, Feature, Kind, Role, TextPart
-from gpushare_spawner.model.kubernetes import Requests, notice_patch, requests_patch, tier_patch
+from gpushare_spawner.model.kubernetes.annotations import (
+    SHARE,
+    answers_patch,
+    borrowed_patch,
+    controls_patch,
+    labels,
+    messages_patch,
+    notice_patch,
+    tier_patch,
+)
+from gpushare_spawner.model.kubernetes.container_requests import Requests, requests_patch
 from gpushare_spawner.model.layers import MemoryEngine
 from gpushare_spawner.model.report import Notice
 from gpushare_spawner.model.share import Tier
@@ -134,7 +143,7 @@ async def test_a_busy_session_over_quota_makes_way_and_the_one_in_quota_owns_the
     peer.send(Kind.REQUEST, GIB, 0, gpu=FIRST.uuid)
     await peer.until(Kind.GRANT)
     kept = tier_patch(Tier.DOWNGRADED, time.time(), 40, yields_until=time.time() + 60)
-    await agent.annotate("over", kept | kubernetes.borrowed_patch(60))
+    await agent.annotate("over", kept | borrowed_patch(60))
     assert (await peer.until(Kind.TIER)).fields[:4] == (Tier.DOWNGRADED.depth, 40, 60, 40)
     peer.send(Kind.REQUEST, GIB, 0, gpu=FIRST.uuid)
     assert (await agent.session("over")).yields
@@ -239,15 +248,15 @@ async def test_controls_of_the_pod_reach_observers_and_survive_the_loss_of_the_s
     await observer.connect(Role.OBSERVER, Feature.CONTROLS)
     controls = Controls(keep=Keep(until=2e9, since=1e9, by="ada"), keeps=(1e9,), exemption=Exemption(by="root"))
     message = Message(text="Please save your work.", by="root", at=1e9)
-    await agent.annotate("ada", kubernetes.controls_patch(controls) | kubernetes.messages_patch([message]))
+    await agent.annotate("ada", controls_patch(controls) | messages_patch([message]))
     assert (await observer.until(Kind.CONTROLS)).fields[:2] == (2_000_000_000_000, NO_END)
     assert TextPart.of(await observer.until(Kind.TEXT)).data == b"Please save your work."
     observer.send(Kind.ASK, 7, AskKind.END_KEEP)
     await agent.until(lambda: agent.node.report().sessions[0].asks)
     # the service's answer, and an old one that nobody waits for
     old, new = (AskAnswer(number=number, done=True, text=f"{number}.", at=1e9) for number in (6, 7))
-    ended = kubernetes.controls_patch(Controls(keeps=(1e9,)))
-    await agent.annotate("ada", ended | kubernetes.answers_patch([old], new))
+    ended = controls_patch(Controls(keeps=(1e9,)))
+    await agent.annotate("ada", ended | answers_patch([old], new))
     part = TextPart.of(await observer.until(Kind.TEXT))
     assert (part.number, part.data) == (7, b"7.")
     found = await agent.session("ada")
@@ -255,7 +264,7 @@ async def test_controls_of_the_pod_reach_observers_and_survive_the_loss_of_the_s
     await agent.stop()
     for record in agent.folder.glob("records/*"):
         record.unlink()
-    await agent.annotate("ada", kubernetes.controls_patch(controls))
+    await agent.annotate("ada", controls_patch(controls))
     await agent.start()
     found = await agent.session("ada")
     assert (found.controls, found.message) == (controls, message)
@@ -295,7 +304,7 @@ async def test_a_pod_that_ends_by_itself_ends_its_session(agent: NodeAgent) -> N
 
     said = session("ada")
     manifest = a_pod(
-        "ada", command=["sleep", "1"], limits={GPU_0: 25}, annotations=said.annotations(), labels=kubernetes.labels(),
+        "ada", command=["sleep", "1"], limits={GPU_0: 25}, annotations=said.annotations(), labels=labels(),
         restartPolicy="Never",
     )  # fmt: skip
     await agent.cluster.admin.create(path("pods", agent.cluster.namespace), manifest)
@@ -428,8 +437,8 @@ async def test_annotations_that_make_no_sense_are_said_and_the_devices_count(
     from .standin.client import path
     from .standin.cluster import a_pod
 
-    annotations = session("ada").annotations() | {kubernetes.SHARE: "many"}
-    manifest = a_pod("odd", limits={GPU_0: 20}, annotations=annotations, labels=kubernetes.labels())
+    annotations = session("ada").annotations() | {SHARE: "many"}
+    manifest = a_pod("odd", limits={GPU_0: 20}, annotations=annotations, labels=labels())
     await agent.cluster.admin.create(path("pods", agent.cluster.namespace), manifest)
     found = await agent.session(f"pod:{agent.cluster.namespace}:odd")
     assert found.share_units == 20

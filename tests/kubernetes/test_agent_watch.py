@@ -15,7 +15,8 @@ from gpushare_spawner.agent.kubernetes.api import ApiFailure, ClusterApi, Json
 from gpushare_spawner.agent.kubernetes.pods.pod_watch import TRIES_OF_A_WATCH, Pods
 from gpushare_spawner.clients.cluster import KubeconfigConnection
 from gpushare_spawner.clients.service_account import ServiceAccountConnection
-from gpushare_spawner.model import kubernetes
+from gpushare_spawner.model.kubernetes.annotations import labels
+from gpushare_spawner.model.kubernetes.objects import MIRROR
 from tests.present import present
 
 from .standin.cluster import Cluster
@@ -45,12 +46,12 @@ class Script:
 
 @pytest.mark.parametrize(
     "mark",
-    [{"annotations": {kubernetes.MIRROR: "x"}}, {"ownerReferences": [{"kind": "Node", "name": "node"}]}],
+    [{"annotations": {MIRROR: "x"}}, {"ownerReferences": [{"kind": "Node", "name": "node"}]}],
     ids=["mirror", "owned"],
 )
 async def test_pods_that_the_node_has_made_are_no_sessions(mark: Json) -> None:
     pods = Pods(Script(), "hub", "node", lambda: None)  # type: ignore[arg-type]
-    known = {"namespace": "hub", "creationTimestamp": "2026-01-01T00:00:00Z", "labels": kubernetes.labels()}
+    known = {"namespace": "hub", "creationTimestamp": "2026-01-01T00:00:00Z", "labels": labels()}
     for name, more in (("victim", mark), ("ada", {})):
         item = {"metadata": {**known, "name": name, "uid": name, **more}, "spec": {"containers": []}}
         pods._heard("ADDED", item)

@@ -15,9 +15,32 @@ import pytest
 from gpushare_spawner.agent.kubernetes.api import ClusterApi
 from gpushare_spawner.agent.kubernetes.report_publisher import OwnerPod, PublishedReport
 from gpushare_spawner.clients.cluster import KubeconfigConnection
-from gpushare_spawner.model import kubernetes
-from gpushare_spawner.model.kubernetes import ShareChangeAnswer
-from gpushare_spawner.model.kubernetes.annotations import QUOTA, resized_patch
+from gpushare_spawner.model.kubernetes.annotations import (
+    BORROWED,
+    EFFECTIVE_SHARE,
+    GPU,
+    HUB,
+    KEEP,
+    LAYER,
+    QUOTA,
+    SESSION,
+    TEMPLATE,
+    TIER,
+    ShareChangeAnswer,
+    borrowed_patch,
+    labels,
+    notice_patch,
+    resized_patch,
+    share_patch,
+    tier_patch,
+)
+from gpushare_spawner.model.kubernetes.objects import (
+    HOSTNAME_LABEL,
+    MIRROR,
+    REPORT_COMPONENT,
+    REPORT_COMPONENT_LABEL,
+    report_name,
+)
 from gpushare_spawner.model.report import Report
 from gpushare_spawner.model.share import Tier
 
@@ -48,7 +71,7 @@ class Agents:
         return path("pods", self.cluster.namespace, name)
 
     def report(self, node: str) -> str:
-        return path("configmaps", self.cluster.namespace, kubernetes.report_name(node))
+        return path("configmaps", self.cluster.namespace, report_name(node))
 
 
 @pytest.fixture
@@ -64,9 +87,9 @@ async def agents(cluster: Cluster) -> AsyncIterator[Agents]:
     for name, node in zip(("mine", "theirs"), nodes, strict=True):
         manifest = a_pod(
             name,
-            annotations={kubernetes.TIER: "active", kubernetes.SESSION: "ada", FOREIGN: "10.0.0.1"},
-            labels=kubernetes.labels(),
-            nodeSelector={kubernetes.HOSTNAME_LABEL: node},
+            annotations={TIER: "active", SESSION: "ada", FOREIGN: "10.0.0.1"},
+            labels=labels(),
+            nodeSelector={HOSTNAME_LABEL: node},
         )
         await cluster.admin.create(path("pods", cluster.namespace), manifest)
         await cluster.wait_for_phase(name, "Running")
@@ -93,15 +116,15 @@ def annotated(**changes: str | None) -> dict[str, Any]:
 
 async def test_annotations_with_the_prefix_are_set_changed_and_removed_on_pods_of_the_own_node(agents: Agents) -> None:
     for patch in (
-        kubernetes.tier_patch(Tier.RELEASED, 1.0, 0, idle_since=2.0),
-        kubernetes.tier_patch(Tier.ACTIVE, 3.0, 25),
-        kubernetes.borrowed_patch(5),
-        {kubernetes.TIER: None},
+        tier_patch(Tier.RELEASED, 1.0, 0, idle_since=2.0),
+        tier_patch(Tier.ACTIVE, 3.0, 25),
+        borrowed_patch(5),
+        {TIER: None},
     ):
         await agents.own.patch(agents.pod("mine"), {"metadata": {"annotations": patch}})
     found = (await agents.cluster.pod("mine") or {})["metadata"]["annotations"]
-    assert kubernetes.TIER not in found
-    assert (found[kubernetes.EFFECTIVE_SHARE], found[kubernetes.BORROWED], found[FOREIGN]) == ("25", "5", "10.0.0.1")
+    assert TIER not in found
+    assert (found[EFFECTIVE_SHARE], found[BORROWED], found[FOREIGN]) == ("25", "5", "10.0.0.1")
 
 
 @pytest.mark.parametrize(
@@ -112,13 +135,13 @@ async def test_annotations_with_the_prefix_are_set_changed_and_removed_on_pods_o
         ({"metadata": {"annotations": {"new.example.org/a": "b"}}}, "annotations that begin with"),
         ({"metadata": {"annotations": {"gpushare-spawner.io.example.org/a": "b"}}}, "annotations that begin with"),
         ({"metadata": {"annotations": {"gpushare-spawner.io/tier": "released", "a": "b"}}}, "annotations that begin"),
-        ({"metadata": {"annotations": {kubernetes.SESSION: "bob"}}}, "whose session"),
-        ({"metadata": {"annotations": {kubernetes.SESSION: None}}}, "whose session"),
-        ({"metadata": {"annotations": {kubernetes.HUB: "http://other"}}}, "whose session"),
-        ({"metadata": {"annotations": {kubernetes.TEMPLATE: "never-stops"}}}, "whose session"),
+        ({"metadata": {"annotations": {SESSION: "bob"}}}, "whose session"),
+        ({"metadata": {"annotations": {SESSION: None}}}, "whose session"),
+        ({"metadata": {"annotations": {HUB: "http://other"}}}, "whose session"),
+        ({"metadata": {"annotations": {TEMPLATE: "never-stops"}}}, "whose session"),
         ({"metadata": {"annotations": {QUOTA: "user/bob"}}}, "whose session"),
-        ({"metadata": {"annotations": {kubernetes.KEEP: "{}"}}}, "whose session"),
-        ({"metadata": {"annotations": {kubernetes.GPU: "GPU-of-another-node"}}}, "whose session"),
+        ({"metadata": {"annotations": {KEEP: "{}"}}}, "whose session"),
+        ({"metadata": {"annotations": {GPU: "GPU-of-another-node"}}}, "whose session"),
         ({"metadata": {"annotations": {"gpushare-spawner.io/of-a-later-version": "x"}}}, "whose session"),
         ({"metadata": {"labels": {"component": "hub"}}}, "labels, finalizers or owners"),
         ({"metadata": {"labels": None}}, "labels, finalizers or owners"),
@@ -155,14 +178,14 @@ async def test_pods_are_neither_created_nor_deleted_nor_written_through_subresou
         agents.own.delete(agents.pod("mine")),
         agents.own.patch(status, {"status": {"phase": "Failed"}}),
         agents.own.patch(status, {"metadata": {"labels": {"a": "b"}}}),
-        agents.own.patch(status, {"metadata": {"annotations": {kubernetes.TIER: "released"}}}),
+        agents.own.patch(status, {"metadata": {"annotations": {TIER: "released"}}}),
     ):
         assert "not create or delete them, and not their subresources" in await denied(call)
     assert (await agents.cluster.pod("mine") or {})["status"]["phase"] == "Running"
 
 
 async def test_a_pod_of_another_node_is_denied_and_so_is_a_token_without_a_node(agents: Agents) -> None:
-    patch = {"metadata": {"annotations": {kubernetes.TIER: "released"}}}
+    patch = {"metadata": {"annotations": {TIER: "released"}}}
     assert "own node" in await denied(agents.own.patch(agents.pod("theirs"), patch))
     assert "own node" in await denied(agents.unbound.patch(agents.pod("mine"), patch))
     await agents.other.patch(agents.pod("theirs"), patch)
@@ -170,7 +193,7 @@ async def test_a_pod_of_another_node_is_denied_and_so_is_a_token_without_a_node(
 
 async def test_no_agent_may_change_a_pod_that_is_not_scheduled_yet(agents: Agents) -> None:
     await agents.cluster.create_pod("waits", nodeSelector={"there-is": "no-such-node"})
-    patch = {"metadata": {"annotations": {kubernetes.TIER: "released"}}}
+    patch = {"metadata": {"annotations": {TIER: "released"}}}
     for client in (agents.own, agents.unbound):
         said = await denied(client.patch(agents.pod("waits"), patch))
         assert "an agent may only change pods of its own node" in said
@@ -183,7 +206,7 @@ async def test_a_nodes_credential_makes_no_session_and_changes_no_annotation_of_
     owner = {"apiVersion": "v1", "kind": "Node", "name": node, "uid": uid, "controller": True}
 
     def mirror(name: str, **metadata: Any) -> dict[str, Any]:
-        pod = a_pod(name, annotations={kubernetes.MIRROR: "1"} | metadata.pop("annotations", {}))
+        pod = a_pod(name, annotations={MIRROR: "1"} | metadata.pop("annotations", {}))
         pod["metadata"] |= {"ownerReferences": [owner]} | metadata
         pod["spec"]["nodeName"] = node
         return pod
@@ -191,19 +214,19 @@ async def test_a_nodes_credential_makes_no_session_and_changes_no_annotation_of_
     async with KubeClient(credentials) as kubelet:
         pods, mine = path("pods", cluster.namespace), agents.pod("mine")
         for forged in (
-            mirror("forged", labels=kubernetes.labels(), annotations={kubernetes.SESSION: "victim"}),
-            mirror("forged", labels=kubernetes.labels()),
-            mirror("forged", labels={kubernetes.LAYER: "mig"}),
-            mirror("forged", annotations={kubernetes.SESSION: "victim"}),
+            mirror("forged", labels=labels(), annotations={SESSION: "victim"}),
+            mirror("forged", labels=labels()),
+            mirror("forged", labels={LAYER: "mig"}),
+            mirror("forged", annotations={SESSION: "victim"}),
         ):
             assert "a node may not create pods" in await denied(kubelet.create(pods, forged))
         assert await cluster.pod("forged") is None
         for where in (mine, f"{mine}/status"):
             for name, text in (
-                (kubernetes.SESSION, "victim"),
-                (kubernetes.SESSION, None),
-                (kubernetes.TIER, "released"),
-                (kubernetes.KEEP, "{}"),
+                (SESSION, "victim"),
+                (SESSION, None),
+                (TIER, "released"),
+                (KEEP, "{}"),
             ):
                 patch = {"metadata": {"annotations": {name: text}}}
                 assert "a node may not change annotations" in await denied(kubelet.patch(where, patch, "strategic"))
@@ -215,8 +238,8 @@ async def test_a_nodes_credential_makes_no_session_and_changes_no_annotation_of_
             assert (await cluster.pod(name) or {})["status"]["message"] == "told"
         await kubelet.patch(f"{mine}/status", annotated(**{FOREIGN: "10.0.0.2"}), "strategic")
         # the agent has an account of its own
-        await agents.own.patch(mine, {"metadata": {"annotations": kubernetes.borrowed_patch(5)}})
-        assert (await cluster.pod("mine") or {})["metadata"]["annotations"][kubernetes.SESSION] == "ada"
+        await agents.own.patch(mine, {"metadata": {"annotations": borrowed_patch(5)}})
+        assert (await cluster.pod("mine") or {})["metadata"]["annotations"][SESSION] == "ada"
 
 
 @pytest.mark.parametrize("operation", ["CREATE", "UPDATE"])
@@ -239,7 +262,7 @@ def test_what_a_node_is_denied_has_its_sentence_where_a_pod_lacks_labels_or_anno
         return [check["message"] for check in checks if value_of(check["expression"], data, expressions) is not True]
 
     word = "create pods with" if operation == "CREATE" else f"change {part}"
-    (said,) = sentences({**(before or {}), kubernetes.SESSION: "victim"})
+    (said,) = sentences({**(before or {}), SESSION: "victim"})
     assert said.startswith(f"a node may not {word}")
     assert sentences(before) == sentences({**(before or {}), "x": "y"}) == []
 
@@ -291,12 +314,12 @@ async def test_only_the_own_nodes_report_is_written(agents: Agents) -> None:
     def named(name: str, **labels: str) -> dict[str, Any]:
         return {"metadata": {"name": name, "labels": labels}, "data": {"a": "b"}}
 
-    await denied(agents.own.create(where, named(kubernetes.report_name(agents.other_node))))
+    await denied(agents.own.create(where, named(report_name(agents.other_node))))
     await denied(agents.own.create(where, named("gpushare-templates")))
-    await denied(agents.unbound.create(where, named(kubernetes.report_name(agents.own_node))))
+    await denied(agents.unbound.create(where, named(report_name(agents.own_node))))
     await denied(agents.own.create(where, {"metadata": {"generateName": "gpushare-report-"}, "data": {}}))
-    component = {kubernetes.REPORT_COMPONENT_LABEL: kubernetes.REPORT_COMPONENT}
-    await agents.own.create(where, named(kubernetes.report_name(agents.own_node), **component))
+    component = {REPORT_COMPONENT_LABEL: REPORT_COMPONENT}
+    await agents.own.create(where, named(report_name(agents.own_node), **component))
     await agents.own.patch(agents.report(agents.own_node), {"data": {"a": "c"}})
     dashboard = {"metadata": {"labels": {"grafana_dashboard": "1"}}}
     assert "label" in await denied(agents.own.patch(agents.report(agents.own_node), dashboard))
@@ -334,10 +357,10 @@ def test_an_agent_may_change_what_its_patches_name_and_no_other_annotation() -> 
     (policy,) = [policy["spec"] for policy in policies if _about(policy) == "pods"]
     (own,) = [part["expression"] for part in policy["variables"] if part["name"] == "own"]
     patches = (
-        kubernetes.tier_patch(Tier.ACTIVE, 1.0, 25),
-        kubernetes.notice_patch(None),
-        kubernetes.borrowed_patch(0),
-        kubernetes.share_patch(25, 25, "100%"),
+        tier_patch(Tier.ACTIVE, 1.0, 25),
+        notice_patch(None),
+        borrowed_patch(0),
+        share_patch(25, 25, "100%"),
         resized_patch(ShareChangeAnswer(number=1)),
     )
     assert set(value_of(own, {})) == {name for patch in patches for name in patch}

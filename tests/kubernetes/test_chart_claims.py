@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gpushare_spawner.cli import subcommand_parser
-from gpushare_spawner.model import kubernetes
+from gpushare_spawner.model.kubernetes.objects import DEVICE_CLASS, DRIVER, slice_name
 
 from .agent_account import AGENT, AGENT_RULES, CLAIM_RULE, CLAIM_RULES, POLICY_KINDS, agent_token, has_policies
 from .charts import notes, one, render
@@ -45,7 +45,7 @@ def test_claims_in_the_users_namespaces() -> None:
 
 def test_the_class_selects_the_driver() -> None:
     made = one(render(DRA), "DeviceClass")
-    assert (made["metadata"]["name"], made["spec"]) == (kubernetes.DEVICE_CLASS, CLASS["spec"])
+    assert (made["metadata"]["name"], made["spec"]) == (DEVICE_CLASS, CLASS["spec"])
 
 
 def test_the_agent_gets_the_kubelets_folders_for_plugins() -> None:
@@ -58,7 +58,7 @@ def test_the_agent_gets_the_kubelets_folders_for_plugins() -> None:
     assert {where: folders.get(name) for where, name in writable.items()} == {
         "/var/lib/gpushare": "/var/lib/gpushare",
         "/data/kubelet/plugins_registry": "/data/kubelet/plugins_registry",
-        f"/data/kubelet/plugins/{kubernetes.DRIVER}": f"/data/kubelet/plugins/{kubernetes.DRIVER}",
+        f"/data/kubelet/plugins/{DRIVER}": f"/data/kubelet/plugins/{DRIVER}",
         "/tmp": None,
     }
     assert agent["terminationMessagePolicy"] == "FallbackToLogsOnError"
@@ -80,12 +80,12 @@ async def test_an_agent_writes_slices_of_its_own_node_and_driver_only(cluster: C
 
     def item(name: str, **spec: Any) -> dict[str, Any]:
         pool = {"name": nodes[0], "generation": 1, "resourceSliceCount": 1}
-        values = {"driver": kubernetes.DRIVER, "nodeName": nodes[0], "pool": pool, "devices": []}
+        values = {"driver": DRIVER, "nodeName": nodes[0], "pool": pool, "devices": []}
         return {"metadata": {"name": name}, "spec": values | spec}
 
     where = path("resourceslices", group=GROUP)
     async with KubeClient(cluster.credentials(token)) as own, KubeClient(cluster.credentials(unbound)) as nobody:
-        await own.create(where, item(kubernetes.slice_name(nodes[0])))
+        await own.create(where, item(slice_name(nodes[0])))
         for client, wrong, why in (
             (own, item("one", nodeName=nodes[1]), "of its own node"),
             (own, item("two", nodeName=None, allNodes=True), "of its own node"),

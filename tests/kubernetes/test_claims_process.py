@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpushare_spawner.model import kubernetes
+from gpushare_spawner.model.kubernetes.objects import claim_folder
 from tests.agent.conftest import short_folder  # noqa: F401
 from tests.agent.peers import Peer
 
@@ -52,7 +52,7 @@ async def test_killed_and_started_again_it_keeps_sessions_and_their_folders(agen
     await cluster.wait_for_phase("ben", "Running")
     again = await agent.session("ada", lambda session: True)
     assert (again.opened_at, again.share_units) == (ada.opened_at, 25)
-    folder = Path(report.claims.folder) / kubernetes.claim_folder(cluster.namespace, "ada-claim")
+    folder = Path(report.claims.folder) / claim_folder(cluster.namespace, "ada-claim")
     peer = Peer(folder / report.claims.socket)
     await peer.connect()
     peer.close()

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gpushare_spawner.placement import NodeResources
+from gpushare_spawner.placement.node import NodeResources
 from gpushare_spawner.wording.spawn_failures import EARLIER_FIRST
 from tests.spawner.running_hub import until
 

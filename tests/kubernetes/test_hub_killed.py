@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from tornado.httpclient import HTTPClientError
 
-from gpushare_spawner.model.kubernetes import SESSION_SELECTOR, pod_session
+from gpushare_spawner.model.kubernetes.annotations import SESSION_SELECTOR, pod_session
 from gpushare_spawner.spawner.kubernetes.cluster.capacity import holds_share
 from tests.ports import free_port
 

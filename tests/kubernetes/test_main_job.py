@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from gpushare_spawner.model import kubernetes
+from gpushare_spawner.model.kubernetes.annotations import SESSION_SELECTOR
 from gpushare_spawner.model.report import Report
 from gpushare_spawner.model.share import Tier
 from gpushare_spawner.wording import actions as words
@@ -234,7 +234,7 @@ async def test_stopping_frees_everything(stack: ClusterStack) -> None:
     await stack.offered(agent, 100)
     await asyncio.gather(*(stack.hub.stop(user) for user in ("alice", "carol", "dave")))
     deadline = time.monotonic() + WITHIN
-    while pods := await stack.cluster.pods(kubernetes.SESSION_SELECTOR):
+    while pods := await stack.cluster.pods(SESSION_SELECTOR):
         assert time.monotonic() < deadline, [pod["metadata"]["name"] for pod in pods]
         await asyncio.sleep(0.2)
     for agent in stack.agents:

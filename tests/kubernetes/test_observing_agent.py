@@ -14,7 +14,8 @@ from gpushare_spawner.agent.kubernetes.devices.owners import DevicesRefused
 from gpushare_spawner.agent.kubernetes.observing import node, pods
 from gpushare_spawner.model.controls import Controls, Keep, Message
 from gpushare_spawner.model.frames import Feature, Kind, Role, TextTopic
-from gpushare_spawner.model.kubernetes import HOSTNAME_LABEL, OBSERVER, controls_patch, messages_patch, notice_patch
+from gpushare_spawner.model.kubernetes.annotations import controls_patch, messages_patch, notice_patch
+from gpushare_spawner.model.kubernetes.objects import HOSTNAME_LABEL, OBSERVER
 from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.report import Notice, Report, SessionReport
 from gpushare_spawner.model.share import Tier

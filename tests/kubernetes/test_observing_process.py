@@ -16,7 +16,8 @@ from gpushare_spawner.agent.command import Unusable
 from gpushare_spawner.agent.kubernetes import options as cluster_options
 from gpushare_spawner.agent.kubernetes.options import read
 from gpushare_spawner.cli import subcommand_parser
-from gpushare_spawner.model.kubernetes import HOSTNAME_LABEL, OBSERVER, LayerSession, PodSession, gpu_names
+from gpushare_spawner.model.kubernetes.annotations import LayerSession, PodSession, gpu_names
+from gpushare_spawner.model.kubernetes.objects import HOSTNAME_LABEL, OBSERVER
 from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.report import SessionReport
 from tests.agent.conftest import short_folder  # noqa: F401

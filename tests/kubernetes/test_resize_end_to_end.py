@@ -17,8 +17,11 @@ from kubernetes_asyncio.client import CoreV1Api
 from gpushare_spawner.agent.memory import host_memory
 from gpushare_spawner.agent.memory.host_memory import HostMemorySettings
 from gpushare_spawner.agent.node import NodeSettings
-from gpushare_spawner.model import kubernetes
 from gpushare_spawner.model.frames import LACKS_REQUESTS, Kind, Role
+from gpushare_spawner.model.kubernetes import annotations as annotations_names
+from gpushare_spawner.model.kubernetes.annotations import PodSession, tier_patch
+from gpushare_spawner.model.kubernetes.container_requests import REQUESTS
+from gpushare_spawner.model.kubernetes.objects import resource_limits
 from gpushare_spawner.model.share import Tier
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.service.kubernetes.cluster import Cluster as SeenCluster
@@ -55,7 +58,7 @@ class TwoCores:
     async def open(self) -> tuple[Peer, Peer]:
         """ann's CUDA process and her notebook server."""
         said = session("ann")
-        share = kubernetes.resource_limits(said.share_units, said.gpu_indices)
+        share = resource_limits(said.share_units, said.gpu_indices)
         await self.create("ann", FULL, {"cpu": "2", "memory": "4Gi", **share}, said)
         pod = await self.cluster.wait_for_phase("ann", "Running")
         self.uses(pod["metadata"]["uid"])
@@ -69,9 +72,9 @@ class TwoCores:
         return cuda, server
 
     async def create(
-        self, name: str, requests: dict[str, str], limits: dict[str, str], said: kubernetes.PodSession | None = None
+        self, name: str, requests: dict[str, str], limits: dict[str, str], said: PodSession | None = None
     ) -> None:
-        annotations, labels = (said.annotations(), kubernetes.labels()) if said is not None else ({}, {})
+        annotations, labels = (said.annotations(), annotations_names.labels()) if said is not None else ({}, {})
         manifest = a_pod(name, limits=limits, annotations=annotations, labels=labels)
         resources = manifest["spec"]["containers"][0]["resources"]
         resources["requests"] = {**requests, **{name: limit for name, limit in limits.items() if "/" in name}}
@@ -79,7 +82,7 @@ class TwoCores:
 
     async def release(self) -> None:
         """The culler's patch."""
-        await self.agent.annotate("ann", kubernetes.tier_patch(Tier.RELEASED, time.time(), 0))
+        await self.agent.annotate("ann", tier_patch(Tier.RELEASED, time.time(), 0))
 
     async def requests(self, cpu: str, in_force: str = "") -> dict[str, Any]:
         """The pod once it asks for so much CPU and its node has granted as much, or ``in_force``."""
@@ -164,7 +167,7 @@ async def test_requests_are_lent_to_a_pod_that_waits_and_come_back_when_it_goes(
     assert whole["status"]["qosClass"] == "Burstable"
     assert whole["status"]["containerStatuses"][0]["restartCount"] == 0
     await two_cores.told_that_it_lacks(server, False)
-    await cluster.wait_for_pod("ann", lambda pod: kubernetes.REQUESTS not in pod["metadata"]["annotations"])
+    await cluster.wait_for_pod("ann", lambda pod: REQUESTS not in pod["metadata"]["annotations"])
 
 
 async def test_without_the_agent_nothing_is_given_back(two_cores: TwoCores) -> None:

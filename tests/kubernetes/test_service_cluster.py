@@ -12,7 +12,6 @@ from typing import Any, Literal
 import pytest
 
 from gpushare_spawner.clients import object_watch
-from gpushare_spawner.model import kubernetes
 from gpushare_spawner.model.control import (
     AgentUnreachable,
     ControlRefused,
@@ -24,6 +23,8 @@ from gpushare_spawner.model.control import (
 )
 from gpushare_spawner.model.controls import Ask, Controls, Cordon, Exemption, Keep, Message
 from gpushare_spawner.model.frames import AskKind
+from gpushare_spawner.model.kubernetes.annotations import SHARE, borrowed_patch, notice_patch, tier_patch
+from gpushare_spawner.model.kubernetes.objects import REPORT_STALE_SECONDS, report_name
 from gpushare_spawner.model.report import GpuReport, Notice, Report, SessionReport
 from gpushare_spawner.model.share import Tier
 from gpushare_spawner.model.template import Template
@@ -75,7 +76,7 @@ async def test_report_and_pods_make_one_picture(namespace: HubNamespace, nodes: 
     await namespace.publish()
     agent = await seen(nodes, "node-a", has("ann", confirmed=True))
     assert agent.report_age() < 5
-    await namespace.annotate("ann", kubernetes.tier_patch(Tier.RELEASED, namespace.now(), 0))
+    await namespace.annotate("ann", tier_patch(Tier.RELEASED, namespace.now(), 0))
     agent = await seen(nodes, "node-a", has("ann", tier=Tier.RELEASED))
     session = present((await agent.report()).session("ann"))
     assert (session.effective_units, session.guaranteed_units) == (0, 0)
@@ -122,7 +123,7 @@ async def test_a_pod_whose_annotations_are_wrong_takes_no_other_down(
     await namespace.open("bob")
     await namespace.publish()
     await seen(nodes, "node-a", has("bob", confirmed=True))
-    await namespace.annotate("ann", {kubernetes.SHARE: "a lot"})
+    await namespace.annotate("ann", {SHARE: "a lot"})
     await seen(nodes, "node-a", lambda report: [one.id for one in report.sessions] == ["bob"])
     (said,) = [record.message for record in caplog.records if "jupyter-ann" in record.message]
     assert "gpushare-spawner.io/share is 'a lot'" in said
@@ -132,7 +133,7 @@ async def test_an_old_report_is_none(namespace: HubNamespace, nodes: Cluster, cl
     await namespace.open("ann")
     await namespace.publish()
     agent = await seen(nodes, "node-a", has("ann", confirmed=True))
-    clock.forward(kubernetes.REPORT_STALE_SECONDS + 1)
+    clock.forward(REPORT_STALE_SECONDS + 1)
     with pytest.raises(AgentUnreachable, match="node-a: its agent has published nothing since"):
         await agent.report()
 
@@ -204,7 +205,7 @@ async def test_nodes_come_and_go(namespace: HubNamespace, nodes: Cluster) -> Non
     await namespace.publish("node-a")
     await namespace.publish("node-b")
     await eventually(lambda: [agent.node for agent in nodes] == ["node-a", "node-b"])
-    await namespace.admin.delete(namespace.at("configmaps", kubernetes.report_name("node-a")))
+    await namespace.admin.delete(namespace.at("configmaps", report_name("node-a")))
     await eventually(lambda: [agent.node for agent in nodes] == ["node-b"])
 
 
@@ -298,7 +299,7 @@ async def test_a_step_is_refused_where_the_agent_has_changed_the_pod(namespace: 
     await namespace.publish()
     agent = await seen(nodes, "node-a", has("ann", confirmed=True))
     step = TierRequest(id="ann", tier=Tier.RELEASED, effective_units=0, reason="idle")
-    await namespace.annotate("ann", kubernetes.borrowed_patch(5))
+    await namespace.annotate("ann", borrowed_patch(5))
     with pytest.raises(ControlRefused) as refused:
         await agent.tier(step)  # at once, before the watch
     assert refused.value.code == "busy"
@@ -364,7 +365,7 @@ async def test_the_answer_to_a_change_of_a_tier_says_what_the_agent_did(
     await seen(nodes, "node-a", has("ann", tier=tier))
     assert not task.done(), "the patch alone is no answer"
     if answer.startswith("undoes"):
-        await namespace.annotate("ann", kubernetes.tier_patch(Tier.ACTIVE, namespace.now(), 25))
+        await namespace.annotate("ann", tier_patch(Tier.ACTIVE, namespace.now(), 25))
         with pytest.raises(ActionRefused) as refused:
             await task
         assert (refused.value.code, refused.value.text) == (RefusalCode.BUSY, words.WORKED_MEANWHILE)
@@ -396,7 +397,7 @@ async def test_a_change_that_is_under_way_is_recorded_and_told_when_its_agent_ha
     assert (outcome.changed, outcome.text) == (True, words.TIER_UNDER_WAY)
     assert (history, (await namespace.session("ann")).messages) == ([], ())
     if undone:
-        await namespace.annotate("ann", kubernetes.tier_patch(Tier.ACTIVE, namespace.now(), 25))
+        await namespace.annotate("ann", tier_patch(Tier.ACTIVE, namespace.now(), 25))
         await eventually(lambda: not actions._tiers._followed)
         assert (history, (await namespace.session("ann")).messages) == ([], ())
         return
@@ -501,7 +502,7 @@ async def test_watches_that_end_or_fail_are_begun_again(namespace: HubNamespace,
     namespace.cluster.faults.fail_next("watch", "configmaps", "reset", times=2)
     namespace.cluster.faults.cut_watches()
     await namespace.publish(ann={"kernels_busy": 1})
-    await namespace.annotate("ann", kubernetes.tier_patch(Tier.RELEASED, namespace.now(), 0))
+    await namespace.annotate("ann", tier_patch(Tier.RELEASED, namespace.now(), 0))
     await seen(nodes, "node-a", has("ann", kernels_busy=1, tier=Tier.RELEASED))
 
 
@@ -669,10 +670,10 @@ async def test_asks_of_an_agent_that_has_ended_are_not_looked_at_for_ever(
     await namespace.publish(ann=asking(Ask(number=7, kind=AskKind.STOP, at=namespace.now())))
     async with as_the_hub(namespace) as nodes:
         assert [agent.node for agent in await nodes.asking()] == ["node-a"]
-        clock.forward(kubernetes.REPORT_STALE_SECONDS + 1)
+        clock.forward(REPORT_STALE_SECONDS + 1)
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(nodes.asking(), 0.1)
-        clock.forward(-kubernetes.REPORT_STALE_SECONDS - 1)
+        clock.forward(-REPORT_STALE_SECONDS - 1)
         await nodes.asking()
     monkeypatch.setattr(cluster_module, "ASK_SECONDS", 0.0)
     async with as_the_hub(namespace) as nodes:
@@ -743,14 +744,14 @@ async def test_a_stop_waits_for_a_fresh_report(
     """A kernel that went to work since the report is not in it. The next report is waited for, and acted on at once."""
     await namespace.open("ann")
     hub_server.add("ann", last_activity=clock())
-    await namespace.annotate("ann", kubernetes.tier_patch(Tier.RELEASED, clock(), 0))
+    await namespace.annotate("ann", tier_patch(Tier.RELEASED, clock(), 0))
     clock.forward(8 * 60 * MINUTE)
     told = Notice(tier=Tier.STOPPED, at=clock(), reason="told")
-    await namespace.annotate("ann", kubernetes.notice_patch(told))
+    await namespace.annotate("ann", notice_patch(told))
     await namespace.publish()
     await seen(nodes, "node-a", has("ann", notice=told))
     old = time.monotonic() - 30
-    monkeypatch.setitem(nodes._maps.arrived, f"{namespace.name}/{kubernetes.report_name('node-a')}", old)
+    monkeypatch.setitem(nodes._maps.arrived, f"{namespace.name}/{report_name('node-a')}", old)
     culler = make_culler()
     await culler.round()
     assert hub_server.deleted == []

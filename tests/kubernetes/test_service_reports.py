@@ -9,13 +9,14 @@ import pytest
 from kubernetes_asyncio.client import ApiClient
 from kubernetes_asyncio.config import ConfigException
 
-from gpushare_spawner.model import kubernetes
 from gpushare_spawner.model.control import AgentUnreachable, NoticeRequest
+from gpushare_spawner.model.kubernetes.annotations import GPU, GPU_INDEX, HUB, SESSION, SHARE, TEMPLATE, TIER_SINCE
 from gpushare_spawner.model.share import Tier
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.service.culler.culler import Culler
 from gpushare_spawner.service.culler.decisions import CullerSettings
 from gpushare_spawner.service.hub.client import Hub
+from gpushare_spawner.service.kubernetes import cluster
 from gpushare_spawner.service.kubernetes.cluster import Cluster
 from gpushare_spawner.service.kubernetes.pod_sessions import SessionPod, trimmed
 from gpushare_spawner.service.web.view_data import gpu_bar, units_of
@@ -42,7 +43,7 @@ async def test_an_agent_that_is_gone_is_not_believed_because_this_clock_is_behin
     clock.forward(-3600)
     async with as_the_hub(namespace) as nodes:
         agent = await seen(nodes, "node-a", has("ann", confirmed=True))
-        monkeypatch.setattr(kubernetes, "REPORT_STALE_SECONDS", 0.2)
+        monkeypatch.setattr(cluster, "REPORT_STALE_SECONDS", 0.2)
         await asyncio.sleep(0.3)
         with pytest.raises(AgentUnreachable, match="has published nothing since"):
             await agent.report()
@@ -52,9 +53,9 @@ async def test_pods_of_another_hub_are_left_alone(namespace: HubNamespace, clock
     """Two hubs in a namespace, or two with a namespace for each user, may both have a user of that name."""
     for user, hub_of_user in (("ann", OURS), ("bob", THEIRS), ("eve", None)):
         await namespace.open(user)
-        await namespace.annotate(user, {kubernetes.HUB: hub_of_user})
+        await namespace.annotate(user, {HUB: hub_of_user})
     await namespace.open("zoe", node="node-of-theirs")
-    await namespace.annotate("zoe", {kubernetes.HUB: THEIRS})
+    await namespace.annotate("zoe", {HUB: THEIRS})
     await namespace.publish()
     async with namespace.cluster.api_client(namespace.token) as client:
         nodes = Cluster(client, namespace.name, clock=clock, hub=OURS)
@@ -102,8 +103,8 @@ async def test_two_services_at_once_take_each_step_once(
 
 def test_of_a_pod_is_kept_what_is_looked_at() -> None:
     annotations = {
-        **{kubernetes.SESSION: "ann", kubernetes.TEMPLATE: "quarter", kubernetes.SHARE: "25", kubernetes.GPU: "GPU-1"},
-        **{kubernetes.GPU_INDEX: "0", kubernetes.TIER_SINCE: "1.000", "example.org/long": "x" * 1000},
+        **{SESSION: "ann", TEMPLATE: "quarter", SHARE: "25", GPU: "GPU-1"},
+        **{GPU_INDEX: "0", TIER_SINCE: "1.000", "example.org/long": "x" * 1000},
     }
     metadata = {
         "namespace": "jhub", "name": "jupyter-ann", "resourceVersion": "7", "uid": "u", "annotations": annotations,

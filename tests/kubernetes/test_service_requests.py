@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from kubernetes_asyncio.client import CoreV1Api
 
-from gpushare_spawner.model import kubernetes
-from gpushare_spawner.model.kubernetes import Requests
+from gpushare_spawner.model.kubernetes.annotations import tier_patch
+from gpushare_spawner.model.kubernetes.container_requests import REQUESTS, Requests
+from gpushare_spawner.model.kubernetes.objects import REPORT_STALE_SECONDS
 from gpushare_spawner.model.report import HostUseReport
 from gpushare_spawner.model.share import Tier
 from gpushare_spawner.model.template import Template
@@ -87,7 +88,7 @@ class Releases:
     async def tier(self, tier: Tier, use: HostUseReport | None = IDLE) -> None:
         """The service releases, or the agent restores, and the agent reports it."""
         units = 0 if tier is Tier.RELEASED else 25
-        await self.namespace.annotate("ann", kubernetes.tier_patch(tier, self.namespace.now(), units))
+        await self.namespace.annotate("ann", tier_patch(tier, self.namespace.now(), units))
         await self.namespace.publish(
             ann={"tier": tier, "effective_units": units, "host_use": use if tier is Tier.RELEASED else None}
         )
@@ -141,11 +142,11 @@ async def test_requests_go_down_with_the_release_and_up_with_the_return(releases
     assert await releases.asked() == FULL
     await seen(releases.seen, "node-a", has("ann", lacks_requests=True))
     await releases.poll()
-    assert kubernetes.REQUESTS in (await releases.pod())["metadata"]["annotations"], "the node is full"
+    assert REQUESTS in (await releases.pod())["metadata"]["annotations"], "the node is full"
     await releases.granted(FULL)
     await seen(releases.seen, "node-a", has("ann", lacks_requests=False))
     await releases.poll()
-    assert kubernetes.REQUESTS not in (await releases.pod())["metadata"]["annotations"]
+    assert REQUESTS not in (await releases.pod())["metadata"]["annotations"]
 
 
 async def test_never_below_what_the_pod_uses(releases: Releases) -> None:
@@ -164,7 +165,7 @@ async def test_not_while_the_agent_is_unavailable_or_says_no_use(releases: Relea
     await releases.poll()
     assert await releases.asked() == FULL
     await releases.tier(Tier.RELEASED)
-    clock.forward(kubernetes.REPORT_STALE_SECONDS + 1)
+    clock.forward(REPORT_STALE_SECONDS + 1)
     await releases.poll()
     assert await releases.asked() == FULL
 
@@ -175,7 +176,7 @@ async def test_not_where_kubernetes_would_refuse_it(releases: Releases) -> None:
     await releases.tier(Tier.RELEASED)
     await releases.poll()
     assert await releases.asked() == FULL
-    assert kubernetes.REQUESTS not in (await releases.pod())["metadata"]["annotations"]
+    assert REQUESTS not in (await releases.pod())["metadata"]["annotations"]
 
 
 async def test_not_where_the_template_does_not_say_so(releases: Releases) -> None:
@@ -207,7 +208,7 @@ async def test_an_api_server_without_resize_is_left_alone_and_said_once(
         await releases.poll()
         releases.now += 1000.0
     assert await releases.asked() == FULL
-    assert kubernetes.REQUESTS not in (await releases.pod())["metadata"]["annotations"]
+    assert REQUESTS not in (await releases.pod())["metadata"]["annotations"]
     said = [record.message for record in caplog.records if "pods/resize" in record.message]
     assert len(said) == 1
     assert "Kubernetes 1.33 or later" in said[0]
@@ -290,7 +291,7 @@ async def test_a_refused_way_down_is_tried_again(releases: Releases, namespace: 
     await releases.tier(Tier.RELEASED)
     await namespace.rights(HUB_RULES)
     await releases.poll()
-    assert kubernetes.REQUESTS in (await releases.pod())["metadata"]["annotations"]
+    assert REQUESTS in (await releases.pod())["metadata"]["annotations"]
     assert await releases.asked() == FULL
     await namespace.rights(RIGHTS)
     releases.now += 31.0
@@ -330,7 +331,7 @@ async def test_requests_that_another_writer_has_changed_since_are_not_overwritte
     await releases.granted(theirs)
     await releases.poll()
     assert await releases.asked() == theirs, "more than the template gives is left"
-    assert kubernetes.REQUESTS not in (await releases.pod())["metadata"]["annotations"]
+    assert REQUESTS not in (await releases.pod())["metadata"]["annotations"]
 
 
 class _Frozen:

@@ -10,7 +10,7 @@ from typing import Any
 
 from traitlets.config import Config
 
-from gpushare_spawner.model.kubernetes import HUB, PodSession, pod_session
+from gpushare_spawner.model.kubernetes.annotations import HUB, PodSession, pod_session
 from gpushare_spawner.model.report import Report, SessionReport
 from gpushare_spawner.model.share import Tier
 from gpushare_spawner.model.template import Template

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from gpushare_spawner.model import kubernetes
 from gpushare_spawner.model.control import AgentUnreachable, ControlRefused, ResizeRequest
 from gpushare_spawner.model.frames import Kind
+from gpushare_spawner.model.kubernetes.annotations import pod_session
 from gpushare_spawner.model.share import Tier
 from gpushare_spawner.service.kubernetes import node as service_node
 from gpushare_spawner.service.kubernetes.cluster import Cluster as ServiceCluster
@@ -150,7 +150,7 @@ async def test_without_an_agent_the_ask_is_withdrawn(
     await agent.stop()
     with pytest.raises(AgentUnreachable, match="did not decide"):
         await resize(service, "ada", 50)
-    said = kubernetes.pod_session(((await agent.cluster.pod("ada")) or {})["metadata"]["annotations"])
+    said = pod_session(((await agent.cluster.pod("ada")) or {})["metadata"]["annotations"])
     assert (said.share_units, said.resize) == (25, None)
     await agent.start()
     assert (await agent.session("ada")).share_units == 25

@@ -18,8 +18,7 @@ from typing import Any
 import pytest
 
 from gpushare_spawner.demo.machine import free_ports
-from gpushare_spawner.model import kubernetes
-from gpushare_spawner.model.kubernetes import PodSession
+from gpushare_spawner.model.kubernetes.annotations import PodSession, labels
 from tests.agent.conftest import short_folder  # noqa: F401
 
 from .agent_account import agent_token
@@ -121,7 +120,7 @@ def notebook(gpu: str) -> dict[str, Any]:
     )  # fmt: skip
     return a_pod(
         "ada", command=[*NAMESPACE, "sh", "-c", MOUNTS, "sh", *NOBODY, PYTHON, "-u", "-c", PROGRAM],
-        limits={GPU_0: 25}, annotations=said.annotations(), labels=kubernetes.labels(),
+        limits={GPU_0: 25}, annotations=said.annotations(), labels=labels(),
     )  # fmt: skip
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from gpushare_spawner.agent.kubernetes.devices.owners import DevicesRefused
-from gpushare_spawner.model import kubernetes
-from gpushare_spawner.model.kubernetes import pod_session
+from gpushare_spawner.model.kubernetes.annotations import pod_session, tier_patch
+from gpushare_spawner.model.kubernetes.objects import RESOURCE_PREFIX, device_name
 from gpushare_spawner.model.share import Tier
 from tests.agent.conftest import short_folder  # noqa: F401
 from tests.agent.peers import FIRST
@@ -69,12 +69,12 @@ async def test_a_server_gets_its_share_by_a_claim_that_goes_with_its_pod(
     assert [one["uid"] for one in claim["metadata"]["ownerReferences"]] == [pod["metadata"]["uid"]]
     (result,) = claim["status"]["allocation"]["devices"]["results"]
     assert result["consumedCapacity"]["units"] == "25"
-    assert result["device"] == kubernetes.device_name(FIRST.uuid)
+    assert result["device"] == device_name(FIRST.uuid)
     # the pod names the claim, and no container does: so Kubernetes resizes it in place
     assert pod["spec"]["resourceClaims"] == [{"name": "gpushare", "resourceClaimName": claim["metadata"]["name"]}]
     (notebook,) = pod["spec"]["containers"]
     assert "claims" not in notebook["resources"]
-    assert not any(name.startswith(kubernetes.RESOURCE_PREFIX) for name in notebook["resources"].get("limits") or {})
+    assert not any(name.startswith(RESOURCE_PREFIX) for name in notebook["resources"].get("limits") or {})
     assert pod_session(pod["metadata"]["annotations"]).gpus == (FIRST.uuid,)
     # what a device plugin would have brought
     env = {variable["name"]: variable.get("value") for variable in notebook["env"]}
@@ -105,7 +105,7 @@ async def test_units_that_an_idle_server_lends_let_a_queued_server_start(
     await until(lambda: len(hub.reservations.queue) == 1)
     # as the service does
     await agent.session("ada")
-    patch = kubernetes.tier_patch(Tier.RELEASED, 2_000_000_000.0, 0, idle_since=2_000_000_000.0)
+    patch = tier_patch(Tier.RELEASED, 2_000_000_000.0, 0, idle_since=2_000_000_000.0)
     await agent.annotate("jupyter-ada", patch)
     assert (await queued).code == 201
     session = await agent.session("cem")

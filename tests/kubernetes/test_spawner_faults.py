@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from kubespawner import KubeSpawner
 
-from gpushare_spawner.model.kubernetes import SESSION_LABEL, TEMPLATE
+from gpushare_spawner.model.kubernetes.annotations import SESSION_LABEL, TEMPLATE
 from gpushare_spawner.spawner.kubernetes import owned_objects
 from gpushare_spawner.spawner.kubernetes.cluster.reflectors import Dated
 from gpushare_spawner.spawner.kubernetes.cluster.snapshot import PODS

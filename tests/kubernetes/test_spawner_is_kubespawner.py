@@ -16,7 +16,7 @@ from kubernetes_asyncio.client.models import V1Pod
 from kubespawner import KubeSpawner
 from traitlets.config import Config
 
-from gpushare_spawner.model.kubernetes import SESSION_LABEL
+from gpushare_spawner.model.kubernetes.annotations import SESSION_LABEL
 from gpushare_spawner.spawner.kubernetes.spawner import GPUShareSpawner
 from tests.ports import free_port
 

@@ -16,9 +16,11 @@ from kubespawner import KubeSpawner
 from traitlets import TraitError
 from traitlets.config import Config
 
-from gpushare_spawner.model.kubernetes import HOSTNAME_LABEL, pod_session, resource_name
+from gpushare_spawner.model.kubernetes.annotations import pod_session
+from gpushare_spawner.model.kubernetes.objects import HOSTNAME_LABEL, resource_name
 from gpushare_spawner.model.report import Report
-from gpushare_spawner.placement import Allocation, Ledger
+from gpushare_spawner.placement.ledger import Ledger
+from gpushare_spawner.placement.node import Allocation
 from gpushare_spawner.spawner.kubernetes import attempt, launcher
 from gpushare_spawner.spawner.kubernetes.attempt import LASTS, Cause
 from gpushare_spawner.spawner.kubernetes.cluster.snapshot import ClusterSnapshots

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from kubespawner import KubeSpawner
 
-from gpushare_spawner.model.kubernetes import SESSION_LABEL, pod_session
+from gpushare_spawner.model.kubernetes.annotations import SESSION_LABEL, pod_session
 from gpushare_spawner.spawner import base
 from gpushare_spawner.spawner.kubernetes.spawner import GPUShareSpawner
 from tests.spawner.form.test_form import EVIL, Page

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from gpushare_spawner.model.kubernetes import SESSION_LABEL, node_of, pod_session, resource_name
+from gpushare_spawner.model.kubernetes.annotations import SESSION_LABEL, pod_session
+from gpushare_spawner.model.kubernetes.objects import node_of, resource_name
 from gpushare_spawner.model.share import Tier
 from gpushare_spawner.spawner.kubernetes import pod
 from gpushare_spawner.spawner.kubernetes.pod import fragment

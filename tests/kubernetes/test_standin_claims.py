@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gpushare_spawner.model import kubernetes
+from gpushare_spawner.model.kubernetes.objects import DEVICE_CLASS, DRIVER
 
 from .claims import make_class
 from .standin.claim_allocator import CANNOT, GROUP
@@ -33,7 +33,7 @@ def a_slice(node: str, units: str = "100", memory: str = "16Gi", **device: Any) 
     attributes = {"uuid": {"string": UUID}}
     one = {"name": "gpu-1", "allowMultipleAllocations": True, "attributes": attributes, "capacity": capacity, **device}
     pool = {"name": node, "generation": 1, "resourceSliceCount": 1}
-    spec = {"driver": kubernetes.DRIVER, "nodeName": node, "pool": pool, "devices": [one]}
+    spec = {"driver": DRIVER, "nodeName": node, "pool": pool, "devices": [one]}
     return {"metadata": {"name": f"{node}-slice"}, "spec": spec}
 
 
@@ -42,7 +42,7 @@ async def claim(cluster: Cluster, name: str, requests: dict[str, str], expressio
     await cluster.admin.create(
         path("pods", cluster.namespace), a_pod(name, resourceClaims=[{"name": "gpu", "resourceClaimName": name}])
     )
-    exactly: dict[str, Any] = {"deviceClassName": kubernetes.DEVICE_CLASS}
+    exactly: dict[str, Any] = {"deviceClassName": DEVICE_CLASS}
     if requests:
         exactly["capacity"] = {"requests": requests}
     if expression:
@@ -102,10 +102,10 @@ async def test_an_unknown_attribute_ends_the_allocation_and_the_class_selects_th
     foreign["metadata"]["name"] = "foreign"
     foreign["spec"] |= {"driver": "gpu.example.org", "pool": {**foreign["spec"]["pool"], "name": "theirs"}}
     await cluster.admin.create(path("resourceslices", group=GROUP), foreign)
-    mine = f'device.attributes["{kubernetes.DRIVER}"].uuid == "{UUID}"'
+    mine = f'device.attributes["{DRIVER}"].uuid == "{UUID}"'
     await claim(cluster, "a", {"units": "1"}, mine)
     assert await consumed(cluster, "a")
-    await claim(cluster, "b", {"units": "1"}, f'device.attributes["{kubernetes.DRIVER}"].colour == "red"')
+    await claim(cluster, "b", {"units": "1"}, f'device.attributes["{DRIVER}"].colour == "red"')
     await refused(cluster, "b")
 
 

@@ -14,18 +14,17 @@ import pytest
 from gpushare_spawner.cli import main
 from gpushare_spawner.model.controls import Controls, Exemption, Keep, Message
 from gpushare_spawner.model.frames import AskKind
-from gpushare_spawner.model.kubernetes import (
+from gpushare_spawner.model.kubernetes.annotations import (
     LAYER,
     NOTICE,
-    SESSION_FILES,
     LayerSession,
     PodSession,
     controls_patch,
     gpu_names,
     messages_patch,
     notice_patch,
-    session_files_volume,
 )
+from gpushare_spawner.model.kubernetes.objects import SESSION_FILES, session_files_volume
 from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.report import Notice
 from gpushare_spawner.model.share import IdleCause, Tier

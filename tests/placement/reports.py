@@ -7,7 +7,8 @@ from typing import Any
 
 from gpushare_spawner.model.report import GpuReport, Report, SessionReport
 from gpushare_spawner.model.share import Share, Tier
-from gpushare_spawner.placement import Allocation, PlacementRequest
+from gpushare_spawner.placement.node import Allocation
+from gpushare_spawner.placement.request import PlacementRequest
 
 
 def gpu(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpushare_spawner.placement import Allocation
+from gpushare_spawner.placement.node import Allocation
 from tests.placement.reports import active, session
 
 

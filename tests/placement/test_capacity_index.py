@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from gpushare_spawner.placement import Best, Demand, FreeCapacity, NodeCapacity, Rated
 from gpushare_spawner.placement import capacity as capacity_index
-from gpushare_spawner.placement.capacity import ChangeLog
+from gpushare_spawner.placement.capacity import Best, ChangeLog, FreeCapacity, Rated
+from gpushare_spawner.placement.node import NodeCapacity
+from gpushare_spawner.placement.request import Demand
 from tests.placement.reports import gpu
 
 ONE = Demand(10, 1)

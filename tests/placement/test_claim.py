@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from gpushare_spawner.placement import Ledger, NodeHold, NodeResources, Requested, able_nodes, cheapest_claim
+from gpushare_spawner.placement.hold import NodeHold, able_nodes, cheapest_claim
+from gpushare_spawner.placement.ledger import Ledger
+from gpushare_spawner.placement.node import NodeResources, Requested
 from tests.placement.reports import active, gpu, report, request
 
 CORE = 1000

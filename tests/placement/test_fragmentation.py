@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpushare_spawner.placement import Demand, Workload, workload_of
+from gpushare_spawner.placement.request import Demand, Workload, workload_of
 from gpushare_spawner.placement.strategy import Fragmentation
 
 MODELS = ("A100", "T4")

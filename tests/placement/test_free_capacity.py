@@ -6,7 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from gpushare_spawner.placement import FreeCapacity, Ledger, NodeResources
+from gpushare_spawner.placement.capacity import FreeCapacity
+from gpushare_spawner.placement.ledger import Ledger
+from gpushare_spawner.placement.node import NodeResources
 from tests.placement.reports import active, gpu, report, request
 from tests.present import present
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpushare_spawner.placement import guaranteed_units, settle
+from gpushare_spawner.placement.node import guaranteed_units, settle
 from tests.placement.reports import active
 
 

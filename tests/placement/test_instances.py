@@ -11,19 +11,12 @@ from hypothesis import strategies as st
 
 from gpushare_spawner.model.layers import LayerName, Placement
 from gpushare_spawner.model.report import GpuReport
-from gpushare_spawner.placement import (
-    Allocation,
-    BestFit,
-    Ledger,
-    LedgerError,
-    PlacementRequest,
-    Spread,
-    StrandingAwareFgd,
-    Strategy,
-    SupposedLedger,
-    able_nodes,
-    cheapest_claim,
-)
+from gpushare_spawner.placement.feed import SupposedLedger
+from gpushare_spawner.placement.hold import able_nodes, cheapest_claim
+from gpushare_spawner.placement.ledger import Ledger, LedgerError
+from gpushare_spawner.placement.node import Allocation
+from gpushare_spawner.placement.request import PlacementRequest
+from gpushare_spawner.placement.strategy import BestFit, Spread, StrandingAwareFgd, Strategy
 from tests.placement.instances import PROFILES, instance
 from tests.placement.reports import active, gpu, report, request
 from tests.present import present

@@ -9,19 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpushare_spawner.model.layers import LayerName
-from gpushare_spawner.placement import (
-    Allocation,
-    Best,
-    BestFit,
-    FreeCapacity,
-    Ledger,
-    LedgerError,
-    NodeHold,
-    PlacementRequest,
-    StrandingAwareFgd,
-    able_nodes,
-    cheapest_claim,
-)
+from gpushare_spawner.placement.capacity import Best, FreeCapacity
+from gpushare_spawner.placement.hold import NodeHold, able_nodes, cheapest_claim
+from gpushare_spawner.placement.ledger import Ledger, LedgerError
+from gpushare_spawner.placement.node import Allocation
+from gpushare_spawner.placement.request import PlacementRequest
+from gpushare_spawner.placement.strategy import BestFit, StrandingAwareFgd
 from tests.placement.reports import active, gpu, report, request, session
 from tests.present import present
 

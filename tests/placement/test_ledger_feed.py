@@ -11,19 +11,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from gpushare_spawner.model.report import Report
 from gpushare_spawner.model.share import Share
-from gpushare_spawner.placement import (
-    Allocation,
-    BestFit,
-    EntrySource,
-    Ledger,
-    LedgerFeed,
-    NodeResources,
-    PlacementRequest,
-    Requested,
-    Spread,
-    StrandingAwareFgd,
-    workload_of,
-)
+from gpushare_spawner.placement.feed import EntrySource, LedgerFeed
+from gpushare_spawner.placement.ledger import Ledger
+from gpushare_spawner.placement.node import Allocation, NodeResources, Requested
+from gpushare_spawner.placement.request import PlacementRequest, workload_of
+from gpushare_spawner.placement.strategy import BestFit, Spread, StrandingAwareFgd
 from tests.placement.reports import active, gpu, report, request
 
 GPUS = {

@@ -11,7 +11,9 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from gpushare_spawner.model.report import Report
 from gpushare_spawner.model.share import Share
-from gpushare_spawner.placement import Allocation, Ledger, PlacementRequest, settle
+from gpushare_spawner.placement.ledger import Ledger
+from gpushare_spawner.placement.node import Allocation, settle
+from gpushare_spawner.placement.request import PlacementRequest
 from tests.placement.reports import gpu, report
 
 GPUS = {

@@ -14,21 +14,12 @@ import pytest
 
 from gpushare_spawner.model.report import GpuReport, Report
 from gpushare_spawner.model.share import Share
-from gpushare_spawner.placement import (
-    Allocation,
-    BestFit,
-    EntrySource,
-    Ledger,
-    LedgerFeed,
-    NodeHold,
-    NodeResources,
-    PlacementRequest,
-    Requested,
-    Spread,
-    StrandingAwareFgd,
-    cheapest_claim,
-    workload_of,
-)
+from gpushare_spawner.placement.feed import EntrySource, LedgerFeed
+from gpushare_spawner.placement.hold import NodeHold, cheapest_claim
+from gpushare_spawner.placement.ledger import Ledger
+from gpushare_spawner.placement.node import Allocation, NodeResources, Requested
+from gpushare_spawner.placement.request import PlacementRequest, workload_of
+from gpushare_spawner.placement.strategy import BestFit, Spread, StrandingAwareFgd
 from tests.placement.reports import gpu, report, request
 
 NODES: dict[str, list[GpuReport]] = {

@@ -11,23 +11,20 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gpushare_spawner.model.share import Share
-from gpushare_spawner.placement import (
-    Best,
+from gpushare_spawner.placement import strategy as stranding_aware_fgd
+from gpushare_spawner.placement.capacity import Best, FreeCapacity, fits
+from gpushare_spawner.placement.ledger import Ledger
+from gpushare_spawner.placement.node import NodeResources
+from gpushare_spawner.placement.request import Demand, PlacementRequest, workload_of
+from gpushare_spawner.placement.strategy import (
     BestFit,
-    Demand,
-    FreeCapacity,
-    Ledger,
-    NodeResources,
-    PlacementRequest,
+    Fragmentation,
+    Place,
     Spread,
     StrandingAwareFgd,
     Strategy,
     check_strategy,
-    workload_of,
 )
-from gpushare_spawner.placement import strategy as stranding_aware_fgd
-from gpushare_spawner.placement.capacity import fits
-from gpushare_spawner.placement.strategy import Fragmentation, Place
 from tests.placement.reports import active, gpu, report, request
 from tests.present import present
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from gpushare_spawner.model.report import Notice
 from gpushare_spawner.model.share import Tier
-from gpushare_spawner.placement import Ledger, NodeHold, PlacementRequest, SupposedLedger, helpful_actions
-from gpushare_spawner.placement import first_to_fit as looking_for_first
+from gpushare_spawner.placement.feed import SupposedLedger, helpful_actions
+from gpushare_spawner.placement.feed import first_to_fit as looking_for_first
+from gpushare_spawner.placement.hold import NodeHold
+from gpushare_spawner.placement.ledger import Ledger
+from gpushare_spawner.placement.request import PlacementRequest
 from tests.placement.reports import active, gpu, report, request
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpushare_spawner.placement import Demand, RecentSpawns, Workload, workload_of
+from gpushare_spawner.placement.request import Demand, RecentSpawns, Workload, workload_of
 
 DAY = 86400.0
 QUARTER, WHOLE = Demand(25, 1, cpu=1000), Demand(100, 1, cpu=8000)

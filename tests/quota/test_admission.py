@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gpushare_spawner.model.quota import Quotas
-from gpushare_spawner.quota import Charge, LimitExceeded, QuotaAccounts, QuotaUsage, admit
-from gpushare_spawner.quota.order import Limit
+from gpushare_spawner.quota.accounts import Charge, QuotaAccounts, QuotaUsage
+from gpushare_spawner.quota.order import Limit, LimitExceeded, admit
 
 ACCOUNTS = QuotaAccounts(
     Quotas.model_validate(

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpushare_spawner.model.quota import Quota
-from gpushare_spawner.quota import Account, FairShare
-from gpushare_spawner.quota.order import rank
+from gpushare_spawner.quota.accounts import Account
+from gpushare_spawner.quota.order import FairShare, rank
 
 A, B = "group:a", "group:b"
 DAY = 86400.0

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpushare_spawner.model.quota import Quotas
-from gpushare_spawner.quota import Asking, Charge, FairShare, QuotaAccounts, QuotaUsage, ordered
+from gpushare_spawner.quota.accounts import Charge, QuotaAccounts, QuotaUsage
+from gpushare_spawner.quota.order import Asking, FairShare, ordered
 
 ACCOUNTS = QuotaAccounts(
     Quotas.model_validate(

@@ -8,7 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpushare_spawner.model.quota import Quotas
-from gpushare_spawner.quota import Asking, OverQuota, QuotaAccounts, reclaimed
+from gpushare_spawner.quota.accounts import QuotaAccounts
+from gpushare_spawner.quota.order import Asking
+from gpushare_spawner.quota.reclaim import OverQuota, reclaimed
 
 ACCOUNTS = QuotaAccounts(Quotas.model_validate({"groups": {"a": {"guarantee": 9}, "b": {"guarantee": 9}}}))
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpushare_spawner.model.quota import Quotas
-from gpushare_spawner.quota import Account, Charge, QuotaAccounts, QuotaUsage
+from gpushare_spawner.quota.accounts import Account, Charge, QuotaAccounts, QuotaUsage
 
 QUOTAS = Quotas.model_validate(
     {

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gpushare_spawner.idle import RecentUse
+from gpushare_spawner.idle.use import RecentUse
 from gpushare_spawner.model.control import QueueProgress
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.report import DeliveredReport, GpuReport, MemoryLimitHits, Notice, SessionReport

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
-from gpushare_spawner.idle import UseCount
+from gpushare_spawner.idle.use import UseCount
 from gpushare_spawner.model.control import (
     REQUEST,
     Answer,

@@ -8,7 +8,7 @@ from html import unescape
 
 import pytest
 
-from gpushare_spawner.idle import Observation, RecentUse
+from gpushare_spawner.idle.use import Observation, RecentUse
 from gpushare_spawner.model.control import QueueProgress
 from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.quota import Quotas

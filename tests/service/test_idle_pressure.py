@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from gpushare_spawner.idle import NoAction, RecentUse
+from gpushare_spawner.idle.policy import NoAction
+from gpushare_spawner.idle.use import RecentUse
 from gpushare_spawner.model.controls import Exemption, Keep
 from gpushare_spawner.model.layer_rules import LayersFile
 from gpushare_spawner.model.layers import LayerName

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from gpushare_spawner.idle import Observation, RecentUse
+from gpushare_spawner.idle.use import Observation, RecentUse
 from gpushare_spawner.model.control import TierRequest
 from gpushare_spawner.model.controls import Exemption, Keep
 from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.share import IdleCause, Tier, UseRule
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.placement import Ledger
+from gpushare_spawner.placement.ledger import Ledger
 from gpushare_spawner.service.culler.culler import Culler
 from gpushare_spawner.service.culler.decisions import CullerSettings
 from gpushare_spawner.service.culler.reclaim import Pressure, pressure

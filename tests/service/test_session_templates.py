@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gpushare_spawner.idle import NoAction, RecentUse
+from gpushare_spawner.idle.policy import NoAction
+from gpushare_spawner.idle.use import RecentUse
 from gpushare_spawner.model.report import GpuReport, SessionReport
 from gpushare_spawner.service.culler.actions import judge
 from gpushare_spawner.service.culler.decisions import CullerSettings, decide_sessions

@@ -6,7 +6,7 @@ import argparse
 
 import pytest
 
-from gpushare_spawner.idle import KeepRule
+from gpushare_spawner.idle.keep import KeepRule
 from gpushare_spawner.model.template import Idle, KeepLimits
 from gpushare_spawner.service.command import configure, culler_settings
 from gpushare_spawner.service.culler.decisions import CullerSettings

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from gpushare_spawner.agent.sessions.session import Activity, Session
-from gpushare_spawner.arbiter import GpuArbiter
+from gpushare_spawner.arbiter.gpu_arbiter import GpuArbiter
 from gpushare_spawner.model.report import NOTHING
 from gpushare_spawner.model.share import Tier
 from gpushare_spawner.model.template import Idle, Template

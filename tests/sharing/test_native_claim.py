@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from gpushare_spawner.model.kubernetes import claim_folder, labels, node_of, pod_session
+from gpushare_spawner.model.kubernetes.annotations import labels, pod_session
+from gpushare_spawner.model.kubernetes.objects import claim_folder, node_of
 from gpushare_spawner.model.layers import Placement
 from gpushare_spawner.model.report import ClaimsReport, GpuReport, MountReport
 from gpushare_spawner.model.template import Template

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from gpushare_spawner.model.kubernetes import labels, node_of, pod_session
+from gpushare_spawner.model.kubernetes.annotations import labels, pod_session
+from gpushare_spawner.model.kubernetes.objects import node_of
 from gpushare_spawner.model.layers import MemoryEngine, Placement
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.sharing.base import Tenant, notebook_container

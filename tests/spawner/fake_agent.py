@@ -24,7 +24,7 @@ from gpushare_spawner.model.control import (
 )
 from gpushare_spawner.model.report import GpuReport, Report, SessionReport
 from gpushare_spawner.model.share import Tier
-from gpushare_spawner.placement import Ledger
+from gpushare_spawner.placement.ledger import Ledger
 
 GIB = 2**30
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpushare_spawner.idle import IdleAction, NoAction, Overdue
+from gpushare_spawner.idle.policy import IdleAction, NoAction, Overdue
 from gpushare_spawner.model.share import IdleCause, Share, Tier, UseRule
 from gpushare_spawner.wording import idle_decisions
 

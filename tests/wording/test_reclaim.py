@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gpushare_spawner.idle import IdleAction
+from gpushare_spawner.idle.policy import IdleAction
 from gpushare_spawner.model.share import IdleCause, Share, Tier
 from gpushare_spawner.model.share_status import GpuStatus, PendingAction, ShareStatus
 from gpushare_spawner.wording.idle_decisions import explained

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpushare_spawner.idle import Decision, IdleAction
+from gpushare_spawner.idle.policy import Decision, IdleAction
 from gpushare_spawner.model.share import IdleCause, Tier
 from gpushare_spawner.wording import stops
 

@@ -10,7 +10,17 @@ from dataclasses import dataclass
 from gpushare_spawner.agent.kubernetes.api import ApiFailure, ClusterApi, Json
 from gpushare_spawner.agent.state.cordons import Cordons
 from gpushare_spawner.log_once import LogOnce
-from gpushare_spawner.model import kubernetes
+from gpushare_spawner.model.kubernetes.objects import (
+    PUBLISHED_AT,
+    REPORT_COMPONENT,
+    REPORT_COMPONENT_LABEL,
+    REPORT_KEY,
+    REPORT_REFRESH_SECONDS,
+    cordon_annotations,
+    cordons_of,
+    report_name,
+    written_report,
+)
 from gpushare_spawner.model.report import Report
 from gpushare_spawner.model.share import Tier
 
@@ -23,7 +33,7 @@ class PublishSettings:
 
     at_most_every: float = 15.0
     """Between two writes for changes of activity only."""
-    refresh_every: float = kubernetes.REPORT_REFRESH_SECONDS - 5
+    refresh_every: float = REPORT_REFRESH_SECONDS - 5
     """A report is written again after this long without a change: the hub does not trust an old one."""
     settle: float = 0.2
     """A change of capacity is written after this long, so that several changes need one write."""
@@ -146,14 +156,14 @@ class PublishedReport:
             self._owner = None
 
     async def _put(self, report: Report, owner: OwnerPod | None) -> None:
-        name = kubernetes.report_name(report.node)
+        name = report_name(report.node)
         metadata: Json = {
-            "labels": {kubernetes.REPORT_COMPONENT_LABEL: kubernetes.REPORT_COMPONENT},
-            "annotations": {kubernetes.PUBLISHED_AT: f"{report.published_at:.3f}"},
+            "labels": {REPORT_COMPONENT_LABEL: REPORT_COMPONENT},
+            "annotations": {PUBLISHED_AT: f"{report.published_at:.3f}"},
         }
         if owner is not None:
             metadata["ownerReferences"] = [owner.reference()]
-        item: Json = {"metadata": metadata, "data": {kubernetes.REPORT_KEY: kubernetes.written_report(report)}}
+        item: Json = {"metadata": metadata, "data": {REPORT_KEY: written_report(report)}}
         path = f"/api/v1/namespaces/{self._namespace}/configmaps"
         try:
             await self._keep_cordons(await self._api.patch(f"{path}/{name}", item))
@@ -161,7 +171,7 @@ class PublishedReport:
             if failure.status != 404:
                 raise
             if self._cordons is not None:
-                metadata["annotations"] |= kubernetes.cordon_annotations(self._cordons.now)
+                metadata["annotations"] |= cordon_annotations(self._cordons.now)
             new = {"apiVersion": "v1", "kind": "ConfigMap", **item, "metadata": {**metadata, "name": name}}
             await self._api.create(path, new)
 
@@ -169,7 +179,7 @@ class PublishedReport:
         if self._cordons is None:
             return
         try:
-            await self._cordons.replace(kubernetes.cordons_of(written["metadata"].get("annotations")))
+            await self._cordons.replace(cordons_of(written["metadata"].get("annotations")))
         except (OSError, ValueError) as error:
             log.warning("the cordons of this node cannot be kept on its disk: %s", error)
 

@@ -20,9 +20,9 @@ from gpushare_spawner.agent.memory.session_limit import SessionLimit
 from gpushare_spawner.agent.sockets.connection import Connection, Listener
 from gpushare_spawner.agent.sockets.session_socket import SessionEndpoint
 from gpushare_spawner.agent.state.records import SessionRecord
-from gpushare_spawner.arbiter import SessionView
+from gpushare_spawner.arbiter.session import SessionView
 from gpushare_spawner.clocks import Budget
-from gpushare_spawner.idle import UseCount
+from gpushare_spawner.idle.use import UseCount
 from gpushare_spawner.model.controls import ASK_SECONDS, MOST_ASKS, Ask, AskAnswer
 from gpushare_spawner.model.frames import AskKind
 from gpushare_spawner.model.layers import LayerName, MemoryEngine

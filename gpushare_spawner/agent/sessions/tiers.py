@@ -16,12 +16,13 @@ from collections.abc import Callable, Iterable, Mapping
 from gpushare_spawner.agent.gpus.arbitration import GpuArbitration
 from gpushare_spawner.agent.gpus.nvml import Gpu
 from gpushare_spawner.agent.sessions.session import Activity, Session
-from gpushare_spawner.idle import UseCount
+from gpushare_spawner.idle.use import UseCount
 from gpushare_spawner.model.control import ControlRefused, Failure, NoticeRequest, ResizeRequest, TierRequest
 from gpushare_spawner.model.quantity import resolve_bytes
 from gpushare_spawner.model.report import GpuReport, Notice
 from gpushare_spawner.model.share import UNITS_PER_GPU, Share, Tier, UseRule, voids_idle_action
-from gpushare_spawner.placement import Allocation, Ledger, guaranteed_units
+from gpushare_spawner.placement.ledger import Ledger
+from gpushare_spawner.placement.node import Allocation, guaranteed_units
 
 log = logging.getLogger(__name__)
 

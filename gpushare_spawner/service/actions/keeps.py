@@ -11,8 +11,16 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from gpushare_spawner.idle import KeepRule, KeepsLeft, holds, in_force, keep_refused, keeps_left
-from gpushare_spawner.idle.keep import CLOCKS_DIFFER, DAY
+from gpushare_spawner.idle.keep import (
+    CLOCKS_DIFFER,
+    DAY,
+    KeepRule,
+    KeepsLeft,
+    holds,
+    in_force,
+    keep_refused,
+    keeps_left,
+)
 from gpushare_spawner.model.control import MessageRequest
 from gpushare_spawner.model.controls import ASK_SECONDS, MOST_KEEPS, Controls, Exemption, Keep, Message, MessageCause
 from gpushare_spawner.model.frames import MAX_TEXT_LETTERS

@@ -17,7 +17,7 @@ from enum import StrEnum
 from typing import Protocol
 from weakref import WeakValueDictionary
 
-from gpushare_spawner.idle import in_force
+from gpushare_spawner.idle.keep import in_force
 from gpushare_spawner.model.control import AgentUnreachable, ControlRefused, ControlsRequest
 from gpushare_spawner.model.controls import Ask, AskAnswer, Controls
 from gpushare_spawner.model.report import SessionReport

@@ -24,8 +24,10 @@ from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.report import SessionReport
 from gpushare_spawner.model.share import Tier
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.placement import LedgerFeed, PlacementRequest, suitable_models
-from gpushare_spawner.quota import Account, admit
+from gpushare_spawner.placement.feed import LedgerFeed
+from gpushare_spawner.placement.request import PlacementRequest, suitable_models
+from gpushare_spawner.quota.accounts import Account
+from gpushare_spawner.quota.order import admit
 from gpushare_spawner.service.actions.outcome import (
     ActionLog,
     ActionOutcome,

@@ -12,7 +12,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 
-from gpushare_spawner.idle import KeepRule, KeepsLeft
+from gpushare_spawner.idle.keep import KeepRule, KeepsLeft
 from gpushare_spawner.model.controls import Controls, MessageCause
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.report import SessionReport

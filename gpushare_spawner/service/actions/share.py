@@ -14,14 +14,14 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from gpushare_spawner.idle import Observation
+from gpushare_spawner.idle.use import Observation
 from gpushare_spawner.model.control import ControlRefused, ResizeRequest, TierRequest
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.report import Report, SessionReport
 from gpushare_spawner.model.share import Tier, UseRule, units_from_fraction
 from gpushare_spawner.model.template import Idle, Template
-from gpushare_spawner.placement import suits
-from gpushare_spawner.quota import exceeded_units
+from gpushare_spawner.placement.request import suits
+from gpushare_spawner.quota.order import exceeded_units
 from gpushare_spawner.service.actions.outcome import (
     ActionLog,
     ActionOutcome,

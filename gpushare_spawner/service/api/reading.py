@@ -15,10 +15,10 @@ from urllib.parse import quote
 
 from pydantic import Field
 
-from gpushare_spawner.idle import KeepsLeft, in_force
+from gpushare_spawner.idle.keep import KeepsLeft, in_force
 from gpushare_spawner.model.controls import Cordon
 from gpushare_spawner.model.share import UNITS_PER_GPU, Tier
-from gpushare_spawner.quota import Account, QuotaUsage
+from gpushare_spawner.quota.accounts import Account, QuotaUsage
 from gpushare_spawner.service.actions.session_actions import SessionActions
 from gpushare_spawner.service.api import answers
 from gpushare_spawner.service.api.router import AnyOperation, ApiError, Arguments, Call, Nothing, Operation, Raw

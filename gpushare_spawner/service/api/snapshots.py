@@ -23,7 +23,7 @@ from gpushare_spawner.descriptors import for_connections
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.report import GpuReport, SessionReport, doubled_gpus
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.quota import QuotaUsage
+from gpushare_spawner.quota.accounts import QuotaUsage
 from gpushare_spawner.service.culler.decisions import SessionDecision
 from gpushare_spawner.service.hub.client import HubServer
 from gpushare_spawner.service.reports import KnownReport, NodeSnapshot

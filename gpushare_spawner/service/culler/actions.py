@@ -14,7 +14,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from gpushare_spawner.idle import DryRun, IdleAction, overdue
+from gpushare_spawner.idle.policy import IdleAction, overdue
+from gpushare_spawner.idle.use import DryRun
 from gpushare_spawner.model.control import NoticeRequest, TierRequest
 from gpushare_spawner.model.report import Notice
 from gpushare_spawner.model.share import IdleCause, Share, Tier, UseRule

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Se
 from dataclasses import replace
 from functools import partial
 
-from gpushare_spawner.idle import DryRun, RecentUse
+from gpushare_spawner.idle.use import DryRun, RecentUse
 from gpushare_spawner.model.control import AgentUnreachable, ControlRefused
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.report import Report, doubled_gpus

@@ -12,7 +12,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from gpushare_spawner.idle import Decision, DryRun, KeepRule, Observation, RecentUse, UnitsNeeded, decide
+from gpushare_spawner.idle.keep import KeepRule
+from gpushare_spawner.idle.policy import Decision, UnitsNeeded, decide
+from gpushare_spawner.idle.use import DryRun, Observation, RecentUse
 from gpushare_spawner.model.layers import LAYERS, IdleReach
 from gpushare_spawner.model.report import Report, SessionReport
 from gpushare_spawner.model.share import UseRule

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from gpushare_spawner.idle import exempts
+from gpushare_spawner.idle.keep import exempts
 from gpushare_spawner.model.controls import Cordon, Message, MessageCause
 from gpushare_spawner.model.report import Report, SessionReport
 from gpushare_spawner.model.template import Idle

@@ -10,13 +10,19 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from gpushare_spawner.idle import Observation, RecentUse, UnitsNeeded, exempts, first_work_delay, holds
+from gpushare_spawner.idle.keep import exempts, holds
+from gpushare_spawner.idle.policy import UnitsNeeded, first_work_delay
+from gpushare_spawner.idle.use import Observation, RecentUse
 from gpushare_spawner.model.quota import Quota, Quotas
 from gpushare_spawner.model.report import Report, SessionReport
 from gpushare_spawner.model.share import IdleCause, Tier
 from gpushare_spawner.model.template import Idle, Template
-from gpushare_spawner.placement import Ledger, PlacementRequest, SupposedLedger, suitable_models
-from gpushare_spawner.quota import Account, Asking, OverQuota, QuotaAccounts, QuotaUsage, divided, reclaimed
+from gpushare_spawner.placement.feed import SupposedLedger
+from gpushare_spawner.placement.ledger import Ledger
+from gpushare_spawner.placement.request import PlacementRequest, suitable_models
+from gpushare_spawner.quota.accounts import Account, QuotaAccounts, QuotaUsage
+from gpushare_spawner.quota.order import Asking, divided
+from gpushare_spawner.quota.reclaim import OverQuota, reclaimed
 from gpushare_spawner.service.culler.decisions import CullerSettings
 from gpushare_spawner.service.hub.client import HubServer
 from gpushare_spawner.service.templates import SessionTemplates

@@ -14,7 +14,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Select, Table, func, select
 
 from gpushare_spawner.model.report import SessionReport
-from gpushare_spawner.quota import AccountKind
+from gpushare_spawner.quota.accounts import AccountKind
 from gpushare_spawner.service.history.store import (
     ACTION,
     AMOUNTS,

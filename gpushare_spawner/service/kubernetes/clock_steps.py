@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from gpushare_spawner.clocks import WallClock
-from gpushare_spawner.model.kubernetes import PodSession
+from gpushare_spawner.model.kubernetes.annotations import PodSession
 from gpushare_spawner.model.quantity import LATEST
 from gpushare_spawner.model.report import Report, SessionReport
 from gpushare_spawner.service.kubernetes.pod_sessions import SessionPod

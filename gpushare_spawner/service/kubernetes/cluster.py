@@ -16,9 +16,17 @@ from pydantic import ValidationError
 
 from gpushare_spawner.clients.object_watch import Watched
 from gpushare_spawner.clocks import WallClock
-from gpushare_spawner.model import kubernetes
 from gpushare_spawner.model.control import AgentUnreachable
 from gpushare_spawner.model.controls import ASK_SECONDS
+from gpushare_spawner.model.kubernetes.annotations import LAYER_SELECTOR, SESSION_SELECTOR
+from gpushare_spawner.model.kubernetes.objects import (
+    REPORT_COMPONENT,
+    REPORT_KEY,
+    REPORT_SELECTOR,
+    REPORT_STALE_SECONDS,
+    misplaced_report,
+    read_report,
+)
 from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.report import Report, SessionReport, with_reported_since
 from gpushare_spawner.service.kubernetes.clock_steps import PodInstants, moved_report
@@ -42,7 +50,7 @@ POLL_EVERY = 0.5
 UNCONFIRMED_AFTER = 30.0
 """Seconds for which a reported session may lack a pod before it counts as unconfirmed for admins. Our value: a report
 follows the end of a pod within seconds. Such a session never counts for capacity or quotas."""
-_PREFIX = f"{kubernetes.REPORT_COMPONENT}-"
+_PREFIX = f"{REPORT_COMPONENT}-"
 _UNTIL_CHART = "; waiting for the chart gpushare-agent, which gives the hub this right"
 
 
@@ -109,13 +117,9 @@ class Cluster:
             pods, where = self._api.list_pod_for_all_namespaces, "all namespaces"
         maps = partial(self._api.list_namespaced_config_map, namespace)
         self._identities = FirstIdentities()
-        self._pods = Watched("pods", pods, where, kubernetes.SESSION_SELECTOR, self._changed, self._kept)
-        self._layer_pods = Watched(
-            "pods of other layers", pods, where, kubernetes.LAYER_SELECTOR, self._changed, self._kept
-        )
-        self._maps = Watched(
-            "reports", maps, here, kubernetes.REPORT_SELECTOR, self._changed, missing_right=_UNTIL_CHART
-        )
+        self._pods = Watched("pods", pods, where, SESSION_SELECTOR, self._changed, self._kept)
+        self._layer_pods = Watched("pods of other layers", pods, where, LAYER_SELECTOR, self._changed, self._kept)
+        self._maps = Watched("reports", maps, here, REPORT_SELECTOR, self._changed, missing_right=_UNTIL_CHART)
         self._read: dict[str, _Read] = {}
         self._by_node: dict[str, _NodePods] | None = None
         self._instants = PodInstants()
@@ -192,7 +196,7 @@ class Cluster:
         report = moved_report(read.report, self._clock)
         # by both clocks: a report of an ended agent must not stay valid because the machines' clocks differ
         age = max(now - report.published_at, time.monotonic() - read.at)
-        if age > kubernetes.REPORT_STALE_SECONDS:
+        if age > REPORT_STALE_SECONDS:
             raise AgentUnreachable(f"node {node}: its agent has published nothing since {utc(report.published_at)}")
         arrived = self._maps.arrived.get(name)
         age = time.monotonic() - arrived if arrived is not None else float("inf")
@@ -301,13 +305,13 @@ class Cluster:
             return previous
         report, problem = None, ""
         try:
-            report = kubernetes.read_report(item)
+            report = read_report(item)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
-            where = ".".join(map(str, first["loc"])) or kubernetes.REPORT_KEY
+            where = ".".join(map(str, first["loc"])) or REPORT_KEY
             problem = f"not a report that this version can read: {where}: {first['msg']}"
         else:
-            misplaced = kubernetes.misplaced_report(item["metadata"]["name"], report)
+            misplaced = misplaced_report(item["metadata"]["name"], report)
             report, problem = (report, "") if misplaced is None else (None, f"{misplaced}: this report is ignored")
         if report is not None:
             report = with_reported_since(report, previous.report if previous is not None else None, now)

@@ -12,7 +12,6 @@ import aiohttp
 from kubernetes_asyncio.client import ApiException, CoreV1Api
 from kubernetes_asyncio.config import ConfigException
 
-from gpushare_spawner.model import kubernetes
 from gpushare_spawner.model.control import (
     AgentUnreachable,
     AnswerRequest,
@@ -25,7 +24,18 @@ from gpushare_spawner.model.control import (
     ResizeRequest,
     TierRequest,
 )
-from gpushare_spawner.model.kubernetes import ShareChange, ShareChangeAnswer
+from gpushare_spawner.model.kubernetes.annotations import (
+    ShareChange,
+    ShareChangeAnswer,
+    answers_patch,
+    borrowed_patch,
+    controls_patch,
+    messages_patch,
+    notice_patch,
+    resize_patch,
+    tier_patch,
+)
+from gpushare_spawner.model.kubernetes.objects import cordon_name, report_name
 from gpushare_spawner.model.layers import LAYERS, IdleReach
 from gpushare_spawner.model.report import SessionReport
 from gpushare_spawner.model.share import Tier, voids_idle_action
@@ -110,7 +120,7 @@ class NodeAgent:
             request.if_gpu_seconds,
         ):
             raise _refusal("busy", f"session {request.id} has worked on the GPU in the meantime")
-        patch = kubernetes.tier_patch(
+        patch = tier_patch(
             request.tier,
             self._clock(),
             request.effective_units,
@@ -122,7 +132,7 @@ class NodeAgent:
         if request.yields_until is not None:
             # in the same patch: otherwise a spawn that is placed before the agent's own patch would borrow the units
             lost = pod.session.share_units - request.effective_units
-            patch |= kubernetes.borrowed_patch(max(pod.session.borrowed_units, lost))
+            patch |= borrowed_patch(max(pod.session.borrowed_units, lost))
         self._reported_before = self._cluster.report_version(self.node)
         await self._patch(request.id, pod, patch)
 
@@ -149,13 +159,13 @@ class NodeAgent:
         """Request another share in the pod's annotations, and wait for the agent's decision."""
         pod = self._unchanged(request.id)
         _check_reach(pod, IdleReach.RESIZE)
-        change = kubernetes.ShareChange(
+        change = ShareChange(
             number=max(1, round(self._clock() * 1000)),
             share_units=request.share_units,
             memory_limit=request.memory_limit,
             reason=request.reason,
         )
-        await self._patch(request.id, pod, kubernetes.resize_patch(change))
+        await self._patch(request.id, pod, resize_patch(change))
         until = time.monotonic() + DECIDED_WITHIN
         while (answer := self._answer_to(request.id, change)) is None:
             if time.monotonic() > until:
@@ -179,30 +189,30 @@ class NodeAgent:
         pod = self._cluster.pods(self.node).get(session)
         if pod is not None and pod.session.resize == change:
             with contextlib.suppress(ControlRefused, AgentUnreachable):
-                await self._patch(session, pod, kubernetes.resize_patch(None))
+                await self._patch(session, pod, resize_patch(None))
 
     async def notify(self, request: NoticeRequest) -> None:
         """Write a notice to the pod, or remove it."""
-        patch = kubernetes.notice_patch(request.notice)
+        patch = notice_patch(request.notice)
         await self._patch(request.id, self._unchanged(request.id), patch)
 
     async def controls(self, request: ControlsRequest) -> None:
         """Write keep and exemption to the pod, with the answer to the ask behind them."""
         pod = self._unchanged(request.id)
-        patch = kubernetes.controls_patch(request.controls)
+        patch = controls_patch(request.controls)
         if request.answer is not None:
-            patch |= kubernetes.answers_patch(pod.session.answers, request.answer)
+            patch |= answers_patch(pod.session.answers, request.answer)
         await self._patch(request.id, pod, patch)
 
     async def message(self, request: MessageRequest) -> None:
         """Write a message to the pod, or remove one."""
         pod = self._unchanged(request.id)
-        await self._patch(request.id, pod, kubernetes.messages_patch(request.messages(pod.session.messages)))
+        await self._patch(request.id, pod, messages_patch(request.messages(pod.session.messages)))
 
     async def answer(self, request: AnswerRequest) -> None:
         """Write the answer to an ask to the pod."""
         pod = self._unchanged(request.id)
-        await self._patch(request.id, pod, kubernetes.answers_patch(pod.session.answers, request.answer))
+        await self._patch(request.id, pod, answers_patch(pod.session.answers, request.answer))
 
     async def cordon(self, request: CordonRequest) -> None:
         """Write a cordon to the report's ConfigMap, or remove it."""
@@ -210,7 +220,7 @@ class NodeAgent:
         if request.gpu and request.gpu not in uuids:
             raise _refusal("unknown-gpu", f"node {self.node} has no GPU {request.gpu}; it has {', '.join(uuids)}")
         text = None if request.cordon is None else request.cordon.model_dump_json(exclude_defaults=True)
-        metadata: dict[str, Any] = {"annotations": {kubernetes.cordon_name(request.gpu): text}}
+        metadata: dict[str, Any] = {"annotations": {cordon_name(request.gpu): text}}
         before = self._cluster.report_version(self.node)
         try:
             # no owner until the agent has read it: the cluster removes the ConfigMap with the agent's pod
@@ -229,7 +239,7 @@ class NodeAgent:
     async def _patch_report(self, metadata: Mapping[str, Any]) -> dict[str, Any]:
         # the client's types leave out `_content_type`, which its generated code reads
         patched = await self._api.patch_namespaced_config_map(  # type: ignore[call-arg]
-            kubernetes.report_name(self.node),
+            report_name(self.node),
             self._cluster.namespace,
             {"metadata": metadata},
             _content_type="application/merge-patch+json",

@@ -13,9 +13,27 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from gpushare_spawner.model import kubernetes
-from gpushare_spawner.model.kubernetes import AnnotationProblem, ContainerRequests, PodSession
-from gpushare_spawner.model.kubernetes.annotations import QUOTA
+from gpushare_spawner.model.kubernetes.annotations import (
+    HUB,
+    PREFIX,
+    QUOTA,
+    SESSION,
+    TEMPLATE,
+    AnnotationProblem,
+    PodSession,
+    is_layer_session,
+    layer_session,
+    pod_session,
+)
+from gpushare_spawner.model.kubernetes.container_requests import (
+    RESIZE_PENDING,
+    ContainerRequests,
+    container_requests,
+    lacks_requests,
+    missing_requests,
+    share_container,
+)
+from gpushare_spawner.model.kubernetes.objects import MIRROR, is_mirror, node_of
 from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.report import Report, SessionReport
 from gpushare_spawner.model.share import MAX_LENGTH, split_session_id
@@ -55,29 +73,29 @@ class SessionPod:
         """Return the session pod of an API server's object. Raises AnnotationProblem."""
         metadata, spec, status = pod["metadata"], pod.get("spec", {}), pod.get("status", {})
         labels, annotations, layer = metadata.get("labels"), metadata.get("annotations"), LayerName.NATIVE
-        if kubernetes.is_layer_session(labels):
-            labelled = kubernetes.layer_session(labels, annotations)
+        if is_layer_session(labels):
+            labelled = layer_session(labels, annotations)
             session, layer = labelled.session, labelled.layer
         else:
-            session = kubernetes.pod_session(annotations)
+            session = pod_session(annotations)
         return cls(
             namespace=metadata["namespace"],
             name=metadata["name"],
             version=metadata["resourceVersion"],
-            node=kubernetes.node_of(spec),
+            node=node_of(spec),
             created=datetime.fromisoformat(metadata["creationTimestamp"]).timestamp(),
             runs=status.get("phase") == "Running" and not metadata.get("deletionTimestamp"),
             session=session,
             ending=bool(metadata.get("deletionTimestamp")),
-            requests=kubernetes.container_requests(pod),
-            not_requested=kubernetes.missing_requests(pod),
+            requests=container_requests(pod),
+            not_requested=missing_requests(pod),
             layer=layer,
         )
 
     @property
     def lacks_requests(self) -> bool:
         """Whether the pod's requests were lowered while it was released, and its node has not granted them again."""
-        return kubernetes.lacks_requests(self.requests, self.session.tier)
+        return lacks_requests(self.requests, self.session.tier)
 
 
 def trimmed(pod: dict[str, Any]) -> dict[str, Any]:
@@ -85,16 +103,14 @@ def trimmed(pod: dict[str, Any]) -> dict[str, Any]:
     kept = ("namespace", "name", "uid", "resourceVersion", "creationTimestamp", "deletionTimestamp")
     metadata, spec, status = pod["metadata"], pod.get("spec") or {}, pod.get("status") or {}
     annotations, labels = metadata.get("annotations") or {}, metadata.get("labels") or {}
-    share_name = (kubernetes.share_container(pod) or {}).get("name", "")
+    share_name = (share_container(pod) or {}).get("name", "")
     return {
         "metadata": {
             **{name: metadata[name] for name in kept if name in metadata},
             "annotations": {
-                name: text
-                for name, text in annotations.items()
-                if name.startswith(kubernetes.PREFIX) or name == kubernetes.MIRROR
+                name: text for name, text in annotations.items() if name.startswith(PREFIX) or name == MIRROR
             },
-            "labels": {name: text for name, text in labels.items() if name.startswith(kubernetes.PREFIX)},
+            "labels": {name: text for name, text in labels.items() if name.startswith(PREFIX)},
             # `kubernetes.is_mirror` uses them to detect a pod that its node has created
             "ownerReferences": [
                 {"kind": "Node"} for owner in metadata.get("ownerReferences") or () if owner.get("kind") == "Node"
@@ -110,9 +126,7 @@ def trimmed(pod: dict[str, Any]) -> dict[str, Any]:
                 share_name, status.get("containerStatuses"), ("name", "resources", "allocatedResources")
             ),
             "conditions": [
-                condition
-                for condition in status.get("conditions") or []
-                if condition.get("type") == kubernetes.RESIZE_PENDING
+                condition for condition in status.get("conditions") or [] if condition.get("type") == RESIZE_PENDING
             ],
         },
     }
@@ -128,7 +142,7 @@ def _only(name: str, items: list[dict[str, Any]] | None, kept: tuple[str, ...]) 
 def made_by(pod: dict[str, Any], hub: str) -> bool:
     """Return whether the pod is of this hub (the address of its API), or does not name its hub."""
     annotations = pod["metadata"].get("annotations") or {}
-    return bool(annotations.get(kubernetes.HUB, hub) == hub)
+    return bool(annotations.get(HUB, hub) == hub)
 
 
 def session_pods(pods: Iterable[dict[str, Any]]) -> tuple[list[SessionPod], dict[str, str]]:
@@ -141,7 +155,7 @@ def session_pods(pods: Iterable[dict[str, Any]]) -> tuple[list[SessionPod], dict
     for pod in pods:
         if pod.get("status", {}).get("phase") in _ENDED:
             continue
-        if kubernetes.is_mirror(pod["metadata"]):
+        if is_mirror(pod["metadata"]):
             bad[pod["metadata"]["name"]] = "its node has made it, so it is the server of no user"
             continue
         try:
@@ -252,7 +266,7 @@ def _identity(pod: SessionPod) -> dict[str, Any]:
 
 log = logging.getLogger("gpushare.service.cluster")
 
-IDENTITY = (kubernetes.SESSION, kubernetes.TEMPLATE, QUOTA, kubernetes.HUB)
+IDENTITY = (SESSION, TEMPLATE, QUOTA, HUB)
 """Annotations that the hub writes when it creates a pod, and that never change."""
 MOST_GONE = 1000
 """Pods that are remembered after they left the watch: a pod with a label removed and set again is not new."""
@@ -271,7 +285,7 @@ class FirstIdentities:
         """Write the first identity into a pod of our own, and return it. Log a change once for each pod."""
         metadata = pod["metadata"]
         annotations, uid = metadata["annotations"], metadata.get("uid")
-        if not uid or kubernetes.is_mirror(metadata):
+        if not uid or is_mirror(metadata):
             return pod
         current = tuple(annotations.get(name) for name in IDENTITY)
         first = self._first.setdefault(uid, current)

@@ -19,9 +19,8 @@ import aiohttp
 from kubernetes_asyncio.client import ApiException, CoreV1Api
 from kubernetes_asyncio.config import ConfigException
 
-from gpushare_spawner.model import kubernetes
 from gpushare_spawner.model.control import AgentUnreachable
-from gpushare_spawner.model.kubernetes import ContainerRequests, Requests
+from gpushare_spawner.model.kubernetes.container_requests import ContainerRequests, Requests, requests_patch
 from gpushare_spawner.model.share import Tier
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.service.kubernetes.node import PATCH_TIMEOUT, patch_annotations
@@ -202,7 +201,7 @@ class ReleasedRequests:
         try:
             if desired != now.requested:
                 if now.full is None:
-                    patched = await patch_annotations(self._api, pod, kubernetes.requests_patch(now.requested))
+                    patched = await patch_annotations(self._api, pod, requests_patch(now.requested))
                     version = patched["metadata"]["resourceVersion"]
                 await self._api.patch_namespaced_pod_resize(  # type: ignore[call-arg]
                     pod.name,
@@ -213,7 +212,7 @@ class ReleasedRequests:
                 )
                 log.info("Pod %s (%s) now requests %s", name, pod.session.tier, words.requests(desired))
             else:
-                await patch_annotations(self._api, pod, kubernetes.requests_patch(None))
+                await patch_annotations(self._api, pod, requests_patch(None))
         except ApiException as error:
             if error.status in (404, 409):
                 return  # gone, or changed meanwhile: the watch brings the change

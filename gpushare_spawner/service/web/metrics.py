@@ -12,7 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from gpushare_spawner.metrics import GPU, HOST_MEMORY, NODE, families, session_families
 from gpushare_spawner.model.share import Tier
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.quota import QuotaUsage
+from gpushare_spawner.quota.accounts import QuotaUsage
 from gpushare_spawner.service.counters import WAIT_BOUNDS, Counters
 from gpushare_spawner.service.culler.decisions import SessionDecision
 from gpushare_spawner.service.reports import NodeSnapshot

@@ -16,8 +16,8 @@ from gpushare_spawner.model.layers import LAYERS, LayerName
 from gpushare_spawner.model.report import GpuReport, Report, SessionReport, doubled_gpus
 from gpushare_spawner.model.share import Tier
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.placement import suits
-from gpushare_spawner.quota import QuotaUsage
+from gpushare_spawner.placement.request import suits
+from gpushare_spawner.quota.accounts import QuotaUsage
 from gpushare_spawner.service.culler.decisions import SessionDecision
 from gpushare_spawner.service.reports import KnownReport, NodeSnapshot
 from gpushare_spawner.service.waiting import WaitingSpawn

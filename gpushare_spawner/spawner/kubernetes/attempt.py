@@ -20,7 +20,8 @@ from typing import Any
 from aiohttp import ClientError
 from kubernetes_asyncio.client.rest import ApiException
 
-from gpushare_spawner.model.kubernetes import RESOURCE_PREFIX, TEMPLATE
+from gpushare_spawner.model.kubernetes.annotations import TEMPLATE
+from gpushare_spawner.model.kubernetes.objects import RESOURCE_PREFIX
 from gpushare_spawner.spawner.attempt import SpawnAttempt, SpawnPhase, SpawnProgress, interleaved
 from gpushare_spawner.spawner.hub import SpawnRefused
 from gpushare_spawner.spawner.kubernetes.cluster.capacity import (

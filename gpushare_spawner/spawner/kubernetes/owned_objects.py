@@ -29,7 +29,8 @@ from kubernetes_asyncio.client import (
 )
 from kubernetes_asyncio.client.rest import ApiException
 
-from gpushare_spawner.model.kubernetes import CLAIMS_API, LAYER, claim_name
+from gpushare_spawner.model.kubernetes.annotations import LAYER
+from gpushare_spawner.model.kubernetes.objects import CLAIMS_API, claim_name
 from gpushare_spawner.model.layers import LAYERS, LayerName
 from gpushare_spawner.spawner.kubernetes.attempt import may_pass, worded
 from gpushare_spawner.spawner.kubernetes.cluster.capacity import holds_share, orphans

@@ -33,24 +33,20 @@ from kubernetes_asyncio.client.models import (
 from kubernetes_asyncio.client.rest import ApiException
 from kubespawner.utils import get_k8s_model
 
-from gpushare_spawner.model.kubernetes import (
+from gpushare_spawner.model.kubernetes.annotations import HUB, LayerSession, PodSession, gpu_names
+from gpushare_spawner.model.kubernetes.container_requests import memory_bytes, millicores
+from gpushare_spawner.model.kubernetes.objects import (
     HOSTNAME_LABEL,
-    HUB,
     OBSERVER,
     SESSION_FILES_FOLDER,
-    LayerSession,
     PodConstraints,
-    PodSession,
     claim_name,
-    gpu_names,
     kept_off,
-    memory_bytes,
-    millicores,
     session_files_volume,
 )
 from gpushare_spawner.model.layers import LAYER_VARIABLE, LAYERS, ObservedBy
 from gpushare_spawner.model.share_status import ANNOTATIONS_VARIABLE
-from gpushare_spawner.placement import Requested
+from gpushare_spawner.placement.node import Requested
 from gpushare_spawner.sharing.base import NOTEBOOK, LayerCannot, PodChange, PodSpec, SharingLayer, Tenant
 from gpushare_spawner.sharing.native import NativeClaimLayer, NativePodLayer
 from gpushare_spawner.sharing.nodes import suitable

@@ -16,8 +16,7 @@ from typing import Any, ClassVar
 from gpushare_spawner.model.layers import Placement
 from gpushare_spawner.model.report import ClaimsReport
 from gpushare_spawner.model.share import Share
-from gpushare_spawner.placement import Allocation, Requested
-from gpushare_spawner.placement.node import NOTHING
+from gpushare_spawner.placement.node import NOTHING, Allocation, Requested
 from gpushare_spawner.spawner.kubernetes.cluster.capacity import RESERVATION, annotation, holds_share
 from gpushare_spawner.spawner.kubernetes.cluster.layers import Pending
 from gpushare_spawner.spawner.kubernetes.cluster.reflectors import SnapshotStale

@@ -23,7 +23,7 @@ from gpushare_spawner.model.layer_rules import LayersFile
 from gpushare_spawner.model.layers import Placement
 from gpushare_spawner.model.report import Report
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.placement import Allocation, NodeResources, Requested
+from gpushare_spawner.placement.node import Allocation, NodeResources, Requested
 from gpushare_spawner.sharing.native import open_request
 from gpushare_spawner.spawner.hub import SpawnRefused
 from gpushare_spawner.spawner.queue.queue import Reservation, Ticket

@@ -18,7 +18,8 @@ from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.report import Notice
 from gpushare_spawner.model.share import Share
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.placement import Demand, PlacementRequest, SupposedLedger, helpful_actions
+from gpushare_spawner.placement.feed import SupposedLedger, helpful_actions
+from gpushare_spawner.placement.request import Demand, PlacementRequest
 from gpushare_spawner.sharing.base import Tenant
 from gpushare_spawner.spawner.queue.placer import PlacementCheck, Positions, Verdict
 from gpushare_spawner.spawner.queue.queue import Alternative, LoopBreaks, SpawnQueue, SpawnRequest, Startable, Ticket

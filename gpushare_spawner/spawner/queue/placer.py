@@ -18,25 +18,15 @@ from gpushare_spawner.model.layers import LayerName, Placement
 from gpushare_spawner.model.report import Notice
 from gpushare_spawner.model.share import Share
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.placement import (
-    Allocation,
-    Demand,
-    EntrySource,
-    Ledger,
-    LedgerFeed,
-    NodeHold,
-    PlacementRequest,
-    PreparedStrategy,
-    Reason,
-    Strategy,
-    Unplaceable,
-    able_nodes,
-    cheapest_claim,
-    first_to_fit,
-    helpful_actions,
-    looking_for_claim,
-)
-from gpushare_spawner.quota import Account, LimitExceeded
+from gpushare_spawner.placement.feed import EntrySource, LedgerFeed, first_to_fit, helpful_actions
+from gpushare_spawner.placement.hold import NodeHold, able_nodes, cheapest_claim, looking_for_claim
+from gpushare_spawner.placement.ledger import Ledger
+from gpushare_spawner.placement.node import Allocation
+from gpushare_spawner.placement.request import Demand, PlacementRequest
+from gpushare_spawner.placement.strategy import PreparedStrategy, Strategy
+from gpushare_spawner.placement.unplaceable import Reason, Unplaceable
+from gpushare_spawner.quota.accounts import Account
+from gpushare_spawner.quota.order import LimitExceeded
 from gpushare_spawner.spawner.hub import SpawnRefused
 from gpushare_spawner.spawner.queue.queue import LoopBreaks, SpawnQueue, SpawnRequest, Ticket
 from gpushare_spawner.spawner.queue.snapshot import GpuSnapshot, Kept, LayerOutcome, OtherLayers

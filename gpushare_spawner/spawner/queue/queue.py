@@ -15,7 +15,8 @@ from gpushare_spawner.model.layers import Placement
 from gpushare_spawner.model.report import GpuReport
 from gpushare_spawner.model.share import Share
 from gpushare_spawner.model.template import Template, TemplateGpu
-from gpushare_spawner.placement import PlacementRequest, Requested
+from gpushare_spawner.placement.node import Requested
+from gpushare_spawner.placement.request import PlacementRequest
 from gpushare_spawner.sharing.base import Tenant
 from gpushare_spawner.spawner.queue.snapshot import AskedServer, GpuSnapshot, LayerOffer
 

@@ -19,18 +19,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from gpushare_spawner.clocks import WallClock
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.share import Share
-from gpushare_spawner.placement import Allocation, Ledger
-from gpushare_spawner.quota import (
-    Account,
-    Admission,
-    Asking,
-    Charge,
-    FairShare,
-    QuotaAccounts,
-    QuotaUsage,
-    admit,
-    ordered,
-)
+from gpushare_spawner.placement.ledger import Ledger
+from gpushare_spawner.placement.node import Allocation
+from gpushare_spawner.quota.accounts import Account, Charge, QuotaAccounts, QuotaUsage
+from gpushare_spawner.quota.order import Admission, Asking, FairShare, admit, ordered
 from gpushare_spawner.sharing.base import Tenant
 from gpushare_spawner.spawner.queue.queue import Ticket
 from gpushare_spawner.wording.amounts import reason

@@ -19,7 +19,9 @@ from gpushare_spawner.model.layers import Placement
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.share import Share
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.placement import Allocation, BestFit, LedgerFeed, Strategy
+from gpushare_spawner.placement.feed import LedgerFeed
+from gpushare_spawner.placement.node import Allocation
+from gpushare_spawner.placement.strategy import BestFit, Strategy
 from gpushare_spawner.quota.order import PREPAID_SECONDS
 from gpushare_spawner.sharing.base import Tenant
 from gpushare_spawner.spawner.queue.availability import AvailabilityNow, UnknownNow, WaitEstimates

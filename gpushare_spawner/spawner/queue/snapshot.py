@@ -22,15 +22,9 @@ from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.report import GpuReport, Notice, in_order_of_claim
 from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.model.template import Template, TemplateGpu
-from gpushare_spawner.placement import (
-    ByLayer,
-    PlacementRequest,
-    RecentSpawns,
-    Requested,
-    Strategy,
-    WorkloadStrategy,
-    suits,
-)
+from gpushare_spawner.placement.node import Requested
+from gpushare_spawner.placement.request import ByLayer, PlacementRequest, RecentSpawns, suits
+from gpushare_spawner.placement.strategy import Strategy, WorkloadStrategy
 from gpushare_spawner.sharing.base import LayerRequest, Tenant
 
 

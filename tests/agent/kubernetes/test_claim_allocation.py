@@ -15,7 +15,7 @@ from gpushare_spawner.agent.kubernetes.claims.allocation import (
 )
 from gpushare_spawner.agent.kubernetes.devices.owners import DevicesRefused
 from gpushare_spawner.agent.kubernetes.devices.pod_resources import Handed
-from gpushare_spawner.model.kubernetes import DRIVER, claim_folder, device_name
+from gpushare_spawner.model.kubernetes.objects import DRIVER, claim_folder, device_name
 from tests.agent.peers import FIRST, SECOND
 
 KEY = ClaimKey("jhub", "ada-1", "uid-1")

@@ -21,7 +21,7 @@ from gpushare_spawner.agent.kubernetes.kubelet import dra_pb2 as messages
 from gpushare_spawner.agent.kubernetes.kubelet import dra_pb2_grpc as services
 from gpushare_spawner.agent.kubernetes.kubelet import pluginregistration_pb2 as registration_messages
 from gpushare_spawner.agent.kubernetes.kubelet import pluginregistration_pb2_grpc as registration
-from gpushare_spawner.model.kubernetes import DRIVER
+from gpushare_spawner.model.kubernetes.objects import DRIVER
 from tests.agent.conftest import short_folder  # noqa: F401
 
 SHARE = "0c35e43c-26bb-4e5e-a9ff-0e2f1e0c1b2a"

@@ -10,7 +10,7 @@ import pytest
 from gpushare_spawner.agent.kubernetes.claims import plugin as driver_sockets
 from gpushare_spawner.agent.kubernetes.claims.allocation import AllocatedDevice, ClaimKey
 from gpushare_spawner.agent.kubernetes.claims.plugin import ClaimPlugin, DeviceHealth, DriverSockets
-from gpushare_spawner.model.kubernetes import DRIVER
+from gpushare_spawner.model.kubernetes.objects import DRIVER
 from tests.agent.conftest import short_folder  # noqa: F401
 
 

@@ -6,7 +6,7 @@ import copy
 from dataclasses import replace
 
 from gpushare_spawner.agent.kubernetes.claims.slices import OfferedGpu, lost, resource_slice, says_the_same
-from gpushare_spawner.model.kubernetes import device_name, slice_name
+from gpushare_spawner.model.kubernetes.objects import device_name, slice_name
 from tests.agent.peers import FIRST, SECOND
 
 

@@ -16,7 +16,7 @@ from gpushare_spawner.agent.kubernetes.pods.annotations import (
 from gpushare_spawner.agent.sessions.session import Activity, Session
 from gpushare_spawner.agent.state.records import PodOwner, SessionRecord
 from gpushare_spawner.model.control import NoticeRequest
-from gpushare_spawner.model.kubernetes import (
+from gpushare_spawner.model.kubernetes.annotations import (
     EFFECTIVE_SHARE,
     IDLE_SINCE,
     IF_GPU_SECONDS,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from gpushare_spawner.arbiter import ArbiterSettings, GpuArbiter, PageOut
+from gpushare_spawner.arbiter.gpu_arbiter import GpuArbiter
 from gpushare_spawner.arbiter.memory import Residency, page_out_order
-from gpushare_spawner.arbiter.session import ArbitratedSession, Client
+from gpushare_spawner.arbiter.session import ArbitratedSession, Client, PageOut
+from gpushare_spawner.arbiter.settings import ArbiterSettings
 from tests.arbiter.virtual_gpu import GIB
 
 SETTINGS = ArbiterSettings(unnoticed_page_in=0.5, long_pause=30.0)

@@ -14,7 +14,8 @@ from gpushare_spawner.agent import processes
 from gpushare_spawner.agent.gpus import arbitration
 from gpushare_spawner.agent.kubernetes.observing import pods
 from gpushare_spawner.model.frames import Kind
-from gpushare_spawner.model.kubernetes import OBSERVER, layer_session
+from gpushare_spawner.model.kubernetes.annotations import layer_session
+from gpushare_spawner.model.kubernetes.objects import OBSERVER
 from gpushare_spawner.model.share import Tier
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.service.culler.culler import Culler

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from gpushare_spawner.model import kubernetes
 from gpushare_spawner.model.control import AgentUnreachable, ControlRefused, ResizeRequest, TierRequest
-from gpushare_spawner.model.kubernetes import LayerSession, PodSession, gpu_names, layer_session
+from gpushare_spawner.model.kubernetes.annotations import LAYER, LayerSession, PodSession, gpu_names, layer_session
+from gpushare_spawner.model.kubernetes.objects import REPORT_STALE_SECONDS
 from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.report import Report, SessionReport
 from gpushare_spawner.model.share import Tier
@@ -125,7 +125,7 @@ async def test_gpu_use_is_what_the_nodes_agent_reports_and_unknown_without_one(
     assert (ann.gpu_use_known, ann.gpu_seconds, ann.layer) == (True, 7.0, LayerName.KAI)
     assert (ann.template, ann.share_units, ann.guaranteed_units) == ("quarter", 25, 25), "the pod has the last word"
     # an agent that was there and is silent: nobody knows whether the GPU is busy
-    clock.forward(kubernetes.REPORT_STALE_SECONDS + 1)
+    clock.forward(REPORT_STALE_SECONDS + 1)
     with pytest.raises(AgentUnreachable, match="has published nothing since"):
         await agent.report()
 
@@ -175,9 +175,7 @@ async def test_a_pod_whose_label_is_wrong_is_left_out(
     namespace: HubNamespace, nodes: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     await open_session(namespace, "ann")
-    await namespace.admin.patch(
-        namespace.at("pods", "jupyter-ann"), {"metadata": {"labels": {kubernetes.LAYER: "magic"}}}
-    )
+    await namespace.admin.patch(namespace.at("pods", "jupyter-ann"), {"metadata": {"labels": {LAYER: "magic"}}})
     await open_session(namespace, "bea")
     agent = await seen(nodes, "node-a", lambda report: [one.user for one in report.sessions] == ["bea"])
     assert agent.node == "node-a"

@@ -10,7 +10,7 @@ import asyncio
 import json
 import sys
 
-from gpushare_spawner.model.kubernetes import resource_name
+from gpushare_spawner.model.kubernetes.objects import resource_name
 
 from .cluster import standin_cluster
 from .programs import Listeners, Processes

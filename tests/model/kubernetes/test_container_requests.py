@@ -7,8 +7,14 @@ from typing import Any
 
 import pytest
 
-from gpushare_spawner.model import kubernetes
-from gpushare_spawner.model.kubernetes import REQUESTS, Requests, container_requests, missing_requests, requests_patch
+from gpushare_spawner.model.kubernetes.annotations import PREFIX
+from gpushare_spawner.model.kubernetes.container_requests import (
+    REQUESTS,
+    Requests,
+    container_requests,
+    missing_requests,
+    requests_patch,
+)
 
 GIB = 2**30
 FULL = Requests(1000, 4 * GIB)
@@ -171,4 +177,4 @@ def test_the_annotation_is_read_as_it_was_written() -> None:
     assert found is not None
     assert found.full == FULL
     assert requests_patch(None) == {REQUESTS: None}
-    assert REQUESTS.startswith(kubernetes.PREFIX)
+    assert REQUESTS.startswith(PREFIX)

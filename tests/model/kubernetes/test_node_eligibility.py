@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpushare_spawner.model.kubernetes import NodeFacts, PodConstraints
+from gpushare_spawner.model.kubernetes.objects import NodeFacts, PodConstraints
 
 
 def node(labels: dict[str, str] | None = None, taints: list[dict[str, str]] | None = None) -> NodeFacts:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gpushare_spawner.model.kubernetes import HOSTNAME_LABEL, kept_off, node_of, pinned
+from gpushare_spawner.model.kubernetes.objects import HOSTNAME_LABEL, kept_off, node_of, pinned
 
 NAMED = {"key": "metadata.name", "operator": "In", "values": ["node-a"]}
 ZONE = {"matchExpressions": [{"key": "zone", "operator": "Exists"}]}

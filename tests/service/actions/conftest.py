@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from gpushare_spawner.idle import KeepRule
+from gpushare_spawner.idle.keep import KeepRule
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.report import SessionReport
 from gpushare_spawner.model.template import Template

@@ -12,7 +12,7 @@ import pytest
 from gpushare_spawner.model.controls import Cordon
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.placement import Ledger
+from gpushare_spawner.placement.ledger import Ledger
 from gpushare_spawner.service.actions import restart
 from gpushare_spawner.service.actions.outcome import ActionOutcome, Actor, RefusalCode
 from gpushare_spawner.service.history.recorder import History, HistorySources

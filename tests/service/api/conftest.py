@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 from tornado.testing import bind_unused_port
 
-from gpushare_spawner.idle import KeepRule
+from gpushare_spawner.idle.keep import KeepRule
 from gpushare_spawner.model.control import (
     ControlsRequest,
     CordonRequest,

@@ -8,10 +8,10 @@ from typing import Any, cast
 import pytest
 
 from gpushare_spawner.clocks import WallClock
-from gpushare_spawner.model import kubernetes
 from gpushare_spawner.model.control import AgentUnreachable
 from gpushare_spawner.model.controls import Controls, Message
-from gpushare_spawner.model.kubernetes import PodSession
+from gpushare_spawner.model.kubernetes.annotations import TIER, PodSession
+from gpushare_spawner.model.kubernetes.objects import REPORT_KEY, report_name
 from gpushare_spawner.model.report import Notice, Report, SessionReport
 from gpushare_spawner.model.share import Tier
 from gpushare_spawner.model.template import Template
@@ -70,7 +70,7 @@ class Steps:
     def __init__(self) -> None:
         self.now, self.steady = NOW + 1, 1000.0
         self.world = World(reported(NOW), [pod_of(user) for user in LAST_WORK])
-        del self.world.cluster._maps.objects[f"jhub/{kubernetes.report_name(HONEST)}"]
+        del self.world.cluster._maps.objects[f"jhub/{report_name(HONEST)}"]
         self.clock = self.world.cluster._clock = WallClock(lambda: self.now, lambda: self.steady)
         servers = [
             HubServer(user, "", started=opened(user), last_activity=NOW, profile="quarter") for user in LAST_WORK
@@ -90,12 +90,12 @@ class Steps:
         self.steady += seconds
 
     def publishes(self, one: Report) -> None:
-        name = f"jhub/{kubernetes.report_name(NODE)}"
+        name = f"jhub/{report_name(NODE)}"
         cluster = self.world.cluster
         before = cluster._maps.objects[name]["metadata"]
         cluster._maps.objects[name] = {
             "metadata": before | {"resourceVersion": str(int(before["resourceVersion"]) + 1)},
-            "data": {kubernetes.REPORT_KEY: one.model_dump_json()},
+            "data": {REPORT_KEY: one.model_dump_json()},
         }
         cluster._changed()
 
@@ -154,9 +154,7 @@ async def test_what_was_announced_is_done_at_its_time_all_the_same(steps: Steps,
     assert steps.world.patched == []
     steps.passes(6)
     await steps.culler.round()
-    assert [(name, patch[kubernetes.TIER]) for name, patch in steps.world.patched] == [
-        (f"jupyter-noticed-{NODE}", "released")
-    ]
+    assert [(name, patch[TIER]) for name, patch in steps.world.patched] == [(f"jupyter-noticed-{NODE}", "released")]
 
 
 @pytest.mark.parametrize("step", [DAY, -DAY])

@@ -18,18 +18,18 @@ from hypothesis import strategies as st
 from kubernetes_asyncio.client import ApiClient
 
 from gpushare_spawner.clocks import WallClock
-from gpushare_spawner.idle import DryRun, RecentUse
-from gpushare_spawner.model import kubernetes
+from gpushare_spawner.idle.use import DryRun, RecentUse
 from gpushare_spawner.model.controls import Ask, Exemption, Keep, Message
 from gpushare_spawner.model.frames import AskKind
-from gpushare_spawner.model.kubernetes import PodSession
-from gpushare_spawner.model.kubernetes.annotations import QUOTA
+from gpushare_spawner.model.kubernetes import objects as objects_names
+from gpushare_spawner.model.kubernetes.annotations import HUB, QUOTA, SESSION, TEMPLATE, PodSession, labels
+from gpushare_spawner.model.kubernetes.objects import REPORT_KEY, report_name
 from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.report import DeliveredReport, GpuReport, HostUseReport, Notice, Report, SessionReport
 from gpushare_spawner.model.share import Tier, split_session_id
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.placement import Ledger
+from gpushare_spawner.placement.ledger import Ledger
 from gpushare_spawner.service.actions.outcome import ControlsOfSessions
 from gpushare_spawner.service.actions.session_actions import SessionActions
 from gpushare_spawner.service.api.router import Services
@@ -74,8 +74,8 @@ def pod(
     )  # fmt: skip
     metadata = {
         "namespace": "jhub", "name": f"jupyter-{user}-{node}", "resourceVersion": "7", "uid": f"{user}-{node}",
-        "creationTimestamp": datetime.fromtimestamp(created, UTC).isoformat(), "labels": kubernetes.labels(),
-        "annotations": said.annotations() | ({kubernetes.HUB: hub} if hub else {}),
+        "creationTimestamp": datetime.fromtimestamp(created, UTC).isoformat(), "labels": labels(),
+        "annotations": said.annotations() | ({HUB: hub} if hub else {}),
     }  # fmt: skip
     if deleted:
         metadata["deletionTimestamp"] = metadata["creationTimestamp"]
@@ -106,8 +106,8 @@ class World:
         reports = [hostile, report(HONEST, session("victim", HONEST))]
         maps = [
             {
-                "metadata": {"namespace": "jhub", "name": kubernetes.report_name(one.node), "resourceVersion": "7"},
-                "data": {kubernetes.REPORT_KEY: one.model_dump_json()},
+                "metadata": {"namespace": "jhub", "name": report_name(one.node), "resourceVersion": "7"},
+                "data": {REPORT_KEY: one.model_dump_json()},
             }
             for one in reports
         ]
@@ -280,7 +280,7 @@ def test_of_a_pod_that_ends_nothing_is_asked_and_its_users_new_server_counts() -
 
 
 MIRROR: dict[str, dict[str, Any]] = {
-    "mirror": {"annotations": {kubernetes.MIRROR: "x"}},
+    "mirror": {"annotations": {objects_names.MIRROR: "x"}},
     "owned": {"ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": HOSTILE, "uid": "1"}]},
 }
 
@@ -350,9 +350,9 @@ def test_a_pod_keeps_the_identity_with_which_it_was_seen_first(caplog: pytest.Lo
     before = run(World(told, pods))
     for number, changes in enumerate(
         (
-            {kubernetes.SESSION: "victim"},
-            {kubernetes.SESSION: "victim", QUOTA: "user/victim", kubernetes.TEMPLATE: "gone"},
-            {kubernetes.HUB: "http://theirs"},
+            {SESSION: "victim"},
+            {SESSION: "victim", QUOTA: "user/victim", TEMPLATE: "gone"},
+            {HUB: "http://theirs"},
             {},
         )
     ):
@@ -371,7 +371,7 @@ def test_a_pod_keeps_the_identity_with_which_it_was_seen_first(caplog: pytest.Lo
     assert run(world) == before
     (said,) = [record.getMessage() for record in caplog.records if "refused" in record.getMessage()]
     assert "jhub/jupyter-own-node-a was the server of session own when it was seen first" in said
-    assert kubernetes.SESSION in said
+    assert SESSION in said
 
 
 def test_identities_are_kept_of_pods_that_are_there_and_of_some_that_have_left() -> None:
@@ -435,7 +435,7 @@ def test_a_node_that_reports_the_gpu_of_another_changes_nothing_of_it() -> None:
     (name,) = (name for name in world.cluster._maps.objects if HOSTILE in name)
     item = world.cluster._maps.objects[name]
     changed = {"metadata": item["metadata"] | {"resourceVersion": "8"}, "data": {}}
-    changed["data"][kubernetes.REPORT_KEY] = forged.model_dump_json()
+    changed["data"][REPORT_KEY] = forged.model_dump_json()
     world.cluster._maps.objects[name] = changed
     world.cluster._changed()
     reports = [world.cluster.report(node)[0] for node in (HOSTILE, HONEST)]

@@ -14,7 +14,7 @@ from gpushare_spawner.clients.agent import AgentClient
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.share import Share
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.quota import QuotaAccounts
+from gpushare_spawner.quota.accounts import QuotaAccounts
 from gpushare_spawner.sharing.base import Tenant
 from gpushare_spawner.spawner.form import Form
 from gpushare_spawner.spawner.local.process import GPUShareLocalSpawner, GPUShareSimpleSpawner

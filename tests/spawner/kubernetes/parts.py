@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Coroutine
 from typing import Any
 
-from gpushare_spawner.model.kubernetes import HUB, SESSION, labels
+from gpushare_spawner.model.kubernetes.annotations import HUB, SESSION, labels
 from gpushare_spawner.model.layers import Placement
 from gpushare_spawner.model.report import GpuReport
 from gpushare_spawner.model.template import Template

@@ -11,7 +11,7 @@ import pytest
 from kubernetes_asyncio.client.rest import ApiException
 from traitlets.config import LoggingConfigurable
 
-from gpushare_spawner.model.kubernetes import LAYER
+from gpushare_spawner.model.kubernetes.annotations import LAYER
 from gpushare_spawner.spawner.attempt import SpawnPhase
 from gpushare_spawner.spawner.kubernetes.attempt import PodAttempt
 from gpushare_spawner.spawner.options import Overrides, Profile

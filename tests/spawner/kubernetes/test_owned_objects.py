@@ -11,7 +11,7 @@ import pytest
 from kubernetes_asyncio.client import ApiClient, V1Container, V1EnvVar, V1ObjectMeta, V1Pod, V1PodSpec
 from kubernetes_asyncio.client.rest import ApiException
 
-from gpushare_spawner.model.kubernetes import LAYER
+from gpushare_spawner.model.kubernetes.annotations import LAYER
 from gpushare_spawner.model.layers import LAYERS
 from gpushare_spawner.spawner.kubernetes import owned_objects
 from gpushare_spawner.spawner.kubernetes.owned_objects import OwnedObjects, SecretRights, token_secret

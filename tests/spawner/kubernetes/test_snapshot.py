@@ -14,18 +14,20 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpushare_spawner.clocks import WallClock
-from gpushare_spawner.model.kubernetes import (
-    MIRROR,
-    REPORT_KEY,
-    REPORT_STALE_SECONDS,
+from gpushare_spawner.model.kubernetes.annotations import (
     SESSION,
     LayerSession,
-    NodeFacts,
-    PodConstraints,
     PodSession,
     gpu_names,
     labels,
     pod_session,
+)
+from gpushare_spawner.model.kubernetes.objects import (
+    MIRROR,
+    REPORT_KEY,
+    REPORT_STALE_SECONDS,
+    NodeFacts,
+    PodConstraints,
     report_name,
     written_report,
 )
@@ -35,7 +37,8 @@ from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.report import ClaimsReport, GpuReport, Notice, Report
 from gpushare_spawner.model.share import Tier
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.placement import Allocation, Ledger, NodeResources, Requested
+from gpushare_spawner.placement.ledger import Ledger
+from gpushare_spawner.placement.node import Allocation, NodeResources, Requested
 from gpushare_spawner.sharing.base import ClusterPod, LayerRequest, Tenant
 from gpushare_spawner.spawner.kubernetes.cluster import snapshot
 from gpushare_spawner.spawner.kubernetes.cluster.capacity import RESERVATION, ClusterCapacity, kept_pod

@@ -11,7 +11,7 @@ import pytest
 
 from gpushare_spawner.clients.agent import AgentClient
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.placement import NodeResources
+from gpushare_spawner.placement.node import NodeResources
 from gpushare_spawner.sharing.base import Tenant
 from gpushare_spawner.spawner.local.process import GPUShareSimpleSpawner
 from gpushare_spawner.spawner.local.reservations import AgentReservations, LocalMachine

@@ -13,7 +13,8 @@ from tornado.httpclient import AsyncHTTPClient
 
 from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.placement import PlacementRequest, Requested
+from gpushare_spawner.placement.node import Requested
+from gpushare_spawner.placement.request import PlacementRequest
 from gpushare_spawner.spawner import base
 from gpushare_spawner.spawner.queue import snapshot
 from gpushare_spawner.spawner.queue.placer import PlacementCheck, Verdict

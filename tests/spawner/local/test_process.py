@@ -45,9 +45,9 @@ def test_every_setting_is_documented() -> None:
         assert GPUShareMixin.class_traits()[name].help, name
 
 
-@pytest.mark.parametrize("strategy", ["gpushare_spawner.placement.BestFit", "class", "instance"])
+@pytest.mark.parametrize("strategy", ["gpushare_spawner.placement.strategy.BestFit", "class", "instance"])
 def test_a_strategy_is_given_by_path_class_or_instance(strategy: str) -> None:
-    from gpushare_spawner.placement import BestFit
+    from gpushare_spawner.placement.strategy import BestFit
 
     given: Any = {"class": BestFit, "instance": BestFit()}.get(strategy, strategy)
     assert isinstance(GPUShareLocalSpawner(user=user("ada"), placement_strategy=given)._strategy(), BestFit)

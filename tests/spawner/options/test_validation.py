@@ -10,7 +10,7 @@ import pytest
 
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.quota import QuotaAccounts
+from gpushare_spawner.quota.accounts import QuotaAccounts
 from gpushare_spawner.spawner.hub import SpawnRefused
 from gpushare_spawner.spawner.options import Choice, Profile, ProfileError, choose, profiles
 

@@ -7,7 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from gpushare_spawner.model.report import GpuReport, Notice, Report
 from gpushare_spawner.model.share import Tier
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.placement import Allocation, BestFit, LedgerFeed, NodeResources
+from gpushare_spawner.placement.feed import LedgerFeed
+from gpushare_spawner.placement.node import Allocation, NodeResources
+from gpushare_spawner.placement.strategy import BestFit
 from gpushare_spawner.sharing.base import Tenant
 from gpushare_spawner.spawner.queue.placer import PlacementCheck, Placer
 from gpushare_spawner.spawner.queue.queue import SpawnQueue, SpawnRequest, Ticket

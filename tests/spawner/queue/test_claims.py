@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from gpushare_spawner.model.report import Notice
 from gpushare_spawner.model.share import Tier
-from gpushare_spawner.placement import Allocation, NodeHold
+from gpushare_spawner.placement.hold import NodeHold
+from gpushare_spawner.placement.node import Allocation
 from gpushare_spawner.spawner.queue.queue import LoopBreaks, Ticket
 from gpushare_spawner.wording.spawn_failures import EARLIER_FIRST
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.placement import BestFit, StrandingAwareFgd
+from gpushare_spawner.placement.strategy import BestFit, StrandingAwareFgd
 from gpushare_spawner.spawner.queue.snapshot import ExpectedWorkload
 
 from .machine import Machine

@@ -11,7 +11,9 @@ from gpushare_spawner.model.layer_rules import LayersFile
 from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.report import GpuReport, Report
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.placement import Allocation, BestFit, LedgerFeed
+from gpushare_spawner.placement.feed import LedgerFeed
+from gpushare_spawner.placement.node import Allocation
+from gpushare_spawner.placement.strategy import BestFit
 from gpushare_spawner.spawner.queue.availability import Availability, AvailabilityNow
 from gpushare_spawner.spawner.queue.placer import PlacementCheck
 from gpushare_spawner.spawner.queue.queue import Alternative, SpawnQueue, Startable

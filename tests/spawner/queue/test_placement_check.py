@@ -8,7 +8,9 @@ import pytest
 
 from gpushare_spawner.model.layers import Placement
 from gpushare_spawner.model.share import Share
-from gpushare_spawner.placement import NodeHold, PlacementRequest, Requested
+from gpushare_spawner.placement.hold import NodeHold
+from gpushare_spawner.placement.node import Requested
+from gpushare_spawner.placement.request import PlacementRequest
 from gpushare_spawner.spawner.queue.placer import Verdict
 from gpushare_spawner.spawner.queue.snapshot import LayerOutcome
 from gpushare_spawner.wording.spawn_failures import EARLIER_FIRST

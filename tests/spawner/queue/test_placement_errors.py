@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
-from gpushare_spawner.placement import FreeCapacity, Ledger, LedgerFeed, StrandingAwareFgd
-from gpushare_spawner.placement.capacity import CapacityIndex
+from gpushare_spawner.placement.capacity import CapacityIndex, FreeCapacity
+from gpushare_spawner.placement.feed import LedgerFeed
+from gpushare_spawner.placement.ledger import Ledger
+from gpushare_spawner.placement.strategy import StrandingAwareFgd
 from gpushare_spawner.spawner.hub import SpawnRefused
 from gpushare_spawner.spawner.local.reservations import AgentReservations
 from gpushare_spawner.spawner.queue import reservations as queue_reservations

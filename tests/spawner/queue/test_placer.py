@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from gpushare_spawner.model.layers import Placement
-from gpushare_spawner.placement import Allocation
+from gpushare_spawner.placement.node import Allocation
 from gpushare_spawner.spawner.hub import SpawnRefused
 from gpushare_spawner.spawner.queue.queue import Ticket
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpushare_spawner.placement import NodeResources
+from gpushare_spawner.placement.node import NodeResources
 from gpushare_spawner.spawner.queue.placer import Positions
 from gpushare_spawner.spawner.queue.queue import Ticket
 

@@ -12,7 +12,8 @@ from gpushare_spawner.clocks import WallClock
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.share import Share
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.placement import Allocation, Ledger
+from gpushare_spawner.placement.ledger import Ledger
+from gpushare_spawner.placement.node import Allocation
 from gpushare_spawner.sharing.base import Tenant
 from gpushare_spawner.spawner.hub import SpawnRefused
 from gpushare_spawner.spawner.queue import quotas

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpushare_spawner.model.quota import HALF_LIFE_SECONDS
-from gpushare_spawner.placement import Ledger
+from gpushare_spawner.placement.ledger import Ledger
 from gpushare_spawner.spawner.queue.quotas import SAVE_EVERY, QueueQuotas, QuotaHistory
 from tests.spawner.queue.test_queue_quotas import CAPACITY, QUOTAS, Clock, allocation
 

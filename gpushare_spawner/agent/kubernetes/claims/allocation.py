@@ -21,13 +21,13 @@ from gpushare_spawner.agent.kubernetes.api import Json
 from gpushare_spawner.agent.kubernetes.devices.owners import DevicesRefused, grant_name
 from gpushare_spawner.agent.kubernetes.devices.pod_resources import Given, Handed, PodKey
 from gpushare_spawner.agent.state.records import regular_content, replace_file, short_name, sync_folder
-from gpushare_spawner.model.kubernetes import (
+from gpushare_spawner.model.kubernetes.container_requests import quantity
+from gpushare_spawner.model.kubernetes.objects import (
     CLAIMS_API,
     DRIVER,
     UNITS_CAPACITY,
     claim_folder,
     device_name,
-    quantity,
     resource_name,
 )
 

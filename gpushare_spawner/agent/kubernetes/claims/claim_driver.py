@@ -29,7 +29,7 @@ from gpushare_spawner.agent.kubernetes.devices.owners import DevicesRefused, Hel
 from gpushare_spawner.agent.kubernetes.devices.pod_resources import Handed
 from gpushare_spawner.agent.node import Node
 from gpushare_spawner.agent.sessions.session import Session
-from gpushare_spawner.model.kubernetes import device_name
+from gpushare_spawner.model.kubernetes.objects import device_name
 
 log = logging.getLogger(__name__)
 

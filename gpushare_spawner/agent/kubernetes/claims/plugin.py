@@ -25,7 +25,7 @@ from gpushare_spawner.agent.kubernetes.kubelet import dra_pb2 as messages
 from gpushare_spawner.agent.kubernetes.kubelet import dra_pb2_grpc as services
 from gpushare_spawner.agent.kubernetes.kubelet import pluginregistration_pb2 as registration
 from gpushare_spawner.agent.kubernetes.kubelet import pluginregistration_pb2_grpc as registration_services
-from gpushare_spawner.model.kubernetes import DRIVER
+from gpushare_spawner.model.kubernetes.objects import DRIVER
 
 log = logging.getLogger(__name__)
 

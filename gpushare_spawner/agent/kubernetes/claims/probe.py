@@ -18,7 +18,7 @@ from gpushare_spawner.agent.kubernetes.claims.slices import (
     lost,
     resource_slice,
 )
-from gpushare_spawner.model.kubernetes import CLAIMS_API, DEVICE_CLASS, DRIVER
+from gpushare_spawner.model.kubernetes.objects import CLAIMS_API, DEVICE_CLASS, DRIVER
 from gpushare_spawner.model.share import UNITS_PER_GPU
 
 log = logging.getLogger(__name__)

@@ -17,16 +17,16 @@ from typing import Any
 from gpushare_spawner.agent.gpus.nvml import Gpu
 from gpushare_spawner.agent.kubernetes.api import ApiFailure, ClusterApi, Json
 from gpushare_spawner.log_once import LogOnce
-from gpushare_spawner.model.kubernetes import (
+from gpushare_spawner.model.kubernetes.annotations import PREFIX
+from gpushare_spawner.model.kubernetes.container_requests import quantity
+from gpushare_spawner.model.kubernetes.objects import (
     CLAIMS_API,
     DRIVER,
     MEMORY_CAPACITY,
-    PREFIX,
     UNITS_CAPACITY,
     UUID_ATTRIBUTE,
     capacity_of,
     device_name,
-    quantity,
     slice_name,
 )
 

@@ -24,7 +24,8 @@ from gpushare_spawner.agent.kubernetes.kubelet import deviceplugin_pb2 as messag
 from gpushare_spawner.agent.kubernetes.kubelet import deviceplugin_pb2_grpc as services
 from gpushare_spawner.agent.report import GpuHealth
 from gpushare_spawner.agent.sessions.session import Session
-from gpushare_spawner.model import kubernetes
+from gpushare_spawner.model.kubernetes.annotations import PREFIX
+from gpushare_spawner.model.kubernetes.objects import resource_name
 
 log = logging.getLogger(__name__)
 
@@ -273,7 +274,7 @@ class DevicePlugins:
         await self._cdi.read()
         for plugin in self._plugins:
             plugin.poll()
-            name = f"gpushare-{plugin.resource.removeprefix(kubernetes.PREFIX)}.sock"
+            name = f"gpushare-{plugin.resource.removeprefix(PREFIX)}.sock"
             socket = PluginSocket(plugin, self._folder, name, self._registered)
             socket.start()
             self._sockets.append(socket)
@@ -294,7 +295,7 @@ class DevicePlugins:
 
     def _plugin(self, gpu: Gpu) -> DevicePlugin:
         return DevicePlugin(
-            kubernetes.resource_name(gpu.index),
+            resource_name(gpu.index),
             offered=lambda: self._held.offered(gpu.uuid),
             healthy=lambda: self._health.healthy(gpu.uuid),
             grant=lambda devices: self._grant(gpu, devices),

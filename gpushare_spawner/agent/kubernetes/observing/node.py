@@ -34,7 +34,8 @@ from gpushare_spawner.agent.kubernetes.report_publisher import PublishedReport
 from gpushare_spawner.agent.node import Node
 from gpushare_spawner.agent.periodic import GpuSource
 from gpushare_spawner.model.control import Request
-from gpushare_spawner.model.kubernetes import LAYER_SELECTOR, OBSERVER
+from gpushare_spawner.model.kubernetes.annotations import LAYER_SELECTOR
+from gpushare_spawner.model.kubernetes.objects import OBSERVER
 from gpushare_spawner.model.report import Report
 
 log = logging.getLogger(__name__)

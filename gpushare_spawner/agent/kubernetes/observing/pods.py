@@ -27,7 +27,7 @@ from gpushare_spawner.agent.sessions.session import Session
 from gpushare_spawner.agent.state.records import PodOwner, SessionRecord
 from gpushare_spawner.log_once import EachOnce, log_failure
 from gpushare_spawner.model.control import NoticeRequest, OpenRequest
-from gpushare_spawner.model.kubernetes import AnnotationProblem, LayerSession
+from gpushare_spawner.model.kubernetes.annotations import AnnotationProblem, LayerSession
 from gpushare_spawner.model.share import split_session_id
 
 log = logging.getLogger(__name__)

@@ -27,9 +27,22 @@ from gpushare_spawner.agent.kubernetes.pods.pod_watch import Pod
 from gpushare_spawner.agent.sessions.session import Activity, Session
 from gpushare_spawner.agent.state.records import PodOwner, SessionRecord
 from gpushare_spawner.log_once import LogOnce
-from gpushare_spawner.model import kubernetes
 from gpushare_spawner.model.control import ControlRefused, Failure, NoticeRequest, ResizeRequest
-from gpushare_spawner.model.kubernetes import PodSession, ShareChangeAnswer
+from gpushare_spawner.model.kubernetes.annotations import (
+    EFFECTIVE_SHARE,
+    NOTICE,
+    RESIZE,
+    TIER,
+    TIER_SINCE,
+    YIELDS_UNTIL,
+    PodSession,
+    ShareChangeAnswer,
+    borrowed_patch,
+    notice_patch,
+    resized_patch,
+    share_patch,
+    tier_patch,
+)
 from gpushare_spawner.model.report import Notice
 from gpushare_spawner.model.share import Tier, UseRule, voids_idle_action
 
@@ -91,16 +104,16 @@ def needed_share_patch(annotated: PodSession, record: SessionRecord) -> dict[str
     placed = hold.placed_units or request.share_units
     have = (annotated.share_units, annotated.placed_units or annotated.share_units, annotated.memory_limit)
     if have != (request.share_units, placed, str(request.memory_limit)):
-        patch |= kubernetes.share_patch(request.share_units, placed, str(request.memory_limit))
+        patch |= share_patch(request.share_units, placed, str(request.memory_limit))
         # Patch both together, because units beyond the share would make the annotations invalid.
-        patch |= kubernetes.tier_patch(
+        patch |= tier_patch(
             record.tier, record.tier_since, record.effective_units, yields_until=record.yields_until, use=record.use
         )
-        patch |= kubernetes.borrowed_patch(record.borrowed_units)
+        patch |= borrowed_patch(record.borrowed_units)
     if annotated.resized != hold.resized:
-        patch |= kubernetes.resized_patch(hold.resized)
+        patch |= resized_patch(hold.resized)
         if annotated.resize is not None and annotated.resize.number != hold.resized.number:
-            del patch[kubernetes.RESIZE]  # a newer request
+            del patch[RESIZE]  # a newer request
     return patch
 
 
@@ -195,24 +208,24 @@ def needed_patch(annotated: PodSession, record: SessionRecord, now: float) -> di
     averted = annotated.notice is not None and hold is not None and hold.notice_of_now(annotated.notice) == hold.averted
     if _tier_of(annotated) != _tier_of(record):
         since, units = record.tier_since, record.effective_units
-        patch |= kubernetes.tier_patch(record.tier, since, units, yields_until=record.yields_until, use=record.use)
+        patch |= tier_patch(record.tier, since, units, yields_until=record.yields_until, use=record.use)
     elif averted and record.tier is Tier.ACTIVE:
         # Work began. The annotation reaches the hub before the report, and idle time starts again.
-        patch |= kubernetes.tier_patch(Tier.ACTIVE, now, record.effective_units)
+        patch |= tier_patch(Tier.ACTIVE, now, record.effective_units)
     patch |= needed_share_patch(annotated, record)
     if averted:
-        patch |= kubernetes.notice_patch(None)
+        patch |= notice_patch(None)
     elif annotated.notice is not None:
-        patch.pop(kubernetes.NOTICE, None)  # the patch of a tier withdraws it
+        patch.pop(NOTICE, None)  # the patch of a tier withdraws it
     if annotated.borrowed_units != record.borrowed_units:
-        patch |= kubernetes.borrowed_patch(record.borrowed_units)
+        patch |= borrowed_patch(record.borrowed_units)
     return patch
 
 
 def decisions(annotations: Mapping[str, str]) -> tuple[str, ...]:
     """Return the keys of the decisions on the tier. Each decision has a key of its own."""
-    tier = (kubernetes.TIER, kubernetes.EFFECTIVE_SHARE, kubernetes.TIER_SINCE)
-    kept = annotations.get(kubernetes.YIELDS_UNTIL)
+    tier = (TIER, EFFECTIVE_SHARE, TIER_SINCE)
+    kept = annotations.get(YIELDS_UNTIL)
     return (f"tier {' '.join(annotations.get(name, '') for name in tier)}" + (f" yields {kept}" if kept else ""),)
 
 

@@ -15,8 +15,16 @@ from typing import Any
 
 from gpushare_spawner.agent.kubernetes.api import ApiFailure, ClusterApi, Json
 from gpushare_spawner.log_once import LogOnce
-from gpushare_spawner.model import kubernetes
-from gpushare_spawner.model.kubernetes import AnnotationProblem, ContainerRequests, LayerSession, PodSession
+from gpushare_spawner.model.kubernetes.annotations import (
+    SESSION_SELECTOR,
+    AnnotationProblem,
+    LayerSession,
+    PodSession,
+    layer_session,
+    pod_session,
+)
+from gpushare_spawner.model.kubernetes.container_requests import ContainerRequests, container_requests
+from gpushare_spawner.model.kubernetes.objects import is_mirror
 
 log = logging.getLogger(__name__)
 
@@ -58,14 +66,14 @@ class Pod:
             labels=dict(metadata.get("labels") or {}),
             created=datetime.fromisoformat(metadata["creationTimestamp"]).timestamp(),
             ended=(item.get("status") or {}).get("phase") in _ENDED,
-            requests=kubernetes.container_requests(item),
+            requests=container_requests(item),
         )
 
     @cached_property
     def annotated_session(self) -> PodSession | AnnotationProblem:
         """The session in its annotations, or their problem."""
         try:
-            return kubernetes.pod_session(self.annotations)
+            return pod_session(self.annotations)
         except AnnotationProblem as problem:
             return problem
 
@@ -73,7 +81,7 @@ class Pod:
     def layer_session(self) -> LayerSession | AnnotationProblem:
         """The session of another layer in its labels and annotations, or their problem."""
         try:
-            return kubernetes.layer_session(self.labels, self.annotations)
+            return layer_session(self.labels, self.annotations)
         except AnnotationProblem as problem:
             return problem
 
@@ -95,7 +103,7 @@ class Pods:
         namespace: str,
         node: str,
         changed: Callable[[], None],
-        selector: str = kubernetes.SESSION_SELECTOR,
+        selector: str = SESSION_SELECTOR,
     ) -> None:
         """`namespace`: that of the notebooks' pods; empty: all. `changed` is called after each change.
 
@@ -217,7 +225,7 @@ class Pods:
 
     def _enter(self, item: Json) -> None:
         with contextlib.suppress(KeyError, ValueError):
-            if kubernetes.is_mirror(item["metadata"]):
+            if is_mirror(item["metadata"]):
                 return
             pod = Pod.of(item)
             self._pods[pod.uid] = pod

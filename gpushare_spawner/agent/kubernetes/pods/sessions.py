@@ -45,9 +45,10 @@ from gpushare_spawner.agent.sockets.session_socket import ProcessEndpoints, Sess
 from gpushare_spawner.agent.state.folder import SessionFolder, StateFolder
 from gpushare_spawner.agent.state.records import PodOwner, SessionRecord
 from gpushare_spawner.log_once import EachOnce, log_failure
-from gpushare_spawner.model import kubernetes
 from gpushare_spawner.model.control import OpenRequest
-from gpushare_spawner.model.kubernetes import AnnotationProblem, PodSession
+from gpushare_spawner.model.kubernetes.annotations import SESSION_SELECTOR, AnnotationProblem, PodSession
+from gpushare_spawner.model.kubernetes.container_requests import lacks_requests
+from gpushare_spawner.model.kubernetes.objects import gpu_index_of
 from gpushare_spawner.model.share import UNITS_PER_GPU, split_session_id
 
 log = logging.getLogger(__name__)
@@ -225,7 +226,7 @@ class KubeletList:
         """Return a pod's devices of this agent, by GPU."""
         by_gpu: dict[str, Given] = {}
         for resource, given in resources.items():
-            if kubernetes.gpu_index_of(resource) is None:
+            if gpu_index_of(resource) is None:
                 continue
             for ids in given:
                 parts: dict[str, set[str]] = {}
@@ -361,7 +362,7 @@ class PodSessions:
             self._warnings.about(
                 f"pod {key[0]}/{key[1]} holds devices of this agent "
                 + (
-                    f"but lacks the label {kubernetes.SESSION_SELECTOR}, or is a static pod of the node"
+                    f"but lacks the label {SESSION_SELECTOR}, or is a static pod of the node"
                     if seen
                     else "and the API server has not shown it yet: it counts by its devices until then"
                 )
@@ -458,7 +459,7 @@ class PodSessions:
         annotated = self._annotated(pod) if pod is not None else None
         if pod is None or annotated is None:
             return
-        session.lacks_requests = kubernetes.lacks_requests(pod.requests, annotated.tier)
+        session.lacks_requests = lacks_requests(pod.requests, annotated.tier)
         self._tiers.follow(session, annotated, pod.annotations)
         self._node.registry.controls.follow(session, annotated.controls, annotated.messages, annotated.answers)
         self._changes.follow(session, annotated)

@@ -18,7 +18,7 @@ from functools import cached_property
 from typing import Any
 
 from gpushare_spawner.clients.object_watch import Object, Watched
-from gpushare_spawner.model.kubernetes import AnnotationProblem, is_layer_session, layer_session
+from gpushare_spawner.model.kubernetes.annotations import AnnotationProblem, is_layer_session, layer_session
 from gpushare_spawner.model.layer_rules import LayerRule, LayersFile, matches
 from gpushare_spawner.model.layers import LAYERS, LayerName, PlacedBy
 from gpushare_spawner.model.share import Tier

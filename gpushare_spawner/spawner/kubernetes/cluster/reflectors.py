@@ -12,7 +12,7 @@ from kubespawner.reflector import NamespacedResourceReflector, ResourceReflector
 from kubespawner.spawner import PodReflector
 from traitlets import default
 
-from gpushare_spawner.model.kubernetes import REPORT_COMPONENT, REPORT_COMPONENT_LABEL
+from gpushare_spawner.model.kubernetes.objects import REPORT_COMPONENT, REPORT_COMPONENT_LABEL
 
 LIST_WITHIN = 10.0
 """Seconds that a list may take while a caller waits for it."""

@@ -15,24 +15,27 @@ from pydantic import ValidationError
 
 from gpushare_spawner.clients.object_watch import BadObjects
 from gpushare_spawner.clocks import WallClock
-from gpushare_spawner.model.kubernetes import (
+from gpushare_spawner.model.kubernetes.annotations import (
+    AnnotationProblem,
+    is_layer_session,
+    layer_session,
+    pod_session,
+)
+from gpushare_spawner.model.kubernetes.objects import (
     REPORT_KEY,
     REPORT_STALE_SECONDS,
-    AnnotationProblem,
     PodConstraints,
     gpu_index_of,
     has_claim,
-    is_layer_session,
     is_mirror,
-    layer_session,
     misplaced_report,
     node_of,
-    pod_session,
     read_report,
 )
 from gpushare_spawner.model.report import ClaimsReport, Notice, Report, with_reported_since
 from gpushare_spawner.model.share import UNITS_PER_GPU, Share, split_session_id
-from gpushare_spawner.placement import Allocation, EntrySource, LedgerFeed
+from gpushare_spawner.placement.feed import EntrySource, LedgerFeed
+from gpushare_spawner.placement.node import Allocation
 from gpushare_spawner.sharing.base import notebook_container
 from gpushare_spawner.spawner.kubernetes.cluster.capacity import (
     RESERVATION,

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from gpushare_spawner.model.kubernetes import SHARE, LayerSession, PodSession, gpu_names
-from gpushare_spawner.model.kubernetes.annotations import GPU_COUNT
+from gpushare_spawner.model.kubernetes.annotations import GPU_COUNT, SHARE, LayerSession, PodSession, gpu_names
 from gpushare_spawner.model.layer_rules import LayersFile
 from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.template import Template

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpushare_spawner.model.kubernetes import LayerSession, PodSession, gpu_names
+from gpushare_spawner.model.kubernetes.annotations import LayerSession, PodSession, gpu_names
 from gpushare_spawner.model.layer_rules import LayersFile
 from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.report import Notice

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from kubernetes_asyncio.client.models import V1Container, V1ObjectMeta, V1Pod, V1PodSpec
 
-from gpushare_spawner.model.kubernetes import HUB, NOTICE, OBSERVER, PREFIX, layer_session
+from gpushare_spawner.model.kubernetes.annotations import HUB, NOTICE, PREFIX, layer_session
+from gpushare_spawner.model.kubernetes.objects import OBSERVER
 from gpushare_spawner.model.layer_rules import HamiOptions, KaiOptions, LayerOptions, MigOptions, ReplicaOptions
 from gpushare_spawner.model.layers import LayerName, Placement
 from gpushare_spawner.model.template import Template

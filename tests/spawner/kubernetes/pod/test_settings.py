@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from kubernetes_asyncio.client.models import V1NodeSelectorTerm, V1Toleration
 
-from gpushare_spawner.model.kubernetes import HOSTNAME_LABEL, NodeFacts, PodConstraints
-from gpushare_spawner.placement import Requested
+from gpushare_spawner.model.kubernetes.objects import HOSTNAME_LABEL, NodeFacts, PodConstraints
+from gpushare_spawner.placement.node import Requested
 from gpushare_spawner.spawner.kubernetes.pod import CONSTRAINING, pinned_node, pod_constraints, requested
 
 PLAIN: Mapping[str, Any] = {
