@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from gpushare_spawner.templates.command import idle_schema, layers_schema, quota_schema, template_schema
+from gpushare_spawner.templates.command import schema_of
 
 ROOT = Path(__file__).resolve().parent.parent
 HUB_VALUES = ROOT / "helm-values" / "jupyterhub.yaml"
@@ -53,8 +53,8 @@ def with_config_files(values: str) -> str:
 def with_templates(schema: str) -> str:
     """The chart's schema with those of a compute template and of the files beside templates as they are now."""
     values = json.loads(schema)
-    template = template_schema()
-    beside = {"Quotas": quota_schema(), "IdlePolicy": idle_schema(), "Layers": layers_schema()}
+    template = schema_of("template")
+    beside = {"Quotas": schema_of("quotas"), "IdlePolicy": schema_of("idle"), "Layers": schema_of("layers")}
     parts = {"Template": template, **beside}
     for schema_of_file in (template, *beside.values()):
         schema_of_file.pop("$schema")

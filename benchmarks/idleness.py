@@ -57,7 +57,7 @@ from benchmarks.interactive import (
 )
 from gpushare_spawner.model.template import Idle, Template
 from gpushare_spawner.shipped import shipped
-from gpushare_spawner.templates.folder import TemplateFolder
+from gpushare_spawner.templates.folder import PolicyFolder
 
 SERVERS, GPUS, STATIC_PARTS = 197, 24, 4
 ARRIVALS = {"rush": 1.1 * HOURS, "morning": 2.2 * HOURS}
@@ -89,7 +89,7 @@ COARSE = replace(SETTINGS, period=30.0)
 
 def shipped_template(name: str) -> Template:
     """Return a template that comes with the package."""
-    found = TemplateFolder(shipped("templates")).load().get(name)
+    found = PolicyFolder(shipped("templates")).load().get(name)
     assert found is not None, name
     return found
 

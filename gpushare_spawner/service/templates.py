@@ -19,8 +19,7 @@ from gpushare_spawner.model.report import GpuReport, SessionReport
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.placement.request import suits
 from gpushare_spawner.service.hub.client import HubUser
-from gpushare_spawner.templates.files import QuotaFile, idle_file, layers_file
-from gpushare_spawner.templates.folder import TemplateFolder, Templates
+from gpushare_spawner.templates.folder import Policy, PolicyFolder, described
 
 GroupsOf = Callable[[str], Collection[str] | None]
 """Returns a user's groups; None: unknown."""
@@ -120,42 +119,34 @@ class TemplateSource:
     def __init__(self, path: Path, groups_of: GroupsOf = unknown_groups) -> None:
         """Read the folder. ``groups_of``: a user's groups, for the idle policy."""
         self.path = path
-        self._folder = TemplateFolder(path)
-        self._quotas = QuotaFile(path)
-        self._idle = idle_file(path)
-        self._layers = layers_file(path)
+        self._folder = PolicyFolder(path)
         self._groups_of = groups_of
-        self._read: tuple[Templates, IdlePolicy | None, LayersFile | None] | None = None
+        self._read: Policy | None = None
         self._now = SessionTemplates({})
 
     def __call__(self) -> SessionTemplates:
-        read = self._folder.load(), self._idle.load().content, self._layers.load().content
-        if read != self._read:
-            self._read = read
-            templates, policy, layers = read
-            self._now = SessionTemplates(
-                {template.name: template for template in templates}, policy, self._groups_of, layers
-            )
+        policy = self._folder.load()
+        if policy is not self._read:
+            self._read = policy
+            templates = {template.name: template for template in policy.templates}
+            self._now = SessionTemplates(templates, policy.idle, self._groups_of, policy.layers)
         return self._now
 
     @property
     def problems(self) -> list[str]:
         """Problems of the folder, one sentence each."""
-        quotas = self._quotas.load()
-        return [
-            *(f"Template {problem}" for problem in self._folder.load().problems),
-            *map(str, (*quotas.problems, *quotas.warnings, *self._idle.load().problems, *self._layers.load().problems)),
-        ]
+        policy = self._folder.load()
+        return described((*policy.problems, *policy.warnings))
 
     @property
     def needs_groups(self) -> bool:
         """Whether quotas or the idle policy depend on users' groups."""
-        policy = self._idle.load().content
-        return self.quotas() is not None or (policy is not None and bool(policy.groups))
+        policy = self._folder.load()
+        return policy.quotas is not None or (policy.idle is not None and bool(policy.idle.groups))
 
     def quotas(self) -> Quotas | None:
         """Return the quotas in force; None if there are no quotas."""
-        return self._quotas.load().quotas
+        return self._folder.load().quotas
 
 
 def templates_of_kind(

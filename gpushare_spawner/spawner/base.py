@@ -22,7 +22,6 @@ from traitlets.utils.importstring import import_item
 
 from gpushare_spawner.idle.policy import effective_idle
 from gpushare_spawner.model.controls import STATE_KEY, taken_out
-from gpushare_spawner.model.idle_policy import IdlePolicy
 from gpushare_spawner.model.layer_rules import LayersFile
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.share import Share
@@ -38,8 +37,7 @@ from gpushare_spawner.spawner.options import Choice, Profile, choose
 from gpushare_spawner.spawner.queue.queue import Alternative
 from gpushare_spawner.spawner.queue.quotas import QuotaChoice
 from gpushare_spawner.spawner.queue.reservations import Reservations
-from gpushare_spawner.templates.files import OptionalFile, QuotaFile, idle_file, layers_file
-from gpushare_spawner.templates.folder import TemplateFolder, default_folder
+from gpushare_spawner.templates.folder import PolicyFolder, default_folder
 from gpushare_spawner.wording import spawn_failures
 from gpushare_spawner.wording.amounts import LOCAL_TIME_SCRIPT
 
@@ -224,36 +222,21 @@ class GPUShareBase(_Part):  # type: ignore[misc]
     # -- shared by the spawners of a hub --
 
     @property
-    def template_folder(self) -> TemplateFolder:
-        """The folder of compute templates, shared by all spawners of the hub."""
-        return self._shared(("templates", self.templates_dir), lambda: TemplateFolder(self.templates_dir, self.log))
-
-    @property
-    def quota_file(self) -> QuotaFile:
-        """The quotas beside the templates, shared by all spawners of the hub."""
-        return self._shared(("quotas", self.templates_dir), lambda: QuotaFile(self.templates_dir, self.log))
-
-    @property
-    def idle_file(self) -> OptionalFile[IdlePolicy]:
-        """The idle policy beside the templates, shared by all spawners of the hub."""
-        return self._shared(("idle", self.templates_dir), lambda: idle_file(self.templates_dir, self.log))
-
-    @property
-    def layers_file(self) -> OptionalFile[LayersFile]:
-        """The sharing layers beside the templates, shared by all spawners of the hub."""
-        return self._shared(("layers", self.templates_dir), lambda: layers_file(self.templates_dir, self.log))
+    def policy_folder(self) -> PolicyFolder:
+        """The folder of compute templates and the files beside them, shared by all spawners of the hub."""
+        return self._shared(("templates", self.templates_dir), lambda: PolicyFolder(self.templates_dir, self.log))
 
     def templates_of_user(self, max_age: float = 0.0) -> tuple[Template, ...]:
         """Return the templates in force, with the idle actions that apply to the server's user.
 
         ``max_age``: seconds for which the files are not read again.
         """
-        templates, policy = self.template_folder.load(max_age).templates, self.idle_file.load(max_age).content
-        if policy is None:
-            return templates
-        groups = self.group_names
+        policy, groups = self.policy_folder.load(max_age), self.group_names
+        if policy.idle is None:
+            return policy.templates
         return tuple(
-            template.model_copy(update={"idle": effective_idle(template, policy, groups)}) for template in templates
+            template.model_copy(update={"idle": effective_idle(template, policy.idle, groups)})
+            for template in policy.templates
         )
 
     def _shared(self, key: tuple[str, ...], make: Callable[[], _Shared]) -> _Shared:
@@ -276,21 +259,21 @@ class GPUShareBase(_Part):  # type: ignore[misc]
 
     def _offered_templates(self) -> Callable[[], Iterable[Template]]:
         """Return a function that returns the current templates. It keeps no spawner alive."""
-        folder = self.template_folder
+        folder = self.policy_folder
         # every pass over the queue calls it
         return lambda: folder.load(max_age=TEMPLATES_MAX_AGE).templates
 
     def _quotas_in_force(self) -> Callable[[], Quotas | None]:
         """Return a function that returns the current quotas. It keeps no spawner alive."""
-        file = self.quota_file
+        folder = self.policy_folder
         # every pass over the queue calls it
-        return lambda: file.load(max_age=TEMPLATES_MAX_AGE).quotas
+        return lambda: folder.load(max_age=TEMPLATES_MAX_AGE).quotas
 
     def _layers_in_force(self) -> Callable[[], LayersFile | None]:
         """Return a function that returns the current sharing layers. It keeps no spawner alive."""
-        file = self.layers_file
+        folder = self.policy_folder
         # every pass over the queue calls it
-        return lambda: file.load(max_age=TEMPLATES_MAX_AGE).content
+        return lambda: folder.load(max_age=TEMPLATES_MAX_AGE).layers
 
     def _strategy(self) -> Strategy:
         strategy = self.placement_strategy
@@ -314,7 +297,7 @@ class GPUShareBase(_Part):  # type: ignore[misc]
 
     def _accounts(self) -> tuple[Account, ...]:
         """Return the accounts that the user may charge a server to, the default first; empty without quotas."""
-        quotas = self.quota_file.load(max_age=QUOTAS_MAX_AGE).quotas
+        quotas = self.policy_folder.load(max_age=QUOTAS_MAX_AGE).quotas
         return QuotaAccounts(quotas).of_user(self.user.name, self.group_names) if quotas is not None else ()
 
     def _quota_choices(self, share: Share) -> list[QuotaChoice]:

@@ -28,16 +28,17 @@ from gpushare_spawner.model.quantity import resolve_bytes
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.model.template import Template, TemplateGpu
-from gpushare_spawner.templates.files import (
+from gpushare_spawner.templates.folder import (
+    DEFAULT_FOLDER,
     IDLE_FILE,
     LAYERS_FILE,
     QUOTA_FILE,
-    QuotaFile,
-    QuotasInForce,
-    idle_file,
-    layers_file,
+    RESERVED,
+    Policy,
+    PolicyFolder,
+    default_folder,
 )
-from gpushare_spawner.templates.folder import DEFAULT_FOLDER, TemplateFolder, Templates, default_folder
+from gpushare_spawner.templates.parser import TEMPLATE
 from gpushare_spawner.templates.problems import Problem, bare_numbers, line_of
 from gpushare_spawner.wording.amounts import memory, plural
 from gpushare_spawner.wording.pod_requests import perhaps_not_requested
@@ -47,32 +48,12 @@ from gpushare_spawner.wording.spawn_form import idle_actions
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
-def template_schema() -> dict[str, Any]:
-    """Return the JSON Schema (draft 2020-12) of a template file, with a description of each field.
+def file_schema(model: type[BaseModel], title: str) -> dict[str, Any]:
+    """Return the JSON Schema (draft 2020-12) of a file, with a description of each field.
 
     The schema has each field and its type. Only the check of the file has the rules over several fields, like the order
     of the idle actions.
     """
-    return file_schema(Template, "Compute template")
-
-
-def quota_schema() -> dict[str, Any]:
-    """Return the JSON Schema (draft 2020-12) of the quota file; see `template_schema`."""
-    return file_schema(Quotas, "Quotas")
-
-
-def idle_schema() -> dict[str, Any]:
-    """Return the JSON Schema (draft 2020-12) of the file `idle.yaml`; see `template_schema`."""
-    return file_schema(IdlePolicy, "Idle policy")
-
-
-def layers_schema() -> dict[str, Any]:
-    """Return the JSON Schema (draft 2020-12) of the file `layers.yaml`; see `template_schema`."""
-    return file_schema(LayersFile, "Layers")
-
-
-def file_schema(model: type[BaseModel], title: str) -> dict[str, Any]:
-    """Return the JSON Schema (draft 2020-12) of a file; see `template_schema`."""
     schema = model.model_json_schema(mode="validation")
     parts = [schema, *schema.get("$defs", {}).values()]
     for part in parts:
@@ -88,36 +69,36 @@ def _sentence(model: type[BaseModel]) -> str:
 Broken = dict[LayerName, tuple[BrokenPromise, ...]]
 
 
-def layer_problems(templates: Templates, layers: LayersFile) -> list[Problem]:
+def layer_problems(policy: Policy) -> list[Problem]:
     """Return the promises of templates that no layer on their nodes keeps: no server can have such a template."""
     return [
         problem
-        for template in templates
-        if (broken := broken_by_layer(template, layers)) and all(broken.values())
-        for problem in _problems(template, broken, templates)
+        for template in policy.templates
+        if (broken := broken_by_layer(template, policy)) and all(broken.values())
+        for problem in _problems(template, broken, policy)
     ]
 
 
-def layer_notes(templates: Templates, layers: LayersFile) -> list[str]:
+def layer_notes(policy: Policy) -> list[str]:
     """Return why a template is not offered on the nodes of a layer, for templates that other nodes offer."""
     return [
-        f"{templates.files[template.name]}: not offered on nodes of the layer {layer}: {promises[0].what}"
-        for template in templates
-        if not all((broken := broken_by_layer(template, layers)).values())
+        f"{policy.files[template.name]}: not offered on nodes of the layer {layer}: {promises[0].what}"
+        for template in policy.templates
+        if not all((broken := broken_by_layer(template, policy)).values())
         for layer, promises in broken.items()
         if promises
     ]
 
 
-def broken_by_layer(template: Template, layers: LayersFile) -> Broken:
+def broken_by_layer(template: Template, policy: Policy) -> Broken:
     """Return the broken promises of a template without a layer of its own, by its possible layers."""
-    if template.gpu is None or template.gpu.layer is not None:
+    if template.gpu is None or template.gpu.layer is not None or policy.layers is None:
         return {}
-    return {layer: template.broken_promises(layer) for layer in layers.layers_for(template.gpu.models)}
+    return {layer: template.broken_promises(layer) for layer in policy.layers.layers_for(template.gpu.models)}
 
 
-def _problems(template: Template, broken: Broken, templates: Templates) -> Iterator[Problem]:
-    file, lines = templates.files[template.name], templates.lines.get(template.name, {})
+def _problems(template: Template, broken: Broken, policy: Policy) -> Iterator[Problem]:
+    file, lines = policy.files[template.name], policy.lines.get(template.name, {})
     seen = set()
     for layer, promises in broken.items():
         for promise in promises:
@@ -129,12 +110,10 @@ def _problems(template: Template, broken: Broken, templates: Templates) -> Itera
                 )
 
 
-def legacy_notes(templates: Templates, layers: LayersFile | None) -> list[str]:
+def legacy_notes(policy: Policy) -> list[str]:
     """Return a warning for each layer in use with a project that is no longer maintained."""
-    named = {
-        template.gpu.layer for template in templates if template.gpu is not None and template.gpu.layer is not None
-    }
-    used = named | ({rule.layer for rule in layers.rules} if layers is not None else set())
+    named = [template.gpu.layer for template in policy.templates if template.gpu is not None]
+    used = {*named, *(rule.layer for rule in policy.layers.rules)} if policy.layers is not None else {*named}
     return [
         f"layer {layer}: {LAYERS[layer].title} is not maintained any more; it is supported for clusters that still "
         "run it"
@@ -143,7 +122,19 @@ def legacy_notes(templates: Templates, layers: LayersFile | None) -> list[str]:
     ]
 
 
-SCHEMAS = {"template": template_schema, "quotas": quota_schema, "idle": idle_schema, "layers": layers_schema}
+SCHEMAS: dict[str, tuple[type[BaseModel], str]] = {
+    "template": (Template, "Compute template"),
+    "quotas": (Quotas, "Quotas"),
+    "idle": (IdlePolicy, "Idle policy"),
+    "layers": (LayersFile, "Layers"),
+}
+"""The model and title of each kind of file."""
+
+
+def schema_of(kind: str) -> dict[str, Any]:
+    """Return the JSON Schema of a kind of file, see `SCHEMAS`. Raises KeyError."""
+    return file_schema(*SCHEMAS[kind])
+
 
 LARGEST_GPU = 80 * 2**30
 """Bytes; the shipped templates are made for GPUs up to this size."""
@@ -193,7 +184,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run the subcommand. Returns 0 if there is no problem, else 1."""
     if options.action == "schema":
-        print(json.dumps(SCHEMAS[options.of](), indent=2))
+        print(json.dumps(schema_of(options.of), indent=2))
         return 0
     folder = options.folder
     if folder is None:
@@ -209,69 +200,57 @@ def check(folder: Path, gpus: int | None = None, as_json: bool = False) -> int:
     ``gpus``: the number of GPUs, for comparison with the guarantees of quotas; None: unknown. ``as_json``: print one
     JSON object instead.
     """
-    quiet = logging.Logger("gpushare.templates", logging.CRITICAL)
-    templates = TemplateFolder(folder, log=quiet).load()
-    quotas = QuotaFile(folder, log=quiet).load()
-    idle = idle_file(folder, log=quiet).load()
-    layers = layers_file(folder, log=quiet).load()
-    problems = [str(problem) for problem in (*templates.problems, *quotas.problems, *idle.problems, *layers.problems)]
-    if layers.content is not None:
-        problems += map(str, layer_problems(templates, layers.content))
-    if not problems and not templates.templates:
+    policy = PolicyFolder(folder, log=logging.Logger("gpushare.templates", logging.CRITICAL)).load()
+    problems = [str(problem) for problem in (*policy.problems, *layer_problems(policy))]
+    if not problems and not policy.templates:
         problems = [f"{folder}: no templates. Template files end in .yaml or .yml."]
-    warnings = [] if problems else _warnings(folder, templates, quotas, layers.content, gpus)
+    warnings = [] if problems else _warnings(folder, policy, gpus)
     if as_json:
-        shown = [{"file": templates.files[template.name], **template.model_dump(mode="json")} for template in templates]
+        shown = [
+            {"file": policy.files[template.name], **template.model_dump(mode="json")} for template in policy.templates
+        ]
         results = {"problems": list(map(_printable, problems)), "warnings": list(map(_printable, warnings))}
         print(json.dumps({"folder": _printable(str(folder)), "templates": shown, **results}, indent=2))
         return 1 if problems else 0
     # a log or a file has no width limit
     out = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
-    if templates.templates:
-        out.print(_table(templates, idle.content))
+    if policy.templates:
+        out.print(_table(policy))
     for lines, colour in ((problems, "red"), (warnings, "yellow")):
         for line in lines:
             # each on one unwrapped line, so that editors can jump to file:line
             out.print(Text(_printable(line), style=colour), soft_wrap=True)
     if problems:
-        out.print(f"{plural(len(problems), 'problem')}, {plural(len(templates), 'valid template')}.")
+        out.print(f"{plural(len(problems), 'problem')}, {plural(len(policy.templates), 'valid template')}.")
         return 1
-    files = ((IDLE_FILE, idle.content), (LAYERS_FILE, layers.content))
+    files = ((IDLE_FILE, policy.idle), (LAYERS_FILE, policy.layers))
     beside = "".join(f", {name}" for name, content in files if content is not None)
-    out.print(f"{plural(len(templates), 'template')}{_number_of(quotas)}{beside}, no problems.")
+    out.print(f"{plural(len(policy.templates), 'template')}{_number_of(policy.quotas)}{beside}, no problems.")
     return 0
 
 
-def _warnings(
-    folder: Path, templates: Templates, quotas: QuotasInForce, layers: LayersFile | None, gpus: int | None
-) -> list[str]:
+def _warnings(folder: Path, policy: Policy, gpus: int | None) -> list[str]:
     """Return the warnings for the admin of a folder without problems."""
     warnings = [
-        f"{templates.files[template.name]}: {note}"
-        for template in templates
-        for note in (_memory_note(template, layers), _requests_note(template))
+        f"{policy.files[template.name]}: {note}"
+        for template in policy.templates
+        for note in (_memory_note(template, policy.layers), _requests_note(template))
         if note
     ]
     for path in sorted(folder.glob("*.y*ml")):
-        model = {QUOTA_FILE: None, LAYERS_FILE: None, IDLE_FILE: IdlePolicy}.get(path.name, Template)
-        warnings += map(str, bare_numbers(model, path) if model is not None else ())
-    warnings += layer_notes(templates, layers) if layers is not None else []
-    return [*warnings, *legacy_notes(templates, layers), *_quota_warnings(quotas, gpus)]
-
-
-def _quota_warnings(quotas: QuotasInForce, gpus: int | None) -> list[str]:
-    warnings = [str(warning) for warning in quotas.warnings]
-    if quotas.quotas is not None and gpus is not None:
-        exceeds = exceeds_cluster(quotas.quotas, gpus * UNITS_PER_GPU)
+        warnings += map(str, bare_numbers(RESERVED.get(path.name, TEMPLATE).model, path))
+    warnings += [*layer_notes(policy), *legacy_notes(policy), *map(str, policy.warnings)]
+    if policy.quotas is not None and gpus is not None:
+        exceeds = exceeds_cluster(policy.quotas, gpus * UNITS_PER_GPU)
         warnings += [f"{QUOTA_FILE}: {exceeds}"] if exceeds else []
     return warnings
 
 
-def _number_of(quotas: QuotasInForce) -> str:
-    if quotas.quotas is None:
+def _number_of(quotas: Quotas | None) -> str:
+    if quotas is None:
         return ""
-    count = int("default" in quotas.quotas.model_fields_set)
-    count += len(quotas.quotas.users) + sum(max(1, len(group.teams)) for group in quotas.quotas.groups.values())
+    count = int("default" in quotas.model_fields_set)
+    count += len(quotas.users) + sum(max(1, len(group.teams)) for group in quotas.groups.values())
     return f", {plural(count, 'quota')}"
 
 
@@ -282,14 +261,15 @@ def _gpus(value: str) -> int:
     return int(value)
 
 
-def _table(templates: Templates, policy: IdlePolicy | None) -> Table:
+def _table(policy: Policy) -> Table:
     """Return the templates as a table, with the idle actions for users without a group of the policy."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in ("File", "Name", "Share", "Idle", "Access"):
         table.add_column(heading, overflow="fold")
-    for template in templates:
+    for template in policy.templates:
         name = template.name + (" (default)" if template.default else "")
-        cells = (templates.files[template.name], name, _share(template), _idle(template, policy), _access(template))
+        idle = _idle(template, policy.idle)
+        cells = (policy.files[template.name], name, _share(template), idle, _access(template))
         table.add_row(*(Text(_printable(cell)) for cell in cells))
     return table
 

@@ -1,8 +1,7 @@
-"""Files of a templates' folder: each is read again when it changes, and its last valid version is kept.
+"""Files of admins: each is read again when it changes, and its last valid version is kept.
 
-`WatchedFile` is one file of any kind. The optional files beside the templates are `idle.yaml` (idle actions for all
-templates), `layers.yaml` (the sharing layers of nodes) and `quotas.yaml`. The templates are in `templates.folder`, the
-parser in `templates.parser`.
+`WatchedFile` is one reading of a file, `OptionalFile` a file that can be absent. The folder of templates, with the
+files beside them, is in `templates.folder`, the parser in `templates.parser`.
 """
 
 from __future__ import annotations
@@ -11,28 +10,14 @@ import logging
 import os
 import stat
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic
 
-from gpushare_spawner.model.idle_policy import IdlePolicy
-from gpushare_spawner.model.layer_rules import LayersFile
-from gpushare_spawner.model.quota import Quotas
-from gpushare_spawner.templates.parser import (
-    IDLE_POLICY,
-    LAYERS,
-    MAX_BYTES,
-    QUOTAS,
-    Content,
-    FileKind,
-    Parsed,
-    parse,
-    too_long,
-)
-from gpushare_spawner.templates.parser import Path as FieldPath
+from gpushare_spawner.templates.parser import MAX_BYTES, Content, FileKind, Parsed, parse, too_long
 from gpushare_spawner.templates.problems import Problem, log_problems
-from gpushare_spawner.wording.service import exceeded_departments
+
+_log = logging.getLogger(__name__)
 
 SETTLING_SECONDS = 2.0
 """A file that changed less than this long ago is read again: two changes within one clock tick have one signature."""
@@ -111,27 +96,18 @@ class FileInForce(Generic[Content]):
     """None if there is no file, or it was never valid."""
     problems: tuple[Problem, ...] = ()
     """Problems of the file now."""
-    lines: Mapping[FieldPath, int] = field(default_factory=dict)
-    """The line of each field, counted from 1."""
 
 
 class OptionalFile(Generic[Content]):
-    """One file beside the templates. After an error the last valid version stays in force, and the problem says so.
+    """One file. After an error the last valid version stays in force, and the problem says so.
 
     After the file is removed, nothing is in force. Problems are logged once, when they appear.
     """
 
-    def __init__(
-        self, kind: FileKind[Content], path: Path, what: str, kept: str, log: logging.Logger | None = None
-    ) -> None:
-        """Set up the file. ``what``: first word of log lines, like "Quotas"; ``kept``: in force after an error."""
-        self.path = path
-        self.log = log or logging.getLogger(__name__)
+    def __init__(self, kind: FileKind[Content], path: Path) -> None:
+        self._path = path
         self._kind = kind
-        self._what = what
-        self._kept = kept
         self._file: WatchedFile[Content] | None = None
-        self._unreadable: Problem | None = None
         self._now: FileInForce[Content] = FileInForce()
         self._read_at: float | None = None
 
@@ -143,111 +119,28 @@ class OptionalFile(Generic[Content]):
         now = time.monotonic()
         if self._read_at is None or now - self._read_at >= max_age:
             self._read_at = now
-            before = self._now
-            self._read()
-            self._now = self._in_force()
-            self._log_changes(before)
+            before, self._now = self._now, self._read()
+            title = self._kind.title
+            described = [[f"{title} {problem}" for problem in file.problems] for file in (before, self._now)]
+            log_problems(_log, self._path, *described)
+            if before.content != self._now.content:
+                _log.info("%s in force: %s", title, "none" if self._now.content is None else self._path)
         return self._now
 
-    def _read(self) -> None:
-        self._unreadable = None
+    def _read(self) -> FileInForce[Content]:
+        unreadable: list[Problem] = []
         try:
-            signature = signature_of(self.path.stat())  # follows links: Kubernetes swaps the target of its link
+            signature = signature_of(self._path.stat())  # follows links: Kubernetes swaps the target of its link
+            if self._file is None or self._file.outdated(signature):
+                self._file = WatchedFile.read(self._kind, self._path, signature, self._file)
         except (FileNotFoundError, NotADirectoryError):
             # only a readable folder without the file means that an admin has removed the file
-            if self.path.parent.is_dir() and not self.path.is_symlink():
+            if self._path.parent.is_dir() and not self._path.is_symlink():
                 self._file = None
-            return
         except OSError as error:
             what = f"cannot be read: {error.strerror or error}"
-            self._unreadable = Problem(self.path.name, None, "", what, "check that the hub may read it")
-            return
-        if self._file is None or self._file.outdated(signature):
-            self._file = WatchedFile.read(self._kind, self.path, signature, self._file)
-
-    def _in_force(self) -> FileInForce[Content]:
-        unreadable = (self._unreadable,) if self._unreadable is not None else ()
+            unreadable.append(Problem(self._path.name, None, "", what, "check that the hub may read it"))
         if self._file is None:
-            return FileInForce(problems=unreadable)
-        problems = (*unreadable, *self._file.problems(self._kept))
-        good = self._file.good
-        if good is None:
-            return FileInForce(problems=problems)
-        return FileInForce(good.content, problems, good.lines)
-
-    def _log_changes(self, before: FileInForce[Content]) -> None:
-        now = self._now
-        log_problems(self.log, self._what, self.path, before.problems, now.problems)
-        if before.content != now.content:
-            self.log.info("%s in force: %s", self._what, "none" if now.content is None else self.path)
-
-
-IDLE_FILE = "idle.yaml"
-"""Name in the templates' folder. The name is reserved: a template in this file is read as idle actions for all."""
-
-
-def idle_file(folder: str | Path, log: logging.Logger | None = None) -> OptionalFile[IdlePolicy]:
-    """Return the file of this folder of templates."""
-    kept = "the last valid idle policy stays in force"
-    return OptionalFile(IDLE_POLICY, Path(folder) / IDLE_FILE, "Idle policy", kept, log)
-
-
-LAYERS_FILE = "layers.yaml"
-"""Name in the templates' folder. The name is reserved: a template in this file is read as layers."""
-
-
-def layers_file(folder: str | Path, log: logging.Logger | None = None) -> OptionalFile[LayersFile]:
-    """Return the file of this folder of templates."""
-    kept = "the last valid layers stay in force"
-    return OptionalFile(LAYERS, Path(folder) / LAYERS_FILE, "Layers", kept, log)
-
-
-QUOTA_FILE = "quotas.yaml"
-"""Name in the templates' folder. The name is reserved: a template in this file is read as quotas."""
-KEPT = "the last valid quotas stay in force"
-
-
-@dataclass(frozen=True)
-class QuotasInForce:
-    """The quotas of a hub."""
-
-    quotas: Quotas | None = None
-    """None if there are no quotas."""
-    problems: tuple[Problem, ...] = ()
-    """Problems of the file."""
-    warnings: tuple[Problem, ...] = ()
-    """Valid amounts that cannot be met, like guarantees of teams that exceed their department's."""
-
-
-class QuotaFile:
-    """The quotas beside the templates of a folder; see `OptionalFile`. Warnings are logged once, when they appear."""
-
-    def __init__(self, folder: str | Path, log: logging.Logger | None = None) -> None:
-        self._file = OptionalFile(QUOTAS, Path(folder) / QUOTA_FILE, "Quotas", KEPT, log)
-        self._read: FileInForce[Quotas] | None = None
-        self._now = QuotasInForce()
-
-    @property
-    def path(self) -> Path:
-        return self._file.path
-
-    def load(self, max_age: float = 0.0) -> QuotasInForce:
-        """Return the quotas in force, and the problems; see `OptionalFile.load`."""
-        read = self._file.load(max_age)
-        if read is not self._read:
-            self._read, before = read, self._now
-            self._now = _in_force(read)
-            for warning in self._now.warnings:
-                if warning not in before.warnings:
-                    self._file.log.warning("Quotas %s", warning)
-        return self._now
-
-
-def _in_force(read: FileInForce[Quotas]) -> QuotasInForce:
-    if read.content is None:
-        return QuotasInForce(problems=read.problems)
-    warnings = [
-        Problem(QUOTA_FILE, read.lines.get(("groups", department, "guarantee")), f"groups.{department}", what)
-        for department, what in exceeded_departments(read.content).items()
-    ]
-    return QuotasInForce(read.content, read.problems, tuple(warnings))
+            return FileInForce(problems=tuple(unreadable))
+        problems = (*unreadable, *self._file.problems(self._kind.kept))
+        return FileInForce(self._file.good.content if self._file.good is not None else None, problems)

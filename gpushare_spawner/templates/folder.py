@@ -1,6 +1,7 @@
-"""The folder of compute templates: one YAML file for each template, read again when files change.
+"""The admin's folder: one YAML file for each compute template, and the optional files beside them.
 
-The folder's `quotas.yaml`, `idle.yaml` and `layers.yaml` are not templates: see `templates.files`.
+`quotas.yaml`, `idle.yaml` (idle actions for all templates) and `layers.yaml` (the sharing layers of nodes) are not
+templates. All files are read again when they change; see `templates.files`.
 """
 
 from __future__ import annotations
@@ -9,42 +10,58 @@ import logging
 import os
 import stat
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+from gpushare_spawner.model.idle_policy import IdlePolicy
+from gpushare_spawner.model.layer_rules import LayersFile
+from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.templates.files import IDLE_FILE, LAYERS_FILE, QUOTA_FILE, Signature, WatchedFile, signature_of
-from gpushare_spawner.templates.parser import TEMPLATE
+from gpushare_spawner.templates.files import Signature, WatchedFile, signature_of
+from gpushare_spawner.templates.parser import IDLE_POLICY, LAYERS, QUOTAS, TEMPLATE, FileKind, Parsed
 from gpushare_spawner.templates.parser import Path as FieldPath
 from gpushare_spawner.templates.problems import Problem, log_problems
+from gpushare_spawner.wording.service import exceeded_departments
 
 SUFFIXES = (".yaml", ".yml")
-RESERVED = frozenset({QUOTA_FILE, IDLE_FILE, LAYERS_FILE})
-"""Files in the folder that are not templates."""
+QUOTA_FILE = "quotas.yaml"
+IDLE_FILE = "idle.yaml"
+LAYERS_FILE = "layers.yaml"
+RESERVED: Mapping[str, FileKind[Any]] = {QUOTA_FILE: QUOTAS, IDLE_FILE: IDLE_POLICY, LAYERS_FILE: LAYERS}
+"""Files in the folder that are not templates. Their names are reserved: a template in such a file is not read as one.
+"""
 DEFAULT_FOLDER = "/etc/gpushare/templates"
 
 
 @dataclass(frozen=True)
-class Templates:
-    """The templates of a folder. Iterates over them in the order of their files' names."""
+class Policy:
+    """The files of a folder in force."""
 
     templates: tuple[Template, ...] = ()
+    """In the order of their files' names."""
+    quotas: Quotas | None = None
+    """None if there are no quotas; likewise `idle` and `layers`."""
+    idle: IdlePolicy | None = None
+    layers: LayersFile | None = None
     problems: tuple[Problem, ...] = ()
-    files: dict[str, str] = field(default_factory=dict)
+    """Problems of all files now."""
+    warnings: tuple[Problem, ...] = ()
+    """Valid amounts that cannot be met, like guarantees of teams that exceed their department's."""
+    files: Mapping[str, str] = field(default_factory=dict)
     """File names by template names."""
     lines: Mapping[str, Mapping[FieldPath, int]] = field(default_factory=dict)
     """The line of each field, counted from 1, by template names."""
 
-    def __iter__(self) -> Iterator[Template]:
-        return iter(self.templates)
-
-    def __len__(self) -> int:
-        return len(self.templates)
-
     def get(self, name: str) -> Template | None:
         """Return the template with this name, if there is one."""
         return next((template for template in self.templates if template.name == name), None)
+
+
+def described(problems: Iterable[Problem]) -> list[str]:
+    """Return problems for logs and dashboards: "Template a.yaml:2: ...", "quotas.yaml:3: ..."."""
+    return [str(problem) if problem.file in RESERVED else f"Template {problem}" for problem in problems]
 
 
 def default_folder() -> Path:
@@ -52,24 +69,24 @@ def default_folder() -> Path:
     return Path(os.environ.get("GPUSHARE_TEMPLATES") or DEFAULT_FOLDER)
 
 
-class TemplateFolder:
+class PolicyFolder:
     """The ``*.yaml`` and ``*.yml`` files of one folder, without its subfolders and without hidden files.
 
     A file with an error does not affect the others. If the file was valid before, its last valid version stays in
     force, and the problem says so. If two files have the same template name, the first by file name counts. Problems
-    are logged once, when they appear.
+    and warnings are logged once, when they appear.
     """
 
     def __init__(self, path: str | Path, log: logging.Logger | None = None) -> None:
         self.path = Path(path)
         self._log = log or logging.getLogger(__name__)
-        self._files: dict[str, WatchedFile[Template]] = {}
+        self._files: dict[str, WatchedFile[Any]] = {}
         self._folder_problem: Problem | None = None
-        self._now = Templates()
+        self._now = Policy()
         self._read_at: float | None = None
 
-    def load(self, max_age: float = 0.0) -> Templates:
-        """Return the templates in force, and the problems. Cheap while no file changes. Raises nothing.
+    def load(self, max_age: float = 0.0) -> Policy:
+        """Return the files in force, and the problems. Cheap while no file changes. Raises nothing.
 
         A result that is at most ``max_age`` seconds old is returned again: the folder can be on a slow disk.
         """
@@ -77,9 +94,8 @@ class TemplateFolder:
         if self._read_at is not None and now - self._read_at < max_age:
             return self._now
         self._read_at = now
-        changed = self._read_changes()
-        if changed:
-            before, self._now = self._now, self._gather()
+        if self._read_changes() and (policy := self._gather()) != self._now:
+            before, self._now = self._now, policy
             self._log_changes(before)
         return self._now
 
@@ -99,22 +115,24 @@ class TemplateFolder:
         for name, signature in signatures.items():
             previous = self._files.get(name)
             if previous is None or previous.outdated(signature):
-                self._files[name] = WatchedFile.read(TEMPLATE, self.path / name, signature, previous)
+                kind = RESERVED.get(name, TEMPLATE)
+                self._files[name] = WatchedFile.read(kind, self.path / name, signature, previous)
                 changed = True
         return changed
 
-    def _gather(self) -> Templates:
+    def _gather(self) -> Policy:
         problems = [self._folder_problem] if self._folder_problem is not None else []
         templates: dict[str, Template] = {}
         files: dict[str, str] = {}
         all_lines: dict[str, Mapping[FieldPath, int]] = {}
         default: str | None = None
-        for name in sorted(self._files):
+        for name in sorted(self._files.keys() - RESERVED.keys()):
             file = self._files[name]
             if file.good is None or file.good.content is None:
                 problems += file.problems("")
                 continue
-            template, lines = file.good.content, file.good.lines
+            template: Template = file.good.content
+            lines = file.good.lines
             problems += file.problems(f"the last valid version of {template.name} stays in force")
             if template.name in templates:
                 what = f"the template in {files[template.name]} already has the name {template.name}"
@@ -132,21 +150,55 @@ class TemplateFolder:
             templates[template.name] = template
             files[template.name] = name
             all_lines[template.name] = lines
-        return Templates(tuple(templates.values()), tuple(problems), files, all_lines)
+        quotas, idle, layers = (self._beside(name, problems) for name in RESERVED)
+        return Policy(
+            templates=tuple(templates.values()),
+            quotas=quotas.content,
+            idle=idle.content,
+            layers=layers.content,
+            problems=tuple(problems),
+            warnings=tuple(_warnings(quotas)),
+            files=files,
+            lines=all_lines,
+        )
 
-    def _log_changes(self, before: Templates) -> None:
-        log_problems(self._log, "Template", self.path, before.problems, self._now.problems)
-        if before.templates != self._now.templates:
-            names = ", ".join(template.name for template in self._now.templates) or "none"
+    def _beside(self, name: str, problems: list[Problem]) -> Parsed[Any]:
+        """Return a file beside the templates in force, and add its problems to the others."""
+        file = self._files.get(name)
+        if file is None:
+            return Parsed(None)
+        problems += file.problems(RESERVED[name].kept)
+        return file.good or Parsed(None)
+
+    def _log_changes(self, before: Policy) -> None:
+        now = self._now
+        log_problems(self._log, self.path, described(before.problems), described(now.problems))
+        for warning in now.warnings:
+            if warning not in before.warnings:
+                self._log.warning("Quotas %s", warning)
+        if before.templates != now.templates:
+            names = ", ".join(template.name for template in now.templates) or "none"
             self._log.info("Templates in force from %s: %s", self.path, names)
+        contents = ((before.quotas, now.quotas), (before.idle, now.idle), (before.layers, now.layers))
+        for (name, kind), (old, new) in zip(RESERVED.items(), contents, strict=True):
+            if old != new:
+                self._log.info("%s in force: %s", kind.title, "none" if new is None else self.path / name)
+
+
+def _warnings(read: Parsed[Quotas]) -> list[Problem]:
+    exceeded = exceeded_departments(read.content) if read.content is not None else {}
+    return [
+        Problem(QUOTA_FILE, read.lines.get(("groups", department, "guarantee")), f"groups.{department}", what)
+        for department, what in exceeded.items()
+    ]
 
 
 def _entries(folder: Path) -> dict[str, Signature | None]:
-    """Return the signatures of template files by name; None for a file that cannot be read. Raises OSError."""
+    """Return the signatures of the folder's files by name; None for a file that cannot be read. Raises OSError."""
     signatures: dict[str, Signature | None] = {}
     with os.scandir(folder) as entries:
         for entry in entries:
-            if entry.name.startswith(".") or entry.name in RESERVED or not entry.name.lower().endswith(SUFFIXES):
+            if entry.name.startswith(".") or not entry.name.lower().endswith(SUFFIXES):
                 continue
             try:
                 status = entry.stat()  # follows links: Kubernetes swaps the target of a ConfigMap's link

@@ -51,6 +51,8 @@ class FileKind(Generic[Content]):
     """A kind of file: its content, and the advice in its problems."""
 
     model: type[Content]
+    title: str
+    """The first word of lines in the log, like "Quotas"."""
     begin: str
     """The first line of an example."""
     required: str
@@ -63,10 +65,13 @@ class FileKind(Generic[Content]):
     """Values in one file, aliases expanded."""
     usual: str
     """Usual number of values and levels of such a file."""
+    kept: str = ""
+    """What stays in force after an error in the file."""
 
 
 TEMPLATE = FileKind(
     model=Template,
+    title="Template",
     begin="name: quarter-gpu",
     required="write at least name and display_name",
     one_document="write each template in a file of its own",
@@ -76,32 +81,38 @@ TEMPLATE = FileKind(
 )
 QUOTAS = FileKind(
     model=Quotas,
+    title="Quotas",
     begin="groups:",
     required="write at least  groups: {}  or delete the file",
     one_document="write all quotas in one document",
     split="write quotas only; keep data and scripts elsewhere",
     most_nodes=10 * MAX_NODES,
     usual="a quota has about 5 values, at most 6 levels deep",
+    kept="the last valid quotas stay in force",
 )
 
 IDLE_POLICY = FileKind(
     model=IdlePolicy,
+    title="Idle policy",
     begin="defaults:",
     required="write at least  defaults: {}  or delete the file",
     one_document="write all of the idle policy in one document",
     split="write idle actions only; keep data and scripts elsewhere",
     most_nodes=10 * MAX_NODES,
     usual="an idle policy has some tens of values, at most 5 levels deep",
+    kept="the last valid idle policy stays in force",
 )
 
 LAYERS = FileKind(
     model=LayersFile,
+    title="Layers",
     begin="rules:",
     required="write at least  rules: []  or delete the file",
     one_document="write all layers in one document",
     split="write rules and options of sharing layers only; keep data and scripts elsewhere",
     most_nodes=MAX_NODES,
     usual="layers have some tens of values, at most 6 levels deep",
+    kept="the last valid layers stay in force",
 )
 
 
@@ -135,16 +146,6 @@ def parse(kind: FileKind[Content], source: bytes | str, file: str) -> Parsed[Con
     except ValidationError as error:
         problems = problems_of(error, kind.model, file, reader.lines)
         return Parsed(None, tuple(sorted(problems, key=lambda problem: problem.line or 0)), reader.lines)
-
-
-def parse_template(source: bytes | str, file: str) -> Parsed[Template]:
-    """Read one template file; see `parse`."""
-    return parse(TEMPLATE, source, file)
-
-
-def parse_quotas(source: bytes | str, file: str) -> Parsed[Quotas]:
-    """Read one quota file; see `parse`."""
-    return parse(QUOTAS, source, file)
 
 
 def too_long(kind: FileKind[Any], file: str, size: int) -> Problem:

@@ -43,11 +43,11 @@ class Problem:
         return _one_line(": ".join(parts) + (f"; {self.advice}" if self.advice else ""))
 
 
-def log_problems(log: Logger, what: str, path: Path, before: Sequence[Problem], now: Sequence[Problem]) -> None:
-    """Log new problems, and the end of all problems. ``what``: the first word of each line; ``path``: where."""
+def log_problems(log: Logger, path: Path, before: Sequence[str], now: Sequence[str]) -> None:
+    """Log new problems, and the end of all problems of the file or folder ``path``."""
     for problem in now:
         if problem not in before:
-            log.error("%s %s", what, problem)
+            log.error("%s", problem)
     if before and not now:
         log.info("%s: all problems are solved", path)
 

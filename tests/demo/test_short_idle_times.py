@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from gpushare_spawner.demo.command import write_demo_templates
-from gpushare_spawner.templates.folder import TemplateFolder
+from gpushare_spawner.templates.folder import PolicyFolder
 from tests.present import present
 
 SHIPPED = Path(__file__).resolve().parent.parent.parent / "templates"
@@ -13,7 +13,7 @@ SHIPPED = Path(__file__).resolve().parent.parent.parent / "templates"
 
 def test_every_shipped_template_is_there_with_short_times(tmp_path: Path) -> None:
     write_demo_templates(SHIPPED, tmp_path)
-    shipped, quick = TemplateFolder(SHIPPED).load(), TemplateFolder(tmp_path).load()
+    shipped, quick = PolicyFolder(SHIPPED).load(), PolicyFolder(tmp_path).load()
     assert not shipped.problems
     assert not quick.problems
     assert [template.name for template in quick.templates] == [template.name for template in shipped.templates]
@@ -40,4 +40,4 @@ def test_a_broken_template_is_not_hidden(tmp_path: Path) -> None:
     (shipped / "list.yaml").write_text("- 1\n")
     write_demo_templates(shipped, into)
     assert {path.name for path in into.iterdir()} == {"broken.yaml", "list.yaml"}
-    assert len(TemplateFolder(into).load().problems) == 2
+    assert len(PolicyFolder(into).load().problems) == 2

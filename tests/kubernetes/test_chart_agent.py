@@ -25,7 +25,8 @@ from gpushare_spawner.model.layer_rules import LayersFile
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.templates.parser import parse_template
+from gpushare_spawner.templates.parser import TEMPLATE as TEMPLATE_FILE
+from gpushare_spawner.templates.parser import parse
 from tests.kubernetes.agent_account import POLICY_KINDS
 from tests.kubernetes.charts import AGENT_CHART, ROOT, VALUES, load, merged, notes, objects, one, render
 from tests.kubernetes.observing_agent import OBSERVER_RULES
@@ -421,9 +422,9 @@ def test_templates_become_files_that_the_hub_can_read() -> None:
     config_map = one(render({"templates": shipped}), "ConfigMap", "gpushare-templates")
     assert set(config_map["data"]) == {f"{name}.yaml" for name in shipped}
     for name, text in config_map["data"].items():
-        original = parse_template((ROOT / "templates" / name).read_text(), name).content
+        original = parse(TEMPLATE_FILE, (ROOT / "templates" / name).read_text(), name).content
         assert original is not None
-        assert parse_template(text, name).content == original
+        assert parse(TEMPLATE_FILE, text, name).content == original
     data = one(render(EVERYTHING), "ConfigMap")["data"]
     assert yaml.safe_load(data["quarter.yaml"])["name"] == "quarter"
     assert set(data) == {"quarter.yaml"}
@@ -481,7 +482,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize(("changes", "path"), REFUSED.values(), ids=REFUSED)
 def test_a_template_that_the_check_refuses_is_refused_with_its_path(changes: dict[str, Any], path: str) -> None:
     template = {"display_name": "Quarter", "gpu": {"fraction": 0.25}} | changes
-    assert parse_template(yaml.safe_dump({"name": "quarter", **template}), "quarter.yaml").problems
+    assert parse(TEMPLATE_FILE, yaml.safe_dump({"name": "quarter", **template}), "quarter.yaml").problems
     with pytest.raises(Exception, match=r"templates") as refused:
         render({"templates": {"quarter": template}})
     said = str(refused.value).replace("/", ".")
@@ -551,7 +552,7 @@ def test_every_hundredth_of_a_gpu_is_a_share(units: int) -> None:
 )
 def test_durations_as_the_check_takes_them(idle: dict[str, Any]) -> None:
     template = {"display_name": "x", "gpu": {"count": 2}, "idle": idle}
-    assert not parse_template(yaml.safe_dump({"name": "some", **template}), "some.yaml").problems
+    assert not parse(TEMPLATE_FILE, yaml.safe_dump({"name": "some", **template}), "some.yaml").problems
     assert one(render({"templates": {"some": template}}), "ConfigMap", "gpushare-templates")
 
 
@@ -568,7 +569,7 @@ def test_what_a_released_session_requests_as_the_check_takes_it(
 ) -> None:
     idle = {"release_after": "45m", "release_resources": kept}
     template = {"display_name": "x", "gpu": {"count": 2}, "idle": idle, "resources": resources}
-    assert not parse_template(yaml.safe_dump({"name": "some", **template}), "some.yaml").problems
+    assert not parse(TEMPLATE_FILE, yaml.safe_dump({"name": "some", **template}), "some.yaml").problems
     assert one(render({"templates": {"some": template}}), "ConfigMap", "gpushare-templates")
 
 
@@ -825,7 +826,7 @@ def test_four_servers_of_the_trials_templates_fit_beside_the_agent_on_a_node_of_
     items = render(SIMULATED)
     requests = container(items)["resources"]["requests"]
     for name, text in one(items, "ConfigMap", "gpushare-templates")["data"].items():
-        template = present(parse_template(text, name).content)
+        template = present(parse(TEMPLATE_FILE, text, name).content)
         assert float(quantity(requests["cpu"])) + 4 * present(template.resources.cpu.guarantee) <= 2 - 0.95
 
 

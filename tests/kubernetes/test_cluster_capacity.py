@@ -128,7 +128,7 @@ async def test_nodes_whose_taints_or_labels_keep_a_template_out_are_not_chosen(
     # the cards know it too: half of a GPU is free only on the tainted node then
     assert (await hub.start_server("eli", {"profile": "half-gpu"})).code == 201
     cards = await hub.spawner("zoe")._availability_now()
-    found = {one.name: cards.availability(one) for one in hub.spawner("zoe").template_folder.load().templates}
+    found = {one.name: cards.availability(one) for one in hub.spawner("zoe").policy_folder.load().templates}
     assert found["half-gpu"].kind == "wait"
     assert found["quarter-gpu"].text == "Starts now"
     assert found["nowhere"].text == "No suitable node"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpushare_spawner.templates.folder import TemplateFolder, Templates
+from gpushare_spawner.templates.folder import Policy, PolicyFolder
 from tests.present import present
 
 SHIPPED = Path(__file__).parents[2] / "templates"
@@ -26,16 +26,16 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def names(templates: Templates) -> list[str]:
-    return [template.name for template in templates]
+def names(templates: Policy) -> list[str]:
+    return [template.name for template in templates.templates]
 
 
 def test_the_templates_we_ship() -> None:
-    templates = TemplateFolder(SHIPPED).load()
+    templates = PolicyFolder(SHIPPED).load()
     assert templates.problems == ()
     assert names(templates) == ["cpu-only", "tenth-gpu", "quarter-gpu", "half-gpu", "whole-gpu"]
-    assert [template.name for template in templates if template.default] == ["quarter-gpu"]
-    shares = {template.name: template.share.units for template in templates if template.share}
+    assert [template.name for template in templates.templates if template.default] == ["quarter-gpu"]
+    shares = {template.name: template.share.units for template in templates.templates if template.share}
     assert shares == {"tenth-gpu": 10, "quarter-gpu": 25, "half-gpu": 50, "whole-gpu": 100}
     assert present(templates.get("cpu-only")).share is None
 
@@ -46,7 +46,7 @@ def test_sorted_by_file_name_and_nothing_else_is_read(folder: Path) -> None:
     (folder / "notes.txt").write_text("[")
     (folder / "deeper.yaml").mkdir()
     (folder / "deeper.yaml" / "c.yaml").write_text(card("c"))
-    templates = TemplateFolder(folder).load()
+    templates = PolicyFolder(folder).load()
     assert names(templates) == ["z", "a", "b"]
     assert templates.problems == ()
     assert templates.files == {"z": "05-z.yaml", "a": "10-a.yaml", "b": "20-b.yml"}
@@ -56,14 +56,14 @@ def test_sorted_by_file_name_and_nothing_else_is_read(folder: Path) -> None:
 def test_one_bad_file_takes_no_other_down(folder: Path) -> None:
     (folder / "15-bad.yaml").write_text(card("bad", "gpu: {fraction: 1.5}\n"))
     (folder / "16-worse.yaml").write_bytes(b"\xff\x00")
-    templates = TemplateFolder(folder).load()
+    templates = PolicyFolder(folder).load()
     assert names(templates) == ["a", "b"]
     assert [problem.file for problem in templates.problems] == ["15-bad.yaml", "16-worse.yaml"]
 
 
 def test_of_two_templates_with_one_name_the_first_file_counts(folder: Path) -> None:
     (folder / "30-again.yaml").write_text("display_name: other\nname: a\n")
-    templates = TemplateFolder(folder).load()
+    templates = PolicyFolder(folder).load()
     assert names(templates) == ["a", "b"]
     assert present(templates.get("a")).display_name == "a"
     (problem,) = templates.problems
@@ -74,15 +74,15 @@ def test_of_two_templates_with_one_name_the_first_file_counts(folder: Path) -> N
 def test_of_two_defaults_the_first_counts(folder: Path) -> None:
     (folder / "01-x.yaml").write_text(card("x", "default: true\n"))
     (folder / "02-y.yaml").write_text(card("y", "default: true\n"))
-    templates = TemplateFolder(folder).load()
-    assert [template.default for template in templates] == [True, False, False, False]
+    templates = PolicyFolder(folder).load()
+    assert [template.default for template in templates.templates] == [True, False, False, False]
     (problem,) = templates.problems
     assert (problem.file, problem.line) == ("02-y.yaml", 3)
     assert "01-x.yaml" in str(problem)
 
 
 def test_a_change_is_seen_and_a_removed_file_is_gone(folder: Path) -> None:
-    loader = TemplateFolder(folder)
+    loader = PolicyFolder(folder)
     assert names(loader.load()) == ["a", "b"]
     (folder / "10-a.yaml").write_text(card("c"))
     (folder / "30-d.yaml").write_text(card("d"))
@@ -92,7 +92,7 @@ def test_a_change_is_seen_and_a_removed_file_is_gone(folder: Path) -> None:
 
 
 def test_two_changes_within_one_tick_of_the_clock_are_both_seen(folder: Path) -> None:
-    loader = TemplateFolder(folder)
+    loader = PolicyFolder(folder)
     path = folder / "10-a.yaml"
     stamp = os.stat(path).st_mtime_ns
     loader.load()
@@ -103,7 +103,7 @@ def test_two_changes_within_one_tick_of_the_clock_are_both_seen(folder: Path) ->
 
 
 def test_unchanged_files_are_not_read_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    loader = TemplateFolder(folder)
+    loader = PolicyFolder(folder)
     monkeypatch.setattr("gpushare_spawner.templates.files.SETTLING_SECONDS", 0.0)
     first = loader.load()
     monkeypatch.setattr(
@@ -113,7 +113,7 @@ def test_unchanged_files_are_not_read_again(folder: Path, monkeypatch: pytest.Mo
 
 
 def test_the_last_good_version_stays_in_force_and_the_problem_says_so(folder: Path) -> None:
-    loader = TemplateFolder(folder)
+    loader = PolicyFolder(folder)
     loader.load()
     (folder / "20-b.yml").write_text(card("b", "gpu: {fraction: 0.25x}\n"))
     templates = loader.load()
@@ -129,7 +129,7 @@ def test_a_hundred_megabytes_are_not_read(folder: Path) -> None:
     with (folder / "99-big.yaml").open("wb") as file:
         file.truncate(100 * 10**6)  # a hole: it takes no room on the disk
     started = time.monotonic()
-    templates = TemplateFolder(folder).load()
+    templates = PolicyFolder(folder).load()
     assert time.monotonic() - started < 5
     assert names(templates) == ["a", "b"]
     assert "has 100,000,000 bytes, more than the limit of 1,048,576" in str(templates.problems[0])
@@ -138,19 +138,19 @@ def test_a_hundred_megabytes_are_not_read(folder: Path) -> None:
 def test_a_pipe_a_dead_link_and_a_missing_folder_are_problems(folder: Path, tmp_path: Path) -> None:
     os.mkfifo(folder / "40-pipe.yaml")
     (folder / "41-link.yaml").symlink_to(tmp_path / "nowhere")
-    templates = TemplateFolder(folder).load()
+    templates = PolicyFolder(folder).load()
     assert names(templates) == ["a", "b"]
     assert [str(problem).split(";")[0] for problem in templates.problems] == [
         "40-pipe.yaml: is not a plain file",
         "41-link.yaml: cannot be read: No such file or directory",
     ]
-    missing = TemplateFolder(tmp_path / "missing").load()
-    assert len(missing) == 0
+    missing = PolicyFolder(tmp_path / "missing").load()
+    assert len(missing.templates) == 0
     assert "cannot be listed: No such file or directory" in str(missing.problems[0])
 
 
 def test_a_folder_that_vanishes_keeps_its_templates(folder: Path) -> None:
-    loader = TemplateFolder(folder)
+    loader = PolicyFolder(folder)
     loader.load()
     folder.rename(folder.with_name("away"))
     templates = loader.load()
@@ -167,7 +167,7 @@ def test_a_config_map_that_kubernetes_swaps(tmp_path: Path) -> None:
         os.utime(tmp_path / version / "t.yaml", (1, 1))
     (tmp_path / "..data").symlink_to("..v1")
     (tmp_path / "t.yaml").symlink_to("..data/t.yaml")
-    loader = TemplateFolder(tmp_path)
+    loader = PolicyFolder(tmp_path)
     assert names(loader.load()) == ["a"]
     (tmp_path / "..new").symlink_to("..v2")
     (tmp_path / "..new").rename(tmp_path / "..data")
@@ -176,7 +176,7 @@ def test_a_config_map_that_kubernetes_swaps(tmp_path: Path) -> None:
 
 def test_each_problem_is_logged_once(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    loader = TemplateFolder(folder, logging.getLogger("hub"))
+    loader = PolicyFolder(folder, logging.getLogger("hub"))
     (folder / "15-bad.yaml").write_text("[")
     for _ in range(3):
         loader.load()

@@ -14,9 +14,8 @@ from gpushare_spawner.cli import main
 from gpushare_spawner.doctor.finding import Level, Machine
 from gpushare_spawner.doctor.template_files import check
 from gpushare_spawner.model.idle_policy import IdlePolicy
-from gpushare_spawner.templates.command import idle_schema
-from gpushare_spawner.templates.files import idle_file
-from gpushare_spawner.templates.folder import TemplateFolder
+from gpushare_spawner.templates.command import schema_of
+from gpushare_spawner.templates.folder import PolicyFolder
 from gpushare_spawner.templates.parser import IDLE_POLICY, parse
 
 GOOD = """\
@@ -37,7 +36,7 @@ def test_a_good_file_is_read_and_fits_its_schema() -> None:
     assert read.content is not None
     assert read.content.defaults.release_after == 600
     assert "stop_after" in read.content.groups["staff"].model_fields_set
-    jsonschema.Draft202012Validator(idle_schema()).validate(yaml.safe_load(GOOD.replace("22:00", "'22:00'")))
+    jsonschema.Draft202012Validator(schema_of("idle")).validate(yaml.safe_load(GOOD.replace("22:00", "'22:00'")))
 
 
 @pytest.mark.parametrize(
@@ -76,27 +75,27 @@ def test_the_last_valid_version_stays_in_force_and_a_removed_file_ends_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "idle.yaml"
-    file = idle_file(tmp_path)
-    assert file.load().content is None
+    file = PolicyFolder(tmp_path)
+    assert file.load().idle is None
     path.write_text(GOOD)
-    assert file.load().content is not None
+    assert file.load().idle is not None
     path.write_text("defaults: 5m\n")
     os.utime(path, (1, 1))
     with caplog.at_level(logging.INFO):
         kept = file.load()
         file.load()
-        assert kept.content is not None
+        assert kept.idle is not None
         assert str(kept.problems[0]).endswith("the last valid idle policy stays in force")
         path.unlink()
-        assert file.load().content is None
+        assert file.load().idle is None
     assert [record.levelname for record in caplog.records] == ["ERROR", "INFO", "INFO"]
 
 
 def test_the_file_is_no_template(tmp_path: Path) -> None:
     (tmp_path / "idle.yaml").write_text(GOOD)
     (tmp_path / "a.yaml").write_text(TEMPLATE)
-    found = TemplateFolder(tmp_path).load()
-    assert [one.name for one in found] == ["a"]
+    found = PolicyFolder(tmp_path).load()
+    assert [one.name for one in found.templates] == ["a"]
     assert not found.problems
 
 
@@ -125,7 +124,7 @@ def test_the_doctor_checks_it(tmp_path: Path) -> None:
 
 
 def test_the_schema_describes_each_field() -> None:
-    schema = idle_schema()
+    schema = schema_of("idle")
     assert set(schema["properties"]) == set(IdlePolicy.model_fields)
     for part in (schema, *schema["$defs"].values()):
         assert all(field.get("description") for field in part.get("properties", {}).values())

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.templates.files import layers_file
-from gpushare_spawner.templates.folder import TemplateFolder
+from gpushare_spawner.templates.folder import PolicyFolder
 from gpushare_spawner.templates.parser import LAYERS, TEMPLATE, parse
 
 GOOD = """\
@@ -19,27 +18,27 @@ options: {hami: {scheduler: my-hami}}
 
 
 def test_rules_and_options_are_read_and_change_with_the_file(tmp_path: Path) -> None:
-    file = layers_file(tmp_path)
-    assert file.load().content is None
+    file = PolicyFolder(tmp_path)
+    assert file.load().layers is None
     (tmp_path / "layers.yaml").write_text(GOOD)
-    read = file.load().content
+    read = file.load().layers
     assert read is not None
     assert read.layer_of({}, "NVIDIA-A100-SXM4-80GB") is LayerName.MIG
     assert read.layer_of({"pool": "kai"}, "NVIDIA-L4") is LayerName.KAI
     (tmp_path / "layers.yaml").write_text("rules: [{layer: magic}]")
     now = file.load()
-    assert now.content == read
+    assert now.layers == read
     assert "layers.yaml:1: rules.0.layer" in str(now.problems[0])
     (tmp_path / "layers.yaml").unlink()
-    assert file.load().content is None
+    assert file.load().layers is None
 
 
 def test_layers_are_no_template_and_a_template_names_its_layer(tmp_path: Path) -> None:
     (tmp_path / "layers.yaml").write_text(GOOD)
     (tmp_path / "a.yaml").write_text("{name: a, display_name: A, gpu: {fraction: 0.5, layer: hami}}")
-    folder = TemplateFolder(tmp_path).load()
+    folder = PolicyFolder(tmp_path).load()
     assert not folder.problems
-    (template,) = folder
+    (template,) = folder.templates
     assert template.gpu is not None
     assert template.gpu.layer is LayerName.HAMI
 

@@ -16,8 +16,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.templates.command import template_schema
-from gpushare_spawner.templates.parser import MAX_BYTES, Parsed, parse_template
+from gpushare_spawner.templates.command import schema_of
+from gpushare_spawner.templates.parser import MAX_BYTES, TEMPLATE, Parsed, parse
 from tests.present import present
 
 GOOD = """\
@@ -39,7 +39,7 @@ kubespawner_override: {}
 
 def said(source: str | bytes) -> list[str]:
     """The problems as an admin reads them."""
-    parsed = parse_template(source, "x.yaml")
+    parsed = parse(TEMPLATE, source, "x.yaml")
     assert parsed.content is None
     assert parsed.problems
     return [str(problem) for problem in parsed.problems]
@@ -50,7 +50,7 @@ def card(more: str) -> str:
 
 
 def test_a_good_template() -> None:
-    parsed = parse_template(GOOD, "x.yaml")
+    parsed = parse(TEMPLATE, GOOD, "x.yaml")
     assert parsed.problems == ()
     assert present(present(parsed.content).share).units == 25
     assert present(parsed.content).idle.downgrade_after == 900
@@ -171,17 +171,17 @@ def test_every_problem_of_a_file_is_told_in_the_order_of_lines() -> None:
 
 
 def test_words_that_yaml_1_1_would_change_stay_words() -> None:
-    parsed = parse_template("name: 'no'\ndisplay_name: no\ndescription: 12:30", "x.yaml")
+    parsed = parse(TEMPLATE, "name: 'no'\ndisplay_name: no\ndescription: 12:30", "x.yaml")
     assert present(parsed.content).display_name == "no"
     assert present(parsed.content).description == "12:30"
 
 
 def test_a_byte_order_mark_and_windows_line_ends() -> None:
-    assert parse_template(b"\xef\xbb\xbf" + GOOD.replace("\n", "\r\n").encode(), "x.yaml").content is not None
+    assert parse(TEMPLATE, b"\xef\xbb\xbf" + GOOD.replace("\n", "\r\n").encode(), "x.yaml").content is not None
 
 
 def test_anchors_may_be_used() -> None:
-    parsed = parse_template(card("kubespawner_override: {a: &x [1, 2], b: *x}"), "x.yaml")
+    parsed = parse(TEMPLATE, card("kubespawner_override: {a: &x [1, 2], b: *x}"), "x.yaml")
     assert present(parsed.content).kubespawner_override == {"a": [1, 2], "b": [1, 2]}
 
 
@@ -217,13 +217,13 @@ def test_bombs_are_refused_before_they_grow(source: str, expected: str) -> None:
 
 
 def test_long_comments_and_long_words_are_only_read() -> None:
-    assert parse_template(card("# " + "x" * 200_000 + "\ndescription: ok"), "x.yaml").content is not None
+    assert parse(TEMPLATE, card("# " + "x" * 200_000 + "\ndescription: ok"), "x.yaml").content is not None
     assert "has 200000 characters" in said(card("description: " + "x" * 200_000))[0]
 
 
 def reports_only_problems(source: str | bytes) -> Parsed[Template]:
     """Whatever comes in: a template or problems, each with its file and words."""
-    parsed = parse_template(source, "x.yaml")
+    parsed = parse(TEMPLATE, source, "x.yaml")
     assert (parsed.content is None) == bool(parsed.problems)
     for problem in parsed.problems:
         assert problem.file == "x.yaml"
@@ -264,7 +264,7 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
     max_leaves=6,
 )
-FIELDS = st.sampled_from([*template_schema()["properties"], "unknown", "1", ""])
+FIELDS = st.sampled_from([*schema_of("template")["properties"], "unknown", "1", ""])
 PARTS = st.sampled_from(
     ["fraction", "count", "models", "cpu", "memory", "limit", "downgrade_after", "groups", "per_user"]
 )
@@ -280,7 +280,7 @@ def test_any_values_in_the_fields(data: dict[str, Any]) -> None:
 
 
 def test_the_schema_describes_every_field() -> None:
-    schema = template_schema()
+    schema = schema_of("template")
     assert schema["required"] == ["name", "display_name"]
     assert not schema["additionalProperties"]
     for part in [schema, *schema["$defs"].values()]:
@@ -292,20 +292,20 @@ def test_the_examples_in_the_reference_are_right() -> None:
     text = (Path(__file__).parents[2] / "docs/reference/templates.md").read_text()
     examples = [block for block in re.findall(r"```yaml\n(.*?)```", text, re.S) if block.startswith("name:")]
     assert len(examples) >= 3
-    assert [parse_template(example, "docs").problems for example in examples] == [()] * len(examples)
+    assert [parse(TEMPLATE, example, "docs").problems for example in examples] == [()] * len(examples)
 
 
 @pytest.mark.parametrize("pattern", ["'(?=x)a'", r"'(a)\1'", "'[a-z'"])
 def test_a_pattern_that_cannot_be_matched_in_linear_time_is_named_with_its_line(pattern: str) -> None:
     text = f"profile_options:\n  image:\n    unlisted_choice:\n      validation_regex: {pattern}\n"
-    (wrong,) = parse_template(card(text), "x.yaml").problems
+    (wrong,) = parse(TEMPLATE, card(text), "x.yaml").problems
     assert (wrong.line, wrong.field) == (6, "profile_options.image.unlisted_choice.validation_regex")
     assert "not supported" in wrong.what
     assert "without look-around and backreferences" in wrong.advice
 
 
 def test_a_tab_in_the_indentation_is_named() -> None:
-    (wrong,) = parse_template(card("idle:\n\trelease_after: 10m\n"), "x.yaml").problems
+    (wrong,) = parse(TEMPLATE, card("idle:\n\trelease_after: 10m\n"), "x.yaml").problems
     assert str(wrong) == "x.yaml:4: is not YAML: line 4 begins with a tab; use spaces"
 
 
@@ -313,7 +313,7 @@ def test_a_tab_in_the_indentation_is_named() -> None:
     "text", ['description: "one\ngpu: {fraction: 0.5}\nimage: "two"\n', 'description: "one\nimage: two\n']
 )
 def test_an_open_quote_is_reported_where_it_opens(text: str) -> None:
-    (wrong,) = parse_template(card(text), "x.yaml").problems
+    (wrong,) = parse(TEMPLATE, card(text), "x.yaml").problems
     assert wrong.line == 3
     assert "a quote opens in line 3" in wrong.what
 
@@ -329,7 +329,7 @@ def test_an_open_quote_is_reported_where_it_opens(text: str) -> None:
     ],
 )
 def test_a_guarantee_of_gpu_memory_is_at_most_the_limit(memory: str, right: bool) -> None:
-    problems = parse_template(card(f"gpu: {{fraction: 0.5, memory: {memory}}}\n"), "x.yaml").problems
+    problems = parse(TEMPLATE, card(f"gpu: {{fraction: 0.5, memory: {memory}}}\n"), "x.yaml").problems
     assert (not problems) == right
     assert right or "is more than the limit" in problems[0].what
 
@@ -381,7 +381,7 @@ CASES = [
 
 
 def test_a_template_with_all_texts_is_right() -> None:
-    assert parse_template(yaml.safe_dump(SHOWN), "x.yaml").problems == ()
+    assert parse(TEMPLATE, yaml.safe_dump(SHOWN), "x.yaml").problems == ()
     assert len(CASES) == 14
 
 
@@ -389,7 +389,7 @@ def test_a_template_with_all_texts_is_right() -> None:
 @pytest.mark.parametrize("letter", ["\u202e", "\u2066", "\x1b", "\a", "\x7f", "\u200f", "\u2028"])
 def test_letters_that_hide_or_reorder_text_are_refused(field: str, template: dict[str, Any], letter: str) -> None:
     text = json.dumps(template).replace("LETTER", f"\\u{ord(letter):04x}")
-    (wrong,) = parse_template(text, "x.yaml").problems
+    (wrong,) = parse(TEMPLATE, text, "x.yaml").problems
     assert wrong.field.startswith(field)
     assert f"U+{ord(letter):04X}" in wrong.what
     assert wrong.advice == "remove it"
@@ -399,7 +399,7 @@ def test_letters_that_hide_or_reorder_text_are_refused(field: str, template: dic
 @pytest.mark.parametrize("label", ["2", "2.5"])
 def test_a_label_of_a_choice_can_be_a_number(label: str) -> None:
     text = card(f"profile_options: {{cpus: {{display_name: CPUs, choices: {{two: {{display_name: {label}}}}}}}}}\n")
-    parsed = parse_template(text, "x.yaml")
+    parsed = parse(TEMPLATE, text, "x.yaml")
     assert parsed.problems == ()
     choices = present(parsed.content).profile_options["cpus"].choices
     assert present(choices)["two"].display_name == label

@@ -14,10 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpushare_spawner.cli import main
-from gpushare_spawner.templates.command import quota_schema
-from gpushare_spawner.templates.files import QuotaFile
-from gpushare_spawner.templates.folder import TemplateFolder
-from gpushare_spawner.templates.parser import parse_quotas
+from gpushare_spawner.templates.command import schema_of
+from gpushare_spawner.templates.folder import PolicyFolder
+from gpushare_spawner.templates.parser import QUOTAS, parse
 from tests.present import present
 
 GOOD = """\
@@ -38,13 +37,13 @@ TEMPLATE = "name: a\ndisplay_name: a\n"
 
 
 def said(source: str) -> list[str]:
-    parsed = parse_quotas(source, "quotas.yaml")
+    parsed = parse(QUOTAS, source, "quotas.yaml")
     assert parsed.content is None
     return [str(problem) for problem in parsed.problems]
 
 
 def test_good_quotas_are_read_in_units_of_one_percent() -> None:
-    parsed = parse_quotas(GOOD, "quotas.yaml")
+    parsed = parse(QUOTAS, GOOD, "quotas.yaml")
     assert parsed.problems == ()
     quotas = present(parsed.content)
     physics = quotas.groups["physics"]
@@ -56,7 +55,7 @@ def test_good_quotas_are_read_in_units_of_one_percent() -> None:
 
 
 def test_a_department_without_a_guarantee_is_guaranteed_what_its_teams_are() -> None:
-    parsed = parse_quotas("groups: {a: {teams: {b: {guarantee: 0.29}, c: {guarantee: 0.58}}}}", "quotas.yaml")
+    parsed = parse(QUOTAS, "groups: {a: {teams: {b: {guarantee: 0.29}, c: {guarantee: 0.58}}}}", "quotas.yaml")
     assert present(parsed.content).groups["a"].guaranteed_units == 87
 
 
@@ -120,7 +119,7 @@ NESTED = st.recursive(VALUES, lambda inner: st.dictionaries(FIELDS, inner, max_s
 @given(st.dictionaries(st.sampled_from(["groups", "users", "default", "half_life"]), NESTED, max_size=4))
 @settings(deadline=None, max_examples=100)
 def test_whatever_the_fields_contain_there_are_quotas_or_problems(data: dict[str, Any]) -> None:
-    parsed = parse_quotas(yaml.safe_dump(data, allow_unicode=True), "quotas.yaml")
+    parsed = parse(QUOTAS, yaml.safe_dump(data, allow_unicode=True), "quotas.yaml")
     assert (parsed.content is None) == bool(parsed.problems)
     for problem in parsed.problems:
         assert str(problem).isprintable()
@@ -129,9 +128,9 @@ def test_whatever_the_fields_contain_there_are_quotas_or_problems(data: dict[str
 def test_the_quota_file_is_no_template(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text(TEMPLATE)
     (tmp_path / "quotas.yaml").write_text(GOOD)
-    templates = TemplateFolder(tmp_path).load()
+    templates = PolicyFolder(tmp_path).load()
     assert templates.problems == ()
-    assert [template.name for template in templates] == ["a"]
+    assert [template.name for template in templates.templates] == ["a"]
 
 
 def changed(path: Path, text: str, second: int) -> None:
@@ -143,7 +142,7 @@ def test_a_bad_quota_file_keeps_the_last_valid_quotas_and_the_log_says_so_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "quotas.yaml"
-    quotas = QuotaFile(tmp_path, logging.getLogger("hub"))
+    quotas = PolicyFolder(tmp_path, logging.getLogger("hub"))
     assert quotas.load().quotas is None
     changed(path, "users: {ada: {guarantee: 1}}", 1000)
     before = present(quotas.load().quotas)
@@ -163,7 +162,7 @@ def test_quotas_end_with_their_file_but_not_with_an_unreadable_folder(tmp_path: 
     folder = tmp_path / "templates"
     folder.mkdir()
     (folder / "quotas.yaml").write_text(GOOD)
-    quotas = QuotaFile(folder)
+    quotas = PolicyFolder(folder)
     assert quotas.load().quotas is not None
     folder.rename(tmp_path / "elsewhere")
     assert quotas.load().quotas is not None, "a network disk that is away removes no quota"
@@ -173,7 +172,7 @@ def test_quotas_end_with_their_file_but_not_with_an_unreadable_folder(tmp_path: 
 
 
 def test_a_file_that_was_read_a_moment_ago_is_not_looked_at_again(tmp_path: Path) -> None:
-    quotas = QuotaFile(tmp_path)
+    quotas = PolicyFolder(tmp_path)
     assert quotas.load().quotas is None
     (tmp_path / "quotas.yaml").write_text(GOOD)
     assert quotas.load(max_age=60).quotas is None
@@ -210,7 +209,7 @@ def test_check_wants_a_whole_number_of_gpus(tmp_path: Path, gpus: str, capsys: p
 
 
 def test_the_schema_describes_every_field_and_accepts_good_quotas() -> None:
-    schema = quota_schema()
+    schema = schema_of("quotas")
     jsonschema.validate(yaml.safe_load(GOOD), schema)
     for part in [schema, *schema["$defs"].values()]:
         assert part["description"]

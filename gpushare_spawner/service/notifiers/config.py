@@ -254,15 +254,17 @@ class NotifierConfig(_Part):
 
 KIND = FileKind(
     model=NotifierConfig,
+    title="Notifiers",
     begin="email:",
     required="write at least  webhooks: []  or leave --notifiers out",
     one_document="write all notifiers in one document",
     split="write notifiers only; keep data and scripts elsewhere",
     most_nodes=MAX_NODES,
     usual="notifiers have some tens of values, at most 4 levels deep",
+    kept="the last valid notifiers stay in force",
 )
 
 
 def notifier_file(path: Path) -> OptionalFile[NotifierConfig]:
     """Return the admin's file."""
-    return OptionalFile(KIND, path, "Notifiers", "the last valid notifiers stay in force")
+    return OptionalFile(KIND, path)

@@ -49,7 +49,7 @@ async def test_quotas_that_are_removed_refuse_nobody_any_longer(
     (templates / "quotas.yaml").write_text("default: {maximum: 0}\n")
     assert (await hub.start_server("bob", {"profile": "quarter-gpu"})).code == 409
     (templates / "quotas.yaml").unlink()
-    hub.spawner("bob").quota_file.load()
+    hub.spawner("bob").policy_folder.load()
     assert (await hub.start_server("bob", {"profile": "quarter-gpu"})).code in (201, 202)
     await hub.started("bob")
     assert agent.sessions["bob"].quota == ""
