@@ -5,7 +5,7 @@ PORT ?= 8000
 IP ?= 127.0.0.1
 # What to test: make test TESTS=tests/arbiter
 TESTS ?=
-# What to mutate: make mutation PACKAGE=idle, or several in quotes
+# What to mutate: make mutation PACKAGE=idle, or PACKAGE="quota arbiter.schedule" SAMPLE=60 SEED=2
 PACKAGE ?= placement idle arbiter
 # How many test files run at a time: make test WORKERS=2. Most tests wait for processes, so that three files use two cores
 # well. Tests of one file share what they started.
@@ -30,7 +30,7 @@ test-slow: ## crowds, a kill at each step, and builds: minutes of work that a sm
 
 mutation: ## small changes to the pure packages, each of which a test has to notice; takes some minutes for each package
 	@$(PYTHON) .ci/make_venv.py dev
-	@exec .venv/bin/python .ci/$(if $(filter all,$(SAMPLE)),mutation_all.py $(PACKAGE) $(MODULES),$(if $(SAMPLE),mutation_sample.py $(PACKAGE) $(SAMPLE) $(or $(SEED),1),mutation.py $(PACKAGE)))
+	@exec .venv/bin/python .ci/mutation.py $(PACKAGE) $(if $(SAMPLE),--sample $(SAMPLE)) $(if $(SEED),--seed $(SEED))
 
 check: ## linters, types, the architecture, the C code's format and its layers
 	@$(PYTHON) .ci/make_venv.py dev
@@ -55,10 +55,10 @@ helm-values: ## copy the config files and the schema of templates into helm-valu
 lock: ## the exact versions that demo, tests and releases install, with hashes, into .ci/locks
 	@$(PYTHON) .ci/make_venv.py dev
 	@.venv/bin/python -m pip install --quiet uv
-	@.venv/bin/python .ci/lock.py
+	@.venv/bin/python .ci/locks.py
 
 venv: ## the environment alone
 	@$(PYTHON) .ci/make_venv.py dev
 
 clean: ## remove what was built, the environment and the demo's state
-	rm -rf .venv .demo gpushare_spawner/native/lib gpushare_spawner/notebook/labextension $(addprefix gpushare_spawner/notebook/lab/,.yarn lib node_modules) packages/gpushare-simgpu/gpushare_simgpu/lib build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache mutants
+	rm -rf .venv .demo gpushare_spawner/native/lib gpushare_spawner/notebook/labextension $(addprefix gpushare_spawner/notebook/lab/,.yarn lib node_modules) packages/gpushare-simgpu/gpushare_simgpu/lib build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,7 +1,16 @@
-"""The locks of .ci/locks: which there are, and whether one fits pyproject.toml. Without any package."""
+#!/usr/bin/env python3
+"""The locks of .ci/locks: the exact versions, with hashes, of what a release is built with and of what demo and tests use.
+
+    make lock
+
+writes them, with uv (from PyPI) and the index, for every Python from 3.11 on and both machines. The first line of a
+lock says what it was made from: make_venv.py uses it only while it fits pyproject.toml. To read them needs no package.
+"""
 
 import hashlib
 import json
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -10,15 +19,20 @@ ROOT = Path(__file__).resolve().parent.parent
 LOCKS = ROOT / ".ci" / "locks"
 BUILD = "build"
 EXTRAS = ("demo", "dev")
+COMPILE = (
+    *("uv", "pip", "compile", "-", "--universal", "--python-version", "3.11", "--generate-hashes", "--upgrade"),
+    # with extras: pip does not match a pinned name with a requirement of its extra where it replaces a version
+    *("--no-strip-extras", "--no-annotate", "--no-header", "--quiet", "--output-file"),
+)
 
 
 def build_requirements() -> list[str]:
-    """What builds the wheel, also an editable one."""
+    """Return what builds the wheel, also an editable one."""
     return [*project()["build-system"]["requires"], "editables"]
 
 
 def first_line(extra: str) -> str:
-    """The line that a lock of this extra begins with while it fits pyproject.toml."""
+    """Return the line that a lock of this extra begins with while it fits pyproject.toml."""
     made_from = [build_requirements()]
     if extra != BUILD:
         needs = project()["project"]
@@ -28,7 +42,7 @@ def first_line(extra: str) -> str:
 
 
 def fitting(extra: str) -> Path | None:
-    """The lock of this extra, or None where there is none or pyproject.toml has changed since."""
+    """Return the lock of this extra, or None where there is none or pyproject.toml has changed since."""
     path = LOCKS / f"{extra}.txt"
     try:
         with path.open() as file:
@@ -38,5 +52,22 @@ def fitting(extra: str) -> Path | None:
 
 
 def project() -> dict[str, Any]:
-    """pyproject.toml."""
+    """Return pyproject.toml."""
     return tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def main() -> int:
+    """Write all locks; 1 where uv cannot."""
+    requirements = "\n".join(build_requirements())
+    for extra in (BUILD, *EXTRAS):
+        target = LOCKS / f"{extra}.txt"
+        sources = [] if extra == BUILD else ["pyproject.toml", "--extra", extra]
+        command = [sys.executable, "-m", *COMPILE, str(target), *sources]
+        if subprocess.run(command, cwd=ROOT, input=requirements, text=True).returncode:
+            return 1
+        target.write_text(first_line(extra) + target.read_text())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
