@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The locks of .ci/locks: the exact versions, with hashes, of what a release is built with and of what demo and tests use.
+"""The locks of .ci/locks: exact versions, with hashes, of what builds a release and of what demo and tests install.
 
     make lock
 
