@@ -231,7 +231,7 @@ class Simulation:
                 self._start(ticket, placement)
                 self._quotas.admitted(admission, ticket.request.share)
             else:
-                await placer.claim(ticket, breaks)
+                await placer.hold(ticket, breaks)
         self._quotas.note_use()
 
     def _check(self) -> PlacementCheck:

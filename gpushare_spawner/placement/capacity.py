@@ -1,25 +1,25 @@
 """Free capacity of GPUs and nodes, indexes of nodes by rating, and the obstacles that keep nodes from a demand.
 
-An index is updated by changes. The ledger (ledger.py) writes the capacity, strategies read it (strategy.py), and
-unplaceable.py sums up the obstacles of all nodes.
+An index is updated by changes. The ledger (ledger.py) writes the capacity, strategies read it (strategy.py). `explain`
+sums up the obstacles of all nodes, as data: the sentences are in `wording.spawn_failures`.
 """
 
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
-from enum import IntEnum
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+from enum import IntEnum, StrEnum
 from heapq import heapify, heappop, heappush
 from itertools import islice
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.report import GpuReport, in_order_of_claim
-from gpushare_spawner.model.share import UNITS_PER_GPU
+from gpushare_spawner.model.share import UNITS_PER_GPU, Share
 from gpushare_spawner.placement.node import UNKNOWN, GpuCapacity, NodeCapacity, NodeResources
-from gpushare_spawner.placement.request import Demand
+from gpushare_spawner.placement.request import Demand, PlacementRequest
 
 
 class Lacking(IntEnum):
@@ -156,28 +156,20 @@ class Rated(NamedTuple):
     """UUIDs."""
 
 
-class Rating(Protocol):
-    """How a strategy compares nodes. Equal ratings (by ``==``) share an index."""
-
-    def rate(self, demand: Demand, node: NodeCapacity) -> Rated:
-        """Rate the best place on a node on which the demand fits; equal for equal demands and nodes in equal state."""
-        ...
-
-    def __hash__(self) -> int: ...
-
-
-@runtime_checkable
-class AdmittingRating(Rating, Protocol):
-    """Rating that also covers nodes that cannot take the demand now."""
+class Rating:
+    """How a strategy compares nodes; this one treats all alike. Equal ratings (by ``==``) share an index."""
 
     def admits(self, demand: Demand, node: NodeCapacity) -> bool:
-        """Return whether to rate a node."""
-        ...
+        """Return whether to rate a node: by default if it can take the demand now."""
+        return fits(demand, node)
+
+    def rate(self, demand: Demand, node: NodeCapacity) -> Rated:
+        """Rate the best place on an admitted node; equal for equal demands and nodes in equal state."""
+        return Rated((), ())
 
 
-def admission(rating: Rating) -> Callable[[Demand, NodeCapacity], bool]:
-    """Return the filter of the nodes to rate: the rating's own, or else `fits`."""
-    return rating.admits if isinstance(rating, AdmittingRating) else fits
+UNRATED = Rating()
+"""Rating of an index that serves only obstacles."""
 
 
 class Best(NamedTuple):
@@ -185,17 +177,6 @@ class Best(NamedTuple):
 
     node: str
     gpus: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class _Unrated:
-    """Rating of an index that serves only obstacles."""
-
-    def rate(self, demand: Demand, node: NodeCapacity) -> Rated:
-        return Rated((), ())
-
-
-UNRATED = _Unrated()
 
 
 class ChangeLog:
@@ -238,7 +219,6 @@ class CapacityIndex:
         self._rating = rating
         self._nodes = nodes
         self._changes = changes
-        self._admits = admission(rating)
         self._seen = changes.end
         self._changed = set(nodes)
         self._heap: list[Entry] = []
@@ -256,7 +236,6 @@ class CapacityIndex:
         of the cluster's size would be work for the collector.
         """
         self._rating = rating
-        self._admits = admission(rating)
         self._seen = self._changes.end
         self._changed.update(self._nodes)
         self._heap.clear()
@@ -278,7 +257,7 @@ class CapacityIndex:
         chosen = list(islice(self._changed, limit))
         # many at once: rebuilding the heap is cheaper than one push each
         at_once = len(chosen) > len(self._heap) // 4
-        demand, entries, nodes, admits = self._demand, self._entries, self._nodes, self._admits
+        demand, entries, nodes, admits = self._demand, self._entries, self._nodes, self._rating.admits
         for name in chosen:
             node = nodes.get(name)
             if node is not None and admits(demand, node := node.left_for(demand)):
@@ -348,73 +327,6 @@ class CapacityIndex:
         return unrated + len(self._unexplained)
 
 
-class CapacityIndexes:
-    """Indexes in use: one for each demand and rating."""
-
-    def __init__(self, nodes: Mapping[str, NodeCapacity]) -> None:
-        self._nodes = nodes
-        self._indexes: OrderedDict[tuple[Demand, Rating], CapacityIndex] = OrderedDict()
-        self._retired: dict[Demand, CapacityIndex] = {}
-        self._changes = ChangeLog()
-
-    def changed(self, node: str) -> None:
-        """Record that a node is changed, new or removed."""
-        self._changes.add(node, keep=2 * len(self._nodes))
-
-    @property
-    def version(self) -> int:
-        """Number of changes so far. While it stays the same, all indexes give the same results."""
-        return self._changes.end
-
-    def of(self, demand: Demand, rating: Rating) -> CapacityIndex:
-        """Return the index for a demand and a rating. Its nodes may need rating first."""
-        key = (demand, rating)
-        index = self._indexes.get(key)
-        if index is None:
-            index = self._retired.pop(demand, None)
-            if index is None:
-                index = CapacityIndex(demand, rating, self._nodes, self._changes)
-            else:
-                index.restart(rating)
-            self._indexes[key] = index
-            self._keep_to(max(1, MOST_ENTRIES // max(1, len(self._nodes))))
-        else:
-            self._indexes.move_to_end(key)
-        return index
-
-    def retire(self, rating: object) -> None:
-        """Reuse the indexes of an unused rating for the next rating of the same demands."""
-        self._retired = {
-            demand: self._indexes.pop((demand, each_rating))
-            for demand, each_rating in [*self._indexes]
-            if each_rating == rating
-        }
-
-    def obstacles(self, demand: Demand) -> tuple[Mapping[Obstacle, int], int]:
-        """Return the number of nodes for each obstacle, and the number of nodes that can take the demand."""
-        return self._any_of(demand).obstacles()
-
-    def explain(self, demand: Demand, limit: int) -> int:
-        """Find obstacles of at most ``limit`` nodes for later calls of `obstacles`; return the number of nodes left."""
-        return self._any_of(demand).explain(limit)
-
-    def _keep_to(self, most: int) -> None:
-        """Drop indexes until at most ``most`` are left."""
-        while self._retired and len(self._indexes) + len(self._retired) > most:
-            self._retired.popitem()
-        while len(self._indexes) > most:
-            self._indexes.popitem(last=False)
-
-    def _any_of(self, demand: Demand) -> CapacityIndex:
-        # obstacles are the same in every index of the demand
-        indexes = (
-            index
-            for (index_demand, rating), index in reversed(self._indexes.items())
-            if index_demand == demand and admission(rating) is fits
-        )
-        return next(indexes, None) or self.of(demand, UNRATED)
-
-
 NODES_AT_ONCE = 1000
 """Nodes for which a rating is dropped in one step: less than 1 ms."""
 
@@ -430,8 +342,10 @@ class FreeCapacity:
         self._nodes: dict[str, NodeCapacity] = {}
         self._reported: dict[str, dict[str, GpuReport]] = {}
         self._resources: dict[str, NodeResources] = {}
-        self._claims: dict[str, set[str]] = {}
-        self._indexes = CapacityIndexes(self._nodes)
+        self._reporting: dict[str, set[str]] = {}
+        self._indexes: OrderedDict[tuple[Demand, Rating], CapacityIndex] = OrderedDict()
+        self._retired: dict[Demand, CapacityIndex] = {}
+        self._changes = ChangeLog()
 
     @property
     def gpus(self) -> Mapping[str, GpuCapacity]:
@@ -445,40 +359,38 @@ class FreeCapacity:
 
     @property
     def version(self) -> int:
-        """A number that changes whenever something about a node changes."""
-        return self._indexes.version
+        """Number of changes of nodes so far. While it stays the same, equal calls give equal results."""
+        return self._changes.end
 
     def best(
         self, demand: Demand, rating: Rating, left_out: frozenset[str] = frozenset(), only: str = ""
     ) -> Best | None:
         """Return the node with the best rating that can take the demand, and its GPUs; None if no node can.
 
-        An `AdmittingRating` selects the nodes that it rates.
-
         ``left_out``: nodes to exclude from this call. ``only``: the only node to consider. Only nodes that have changed
         since the last call with an equal demand and rating are rated again.
         """
         if not only:
-            return self._indexes.of(demand, rating).best(left_out)
+            return self._index(demand, rating).best(left_out)
         node = self._left_for(demand, only)
-        if node is None or only in left_out or not admission(rating)(demand, node):
+        if node is None or only in left_out or not rating.admits(demand, node):
             return None
         return Best(only, rating.rate(demand, node).gpus)
 
     def admitted(self, demand: Demand, rating: Rating, only: str = "") -> Set[str]:
         """Return the nodes among which `best` chooses."""
         if not only:
-            return self._indexes.of(demand, rating).admitted()
+            return self._index(demand, rating).admitted()
         node = self._left_for(demand, only)
-        return {only} if node is not None and admission(rating)(demand, node) else frozenset()
+        return {only} if node is not None and rating.admits(demand, node) else frozenset()
 
     def prepare(self, demand: Demand, rating: Rating, limit: int) -> int:
         """Rate at most ``limit`` nodes for later calls of `best`; return the number of nodes that are left."""
-        return self._indexes.of(demand, rating).refresh(limit)
+        return self._index(demand, rating).refresh(limit)
 
     def forgetting(self, rating: object) -> Iterator[None]:
-        """Drop in steps all results for a rating that is no longer used."""
-        self._indexes.retire(rating)
+        """Drop in steps all results for a rating that is no longer used. The next rating reuses its indexes."""
+        self._retired = {key[0]: self._indexes.pop(key) for key in [*self._indexes] if key[1] == rating}
         nodes = list(self._nodes.values())
         for start in range(0, len(nodes), NODES_AT_ONCE):
             for node in nodes[start : start + NODES_AT_ONCE]:
@@ -487,12 +399,12 @@ class FreeCapacity:
 
     def prepare_obstacles(self, demand: Demand, limit: int) -> int:
         """Find obstacles of at most ``limit`` nodes for later calls of `obstacles`; return the number of nodes left."""
-        return self._indexes.explain(demand, limit)
+        return self._any_index(demand).explain(limit)
 
     def obstacles(self, demand: Demand, only: str = "") -> tuple[Mapping[Obstacle, int], int]:
         """Return the number of nodes for each obstacle, and of suitable nodes; ``only``: of this node alone."""
         if not only:
-            return self._indexes.obstacles(demand)
+            return self._any_index(demand).obstacles()
         node = self._left_for(demand, only)
         if node is None:
             return {}, 0
@@ -502,6 +414,35 @@ class FreeCapacity:
         """Return the reported GPUs of a node; none for an unknown node."""
         node = self._nodes.get(name)
         return [self._reported[name][gpu.uuid] for gpu in node.gpus] if node is not None else []
+
+    def _index(self, demand: Demand, rating: Rating) -> CapacityIndex:
+        """Return the index for a demand and a rating. Its nodes may need rating first."""
+        key = (demand, rating)
+        index = self._indexes.get(key)
+        if index is not None:
+            self._indexes.move_to_end(key)
+            return index
+        index = self._retired.pop(demand, None)
+        if index is None:
+            index = CapacityIndex(demand, rating, self._nodes, self._changes)
+        else:
+            index.restart(rating)
+        self._indexes[key] = index
+        most = max(1, MOST_ENTRIES // max(1, len(self._nodes)))
+        while self._retired and len(self._indexes) + len(self._retired) > most:
+            self._retired.popitem()
+        while len(self._indexes) > most:
+            self._indexes.popitem(last=False)
+        return index
+
+    def _any_index(self, demand: Demand) -> CapacityIndex:
+        # obstacles are the same in every index of the nodes that can take the demand
+        indexes = (
+            index
+            for (index_demand, rating), index in reversed(self._indexes.items())
+            if index_demand == demand and type(rating).admits is Rating.admits
+        )
+        return next(indexes, None) or self._index(demand, UNRATED)
 
     # -- for the ledger --
 
@@ -515,14 +456,14 @@ class FreeCapacity:
             return ()
         rebuilt = {name}
         for uuid in before.keys() - reported.keys():
-            nodes = self._claims[uuid]
+            nodes = self._reporting[uuid]
             nodes.discard(name)
             rebuilt |= nodes
             if not nodes:
-                del self._claims[uuid]
+                del self._reporting[uuid]
         for uuid in reported:
-            rebuilt |= self._claims.setdefault(uuid, set())
-            self._claims[uuid].add(name)
+            rebuilt |= self._reporting.setdefault(uuid, set())
+            self._reporting[uuid].add(name)
         if reported:
             self._reported[name] = reported
         else:
@@ -578,19 +519,22 @@ class FreeCapacity:
             several = any(gpu.mig is not None for gpu in gpus)
             node = self._nodes[name] = NodeCapacity(name, gpus, healthy, resources=resources, several_layers=several)
             node.changed()
-        self._indexes.changed(name)
+        self._record_change(name)
         return [gpu.uuid for gpu in gpus]
 
     def _node_of(self, uuid: str) -> str:
         """Return the node that owns a GPU, of the nodes that report it."""
-        nodes = self._claims[uuid]
+        nodes = self._reporting[uuid]
         if len(nodes) == 1:
             return next(iter(nodes))
         return in_order_of_claim({node: self._reported[node][uuid] for node in nodes})[0]
 
     def _changed(self, node: NodeCapacity) -> None:
         node.changed()
-        self._indexes.changed(node.name)
+        self._record_change(node.name)
+
+    def _record_change(self, name: str) -> None:
+        self._changes.add(name, keep=2 * len(self._nodes))
 
 
 def _essence(gpu: GpuReport) -> tuple[object, ...]:
@@ -604,3 +548,132 @@ def _empty(gpu: GpuReport, node: str) -> GpuCapacity:
     if gpu.mig is not None:
         capacity.layer, capacity.mig = LayerName.MIG, gpu.mig.profile
     return capacity
+
+
+class Reason(StrEnum):
+    """Reason why no GPU can take a request."""
+
+    NO_GPUS = "no-gpus"
+    """No agent reports any GPU."""
+    NO_MODEL = "no-model"
+    """No GPU is of a model that the template requests."""
+    INELIGIBLE = "ineligible"
+    """Taints or labels exclude the template's pods from the nodes that could take the share."""
+    UNHEALTHY = "unhealthy"
+    """The share would fit if all GPUs were healthy."""
+    CORDONED = "cordoned"
+    """The share would fit if no GPU were cordoned."""
+    TOO_BIG = "too-big"
+    """The share is larger than the capacity of any empty node."""
+    NODES_TOO_SMALL = "nodes-too-small"
+    """Nodes have the GPUs, but too little CPU or memory even if nothing ran there."""
+    FULL = "full"
+    """The share would fit, but other sessions have the units now."""
+    NODES_FULL = "nodes-full"
+    """GPUs have the units, but their nodes lack free CPU or memory, or run their maximum of pods."""
+    NOT_ADMITTED = "not-admitted"
+    """Only nodes that just rejected a pod of this request have the units."""
+
+
+PASSING = frozenset({Reason.FULL, Reason.UNHEALTHY, Reason.CORDONED, Reason.NODES_FULL, Reason.NOT_ADMITTED})
+
+
+@dataclass(frozen=True)
+class Shortage:
+    """Shortage of a node resource on nodes with enough free GPU units."""
+
+    lacking: Lacking
+    """PODS, CPU or MEMORY; MOST_CPU or MOST_MEMORY for nodes that are too small."""
+    nodes: int
+    most_left: int
+    """The largest amount that is free on one of these nodes, or that it has in all: pods, millicores or bytes."""
+
+
+@dataclass(frozen=True)
+class Unplaceable:
+    """Explanation why no GPU can take a share."""
+
+    reason: Reason
+    share: Share
+    best_units: int = 0
+    """FULL: most units (of 1 %) that are free on one suitable GPU."""
+    best_count: int = 0
+    """FULL: most whole GPUs that are free on one node."""
+    most_units: int = 0
+    """TOO_BIG: most units that one suitable GPU can give."""
+    most_count: int = 0
+    """TOO_BIG: most suitable healthy GPUs of one model on one node."""
+    suitable: int = 0
+    """GPUs of the models that the template requests."""
+    models: tuple[str, ...] = ()
+    """NO_MODEL: the models of the cluster, sorted."""
+    cpu: int = 0
+    """Millicores that were requested."""
+    memory: int = 0
+    """Bytes of host memory that were requested."""
+    shortages: tuple[Shortage, ...] = ()
+    """NODES_FULL: the shortages of nodes with enough free GPU units; the shortage of most nodes first.
+    NODES_TOO_SMALL: the same for nodes with suitable GPUs.
+    """
+    left_out: tuple[str, ...] = ()
+    """NOT_ADMITTED: the excluded nodes, sorted."""
+
+    @property
+    def may_pass(self) -> bool:
+        """Whether waiting can help: until a session ends or a GPU becomes healthy. Other reasons need an admin."""
+        return self.reason in PASSING
+
+
+_OTHER_REASONS = {
+    Lacking.CORDON: Reason.CORDONED,
+    Lacking.HEALTH: Reason.UNHEALTHY,
+    Lacking.ELIGIBLE: Reason.INELIGIBLE,
+}
+"""Reasons without figures: the first that keeps some node from the demand counts."""
+
+
+def explain(capacity: FreeCapacity, request: PlacementRequest) -> Unplaceable:
+    """Return why no GPU can take this request. The request must not be placed."""
+    share = request.share
+    obstacles, fitting = capacity.obstacles(request.demand, request.node)
+    if not obstacles and not fitting:
+        return Unplaceable(Reason.NO_GPUS, share)
+    if not fitting and all(obstacle.lacking is Lacking.MODEL for obstacle in obstacles):
+        models = {model for obstacle in obstacles for model in obstacle.models}
+        return Unplaceable(Reason.NO_MODEL, share, models=tuple(sorted(models)))
+    suitable = sum(obstacle.suitable * nodes for obstacle, nodes in obstacles.items())
+    lacking = {obstacle.lacking for obstacle in obstacles}
+    if fitting and request.left_out:
+        return Unplaceable(Reason.NOT_ADMITTED, share, suitable=suitable, left_out=tuple(sorted(request.left_out)))
+    by_node = Unplaceable(Reason.NODES_FULL, share, suitable=suitable, cpu=request.cpu, memory=request.memory)
+    shortages = _shortages(obstacles, (Lacking.CPU, Lacking.MEMORY, Lacking.PODS))
+    if shortages and not fitting:
+        return replace(by_node, shortages=shortages)
+    if fitting or Lacking.UNITS in lacking:
+        full = [
+            obstacle for obstacle in obstacles if obstacle.lacking in (Lacking.UNITS, Lacking.HEALTH, Lacking.CORDON)
+        ]
+        units = max((obstacle.free_units for obstacle in full), default=0)
+        count = max((obstacle.free_count for obstacle in full), default=0)
+        if fitting:
+            units, count = max(units, share.units), max(count, share.count)
+        return Unplaceable(Reason.FULL, share, best_units=max(units, 0), best_count=count, suitable=suitable)
+    for kind, reason in _OTHER_REASONS.items():
+        if kind in lacking:
+            return Unplaceable(reason, share, suitable=suitable)
+    too_small = _shortages(obstacles, (Lacking.MOST_CPU, Lacking.MOST_MEMORY))
+    if too_small:
+        return replace(by_node, reason=Reason.NODES_TOO_SMALL, shortages=too_small)
+    most_units = max(obstacle.most_units for obstacle in obstacles)
+    most_count = max(obstacle.most_count for obstacle in obstacles)
+    return Unplaceable(Reason.TOO_BIG, share, most_units=most_units, most_count=most_count, suitable=suitable)
+
+
+def _shortages(obstacles: Mapping[Obstacle, int], kinds: Iterable[Lacking]) -> tuple[Shortage, ...]:
+    shortages = []
+    for lacking in kinds:
+        nodes = {obstacle: count for obstacle, count in obstacles.items() if obstacle.lacking is lacking}
+        if nodes:
+            most = max(obstacle.left for obstacle in nodes)
+            shortages.append(Shortage(lacking, sum(nodes.values()), most))
+    return tuple(sorted(shortages, key=lambda shortage: -shortage.nodes))

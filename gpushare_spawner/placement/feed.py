@@ -14,8 +14,7 @@ from enum import IntEnum
 from gpushare_spawner.model.report import Notice, Report
 from gpushare_spawner.model.share import Tier
 from gpushare_spawner.placement.capacity import fits
-from gpushare_spawner.placement.hold import NodeHold
-from gpushare_spawner.placement.ledger import Ledger, newest_reports
+from gpushare_spawner.placement.ledger import Ledger, NodeHold, newest_reports
 from gpushare_spawner.placement.node import Allocation, NodeResources
 from gpushare_spawner.placement.request import PlacementRequest
 
@@ -110,10 +109,10 @@ class LedgerFeed:
         with self._changing():
             self.ledger.put_resources(node, resources)
 
-    def claim(self, name: str, claim: NodeHold | None) -> None:
-        """Set or remove the hold of a waiting request; see `Ledger.claim`."""
+    def hold(self, name: str, hold: NodeHold | None) -> None:
+        """Set or remove the hold of a waiting request; see `Ledger.hold`."""
         with self._changing():
-            self.ledger.claim(name, claim)
+            self.ledger.hold(name, hold)
 
     def sessions(self, source: EntrySource) -> list[str]:
         """Return the sessions with entries from pods or reservations (`put`)."""
@@ -247,16 +246,16 @@ class SupposedLedger:
         if request.node not in ("", node) or node in request.left_out:
             return None
         ledger = self._node(node)
-        claim = ledger.claims.get(name)
-        ledger.claim(name, None)
+        hold = ledger.holds.get(name)
+        ledger.hold(name, None)
         placement = None
         if fits(request.demand, ledger.capacity.nodes[node]):
             placement = ledger.place(replace(request, node=node))
         if placement is None:
-            ledger.claim(name, claim)
+            ledger.hold(name, hold)
             return None
         hold = NodeHold.of(request, node, placement.gpus)
-        ledger.claim(name, hold)
+        ledger.hold(name, hold)
         return hold
 
     def _node(self, name: str) -> Ledger:
@@ -296,9 +295,9 @@ def first_to_fit(
     supposed = SupposedLedger(ledger)
     for session, action in sorted(helpful, key=lambda entry: entry[1].at):
         there = supposed.happens(session, action)
-        claim = supposed.place("", request, there) if there is not None else None
-        yield claim
-        if claim is not None:
+        hold = supposed.place("", request, there) if there is not None else None
+        yield hold
+        if hold is not None:
             return
 
 
@@ -315,9 +314,9 @@ def _may_fit(
         if allocation is not None:
             kept = 0 if action.tier is Tier.STOPPED else action.effective_units
             _add(free, allocation.gpus, max(0, allocation.effective_units - kept))
-    for claim in ledger.claims.values():
-        if claim.node == name:
-            _add(free, claim.gpus, claim.units)
+    for hold in ledger.holds.values():
+        if hold.node == name:
+            _add(free, hold.gpus, hold.units)
     return any(
         request.node in ("", name)
         and name not in request.left_out

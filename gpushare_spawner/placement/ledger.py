@@ -1,16 +1,19 @@
-"""Ledger of all allocations on all GPUs, as the hub knows them. feed.py updates it."""
+"""Ledger of all allocations and holds on all GPUs, as the hub knows them. feed.py updates it.
+
+A hold keeps GPUs for a request that waits, on the node that needs the fewest freed units. Reservations of placed spawns
+are in spawner/queue/reservations.py.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from gpushare_spawner.model.layers import LayerName, Placement
 from gpushare_spawner.model.report import GpuReport, Report
-from gpushare_spawner.placement.capacity import FreeCapacity, fits, obstacle_of
-from gpushare_spawner.placement.hold import NodeHold
+from gpushare_spawner.placement.capacity import FreeCapacity, Rated, Rating, Unplaceable, explain, fits, obstacle_of
 from gpushare_spawner.placement.node import (
     NOTHING,
     UNKNOWN,
@@ -22,12 +25,94 @@ from gpushare_spawner.placement.node import (
     guaranteed_units,
     settle,
 )
-from gpushare_spawner.placement.request import PlacementRequest
+from gpushare_spawner.placement.request import ByLayer, Demand, PlacementRequest, layer_on
 from gpushare_spawner.placement.strategy import BestFit, SmallestInstance, Strategy
-from gpushare_spawner.placement.unplaceable import Unplaceable, explain
 
 BEST_FIT = BestFit()
 SMALLEST_INSTANCE = SmallestInstance()
+
+
+RATED_AT_ONCE = 100
+"""Nodes that are rated in one step: about 1 ms."""
+
+
+@dataclass(frozen=True)
+class NodeHold:
+    """GPUs of a node that are kept for a request. No other request gets units that become free there."""
+
+    node: str
+    gpus: tuple[str, ...]
+    """UUIDs."""
+    units: int
+    """Units of 1 % on each of them."""
+    requested: Requested
+    """CPU, memory and pods of the node."""
+    layer: LayerName = LayerName.NATIVE
+    """Sharing layer of the request. A GPU with sessions of another layer is kept whole: these sessions must end."""
+    by_layer: ByLayer = ()
+    """See `Demand.by_layer`."""
+
+    @classmethod
+    def of(cls, request: PlacementRequest, node: str, gpus: tuple[str, ...]) -> NodeHold:
+        """Return the hold of a request for these GPUs."""
+        requested = Requested(request.cpu, request.memory, 1)
+        return cls(node, gpus, request.share.units, requested, request.layer, request.by_layer)
+
+    def layer_on(self, model: str) -> LayerName:
+        """Return the sharing layer of the request on GPUs of this model."""
+        return layer_on(model, self.layer, self.by_layer)
+
+
+@dataclass(frozen=True)
+class LeastLacking(Rating):
+    """Rating of nodes that could take a demand if sessions there ended: the fewest needed units come first.
+
+    Nodes that lack CPU, memory or pods come last: the amount that a session's end frees is unknown.
+    """
+
+    def admits(self, demand: Demand, node: NodeCapacity) -> bool:
+        """Return whether the node could take the demand if all its sessions ended: healthy GPUs, CPU and memory."""
+        could_have = node.resources.sessions_can_leave(demand.cpu, demand.memory)
+        return could_have and node.name not in demand.ineligible and bool(_candidates(demand, node))
+
+    def rate(self, demand: Demand, node: NodeCapacity) -> Rated:
+        """Rate by the kinds of missing resources, then the missing units, then the first GPU by index."""
+        lacking, gpus = min(_candidates(demand, node), key=lambda candidate: (candidate[0], candidate[1][0].preference))
+        free = node.resources
+        short = free.lacks_cpu(demand.cpu) + free.lacks_memory(demand.memory) + free.lacks_pods()
+        return Rated((short, lacking, gpus[0].rank), tuple(gpu.uuid for gpu in gpus))
+
+
+LEAST_LACKING = LeastLacking()
+
+
+def cheapest_hold(capacity: FreeCapacity, request: PlacementRequest) -> NodeHold | None:
+    """Return the GPUs that need the fewest freed units for a request; None if it can fit on no node."""
+    best = capacity.best(request.demand, LEAST_LACKING, request.left_out, request.node)
+    return NodeHold.of(request, best.node, best.gpus) if best is not None else None
+
+
+def able_nodes(capacity: FreeCapacity, request: PlacementRequest) -> Set[str]:
+    """Return the nodes that could take a request if all sessions there ended."""
+    return capacity.admitted(request.demand, LEAST_LACKING, request.node)
+
+
+def preparing_hold(capacity: FreeCapacity, request: PlacementRequest) -> Iterator[None]:
+    """Prepare `cheapest_hold` and `able_nodes` in steps."""
+    while not request.node and capacity.prepare(request.demand, LEAST_LACKING, RATED_AT_ONCE):
+        yield
+
+
+def _candidates(demand: Demand, node: NodeCapacity) -> list[tuple[int, list[GpuCapacity]]]:
+    """Return the missing units and the GPUs with the fewest missing units, for each suitable model."""
+    candidates = []
+    for model, gpus in node.healthy.items():
+        able = [gpu for gpu in gpus if gpu.capacity >= demand.units]
+        if demand.count and demand.accepts(model) and len(able) >= demand.count:
+            able.sort(key=lambda gpu: (max(0, demand.units - gpu.free), gpu.preference))
+            chosen = able[: demand.count]
+            candidates.append((sum(max(0, demand.units - gpu.free) for gpu in chosen), chosen))
+    return candidates
 
 
 class LedgerError(Exception):
@@ -53,7 +138,7 @@ class Ledger:
         self._on_gpu: dict[str, dict[str, Allocation]] = {}
         self._guaranteed: dict[str, dict[str, int]] = {}
         self._resources: dict[str, NodeResources] = {}
-        self._claims: dict[str, NodeHold] = {}
+        self._holds: dict[str, NodeHold] = {}
         self._explained: dict[PlacementRequest, Unplaceable] = {}
         self._explained_at = 0
 
@@ -119,21 +204,21 @@ class Ledger:
         return reason
 
     @property
-    def claims(self) -> Mapping[str, NodeHold]:
+    def holds(self) -> Mapping[str, NodeHold]:
         """Holds of waiting requests, by name."""
-        return MappingProxyType(self._claims)
+        return MappingProxyType(self._holds)
 
-    def claim(self, name: str, claim: NodeHold | None) -> None:
+    def hold(self, name: str, hold: NodeHold | None) -> None:
         """Keep GPUs of a node for a waiting request, in place of this name's earlier hold; None: keep nothing.
 
         A hold counts like an allocation. It can exceed the free units: then it also keeps units that become free.
         """
-        before = self._claims.pop(name, None)
-        if claim is not None:
-            self._claims[name] = claim
-        if before == claim:
+        before = self._holds.pop(name, None)
+        if hold is not None:
+            self._holds[name] = hold
+        if before == hold:
             return
-        for changed in (before, claim):
+        for changed in (before, hold):
             if changed is not None:
                 for gpu in changed.gpus:
                     self._recount(gpu)
@@ -141,8 +226,8 @@ class Ledger:
 
     def fits_without(self, request: PlacementRequest, names: Collection[str]) -> bool:
         """Return whether a request would fit on a node of these holds without them. Unknown names are ignored."""
-        claimed = {self._claims[name].node for name in names if name in self._claims} - request.left_out
-        nodes = [self.capacity.nodes[name] for name in claimed if name in self.capacity.nodes]
+        kept = {self._holds[name].node for name in names if name in self._holds} - request.left_out
+        nodes = [self.capacity.nodes[name] for name in kept if name in self.capacity.nodes]
         nodes = [self._without(node, names) for node in nodes if request.node in ("", node.name)]
         return any(fits(request.demand, node.left_for(request.demand)) for node in nodes)
 
@@ -158,9 +243,9 @@ class Ledger:
         alone.put_node(name, self.capacity.reports(name))
         alone.put_resources(name, self._resources.get(name, UNKNOWN))
         held = [self._on_gpu.get(uuid, {}) for uuid in alone.capacity.gpus]
-        for claimant, claim in self._claims.items():
-            if claim.node == name:
-                alone.claim(claimant, claim)
+        for hold_name, hold in self._holds.items():
+            if hold.node == name:
+                alone.hold(hold_name, hold)
         alone.change({session: allocation for on_gpu in held for session, allocation in on_gpu.items()}.values())
         return alone
 
@@ -268,9 +353,9 @@ class Ledger:
         Repairs a ledger that may be inconsistent. Observers are notified that all allocations are gone, and then of
         each new allocation.
         """
-        gone, resources, claims = list(self._allocations), self._resources, self._claims
+        gone, resources, holds = list(self._allocations), self._resources, self._holds
         self.capacity = FreeCapacity()
-        self._allocations, self._on_gpu, self._guaranteed, self._resources, self._claims = {}, {}, {}, {}, {}
+        self._allocations, self._on_gpu, self._guaranteed, self._resources, self._holds = {}, {}, {}, {}, {}
         self._explained, self._explained_at = {}, 0
         for session in gone:
             self._notify(session, None)
@@ -279,8 +364,8 @@ class Ledger:
         for name, node_resources in resources.items():
             self.put_resources(name, node_resources)
         self.change(allocations)
-        for name, claim in claims.items():
-            self.claim(name, claim)
+        for name, hold in holds.items():
+            self.hold(name, hold)
 
     # -- figures --
 
@@ -315,8 +400,8 @@ class Ledger:
                 raise LedgerError(f"{where}: {owned} units are owned, its capacity is {gpu.capacity}")
             if guaranteed > gpu.capacity:
                 raise LedgerError(f"{where}: {guaranteed} units are guaranteed, its capacity is {gpu.capacity}")
-            claimed = self._claimed(uuid)
-            if (gpu.unowned, gpu.free) != (gpu.capacity - owned - claimed, gpu.capacity - guaranteed - claimed):
+            kept = self._kept_units(uuid)
+            if (gpu.unowned, gpu.free) != (gpu.capacity - owned - kept, gpu.capacity - guaranteed - kept):
                 raise LedgerError(
                     f"{where}: {gpu.unowned} unowned and {gpu.free} free units are out of step with its sessions"
                 )
@@ -357,37 +442,37 @@ class Ledger:
         if gpu is None:
             self._guaranteed.pop(uuid, None)
             return
-        claimed = self._claimed(uuid)
+        kept = self._kept_units(uuid)
         if not held:
             self._guaranteed.pop(uuid, None)
-            self.capacity.update(uuid, gpu.capacity - claimed, gpu.capacity - claimed)
+            self.capacity.update(uuid, gpu.capacity - kept, gpu.capacity - kept)
             return
         guaranteed = self._guaranteed[uuid] = guaranteed_units(gpu.capacity, held.values())
         owned, taken = _taken(gpu, held.values(), guaranteed)
-        unowned, free = gpu.capacity - owned - claimed, gpu.capacity - taken - claimed
+        unowned, free = gpu.capacity - owned - kept, gpu.capacity - taken - kept
         self.capacity.update(uuid, unowned, free, next(iter(held.values())).layer)
 
-    def _claimed(self, uuid: str) -> int:
-        return sum(self._kept(claim, uuid) for claim in self._claims.values() if uuid in claim.gpus)
+    def _kept_units(self, uuid: str) -> int:
+        return sum(self._kept(hold, uuid) for hold in self._holds.values() if uuid in hold.gpus)
 
-    def _kept(self, claim: NodeHold, uuid: str) -> int:
+    def _kept(self, hold: NodeHold, uuid: str) -> int:
         """Return the units that a hold keeps on one of its GPUs."""
         held, gpu = self._on_gpu.get(uuid), self.capacity.gpus[uuid]
         layer = next(iter(held.values())).layer if held else LayerName.NATIVE
-        shared = gpu.mig is None and claim.layer_on(gpu.model) is layer
-        return claim.units if shared else gpu.capacity
+        shared = gpu.mig is None and hold.layer_on(gpu.model) is layer
+        return hold.units if shared else gpu.capacity
 
     def _without(self, node: NodeCapacity, names: Collection[str]) -> NodeCapacity:
         """Return a copy of a node without these holds."""
-        claims = [claim for name, claim in self._claims.items() if name in names and claim.node == node.name]
+        holds = [hold for name, hold in self._holds.items() if name in names and hold.node == node.name]
         kept: Counter[str] = Counter()
-        for claim in claims:
-            kept.update({uuid: self._kept(claim, uuid) for uuid in claim.gpus if uuid in self.capacity.gpus})
+        for hold in holds:
+            kept.update({uuid: self._kept(hold, uuid) for uuid in hold.gpus if uuid in self.capacity.gpus})
         healthy = {
             model: tuple(replace(gpu, free=gpu.free + kept[gpu.uuid]) for gpu in gpus)
             for model, gpus in node.healthy.items()
         }
-        resources = node.resources.more(Requested.total(claim.requested for claim in claims))
+        resources = node.resources.more(Requested.total(hold.requested for hold in holds))
         copy = NodeCapacity(node.name, node.gpus, healthy, resources=resources, several_layers=node.several_layers)
         copy.changed()
         return copy
@@ -403,8 +488,8 @@ class Ledger:
             for gpu in node.gpus
             for allocation in self._on_gpu.get(gpu.uuid, {}).values()
         }
-        claimed = [claim.requested for claim in self._claims.values() if claim.node == name]
-        self.capacity.set_resources(name, reported.less(Requested.total([*here.values(), *claimed])))
+        kept = [hold.requested for hold in self._holds.values() if hold.node == name]
+        self.capacity.set_resources(name, reported.less(Requested.total([*here.values(), *kept])))
 
 
 def _taken(gpu: GpuCapacity, held: Collection[Allocation], guaranteed: Mapping[str, int]) -> tuple[int, int]:

@@ -13,10 +13,10 @@ import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol
 
 from gpushare_spawner.model.share import UNITS_PER_GPU
-from gpushare_spawner.placement.capacity import Best, FreeCapacity, Rated
+from gpushare_spawner.placement.capacity import Best, FreeCapacity, Rated, Rating
 from gpushare_spawner.placement.node import NodeCapacity
 from gpushare_spawner.placement.request import NO_WORKLOAD, Demand, PlacementRequest, Workload
 
@@ -31,32 +31,6 @@ class Strategy(Protocol):
         far as these are known. Equal requests and capacities must give equal answers. `FreeCapacity.best` finds the
         best node by the strategy's rating, and rates only changed nodes.
         """
-        ...
-
-
-@runtime_checkable
-class WorkloadStrategy(Protocol):
-    """Strategy that uses the expected workload."""
-
-    def choose(self, request: PlacementRequest, capacity: FreeCapacity) -> Best | None:
-        """Choose as `Strategy` requires."""
-        ...
-
-    def for_workload(self, workload: Workload) -> Strategy:
-        """Return the strategy for this workload; the same object if the workload is unchanged."""
-        ...
-
-
-@runtime_checkable
-class PreparedStrategy(Protocol):
-    """Strategy that can prepare the first request of a kind in steps."""
-
-    def choose(self, request: PlacementRequest, capacity: FreeCapacity) -> Best | None:
-        """Choose as `Strategy` requires."""
-        ...
-
-    def prepare(self, request: PlacementRequest, capacity: FreeCapacity, limit: int) -> int:
-        """Rate at most ``limit`` of the nodes that `choose` would rate; return the number of nodes that are left."""
         ...
 
 
@@ -80,21 +54,25 @@ def check_strategy(strategy: Any) -> None:
         ) from None
 
 
-@dataclass(frozen=True)
-class BestFit:
-    """Strategy that fills the fullest GPU on which the share fits, so that whole GPUs stay whole.
-
-    Unowned units come first. Lent units are taken only if no GPU has enough unowned units, and then as few as
-    possible. Ties go to the first GPU by name of node and index.
-    """
+class RatingStrategy(Rating):
+    """Base of our strategies: takes the node with the best rating. The first request of a kind can be prepared."""
 
     def choose(self, request: PlacementRequest, capacity: FreeCapacity) -> Best | None:
         """Choose as `Strategy` requires."""
         return capacity.best(request.demand, self, request.left_out, request.node)
 
     def prepare(self, request: PlacementRequest, capacity: FreeCapacity, limit: int) -> int:
-        """Prepare as `PreparedStrategy` requires."""
+        """Rate at most ``limit`` of the nodes that `choose` would rate; return the number of nodes that are left."""
         return capacity.prepare(request.demand, self, limit)
+
+
+@dataclass(frozen=True)
+class BestFit(RatingStrategy):
+    """Strategy that fills the fullest GPU on which the share fits, so that whole GPUs stay whole.
+
+    Unowned units come first. Lent units are taken only if no GPU has enough unowned units, and then as few as
+    possible. Ties go to the first GPU by name of node and index.
+    """
 
     def rate(self, demand: Demand, node: NodeCapacity) -> Rated:
         """Rate by lent units or GPUs, then unowned units or GPUs, then free ones: the fewest first."""
@@ -102,19 +80,11 @@ class BestFit:
 
 
 @dataclass(frozen=True)
-class Spread:
+class Spread(RatingStrategy):
     """Strategy that takes the emptiest GPU of the emptiest node, so that sessions disturb each other least.
 
     Unowned units come first. Ties go to the first GPU by name of node and index.
     """
-
-    def choose(self, request: PlacementRequest, capacity: FreeCapacity) -> Best | None:
-        """Choose as `Strategy` requires."""
-        return capacity.best(request.demand, self, request.left_out, request.node)
-
-    def prepare(self, request: PlacementRequest, capacity: FreeCapacity, limit: int) -> int:
-        """Prepare as `PreparedStrategy` requires."""
-        return capacity.prepare(request.demand, self, limit)
 
     def rate(self, demand: Demand, node: NodeCapacity) -> Rated:
         """Rate by lent units or GPUs, the fewest first; then by unowned units of GPU and node, the most first."""
@@ -123,12 +93,8 @@ class Spread:
 
 
 @dataclass(frozen=True)
-class SmallestInstance:
+class SmallestInstance(RatingStrategy):
     """Strategy that takes the smallest suitable MIG instance. Ties go to the first by node, index and UUID."""
-
-    def choose(self, request: PlacementRequest, capacity: FreeCapacity) -> Best | None:
-        """Choose as `Strategy` requires."""
-        return capacity.best(request.demand, self, request.left_out, request.node)
 
     def rate(self, demand: Demand, node: NodeCapacity) -> Rated:
         """Rate by the size of the instance."""
@@ -329,7 +295,7 @@ Tuples of numbers and strings, because Python's garbage collector does not track
 """
 
 
-class StrandingAwareFgd:
+class StrandingAwareFgd(RatingStrategy):
     """Strategy that takes the place with the least added waste, by the units that the expected workload could use.
 
     Unowned units come first. Lent units are taken only if no GPU has enough unowned units, and then as few as
@@ -351,14 +317,6 @@ class StrandingAwareFgd:
     def for_workload(self, workload: Workload) -> StrandingAwareFgd:
         """Return the strategy for this workload; the same object if the workload is unchanged."""
         return self if workload == self.workload else type(self)(workload, self.stranding)
-
-    def choose(self, request: PlacementRequest, capacity: FreeCapacity) -> Best | None:
-        """Choose as `Strategy` requires."""
-        return capacity.best(request.demand, self, request.left_out, request.node)
-
-    def prepare(self, request: PlacementRequest, capacity: FreeCapacity, limit: int) -> int:
-        """Prepare as `PreparedStrategy` requires."""
-        return capacity.prepare(request.demand, self, limit)
 
     def rate(self, demand: Demand, node: NodeCapacity) -> Rated:
         """Rate by lent units or GPUs, then the added waste in steps, then the fullest GPU: the least first."""

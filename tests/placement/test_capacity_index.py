@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from gpushare_spawner.placement import capacity as capacity_index
-from gpushare_spawner.placement.capacity import Best, ChangeLog, FreeCapacity, Rated
+from gpushare_spawner.placement.capacity import Best, ChangeLog, FreeCapacity, Rated, Rating
 from gpushare_spawner.placement.node import NodeCapacity
 from gpushare_spawner.placement.request import Demand
 from tests.placement.reports import gpu
@@ -16,7 +16,7 @@ ONE = Demand(10, 1)
 
 
 @dataclass(eq=False)
-class Fullest:
+class Fullest(Rating):
     """Rates by free units, and notes what it was asked."""
 
     asked: list[str] = field(default_factory=list)
@@ -26,7 +26,7 @@ class Fullest:
         return Rated((node.gpus[0].free,), (node.gpus[0].uuid,))
 
 
-class Emptiest:
+class Emptiest(Rating):
     """Rates by free units, the most first."""
 
     def rate(self, demand: Demand, node: NodeCapacity) -> Rated:
@@ -59,7 +59,7 @@ def test_only_nodes_that_have_changed_are_rated_again() -> None:
 
 
 @dataclass(frozen=True)
-class IfEmpty:
+class IfEmpty(Rating):
     """Rates nodes that could take the demand if they were empty."""
 
     def admits(self, demand: Demand, node: NodeCapacity) -> bool:
@@ -104,7 +104,7 @@ def test_the_index_of_a_forgotten_rating_serves_the_next_one() -> None:
     for demand in (ONE, many):
         capacity.best(demand, old)
     capacity.obstacles(many)
-    index = capacity._indexes.of(ONE, old)
+    index = capacity._index(ONE, old)
     heap, entries = index._heap, index._entries
     for number in range(5):
         capacity.update(f"g{number}", 20 + number, 20 + number)
@@ -112,7 +112,7 @@ def test_the_index_of_a_forgotten_rating_serves_the_next_one() -> None:
         pass
     capacity.update("g2", 0, 0)
     assert capacity.best(ONE, new) == Best("n4", ("g4",))
-    assert capacity._indexes.of(ONE, new) is index
+    assert capacity._index(ONE, new) is index
     assert (index._heap is heap, index._entries is entries) == (True, True)
     assert len(heap) == len(entries) == 4
     assert capacity.best(many, new) is None
@@ -126,17 +126,16 @@ def test_the_indexes_of_forgotten_ratings_do_not_pile_up(monkeypatch: pytest.Mon
         rating = Fullest()
         for demand in (Demand(number, 1), ONE, Demand(number, 2)):
             capacity.best(demand, rating)
-            indexes = capacity._indexes
-            assert len(indexes._indexes) + len(indexes._retired) <= 2
+            assert len(capacity._indexes) + len(capacity._retired) <= 2
         for _ in capacity.forgetting(rating):
             pass
-        assert not indexes._indexes
+        assert not capacity._indexes
 
 
 def test_nodes_in_the_same_situation_share_one_obstacle() -> None:
     capacity, many = cluster(), Demand(10, 2)
     obstacles, _ = capacity.obstacles(many)
-    index = capacity._indexes._any_of(many)
+    index = capacity._any_index(many)
     assert len({id(obstacle) for obstacle in index._obstacle_of.values()}) == len(obstacles) == 1
     capacity.drop_node("n0")
     assert list(capacity.obstacles(many)[0].values()) == [4]
@@ -189,7 +188,7 @@ def test_after_many_changes_the_heap_holds_the_nodes_and_little_more() -> None:
     for number in range(400):
         capacity.update("g1", 20 + number % 50, 20 + number % 50)
         assert capacity.best(ONE, rating) == Best("n1", ("g1",))
-    index = capacity._indexes.of(ONE, rating)
+    index = capacity._index(ONE, rating)
     assert len(index._heap) <= 2 * 5 + 64
 
 
@@ -200,7 +199,7 @@ def test_an_index_that_was_not_asked_for_longer_than_the_log_goes_back_rates_all
     for number in range(5000):
         capacity.update("g1", number % 50, number % 50)
         capacity.best(ONE, other)
-    assert len(capacity._indexes._changes._names) < 2000
+    assert len(capacity._changes._names) < 2000
     capacity.update("g2", 15, 15)
     assert capacity.best(ONE, rating) == Best("n2", ("g2",))
     assert sorted(rating.asked) == ["n0", "n1", "n2", "n3", "n4"]
@@ -249,7 +248,7 @@ def test_as_many_indexes_are_kept_as_have_room_and_one_at_least(
     capacity, rating = cluster(nodes), Fullest()
     for units in range(1, 7):
         capacity.best(Demand(units, 1), rating)
-    assert len(capacity._indexes._indexes) == kept
+    assert len(capacity._indexes) == kept
 
 
 def test_of_one_node_alone_either_it_can_or_its_obstacle_is_told() -> None:
@@ -270,7 +269,7 @@ def test_a_node_that_left_before_changes_were_forgotten_is_not_offered() -> None
     for number in range(1000 + 2 * 5 + 1):
         capacity.update("g1", number % 50, number % 50)
     capacity.update("g1", 0, 0)
-    assert capacity._indexes._changes.since(0) is None, "changes were forgotten"
+    assert capacity._changes.since(0) is None, "changes were forgotten"
     assert capacity.best(ONE, rating) == Best("n2", ("g2",))
     assert capacity.admitted(ONE, rating) == {"n2", "n3", "n4"}
     assert sum(capacity.obstacles(many)[0].values()) == 4

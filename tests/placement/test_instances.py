@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from gpushare_spawner.model.layers import LayerName, Placement
 from gpushare_spawner.model.report import GpuReport
 from gpushare_spawner.placement.feed import SupposedLedger
-from gpushare_spawner.placement.hold import able_nodes, cheapest_claim
-from gpushare_spawner.placement.ledger import Ledger, LedgerError
+from gpushare_spawner.placement.ledger import Ledger, LedgerError, able_nodes, cheapest_hold
 from gpushare_spawner.placement.node import Allocation
 from gpushare_spawner.placement.request import PlacementRequest
 from gpushare_spawner.placement.strategy import BestFit, Spread, StrandingAwareFgd, Strategy
@@ -81,14 +80,14 @@ def test_spawn_that_waits_keeps_the_smallest_instance_that_will_do() -> None:
     ledger.change([by_mig("ada", "MIG-7", 100), by_mig("bob", "MIG-2", 25), by_mig("cem", "MIG-1", 5)])
     wanted = asks(gpus, 25)
     assert able_nodes(ledger.capacity, wanted) == {"n"}
-    claim = present(cheapest_claim(ledger.capacity, wanted))
-    assert claim.gpus == ("MIG-2",)
-    ledger.claim("eve", claim)
+    hold = present(cheapest_hold(ledger.capacity, wanted))
+    assert hold.gpus == ("MIG-2",)
+    ledger.hold("eve", hold)
     ledger.remove("bob")
     ledger.check()
     assert ledger.place(asks(gpus, 5)) is None
     assert ledger.fits_without(wanted, ["eve"])
-    ledger.claim("eve", None)
+    ledger.hold("eve", None)
     assert present(ledger.place(wanted)).gpus == ("MIG-2",)
 
 
@@ -114,8 +113,8 @@ def test_request_that_several_layers_can_serve_takes_the_first_with_a_place() ->
     ledger.add(replace(active("bob", "a", 10), layer=LayerName.MPS))
     assert ledger.place(wanted) is None
     assert ledger.why_unplaceable(wanted).may_pass
-    claim = present(cheapest_claim(ledger.capacity, wanted))
-    ledger.claim("eve", claim)
+    hold = present(cheapest_hold(ledger.capacity, wanted))
+    ledger.hold("eve", hold)
     ledger.remove("ada")
     ledger.remove("bob")
     ledger.check()

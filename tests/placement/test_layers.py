@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.placement.capacity import Best, FreeCapacity
-from gpushare_spawner.placement.hold import NodeHold, able_nodes, cheapest_claim
-from gpushare_spawner.placement.ledger import Ledger, LedgerError
+from gpushare_spawner.placement.ledger import Ledger, LedgerError, NodeHold, able_nodes, cheapest_hold
 from gpushare_spawner.placement.node import Allocation
 from gpushare_spawner.placement.request import PlacementRequest
 from gpushare_spawner.placement.strategy import BestFit, StrandingAwareFgd
@@ -61,9 +60,9 @@ def test_refusal_says_that_others_have_the_gpus() -> None:
 def test_spawn_that_waits_keeps_a_gpu_of_another_layer_until_it_is_empty() -> None:
     ledger = two_gpus(active("ada", "a", 50), active("bob", "b", 10))
     assert able_nodes(ledger.capacity, asks(25)) == {"n"}
-    claim = present(cheapest_claim(ledger.capacity, asks(25)))
-    ledger.claim("eve", claim)
-    kept = claim.gpus[0]
+    hold = present(cheapest_hold(ledger.capacity, asks(25)))
+    ledger.hold("eve", hold)
+    kept = hold.gpus[0]
     other = {"a": "b", "b": "a"}[kept]
     assert present(ledger.place(request(10))).gpus == (other,)
     ledger.check()
@@ -88,9 +87,9 @@ def test_reported_session_has_its_layer_in_the_ledger() -> None:
     assert present(Allocation.of(told)).layer is LayerName.MPS
 
 
-def test_claim_on_a_gpu_of_its_own_layer_keeps_its_units() -> None:
+def test_hold_on_a_gpu_of_its_own_layer_keeps_its_units() -> None:
     ledger = two_gpus(by_mps(active("ada", "a", 50)))
-    ledger.claim("eve", NodeHold.of(asks(25), "n", ("a",)))
+    ledger.hold("eve", NodeHold.of(asks(25), "n", ("a",)))
     assert present(ledger.place(asks(25))).gpus == ("a",)
     ledger.add(by_mps(active("bob", "a", 25)))
     assert present(ledger.place(asks(10))).gpus == ("b",)

@@ -7,12 +7,11 @@ from dataclasses import dataclass, replace
 import pytest
 
 from gpushare_spawner.model.share import Share
-from gpushare_spawner.placement.capacity import Best, FreeCapacity
+from gpushare_spawner.placement.capacity import Best, FreeCapacity, Reason
 from gpushare_spawner.placement.ledger import Ledger, LedgerError
 from gpushare_spawner.placement.node import Allocation, NodeResources, Requested
 from gpushare_spawner.placement.request import PlacementRequest
 from gpushare_spawner.placement.strategy import BestFit
-from gpushare_spawner.placement.unplaceable import Reason
 from tests.placement.reports import active, gpu, report, request
 from tests.present import present
 

@@ -167,9 +167,9 @@ def test_an_object_that_is_the_same_as_before_is_not_looked_into() -> None:
     reports = [report("n", [gpu("a")], [active("s", "a", 30)])]
     seen = [active("t", "a", 20)]
     feed.follow(reports, seen)
-    changes = feed.ledger.capacity._indexes._changes.end
+    changes = feed.ledger.capacity._changes.end
     feed.follow(list(reports), list(seen))
-    assert feed.ledger.capacity._indexes._changes.end == changes
+    assert feed.ledger.capacity._changes.end == changes
     assert feed.ledger.free_units("a") == 50
 
 

@@ -15,8 +15,7 @@ import pytest
 from gpushare_spawner.model.report import GpuReport, Report
 from gpushare_spawner.model.share import Share
 from gpushare_spawner.placement.feed import EntrySource, LedgerFeed
-from gpushare_spawner.placement.hold import NodeHold, cheapest_claim
-from gpushare_spawner.placement.ledger import Ledger
+from gpushare_spawner.placement.ledger import Ledger, NodeHold, cheapest_hold
 from gpushare_spawner.placement.node import Allocation, NodeResources, Requested
 from gpushare_spawner.placement.request import PlacementRequest, workload_of
 from gpushare_spawner.placement.strategy import BestFit, Spread, StrandingAwareFgd
@@ -63,7 +62,7 @@ class Cluster:
         """The reports of each node that can still come, the newest last."""
         self.told: dict[str, Report] = {}
         self.resources: dict[str, NodeResources] = {}
-        self.claims: dict[str, NodeHold] = {}
+        self.holds: dict[str, NodeHold] = {}
         self.placed = 0
         for name in NODES:
             self.a_node_comes(name)
@@ -83,7 +82,7 @@ class Cluster:
             (10, self.an_old_report_comes),
             (6, self.a_node_has_resources),
             (4, self.a_spawn_claims),
-            (4, self.a_claim_ends),
+            (4, self.a_hold_ends),
             (8, self.somebody_looks),
             (0.1, self.a_night_passes),
             (0.2, self.the_ledger_is_made_anew),
@@ -192,16 +191,16 @@ class Cluster:
 
     def a_spawn_claims(self) -> None:
         name = self.random.choice(["w1", "w2"])
-        claim = cheapest_claim(self.feed.ledger.capacity, self.random.choice(REQUESTS))
-        if claim is not None:
-            self.claims[name] = claim
-            self.feed.claim(name, claim)
+        hold = cheapest_hold(self.feed.ledger.capacity, self.random.choice(REQUESTS))
+        if hold is not None:
+            self.holds[name] = hold
+            self.feed.hold(name, hold)
 
-    def a_claim_ends(self) -> None:
-        name = self._one_of(self.claims)
+    def a_hold_ends(self) -> None:
+        name = self._one_of(self.holds)
         if name:
-            del self.claims[name]
-            self.feed.claim(name, None)
+            del self.holds[name]
+            self.feed.hold(name, None)
 
     def somebody_looks(self) -> None:
         """Indexes come to be at different times, and know different changes."""
@@ -231,16 +230,16 @@ class Cluster:
         kept, fresh = self.feed.ledger, Ledger.of(self.told.values(), [*self.pods.values(), *self.reserved.values()])
         for node, resources in self.resources.items():
             fresh.put_resources(node, resources)
-        for name, claim in self.claims.items():
-            fresh.claim(name, claim)
+        for name, hold in self.holds.items():
+            fresh.hold(name, hold)
         assert dict(kept.allocations) == dict(fresh.allocations)
         assert _figures(kept) == _figures(fresh)
-        assert dict(kept.claims) == dict(fresh.claims)
+        assert dict(kept.holds) == dict(fresh.holds)
         for wanted in REQUESTS if everything else [self.random.choice(REQUESTS)]:
             for strategy in STRATEGIES if everything else [self.random.choice(STRATEGIES)]:
                 assert kept.place(wanted, strategy) == fresh.place(wanted, strategy)
             assert kept.why_unplaceable(wanted) == fresh.why_unplaceable(wanted)
-            assert cheapest_claim(kept.capacity, wanted) == cheapest_claim(fresh.capacity, wanted)
+            assert cheapest_hold(kept.capacity, wanted) == cheapest_hold(fresh.capacity, wanted)
         self._check_units()
 
     def _check_units(self) -> None:

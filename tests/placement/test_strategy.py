@@ -235,7 +235,7 @@ def test_what_is_kept_of_many_nodes_is_no_work_for_the_garbage_collector(demande
     gc.collect()
     [node] = ledger.capacity.nodes.values()
     [(signature, best)] = [item for known in strategy._best_places.values() for item in known.items()]
-    [entry] = ledger.capacity._indexes.of(demanded.demand, strategy)._entries.values()
+    [entry] = ledger.capacity._index(demanded.demand, strategy)._entries.values()
     for _ in range(3):  # a tuple of tuples follows those inside
         gc.collect()
     assert not any(map(gc.is_tracked, (signature, best, entry, node.derived[strategy], node.most_free)))

@@ -6,8 +6,7 @@ from gpushare_spawner.model.report import Notice
 from gpushare_spawner.model.share import Tier
 from gpushare_spawner.placement.feed import SupposedLedger, helpful_actions
 from gpushare_spawner.placement.feed import first_to_fit as looking_for_first
-from gpushare_spawner.placement.hold import NodeHold
-from gpushare_spawner.placement.ledger import Ledger
+from gpushare_spawner.placement.ledger import Ledger, NodeHold
 from gpushare_spawner.placement.request import PlacementRequest
 from tests.placement.reports import active, gpu, report, request
 
@@ -35,16 +34,16 @@ def two_nodes() -> Ledger:
 
 
 def test_the_action_that_comes_first_decides() -> None:
-    claim = first_to_fit(two_nodes(), request(50), [("ada", stop(200)), ("bob", stop(100))])
-    assert claim is not None
-    assert (claim.node, claim.gpus, claim.units) == ("n2", ("b",), 50)
+    hold = first_to_fit(two_nodes(), request(50), [("ada", stop(200)), ("bob", stop(100))])
+    assert hold is not None
+    assert (hold.node, hold.gpus, hold.units) == ("n2", ("b",), 50)
 
 
 def test_an_action_that_frees_too_little_helps_nobody() -> None:
     notices = [("ada", downgrade(100, to=51)), ("bob", downgrade(200, to=50))]
-    claim = first_to_fit(two_nodes(), request(50), notices)
-    assert claim is not None
-    assert claim.node == "n2"
+    hold = first_to_fit(two_nodes(), request(50), notices)
+    assert hold is not None
+    assert hold.node == "n2"
     assert first_to_fit(two_nodes(), request(51), notices) is None
 
 
@@ -52,24 +51,24 @@ def test_two_actions_on_one_node_add_up() -> None:
     held = [active("ada", "a", 50), active("bob", "a", 50)]
     ledger = Ledger.of([report("n", [gpu("a")], held)])
     assert first_to_fit(ledger, request(80), [("ada", stop(1))]) is None
-    claim = first_to_fit(ledger, request(80), [("ada", stop(1)), ("bob", stop(2))])
-    assert claim is not None
-    assert claim.node == "n"
+    hold = first_to_fit(ledger, request(80), [("ada", stop(1)), ("bob", stop(2))])
+    assert hold is not None
+    assert hold.node == "n"
 
 
 def test_sessions_that_the_ledger_does_not_know_are_passed_over() -> None:
     notices = [("gone", stop(1)), ("ada", stop(2))]
-    claim = first_to_fit(two_nodes(), request(100), notices)
-    assert claim is not None
-    assert claim.node == "n1"
+    hold = first_to_fit(two_nodes(), request(100), notices)
+    assert hold is not None
+    assert hold.node == "n1"
 
 
 def test_a_node_that_the_request_must_not_use_does_not_count() -> None:
     notices = [("ada", stop(1)), ("bob", stop(2))]
     for where in ({"left_out": frozenset({"n1"})}, {"node": "n2"}):
-        claim = first_to_fit(two_nodes(), request(50, **where), notices)
-        assert claim is not None
-        assert claim.node == "n2"
+        hold = first_to_fit(two_nodes(), request(50, **where), notices)
+        assert hold is not None
+        assert hold.node == "n2"
 
 
 def test_the_ledger_itself_stays_as_it_is() -> None:
@@ -77,7 +76,7 @@ def test_the_ledger_itself_stays_as_it_is() -> None:
     assert first_to_fit(ledger, request(50), [("ada", stop(1))]) is not None
     assert ledger.free_units("a") == 0
     assert list(ledger.allocations) == ["ada", "bob"]
-    assert not ledger.claims
+    assert not ledger.holds
 
 
 def test_an_action_that_frees_nothing_names_no_node() -> None:
@@ -122,10 +121,10 @@ def test_actions_on_nodes_where_no_request_can_fit_are_left_out() -> None:
     assert helped(ledger, notices, request(41, "T4")) == []
 
 
-def test_a_claim_on_a_node_does_not_rule_its_actions_out() -> None:
-    """It can be the claim of the request itself."""
+def test_a_hold_on_a_node_does_not_rule_its_actions_out() -> None:
+    """It can be the hold of the request itself."""
     ledger = two_nodes()
-    ledger.claim("max", NodeHold.of(request(100), "n2", ("b",)))
+    ledger.hold("max", NodeHold.of(request(100), "n2", ("b",)))
     assert helped(ledger, [("bob", stop(2))], request(100)) == ["bob"]
 
 

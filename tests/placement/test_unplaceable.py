@@ -8,11 +8,10 @@ import pytest
 
 from gpushare_spawner.model.report import GpuReport
 from gpushare_spawner.model.share import Share
-from gpushare_spawner.placement.capacity import Lacking, Obstacle
+from gpushare_spawner.placement.capacity import Lacking, Obstacle, Reason, Shortage, Unplaceable
 from gpushare_spawner.placement.ledger import Ledger
 from gpushare_spawner.placement.node import NodeResources, Requested
 from gpushare_spawner.placement.request import Demand, PlacementRequest
-from gpushare_spawner.placement.unplaceable import Reason, Shortage, Unplaceable
 from tests.placement.reports import active, gpu, report, request
 
 SICK = [gpu("a", 0, healthy=False), gpu("b", 1, healthy=False)]

@@ -119,7 +119,7 @@ class AvailabilityNow:
     def startable(self, alternatives: Iterable[Alternative], instead_of: str = "") -> tuple[Startable, ...]:
         """Return the templates that would start now.
 
-        ``instead_of``: the claim of the spawn that would end first; it is ignored.
+        ``instead_of``: the hold of the spawn that would end first; it is ignored.
         """
         would_start = (
             alternative.template for alternative in alternatives if self._would_start(alternative, instead_of)
@@ -383,7 +383,7 @@ async def after_idle_actions(check: PlacementCheck, queue: SpawnQueue, breaks: L
         if node is None:
             continue
         for ticket, request in waiting.items():
-            if ticket not in expected and supposed.place(ticket.claimant, request, node) is not None:
+            if ticket not in expected and supposed.place(ticket.hold_name, request, node) is not None:
                 expected[ticket] = notice.at
     return expected
 

@@ -3,7 +3,7 @@
 `PlacementCheck` decides whether a share can be placed now, later or never, for the queue and for the form's cards.
 `Positions` counts the earlier spawns that compete with a spawn. `KeptNodes` keeps nodes of other sharing layers free
 for overtaken spawns: no ledger has these GPUs, and their layer's scheduler chooses one, so a whole node is kept. GPUs
-with an agent are kept by claims, see `Placer.claim`. Positions, KeptNodes and Placer live for one pass over the queue.
+with an agent are kept by holds, see `Placer.hold`. Positions, KeptNodes and Placer live for one pass over the queue.
 
 Does not reserve anything and reads no clock: see `reservations`. The order of the queue is in `queue`, the texts of
 refusals are in `wording.spawn_failures`.
@@ -18,13 +18,12 @@ from gpushare_spawner.model.layers import LayerName, Placement
 from gpushare_spawner.model.report import Notice
 from gpushare_spawner.model.share import Share
 from gpushare_spawner.model.template import Template
+from gpushare_spawner.placement.capacity import Reason, Unplaceable
 from gpushare_spawner.placement.feed import EntrySource, LedgerFeed, first_to_fit, helpful_actions
-from gpushare_spawner.placement.hold import NodeHold, able_nodes, cheapest_claim, looking_for_claim
-from gpushare_spawner.placement.ledger import Ledger
+from gpushare_spawner.placement.ledger import Ledger, NodeHold, able_nodes, cheapest_hold, preparing_hold
 from gpushare_spawner.placement.node import Allocation
 from gpushare_spawner.placement.request import Demand, PlacementRequest
-from gpushare_spawner.placement.strategy import PreparedStrategy, Strategy
-from gpushare_spawner.placement.unplaceable import Reason, Unplaceable
+from gpushare_spawner.placement.strategy import RatingStrategy, Strategy
 from gpushare_spawner.quota.accounts import Account
 from gpushare_spawner.quota.order import LimitExceeded
 from gpushare_spawner.spawner.hub import SpawnRefused
@@ -89,7 +88,7 @@ class PlacementCheck:
             unsuitable = not request.models or unplaceable.reason in (Reason.NO_MODEL, Reason.NO_GPUS)
             ineligible = unplaceable.reason is Reason.INELIGIBLE
             return Verdict(LayerOutcome.NEVER, why=why, unsuitable=unsuitable, ineligible=ineligible)
-        if self.fits_without(request, self.ledger.claims.keys()):
+        if self.fits_without(request, self.ledger.holds.keys()):
             return Verdict(LayerOutcome.WAIT, why=EARLIER_FIRST)
         return Verdict(LayerOutcome.WAIT, why=why, left_out=unplaceable.reason is Reason.NOT_ADMITTED)
 
@@ -107,9 +106,9 @@ class PlacementCheck:
         native = replace(self.counted_request(request), layer=LayerName.NATIVE)
         return spawn_form.layer_taken(request.share) if self.ledger.place(native, self.strategy) is not None else ""
 
-    def fits_without(self, request: PlacementRequest, claims: Collection[str]) -> bool:
-        """Return whether a request would fit on a node of these claims without the claims."""
-        return self.ledger.fits_without(self.counted_request(request), claims)
+    def fits_without(self, request: PlacementRequest, holds: Collection[str]) -> bool:
+        """Return whether a request would fit on a node of these holds without the holds."""
+        return self.ledger.fits_without(self.counted_request(request), holds)
 
     def counted_request(self, request: PlacementRequest) -> PlacementRequest:
         """Return the request with its share as the ledger counts it."""
@@ -121,14 +120,14 @@ class PlacementCheck:
         counted = self.counted_request(request)
         if request.node:
             return  # one node needs no pieces
-        if isinstance(self.strategy, PreparedStrategy):
+        if isinstance(self.strategy, RatingStrategy):
             while self.strategy.prepare(counted, self.ledger.capacity, NODES_AT_ONCE):
                 yield
         if self.ledger.place(counted, self.strategy) is None:
             while self.ledger.capacity.prepare_obstacles(request.demand, NODES_AT_ONCE):
                 yield
-            # for its position and its claim
-            yield from looking_for_claim(self.ledger.capacity, counted)
+            # for its position and its hold
+            yield from preparing_hold(self.ledger.capacity, counted)
 
 
 _Kind = tuple[Demand, str]
@@ -299,7 +298,7 @@ NOT_BY_THE_HUB = Placement("", ())
 """The placement of a server that a layer's scheduler places."""
 
 MOST_MOVES = 5
-"""The maximum number of moves of a spawn's claim to another node by pending idle actions. Our value: users come back
+"""The maximum number of moves of a spawn's hold to another node by pending idle actions. Our value: users come back
 before an action, other spawns fill the earlier node, and the spawn could wait for ever.
 """
 
@@ -318,10 +317,10 @@ class Placer:
         self._positions = Positions(check, queue)
         self._kept = KeptNodes()
         self._reached: set[str] = set()
-        """Nodes that the spawns with a claim could use if everything were free there."""
-        # a spawn respects the claims of earlier spawns, but neither its own nor those of later spawns
-        for name in list(feed.ledger.claims):
-            feed.claim(name, None)
+        """Nodes that the spawns with a hold could use if everything were free there."""
+        # a spawn respects the holds of earlier spawns, but neither its own nor those of later spawns
+        for name in list(feed.ledger.holds):
+            feed.hold(name, None)
 
     def place(self, ticket: Ticket) -> Placement | None:
         """Return a place for the ticket; None if it waits on with its new position, or is refused.
@@ -370,12 +369,12 @@ class Placer:
             ahead = self._positions.ahead_of_template(request.template, ticket)
             ticket.says(ahead, (waits or elsewhere).why)
             ticket.elsewhere = not layers.native(request.template)
-            # if GPUs with an agent can serve it, some of these are kept for it: see `claim`
+            # if GPUs with an agent can serve it, some of these are kept for it: see `hold`
             only_here = native is None or native.outcome is LayerOutcome.NEVER
             self._kept.waits(ticket, elsewhere.able if only_here else frozenset(), layers.least_used)
         return None
 
-    async def claim(self, ticket: Ticket, breaks: LoopBreaks) -> None:
+    async def hold(self, ticket: Ticket, breaks: LoopBreaks) -> None:
         """Keep GPUs for a waiting ticket if it is the first in the queue that could use their node.
 
         Chooses the GPUs that will fit it first by notified idle actions. If no action helps, or after `MOST_MOVES`,
@@ -386,18 +385,18 @@ class Placer:
             return
         request = check.counted_request(ticket.request.placement(check.snapshot))
         capacity = check.ledger.capacity
-        await breaks.through(looking_for_claim(capacity, request))
+        await breaks.through(preparing_hold(capacity, request))
         able = able_nodes(capacity, request)
         if ticket.result.done() or ticket not in self._queue or able <= self._reached:
             return
-        claim = await self._first_to_fit(request, breaks) if ticket.moves < MOST_MOVES else None
+        hold = await self._first_to_fit(request, breaks) if ticket.moves < MOST_MOVES else None
         if ticket.result.done() or ticket not in self._queue:
             return
-        claim = claim or cheapest_claim(capacity, request)
-        if claim is not None:
+        hold = hold or cheapest_hold(capacity, request)
+        if hold is not None:
             self._reached |= able
-            ticket.keeps(claim.node)
-            self._feed.claim(ticket.claimant, claim)
+            ticket.keeps(hold.node)
+            self._feed.hold(ticket.hold_name, hold)
 
     async def _first_to_fit(self, request: PlacementRequest, breaks: LoopBreaks) -> NodeHold | None:
         """Return the GPUs that will fit a request first by notified idle actions; None: these do not help it."""
@@ -407,8 +406,7 @@ class Placer:
             helpful += actions
             await breaks.pause_if_due()
         hold = None
-        for claim in first_to_fit(ledger, request, helpful):
-            hold = claim
+        for hold in first_to_fit(ledger, request, helpful):  # noqa: B007
             await breaks.pause_if_due()
         return hold
 

@@ -162,8 +162,8 @@ class Ticket:
     """Whether only other layers can serve it."""
 
     @property
-    def claimant(self) -> str:
-        """The name of its claim in the ledger."""
+    def hold_name(self) -> str:
+        """The name of its hold in the ledger."""
         return f"{self.request.session}#{id(self)}"
 
     def keeps(self, node: str) -> None:
@@ -232,11 +232,11 @@ class SpawnQueue:
         return sum(map(competes, waiting)) >= self.length
 
     def kept_elsewhere(self, besides: str = "") -> frozenset[str]:
-        """Return the nodes of other layers that are kept for spawns. ``besides``: the claim of a spawn to leave out."""
+        """Return the nodes of other layers that are kept for spawns. ``besides``: the hold of a spawn to leave out."""
         return frozenset(
             ticket.kept_elsewhere
             for ticket in self
-            if ticket.kept_elsewhere and not ticket.result.done() and ticket.claimant != besides
+            if ticket.kept_elsewhere and not ticket.result.done() and ticket.hold_name != besides
         )
 
     def join(self, request: SpawnRequest, now: float) -> Ticket:

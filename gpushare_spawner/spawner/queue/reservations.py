@@ -174,7 +174,7 @@ class Reservations(ABC, Generic[Reserved]):
             raise
         finally:
             self.queue.leave(ticket)
-            self.feed.claim(ticket.claimant, None)
+            self.feed.hold(ticket.hold_name, None)
             ticket.changed.set()
             self.place_soon()
 
@@ -298,7 +298,7 @@ class Reservations(ABC, Generic[Reserved]):
                 ticket.hint = f"{ticket.hint} {OVER_QUOTA_WAITS}"
             ticket.considered.set()
             with self._errors_noted():
-                await placer.claim(ticket, breaks)
+                await placer.hold(ticket, breaks)
             return True
         allocation = await self._give(ticket, placement, snapshot)
         ticket.considered.set()
@@ -344,7 +344,7 @@ class Reservations(ABC, Generic[Reserved]):
             with self._errors_noted():
                 await breaks.through(available.preparing_startable(ticket.alternatives))
             await breaks.pause_if_due()
-            startable = available.startable(ticket.alternatives, ticket.claimant)
+            startable = available.startable(ticket.alternatives, ticket.hold_name)
             ticket.publish(now, minutes.get(ticket), startable, available.suitable_gpus(ticket.request.template))
 
     def _why_nothing_is_placed(self, error: Exception) -> str:

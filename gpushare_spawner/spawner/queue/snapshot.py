@@ -24,7 +24,7 @@ from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.model.template import Template, TemplateGpu
 from gpushare_spawner.placement.node import Requested
 from gpushare_spawner.placement.request import ByLayer, PlacementRequest, RecentSpawns, suits
-from gpushare_spawner.placement.strategy import Strategy, WorkloadStrategy
+from gpushare_spawner.placement.strategy import StrandingAwareFgd, Strategy
 from gpushare_spawner.sharing.base import LayerRequest, Tenant
 
 
@@ -374,7 +374,7 @@ class ExpectedWorkload:
 
     def strategy(self, strategy: Strategy, snapshot: GpuSnapshot, now: float) -> Strategy:
         """Return the strategy for the current workload; a strategy that ignores the workload is returned unchanged."""
-        if not isinstance(strategy, WorkloadStrategy):
+        if not isinstance(strategy, StrandingAwareFgd):
             return strategy
         demands = {
             template.name: snapshot.request(template).demand for template in self.offered() if snapshot.native(template)

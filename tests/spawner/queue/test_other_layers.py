@@ -155,7 +155,7 @@ async def test_spawns_that_wait_for_another_layer_take_no_place_in_the_queue_of_
     assert [getattr(one, "refusal", None) for one in refused] == [None, None, "queue-full", "queue-full", "queue-full"]
 
 
-async def test_a_spawn_for_another_layer_claims_no_gpu_and_has_no_estimate_by_idle_actions() -> None:
+async def test_a_spawn_for_another_layer_holds_no_gpu_and_has_no_estimate_by_idle_actions() -> None:
     machine = Machine()
     for gpu in ("a", "b"):
         machine.hold(gpu, 100)
@@ -163,8 +163,8 @@ async def test_a_spawn_for_another_layer_claims_no_gpu_and_has_no_estimate_by_id
     ticket = machine.join("ada", 0.5, layer="kai")
     placer = Placer(made, machine.feed, machine.queue, "this cluster")
     assert placer.place(ticket) is None
-    await placer.claim(ticket, LoopBreaks())
-    assert not machine.feed.ledger.claims
+    await placer.hold(ticket, LoopBreaks())
+    assert not machine.feed.ledger.holds
     assert await after_idle_actions(made, machine.queue, LoopBreaks()) == {}
 
 

@@ -110,7 +110,7 @@ async def test_a_ledger_that_contradicts_itself_is_made_anew_by_the_first_look(
     browser = Browser(hub)
     await browser.log_in("ada")
     assert "Starts now" in (await browser.open("/hub/spawn/ada")).body.decode()
-    for index in hub.reservations.feed.ledger.capacity._indexes._indexes.values():
+    for index in hub.reservations.feed.ledger.capacity._indexes.values():
         entry = ((-1,), "a-node-that-left", ("GPU-that-left",))
         index._entries["a-node-that-left"] = entry
         index._heap.insert(0, entry)
@@ -154,7 +154,7 @@ async def test_an_error_that_a_new_ledger_does_not_mend_ends_the_wait_with_a_cle
 
 @pytest.mark.parametrize(
     ("owner", "name"),
-    [(WaitEstimates, "minutes"), (PlacementCheck, "preparing"), (LedgerFeed, "claim")],
+    [(WaitEstimates, "minutes"), (PlacementCheck, "preparing"), (LedgerFeed, "hold")],
 )
 async def test_a_spawn_that_waits_hears_its_position_whatever_else_fails(
     make_hub: Any, agent: FakeAgent, owner: type, name: str, monkeypatch: pytest.MonkeyPatch

@@ -84,7 +84,7 @@ async def test_what_is_kept_for_a_spawn_is_free_as_soon_as_it_leaves(queue: Runn
     agent.occupy("there-0", 50, 0)
     agent.occupy("there-1", 100, 1)
     whole = queue.start(spawn_request("whole", count=1))
-    await until(lambda: bool(queue.reservations.feed.ledger.claims))
+    await until(lambda: bool(queue.reservations.feed.ledger.holds))
     quarter = spawn_request("quarter", 0.25).template
     assert (await queue.reservations.availability_now()).availability(quarter).kind == "wait"
     whole.cancel()

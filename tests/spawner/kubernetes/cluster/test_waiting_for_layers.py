@@ -164,9 +164,9 @@ async def test_later_spawns_are_placed_on_other_nodes_and_wait_where_there_are_n
     assert (small.ahead, small.hint) == (1, "Earlier spawns are placed first.")
     card = AvailabilityNow(cluster.check(), cluster.machine.queue, "this cluster")
     assert card.availability(small.request.template).text == "Position 3 in queue"
-    assert card.startable([Alternative(small.request.template)], small.claimant) == ()
+    assert card.startable([Alternative(small.request.template)], small.hold_name) == ()
     # for the spawn that the node is kept for it is free: its user may choose a smaller template instead
-    assert card.startable([Alternative(small.request.template)], big.claimant) == (Startable("t", "T"),)
+    assert card.startable([Alternative(small.request.template)], big.hold_name) == (Startable("t", "T"),)
     del cluster.running["s2"]
     assert cluster.look() == ["small"]
     assert small.offer is not None

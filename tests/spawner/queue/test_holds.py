@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gpushare_spawner.model.report import Notice
 from gpushare_spawner.model.share import Tier
-from gpushare_spawner.placement.hold import NodeHold
+from gpushare_spawner.placement.ledger import NodeHold
 from gpushare_spawner.placement.node import Allocation
 from gpushare_spawner.spawner.queue.queue import LoopBreaks, Ticket
 from gpushare_spawner.wording.spawn_failures import EARLIER_FIRST
@@ -25,7 +25,7 @@ async def one_pass(machine: Machine) -> dict[str, str]:
     for ticket in machine.queue:
         place = placer.place(ticket)
         if place is None:
-            await placer.claim(ticket, LoopBreaks())
+            await placer.hold(ticket, LoopBreaks())
             continue
         name, units = ticket.request.session, ticket.request.share.units
         held = Allocation(name, place.gpus, units, 0, units, 0.0)
@@ -36,12 +36,12 @@ async def one_pass(machine: Machine) -> dict[str, str]:
     return placed
 
 
-def claims(machine: Machine) -> list[str]:
-    return [claim.node for claim in machine.feed.ledger.claims.values()]
+def holds(machine: Machine) -> list[str]:
+    return [hold.node for hold in machine.feed.ledger.holds.values()]
 
 
-def claim_of(machine: Machine, ticket: Ticket) -> NodeHold | None:
-    return machine.feed.ledger.claims.get(ticket.claimant)
+def hold_of(machine: Machine, ticket: Ticket) -> NodeHold | None:
+    return machine.feed.ledger.holds.get(ticket.hold_name)
 
 
 async def test_a_spawn_that_waits_keeps_the_gpu_of_which_least_has_to_become_free() -> None:
@@ -51,7 +51,7 @@ async def test_a_spawn_that_waits_keeps_the_gpu_of_which_least_has_to_become_fre
     machine.join("big", count=1)
     machine.join("small", 0.2)
     assert await one_pass(machine) == {"small": "a"}
-    assert claims(machine) == ["b"]
+    assert holds(machine) == ["b"]
     late = machine.join("late", 0.2)
     assert await one_pass(machine) == {}
     assert late.hint == EARLIER_FIRST
@@ -65,10 +65,10 @@ async def test_a_known_idle_action_decides_which_gpu_is_kept() -> None:
     machine.join("big", count=1)
     machine.join("small", 0.2)
     assert await one_pass(machine) == {"small": "b"}
-    assert claims(machine) == ["a"]
+    assert holds(machine) == ["a"]
     machine.notices.clear()
     assert await one_pass(machine) == {}
-    assert claims(machine) == ["b"]
+    assert holds(machine) == ["b"]
 
 
 async def test_idle_actions_that_are_called_off_again_and_again_do_not_keep_a_spawn_waiting() -> None:
@@ -99,10 +99,10 @@ async def test_of_several_idle_actions_the_first_one_that_makes_it_fit_decides()
     machine.join("two", count=2)
     await one_pass(machine)
     # what the notices free is enough on no node: all are alike
-    assert claims(machine) == ["a"]
+    assert holds(machine) == ["a"]
     machine.notify("b-1", Tier.RELEASED, at=300.0)
     await one_pass(machine)
-    assert claims(machine) == ["b"]
+    assert holds(machine) == ["b"]
 
 
 async def test_what_is_kept_is_given_to_the_spawn_itself() -> None:
@@ -113,7 +113,7 @@ async def test_what_is_kept_is_given_to_the_spawn_itself() -> None:
     await one_pass(machine)
     machine.held.pop()
     assert await one_pass(machine) == {"big": "b"}
-    assert not claims(machine)
+    assert not holds(machine)
 
 
 async def test_an_earlier_spawn_is_not_kept_from_what_a_later_one_claims() -> None:
@@ -124,12 +124,12 @@ async def test_an_earlier_spawn_is_not_kept_from_what_a_later_one_claims() -> No
     only = machine.join("only-b", 0.5, node="b")
     machine.join("third", 0.5)
     await one_pass(machine)
-    # a spawn has a claim where it is the first that could use some node
-    assert claims(machine) == ["a"]
-    assert claim_of(machine, only) is None
+    # a spawn has a hold where it is the first that could use some node
+    assert holds(machine) == ["a"]
+    assert hold_of(machine, only) is None
     machine.held.pop()
     assert await one_pass(machine) == {"first": "b"}
-    assert claims(machine) == ["b", "a"]
+    assert holds(machine) == ["b", "a"]
 
 
 async def test_a_spawn_that_waits_for_one_node_holds_up_nobody_who_cannot_use_it() -> None:
@@ -140,11 +140,11 @@ async def test_a_spawn_that_waits_for_one_node_holds_up_nobody_who_cannot_use_it
     whole = machine.join("whole", count=1, ineligible=["labelled"])
     machine.join("small", 0.1, ineligible=["labelled"])
     assert await one_pass(machine) == {"small": "other"}
-    wanted = claim_of(machine, special)
+    wanted = hold_of(machine, special)
     assert wanted is not None
     assert wanted.node == "labelled"
     # and it is not passed by everybody either, although another spawn waits before it
-    kept = claim_of(machine, whole)
+    kept = hold_of(machine, whole)
     assert kept is not None
     assert kept.node == "plain"
 
@@ -155,7 +155,7 @@ async def test_sixty_quarters_go_on_while_one_spawn_waits_for_eight_gpus() -> No
         machine.hold(f"{node}-3", 25)
     big = machine.join("big", count=8)
     await one_pass(machine)
-    kept = claim_of(machine, big)
+    kept = hold_of(machine, big)
     assert kept is not None
     for number in range(60):
         machine.join(f"quarter-{number}", 0.25)
@@ -174,7 +174,7 @@ async def test_cpu_is_kept_with_the_gpus() -> None:
         machine.cpu(node, 4000)
     big = machine.join("big", 0.5, cpu=3)
     await one_pass(machine)
-    kept = claim_of(machine, big)
+    kept = hold_of(machine, big)
     assert kept is not None
     assert kept.node == "a"
     machine.held = [held for held in machine.held if held.gpus != ("GPU-a",)]
@@ -219,11 +219,11 @@ class Day:
         ticket = self.machine.join(name, ineligible=spawn.ineligible, models=list(spawn.models), **gpu)
         self.tickets[name] = ticket
 
-    def lacking(self, claim: NodeHold, without: Collection[str] = ()) -> int:
-        """Units that have to become free for a claim, if these sessions did not exist."""
+    def lacking(self, hold: NodeHold, without: Collection[str] = ()) -> int:
+        """Units that have to become free for a hold, if these sessions did not exist."""
         there = [held for held in self.machine.held if held.session not in without]
-        units = [sum(held.share_units for held in there if gpu in held.gpus) for gpu in claim.gpus]
-        return sum(max(0, held + claim.units - 100) for held in units)
+        units = [sum(held.share_units for held in there if gpu in held.gpus) for gpu in hold.gpus]
+        return sum(max(0, held + hold.units - 100) for held in units)
 
     async def passes(self) -> dict[str, str]:
         """End what is over, and do one pass; return who was placed where."""
@@ -241,10 +241,10 @@ class Day:
     def nobody_was_delayed(self, queued: list[str], placed: dict[str, str]) -> None:
         ledger = self.machine.feed.ledger
         for place, name in enumerate(queued):
-            claim = claim_of(self.machine, self.tickets[name])
+            hold = hold_of(self.machine, self.tickets[name])
             later = {other for other in queued[place + 1 :] if other in placed}
-            if claim is not None:
-                assert self.lacking(claim) == self.lacking(claim, without=later)
+            if hold is not None:
+                assert self.lacking(hold) == self.lacking(hold, without=later)
             if name not in placed:
                 # one that asks for the same never goes first
                 assert not [other for other in later if self.same(other, name)]
@@ -252,12 +252,12 @@ class Day:
         for name in queued:
             if name not in placed and not self.tickets[name].result.done():
                 able = self.able(name)
-                first = [n for n in queued if claim_of(self.machine, self.tickets[n]) and self.able(n) & able]
+                first = [n for n in queued if hold_of(self.machine, self.tickets[n]) and self.able(n) & able]
                 assert first
-        assert len(ledger.claims) <= len(NODES)
+        assert len(ledger.holds) <= len(NODES)
 
     def what_fits_is_used(self, queued: list[str], placed: dict[str, str]) -> None:
-        """A spawn waits only where earlier ones have the GPUs or a claim on them."""
+        """A spawn waits only where earlier ones have the GPUs or a hold on them."""
         ledger = self.machine.feed.ledger
         earlier: list[str] = []
         for name in queued:
@@ -266,11 +266,11 @@ class Day:
                 request = ticket.request.placement(self.machine.check().snapshot)
                 for node in self.able(name):
                     alone = ledger.of_node(node)
-                    for claimant in list(alone.claims):
-                        if claimant not in earlier:
-                            alone.claim(claimant, None)
+                    for hold_name in list(alone.holds):
+                        if hold_name not in earlier:
+                            alone.hold(hold_name, None)
                     assert alone.place(request) is None
-            earlier.append(ticket.claimant)
+            earlier.append(ticket.hold_name)
 
     def able(self, name: str) -> set[str]:
         spawn = self.spawns[name]
