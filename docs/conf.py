@@ -17,7 +17,6 @@ source_url = "https://github.com/gpushare-spawner/gpushare-spawner"
 
 extensions = [
     "myst_parser",
-    "autodoc_traits",
     "sphinx_copybutton",
     "sphinx_design",
     "source_links",

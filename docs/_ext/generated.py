@@ -2,8 +2,7 @@
 
 | directive | argument | shows |
 |---|---|---|
-| gpushare-settings | a name of the entry points `jupyterhub.spawners` | the settings that our spawner adds |
-| gpushare-template-fields | | the fields of a compute template |
+| gpushare-settings | a part of SETTINGS | all settings of that part |
 | gpushare-quota-fields | file or Group | the fields of quotas.yaml, or of an entry of it |
 | gpushare-idle-fields | file, or the name of a part | the fields of idle.yaml, or of a part of it |
 | gpushare-layers | | what each sharing layer can, as a table |
@@ -14,7 +13,6 @@
 | gpushare-metrics | agent-without-token, agent-with-token or service | its metric families |
 | gpushare-addresses | service, agent or notebook | what answers there |
 | gpushare-rest-api | | the operations of the service's REST API |
-| gpushare-chart-values | | the values of the agents' chart |
 | gpushare-frames | notebook, agent or features | the frames of the session socket, or its feature bits |
 | gpushare-fields | module:Class | the fields of a class |
 """
@@ -26,7 +24,7 @@ import contextlib
 import io
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -36,6 +34,7 @@ import yaml
 from docutils import nodes
 from docutils.statemachine import StringList
 from prometheus_client.core import Metric
+from reference_text import Setting
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 from tornado.web import Application
@@ -82,6 +81,34 @@ def chart() -> tuple[dict[str, Any], dict[str, Any]]:
     """The schema of the agents' chart, and its values."""
     folder = Path(__file__).resolve().parents[2] / "helm-values" / "gpushare-agent"
     return json.loads((folder / "values.schema.json").read_text()), yaml.safe_load((folder / "values.yaml").read_text())
+
+
+def _of_schema(of: str) -> Iterator[Setting]:
+    return reference_text.schema_settings(template_schema(of))
+
+
+def _of_commands() -> Iterator[Setting]:
+    for name in cli.COMMANDS:
+        if name not in ("agent", "service"):
+            yield from reference_text.command_settings(command_parser(name))
+
+
+SETTINGS: dict[str, Callable[[], Iterable[Setting]]] = {
+    "gpushare-local": lambda: reference_text.spawner_settings("gpushare-local"),
+    "gpushare-kube": lambda: reference_text.spawner_settings("gpushare-kube"),
+    "agent": lambda: reference_text.command_settings(command_parser("agent")),
+    "service": lambda: reference_text.command_settings(command_parser("service")),
+    "commands": _of_commands,
+    "config-files": lambda: reference_text.environment_settings("config-files"),
+    "library": lambda: reference_text.environment_settings("library"),
+    "templates": lambda: _of_schema("template"),
+    "quotas": lambda: _of_schema("quotas"),
+    "idle": lambda: _of_schema("idle"),
+    "layers": lambda: _of_schema("layers"),
+    "notifiers": lambda: reference_text.schema_settings(notifier_schema()),
+    "chart": lambda: reference_text.chart_values(*chart()),
+}
+"""All settings of the product, by part."""
 
 
 def metric_families(part: str) -> list[Metric]:
@@ -165,12 +192,7 @@ class Generated(SphinxDirective):
 
 class Settings(Generated):
     def text(self, argument: str) -> str:
-        return reference_text.settings(argument)
-
-
-class TemplateFields(Generated):
-    def text(self, argument: str) -> str:
-        return reference_text.template_fields(template_schema())
+        return reference_text.settings(SETTINGS[argument]())
 
 
 class QuotaFields(Generated):
@@ -226,11 +248,6 @@ class RestApi(Generated):
         return reference_text.rest_api(openapi_document("/services/gpushare/"))
 
 
-class ChartValues(Generated):
-    def text(self, argument: str) -> str:
-        return reference_text.chart_values(*chart())
-
-
 class Frames(Generated):
     def text(self, argument: str) -> str:
         return reference_text.frames(argument)
@@ -245,7 +262,6 @@ def setup(app: Sphinx) -> dict[str, bool]:
     """Called by Sphinx."""
     for name, directive in (
         ("settings", Settings),
-        ("template-fields", TemplateFields),
         ("quota-fields", QuotaFields),
         ("idle-fields", IdleFields),
         ("layers", LayerMatrix),
@@ -256,7 +272,6 @@ def setup(app: Sphinx) -> dict[str, bool]:
         ("metrics", Metrics),
         ("addresses", Addresses),
         ("rest-api", RestApi),
-        ("chart-values", ChartValues),
         ("frames", Frames),
         ("fields", Fields),
     ):

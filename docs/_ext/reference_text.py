@@ -13,6 +13,7 @@ import json
 import re
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -103,6 +104,50 @@ def _source(source: LayerSource | None) -> str:
 # -- settings ---------------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Setting:
+    """A setting of the product, or a group of them, as a row of a table."""
+
+    name: str
+    value: str
+    """Type and unit, or the possible values."""
+    default: str
+    effect: str
+    declared: str
+    """Where the code declares it: two settings with the same place are one, at two uses of a class or an option."""
+
+    @property
+    def is_group(self) -> bool:
+        """Whether the settings are its fields."""
+        return self.value == FIELDS
+
+    @property
+    def row(self) -> tuple[str, ...]:
+        return self.name, self.value, self.default, self.effect
+
+
+FIELDS = "fields"
+TRAITS = {
+    "a unicode string": "text",
+    "an int": "integer",
+    "a float": "number",
+    "a boolean": "true, false",
+    "a list": "list",
+    "a dict": "mapping",
+}
+HEAD = ("setting", "value", "default", "effect")
+
+
+def settings(parts: Iterable[Setting]) -> str:
+    """A table of settings."""
+    return table(HEAD, (setting.row for setting in parts))
+
+
+def declared_once(parts: Iterable[Setting]) -> dict[str, Setting]:
+    """The settings without groups by the place of their declaration."""
+    return {setting.declared: setting for setting in parts if not setting.is_group}
+
+
 def spawner(name: str) -> type[HasTraits]:
     """The class of an entry point of `jupyterhub.spawners`. Raises KeyError."""
     found: type[HasTraits] = entry_points(group="jupyterhub.spawners")[name].load()
@@ -117,20 +162,142 @@ def own_settings(cls: type[HasTraits]) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def settings(name: str) -> str:
-    """The settings of a spawner as autodoc_traits' directives."""
+def spawner_settings(name: str) -> Iterator[Setting]:
+    """The settings that our classes add to a spawner."""
     cls = spawner(name)
-    path = f"{cls.__module__}.{cls.__qualname__}"
-    lines = [f".. autotrait:: {path}.{setting}" for setting in own_settings(cls)]
-    return "```{eval-rst}\n" + "\n\n".join(lines) + "\n```\n"
+    for setting in own_settings(cls):
+        trait = cls.class_traits()[setting]
+        owner = next(base for base in cls.__mro__ if setting in vars(base))
+        value = TRAITS.get(trait.info(), trait.info())
+        default = trait.default_value_repr()
+        shown = "" if default in ("None", "''", "[]", "{}", "traitlets.Undefined") else f"`{default}`"
+        yield Setting(f"`{setting}`", value, shown, markup(trait.help), f"{owner.__qualname__}.{setting}")
+
+
+def command_settings(parser: argparse.ArgumentParser) -> Iterator[Setting]:
+    """The arguments and options of a command and of its subcommands."""
+    formatter = argparse.HelpFormatter(parser.prog)
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for part in action.choices.values():
+                yield from command_settings(part)
+        elif not isinstance(action, argparse._HelpAction):
+            name = action.option_strings[-1] if action.option_strings else str(action.metavar or action.dest)
+            text = formatter._expand_help(action) if action.help else ""
+            stated = re.search(r"\s*\(default: ([^()]*(?:\([^()]*\)[^()]*)*)\)", text)
+            effect = text.replace(stated[0], "") if stated else text
+            yield Setting(
+                f"`{name}`" if action.option_strings else f"`{parser.prog} {name}`",
+                _argument(formatter, action),
+                _stated(stated[1]) if stated else "",
+                plain(effect),
+                # an option that several commands share has the same text in all of them
+                f"{name}: {text}" if action.option_strings else f"{parser.prog} {name}",
+            )
+
+
+def _argument(formatter: argparse.HelpFormatter, action: argparse.Action) -> str:
+    if action.nargs == 0:
+        return "flag"
+    if action.choices:
+        return ", ".join(f"`{choice}`" for choice in action.choices)
+    return formatter._format_args(action, action.dest.upper())
+
+
+def _stated(default: str) -> str:
+    return plain(f"x {default}").removeprefix("X ").removesuffix(".") if " " in default else f"`{default}`"
+
+
+def environment_settings(of: str) -> Iterator[Setting]:
+    """The environment variables of the config files, or of the library."""
+    for name, value, default, effect in ENVIRONMENT[of]:
+        yield Setting(f"`{name}`", value, default, effect, name)
+
+
+ENVIRONMENT: dict[str, tuple[tuple[str, str, str, str], ...]] = {
+    "config-files": (
+        ("GPUSHARE_TEMPLATES", "path", "`/etc/gpushare/templates`", "folder of compute templates"),
+        ("GPUSHARE_CONTROL", "path", "`/run/gpushare/control.sock`", "the agent's control socket"),
+        ("GPUSHARE_NAMESPACE", "name", "`$POD_NAMESPACE`", "namespace of the users' pods in a cluster"),
+        (
+            "GPUSHARE_SERVICE_URL",
+            "URL",
+            "`http://127.0.0.1:10190`",
+            "where the dashboard listens for the hub's proxy",
+        ),
+        (
+            "GPUSHARE_HISTORY",
+            "SQLAlchemy URL; `false`: no history",
+            "`gpushare-history.sqlite` beside the hub's SQLite database, else in the folder where the hub runs",
+            "database of the [history](../guides/history.md)",
+        ),
+        (
+            "GPUSHARE_NOTIFIERS",
+            "path",
+            "no messages",
+            "file of [notifiers](notifiers.md): e-mail and webhooks for users whose tab is closed",
+        ),
+        (
+            "GPUSHARE_SECRET_…",
+            "text",
+            "",
+            "secrets that this file names; the service gets all variables with this beginning",
+        ),
+        (
+            "GPUSHARE_SERVICE_OPTIONS",
+            "words",
+            "",
+            "further [options of the service](commands.md), as on a command line",
+        ),
+    ),
+    "library": (
+        (
+            "GPUSHARE_SOCKET",
+            "path",
+            "set by the agent",
+            "the session's socket. Not set: the library hands out the driver's own functions and does nothing. The "
+            "same in setuid programs",
+        ),
+        ("GPUSHARE_DISABLE", "`1`", "", "the same, with the socket set"),
+        (
+            "GPUSHARE_ENGINE",
+            "`managed`, `suspend`, `observe`",
+            "`managed`, also for any other value; set by the agent",
+            "the memory engine. `suspend`: memory stays plain, and the agent "
+            "[suspends](../explanation/native.md#engine-suspend) whole processes; `observe`: another layer shares the "
+            "GPU, and the library [only reports bursts](../explanation/native.md#engine-observe). Read once, at the "
+            "first look-up of a CUDA function",
+        ),
+        (
+            "GPUSHARE_MANAGED",
+            "`0`",
+            "",
+            "allocations stay plain device memory, which cannot leave the GPU. For programs that share GPU memory "
+            "between processes",
+        ),
+        (
+            "GPUSHARE_NVML",
+            "`driver`",
+            "[the share](../explanation/native.md#nvml)",
+            "NVML, and so `nvidia-smi` and `nvitop`, shows the whole GPU and everybody's processes",
+        ),
+        (
+            "GPUSHARE_LOG",
+            "`off`, `error`, `info`, `debug`",
+            "`error`",
+            "messages of the library, to standard error, or with `debug,/path/to/file` to a file",
+        ),
+    ),
+}
+"""Variables of the hub that jupyterhub_config.d reads, and those of a CUDA process: name, value, default, effect."""
 
 
 # -- templates --------------------------------------------------------------------------------------------------------
 
 
-def template_fields(schema: dict[str, Any]) -> str:
-    """A table of the fields that a JSON Schema describes, those of nested objects as `gpu.fraction`."""
-    return table(("field", "value", "not given", "meaning"), _fields(schema, schema, "", mappings=True))
+def schema_settings(schema: dict[str, Any]) -> Iterator[Setting]:
+    """The fields that a JSON Schema describes, with those of nested objects."""
+    return _fields(schema, schema, "", entries=True)
 
 
 def file_fields(schema: dict[str, Any], part: str, *, nested: bool = True) -> str:
@@ -140,18 +307,15 @@ def file_fields(schema: dict[str, Any], part: str, *, nested: bool = True) -> st
     """
     whole_file = part == "file"
     rows = _fields(schema if whole_file else schema["$defs"][part], schema, "")
-    if whole_file or not nested:
-        rows = iter([row for row in rows if "." not in row[0]])
-    return table(("field", "value", "not given", "meaning"), rows)
+    shown = [row.row for row in rows if (nested and not whole_file) or "." not in row.name]
+    return table(("field", "value", "not given", "meaning"), shown)
 
 
-def _fields(
-    part: dict[str, Any], schema: dict[str, Any], prefix: str, mappings: bool = False
-) -> Iterator[tuple[str, ...]]:
-    """Yield the rows. ``mappings``: with the fields of values that have a name of the admin's choice."""
+def _fields(part: dict[str, Any], schema: dict[str, Any], prefix: str, entries: bool = False) -> Iterator[Setting]:
+    """Yield the fields. ``entries``: with the fields of entries of lists, and of mappings by names of the admin."""
     for name, field in part["properties"].items():
         kinds = [kind for kind in field.get("anyOf", field.get("oneOf", [field])) if kind.get("type") != "null"]
-        values = [kind.get("additionalProperties") for kind in kinds if mappings]
+        values = [kind.get("additionalProperties", kind.get("items")) for kind in kinds if entries]
         named = [value for value in values if isinstance(value, dict)]
         references = [kind["$ref"] for kind in (*kinds, *named) if "$ref" in kind]
         inner = next((schema["$defs"][one.rpartition("/")[2]] for one in references), None)
@@ -159,34 +323,36 @@ def _fields(
             kinds, inner = [inner], None
         required = name in part.get("required", ())
         # of text with a unit and a plain number the first: the page says once what plain numbers are
-        value = "fields" if inner is not None else _value(kinds[0])
+        value = FIELDS if inner is not None else _value(kinds[0])
         unit = f" {kinds[-1]['title']}" if "title" in kinds[-1] else ""
         default = "must be given" if required else _default(field.get("default"), inner is not None, unit)
-        yield f"`{prefix}{name}`", value, default, markup(field["description"])
+        declared = f"{part.get('title', '')}.{name}"
+        yield Setting(f"`{prefix}{name}`", value, default, markup(field["description"]), declared)
         if inner is not None:
-            yield from _fields(inner, schema, f"{prefix}{name}.{'NAME.' if named else ''}", mappings)
+            entry = "" if not named else "[]" if kinds[0].get("type") == "array" else ".NAME"
+            yield from _fields(inner, schema, f"{prefix}{name}{entry}.", entries)
 
 
-def chart_values(schema: dict[str, Any], defaults: dict[str, Any]) -> str:
-    """A table of the values of a chart, from its schema and its values.yaml. An object stands as its own values."""
-    return table(("value", "default", "meaning"), _chart_values(schema, defaults, ""))
-
-
-def _chart_values(part: dict[str, Any], defaults: dict[str, Any], prefix: str) -> Iterator[tuple[str, ...]]:
-    for name, field in part["properties"].items():
+def chart_values(schema: dict[str, Any], defaults: dict[str, Any], prefix: str = "") -> Iterator[Setting]:
+    """The values of a chart, from its schema and its values.yaml. An object stands as its own values."""
+    for name, field in schema["properties"].items():
         default = defaults.get(name)
         if "properties" in field and isinstance(default, dict) and default:
-            yield from _chart_values(field, default, f"{prefix}{name}.")
+            yield from chart_values(field, default, f"{prefix}{name}.")
         else:
             shown = f"`{json.dumps(default)}`" if name in defaults else ""
-            yield f"`{prefix}{name}`", shown, markup(field["description"])
+            kinds = [field["type"]] if isinstance(field.get("type"), str) else field.get("type", ())
+            value = " or ".join(_value({**field, "type": kind}) for kind in kinds if kind != "null")
+            # requests and limits are handed to Kubernetes as they are: one setting
+            declared = "resources" if prefix.startswith("resources.") else f"{prefix}{name}"
+            yield Setting(f"`{prefix}{name}`", value, shown, markup(field["description"]), f"chart {declared}")
 
 
 def _value(kind: dict[str, Any]) -> str:
     low, high = kind.get("minimum", kind.get("exclusiveMinimum")), kind.get("maximum")
     match kind["type"]:
         case _ if "enum" in kind:
-            return ", ".join(f"`{value}`" for value in kind["enum"])
+            return ", ".join(f"`{value}`" for value in kind["enum"] if value)
         case _ if "title" in kind:
             return str(kind["title"])
         case "boolean":
@@ -202,7 +368,7 @@ def _value(kind: dict[str, Any]) -> str:
         case "array":
             return "list"
         case "object":
-            return "fields"
+            return "mapping"
     return str(kind["type"])
 
 

@@ -49,16 +49,40 @@ def test_every_setting_of_a_spawner_has_a_text(name: str) -> None:
     assert [setting for setting in own if not cls.class_traits()[setting].help] == []
 
 
-def test_the_settings_page_shows_every_setting_that_any_spawner_adds() -> None:
-    shown = re.findall(r"{gpushare-settings} ([\w-]+)", page("settings.md"))
-    on_page = {name for one in shown for name in reference_text.own_settings(reference_text.spawner(one))}
-    assert {name for one in SPAWNERS for name in reference_text.own_settings(reference_text.spawner(one))} == on_page
+def test_the_settings_page_shows_every_part() -> None:
+    assert re.findall(r"{gpushare-settings} ([\w-]+)", page("settings.md")) == list(generated.SETTINGS)
 
 
-def test_settings_are_read_from_the_class_that_the_entry_point_names() -> None:
-    text = reference_text.settings("gpushare-kube")
-    assert ".GPUShareSpawner.start_attempts" in text
-    assert "agent_socket" not in text
+def test_the_product_has_at_most_300_settings() -> None:
+    declared = {place for part in generated.SETTINGS.values() for place in reference_text.declared_once(part())}
+    assert 200 < len(declared) <= 300
+
+
+@pytest.mark.parametrize("part", generated.SETTINGS)
+def test_every_setting_has_a_value_and_an_effect(part: str) -> None:
+    settings = list(generated.SETTINGS[part]())
+    assert settings
+    assert [setting.name for setting in settings if not setting.effect] == []
+    # those of the chart that are files of their own
+    assert {setting.name for setting in settings if not setting.value} <= {"`quotas`", "`idlePolicy`", "`layers`"}
+
+
+def test_the_settings_of_the_two_named_spawners_are_those_of_all() -> None:
+    shown = {name for one in ("gpushare-local", "gpushare-kube") for name in names(one)}
+    assert {name for one in SPAWNERS for name in names(one)} == shown
+    assert "start_attempts" in names("gpushare-kube")
+    assert "agent_socket" not in names("gpushare-kube")
+
+
+def names(spawner: str) -> list[str]:
+    return reference_text.own_settings(reference_text.spawner(spawner))
+
+
+def test_the_settings_have_every_variable_that_a_config_file_reads() -> None:
+    read = re.compile(r"""environ(?:\.get\(|\[)["'](GPUSHARE_\w+)|, "(GPUSHARE_\w+)"\)""")
+    texts = [path.read_text() for path in (ROOT / "jupyterhub_config.d").glob("[12]0-*.py")]
+    found = {"".join(names) for text in texts for names in read.findall(text)}
+    assert found | {"GPUSHARE_SECRET_…"} == {setting.declared for setting in generated.SETTINGS["config-files"]()}
 
 
 def test_the_map_of_the_architecture_names_every_package() -> None:
@@ -73,13 +97,13 @@ def test_the_map_of_the_architecture_names_every_package() -> None:
 
 def test_every_field_of_a_template_has_a_row_with_value_and_meaning() -> None:
     schema = generated.template_schema()
-    fields = {cells[0].strip("`"): cells for cells in rows(reference_text.template_fields(schema))}
+    fields = {setting.name.strip("`"): setting.row for setting in generated.SETTINGS["templates"]()}
     named = {name for part in [schema, *schema["$defs"].values()] for name in part.get("properties", ())}
     assert {name.rpartition(".")[2] for name in fields} >= named
     assert fields["name"][2] == "must be given"
     assert fields["gpu.count"][1] == "1 to 64"
-    assert fields["gpu.memory.limit"][1:3] == ["percent like 80%, bytes like 12Gi", "`100%`"]
-    assert fields["idle.warn_before"][1:3] == ["duration like 15m", "300 seconds"]
+    assert fields["gpu.memory.limit"][1:3] == ("percent like 80%, bytes like 12Gi", "`100%`")
+    assert fields["idle.warn_before"][1:3] == ("duration like 15m", "300 seconds")
     assert [name for name, cells in fields.items() if not cells[1] or not cells[3]] == []
 
 
@@ -103,14 +127,12 @@ def test_every_field_of_a_quota_has_a_row_with_value_and_meaning() -> None:
     assert [cells for part in tables.values() for cells in part if not cells[1] or not cells[3]] == []
 
 
-def test_every_value_of_the_chart_has_a_row_with_its_default_and_a_meaning() -> None:
+def test_every_value_of_the_chart_has_a_row_with_its_default() -> None:
     schema, defaults = generated.chart()
-    shown = {cells[0].strip("`"): cells for cells in rows(reference_text.chart_values(schema, defaults))[2:]}
+    shown = {setting.name.strip("`"): setting for setting in reference_text.chart_values(schema, defaults)}
     assert {name.partition(".")[0] for name in shown} == schema["properties"].keys()
-    assert shown["gpus.from"][1] == '`"claim"`'
-    assert shown["hub.readCapacity"][1] == "`true`"
-    assert [name for name, cells in shown.items() if not cells[2]] == []
-    assert "{gpushare-chart-values}" in page("chart.md")
+    assert shown["gpus.from"].default == '`"claim"`'
+    assert shown["hub.readCapacity"].default == "`true`"
 
 
 # -- commands ---------------------------------------------------------------------------------------------------------
@@ -249,14 +271,15 @@ def test_the_librarys_frames_are_those_of_the_code() -> None:
     assert features == {str(feature.name): feature.value for feature in Feature}
 
 
-def test_the_librarys_page_has_exactly_the_variables_that_the_library_reads() -> None:
+def test_the_settings_have_exactly_the_variables_that_the_library_reads() -> None:
     sources = "\n".join(path.read_text() for path in sorted(PRELOAD.rglob("*.c")))
     read = set(re.findall(r'getenv\("(GPUSHARE_\w+)"\)', sources))
     read |= set(re.findall(r'"(GPUSHARE_\w+)"', sources))
-    assert {re.match(r"`(\w+)", cells[0])[1] for cells in rows(page("library.md"))[2:]} == read  # type: ignore[index]
+    assert {setting.declared for setting in generated.SETTINGS["library"]()} == read
     levels = re.findall(r'{"(\w+)", LOG_', (PRELOAD / "platform" / "log.c").read_text())
     assert levels
-    assert all(f"`{level}`" in page("library.md") for level in levels)
+    values = {setting.declared: setting.value for setting in generated.SETTINGS["library"]()}
+    assert all(f"`{level}`" in values["GPUSHARE_LOG"] for level in levels)
 
 
 # -- sharing layers ---------------------------------------------------------------------------------------------------
