@@ -17,7 +17,9 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, TypeVar
+from enum import StrEnum
+from functools import cache
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -37,25 +39,7 @@ from gpushare_spawner.model.quantity import Instant, PercentOrBytes, parse_perce
 from gpushare_spawner.model.report import Notice
 from gpushare_spawner.model.share import UNITS_PER_GPU, Share, Tier, UseRule
 
-_Value = TypeVar("_Value")
-
-
-def read_json(annotations: Mapping[str, str], name: str, kind: TypeAdapter[_Value], otherwise: _Value) -> _Value:
-    """Return an annotation's value; ``otherwise`` if it is absent. Raises ValueError, which names the annotation."""
-    text = annotations.get(name)
-    if text is None:
-        return otherwise
-    try:
-        return kind.validate_json(text)
-    except ValidationError as error:
-        raise ValueError(f"the annotation {name} is {text!r}: {first_problem(error)}") from None
-
-
-def first_problem(error: ValidationError) -> str:
-    """Return the wrong field and the reason: "until: Input should be a finite number"."""
-    first = error.errors(include_url=False)[0]
-    return f"{'.'.join(map(str, first['loc'])) or 'it'}: {first['msg']}"
-
+_Choice = TypeVar("_Choice", bound=StrEnum)
 
 PREFIX = "gpushare-spawner.io/"
 """The prefix of all names of the project in a cluster: annotations, labels and resources."""
@@ -75,60 +59,6 @@ MESSAGES = PREFIX + "messages"
 that of `MESSAGE`."""
 ANSWERS = PREFIX + "answers"
 """Annotation: JSON list of the last `model.controls.AskAnswer`, the latest last."""
-
-_KEEP: TypeAdapter[Keep | None] = TypeAdapter(Keep)
-_EXEMPTION: TypeAdapter[Exemption | None] = TypeAdapter(Exemption)
-_MESSAGE: TypeAdapter[Message | None] = TypeAdapter(Message)
-_MESSAGES: TypeAdapter[tuple[Message, ...]] = TypeAdapter(tuple[Message, ...])
-_KEEPS: TypeAdapter[tuple[float, ...]] = TypeAdapter(Annotated[tuple[Instant, ...], Field(max_length=MOST_KEEPS)])
-_ANSWERS: TypeAdapter[tuple[AskAnswer, ...]] = TypeAdapter(tuple[AskAnswer, ...])
-
-
-def controls_patch(controls: Controls) -> dict[str, str | None]:
-    """Return the annotations of a merge patch that sets a session's controls."""
-    keep, exemption = controls.keep, controls.exemption
-    return {
-        KEEP: None if keep is None else keep.model_dump_json(),
-        KEEPS: _KEEPS.dump_json(controls.keeps).decode() if controls.keeps else None,
-        EXEMPTION: None if exemption is None else exemption.model_dump_json(),
-    }
-
-
-def messages_patch(messages: Sequence[Message]) -> dict[str, str | None]:
-    """Return the annotations of a merge patch that shows the user these messages, the earliest first, and no others."""
-    if not messages:
-        return {MESSAGE: None, MESSAGES: None}
-    return {MESSAGE: messages[-1].model_dump_json(), MESSAGES: _MESSAGES.dump_json(tuple(messages)).decode()}
-
-
-def answers_patch(before: Iterable[AskAnswer], answer: AskAnswer) -> dict[str, str | None]:
-    """Return the annotations of a merge patch that answers an ask. ``before``: the earlier answers."""
-    kept = [earlier for earlier in before if earlier.number != answer.number][-(MOST_ASKS - 1) :]
-    return {ANSWERS: _ANSWERS.dump_json((*kept, answer)).decode()}
-
-
-def read_controls(annotations: Mapping[str, str]) -> Controls:
-    """Return the controls in annotations. Raises ValueError, which names the wrong annotation."""
-    return Controls(
-        keep=read_json(annotations, KEEP, _KEEP, None),
-        keeps=read_json(annotations, KEEPS, _KEEPS, ()),
-        exemption=read_json(annotations, EXEMPTION, _EXEMPTION, None),
-    )
-
-
-def read_messages(annotations: Mapping[str, str]) -> tuple[Message, ...]:
-    """Return the present messages, the earliest first. Raises ValueError as `read_controls` does."""
-    last = read_json(annotations, MESSAGE, _MESSAGE, None)
-    messages = read_json(annotations, MESSAGES, _MESSAGES, ())
-    if last is None or last in messages:
-        return messages if last is not None else ()
-    return (last,)  # from an older service
-
-
-def read_answers(annotations: Mapping[str, str]) -> tuple[AskAnswer, ...]:
-    """Return the last answers. Raises ValueError as `read_controls` does."""
-    return read_json(annotations, ANSWERS, _ANSWERS, ())
-
 
 RESIZE = PREFIX + "resize"
 """Annotation: JSON of `ShareChange`, the service's request; absent: there is none."""
@@ -165,30 +95,6 @@ class ShareChangeAnswer(_Part):
     number: Annotated[int, Field(ge=1)]
     refused: Failure | None = None
     """None if the share was changed."""
-
-
-_CHANGE: TypeAdapter[ShareChange | None] = TypeAdapter(ShareChange)
-_ANSWER: TypeAdapter[ShareChangeAnswer | None] = TypeAdapter(ShareChangeAnswer)
-
-
-def resize_patch(change: ShareChange | None) -> dict[str, str | None]:
-    """Return the annotations of a merge patch that requests another share; None withdraws the request."""
-    return {RESIZE: None if change is None else change.model_dump_json()}
-
-
-def resized_patch(answer: ShareChangeAnswer) -> dict[str, str | None]:
-    """Return the annotations of a merge patch that answers a request for another share."""
-    return {RESIZED: answer.model_dump_json(), RESIZE: None}
-
-
-def read_resize(annotations: Mapping[str, str]) -> ShareChange | None:
-    """Return the service's request for another share. Raises ValueError, which names the wrong annotation."""
-    return read_json(annotations, RESIZE, _CHANGE, None)
-
-
-def read_resized(annotations: Mapping[str, str]) -> ShareChangeAnswer | None:
-    """Return the agent's last answer. Raises ValueError, which names the wrong annotation."""
-    return read_json(annotations, RESIZED, _ANSWER, None)
 
 
 SESSION = PREFIX + "session"
@@ -244,9 +150,6 @@ SESSION_SELECTOR = f"{SESSION_LABEL}={SESSION_LABEL_VALUE}"
 """Label selector: every pod with a share."""
 
 WHOLE_MEMORY = "100%"
-
-
-_USE_RULE = TypeAdapter(UseRule)
 
 
 class AnnotationProblem(ValueError):
@@ -309,46 +212,9 @@ class PodSession:
 
     def annotations(self) -> dict[str, str]:
         """Return the annotations for the pod's metadata. The inverse of `pod_session`."""
-        written = {
-            SESSION: self.session,
-            TEMPLATE: self.template,
-            SHARE: str(self.share_units),
-            GPU: ",".join(self.gpus),
-            GPU_INDEX: ",".join(map(str, self.gpu_indices)),
-            BORROWED: str(self.borrowed_units),
-            **_written_tier(self.tier, self.tier_since, self.effective_units),
-        }
-        if self.idle_since is not None:
-            written[IDLE_SINCE] = _written_guard(self.idle_since)
-        if self.if_gpu_seconds is not None:
-            written[IF_GPU_SECONDS] = _written_guard(self.if_gpu_seconds)
-        if self.use is not None:
-            written[USE] = _USE_RULE.dump_json(self.use).decode()
-        if self.yields_until is not None:
-            written[YIELDS_UNTIL] = _written_instant(self.yields_until)
-        if self.memory_limit != WHOLE_MEMORY:
-            written[MEMORY_LIMIT] = self.memory_limit
-        if self.quota:
-            written[QUOTA] = self.quota
-        if self.user_units is not None:
-            written[USER_UNITS] = str(self.user_units)
-        if not self.oversubscribe:
-            written[OVERSUBSCRIBE] = "false"
-        if self.engine is not MemoryEngine.MANAGED:
-            written[ENGINE] = self.engine.value
-        if self.notice is not None:
-            written[NOTICE] = self.notice.model_dump_json()
-        controls = dict(controls_patch(self.controls))
-        controls |= messages_patch(self.messages)
-        for number, answer in enumerate(self.answers):
-            controls |= answers_patch(self.answers[:number], answer)
-        if self.resized is not None:
-            controls |= resized_patch(self.resized)
-        if self.resize is not None:
-            controls |= resize_patch(self.resize)
-        if self.placed_units is not None:
-            written[PLACED_SHARE] = str(self.placed_units)
-        return written | {name: text for name, text in controls.items() if text is not None}
+        values = {**vars(self), **dict(self.controls), "message": _last(self.messages)}
+        patch = _patch(**values)
+        return {name: text for name, text in patch.items() if text is not None}
 
 
 def labels() -> dict[str, str]:
@@ -361,153 +227,11 @@ def is_session(pod_labels: Mapping[str, str] | None) -> bool:
     return (pod_labels or {}).get(SESSION_LABEL) == SESSION_LABEL_VALUE
 
 
-def pod_session(annotations: Mapping[str, str] | None) -> PodSession:
-    """Return a session from its pod's annotations.
-
-    Raises AnnotationProblem, which names every missing or wrong annotation, with advice.
-    """
-    given = annotations or {}
-    problems: list[str] = []
-
-    def read(name: str, parse: Callable[[str], _Value], instead: _Value, default: _Value | None = None) -> _Value:
-        text = given.get(name)
-        if text is None:
-            if default is not None:
-                return default
-            problems.append(f"the annotation {name} is missing")
-            return instead
-        try:
-            return parse(text)
-        except ValueError as error:
-            problems.append(f"the annotation {name} is {text!r}: {error}")
-            return instead
-
-    session = read(SESSION, _some_text, "")
-    template = read(TEMPLATE, _some_text, "")
-    share = read(SHARE, _units_from(1), 0)
-    no_gpus: tuple[str, ...] = ()
-    no_indices: tuple[int, ...] = ()
-    gpus = read(GPU, _uuids, no_gpus)
-    indices = read(GPU_INDEX, _indices, no_indices)
-    borrowed = read(BORROWED, _units_from(0), 0, default=0)
-    tier = read(TIER, _tier, Tier.ACTIVE, default=Tier.ACTIVE)
-    since = read(TIER_SINCE, _instant, 0.0)
-    effective = read(EFFECTIVE_SHARE, _units_from(0), 0, default=share)
-    notice = read(NOTICE, _notice, None) if NOTICE in given else None
-    idle_since = read(IDLE_SINCE, _instant, 0.0) if IDLE_SINCE in given else None
-    if_gpu_seconds = read(IF_GPU_SECONDS, _instant, 0.0) if IF_GPU_SECONDS in given else None
-    use = read(USE, _USE_RULE.validate_json, None) if USE in given else None
-    yields_until = read(YIELDS_UNTIL, _instant, 0.0) if YIELDS_UNTIL in given else None
-    user_units = read(USER_UNITS, _units_from(1), 0) if USER_UNITS in given else None
-    memory_limit = read(MEMORY_LIMIT, _amount, WHOLE_MEMORY, default=WHOLE_MEMORY)
-    oversubscribe = read(OVERSUBSCRIBE, _truth, True, default=True)
-    engine = read(ENGINE, _engine, MemoryEngine.MANAGED, default=MemoryEngine.MANAGED)
-    controls: Controls = NO_CONTROLS
-    messages: tuple[Message, ...] = ()
-    answers: tuple[AskAnswer, ...] = ()
-    resize: ShareChange | None = None
-    resized: ShareChangeAnswer | None = None
-    placed = read(PLACED_SHARE, _units_from(1), 0) if PLACED_SHARE in given else None
-    try:
-        controls, messages, answers = read_controls(given), read_messages(given), read_answers(given)
-        resize, resized = read_resize(given), read_resized(given)
-    except ValueError as error:
-        problems.append(str(error))
-    if not problems:
-        if len(gpus) != len(indices):
-            problems.append(f"{GPU} names {len(gpus)} GPUs and {GPU_INDEX} {len(indices)}: both list the same GPUs")
-        for name, units in ((BORROWED, borrowed), (EFFECTIVE_SHARE, effective)):
-            if units > share:
-                problems.append(f"the annotation {name} is {units}, which is more than the share of {share}")
-    if problems:
-        raise AnnotationProblem(problems)
-    return PodSession(
-        session=session,
-        template=template,
-        share_units=share,
-        gpus=gpus,
-        gpu_indices=indices,
-        tier_since=since,
-        borrowed_units=borrowed,
-        tier=tier,
-        effective_units=effective,
-        notice=notice,
-        idle_since=idle_since,
-        if_gpu_seconds=if_gpu_seconds,
-        use=use,
-        yields_until=yields_until,
-        memory_limit=memory_limit,
-        oversubscribe=oversubscribe,
-        engine=engine,
-        quota=given.get(QUOTA, ""),
-        user_units=user_units,
-        controls=controls,
-        messages=messages,
-        answers=answers,
-        resize=resize,
-        resized=resized,
-        placed_units=placed,
-    )
+def _last(messages: Sequence[Message]) -> Message | None:
+    return messages[-1] if messages else None
 
 
-def tier_patch(
-    tier: Tier,
-    since: float,
-    effective_units: int,
-    idle_since: float | None = None,
-    yields_until: float | None = None,
-    if_gpu_seconds: float | None = None,
-    use: UseRule | None = None,
-) -> dict[str, str | None]:
-    """Return the annotations of a merge patch that changes a session's tier and withdraws the notice.
-
-    The other arguments are the values of `IDLE_SINCE`, `YIELDS_UNTIL`, `IF_GPU_SECONDS` and `USE`.
-    """
-    return {
-        **_written_tier(tier, since, effective_units),
-        IDLE_SINCE: None if idle_since is None else _written_guard(idle_since),
-        IF_GPU_SECONDS: None if if_gpu_seconds is None else _written_guard(if_gpu_seconds),
-        USE: None if use is None else _USE_RULE.dump_json(use).decode(),
-        YIELDS_UNTIL: None if yields_until is None else _written_instant(yields_until),
-        NOTICE: None,
-    }
-
-
-def notice_patch(notice: Notice | None) -> dict[str, str | None]:
-    """Return the annotations of a merge patch that sends the user a notice, or (None) withdraws it."""
-    return {NOTICE: None if notice is None else notice.model_dump_json()}
-
-
-def borrowed_patch(borrowed_units: int) -> dict[str, str | None]:
-    """Return the annotations of a merge patch with the units of the share that are borrowed now."""
-    return {BORROWED: str(borrowed_units)}
-
-
-def share_patch(share_units: int, placed_units: int, memory_limit: str) -> dict[str, str | None]:
-    """Return the annotations of a merge patch after a change of the share. The caller adds those of the tier."""
-    return {
-        SHARE: str(share_units),
-        PLACED_SHARE: str(placed_units),
-        MEMORY_LIMIT: None if memory_limit == WHOLE_MEMORY else memory_limit,
-    }
-
-
-def _written_tier(tier: Tier, since: float, effective_units: int) -> dict[str, str]:
-    if tier is Tier.STOPPED:
-        raise ValueError("a pod has no tier 'stopped': a stopped session's pod is gone")
-    return {TIER: str(tier), TIER_SINCE: f"{since:.3f}", EFFECTIVE_SHARE: str(effective_units)}
-
-
-def _written_instant(instant: float) -> str:
-    return f"{instant:.3f}"
-
-
-def _written_guard(seconds: float) -> str:
-    # rounded up: if rounded down, the work that the service has already counted would void the action
-    return f"{math.ceil(seconds * 1000) / 1000:.3f}"
-
-
-def _some_text(text: str) -> str:
+def _text(text: str) -> str:
     if not text:
         raise ValueError("it must not be empty")
     return text
@@ -536,11 +260,25 @@ def _indices(text: str) -> tuple[int, ...]:
     return tuple(map(int, parts))
 
 
-def _tier(text: str) -> Tier:
-    tiers = [tier for tier in Tier if tier is not Tier.STOPPED]
-    if text not in tiers:
-        raise ValueError(f"write one of {', '.join(tiers)}")
-    return Tier(text)
+def _listed(values: Iterable[object]) -> str:
+    return ",".join(map(str, values))
+
+
+def _one_of(choices: Iterable[_Choice]) -> Callable[[str], _Choice]:
+    by_text = {choice.value: choice for choice in choices}
+
+    def parse(text: str) -> _Choice:
+        if text not in by_text:
+            raise ValueError(f"write one of {', '.join(by_text)}")
+        return by_text[text]
+
+    return parse
+
+
+def _written_tier(tier: Tier) -> str:
+    if tier is Tier.STOPPED:
+        raise ValueError("a pod has no tier 'stopped': a stopped session's pod is gone")
+    return tier.value
 
 
 def _instant(text: str) -> float:
@@ -549,8 +287,13 @@ def _instant(text: str) -> float:
     return float(text)
 
 
-def _amount(text: str) -> str:
-    return str(parse_percent_or_bytes(text))
+def _written_instant(instant: float) -> str:
+    return f"{instant:.3f}"
+
+
+def _written_guard(seconds: float) -> str:
+    # rounded up: if rounded down, the work that the service has already counted would void the action
+    return f"{math.ceil(seconds * 1000) / 1000:.3f}"
 
 
 def _truth(text: str) -> bool:
@@ -559,18 +302,192 @@ def _truth(text: str) -> bool:
     return text == "true"
 
 
-def _engine(text: str) -> MemoryEngine:
-    try:
-        return MemoryEngine(text)
-    except ValueError:
-        raise ValueError(f"write one of {', '.join(MemoryEngine)}") from None
+def _written_truth(value: bool) -> str:
+    return "true" if value else "false"
 
 
-def _notice(text: str) -> Notice:
-    try:
-        return Notice.model_validate_json(text)
-    except ValidationError as error:
-        raise ValueError(f"write the JSON of a notice ({first_problem(error)})") from None
+@dataclass(frozen=True)
+class _Annotation:
+    """The text of one field of a session. ``read`` raises ValueError."""
+
+    field: str
+    """Of `PodSession` or of its controls; `message` is the last of `messages`."""
+    read: Callable[[str], Any]
+    write: Callable[[Any], str] = str
+    always: bool = False
+    """Whether the field's default value is written too."""
+
+    @property
+    def default(self) -> Any:
+        """The value of an absent annotation; MISSING if it must not be absent."""
+        return _DEFAULTS[self.field]
+
+    def written(self, value: Any) -> str | None:
+        """Return the text; None for a default value, which needs none."""
+        return self.write(value) if self.always or value != self.default else None
+
+
+def _json(field: str, kind: Any) -> _Annotation:
+    """Return an annotation with the JSON of a type that pydantic knows."""
+    adapter = cache(lambda: TypeAdapter(kind))
+
+    def read(text: str) -> Any:
+        try:
+            return adapter().validate_json(text)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            raise ValueError(f"{'.'.join(map(str, first['loc'])) or 'it'}: {first['msg']}") from None
+
+    return _Annotation(field, read, lambda value: adapter().dump_json(value).decode())
+
+
+_DEFAULTS: dict[str, Any] = {
+    **{field.name: field.default for field in dataclasses.fields(PodSession)},
+    **dict(NO_CONTROLS),
+    "message": None,
+    "effective_units": None,  # the whole share
+}
+_ANNOTATIONS = {
+    SESSION: _Annotation("session", _text),
+    TEMPLATE: _Annotation("template", _text),
+    SHARE: _Annotation("share_units", _units_from(1)),
+    GPU: _Annotation("gpus", _uuids, _listed),
+    GPU_INDEX: _Annotation("gpu_indices", _indices, _listed),
+    BORROWED: _Annotation("borrowed_units", _units_from(0), always=True),
+    TIER: _Annotation("tier", _one_of(tier for tier in Tier if tier is not Tier.STOPPED), _written_tier, always=True),
+    TIER_SINCE: _Annotation("tier_since", _instant, _written_instant),
+    EFFECTIVE_SHARE: _Annotation("effective_units", _units_from(0)),
+    IDLE_SINCE: _Annotation("idle_since", _instant, _written_guard),
+    IF_GPU_SECONDS: _Annotation("if_gpu_seconds", _instant, _written_guard),
+    USE: _json("use", UseRule),
+    YIELDS_UNTIL: _Annotation("yields_until", _instant, _written_instant),
+    MEMORY_LIMIT: _Annotation("memory_limit", parse_percent_or_bytes),
+    OVERSUBSCRIBE: _Annotation("oversubscribe", _truth, _written_truth),
+    ENGINE: _Annotation("engine", _one_of(MemoryEngine), str),
+    QUOTA: _Annotation("quota", str),
+    USER_UNITS: _Annotation("user_units", _units_from(1)),
+    NOTICE: _json("notice", Notice),
+    KEEP: _json("keep", Keep),
+    KEEPS: _json("keeps", Annotated[tuple[Instant, ...], Field(max_length=MOST_KEEPS)]),
+    EXEMPTION: _json("exemption", Exemption),
+    MESSAGE: _json("message", Message),
+    MESSAGES: _json("messages", tuple[Message, ...]),
+    ANSWERS: _json("answers", tuple[AskAnswer, ...]),
+    RESIZE: _json("resize", ShareChange),
+    RESIZED: _json("resized", ShareChangeAnswer),
+    PLACED_SHARE: _Annotation("placed_units", _units_from(1)),
+}
+
+
+def _patch(**values: Any) -> dict[str, str | None]:
+    """Return the annotations of a merge patch that sets these fields."""
+    return {
+        name: annotation.written(values[annotation.field])
+        for name, annotation in _ANNOTATIONS.items()
+        if annotation.field in values
+    }
+
+
+def pod_session(annotations: Mapping[str, str] | None) -> PodSession:
+    """Return a session from its pod's annotations.
+
+    Raises AnnotationProblem, which names every missing or wrong annotation, with advice.
+    """
+    given = annotations or {}
+    problems: list[str] = []
+    values: dict[str, Any] = {}
+    for name, annotation in _ANNOTATIONS.items():
+        text = given.get(name)
+        try:
+            values[annotation.field] = annotation.default if text is None else annotation.read(text)
+        except ValueError as error:
+            problems.append(f"the annotation {name} is {text!r}: {error}")
+            continue
+        if values[annotation.field] is dataclasses.MISSING:
+            problems.append(f"the annotation {name} is missing")
+    if not problems:
+        gpus, indices, share = values["gpus"], values["gpu_indices"], values["share_units"]
+        if values["effective_units"] is None:
+            values["effective_units"] = share
+        if len(gpus) != len(indices):
+            problems.append(f"{GPU} names {len(gpus)} GPUs and {GPU_INDEX} {len(indices)}: both list the same GPUs")
+        for name in (BORROWED, EFFECTIVE_SHARE):
+            units = values[_ANNOTATIONS[name].field]
+            if units > share:
+                problems.append(f"the annotation {name} is {units}, which is more than the share of {share}")
+    if problems:
+        raise AnnotationProblem(problems)
+    controls = Controls(**{name: values.pop(name) for name in Controls.model_fields})
+    last = values.pop("message")
+    if last not in values["messages"]:
+        values["messages"] = () if last is None else (last,)  # of a writer that does not know MESSAGES
+    return PodSession(controls=controls, **values)
+
+
+def tier_patch(
+    tier: Tier,
+    since: float,
+    effective_units: int,
+    idle_since: float | None = None,
+    yields_until: float | None = None,
+    if_gpu_seconds: float | None = None,
+    use: UseRule | None = None,
+) -> dict[str, str | None]:
+    """Return the annotations of a merge patch that changes a session's tier and withdraws the notice.
+
+    The other arguments are the values of `IDLE_SINCE`, `YIELDS_UNTIL`, `IF_GPU_SECONDS` and `USE`.
+    """
+    return _patch(
+        tier=tier,
+        tier_since=since,
+        effective_units=effective_units,
+        idle_since=idle_since,
+        yields_until=yields_until,
+        if_gpu_seconds=if_gpu_seconds,
+        use=use,
+        notice=None,
+    )
+
+
+def notice_patch(notice: Notice | None) -> dict[str, str | None]:
+    """Return the annotations of a merge patch that sends the user a notice, or (None) withdraws it."""
+    return _patch(notice=notice)
+
+
+def borrowed_patch(borrowed_units: int) -> dict[str, str | None]:
+    """Return the annotations of a merge patch with the units of the share that are borrowed now."""
+    return _patch(borrowed_units=borrowed_units)
+
+
+def share_patch(share_units: int, placed_units: int, memory_limit: str) -> dict[str, str | None]:
+    """Return the annotations of a merge patch after a change of the share. The caller adds those of the tier."""
+    return _patch(share_units=share_units, placed_units=placed_units, memory_limit=memory_limit)
+
+
+def controls_patch(controls: Controls) -> dict[str, str | None]:
+    """Return the annotations of a merge patch that sets a session's controls."""
+    return _patch(**dict(controls))
+
+
+def messages_patch(messages: Sequence[Message]) -> dict[str, str | None]:
+    """Return the annotations of a merge patch that shows the user these messages, the earliest first, and no others."""
+    return _patch(message=_last(messages), messages=tuple(messages))
+
+
+def answers_patch(before: Iterable[AskAnswer], answer: AskAnswer) -> dict[str, str | None]:
+    """Return the annotations of a merge patch that answers an ask. ``before``: the earlier answers."""
+    kept = [earlier for earlier in before if earlier.number != answer.number][-(MOST_ASKS - 1) :]
+    return _patch(answers=(*kept, answer))
+
+
+def resize_patch(change: ShareChange | None) -> dict[str, str | None]:
+    """Return the annotations of a merge patch that requests another share; None withdraws the request."""
+    return _patch(resize=change)
+
+
+def resized_patch(answer: ShareChangeAnswer) -> dict[str, str | None]:
+    """Return the annotations of a merge patch that answers a request for another share."""
+    return _patch(resized=answer, resize=None)
 
 
 LAYER = PREFIX + "layer"
