@@ -16,6 +16,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gpushare_spawner.model.frames import MAX_TEXT_LETTERS, AskKind
+from gpushare_spawner.model.part import MessagePart
 from gpushare_spawner.model.quantity import Instant
 
 MOST_KEEPS = 16
@@ -29,12 +30,7 @@ AskNumber = Annotated[int, Field(ge=1, le=2**32 - 1)]
 Text = Annotated[str, Field(max_length=MAX_TEXT_LETTERS)]
 
 
-class _Control(BaseModel):
-    # Unknown fields are ignored: a newer service can write more than this agent understands.
-    model_config = ConfigDict(extra="ignore", frozen=True)
-
-
-class Keep(_Control):
+class Keep(MessagePart):
     """A user's keep of the share: no downgrade, release or idle stop until it ends."""
 
     until: Instant
@@ -43,7 +39,7 @@ class Keep(_Control):
     """The name of the user or admin."""
 
 
-class Exemption(_Control):
+class Exemption(MessagePart):
     """An admin's exemption of the session from all idle actions."""
 
     until: Instant | None = None
@@ -67,7 +63,7 @@ class MessageCause(StrEnum):
         return cls.ADMIN  # a cause of a newer version
 
 
-class Message(_Control):
+class Message(MessagePart):
     """An admin's message to the session's user. Instants in the text have the form of `wording.amounts.utc`."""
 
     text: Annotated[str, Field(min_length=1, max_length=MAX_TEXT_LETTERS)]
@@ -86,7 +82,7 @@ def without_message(messages: Iterable[Message], cause: MessageCause) -> tuple[M
     return tuple(message for message in messages if message.cause is not cause)
 
 
-class Ask(_Control):
+class Ask(MessagePart):
     """An ask: a request of the session's own notebook server to the service."""
 
     number: AskNumber
@@ -99,7 +95,7 @@ class Ask(_Control):
     """The instant of its arrival, by the agent's clock."""
 
 
-class AskAnswer(_Control):
+class AskAnswer(MessagePart):
     """The result of an ask."""
 
     number: AskNumber
@@ -108,7 +104,7 @@ class AskAnswer(_Control):
     at: Instant
 
 
-class Controls(_Control):
+class Controls(MessagePart):
     """The present controls of a session. The service always writes all of them."""
 
     keep: Keep | None = None
@@ -125,11 +121,8 @@ MAX_REASON = 200
 """Characters. The reason goes into a message to each session's user, see `Message`."""
 
 
-class Cordon(BaseModel):
+class Cordon(MessagePart):
     """An admin's decision that a GPU or node gets no new sessions. Running sessions keep their shares."""
-
-    # Unknown fields are ignored: a newer service can write more than this agent understands.
-    model_config = ConfigDict(extra="ignore", frozen=True)
 
     gpu: str = ""
     """The GPU's UUID; empty: all GPUs of the node."""

@@ -11,8 +11,9 @@ from datetime import date, datetime, time, timedelta
 from typing import Annotated, Any, Literal
 from zoneinfo import ZoneInfo
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from gpushare_spawner.model.part import FilePart
 from gpushare_spawner.model.quantity import Seconds
 from gpushare_spawner.model.quota import Name
 from gpushare_spawner.model.share import Tier
@@ -35,12 +36,7 @@ _TIERS: dict[QuietAction, Tier] = {
 }
 
 
-class _Part(BaseModel):
-    # A misspelt field must be an error, not a setting without effect.
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
-
-
-class IdleTimes(_Part):
+class IdleTimes(FilePart):
     """The fields of a template's `idle` that `defaults` and groups can give. A time that is `null` means never."""
 
     downgrade_after: Seconds | None = None
@@ -67,7 +63,7 @@ class IdleTimes(_Part):
         return self
 
 
-class IdleLimits(_Part):
+class IdleLimits(FilePart):
     """Limits for all templates and groups. They do not change the service's own options."""
 
     release_after: Seconds | None = None
@@ -115,7 +111,7 @@ TimeOfDay = Annotated[
 ]
 
 
-class QuietHours(_Part):
+class QuietHours(FilePart):
     """A time of the day without some idle actions. The actions come when it is over."""
 
     days: Annotated[tuple[Day, ...], Field(min_length=1)] = DAYS
@@ -152,7 +148,7 @@ class QuietHours(_Part):
         return shown.timestamp(), shown.replace(fold=1).timestamp()
 
 
-class IdlePolicy(_Part):
+class IdlePolicy(FilePart):
     """Idle actions for all templates. Raises pydantic.ValidationError, which names each wrong field."""
 
     defaults: IdleTimes = IdleTimes()

@@ -15,9 +15,10 @@ from fnmatch import fnmatchcase
 from fractions import Fraction
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from gpushare_spawner.model.layers import LAYERS, Enforcement, IdleReach, Layer, LayerName, Where
+from gpushare_spawner.model.part import FilePart
 from gpushare_spawner.model.quantity import resolve_bytes
 from gpushare_spawner.model.share import UNITS_PER_GPU, Share
 
@@ -28,11 +29,8 @@ ObjectName = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])
 """The name of an object in a cluster."""
 
 
-class LayerOptions(BaseModel):
+class LayerOptions(FilePart):
     """Options of one layer."""
-
-    # A misspelt field must be an error, not a setting without effect.
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
 class ReplicaOptions(LayerOptions):
@@ -159,12 +157,7 @@ class AllOptions(LayerOptions):
         return frozenset(LayerName(name.replace("_", "-")) for name in self.model_fields_set)
 
 
-class _Part(BaseModel):
-    # A misspelt field must be an error, not a setting without effect.
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
-
-
-class LayerRule(_Part):
+class LayerRule(FilePart):
     """The layer of some nodes. A rule without `nodes` and `models` applies to all nodes."""
 
     nodes: dict[str, str] = {}
@@ -219,7 +212,7 @@ class LayerRule(_Part):
         return any(_alike(mine, other) for mine in self.models for other in models)
 
 
-class LayersFile(_Part):
+class LayersFile(FilePart):
     """Layers by node and GPU model. Nodes without a rule have the layer `native`."""
 
     rules: tuple[LayerRule, ...] = ()

@@ -9,9 +9,10 @@ import math
 from decimal import Decimal, InvalidOperation
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from gpushare_spawner.model.part import FilePart
 from gpushare_spawner.model.quantity import Seconds
 from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.model.texts import SHOWN_LINE
@@ -32,11 +33,6 @@ RECLAIM_STOP_NOTICE_SECONDS = 300.0
 """The default of `Reclaim.stop_notice`: equal to that of a template's `idle.warn_before`, since variables are lost."""
 NAME_TAKEN = "name_taken"
 """Type of the error for a name of two groups; its context has the name and the department."""
-
-
-class _Part(BaseModel):
-    # A misspelt field must be an error, not a setting without effect.
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
 def _gpus(value: Any) -> float:
@@ -74,7 +70,7 @@ Name = Annotated[str, Field(min_length=1, max_length=255), SHOWN_LINE]
 """The name of a JupyterHub group or user: JupyterHub allows 255 characters."""
 
 
-class PerUser(_Part):
+class PerUser(FilePart):
     """Limits of one user within a quota."""
 
     servers: Annotated[int, Field(ge=1, strict=True)] | None = None
@@ -90,7 +86,7 @@ class PerUser(_Part):
         return None if self.weight is None else units_of(self.weight)
 
 
-class Reclaim(_Part):
+class Reclaim(FilePart):
     """How units of sessions over quota are reclaimed while a spawn in quota waits for them.
 
     The sessions are downgraded or released. Kernels and their GPU memory stay, unless `stop_after` is given.
@@ -126,7 +122,7 @@ class Reclaim(_Part):
         return units_of(self.active_share)
 
 
-class Amounts(_Part):
+class Amounts(FilePart):
     """A guaranteed amount of GPUs, and the limits of use beyond it."""
 
     guarantee: Gpus = 0.0
@@ -193,7 +189,7 @@ class Group(Quota):
         return sum(team.guaranteed_units for team in self.teams.values())
 
 
-class Quotas(_Part):
+class Quotas(FilePart):
     """The quotas of a hub. Raises pydantic.ValidationError, which names each wrong field."""
 
     groups: dict[Name, Group] = {}

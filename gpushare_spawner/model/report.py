@@ -14,11 +14,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from gpushare_spawner.model.controls import MOST_KEEPS, Ask, Controls, Cordon, Exemption, Keep, Message, MessageCause
 from gpushare_spawner.model.layer_rules import MigInstance, gpu_label
 from gpushare_spawner.model.layers import LayerName, MemoryEngine
+from gpushare_spawner.model.part import MessagePart
 from gpushare_spawner.model.quantity import LATEST, Instant
 from gpushare_spawner.model.share import (
     MAX_LENGTH,
@@ -112,10 +113,8 @@ def _added(ours: tuple[int, ...], theirs: tuple[int, ...], sign: int) -> tuple[i
     return tuple(max(0, count + sign * other) for count, other in zip(*padded, strict=True))
 
 
-class MemoryLimitHit(BaseModel):
+class MemoryLimitHit(MessagePart):
     """One refused allocation."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
 
     limit: MemoryLimitName
     at: Annotated[float, Field(ge=0)]
@@ -127,10 +126,8 @@ class MemoryLimitHit(BaseModel):
     """The process that requested it, by the pid in its own namespace."""
 
 
-class MemoryLimitHits(BaseModel):
+class MemoryLimitHits(MessagePart):
     """The number of a session's refused allocations since it was opened, and the last one."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
 
     count: Annotated[int, Field(ge=0)] = 0
     last: MemoryLimitHit | None = None
@@ -159,12 +156,7 @@ MOST_OVERCOMMIT = 10
 """The largest overcommit: guaranteed units as a multiple of a GPU's units."""
 
 
-class _Part(BaseModel):
-    # Unknown fields are ignored: a newer agent can send more than this hub understands.
-    model_config = ConfigDict(extra="ignore", frozen=True)
-
-
-class GpuReport(_Part):
+class GpuReport(MessagePart):
     """One physical GPU, or a MIG instance."""
 
     index: Annotated[int, Field(ge=0, le=1023)]
@@ -204,7 +196,7 @@ class GpuReport(_Part):
         return gpu_label(self.index, self.mig)
 
 
-class Notice(_Part):
+class Notice(MessagePart):
     """A notice to a session's user of an idle action."""
 
     tier: Tier
@@ -225,7 +217,7 @@ class Notice(_Part):
         return self.cause is None or self.cause.averted_by_work
 
 
-class DeliveredReport(_Part):
+class DeliveredReport(MessagePart):
     """GPU time that a session was entitled to while others competed for its GPUs, and that it received."""
 
     entitled_seconds: Seconds = 0.0
@@ -250,7 +242,7 @@ class DeliveredReport(_Part):
         )
 
 
-class HostMemoryReport(_Part):
+class HostMemoryReport(MessagePart):
     """A node's host memory for paged-out GPU memory."""
 
     budget_bytes: Amount
@@ -263,14 +255,14 @@ class HostMemoryReport(_Part):
     """Host memory that paged-out memory uses now."""
 
 
-class HostUseReport(_Part):
+class HostUseReport(MessagePart):
     """CPU and memory that a session's pod uses, rounded up."""
 
     cpu_millicores: Amount
     memory_bytes: Amount
 
 
-class SessionReport(_Part):
+class SessionReport(MessagePart):
     """One notebook server that holds a share."""
 
     id: Annotated[str, Field(min_length=1, max_length=MAX_LENGTH)]
@@ -405,7 +397,7 @@ class SessionReport(_Part):
         return Share(units=self.share_units, count=max(1, len(self.gpus)))
 
 
-class MountReport(_Part):
+class MountReport(MessagePart):
     """A file or folder of the node for a session's container."""
 
     host_path: str
@@ -413,7 +405,7 @@ class MountReport(_Part):
     read_only: bool = True
 
 
-class ClaimsReport(_Part):
+class ClaimsReport(MessagePart):
     """The settings that the spawner writes into a pod with a share, if pods get GPUs by claims.
 
     A device plugin would give the same settings to the kubelet for the container.
@@ -433,7 +425,7 @@ MAX_TROUBLE = 1000
 """Characters of an agent's text about its disk."""
 
 
-class Report(_Part):
+class Report(MessagePart):
     """A node: its GPUs and the sessions on them.
 
     `model_validate_json` raises pydantic.ValidationError, with the field and the reason, for text that is not a report

@@ -10,12 +10,13 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from gpushare_spawner.model.controls import MOST_KEEPS
 from gpushare_spawner.model.layer_rules import BrokenPromise, Promises, broken_promises
 from gpushare_spawner.model.layers import LAYERS, LayerName, MemoryEngine
+from gpushare_spawner.model.part import FilePart
 from gpushare_spawner.model.quantity import Bytes, Cores, PercentOrBytes, Seconds, resolve_bytes
 from gpushare_spawner.model.share import UNITS_PER_GPU, Share, Tier, units_from_fraction
 from gpushare_spawner.model.texts import SHOWN_LINE, SHOWN_TEXT, ShownLine, TextPattern
@@ -24,11 +25,6 @@ IDLE_ORDER = "idle_order"
 """Type of the error for idle actions in the wrong order; its context has the names and seconds of two of them."""
 LAYER_CANNOT = "layer_cannot"
 """Type of the error for a promise that the template's layer cannot keep. Its context: the fields of BrokenPromise."""
-
-
-class _Part(BaseModel):
-    # A misspelt field must be an error, not a setting without effect.
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
 def _fraction(value: Any) -> float:
@@ -43,7 +39,7 @@ _ANY = 2**50
 Fraction = Annotated[float, BeforeValidator(_fraction, json_schema_input_type=_Written)]
 
 
-class GpuMemory(_Part):
+class GpuMemory(FilePart):
     """Device memory of a session."""
 
     oversubscribe: bool = True
@@ -84,7 +80,7 @@ class GpuMemory(_Part):
         return self.oversubscribe, self.engine
 
 
-class TemplateGpu(_Part):
+class TemplateGpu(FilePart):
     """A fraction of one GPU, or a number of whole GPUs."""
 
     fraction: Fraction | None = None
@@ -119,7 +115,7 @@ class TemplateGpu(_Part):
         return not self.models or any(fnmatchcase(model.lower(), pattern.lower()) for pattern in self.models)
 
 
-class Range(_Part):
+class Range(FilePart):
     """A guaranteed amount and an upper limit."""
 
     @model_validator(mode="after")
@@ -149,7 +145,7 @@ class HostMemory(Range):
     GPU memory counts too. Not given: the spawner's setting."""
 
 
-class Resources(_Part):
+class Resources(FilePart):
     """CPU and host memory of the notebook server."""
 
     cpu: Cpu = Cpu()
@@ -158,7 +154,7 @@ class Resources(_Part):
     """Host memory for its processes and for paged-out GPU memory."""
 
 
-class Access(_Part):
+class Access(FilePart):
     """The users of the template: members of any of the groups, and the named users; both empty: all users."""
 
     groups: tuple[ShownLine, ...] = ()
@@ -173,14 +169,14 @@ class Access(_Part):
         return user in self.users or not groups.isdisjoint(self.groups)
 
 
-class Limits(_Part):
+class Limits(FilePart):
     """Limits of servers with the template."""
 
     per_user: Annotated[int, Field(ge=1, strict=True)] | None = None
     """Servers of one user with this template at a time. Not given: any number."""
 
 
-class ReleaseResources(_Part):
+class ReleaseResources(FilePart):
     """CPU and memory that a released session's server still requests. On Kubernetes 1.33 and later only."""
 
     cpu: Cores | None = None
@@ -198,7 +194,7 @@ class ReleaseResources(_Part):
         return self
 
 
-class KeepLimits(_Part):
+class KeepLimits(FilePart):
     """How long, how often and for how many sessions a user may keep a share.
 
     Admins are not bound by these limits.
@@ -229,7 +225,7 @@ def check_idle_order(downgrade_after: float | None, release_after: float | None,
             )
 
 
-class Idle(_Part):
+class Idle(FilePart):
     """The times of a session's idle actions. Each action is optional.
 
     Times count from the last GPU work, or from the server's start if there was none. GPU work that is shorter than
@@ -306,7 +302,7 @@ _Label = Annotated[str, BeforeValidator(_label, json_schema_input_type=str | int
 """Accepts a number as text: admins write `display_name: 2`."""
 
 
-class _FreeForm(_Part):
+class _FreeForm(FilePart):
     # further fields of KubeSpawner pass unchanged
     model_config = ConfigDict(extra="allow")
 
@@ -342,7 +338,7 @@ class ProfileOption(_FreeForm):
     """Whether users may write text instead of a listed choice."""
 
 
-class Template(_Part):
+class Template(FilePart):
     """One card on the form. Raises pydantic.ValidationError, which names each wrong field."""
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]

@@ -21,7 +21,7 @@ from enum import StrEnum
 from functools import cache
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from gpushare_spawner.model.control import Failure, ResizeRequest
 from gpushare_spawner.model.controls import (
@@ -35,6 +35,7 @@ from gpushare_spawner.model.controls import (
     Message,
 )
 from gpushare_spawner.model.layers import LayerName, MemoryEngine
+from gpushare_spawner.model.part import MessagePart
 from gpushare_spawner.model.quantity import Instant, PercentOrBytes, parse_percent_or_bytes
 from gpushare_spawner.model.report import Notice
 from gpushare_spawner.model.share import UNITS_PER_GPU, Share, Tier, UseRule
@@ -68,12 +69,7 @@ PLACED_SHARE = PREFIX + "placed-share"
 """Annotation: the units that the pod's devices stand for, on each of its GPUs; absent: the units of its share."""
 
 
-class _Part(BaseModel):
-    # a newer service or agent can write more than this version understands
-    model_config = ConfigDict(extra="ignore", frozen=True)
-
-
-class ShareChange(_Part):
+class ShareChange(MessagePart):
     """A request for another share, as `model.control.ResizeRequest`."""
 
     number: Annotated[int, Field(ge=1)]
@@ -89,7 +85,7 @@ class ShareChange(_Part):
         )
 
 
-class ShareChangeAnswer(_Part):
+class ShareChangeAnswer(MessagePart):
     """The result of a `ShareChange`."""
 
     number: Annotated[int, Field(ge=1)]

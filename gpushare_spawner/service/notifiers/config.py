@@ -16,8 +16,9 @@ from typing import Annotated, Any, Literal, Protocol
 
 from jinja2 import StrictUndefined, TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
+from gpushare_spawner.model.part import FilePart
 from gpushare_spawner.model.quantity import Seconds
 from gpushare_spawner.templates.files import OptionalFile
 from gpushare_spawner.templates.parser import MAX_NODES, FileKind
@@ -94,11 +95,6 @@ Action = Literal["downgrade", "release", "stop"]
 MOST_SECRET_BYTES = 64 * 1024
 
 
-class _Part(BaseModel):
-    # A misspelt field must be an error, not a setting without effect.
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
-
-
 def _template_of(values: Mapping[str, object]) -> AfterValidator:
     """Return the check of a Jinja template that can use these names."""
 
@@ -118,7 +114,7 @@ Text = Annotated[_Written, _template_of(OF_MESSAGE)]
 """Jinja templates."""
 
 
-class Secret(_Part):
+class Secret(FilePart):
     """The place of a secret: the service's environment, or a file."""
 
     env: Annotated[str, Field(min_length=1)] | None = None
@@ -156,7 +152,7 @@ TextOrSecret = Annotated[Annotated[str, Tag("text")] | Annotated[Secret, Tag("se
 """A value, or the place of a secret."""
 
 
-class Email(_Part):
+class Email(FilePart):
     """E-mail through an SMTP server."""
 
     host: Annotated[str, Field(min_length=1)]
@@ -184,7 +180,7 @@ class Email(_Part):
         return self
 
 
-class Webhook(_Part):
+class Webhook(FilePart):
     """A POST of JSON to an address, as Slack, Mattermost and others take it."""
 
     url: TextOrSecret
@@ -209,7 +205,7 @@ def _class_path(path: str) -> str:
     return path
 
 
-class OwnClass(_Part):
+class OwnClass(FilePart):
     """An admin's notifier."""
 
     path: Annotated[str, AfterValidator(_class_path)]
@@ -218,7 +214,7 @@ class OwnClass(_Part):
     """Keyword arguments of the class."""
 
 
-class Rates(_Part):
+class Rates(FilePart):
     """Largest numbers of messages in a period."""
 
     per_user: Annotated[int, Field(ge=1, strict=True)] = 6
@@ -227,7 +223,7 @@ class Rates(_Part):
     """Messages to all users within a minute. Further messages are sent later, if the action is still to come."""
 
 
-class NotifierConfig(_Part):
+class NotifierConfig(FilePart):
     """Messages to users with a closed tab. Raises pydantic.ValidationError, which names each wrong field."""
 
     email: Email | None = None
