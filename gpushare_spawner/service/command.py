@@ -31,7 +31,8 @@ from gpushare_spawner.idle.keep import KeepRule
 from gpushare_spawner.log_once import LogOnce
 from gpushare_spawner.model.quantity import parse_seconds
 from gpushare_spawner.service import hub_process
-from gpushare_spawner.service.actions.session_actions import SessionActions
+from gpushare_spawner.service.actions.context import ActionContext
+from gpushare_spawner.service.actions.restart import finish_restarts
 from gpushare_spawner.service.api.answers import Refusal
 from gpushare_spawner.service.api.api import api_routes
 from gpushare_spawner.service.api.router import Services
@@ -351,7 +352,7 @@ log = logging.getLogger("gpushare.service")
 
 def service_application(
     sources: DashboardSources,
-    actions: SessionActions,
+    actions: ActionContext,
     prefix: str,
     theme: HubTheme | None = None,
     history: History | None = None,
@@ -460,7 +461,7 @@ async def _serve(options: argparse.Namespace, token: str, hub_name: str, cluster
             record(action)
             culler.session_changed()
 
-        actions = SessionActions(
+        actions = ActionContext(
             agents,
             hub,
             templates,
@@ -489,7 +490,7 @@ async def _serve(options: argparse.Namespace, token: str, hub_name: str, cluster
         listeners.append(culler.reports_changed)
         beside = [
             asyncio.create_task(AskResponder(agents, actions).run()),
-            asyncio.create_task(actions.finish_restarts()),
+            asyncio.create_task(finish_restarts(actions)),
         ]
         if outbox is not None:
             beside.append(asyncio.create_task(outbox.run()))
@@ -530,7 +531,7 @@ async def _run_until_stopped(
     settings: CullerSettings,
     pending: PendingSpawns,
     history: History | None,
-    actions: SessionActions,
+    actions: ActionContext,
     problems: Callable[[], list[str]],
 ) -> None:
     lacking: list[str] = []
@@ -598,7 +599,7 @@ async def _check_scopes(hub: Hub, cull_users: bool, groups: bool, lacking: list[
 
 
 def _listen(
-    sources: DashboardSources, ip: str | None, history: History | None, actions: SessionActions
+    sources: DashboardSources, ip: str | None, history: History | None, actions: ActionContext
 ) -> BoundedHTTPServer | None:
     """Serve the pages at $JUPYTERHUB_SERVICE_URL; without it, serve none.
 

@@ -147,6 +147,11 @@ async def ask_all(agents: Iterable[Agent]) -> list[NodeSnapshot]:
     return list(await asyncio.gather(*(ask(agent) for agent in agents)))
 
 
+def answered(snapshots: Iterable[NodeSnapshot]) -> list[KnownReport]:
+    """Return the reports of the agents that answered."""
+    return [snapshot.report for snapshot in snapshots if snapshot.report is not None]
+
+
 class RecentReports:
     """Reports that are at most ``max_age`` seconds old: many open dashboards cost each agent one request a second."""
 

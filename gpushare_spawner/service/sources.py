@@ -16,11 +16,13 @@ from gpushare_spawner.service.counters import Counters
 from gpushare_spawner.service.culler.decisions import CullerSettings, HubSnapshot, SessionDecision, decide_sessions
 from gpushare_spawner.service.hub.client import HubServer
 from gpushare_spawner.service.reports import NodeSnapshot, RecentReports
-from gpushare_spawner.service.waiting import WaitingSpawn, waiting_spawns, with_progress
-
-
-async def _unknown() -> None:
-    """Return None: pending spawns are unknown."""
+from gpushare_spawner.service.waiting import (
+    PendingServers,
+    WaitingSpawn,
+    pending_unknown,
+    waiting_spawns,
+    with_progress,
+)
 
 
 async def _no_progress(waiting: Sequence[HubServer]) -> Mapping[tuple[str, str], QueueProgress]:
@@ -37,8 +39,7 @@ class DashboardSources:
     counters: Counters
     notes: Callable[[], Sequence[str]] = lambda: ()
     """Sentences for admins: missing scopes, templates with errors."""
-    pending: Callable[[], Awaitable[Sequence[HubServer] | None]] = _unknown
-    """Returns the servers that the hub is starting; None: unknown."""
+    pending: PendingServers = pending_unknown
     progress: Callable[[Sequence[HubServer]], Awaitable[Mapping[tuple[str, str], QueueProgress]]] = _no_progress
     """Returns the queue progress that the hub shows to the users of these spawns, by user and server name."""
     quotas: Callable[[], Quotas | None] = lambda: None

@@ -7,7 +7,7 @@ the queue's rule.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gpushare_spawner.model.control import QueueProgress
@@ -17,6 +17,13 @@ from gpushare_spawner.model.template import Template
 from gpushare_spawner.placement.request import suitable_models
 from gpushare_spawner.quota.accounts import Charge, QuotaAccounts, QuotaUsage
 from gpushare_spawner.service.hub.client import HubServer
+
+PendingServers = Callable[[], Awaitable[Sequence[HubServer] | None]]
+"""Returns the servers that the hub is starting, the longest wait first; None: unknown."""
+
+
+async def pending_unknown() -> None:
+    """Return None: the servers that the hub is starting are unknown."""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import pytest
 from gpushare_spawner.agent.kubernetes.report_publisher import PublishSettings
 from gpushare_spawner.model.frames import AskKind, Feature, Kind, Role, TextPart
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.service.actions.session_actions import SessionActions
+from gpushare_spawner.service.actions.context import ActionContext
 from gpushare_spawner.service.culler.asks import AskResponder
 from gpushare_spawner.service.history.store import Action
 from gpushare_spawner.service.hub.client import Hub
@@ -65,7 +65,7 @@ async def test_an_ask_is_carried_out_and_answered_within_five_seconds(
         nodes = Cluster(client, cluster.namespace)
         await nodes.start(60)
         asks = asyncio.create_task(
-            AskResponder(nodes, SessionActions(nodes, hub, lambda: templates, record=recorded.append)).run()
+            AskResponder(nodes, ActionContext(nodes, hub, lambda: templates, record=recorded.append)).run()
         )
         try:
             for number, (kind, value, said) in enumerate(

@@ -13,8 +13,8 @@ from gpushare_spawner.model.frames import Kind
 from gpushare_spawner.model.report import SessionReport
 from gpushare_spawner.model.share import Tier
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.service.actions.outcome import ActionOutcome, ActionRefused, Actor, RefusalCode
-from gpushare_spawner.service.actions.session_actions import SessionActions
+from gpushare_spawner.service.actions import share
+from gpushare_spawner.service.actions.context import ActionContext, ActionOutcome, ActionRefused, Actor, RefusalCode
 from gpushare_spawner.service.history.store import Action
 from gpushare_spawner.service.hub.client import Hub
 from gpushare_spawner.service.kubernetes import node as service_node
@@ -76,7 +76,7 @@ async def test_a_release_right_after_work_ends_as_done_or_refused_and_the_tier_a
     async with cluster.api_client(token) as client:
         nodes = Cluster(client, cluster.namespace)
         await nodes.start(60)
-        actions = SessionActions(nodes, hub, lambda: templates, record=recorded.append)
+        actions = ActionContext(nodes, hub, lambda: templates, record=recorded.append)
         try:
             for pause in (0.0, 0.0, 0.0, 0.05, 0.3, *(() if worked_again else (None,))):
                 await works(peer)
@@ -88,7 +88,7 @@ async def test_a_release_right_after_work_ends_as_done_or_refused_and_the_tier_a
                 (seen,) = await agent.until(lambda: [one for one in nodes if nodes.reported(one.node, "ada")])
                 one = Target(seen, present((await seen.report()).session("ada")))
                 began, before = time.monotonic(), len(recorded)
-                release = asyncio.create_task(actions.release(one, ADA))
+                release = asyncio.create_task(share.release(actions, one, ADA))
                 if worked_again:
                     await asyncio.sleep(0.02)
                     await works(peer)

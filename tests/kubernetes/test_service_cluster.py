@@ -28,8 +28,8 @@ from gpushare_spawner.model.kubernetes.objects import REPORT_STALE_SECONDS, repo
 from gpushare_spawner.model.report import GpuReport, Notice, Report, SessionReport
 from gpushare_spawner.model.share import Tier
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.service.actions.outcome import ActionRefused, Actor, RefusalCode
-from gpushare_spawner.service.actions.session_actions import SessionActions
+from gpushare_spawner.service.actions import share
+from gpushare_spawner.service.actions.context import ActionContext, ActionRefused, Actor, RefusalCode
 from gpushare_spawner.service.culler.asks import AskResponder
 from gpushare_spawner.service.culler.culler import Culler
 from gpushare_spawner.service.culler.decisions import CullerSettings
@@ -358,9 +358,9 @@ async def test_the_answer_to_a_change_of_a_tier_says_what_the_agent_did(
     one = Target(agent, present((await agent.report()).session("ann")))
     monkeypatch.setattr(node_module, "DECIDED_WITHIN", 0.3 if answer == "is silent" else 60.0)
     history: list[Action] = []
-    actions = SessionActions(nodes, hub, lambda: templates, record=history.append, clock=namespace.now)
+    actions = ActionContext(nodes, hub, lambda: templates, record=history.append, clock=namespace.now)
     root = Actor("root", is_admin=True)
-    acting = actions.release(one, root) if tier is Tier.RELEASED else actions.tier(one, tier, root)
+    acting = share.release(actions, one, root) if tier is Tier.RELEASED else share.change_tier(actions, one, root, tier)
     task = asyncio.create_task(acting)
     await seen(nodes, "node-a", has("ann", tier=tier))
     assert not task.done(), "the patch alone is no answer"
@@ -392,17 +392,17 @@ async def test_a_change_that_is_under_way_is_recorded_and_told_when_its_agent_ha
     one = Target(agent, present((await agent.report()).session("ann")))
     monkeypatch.setattr(node_module, "DECIDED_WITHIN", 0.3)
     history: list[Action] = []
-    actions = SessionActions(nodes, hub, lambda: templates, record=history.append, clock=namespace.now)
-    outcome = await actions.release(one, Actor("root", is_admin=True), why="A class begins.")
+    actions = ActionContext(nodes, hub, lambda: templates, record=history.append, clock=namespace.now)
+    outcome = await share.release(actions, one, Actor("root", is_admin=True), why="A class begins.")
     assert (outcome.changed, outcome.text) == (True, words.TIER_UNDER_WAY)
     assert (history, (await namespace.session("ann")).messages) == ([], ())
     if undone:
         await namespace.annotate("ann", tier_patch(Tier.ACTIVE, namespace.now(), 25))
-        await eventually(lambda: not actions._tiers._followed)
+        await eventually(lambda: not actions.followed)
         assert (history, (await namespace.session("ann")).messages) == ([], ())
         return
     await namespace.publish(ann={"tier": Tier.RELEASED, "effective_units": 0})
-    await eventually(lambda: not actions._tiers._followed)
+    await eventually(lambda: not actions.followed)
     assert [(one.action, one.actor) for one in history] == [("released", "root")]
     (message,) = (await namespace.session("ann")).messages
     assert message.text == words.released_by("root", "A class begins.")
@@ -610,7 +610,7 @@ async def test_what_a_notebook_server_asks_is_carried_out_once_and_answered_on_t
     await namespace.publish()
     await seen(nodes, "node-a", has("ann", confirmed=True))
     recorded: list[Action] = []
-    actions = SessionActions(nodes, hub, lambda: templates, record=recorded.append, clock=namespace.now)
+    actions = ActionContext(nodes, hub, lambda: templates, record=recorded.append, clock=namespace.now)
     asks = AskResponder(nodes, actions, namespace.now)
     looking = asyncio.create_task(asks.poll())
     await asyncio.sleep(0.05)
@@ -627,7 +627,7 @@ async def test_what_a_notebook_server_asks_is_carried_out_once_and_answered_on_t
     assert present(said.controls.keep).by == "ann"
     # another service on the same report
     async with as_the_hub(namespace) as others:
-        again = AskResponder(others, SessionActions(others, hub, lambda: templates, clock=namespace.now), namespace.now)
+        again = AskResponder(others, ActionContext(others, hub, lambda: templates, clock=namespace.now), namespace.now)
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(again.poll(), 0.2)
         await again.answered()
@@ -653,7 +653,7 @@ async def test_a_stop_that_another_node_asks_in_a_users_name_is_not_carried_out(
     namespace.sessions["node-b"]["ann"] = forged.model_copy(update={"asks": (stop,), "opened_at": namespace.now()})
     keep = Ask(number=8, kind=AskKind.KEEP, value=3600, at=namespace.now())
     await namespace.publish("node-b", bob={"asks": (keep, stop), "user": "ann"})
-    asks = AskResponder(nodes, SessionActions(nodes, hub, lambda: templates, clock=namespace.now), namespace.now)
+    asks = AskResponder(nodes, ActionContext(nodes, hub, lambda: templates, clock=namespace.now), namespace.now)
     await asks.poll()
     await asks.answered()
     assert present((await namespace.session("bob")).controls.keep).by == "bob"

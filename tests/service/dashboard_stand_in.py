@@ -24,7 +24,7 @@ from gpushare_spawner.idle.keep import KeepRule
 from gpushare_spawner.model.control import QueueProgress
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.service import reports
-from gpushare_spawner.service.actions.session_actions import SessionActions
+from gpushare_spawner.service.actions.context import ActionContext
 from gpushare_spawner.service.command import service_application
 from gpushare_spawner.service.counters import Counters
 from gpushare_spawner.service.history.recorder import History
@@ -134,7 +134,7 @@ class DashboardStandIn:
         )
         no_hub: Any = None
         rule = KeepRule(longest=8 * 3600, per_day=3, at_once=2)
-        actions = SessionActions(agents, no_hub, lambda: TEMPLATES, lambda idle: rule, clock=lambda: NOW)
+        actions = ActionContext(agents, no_hub, lambda: TEMPLATES, lambda idle: rule, clock=lambda: NOW)
         application = service_application(sources, actions, PREFIX, history=self.history, max_age=self._max_age)
         if self._with_hub:
             application.add_handlers(

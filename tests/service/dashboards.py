@@ -12,7 +12,7 @@ from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.report import DeliveredReport, GpuReport, MemoryLimitHits, Notice, SessionReport
 from gpushare_spawner.model.share import Tier
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.service.actions.session_actions import SessionActions
+from gpushare_spawner.service.actions.context import ActionContext
 from gpushare_spawner.service.api import reading
 from gpushare_spawner.service.api.router import Call, Nothing, Services
 from gpushare_spawner.service.api.snapshots import Events, ServiceSnapshots
@@ -179,7 +179,7 @@ def services(
         clock=lambda: NOW,
     )
     shots = ServiceSnapshots(sources)
-    actions = SessionActions((), NO_AGENT, lambda: TEMPLATES, clock=lambda: NOW)
+    actions = ActionContext((), NO_AGENT, lambda: TEMPLATES, clock=lambda: NOW)
     return Services(PREFIX, shots, Events(shots), actions, clock=lambda: NOW)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from gpushare_spawner.model.control import AgentUnreachable
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.service.actions.outcome import line
+from gpushare_spawner.service.actions.context import line
 from gpushare_spawner.service.culler.culler import Culler
 from gpushare_spawner.service.culler.decisions import CullerSettings
 from gpushare_spawner.service.history.store import Action

@@ -17,7 +17,7 @@ from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.report import Notice
 from gpushare_spawner.model.share import IdleCause, Tier
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.service.actions.session_actions import SessionActions
+from gpushare_spawner.service.actions.context import ActionContext
 from gpushare_spawner.service.culler.culler import Culler
 from gpushare_spawner.service.culler.decisions import CullerSettings
 from gpushare_spawner.service.history.store import Action
@@ -626,7 +626,7 @@ async def test_an_old_report_counts_all_work_as_use(
 def keeping(agent: FakeAgent, hub: Hub, templates: dict[str, Template], clock: Clock) -> tuple[Culler, list[Action]]:
     """A culler that ends what is over, and what the history gets."""
     client, recorded = MachineAgent(agent.path), list[Action]()
-    actions = SessionActions([client], hub, lambda: templates, record=recorded.append, clock=clock)
+    actions = ActionContext([client], hub, lambda: templates, record=recorded.append, clock=clock)
     return Culler([client], hub, lambda: templates, EAGER, clock=clock, actions=actions), recorded
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from gpushare_spawner.model.controls import Cordon, Exemption, Message, MessageCause, with_message
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.service.actions.session_actions import SessionActions
+from gpushare_spawner.service.actions.context import ActionContext
 from gpushare_spawner.service.culler.culler import Culler
 from gpushare_spawner.service.culler.decisions import CullerSettings
 from gpushare_spawner.service.history.store import Action
@@ -39,7 +39,7 @@ class Draining:
         self.culler = self.another()
 
     def another(self, dry_run: bool = False) -> Culler:
-        actions = SessionActions(
+        actions = ActionContext(
             self._agents, self._hub, lambda: self._templates, record=self.recorded.append, clock=self.clock
         )
         settings = CullerSettings(cull_every=1e-9, dry_run=dry_run)

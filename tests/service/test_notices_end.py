@@ -15,8 +15,8 @@ from gpushare_spawner.model.controls import Cordon, MessageCause
 from gpushare_spawner.model.report import Notice
 from gpushare_spawner.model.share import IdleCause, Tier
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.service.actions.outcome import Actor
-from gpushare_spawner.service.actions.session_actions import SessionActions
+from gpushare_spawner.service.actions import keeps
+from gpushare_spawner.service.actions.context import ActionContext, Actor
 from gpushare_spawner.service.culler.culler import Culler
 from gpushare_spawner.service.culler.decisions import CullerSettings
 from gpushare_spawner.service.hub.client import Hub
@@ -38,7 +38,7 @@ class World:
         self.restart_service()
 
     def restart_service(self) -> None:
-        self.actions = SessionActions([self.agent], self._hub, lambda: self.templates, clock=self.clock)
+        self.actions = ActionContext([self.agent], self._hub, lambda: self.templates, clock=self.clock)
         settings = CullerSettings(cull_every=1e-9, max_age=self.max_age)
         self.culler = Culler(
             [self.agent], self._hub, lambda: self.templates, settings, actions=self.actions, clock=self.clock
@@ -107,17 +107,17 @@ async def told_of_drain(world: World) -> str:
 
 
 async def told_by_admin(world: World) -> str:
-    await world.actions.message(await world.seen(), ROOT, "Hello.")
+    await keeps.message(world.actions, await world.seen(), ROOT, "Hello.")
     return "admin"
 
 
 async def told_of_action(world: World) -> str:
-    await world.actions.message(await world.seen(), ROOT, "Released.", MessageCause.ACTION)
+    await keeps.message(world.actions, await world.seen(), ROOT, "Released.", MessageCause.ACTION)
     return "action"
 
 
 async def keep(world: World) -> None:
-    await world.actions.keep(await world.seen(), ANN, seconds=HOUR)
+    await keeps.keep(world.actions, await world.seen(), ANN, seconds=HOUR)
 
 
 async def work(world: World) -> None:
@@ -140,7 +140,7 @@ async def change_policy(world: World) -> None:
 
 
 async def exempt(world: World) -> None:
-    await world.actions.exempt(await world.seen(), ROOT)
+    await keeps.exempt(world.actions, await world.seen(), ROOT)
 
 
 async def end_drain(world: World) -> None:
@@ -152,7 +152,7 @@ async def cordon_only(world: World) -> None:
 
 
 async def withdraw(world: World) -> None:
-    await world.actions.withdraw_messages(await world.seen(), ROOT, MessageCause.ADMIN, MessageCause.ACTION)
+    await keeps.withdraw_messages(world.actions, await world.seen(), ROOT, MessageCause.ADMIN, MessageCause.ACTION)
 
 
 Step = Callable[[World], Awaitable[Any]]

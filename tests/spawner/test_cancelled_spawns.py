@@ -11,8 +11,8 @@ import pytest
 from tornado.httpclient import AsyncHTTPClient, HTTPRequest
 
 from gpushare_spawner.model.controls import NOTE_OPTION, SpawnNote
-from gpushare_spawner.service.actions.outcome import Actor
-from gpushare_spawner.service.actions.restart import SpawnActions
+from gpushare_spawner.service.actions import restart
+from gpushare_spawner.service.actions.context import ActionContext, Actor
 from gpushare_spawner.service.hub.client import Hub
 from gpushare_spawner.spawner.attempt import SpawnPhase
 from tests.spawner.fake_agent import FakeAgent
@@ -24,10 +24,10 @@ ROOT = Actor("root", is_admin=True)
 class Waiting:
     """A spawn of ada that waits for a GPU, its page's event stream, and the service's actions on it."""
 
-    def __init__(self, hub: RunningHub, log: Any) -> None:
+    def __init__(self, hub: RunningHub) -> None:
         self.hub = hub
         self.client = Hub(f"{hub.url}/api", TOKEN)
-        self.actions = SpawnActions(self.client, log)
+        self.actions = ActionContext((), self.client, dict)
         self.events: list[dict[str, Any]] = []
         self.browser = Browser(hub)
 
@@ -54,16 +54,6 @@ class Waiting:
         return response.code, response.body.decode()
 
 
-class Lines:
-    """Stands for the action log."""
-
-    def __init__(self) -> None:
-        self.reasons: list[str] = []
-
-    def server(self, server: Any, action: str, actor: str, reason: str = "") -> None:
-        self.reasons.append(reason)
-
-
 @pytest.fixture
 async def waiting(make_hub: Any, agent: FakeAgent) -> Any:
     hub: RunningHub = await make_hub(
@@ -73,7 +63,7 @@ async def waiting(make_hub: Any, agent: FakeAgent) -> Any:
         agent.occupy(f"there-{gpu}", 100, gpu)
     await hub.start_server("ada", {"profile": "half-gpu"})
     await until(lambda: len(hub.reservations.queue) == 1)
-    found = Waiting(hub, Lines())
+    found = Waiting(hub)
     await found.browser.log_in("ada")
     yield found
     found.client.close()
@@ -116,7 +106,7 @@ async def test_the_page_of_a_spawn_that_was_cancelled_by_the_hub_says_so(waiting
 async def test_the_page_of_a_spawn_that_an_admin_cancelled_says_who_did(waiting: Waiting, agent: FakeAgent) -> None:
     hub, followed = waiting.hub, waiting.follow()
     await until(lambda: waiting.events)
-    outcome = await waiting.actions.cancel("ada", "", ROOT, "The\x1b exam <begins>.")
+    outcome = await restart.cancel(waiting.actions, "ada", "", ROOT, "The\x1b exam <begins>.")
     assert outcome.changed
     await followed
     assert waiting.events[-1]["message"] == "Spawn cancelled"
@@ -133,7 +123,7 @@ async def test_the_page_of_a_spawn_that_an_admin_cancelled_says_who_did(waiting:
 async def test_the_page_of_a_spawn_that_an_admin_requeued_goes_on_and_says_who_did(waiting: Waiting) -> None:
     hub, followed = waiting.hub, waiting.follow()
     await until(lambda: waiting.events)
-    assert (await waiting.actions.requeue("ada", "", ROOT, "An exam begins.")).changed
+    assert (await restart.requeue(waiting.actions, "ada", "", ROOT, "An exam begins.")).changed
     await followed
     assert not any(event.get("ready") for event in waiting.events)
     await until(lambda: len(hub.reservations.queue) == 1)

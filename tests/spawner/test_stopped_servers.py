@@ -6,15 +6,16 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
+from gpushare_spawner.model.control import AgentUnreachable
 from gpushare_spawner.model.controls import NOTE_OPTION, STATE_KEY, SpawnNote
 from gpushare_spawner.model.report import SessionReport
-from gpushare_spawner.service.actions.outcome import ActionLog, Actor
-from gpushare_spawner.service.actions.restart import ServerActions
+from gpushare_spawner.service.actions import restart
+from gpushare_spawner.service.actions.context import ActionContext, ActionLog, Actor
 from gpushare_spawner.service.counters import Counters
 from gpushare_spawner.service.culler.actions import HubActions, IdleActionLog
 from gpushare_spawner.service.culler.decisions import CullerSettings
@@ -33,13 +34,20 @@ def with_our_pages(config: Any) -> None:
     config.JupyterHub.template_paths = [HUB_PAGES]
 
 
+class Unreachable:
+    """An agent that does not answer."""
+
+    async def report(self) -> Any:
+        raise AgentUnreachable("no agent")
+
+
 @dataclass(frozen=True)
 class Seen:
     """The session of a user, as a report had it."""
 
     session: SessionReport
     node: str = "here"
-    agent: Any = None
+    agent: Any = field(default_factory=Unreachable)
 
 
 def seen(user: str, server: str = "") -> Seen:
@@ -63,9 +71,9 @@ async def service(hub: RunningHub) -> AsyncIterator[Hub]:
 async def stop_as_root(hub: RunningHub, user: str, why: str, server: str = "") -> None:
     """What the service does when an admin stops a server; until the hub's pages can say so."""
     async with service(hub) as client:
-        actions = ServerActions(client, ActionLog(lambda action: None, lambda: AT))
-        assert (await actions.stop(seen(user, server), ROOT, why)).changed
-        await asyncio.gather(*actions._notes._under_way)
+        actions = ActionContext((), client, dict, clock=lambda: AT)
+        assert (await restart.stop(actions, seen(user, server), ROOT, why)).changed
+        await asyncio.gather(*actions.notes._under_way)
 
 
 async def pages(browser: Browser, server: str = "") -> dict[str, str]:

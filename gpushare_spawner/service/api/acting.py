@@ -7,23 +7,32 @@ Checks that the caller may act on the target, and turns refusals into HTTP error
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Concatenate, Literal, ParamSpec
 
 from pydantic import Field, FiniteFloat, model_validator
 
 from gpushare_spawner.model.controls import MAX_REASON, MessageCause
 from gpushare_spawner.model.frames import MAX_TEXT_LETTERS
 from gpushare_spawner.model.share import Tier
+from gpushare_spawner.service.actions import drains, keeps
+from gpushare_spawner.service.actions import restart as servers
+from gpushare_spawner.service.actions import share as shares
+from gpushare_spawner.service.actions.context import (
+    ActionContext,
+    ActionOutcome,
+    ActionRefused,
+    Actor,
+    RefusalCode,
+    Target,
+)
 from gpushare_spawner.service.actions.drains import CordonTarget
-from gpushare_spawner.service.actions.outcome import ActionOutcome, ActionRefused, Actor, RefusalCode, Target
 from gpushare_spawner.service.api.answers import Done
 from gpushare_spawner.service.api.reading import server_of, visible_session
-from gpushare_spawner.service.api.router import AnyOperation, ApiError, Arguments, Call, Needs, Nothing, Operation
+from gpushare_spawner.service.api.router import ApiError, Arguments, Call, Needs, Nothing, Operations
 from gpushare_spawner.service.hub.client import HubServer
 from gpushare_spawner.wording import service as words
 
 _STATUSES = {
-    RefusalCode.FORBIDDEN: 403,
     RefusalCode.BAD_REQUEST: 400,
     RefusalCode.UNKNOWN_SESSION: 404,
     RefusalCode.AGENT_UNAVAILABLE: 502,
@@ -34,6 +43,15 @@ _STATUSES = {
 _HALF_WAY = (RefusalCode.HUB_UNAVAILABLE, RefusalCode.AGENT_UNAVAILABLE)
 """Refusals after which a restart or a change can be half done. After all others nothing has changed, so the agents are
 not asked again: otherwise any user could keep the service busy with refused requests."""
+
+OPERATIONS = Operations()
+P = ParamSpec("P")
+
+_NODE, _GPU = "nodes/{node}", "nodes/{node}/gpus/{uuid}"
+_REASON = {"reason": "The fan is replaced."}
+_DRAIN = _REASON | {"stop_after": 7200}
+_EXEMPTION = {"until": 1798761600, "reason": "Paper deadline"}
+_MESSAGE = {"text": "The GPU is replaced at 18:00. Please save your work."}
 
 At = Annotated[FiniteFloat, Field(ge=0)]
 """Seconds since the epoch (UTC)."""
@@ -95,43 +113,45 @@ class MessageBody(Arguments):
     text: Annotated[str, Field(max_length=MAX_TEXT_LETTERS)]
 
 
+@OPERATIONS.declare("POST", "sessions/{id}/keep", "Keep a share", Needs.OWN, example={"hours": 4})
 async def keep(call: Call[Nothing, KeepBody]) -> Done:
     """Keep the share against idle actions, within the limits of the template.
 
     A keep in force is extended or shortened. No limit applies to admins.
     """
-    body = call.body
-    seconds = body.hours * 3600 if body.hours is not None else None
-    return await on_session(
-        call, lambda target, actor: call.services.actions.keep(target, actor, seconds=seconds, until=body.until)
-    )
+    seconds = (call.body.hours or 0.0) * 3600
+    return await on_session(call, keeps.keep, seconds=seconds, until=call.body.until)
 
 
+@OPERATIONS.declare("DELETE", "sessions/{id}/keep", "End a keep", Needs.OWN)
 async def end_keep(call: Call[Nothing, Nothing]) -> Done:
     """End the keep of a share."""
-    return await on_session(call, call.services.actions.end_keep)
+    return await on_session(call, keeps.end_keep)
 
 
+@OPERATIONS.declare("POST", "sessions/{id}/release", "Release a share", Needs.OWN)
 async def release(call: Call[Nothing, ReasonBody]) -> Done:
     """Release the share of a session that does no GPU work now.
 
     Kernels keep running; GPU work that lasts restores the share. On a cluster the answer waits up to 10 s for the
     node's agent. If another person releases the share, JupyterLab shows the user that person and the reason.
     """
-    why = call.body.reason
-    return await on_session(call, lambda target, actor: call.services.actions.release(target, actor, why=why))
+    return await on_session(call, shares.release, call.body.reason)
 
 
+@OPERATIONS.declare("POST", "sessions/{id}/stop", "Stop a server", Needs.OWN)
 async def stop(call: Call[Nothing, ReasonBody]) -> Done:
     """Stop the server of a session.
 
     Its kernels end. A named server stays in its user's list. If another person stops the server, JupyterLab shows that
     person and the reason immediately before.
     """
-    why = call.body.reason
-    return await on_session(call, lambda target, actor: call.services.actions.stop(target, actor, why))
+    return await on_session(call, servers.stop, call.body.reason)
 
 
+@OPERATIONS.declare(
+    "POST", "sessions/{id}/restart", "Restart with a template", Needs.OWN, example={"template": "half-gpu"}
+)
 async def restart(call: Call[Nothing, RestartBody]) -> Done:
     """Stop the server of a session and start it with a template. Its kernels end.
 
@@ -142,60 +162,53 @@ async def restart(call: Call[Nothing, RestartBody]) -> Done:
     when it starts again within 10 minutes, provided that there is a history. If another person restarts the server,
     JupyterLab shows that person and the reason immediately before; so does the hub's page while the new server starts.
     """
-    body = call.body
-    return await on_session(
-        call, lambda target, actor: call.services.actions.restart(target, body.template, actor, body.reason)
-    )
+    return await on_session(call, servers.restart, call.body.template, call.body.reason)
 
 
+@OPERATIONS.declare("PUT", "sessions/{id}/tier", "Change the tier", Needs.ACT, example={"tier": "downgraded"})
 async def tier(call: Call[Nothing, TierBody]) -> Done:
     """Change the tier of a session. GPU work that lasts restores the share."""
-    body = call.body
-    return await on_session(
-        call, lambda target, actor: call.services.actions.tier(target, Tier(body.tier), actor, body.reason)
-    )
+    return await on_session(call, shares.change_tier, Tier(call.body.tier), call.body.reason)
 
 
+@OPERATIONS.declare("PUT", "sessions/{id}/share", "Change the share", Needs.OWN, example={"fraction": 0.5})
 async def share(call: Call[Nothing, ShareBody]) -> Done:
     """Change the share of a running session on its GPU; kernels keep running.
 
     Users can choose among the shares of templates that they may use. No template, quota or queue limits an admin.
     Without free units on that GPU the answer is 409.
     """
-    body = call.body
-    return await on_session(
-        call, lambda target, actor: call.services.actions.share(target, actor, body.fraction, body.reason)
-    )
+    return await on_session(call, shares.change_share, call.body.fraction, call.body.reason)
 
 
+@OPERATIONS.declare("PUT", "sessions/{id}/exemption", "Exempt from idle actions", Needs.ACT, example=_EXEMPTION)
 async def exempt(call: Call[Nothing, ExemptionBody]) -> Done:
     """Exempt a session from all idle actions."""
-    body = call.body
-    return await on_session(
-        call, lambda target, actor: call.services.actions.exempt(target, actor, until=body.until, reason=body.reason)
-    )
+    return await on_session(call, keeps.exempt, call.body.until, call.body.reason)
 
 
+@OPERATIONS.declare("DELETE", "sessions/{id}/exemption", "End an exemption", Needs.ACT)
 async def end_exemption(call: Call[Nothing, Nothing]) -> Done:
     """Allow idle actions on a session again, each after a notice."""
-    return await on_session(call, call.services.actions.end_exemption)
+    return await on_session(call, keeps.end_exemption)
 
 
+@OPERATIONS.declare("POST", "sessions/{id}/message", "Send a message", Needs.ACT, example=_MESSAGE)
 async def message(call: Call[Nothing, MessageBody]) -> Done:
     """Show the session's user a text in JupyterLab and in `gpushare status`.
 
     The last text stands until it is withdrawn.
     """
-    return await on_session(call, lambda target, actor: call.services.actions.message(target, actor, call.body.text))
+    return await on_session(call, keeps.message, call.body.text)
 
 
+@OPERATIONS.declare("DELETE", "sessions/{id}/message", "Withdraw a message", Needs.ACT)
 async def withdraw_message(call: Call[Nothing, Nothing]) -> Done:
     """Withdraw the admins' message to the session's user, and the reason of an admin's last action.
 
     The message of a drain ends with the drain.
     """
-    causes = (MessageCause.ADMIN, MessageCause.ACTION)
-    return await on_session(call, lambda target, actor: call.services.actions.withdraw_messages(target, actor, *causes))
+    return await on_session(call, keeps.withdraw_messages, MessageCause.ADMIN, MessageCause.ACTION)
 
 
 def actor_of(call: Call[Any, Any]) -> Actor:
@@ -203,18 +216,22 @@ def actor_of(call: Call[Any, Any]) -> Actor:
     return Actor(call.caller.label, is_admin=call.caller.acts_on_all)
 
 
-async def on_session(call: Call[Any, Any], act: Callable[[Target, Actor], Awaitable[ActionOutcome]]) -> Done:
+async def on_session(
+    call: Call[Any, Any],
+    act: Callable[Concatenate[ActionContext, Target, Actor, P], Awaitable[ActionOutcome]],
+    *args: P.args,
+    **kwargs: P.kwargs,
+) -> Done:
     """Act on the session that the address names. Raises ApiError."""
     row = visible_session(await call.services.snapshots.current(), call)
-    if not call.caller.may_act_on(row.session):
-        raise ApiError(403, "forbidden", words.not_your_session(Needs.OWN.scopes))
-    return await done(call, lambda: act(row.decision, actor_of(call)))
+    call.needs.check(call.caller, row.session)
+    return await done(call, act(call.services.actions, row.decision, actor_of(call), *args, **kwargs))
 
 
-async def done(call: Call[Any, Any], act: Callable[[], Awaitable[ActionOutcome]]) -> Done:
+async def done(call: Call[Any, Any], action: Awaitable[ActionOutcome]) -> Done:
     """Carry out an action, return its outcome, and have pages show the change. Raises ApiError."""
     try:
-        outcome = await act()
+        outcome = await action
     except ActionRefused as error:
         if error.code in _HALF_WAY:
             call.services.changed()
@@ -232,31 +249,32 @@ class SpawnReason(Arguments):
     """Shown on the hub's page of the spawn."""
 
 
+@OPERATIONS.declare("DELETE", "queue/{user}/{server}", "Cancel a spawn", Needs.OWN)
 async def cancel(call: Call[SpawnReason, Nothing]) -> Done:
     """Cancel a spawn. Nothing stays reserved. The hub's page names the person and the reason."""
-    spawn = _visible(call)
-    if not call.caller.may_act_on(spawn):
-        raise ApiError(403, "forbidden", words.not_your_session(Needs.OWN.scopes))
-    why = call.query.reason
-    return await done(call, lambda: call.services.actions.spawns.cancel(spawn.user, spawn.name, actor_of(call), why))
+    return await _on_spawn(call, servers.cancel, call.query.reason)
 
 
+@OPERATIONS.declare("POST", "queue/{user}/{server}/requeue", "Requeue a spawn", Needs.ACT)
 async def requeue(call: Call[Nothing, SpawnReason]) -> Done:
     """Put a spawn at the end of the queue: it is cancelled, and started anew with the same options.
 
     The hub's page names the person and the reason.
     """
-    spawn = _visible(call)
-    why = call.body.reason
-    return await done(call, lambda: call.services.actions.spawns.requeue(spawn.user, spawn.name, actor_of(call), why))
+    return await _on_spawn(call, servers.requeue, call.body.reason)
 
 
-def _visible(call: Call[Any, Any]) -> HubServer:
-    """Return the server that the address names. Raises ApiError if the caller may not see it."""
+async def _on_spawn(
+    call: Call[Any, Any],
+    act: Callable[[ActionContext, str, str, Actor, str], Awaitable[ActionOutcome]],
+    why: str,
+) -> Done:
+    """Act on the spawn of the server that the address names. Raises ApiError, also if the caller may not see it."""
     server = HubServer(call.path["user"], server_of(call.path["server"]))
     if not call.caller.viewer.may_see(server):
         raise ApiError(404, "unknown", words.unknown_spawn(server.label))
-    return server
+    call.needs.check(call.caller, server)
+    return await done(call, act(call.services.actions, server.user, server.name, actor_of(call), why))
 
 
 class CordonBody(Arguments):
@@ -274,175 +292,68 @@ class DrainBody(CordonBody):
     notice period of the template (`idle.warn_before`) after the notice."""
 
 
+@OPERATIONS.declare("PUT", f"{_NODE}/cordon", "Cordon a node", Needs.DRAIN, example=_REASON)
 async def cordon_node(call: Call[Nothing, CordonBody]) -> Done:
     """Keep new sessions away from all GPUs of a node. Running sessions keep their shares. A drain becomes a cordon."""
-    return await _cordon(call)
+    return await _on_place(call, drains.cordon, call.body.reason)
 
 
+@OPERATIONS.declare("DELETE", f"{_NODE}/cordon", "End a node's cordon", Needs.DRAIN)
 async def uncordon_node(call: Call[Nothing, Nothing]) -> Done:
     """Allow new sessions on a node again. Cordons of single GPUs stay."""
-    return await _uncordon(call)
+    return await _on_place(call, drains.uncordon)
 
 
+@OPERATIONS.declare("PUT", f"{_NODE}/drain", "Drain a node", Needs.DRAIN, example=_DRAIN)
 async def drain_node(call: Call[Nothing, DrainBody]) -> Done:
     """Cordon a node and notify the users of its sessions. A session that is exempt from idle actions is not stopped."""
-    return await _drain(call)
+    return await _on_place(call, drains.drain, call.body.reason, call.body.stop_after)
 
 
+@OPERATIONS.declare("DELETE", f"{_NODE}/drain", "End a node's drain", Needs.DRAIN)
 async def end_drain_of_node(call: Call[Nothing, Nothing]) -> Done:
     """End the drain and the cordon of a node."""
-    return await _uncordon(call)
+    return await _on_place(call, drains.uncordon)
 
 
+@OPERATIONS.declare("PUT", f"{_GPU}/cordon", "Cordon a GPU", Needs.DRAIN, example=_REASON)
 async def cordon_gpu(call: Call[Nothing, CordonBody]) -> Done:
     """Keep new sessions away from one GPU. Running sessions keep their shares. A drain becomes a cordon."""
-    return await _cordon(call)
+    return await _on_place(call, drains.cordon, call.body.reason)
 
 
+@OPERATIONS.declare("DELETE", f"{_GPU}/cordon", "End a GPU's cordon", Needs.DRAIN)
 async def uncordon_gpu(call: Call[Nothing, Nothing]) -> Done:
     """Allow new sessions on a GPU again, unless its node is cordoned."""
-    return await _uncordon(call)
+    return await _on_place(call, drains.uncordon)
 
 
+@OPERATIONS.declare("PUT", f"{_GPU}/drain", "Drain a GPU", Needs.DRAIN, example=_DRAIN)
 async def drain_gpu(call: Call[Nothing, DrainBody]) -> Done:
     """Cordon a GPU and notify the users of its sessions. A session that is exempt from idle actions is not stopped."""
-    return await _drain(call)
+    return await _on_place(call, drains.drain, call.body.reason, call.body.stop_after)
 
 
+@OPERATIONS.declare("DELETE", f"{_GPU}/drain", "End a GPU's drain", Needs.DRAIN)
 async def end_drain_of_gpu(call: Call[Nothing, Nothing]) -> Done:
     """End the drain and the cordon of a GPU."""
-    return await _uncordon(call)
+    return await _on_place(call, drains.uncordon)
 
 
-async def _cordon(call: Call[Any, CordonBody]) -> Done:
-    place, drains = await _place(call), call.services.actions.drains
-    return await done(call, lambda: drains.cordon(place, actor_of(call), call.body.reason))
-
-
-async def _drain(call: Call[Any, DrainBody]) -> Done:
-    place, drains, body = await _place(call), call.services.actions.drains, call.body
-    return await done(call, lambda: drains.drain(place, actor_of(call), body.reason, body.stop_after))
-
-
-async def _uncordon(call: Call[Any, Any]) -> Done:
-    place, drains = await _place(call), call.services.actions.drains
-    return await done(call, lambda: drains.uncordon(place, actor_of(call)))
-
-
-async def _place(call: Call[Any, Any]) -> CordonTarget:
-    """Return the GPU or node that the address names. Raises ApiError if there is none."""
+async def _on_place(
+    call: Call[Any, Any],
+    act: Callable[Concatenate[ActionContext, CordonTarget, Actor, P], Awaitable[ActionOutcome]],
+    *args: P.args,
+    **kwargs: P.kwargs,
+) -> Done:
+    """Act on the GPU or node that the address names. Raises ApiError if there is none."""
     node, gpu = call.path["node"], call.path.get("uuid", "")
-    snapshot = await call.services.snapshots.current()
-    match = next(
-        (
-            node_snapshot
-            for node_snapshot in snapshot.snapshots
-            if node_snapshot.report is not None and node_snapshot.report.node == node
-        ),
-        None,
-    )
-    if match is None or match.report is None:
+    snapshots = (await call.services.snapshots.current()).snapshots
+    found = [(seen.agent, seen.report) for seen in snapshots if seen.report is not None and seen.report.node == node]
+    if not found:
         raise ApiError(404, "unknown", words.unknown_node(node))
-    if gpu and gpu not in {reported_gpu.uuid for reported_gpu in match.report.gpus}:
+    agent, report = found[0]
+    if gpu and gpu not in {reported_gpu.uuid for reported_gpu in report.gpus}:
         raise ApiError(404, "unknown", words.unknown_gpu(gpu, node))
-    return CordonTarget(match.agent, node, gpu)
-
-
-_NODE, _GPU = "nodes/{node}", "nodes/{node}/gpus/{uuid}"
-_REASON = {"reason": "The fan is replaced."}
-_DRAIN = _REASON | {"stop_after": 7200}
-
-OPERATIONS: list[AnyOperation] = [
-    Operation(
-        "POST", "sessions/{id}/keep", keep, "Keep a share", Done, Nothing, KeepBody, Needs.OWN, example={"hours": 4}
-    ),
-    Operation("DELETE", "sessions/{id}/keep", end_keep, "End a keep", Done, Nothing, Nothing, Needs.OWN),
-    Operation("POST", "sessions/{id}/release", release, "Release a share", Done, Nothing, ReasonBody, Needs.OWN),
-    Operation("POST", "sessions/{id}/stop", stop, "Stop a server", Done, Nothing, ReasonBody, Needs.OWN),
-    Operation(
-        "POST",
-        "sessions/{id}/restart",
-        restart,
-        "Restart with a template",
-        Done,
-        Nothing,
-        RestartBody,
-        Needs.OWN,
-        example={"template": "half-gpu"},
-    ),
-    Operation(
-        "PUT",
-        "sessions/{id}/tier",
-        tier,
-        "Change the tier",
-        Done,
-        Nothing,
-        TierBody,
-        Needs.ACT,
-        example={"tier": "downgraded"},
-    ),
-    Operation(
-        "PUT",
-        "sessions/{id}/share",
-        share,
-        "Change the share",
-        Done,
-        Nothing,
-        ShareBody,
-        Needs.OWN,
-        example={"fraction": 0.5},
-    ),
-    Operation(
-        "PUT",
-        "sessions/{id}/exemption",
-        exempt,
-        "Exempt from idle actions",
-        Done,
-        Nothing,
-        ExemptionBody,
-        Needs.ACT,
-        example={"until": 1798761600, "reason": "Paper deadline"},
-    ),
-    Operation(
-        "DELETE",
-        "sessions/{id}/exemption",
-        end_exemption,
-        "End an exemption",
-        Done,
-        Nothing,
-        Nothing,
-        Needs.ACT,
-    ),
-    Operation(
-        "POST",
-        "sessions/{id}/message",
-        message,
-        "Send a message",
-        Done,
-        Nothing,
-        MessageBody,
-        Needs.ACT,
-        example={"text": "The GPU is replaced at 18:00. Please save your work."},
-    ),
-    Operation(
-        "DELETE", "sessions/{id}/message", withdraw_message, "Withdraw a message", Done, Nothing, Nothing, Needs.ACT
-    ),
-    Operation("DELETE", "queue/{user}/{server}", cancel, "Cancel a spawn", Done, SpawnReason, Nothing, Needs.OWN),
-    Operation(
-        "POST", "queue/{user}/{server}/requeue", requeue, "Requeue a spawn", Done, Nothing, SpawnReason, Needs.ACT
-    ),
-    Operation(
-        "PUT", f"{_NODE}/cordon", cordon_node, "Cordon a node", Done, Nothing, CordonBody, Needs.DRAIN, example=_REASON
-    ),
-    Operation("DELETE", f"{_NODE}/cordon", uncordon_node, "End a node's cordon", Done, Nothing, Nothing, Needs.DRAIN),
-    Operation(
-        "PUT", f"{_NODE}/drain", drain_node, "Drain a node", Done, Nothing, DrainBody, Needs.DRAIN, example=_DRAIN
-    ),
-    Operation("DELETE", f"{_NODE}/drain", end_drain_of_node, "End a node's drain", Done, Nothing, Nothing, Needs.DRAIN),
-    Operation(
-        "PUT", f"{_GPU}/cordon", cordon_gpu, "Cordon a GPU", Done, Nothing, CordonBody, Needs.DRAIN, example=_REASON
-    ),
-    Operation("DELETE", f"{_GPU}/cordon", uncordon_gpu, "End a GPU's cordon", Done, Nothing, Nothing, Needs.DRAIN),
-    Operation("PUT", f"{_GPU}/drain", drain_gpu, "Drain a GPU", Done, Nothing, DrainBody, Needs.DRAIN, example=_DRAIN),
-    Operation("DELETE", f"{_GPU}/drain", end_drain_of_gpu, "End a GPU's drain", Done, Nothing, Nothing, Needs.DRAIN),
-]
+    place = CordonTarget(agent, node, gpu)
+    return await done(call, act(call.services.actions, place, actor_of(call), *args, **kwargs))

@@ -16,10 +16,10 @@ from gpushare_spawner.service.api import acting, reading
 from gpushare_spawner.service.api.answers import Document, Refusal
 from gpushare_spawner.service.api.router import (
     MOST_LETTERS,
-    AnyOperation,
     Call,
     Nothing,
     Operation,
+    Operations,
     Raw,
     Rule,
     Services,
@@ -54,7 +54,7 @@ _RETRY_AFTER = {
 }
 
 
-def document(operations: Sequence[AnyOperation], version: str, prefix: str) -> dict[str, Any]:
+def document(operations: Sequence[Operation], version: str, prefix: str) -> dict[str, Any]:
     """Return the document. ``version``: of the package; ``prefix``: of all addresses, on the hub's site."""
     schemas, refs = _schemas(operations)
     paths: dict[str, dict[str, Any]] = {}
@@ -86,7 +86,7 @@ def document(operations: Sequence[AnyOperation], version: str, prefix: str) -> d
     }
 
 
-def statuses_of(operation: AnyOperation) -> dict[int, str]:
+def statuses_of(operation: Operation) -> dict[int, str]:
     """Return the error statuses of an operation, with their meaning."""
     statuses = {403, 413}  # the server reads a body before the operation is known
     if operation.query is not Nothing:
@@ -100,7 +100,7 @@ def statuses_of(operation: AnyOperation) -> dict[int, str]:
     return dict(sorted(({status: _ERRORS[status] for status in statuses} | dict(operation.errors)).items()))
 
 
-def _operation(operation: AnyOperation, refs: Mapping[tuple[Any, JsonSchemaMode], Any]) -> dict[str, Any]:
+def _operation(operation: Operation, refs: Mapping[tuple[Any, JsonSchemaMode], Any]) -> dict[str, Any]:
     content = {"schema": refs[operation.answer, "serialization"]}
     described: dict[str, Any] = {
         "operationId": operation.name,
@@ -137,7 +137,7 @@ def _operation(operation: AnyOperation, refs: Mapping[tuple[Any, JsonSchemaMode]
 
 
 def _schemas(
-    operations: Iterable[AnyOperation],
+    operations: Iterable[Operation],
 ) -> tuple[dict[str, Any], dict[tuple[Any, JsonSchemaMode], Any]]:
     models: dict[tuple[type[BaseModel], JsonSchemaMode], None] = {(Refusal, "serialization"): None}
     for operation in operations:
@@ -185,7 +185,7 @@ def _inlined(part: Any, schema: dict[str, Any]) -> Any:
     return {key: _inlined(value, schema) for key, value in part.items()}
 
 
-def _of_headers(operation: AnyOperation) -> list[dict[str, Any]]:
+def _of_headers(operation: Operation) -> list[dict[str, Any]]:
     if not operation.acts:
         return []
     return [
@@ -204,16 +204,13 @@ ADDRESS = "api/v1/"
 """Below the service's prefix."""
 
 
+OPERATIONS = Operations([*reading.OPERATIONS, *acting.OPERATIONS])
+
+
+@OPERATIONS.declare("GET", "openapi.json", "This document", answer=Document)
 async def openapi(call: Call[Nothing, Nothing]) -> Raw:
     """Return this document: OpenAPI 3.1."""
     return Raw(_text(call.services.prefix))
-
-
-OPERATIONS: list[AnyOperation] = [
-    *reading.OPERATIONS,
-    *acting.OPERATIONS,
-    Operation("GET", "openapi.json", openapi, "This document", Document, Nothing, Nothing),
-]
 
 
 def openapi_document(prefix: str) -> dict[str, object]:

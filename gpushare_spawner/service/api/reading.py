@@ -19,9 +19,10 @@ from gpushare_spawner.idle.keep import KeepsLeft, in_force
 from gpushare_spawner.model.controls import Cordon
 from gpushare_spawner.model.share import UNITS_PER_GPU, Tier
 from gpushare_spawner.quota.accounts import Account, QuotaUsage
-from gpushare_spawner.service.actions.session_actions import SessionActions
+from gpushare_spawner.service.actions import keeps
+from gpushare_spawner.service.actions.context import ActionContext
 from gpushare_spawner.service.api import answers
-from gpushare_spawner.service.api.router import AnyOperation, ApiError, Arguments, Call, Nothing, Operation, Raw
+from gpushare_spawner.service.api.router import ApiError, Arguments, Call, Nothing, Operations, Raw
 from gpushare_spawner.service.api.snapshots import AVAILABLE, ChangedResources, Row, ServiceSnapshot, TooManyStreams
 from gpushare_spawner.service.history.queries import Period, group_of_session
 from gpushare_spawner.service.history.store import HistoryFailed
@@ -45,6 +46,9 @@ from gpushare_spawner.service.web.view_data import (
     units_of,
 )
 from gpushare_spawner.wording import service as words
+
+OPERATIONS = Operations()
+_ERRORS = {404: "The service keeps no history.", 503: "The database does not answer."}
 
 MOST = 1000
 """Sessions or nodes on one page."""
@@ -200,6 +204,14 @@ class ActionsQuery(PeriodQuery):
     """Only actions with a smaller `id`: the next page."""
 
 
+@OPERATIONS.declare(
+    "GET",
+    "history",
+    "GPU time by user, group, template, GPU and time",
+    answer=answers.HistoryAnswer,
+    errors=_ERRORS,
+    other_content=("text/csv",),
+)
 async def history(call: Call[HistoryQuery, Nothing]) -> Raw:
     """Return sums of GPU time in GPU-hours.
 
@@ -215,6 +227,7 @@ async def history(call: Call[HistoryQuery, Nothing]) -> Raw:
     return Raw(text, CSV_TYPE, CSV_HEADERS) if as_csv else Raw(text)
 
 
+@OPERATIONS.declare("GET", "actions", "The log of actions", answer=answers.ActionsAnswer, errors=_ERRORS)
 async def actions(call: Call[ActionsQuery, Nothing]) -> Raw:
     """Return the newest actions: idle actions, restored shares, and actions of users and admins."""
     period, query = _period(call), call.query
@@ -244,8 +257,6 @@ async def _query_history(call: Call[Any, Any], query: Any) -> str:
         raise ApiError(503, "unavailable", why) from None
 
 
-_ERRORS = {404: "The service keeps no history.", 503: "The database does not answer."}
-
 DEFAULT_SERVER = "~"
 
 
@@ -270,6 +281,7 @@ class NodesQuery(PageArguments):
 PlainCall = Call[Nothing, Nothing]
 
 
+@OPERATIONS.declare("GET", "viewer", "The caller and their rights")
 async def viewer(call: PlainCall) -> answers.ViewerAnswer:
     """Return the caller and the caller's rights."""
     caller = call.caller
@@ -283,6 +295,7 @@ async def viewer(call: PlainCall) -> answers.ViewerAnswer:
     )
 
 
+@OPERATIONS.declare("GET", "summary", "Totals")
 async def summary(call: PlainCall) -> answers.Summary:
     """Return totals over the sessions of all users, without names."""
     snapshot = await call.services.snapshots.current()
@@ -320,6 +333,7 @@ async def summary(call: PlainCall) -> answers.Summary:
     )
 
 
+@OPERATIONS.declare("GET", "nodes", "Nodes and their GPUs")
 async def nodes(call: Call[NodesQuery, Nothing]) -> answers.NodePage:
     """Return the nodes with an agent that answers, and their GPUs. Users are named only if the caller may see them."""
     snapshot = await call.services.snapshots.current()
@@ -341,6 +355,7 @@ async def nodes(call: Call[NodesQuery, Nothing]) -> answers.NodePage:
     )
 
 
+@OPERATIONS.declare("GET", "nodes/{node}", "One node")
 async def node(call: PlainCall) -> answers.NodeEntry:
     """Return one node."""
     snapshot = await call.services.snapshots.current()
@@ -366,6 +381,7 @@ def _cordon(cordon: Cordon | None) -> dict[str, Any] | None:
     return cordon.model_dump(exclude={"gpu"}) if cordon is not None else None
 
 
+@OPERATIONS.declare("GET", "sessions", "Sessions")
 async def sessions(call: Call[SessionsQuery, Nothing]) -> answers.Sessions:
     """Return the sessions that the caller may see."""
     snapshot = await call.services.snapshots.current()
@@ -383,6 +399,7 @@ async def sessions(call: Call[SessionsQuery, Nothing]) -> answers.Sessions:
     )
 
 
+@OPERATIONS.declare("GET", "sessions/{id}", "One session")
 async def session(call: PlainCall) -> answers.SessionEntry:
     """Return one session."""
     snapshot = await call.services.snapshots.current()
@@ -400,7 +417,7 @@ def visible_session(snapshot: ServiceSnapshot, call: PlainCall) -> Row:
 
 
 def _session(
-    snapshot: ServiceSnapshot, row: Row, caller: Caller, now: float, actions: SessionActions
+    snapshot: ServiceSnapshot, row: Row, caller: Caller, now: float, actions: ActionContext
 ) -> answers.SessionEntry:
     session = row.session
     controls, keeps = in_force(session.controls, now), _keeps_left(snapshot, row, now, actions)
@@ -427,9 +444,9 @@ def _session(
     return answers.SessionEntry.model_validate(data | quota_data(session, snapshot.usage) | more)
 
 
-def _keeps_left(snapshot: ServiceSnapshot, row: Row, now: float, actions: SessionActions) -> KeepsLeft:
+def _keeps_left(snapshot: ServiceSnapshot, row: Row, now: float, actions: ActionContext) -> KeepsLeft:
     sessions = (other.session for other in snapshot.by_user[row.session.user])
-    return actions.keeps_left(row.session, {session.id: in_force(session.controls, now) for session in sessions}, now)
+    return keeps.left(actions, row.session, {session.id: in_force(session.controls, now) for session in sessions}, now)
 
 
 def _largest_share(snapshot: ServiceSnapshot, row: Row) -> int:
@@ -460,6 +477,7 @@ def _share_choices(snapshot: ServiceSnapshot, row: Row, caller: Caller) -> tuple
     return other_units(session, choices)
 
 
+@OPERATIONS.declare("GET", "queue", "The queue")
 async def queue(call: PlainCall) -> answers.Queue:
     """Return the spawns that wait for a GPU, the longest wait first; spawns of other users only as a number."""
     snapshot = await call.services.snapshots.current()
@@ -481,6 +499,7 @@ async def queue(call: PlainCall) -> answers.Queue:
     )
 
 
+@OPERATIONS.declare("GET", "quotas", "Quotas")
 async def quotas(call: PlainCall) -> answers.QuotasAnswer:
     """Return the quotas and their use: all quotas, or the quotas of the caller and the caller's groups."""
     snapshot = await call.services.snapshots.current()
@@ -523,6 +542,14 @@ def _accounts(usage: QuotaUsage, snapshot: ServiceSnapshot, caller: Caller) -> I
             yield account
 
 
+@OPERATIONS.declare(
+    "GET",
+    "events",
+    "What has changed, as server-sent events",
+    answer=ChangedResources,
+    errors={503: "Too many streams are open."},
+    streams=True,
+)
 async def events(call: PlainCall) -> AsyncIterator[str]:
     """Stream an event after each change, at most one in 2 s. A page then requests the changed parts again.
 
@@ -534,47 +561,3 @@ async def events(call: PlainCall) -> AsyncIterator[str]:
             yield event
     except TooManyStreams as error:
         raise ApiError(503, "overloaded", str(error)) from None
-
-
-OPERATIONS: list[AnyOperation] = [
-    Operation("GET", "viewer", viewer, "The caller and their rights", answers.ViewerAnswer, Nothing, Nothing),
-    Operation("GET", "summary", summary, "Totals", answers.Summary, Nothing, Nothing),
-    Operation("GET", "nodes", nodes, "Nodes and their GPUs", answers.NodePage, NodesQuery, Nothing),
-    Operation("GET", "nodes/{node}", node, "One node", answers.NodeEntry, Nothing, Nothing),
-    Operation("GET", "sessions", sessions, "Sessions", answers.Sessions, SessionsQuery, Nothing),
-    Operation("GET", "sessions/{id}", session, "One session", answers.SessionEntry, Nothing, Nothing),
-    Operation("GET", "queue", queue, "The queue", answers.Queue, Nothing, Nothing),
-    Operation("GET", "quotas", quotas, "Quotas", answers.QuotasAnswer, Nothing, Nothing),
-    Operation(
-        "GET",
-        "events",
-        events,
-        "What has changed, as server-sent events",
-        ChangedResources,
-        Nothing,
-        Nothing,
-        errors={503: "Too many streams are open."},
-        streams=True,
-    ),
-    Operation(
-        "GET",
-        "history",
-        history,
-        "GPU time by user, group, template, GPU and time",
-        answers.HistoryAnswer,
-        HistoryQuery,
-        Nothing,
-        errors=_ERRORS,
-        other_content=("text/csv",),
-    ),
-    Operation(
-        "GET",
-        "actions",
-        actions,
-        "The log of actions",
-        answers.ActionsAnswer,
-        ActionsQuery,
-        Nothing,
-        errors=_ERRORS,
-    ),
-]

@@ -19,18 +19,18 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Generic, Literal, TypeVar, cast
+from typing import Any, Generic, Literal, TypeVar, cast, get_args, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from tornado.iostream import StreamClosedError
 
 from gpushare_spawner.clocks import Budget
-from gpushare_spawner.service.actions.session_actions import SessionActions
+from gpushare_spawner.service.actions.context import ActionContext
 from gpushare_spawner.service.api.answers import Refusal
 from gpushare_spawner.service.api.snapshots import Events, ServiceSnapshots
 from gpushare_spawner.service.history.recorder import History
 from gpushare_spawner.service.hub.roles import ACT, ACT_OWN, DRAIN
-from gpushare_spawner.service.web.app import Caller, Page
+from gpushare_spawner.service.web.app import Caller, Owned, Page
 from gpushare_spawner.wording import service as words
 
 
@@ -42,7 +42,7 @@ class Services:
     """The beginning of the service's addresses, with a slash at its end."""
     snapshots: ServiceSnapshots
     events: Events
-    actions: SessionActions
+    actions: ActionContext
     history: History | None = None
     """None: the service keeps none."""
     clock: Callable[[], float] = time.time
@@ -82,6 +82,16 @@ class Needs(Enum):
         """The scopes that satisfy it; a token needs one of them."""
         return (ACT_OWN, ACT) if self is Needs.OWN else (self.value,) if self.value else ()
 
+    def check(self, caller: Caller, of: Owned | None = None) -> None:
+        """Raise ApiError unless the caller has the right. ``of``: the session or spawn to act on; None: not known yet.
+
+        No other place checks whether a caller may act: `service.actions` does not.
+        """
+        if (self is Needs.ACT and not caller.acts_on_all) or (self is Needs.DRAIN and not caller.drains):
+            raise ApiError(403, "forbidden", words.scope_missing(self.scopes))
+        if self is Needs.OWN and of is not None and not caller.may_act_on(of):
+            raise ApiError(403, "forbidden", words.not_your_session(self.scopes))
+
 
 class ApiError(Exception):
     """A refused request: an HTTP status, a code for programs, a sentence for people.
@@ -119,29 +129,34 @@ class Call(Generic[Q, B]):
     path: Mapping[str, str]
     query: Q
     body: B
+    needs: Needs = Needs.LOGIN
+
+
+Function = Callable[[Call[Any, Any]], Awaitable[BaseModel | Raw]] | Callable[[Call[Any, Any]], AsyncIterator[str]]
+"""Answers an operation. Raises ApiError. An async iterator where the operation `streams`."""
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
-class Operation(Generic[Q, B]):
+class Operation:
     """A method of an address, and the function that answers it."""
 
     method: Method
     path: str
     """Below the API's prefix, like ``sessions/{id}/keep``."""
-    answered_by: Callable[[Call[Q, B]], Awaitable[BaseModel | Raw]] | Callable[[Call[Q, B]], AsyncIterator[str]]
-    """Raises ApiError. An async iterator where the operation `streams`."""
+    answered_by: Function
     summary: str
+    query: type[BaseModel]
+    body: type[BaseModel]
     answer: type[BaseModel]
-    query: type[Q]
-    body: type[B]
-    needs: Needs = Needs.LOGIN
-    errors: Mapping[int, str] = field(default_factory=dict)
+    needs: Needs
+    errors: Mapping[int, str]
     """Meanings of the statuses that only this operation has."""
-    example: Mapping[str, Any] | None = None
+    example: Mapping[str, Any] | None
     """An example of the body."""
-    streams: bool = False
+    streams: bool
     """The answer is a stream of server-sent events, each with the model as its data."""
-    other_content: tuple[str, ...] = ()
+    other_content: tuple[str, ...]
     """Content types of the answer, in addition to JSON."""
 
     @property
@@ -160,7 +175,40 @@ class Operation(Generic[Q, B]):
         return self.method != "GET"
 
 
-AnyOperation = Operation[Any, Any]
+class Operations(list[Operation]):
+    """The operations of a module, each declared beside its function."""
+
+    def declare(
+        self,
+        method: Method,
+        path: str,
+        summary: str,
+        needs: Needs = Needs.LOGIN,
+        *,
+        answer: type[BaseModel] | None = None,
+        errors: Mapping[int, str] | None = None,
+        example: Mapping[str, Any] | None = None,
+        streams: bool = False,
+        other_content: tuple[str, ...] = (),
+    ) -> Callable[[F], F]:
+        """Return a decorator for the function that answers the operation: see `Operation`.
+
+        The annotations of the function give the models of query, body and answer. ``answer``: where they do not.
+        """
+
+        def declared(function: F) -> F:
+            hints = get_type_hints(function)
+            query, body = get_args(hints["call"])
+            returned = answer or hints["return"]
+            self.append(
+                Operation(
+                    method, path, function, summary, query, body, returned, needs, errors or {}, example, streams,
+                    other_content,
+                )
+            )  # fmt: skip
+            return function
+
+        return declared
 
 
 KEPT_SECONDS = 600.0
@@ -276,9 +324,9 @@ OF_LOGIN = ("_xsrf", "token")
 Rule = tuple[str, type[Page], dict[str, Any]]
 
 
-def routes(operations: Sequence[AnyOperation], services: Services, prefix: str) -> list[Rule]:
+def routes(operations: Sequence[Operation], services: Services, prefix: str) -> list[Rule]:
     """Return the rules of the addresses under ``prefix``, which ends with a slash."""
-    by_path: dict[str, dict[str, AnyOperation]] = {}
+    by_path: dict[str, dict[str, Operation]] = {}
     for operation in operations:
         by_path.setdefault(operation.path, {})[operation.method] = operation
     repeated: Idempotency[str] = Idempotency()
@@ -336,7 +384,7 @@ class OperationHandler(ApiPage):
 
     def initialize(
         self,
-        operations: Mapping[str, AnyOperation],
+        operations: Mapping[str, Operation],
         services: Services,
         repeated: Idempotency[str],
         budgets: ActionBudgets,
@@ -377,15 +425,13 @@ class OperationHandler(ApiPage):
         except ApiError as error:
             self.refuse(error)
 
-    def _call(self, operation: AnyOperation, path: Mapping[str, str]) -> Call[Any, Any]:
-        caller = self.caller
-        allowed = {Needs.ACT: caller.acts_on_all, Needs.DRAIN: caller.drains}.get(operation.needs, True)
-        if not allowed:
-            raise ApiError(403, "forbidden", words.scope_missing(operation.needs.scopes))
+    def _call(self, operation: Operation, path: Mapping[str, str]) -> Call[Any, Any]:
+        caller, needs = self.caller, operation.needs
+        needs.check(caller)
         query = {name: self.get_query_argument(name) for name in self.request.query_arguments if name not in OF_LOGIN}
-        return Call(self._services, caller, path, _valid(operation.query, query), self._body(operation))
+        return Call(self._services, caller, path, _valid(operation.query, query), self._body(operation), needs)
 
-    def _body(self, operation: AnyOperation) -> BaseModel:
+    def _body(self, operation: Operation) -> BaseModel:
         if operation.body is Nothing:
             return Nothing()
         try:
@@ -397,7 +443,7 @@ class OperationHandler(ApiPage):
         # JSON has types: true is no number of hours, and "4" is text
         return _valid(operation.body, sent, strict=True)
 
-    async def _finish(self, operation: AnyOperation, call: Call[Any, Any]) -> None:
+    async def _finish(self, operation: Operation, call: Call[Any, Any]) -> None:
         async def act() -> str:
             # counted here, so that the kept answer to a repeated request costs nothing
             if operation.acts:

@@ -20,7 +20,7 @@ from gpushare_spawner.model.control import NoticeRequest, TierRequest
 from gpushare_spawner.model.report import Notice
 from gpushare_spawner.model.share import IdleCause, Share, Tier, UseRule
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.service.actions.outcome import ActionLog
+from gpushare_spawner.service.actions.context import ActionLog
 from gpushare_spawner.service.actions.share import YIELD_SECONDS
 from gpushare_spawner.service.counters import Counters
 from gpushare_spawner.service.culler.decisions import CullerSettings, HubSnapshot, SessionDecision, decide_session

@@ -1,6 +1,6 @@
 """Carries out and answers the asks of notebook servers, on behalf of their sessions' users.
 
-`SessionActions` decides, as for the dashboard. An ask can be read more than once: it stays in the reports until its
+`service.actions` decides, as for the dashboard. An ask can be read more than once: it stays in the reports until its
 answer has reached the agent, and a service can be killed before it answers. Session actions are idempotent, and one
 write sets a keep and answers the ask for it.
 """
@@ -20,8 +20,15 @@ from gpushare_spawner.model.controls import ASK_SECONDS, Ask, AskAnswer
 from gpushare_spawner.model.frames import MAX_TEXT_LETTERS, AskKind
 from gpushare_spawner.model.report import Report, SessionReport
 from gpushare_spawner.model.share import UNITS_PER_GPU
-from gpushare_spawner.service.actions.outcome import ActionOutcome, ActionRefused, Actor, ReceivedAsk, RefusalCode
-from gpushare_spawner.service.actions.session_actions import SessionActions
+from gpushare_spawner.service.actions import keeps, restart, share
+from gpushare_spawner.service.actions.context import (
+    ActionContext,
+    ActionOutcome,
+    ActionRefused,
+    Actor,
+    ReceivedAsk,
+    RefusalCode,
+)
 from gpushare_spawner.service.reports import Agent, Agents
 from gpushare_spawner.wording import actions as words
 
@@ -48,7 +55,7 @@ class _AskingSession:
 class AskResponder:
     """Responder to asks. Answers the asks of one session one after the other."""
 
-    def __init__(self, agents: Agents, actions: SessionActions, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, agents: Agents, actions: ActionContext, clock: Callable[[], float] = time.time) -> None:
         """``clock``: seconds since the epoch."""
         self._agents = agents
         self._actions = actions
@@ -145,18 +152,18 @@ class AskResponder:
         actor, ask = Actor(asking.session.user), received.ask
         match ask.kind:
             case AskKind.KEEP:
-                return await self._actions.keep(asking, actor, seconds=ask.value, received=received)
+                return await keeps.keep(self._actions, asking, actor, seconds=ask.value, received=received)
             case AskKind.END_KEEP:
-                return await self._actions.end_keep(asking, actor, received)
+                return await keeps.end_keep(self._actions, asking, actor, received)
             case AskKind.RELEASE:
-                return await self._actions.release(asking, actor, received)
+                return await share.release(self._actions, asking, actor, received=received)
             case AskKind.STOP:
-                return await self._actions.stop(asking, actor)
+                return await restart.stop(self._actions, asking, actor)
             case AskKind.SHARE:
-                return await self._actions.share(asking, actor, ask.value / UNITS_PER_GPU)
+                return await share.change_share(self._actions, asking, actor, ask.value / UNITS_PER_GPU)
             case AskKind.SHARES:
-                return ActionOutcome(False, json.dumps(await self._actions.other_shares(asking, actor)))
+                return ActionOutcome(False, json.dumps(await share.other_shares(self._actions, asking)))
             case AskKind.KEEPS:
-                return await self._actions.ask_keeps_left(asking, actor)
+                return await keeps.ask_left(self._actions, asking)
             case _:
                 raise ActionRefused(words.ASK_NOT_SUPPORTED, RefusalCode.BAD_REQUEST)

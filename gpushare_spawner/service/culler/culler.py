@@ -19,9 +19,8 @@ from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.report import Report, doubled_gpus
 from gpushare_spawner.model.share import Tier
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.service.actions.keeps import has_to_settle
-from gpushare_spawner.service.actions.outcome import ActionLog, ActionRefused
-from gpushare_spawner.service.actions.session_actions import SessionActions
+from gpushare_spawner.service.actions.context import ActionContext, ActionLog, ActionRefused
+from gpushare_spawner.service.actions.keeps import has_to_settle, settle
 from gpushare_spawner.service.actions.share import YIELD_SECONDS
 from gpushare_spawner.service.counters import Counters
 from gpushare_spawner.service.culler.actions import (
@@ -50,6 +49,7 @@ from gpushare_spawner.service.culler.reclaim import NO_PRESSURE, Pressure, candi
 from gpushare_spawner.service.history import store
 from gpushare_spawner.service.hub.client import Hub, HubFailed, HubServer
 from gpushare_spawner.service.reports import Agent, NodeSnapshot, ask_all
+from gpushare_spawner.service.waiting import PendingServers, pending_unknown
 from gpushare_spawner.wording.amounts import doubled_gpu
 from gpushare_spawner.wording.idle_decisions import kept_by_short_work
 
@@ -60,10 +60,6 @@ Action = Callable[[], Awaitable[bool]]
 
 _SOON = 1.0
 """Seconds until the round after an action, and the shortest pause between two rounds."""
-
-
-async def _unknown() -> None:
-    """Return None: pending spawns are unknown."""
 
 
 class Culler:
@@ -84,9 +80,9 @@ class Culler:
         clock: Callable[[], float] = time.time,
         patience: float = 2.0,
         quotas: Callable[[], Quotas | None] = lambda: None,
-        pending: Callable[[], Awaitable[Sequence[HubServer] | None]] = _unknown,
+        pending: PendingServers = pending_unknown,
         record: Callable[[store.Action], None] = lambda action: None,
-        actions: SessionActions | None = None,
+        actions: ActionContext | None = None,
         notify: Callable[[Sequence[SessionDecision]], None] = lambda decisions: None,
     ) -> None:
         """Create the culler; it does nothing until `run`.
@@ -286,7 +282,7 @@ class Culler:
         """Return the action that removes an expired keep or exemption; None if there is none."""
         if self._session_actions is None or not has_to_settle(decision.session, decision.decided_at):
             return None
-        return partial(self._session_actions.settle, decision)
+        return partial(settle, self._session_actions, decision)
 
     def _has_to_go_on_yielding(self, decision: SessionDecision) -> bool:
         """Return whether the agent needs another request to keep the yielded units.

@@ -15,8 +15,8 @@ from gpushare_spawner.idle.keep import exempts
 from gpushare_spawner.model.controls import Cordon, Message, MessageCause
 from gpushare_spawner.model.report import Report, SessionReport
 from gpushare_spawner.model.template import Idle
-from gpushare_spawner.service.actions.outcome import Actor, harmless
-from gpushare_spawner.service.actions.session_actions import SessionActions
+from gpushare_spawner.service.actions import keeps, restart
+from gpushare_spawner.service.actions.context import ActionContext, Actor, harmless
 from gpushare_spawner.service.culler.decisions import SessionDecision
 from gpushare_spawner.service.reports import NodeSnapshot
 from gpushare_spawner.wording import actions as words
@@ -83,7 +83,7 @@ class Drains:
     since an older agent forgets the cause of a message.
     """
 
-    def __init__(self, actions: SessionActions) -> None:
+    def __init__(self, actions: ActionContext) -> None:
         self._actions = actions
         self._notified: dict[str, tuple[Cordon, float, float]] = {}
         """By session: the drain, when the session was opened, and when its user was notified."""
@@ -138,8 +138,8 @@ class Drains:
 
     async def _notify(self, drained_session: DrainedSession, now: float) -> bool:
         session, admin = drained_session.decision.session, _admin(drained_session.cordon)
-        outcome = await self._actions.message(
-            drained_session.decision, admin, drained_session.text(now), MessageCause.DRAIN
+        outcome = await keeps.message(
+            self._actions, drained_session.decision, admin, drained_session.text(now), MessageCause.DRAIN
         )
         self._notified[session.id] = (drained_session.cordon, session.opened_at, now)
         return outcome.changed
@@ -147,11 +147,13 @@ class Drains:
     async def _withdraw(self, decision: SessionDecision) -> bool:
         message = decision.session.message_of(MessageCause.DRAIN)
         admin = Actor(message.by if message is not None else "", is_admin=True)
-        return (await self._actions.withdraw_messages(decision, admin, MessageCause.DRAIN)).changed
+        return (await keeps.withdraw_messages(self._actions, decision, admin, MessageCause.DRAIN)).changed
 
     async def _stop(self, drained_session: DrainedSession) -> bool:
         why = words.taken_out(drained_session.where, drained_session.cordon.reason)
-        return (await self._actions.stop(drained_session.decision, _admin(drained_session.cordon), why)).changed
+        return (
+            await restart.stop(self._actions, drained_session.decision, _admin(drained_session.cordon), why)
+        ).changed
 
 
 _NOT_NOTIFIED: tuple[Cordon | None, float, float] = (None, 0.0, 0.0)

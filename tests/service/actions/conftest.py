@@ -10,9 +10,8 @@ from gpushare_spawner.idle.keep import KeepRule
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.report import SessionReport
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.service.actions.outcome import Actor
-from gpushare_spawner.service.actions.restart import NoJournal, RestartJournal
-from gpushare_spawner.service.actions.session_actions import SessionActions
+from gpushare_spawner.service.actions.context import ActionContext, Actor
+from gpushare_spawner.service.history.recorder import History
 from gpushare_spawner.service.history.store import Action
 from gpushare_spawner.service.hub.client import Hub, HubServer
 from gpushare_spawner.service.reports import MachineAgent
@@ -42,17 +41,16 @@ class Acting:
         hub: Hub,
         templates: dict[str, Template],
         clock: Clock,
-        journal: RestartJournal | None = None,
+        journal: History | None = None,
     ) -> None:
         self.agent = agent
         self.recorded: list[Action] = []
         self.client = MachineAgent(agent.path)
         self.agents = [self.client]
         self.rule = RULE
-        self.journal = journal or NoJournal()
         self.quotas: Quotas | None = None
         self.pending: list[HubServer] = []
-        self.actions = SessionActions(
+        self.actions = ActionContext(
             self.agents,
             hub,
             lambda: templates,
@@ -61,7 +59,7 @@ class Acting:
             clock,
             quotas=lambda: self.quotas,
             pending=self._pending,
-            journal=self.journal,
+            journal=journal,
         )
 
     def seen(self, user: str = "ann") -> Seen:

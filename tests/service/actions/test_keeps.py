@@ -13,8 +13,9 @@ import pytest
 from gpushare_spawner.model.controls import Ask, Exemption, Keep
 from gpushare_spawner.model.frames import AskKind
 from gpushare_spawner.model.share import Tier
+from gpushare_spawner.service.actions import keeps
+from gpushare_spawner.service.actions.context import ActionRefused, Actor, ReceivedAsk, RefusalCode
 from gpushare_spawner.service.actions.keeps import has_to_settle
-from gpushare_spawner.service.actions.outcome import ActionRefused, Actor, ReceivedAsk, RefusalCode
 from gpushare_spawner.service.reports import MachineAgent
 from gpushare_spawner.wording import actions as words
 from tests.present import present
@@ -28,13 +29,13 @@ DAY = 24 * HOUR
 async def refused(acting: Acting, actor: Actor = ANN, user: str = "ann", **how: float) -> tuple[RefusalCode, str]:
     before = acting.agent.sessions.get(user)
     with pytest.raises(ActionRefused) as refusal:
-        await acting.actions.keep(acting.seen(user), actor, **how)  # type: ignore[arg-type]
+        await keeps.keep(acting.actions, acting.seen(user), actor, **how)  # type: ignore[arg-type]
     assert before in (None, acting.agent.sessions[user])
     return refusal.value.code, refusal.value.text
 
 
 async def test_a_kept_share_is_in_the_report_and_in_the_history(acting: Acting, clock: Clock) -> None:
-    outcome = await acting.actions.keep(acting.seen(), ANN, seconds=4 * HOUR)
+    outcome = await keeps.keep(acting.actions, acting.seen(), ANN, seconds=4 * HOUR)
     assert (outcome.changed, outcome.text) == (True, "The GPU share is kept for 4 h.")
     session = acting.agent.sessions["ann"]
     assert session.keep == Keep(until=clock() + 4 * HOUR, since=clock(), by="ann")
@@ -44,39 +45,36 @@ async def test_a_kept_share_is_in_the_report_and_in_the_history(acting: Acting, 
 
 
 async def test_the_same_request_twice_changes_nothing(acting: Acting, clock: Clock) -> None:
-    await acting.actions.keep(acting.seen(), ANN, seconds=4 * HOUR)
+    await keeps.keep(acting.actions, acting.seen(), ANN, seconds=4 * HOUR)
     before = acting.agent.sessions["ann"]
     clock.forward(2)
-    again = await acting.actions.keep(acting.seen(), ANN, seconds=4 * HOUR)
+    again = await keeps.keep(acting.actions, acting.seen(), ANN, seconds=4 * HOUR)
     assert (again.changed, again.text) == (False, "The GPU share is already kept for another 3 h 59 min.")
     assert acting.agent.sessions["ann"] == before
     assert len(acting.recorded) == 1
 
 
 async def test_a_keep_can_be_extended_which_counts_and_shortened_which_does_not(acting: Acting, clock: Clock) -> None:
-    await acting.actions.keep(acting.seen(), ANN, seconds=HOUR)
+    await keeps.keep(acting.actions, acting.seen(), ANN, seconds=HOUR)
     began = clock()
     clock.forward(10 * MINUTE)
-    await acting.actions.keep(acting.seen(), ANN, seconds=8 * HOUR)
+    await keeps.keep(acting.actions, acting.seen(), ANN, seconds=8 * HOUR)
     session = acting.agent.sessions["ann"]
     assert session.keep == Keep(until=clock() + 8 * HOUR, since=clock(), by="ann")
     assert session.keeps == (began, clock())
     clock.forward(MINUTE)
-    await acting.actions.keep(acting.seen(), ANN, until=clock() + HOUR)
+    await keeps.keep(acting.actions, acting.seen(), ANN, until=clock() + HOUR)
     shorter = acting.agent.sessions["ann"]
     assert present(shorter.keep).until == clock() + HOUR
     assert present(shorter.keep).since == clock() - MINUTE
     assert shorter.keeps == session.keeps
 
 
-async def test_a_keep_is_ended_by_its_user_or_an_admin_and_by_nobody_else(acting: Acting) -> None:
-    await acting.actions.keep(acting.seen(), ANN, seconds=HOUR)
-    with pytest.raises(ActionRefused) as refusal:
-        await acting.actions.end_keep(acting.seen(), Actor("eve"))
-    assert (refusal.value.code, refusal.value.text) == (RefusalCode.FORBIDDEN, words.NOT_YOURS)
-    assert (await acting.actions.end_keep(acting.seen(), ROOT)).changed
+async def test_a_keep_is_ended_by_its_user_or_an_admin(acting: Acting) -> None:
+    await keeps.keep(acting.actions, acting.seen(), ANN, seconds=HOUR)
+    assert (await keeps.end_keep(acting.actions, acting.seen(), ROOT)).changed
     assert acting.agent.sessions["ann"].keep is None
-    assert (await acting.actions.end_keep(acting.seen(), ANN)).text == words.NO_KEEP
+    assert (await keeps.end_keep(acting.actions, acting.seen(), ANN)).text == words.NO_KEEP
     assert acting.history == [("keep", "ann", "ann"), ("keep-ended", "root", "ann")]
     # what was kept today still counts
     assert len(acting.agent.sessions["ann"].keeps) == 1
@@ -86,67 +84,67 @@ async def test_users_keep_within_limits_over_all_their_sessions(acting: Acting, 
     assert (await refused(acting, seconds=8 * HOUR + 1))[0] is RefusalCode.LIMIT
     labs = [agent.add("ann", name) for name in ("one", "two")]
     for lab in labs:
-        await acting.actions.keep(acting.seen(lab), ANN, seconds=HOUR)
+        await keeps.keep(acting.actions, acting.seen(lab), ANN, seconds=HOUR)
     code, text = await refused(acting, seconds=HOUR)
     assert (code, text) == (
         RefusalCode.LIMIT, "You can keep 2 sessions at a time. End the keep of another session first."
     )  # fmt: skip
-    await acting.actions.end_keep(acting.seen(labs[0]), ANN)
+    await keeps.end_keep(acting.actions, acting.seen(labs[0]), ANN)
     clock.forward(HOUR / 2)
-    await acting.actions.keep(acting.seen(), ANN, seconds=HOUR / 4)
+    await keeps.keep(acting.actions, acting.seen(), ANN, seconds=HOUR / 4)
     clock.forward(HOUR)
     code, text = await refused(acting, seconds=HOUR)
     assert "You can keep shares 3 times within 24 hours. You can keep a share again in 22 h 30 min." in text
     clock.forward(22.5 * HOUR)
-    assert (await acting.actions.keep(acting.seen(), ANN, seconds=HOUR)).changed
+    assert (await keeps.keep(acting.actions, acting.seen(), ANN, seconds=HOUR)).changed
 
 
 async def test_a_server_that_is_started_anew_brings_no_further_keeps(
     acting: Acting, agent: FakeAgent, clock: Clock
 ) -> None:
     for _ in range(3):
-        await acting.actions.keep(acting.seen(), ANN, seconds=HOUR)
+        await keeps.keep(acting.actions, acting.seen(), ANN, seconds=HOUR)
         clock.forward(MINUTE)
         del agent.sessions["ann"]
     code, text = await refused(acting, seconds=HOUR)
     assert code is RefusalCode.LIMIT
     assert "You can keep shares 3 times within 24 hours. You can keep a share again in 23 h 57 min." in text
     clock.forward(DAY - 3 * MINUTE + 1)
-    assert (await acting.actions.keep(acting.seen(), ANN, seconds=HOUR)).changed
+    assert (await keeps.keep(acting.actions, acting.seen(), ANN, seconds=HOUR)).changed
 
 
 async def test_keeps_before_the_clock_was_set_back_count_once(acting: Acting, clock: Clock) -> None:
-    await acting.actions.keep(acting.seen(), ANN, seconds=HOUR)
+    await keeps.keep(acting.actions, acting.seen(), ANN, seconds=HOUR)
     clock.forward(-10 * DAY)
     for hours in (2, 3):
-        assert (await acting.actions.keep(acting.seen(), ANN, seconds=hours * HOUR)).changed
+        assert (await keeps.keep(acting.actions, acting.seen(), ANN, seconds=hours * HOUR)).changed
 
 
 async def test_keeps_before_the_clock_was_set_back_are_forgotten_after_a_day(acting: Acting, clock: Clock) -> None:
     for hours in (1, 2, 3):
-        await acting.actions.keep(acting.seen(), ANN, seconds=hours * HOUR)
-    await acting.actions.end_keep(acting.seen(), ANN)
+        await keeps.keep(acting.actions, acting.seen(), ANN, seconds=hours * HOUR)
+    await keeps.end_keep(acting.actions, acting.seen(), ANN)
     assert not has_to_settle(acting.agent.sessions["ann"], clock())
     clock.forward(-10 * DAY)
     assert has_to_settle(acting.agent.sessions["ann"], clock())
-    assert await acting.actions.settle(acting.seen())
-    assert not await acting.actions.settle(acting.seen())
+    assert await keeps.settle(acting.actions, acting.seen())
+    assert not await keeps.settle(acting.actions, acting.seen())
     assert (await refused(acting, seconds=HOUR))[0] is RefusalCode.LIMIT
     clock.forward(DAY + 1)
-    assert (await acting.actions.keep(acting.seen(), ANN, seconds=HOUR)).changed
+    assert (await keeps.keep(acting.actions, acting.seen(), ANN, seconds=HOUR)).changed
 
 
 async def test_two_requests_at_once_keep_no_more_sessions_than_allowed(acting: Acting, agent: FakeAgent) -> None:
     labs = [agent.add("ann", f"lab{number}") for number in range(4)]
     results = await asyncio.gather(
-        *(acting.actions.keep(acting.seen(lab), ANN, seconds=HOUR) for lab in labs), return_exceptions=True
+        *(keeps.keep(acting.actions, acting.seen(lab), ANN, seconds=HOUR) for lab in labs), return_exceptions=True
     )
     assert sum(not isinstance(one, ActionRefused) for one in results) == 2
     assert sum(agent.sessions[lab].keep is not None for lab in labs) == 2
 
 
 async def test_limits_do_not_bind_admins_nor_count_what_admins_keep(acting: Acting, clock: Clock) -> None:
-    outcome = await acting.actions.keep(acting.seen(), ROOT, seconds=30 * DAY)
+    outcome = await keeps.keep(acting.actions, acting.seen(), ROOT, seconds=30 * DAY)
     assert outcome.changed
     session = acting.agent.sessions["ann"]
     assert (present(session.keep).by, session.keeps) == ("root", ())
@@ -162,7 +160,7 @@ async def test_durations_that_no_calendar_has_are_refused(acting: Acting, actor:
 
 async def test_a_released_share_is_kept_from_its_next_gpu_work(acting: Acting, agent: FakeAgent) -> None:
     agent.add("ann", tier=Tier.RELEASED, effective_units=0)
-    outcome = await acting.actions.keep(acting.seen(), ANN, seconds=HOUR)
+    outcome = await keeps.keep(acting.actions, acting.seen(), ANN, seconds=HOUR)
     assert outcome.text == "The GPU share is kept for 1 h. It is released now: some seconds of GPU time restore it."
     assert agent.sessions["ann"].tier is Tier.RELEASED
 
@@ -171,22 +169,22 @@ async def test_an_ask_carried_out_twice_has_one_effect_and_one_answer(acting: Ac
     """The service is killed after the keep was set and before it knew, and sees the ask again."""
     asked = ReceivedAsk(Ask(number=7, kind=AskKind.KEEP, value=HOUR, at=clock()), at=clock())
     clock.forward(1.5)
-    first = await acting.actions.keep(acting.seen(), ANN, seconds=HOUR, received=asked)
+    first = await keeps.keep(acting.actions, acting.seen(), ANN, seconds=HOUR, received=asked)
     assert first.text == "The GPU share is kept for 1 h."
     assert [(answer.number, answer.done, answer.text) for answer in acting.agent.answers] == [(7, True, first.text)]
     before = acting.agent.sessions["ann"]
     assert present(before.keep).until == asked.at + HOUR
     clock.forward(50)
-    again = await acting.actions.keep(acting.seen(), ANN, seconds=HOUR, received=asked)
+    again = await keeps.keep(acting.actions, acting.seen(), ANN, seconds=HOUR, received=asked)
     assert not again.changed
     assert acting.agent.sessions["ann"] == before
     assert len(acting.recorded) == 1
 
 
 async def test_an_exemption_stays_when_the_share_is_kept(acting: Acting) -> None:
-    await acting.actions.exempt(acting.seen(), ROOT, reason="exam")
-    await acting.actions.keep(acting.seen(), ANN, seconds=HOUR)
-    await acting.actions.end_keep(acting.seen(), ANN)
+    await keeps.exempt(acting.actions, acting.seen(), ROOT, reason="exam")
+    await keeps.keep(acting.actions, acting.seen(), ANN, seconds=HOUR)
+    await keeps.end_keep(acting.actions, acting.seen(), ANN)
     assert acting.agent.sessions["ann"].exemption == Exemption(by="root", reason="exam")
 
 
@@ -202,7 +200,7 @@ async def far(tmp_path: Path, acting: Acting, clock: Clock) -> AsyncIterator[Fak
         acting.agents.append(client)
         for name in ("one", "two"):
             lab = agent.add("ann", name)
-            await acting.actions.keep(Seen(client, agent.sessions[lab], "far"), ANN, seconds=HOUR)
+            await keeps.keep(acting.actions, Seen(client, agent.sessions[lab], "far"), ANN, seconds=HOUR)
         yield agent
 
 
@@ -214,45 +212,45 @@ async def test_kept_sessions_count_while_the_agent_of_their_node_is_silent(
     code, text = await refused(acting, seconds=HOUR)
     assert (code, "You can keep 2 sessions at a time" in text) == (RefusalCode.LIMIT, True)
     clock.forward(HOUR)
-    assert (await acting.actions.keep(acting.seen(), ANN, seconds=HOUR)).changed, "their keeps are over"
+    assert (await keeps.keep(acting.actions, acting.seen(), ANN, seconds=HOUR)).changed, "their keeps are over"
 
 
 async def test_kept_sessions_that_have_ended_do_not_count(acting: Acting, far: FakeAgent) -> None:
     acting.rule = replace(acting.rule, per_day=9)
     far.sessions.clear()
-    assert (await acting.actions.keep(acting.seen(), ANN, seconds=HOUR)).changed
+    assert (await keeps.keep(acting.actions, acting.seen(), ANN, seconds=HOUR)).changed
 
 
 async def test_keeps_that_were_ended_do_not_count_while_the_agent_is_silent(acting: Acting, far: FakeAgent) -> None:
     acting.rule = replace(acting.rule, per_day=9)
     lab = next(iter(far.sessions.values()))
-    await acting.actions.end_keep(Seen(MachineAgent(far.path), lab, "far"), ANN)
+    await keeps.end_keep(acting.actions, Seen(MachineAgent(far.path), lab, "far"), ANN)
     far.path.rename(far.path.with_suffix(".away"))
-    assert (await acting.actions.keep(acting.seen(), ANN, seconds=HOUR)).changed
+    assert (await keeps.keep(acting.actions, acting.seen(), ANN, seconds=HOUR)).changed
 
 
 # -- what is over ------------------------------------------------------------------------------------------------------
 
 
 async def test_what_is_over_is_removed_once_and_entered_in_the_history(acting: Acting, clock: Clock) -> None:
-    await acting.actions.keep(acting.seen(), ANN, seconds=HOUR)
-    await acting.actions.exempt(acting.seen(), ROOT, until=clock() + HOUR)
+    await keeps.keep(acting.actions, acting.seen(), ANN, seconds=HOUR)
+    await keeps.exempt(acting.actions, acting.seen(), ROOT, until=clock() + HOUR)
     assert not has_to_settle(acting.agent.sessions["ann"], clock())
-    assert not await acting.actions.settle(acting.seen())
+    assert not await keeps.settle(acting.actions, acting.seen())
     clock.forward(HOUR)
     assert has_to_settle(acting.agent.sessions["ann"], clock())
-    assert await acting.actions.settle(acting.seen())
+    assert await keeps.settle(acting.actions, acting.seen())
     session = acting.agent.sessions["ann"]
     assert (session.keep, session.exemption) == (None, None)
     assert acting.history[2:] == [("keep-ended", "culler", "ann"), ("exempt-ended", "culler", "ann")]
-    assert not await acting.actions.settle(acting.seen())
+    assert not await keeps.settle(acting.actions, acting.seen())
 
 
 async def test_a_clock_that_is_set_back_by_a_day_makes_no_keep_last_a_day(acting: Acting, clock: Clock) -> None:
-    await acting.actions.keep(acting.seen(), ANN, seconds=HOUR)
+    await keeps.keep(acting.actions, acting.seen(), ANN, seconds=HOUR)
     clock.forward(-DAY)
     assert has_to_settle(acting.agent.sessions["ann"], clock())
-    assert await acting.actions.settle(acting.seen())
+    assert await keeps.settle(acting.actions, acting.seen())
     session = acting.agent.sessions["ann"]
     assert session.keep == Keep(until=clock() + HOUR, since=clock(), by="ann")
     assert session.keeps == (clock(),)
@@ -266,7 +264,7 @@ async def test_a_session_that_has_ended_is_said_so(acting: Acting, agent: FakeAg
     one = acting.seen()
     agent.sessions.clear()
     with pytest.raises(ActionRefused) as refusal:
-        await acting.actions.keep(one, ANN, seconds=HOUR)
+        await keeps.keep(acting.actions, one, ANN, seconds=HOUR)
     assert refusal.value.code is RefusalCode.UNKNOWN_SESSION
 
 
@@ -274,7 +272,7 @@ async def test_an_agent_that_is_gone_is_said_so(acting: Acting, agent: FakeAgent
     one = acting.seen()
     agent.path.unlink()
     with pytest.raises(ActionRefused) as refusal:
-        await acting.actions.keep(one, ANN, seconds=HOUR)
+        await keeps.keep(acting.actions, one, ANN, seconds=HOUR)
     assert refusal.value.code is RefusalCode.AGENT_UNAVAILABLE
     assert refusal.value.text == words.AGENT_FAILED
     assert "Nothing was done: no agent runs here" in refusal.value.to_admins
@@ -284,6 +282,6 @@ async def test_an_agent_that_is_gone_is_said_so(acting: Acting, agent: FakeAgent
 async def test_an_older_agent_is_said_to_be_older(acting: Acting, agent: FakeAgent) -> None:
     agent.older = True
     with pytest.raises(ActionRefused) as refusal:
-        await acting.actions.keep(acting.seen(), ANN, seconds=HOUR)
+        await keeps.keep(acting.actions, acting.seen(), ANN, seconds=HOUR)
     assert (refusal.value.code, refusal.value.text) == (RefusalCode.OLDER_AGENT, words.OLDER_AGENT)
     assert not acting.recorded

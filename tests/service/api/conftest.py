@@ -19,7 +19,7 @@ from gpushare_spawner.model.control import (
 )
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.service import reports
-from gpushare_spawner.service.actions.session_actions import SessionActions
+from gpushare_spawner.service.actions.context import ActionContext
 from gpushare_spawner.service.command import service_application, service_server
 from gpushare_spawner.service.counters import Counters
 from gpushare_spawner.service.history.recorder import History, HistorySources
@@ -116,12 +116,10 @@ class Machine:
             clock=lambda: self.now,
         )
 
-    def actions(self, hub: Hub) -> SessionActions:  # noqa: F811
+    def actions(self, hub: Hub) -> ActionContext:  # noqa: F811
         agent = cast("reports.Agent", self.agent)
         rule = KeepRule(longest=8 * 3600, per_day=3, at_once=2)
-        return SessionActions(
-            [agent], hub, lambda: TEMPLATES, lambda idle: rule, self.recorded.append, lambda: self.now
-        )
+        return ActionContext([agent], hub, lambda: TEMPLATES, lambda idle: rule, self.recorded.append, lambda: self.now)
 
 
 @pytest.fixture

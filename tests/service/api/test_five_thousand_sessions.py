@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from gpushare_spawner.service.actions.session_actions import SessionActions
+from gpushare_spawner.service.actions.context import ActionContext
 from gpushare_spawner.service.api import reading
 from gpushare_spawner.service.api.reading import SessionsQuery
 from gpushare_spawner.service.api.router import Call, Nothing, Services
@@ -27,7 +27,7 @@ async def test_a_page_of_sessions_and_the_totals_are_cheap() -> None:
     )
     machine = Machine(StandInAgent(report.model_copy(update={"gpus": gpus, "sessions": sessions})), quotas=None)
     snapshots = ServiceSnapshots(machine.sources(), max_age=3600)
-    actions = SessionActions((), NO_AGENT, lambda: TEMPLATES, clock=lambda: NOW)
+    actions = ActionContext((), NO_AGENT, lambda: TEMPLATES, clock=lambda: NOW)
     services = Services("/", snapshots, Events(snapshots), actions, clock=lambda: NOW)
     caller = Caller("boss", is_admin=True)
     query = SessionsQuery(sort="-memory", limit=100)

@@ -20,7 +20,7 @@ from tornado.httpclient import AsyncHTTPClient, HTTPResponse
 from tornado.httpserver import HTTPServer
 from tornado.testing import bind_unused_port
 
-from gpushare_spawner.service.actions.session_actions import SessionActions
+from gpushare_spawner.service.actions.context import ActionContext
 from gpushare_spawner.service.command import service_application
 from gpushare_spawner.service.counters import Counters
 from gpushare_spawner.service.history.recorder import History, HistorySources
@@ -117,7 +117,7 @@ async def serving(kept: History | None, monkeypatch: pytest.MonkeyPatch) -> Asyn
     monkeypatch.setattr(Page, "_hub_auth", login)
     sources = DashboardSources(RecentReports([]), dict, lambda: None, Counters())
     socket, port = bind_unused_port()
-    actions = SessionActions((), NO_AGENT, dict)
+    actions = ActionContext((), NO_AGENT, dict)
     server = HTTPServer(service_application(sources, actions, PREFIX, history=kept))
     server.add_socket(socket)
     yield Client(port, login)

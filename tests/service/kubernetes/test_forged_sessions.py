@@ -30,8 +30,8 @@ from gpushare_spawner.model.report import DeliveredReport, GpuReport, HostUseRep
 from gpushare_spawner.model.share import Tier, split_session_id
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.placement.ledger import Ledger
-from gpushare_spawner.service.actions.outcome import ControlsOfSessions
-from gpushare_spawner.service.actions.session_actions import SessionActions
+from gpushare_spawner.service.actions.context import ActionContext
+from gpushare_spawner.service.actions.keeps import controls_of_others
 from gpushare_spawner.service.api.router import Services
 from gpushare_spawner.service.api.snapshots import Events, ServiceSnapshots
 from gpushare_spawner.service.counters import Counters
@@ -143,7 +143,7 @@ class World:
         """What each part says about the sessions of others than the hostile node's own."""
         hub = cast("Hub", self)
         snapshots = await ask_all(self.cluster)
-        actions = SessionActions(self.cluster, hub, lambda: TEMPLATES, clock=lambda: NOW)
+        actions = ActionContext(self.cluster, hub, lambda: TEMPLATES, clock=lambda: NOW)
         recent = RecentReports(self.cluster, max_age=0)
         sources = DashboardSources(
             recent, lambda: TEMPLATES, lambda: HubSnapshot(self.known_users), Counters(), quotas=lambda: QUOTAS,
@@ -178,7 +178,7 @@ class World:
         services = Services(PREFIX, shots, Events(shots), actions, clock=lambda: NOW)
         pages = [await sessions_shown(services, viewer) for viewer in viewers]
         state = ServiceState(NOW, Counters(), snapshots, api.decisions, TEMPLATES, None, usage)
-        controls = await ControlsOfSessions(self.cluster, lambda: NOW).of_others(victim)
+        controls, _ = await controls_of_others(actions, victim)
         return {
             "list": [(row.report.node, row.session) for row in api.rows if row.session.id != "own"],
             "ids": sorted(api.by_id),
@@ -252,7 +252,7 @@ BUSY = {"gpu_busy": True, "kernels_busy": 1, "last_gpu_activity": NOW}
     ],
     ids=["asks-stop", "younger", "busy", "own-pod-other-user", "own-pod-asks-stop", "charged", "kept", "new-server"],
 )
-def test_a_forged_session_changes_no_answer_about_the_sessions_of_others(forged_session: SessionReport) -> None:
+def test_a_forged_session_changes_no_answer_about_the_sessionscontrols_of_others(forged_session: SessionReport) -> None:
     own = () if forged_session.id == "own" else (session("own", HOSTILE),)
     honest = answers(report(HOSTILE, session("own", HOSTILE)))
     assert {one["user"] for one in honest["dashboard"][0]} == {"victim"}
@@ -289,7 +289,7 @@ MIRROR: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("created", [OPENED - 60, OPENED, NOW - 60], ids=["older", "as-old", "younger"])
 @pytest.mark.parametrize("user", ["victim", "victim+second", "nobody"])
 @pytest.mark.parametrize("hub", ["", "http://theirs"])
-def test_a_pod_that_its_node_has_made_changes_no_answer_about_the_sessions_of_others(
+def test_a_pod_that_its_node_has_made_changes_no_answer_about_the_sessionscontrols_of_others(
     mark: dict[str, Any], created: float, user: str, hub: str
 ) -> None:
     """A kubelet can create a static pod's mirror, with any labels and annotations, in the hub's namespace."""
@@ -477,7 +477,7 @@ def answers(hostile: Report, pods: Sequence[dict[str, Any]] = (), hub: str = "")
 @pytest.mark.slow
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow], phases=NO_SHRINKING)
 @given(st.lists(forged, max_size=4), st.booleans())
-def test_what_a_node_reports_changes_no_answer_about_the_sessions_of_others(
+def test_what_a_node_reports_changes_no_answer_about_the_sessionscontrols_of_others(
     sessions: list[SessionReport], with_own: bool
 ) -> None:
     own = (session("own", HOSTILE),) if with_own else ()

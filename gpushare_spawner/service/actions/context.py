@@ -1,7 +1,12 @@
-"""Common parts of the actions: actor, target, outcome and refusal, the log of actions, and the controls of sessions.
+"""Common parts of the actions: their context, actor, target, outcome and refusal, and the log of actions.
 
-Each action is logged as one line with its figures and entered in the history. Controls have one writer for each user at
-a time. The actions themselves: see `session_actions`.
+The actions are functions of the modules `keeps`, `share`, `restart` and `drains`, each with the `ActionContext` as its
+first argument. They serve the REST API, the asks of notebook servers and the culler. Each returns an `ActionOutcome`,
+or raises `ActionRefused` with a sentence and a code, and each is idempotent. They check limits and not the actor's
+right to act on the target: the API does so for each operation, and a notebook server asks only for its own session.
+
+Each action with an effect is logged as one line with its figures and entered in the history. Controls have one writer
+for each user at a time.
 """
 
 from __future__ import annotations
@@ -10,21 +15,29 @@ import asyncio
 import contextlib
 import json
 import logging
+import time
 import unicodedata
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Protocol
 from weakref import WeakValueDictionary
 
-from gpushare_spawner.idle.keep import in_force
+from gpushare_spawner.idle.keep import KeepRule, in_force
 from gpushare_spawner.model.control import AgentUnreachable, ControlRefused, ControlsRequest
-from gpushare_spawner.model.controls import Ask, AskAnswer, Controls
+from gpushare_spawner.model.controls import Ask, AskAnswer, Controls, Keep
+from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.report import SessionReport
+from gpushare_spawner.model.share import UseRule
+from gpushare_spawner.model.template import Idle, Template
 from gpushare_spawner.service.history.queries import group_of_session
+from gpushare_spawner.service.history.recorder import History
 from gpushare_spawner.service.history.store import Action, BegunRestart
-from gpushare_spawner.service.hub.client import HubFailed, HubServer
-from gpushare_spawner.service.reports import Agent, ask_all
+from gpushare_spawner.service.hub.client import Hub, HubFailed, HubServer, ServerNotes
+from gpushare_spawner.service.reports import Agent, KnownReport, answered, ask_all
+from gpushare_spawner.service.templates import SessionTemplates
+from gpushare_spawner.service.waiting import PendingServers, pending_unknown
 from gpushare_spawner.wording import actions as words
 
 
@@ -49,8 +62,6 @@ class ActionOutcome:
 class RefusalCode(StrEnum):
     """The reason for a refusal, for programs."""
 
-    FORBIDDEN = "forbidden"
-    """The actor may not do this to this session."""
     BAD_REQUEST = "bad-request"
     LIMIT = "limit"
     """A limit of the template or of the service does not allow it."""
@@ -78,14 +89,6 @@ class ActionRefused(Exception):
         self.to_admins = to_admins if to_admins is not None else text
 
 
-First = Callable[[], Awaitable[None]]
-"""Function that is called right before a server is stopped."""
-
-
-async def nothing_first() -> None:
-    """Do nothing before a server is stopped."""
-
-
 @dataclass(frozen=True)
 class ReceivedAsk:
     """An ask of a session's notebook server, with the time of the service's clock."""
@@ -107,18 +110,6 @@ class Target(Protocol):
 
     @property
     def session(self) -> SessionReport: ...
-
-
-def check_own(target: Target, actor: Actor) -> None:
-    """Raise ActionRefused unless the session is the actor's, or the actor is an admin."""
-    if not actor.is_admin and actor.name != target.session.user:
-        raise ActionRefused(words.NOT_YOURS, RefusalCode.FORBIDDEN)
-
-
-def check_admin(actor: Actor) -> None:
-    """Raise ActionRefused unless the actor is an admin."""
-    if not actor.is_admin:
-        raise ActionRefused(words.ADMINS_ONLY, RefusalCode.FORBIDDEN)
 
 
 async def current(target: Target) -> SessionReport:
@@ -192,61 +183,29 @@ class ActionLog:
 
         ``units``: its effective units afterwards, on each of its GPUs; None: as before.
         """
-        at = self._clock()
-        self._log(
-            Action(
-                at=at,
-                action=action,
-                actor=actor,
-                user=session.user,
-                server=session.server,
-                template=session.template,
-                group=group_of_session(session, {}),
-                node=node,
-                units=units if units is not None else session.effective_units,
-                cause=cause,
-                reason=reason,
-                dry_run=dry_run,
-            )
-        )
+        at, group = self._clock(), group_of_session(session, {})
+        units = units if units is not None else session.effective_units
+        user, server, template = session.user, session.server, session.template
+        self._log(Action(at, action, actor, user, server, template, group, node, units, cause, reason, dry_run))
         return at
 
     def server(
         self, server: HubServer, action: str, actor: str = CULLER, *, reason: str = "", dry_run: bool = False
     ) -> None:
         """Log an action on a server without a share."""
-        self._log(
-            Action(
-                at=self._clock(),
-                action=action,
-                actor=actor,
-                user=server.user,
-                server=server.name,
-                template=server.profile or "",
-                reason=reason,
-                dry_run=dry_run,
-            )
-        )
+        at, template = self._clock(), server.profile or ""
+        self._log(Action(at, action, actor, server.user, server.name, template, reason=reason, dry_run=dry_run))
 
     def restart(self, begun: BegunRestart, reason: str) -> None:
         """Log the restart of a server that had a share."""
+        at, template = self._clock(), begun.old_template
         self._log(
-            Action(
-                at=self._clock(),
-                action=RESTART,
-                actor=begun.actor,
-                user=begun.user,
-                server=begun.server,
-                template=begun.old_template,
-                group=begun.group,
-                node=begun.node,
-                reason=reason,
-            )
+            Action(at, RESTART, begun.actor, begun.user, begun.server, template, begun.group, begun.node, reason=reason)
         )
 
     def node(self, node: str, action: str, actor: str, *, reason: str) -> None:
         """Log an action on a node or on one of its GPUs."""
-        self._log(Action(at=self._clock(), action=action, actor=actor, node=node, reason=reason))
+        self._log(Action(self._clock(), action, actor, node=node, reason=reason))
 
     def _log(self, action: Action) -> None:
         log.info("%s", line(action))
@@ -284,58 +243,86 @@ def _shown(letter: str) -> str:
     return " " if unicodedata.category(letter) in ("Cc", "Zl", "Zp") else letter
 
 
-@dataclass(frozen=True)
-class SessionsOfUser:
-    """The other sessions of a session's user."""
-
-    controls: Mapping[str, Controls]
-    """The controls in force now, by the sessions' ids."""
-    nodes: frozenset[str]
-    """Nodes with agents that have answered: sessions on other nodes are unknown."""
-
-
 PAUSES = (0.3, 1.0)
 """Pauses in seconds before a write is repeated, where the agent changed the session's pod at the same time."""
 
 
-class ControlsOfSessions:
-    """The controls of sessions as they are in force now. Methods raise ActionRefused."""
+@dataclass(frozen=True)
+class RunningRestart:
+    """A restart that runs in this process."""
 
-    def __init__(self, agents: Iterable[Agent], clock: Callable[[], float]) -> None:
-        """Create the reader and writer of controls.
+    template: str
+    task: asyncio.Task[ActionOutcome]
 
-        ``agents`` is iterated over anew each time; ``clock``: seconds since the epoch.
-        """
-        self._agents = agents
-        self.clock = clock
+
+@dataclass(eq=False)
+class ActionContext:
+    """The parts of the service that actions use, and the state of running actions."""
+
+    agents: Iterable[Agent]
+    """Iterated over anew each time: nodes of a cluster come and go."""
+    hub: Hub
+    templates: Callable[[], Mapping[str, Template]]
+    keep_rule: Callable[[Idle | None], KeepRule] = lambda idle: KeepRule()
+    """Returns the limits of keeps for a template; None if the template is gone."""
+    record: Callable[[Action], None] = lambda action: None
+    """Enters an action in the history."""
+    clock: Callable[[], float] = time.time
+    """Seconds since the epoch."""
+    quotas: Callable[[], Quotas | None] = lambda: None
+    """Returns the quotas in force."""
+    pending: PendingServers = pending_unknown
+    journal: History | None = None
+    """Stores running restarts; None: they are not stored."""
+    nodes_are_added: bool = False
+    """Later nodes can take shares that no present node can."""
+    use_rule: Callable[[Idle], UseRule] = lambda idle: UseRule()
+    """Returns how much GPU work counts as use of a template's shares."""
+    patience: float = 60.0
+    """Seconds that a server has to stop, as the hub's settings `slow_stop_timeout` and `poll_interval` together."""
+
+    def __post_init__(self) -> None:
+        self.log = ActionLog(self.record, self.clock)
+        self.notes = ServerNotes(self.hub)
+        """Notes of stops for the hub's pages."""
+        self.share_lock = asyncio.Lock()
+        """One change of a share at a time: two sessions of an account must not grow beyond its quota together."""
+        self.followed: set[asyncio.Task[None]] = set()
+        """Changes of tiers that wait for an agent's decision after their answer."""
+        self.restarts: dict[tuple[str, str], RunningRestart] = {}
+        """Running restarts, by user and server."""
+        self.keeps_began: dict[str, Counter[tuple[str, float]]] = {}
+        """By user: ids of sessions, and when their keeps began. Agents forget the keeps of an ended session, and a user
+        can restart a server at any time."""
+        self.standing_keeps: dict[str, dict[str, tuple[str, Keep]]] = {}
+        """By user and id of the session: its node and its keep. They count while the node's agent is unavailable."""
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
-    @contextlib.asynccontextmanager
-    async def of_user(self, user: str) -> AsyncIterator[None]:
-        """Lock the controls of this user's sessions against other changes."""
-        lock = self._locks.get(user)
-        if lock is None:
-            lock = self._locks[user] = asyncio.Lock()
-        async with lock:
-            yield
+    async def reports(self) -> list[KnownReport]:
+        """Return the reports of all agents that answer."""
+        return answered(await ask_all(self.agents))
 
-    async def read(self, target: Target) -> tuple[SessionReport, Controls]:
-        """Return the session and its controls as they are now."""
+    def template_of(self, session: SessionReport) -> Template | None:
+        """Return the template as it applies to the session's user; None if it is gone."""
+        return SessionTemplates.of(self.templates()).of_user(session.template, session.user)
+
+    def title(self, template: str) -> str:
+        """Return the display name of a template; its name if it is gone."""
+        match = self.templates().get(template)
+        return match.display_name if match is not None else template
+
+    @contextlib.asynccontextmanager
+    async def controls_of(self, target: Target) -> AsyncIterator[tuple[SessionReport, Controls]]:
+        """Lock the controls of the user's sessions against other changes; yield the session and its controls now."""
+        async with self._locks.setdefault(target.session.user, asyncio.Lock()):
+            yield await self.read_controls(target)
+
+    async def read_controls(self, target: Target) -> tuple[SessionReport, Controls]:
+        """Return the session and its controls as they are in force now."""
         session = await current(target)
         return session, in_force(session.controls, self.clock())
 
-    async def of_others(self, session: SessionReport) -> SessionsOfUser:
-        """Return the controls of the user's other sessions, as far as agents answer."""
-        reports = [snapshot.report for snapshot in await ask_all(self._agents) if snapshot.report is not None]
-        sessions = (other for report in reports for other in report.sessions)
-        controls = {
-            other.id: in_force(other.controls, self.clock())
-            for other in sessions
-            if other.user == session.user and other.id != session.id
-        }
-        return SessionsOfUser(controls, frozenset(report.node for report in reports))
-
-    async def write(self, target: Target, controls: Controls, answer: AskAnswer | None = None) -> None:
+    async def write_controls(self, target: Target, controls: Controls, answer: AskAnswer | None = None) -> None:
         """Set a session's controls, and answer the ask behind them."""
         request = ControlsRequest.of(target.session.id, controls, answer)
         with refusals():
@@ -353,3 +340,14 @@ class ControlsOfSessions:
 def answer_to(received: ReceivedAsk | None, text: str, at: float) -> AskAnswer | None:
     """Return the answer that an ask was carried out."""
     return None if received is None else AskAnswer(number=received.ask.number, done=True, text=text, at=at)
+
+
+SAME = 5.0
+"""Seconds. A decision that ends within this time of the standing decision is the same: a request that is sent twice."""
+
+
+def same_instant(end: float | None, other: float | None) -> bool:
+    """Return whether two decisions end at the same time; None: never."""
+    if end is None or other is None:
+        return end is other
+    return abs(end - other) <= SAME
