@@ -70,8 +70,6 @@ NUMBER_REUSED = "Another request has the same number. Send the request again."
 TOO_MANY_REQUESTS = "There were too many requests. Try again in a minute."
 ASK_NOT_SUPPORTED = "The service is older than your notebook server and does not know this request."
 
-NOT_YOURS = "This is the session of another user. Only admins may act on it."
-ADMINS_ONLY = "Only admins may do this."
 SESSION_ENDED = "The session has ended."
 WORKED_MEANWHILE = "The session has used the GPU or has changed in the meantime. Nothing was done. Try again."
 AGENT_FAILED = "Nothing was done: the GPU agent of this node could not do it. Try again in a minute, or ask the admin."
