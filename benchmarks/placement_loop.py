@@ -42,6 +42,7 @@ from gpushare_spawner.spawner.kubernetes.cluster.capacity import RESERVATION, Cl
 from gpushare_spawner.spawner.kubernetes.cluster.snapshot import PODS, REPORTS, ClusterSnapshots
 from gpushare_spawner.spawner.kubernetes.reservations import PodReservations, PodShare
 from gpushare_spawner.spawner.queue.queue import Alternative, SpawnRequest, Ticket
+from gpushare_spawner.templates.folder import Policy
 
 NAMESPACE = "hub"
 REPORTS_KEY = (REPORTS, NAMESPACE)
@@ -159,7 +160,7 @@ class SimulatedHub:
             logging.getLogger("benchmark"),
             strategy=StrandingAwareFgd(),
             queue_length=2 * WAITING,
-            templates=lambda: [*self.templates, *self.big],
+            policy=lambda: Policy(templates=(*self.templates, *self.big)),
         )
 
     def config_map(self, report: Report, at: float) -> dict[str, Any]:

@@ -33,7 +33,7 @@ QUARTER = Template.model_validate({"name": "quarter", "display_name": "Q", "gpu"
 UNITS = 25
 ROUND_SECONDS = CullerSettings().cull_every
 PASS_SECONDS = 1.5
-"""The default of the spawners' ``queue_poll_interval``."""
+"""`Reservations.place_every`."""
 ARRIVAL = 3600.0
 """Seconds after which the group in quota comes: the sessions over quota have been idle, or busy, for so long."""
 LONGEST = 3600.0

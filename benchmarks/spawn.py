@@ -61,7 +61,6 @@ def make(kind: type, cluster_namespace: str, user: str, templates: Path | None) 
     config.KubeSpawner.cmd = ["jupyterhub-singleuser"]
     config.KubeSpawner.delete_grace_period = 0
     config.KubeSpawner.start_timeout = 60
-    config.GPUShareSpawner.reports_namespace = cluster_namespace
     if templates is not None:
         config.GPUShareSpawner.templates_dir = str(templates)
     # one store of what spawners share, as in a hub

@@ -6,6 +6,7 @@ The steps of a spawn are in `local.mixin` and `kubernetes.spawner`; its state is
 from __future__ import annotations
 
 import asyncio
+import functools
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,8 +23,6 @@ from traitlets.utils.importstring import import_item
 
 from gpushare_spawner.idle.policy import effective_idle
 from gpushare_spawner.model.controls import STATE_KEY, taken_out
-from gpushare_spawner.model.layer_rules import LayersFile
-from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.share import Share
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.placement.strategy import Strategy, check_strategy
@@ -37,7 +36,7 @@ from gpushare_spawner.spawner.options import Choice, Profile, choose
 from gpushare_spawner.spawner.queue.queue import Alternative
 from gpushare_spawner.spawner.queue.quotas import QuotaChoice
 from gpushare_spawner.spawner.queue.reservations import Reservations
-from gpushare_spawner.templates.folder import PolicyFolder, default_folder
+from gpushare_spawner.templates.folder import Policy, PolicyFolder, default_folder
 from gpushare_spawner.wording import spawn_failures
 from gpushare_spawner.wording.amounts import LOCAL_TIME_SCRIPT
 
@@ -46,6 +45,10 @@ TEMPLATES_MAX_AGE = 10.0
 QUOTAS_MAX_AGE = 1.0
 """Age in seconds up to which a form or a choice reuses the quotas; one form needs them for each card."""
 
+FORM_SECONDS = 1.0
+"""Seconds that the form waits for the free capacity; after that it says that free capacity is unknown. Our value: an
+agent answers within milliseconds, and a user should not wait for a form.
+"""
 DECIDED_WITHIN = 1.0
 """Seconds that a request for a server waits for the first decision. An admin's hook, or a cluster that does not answer,
 can take longer.
@@ -122,12 +125,6 @@ class GPUShareBase(_Part):  # type: ignore[misc]
         """,
     ).tag(config=True)
 
-    queue_poll_interval = Float(
-        1.5,
-        min=0.05,
-        help="Seconds between two passes over the queue while spawns wait. While none waits the agent is not asked.",
-    ).tag(config=True)
-
     quota_usage_file = Unicode(
         "gpushare-quota-usage.json",
         help="""
@@ -158,15 +155,6 @@ class GPUShareBase(_Part):  # type: ignore[misc]
 
         Any other option that is neither ``profile`` nor one of the chosen profile's ``profile_options`` is refused: a
         misspelt one must not silently start something else.
-        """,
-    ).tag(config=True)
-
-    form_timeout = Float(
-        1.0,
-        min=0.05,
-        help="""
-        Seconds that the form waits for the free capacity. Without an answer by then the form is shown without it, and
-        says that free capacity is unknown.
         """,
     ).tag(config=True)
 
@@ -251,29 +239,14 @@ class GPUShareBase(_Part):  # type: ignore[misc]
         return {
             "strategy": self._strategy(),
             "queue_length": self.queue_length,
-            "place_every": self.queue_poll_interval,
-            "templates": self._offered_templates(),
-            "quotas": self._quotas_in_force(),
+            "policy": self._policy_in_force(),
             "quota_usage_file": Path(self.quota_usage_file).absolute() if self.quota_usage_file else None,
         }
 
-    def _offered_templates(self) -> Callable[[], Iterable[Template]]:
-        """Return a function that returns the current templates. It keeps no spawner alive."""
-        folder = self.policy_folder
+    def _policy_in_force(self) -> Callable[[], Policy]:
+        """Return a function that returns the policy in force. It keeps no spawner alive."""
         # every pass over the queue calls it
-        return lambda: folder.load(max_age=TEMPLATES_MAX_AGE).templates
-
-    def _quotas_in_force(self) -> Callable[[], Quotas | None]:
-        """Return a function that returns the current quotas. It keeps no spawner alive."""
-        folder = self.policy_folder
-        # every pass over the queue calls it
-        return lambda: folder.load(max_age=TEMPLATES_MAX_AGE).quotas
-
-    def _layers_in_force(self) -> Callable[[], LayersFile | None]:
-        """Return a function that returns the current sharing layers. It keeps no spawner alive."""
-        folder = self.policy_folder
-        # every pass over the queue calls it
-        return lambda: folder.load(max_age=TEMPLATES_MAX_AGE).layers
+        return functools.partial(self.policy_folder.load, TEMPLATES_MAX_AGE)
 
     def _strategy(self) -> Strategy:
         strategy = self.placement_strategy
@@ -349,7 +322,7 @@ class GPUShareBase(_Part):  # type: ignore[misc]
         tenant = Tenant(self.user.name, self.name, quota=account.key if account is not None else "")
         asking = reservations.availability_now(0.5, lambda template: self._ineligible_for(template)(), tenant)
         try:
-            return await asyncio.wait_for(asking, self.form_timeout)
+            return await asyncio.wait_for(asking, FORM_SECONDS)
         except unknown as error:
             self.log.warning("The form is shown without free capacity: %s", str(error) or "no answer in time")
             return None

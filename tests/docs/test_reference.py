@@ -70,7 +70,7 @@ def test_every_setting_has_a_value_and_an_effect(part: str) -> None:
 def test_the_settings_of_the_two_named_spawners_are_those_of_all() -> None:
     shown = {name for one in ("gpushare-local", "gpushare-kube") for name in names(one)}
     assert {name for one in SPAWNERS for name in names(one)} == shown
-    assert "start_attempts" in names("gpushare-kube")
+    assert "share_unit_size" in names("gpushare-kube")
     assert "agent_socket" not in names("gpushare-kube")
 
 

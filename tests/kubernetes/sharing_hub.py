@@ -185,8 +185,6 @@ class SharingHub(RunningHub):
             config.JupyterHub.spawner_class = spawner_class
             config.JupyterHub.concurrent_spawn_limit = 0
             config.GPUShareSpawner.templates_dir = str(templates)
-            config.GPUShareSpawner.reports_namespace = cluster.namespace
-            config.GPUShareSpawner.queue_poll_interval = 0.2
             config.KubeSpawner.namespace = cluster.namespace
             config.KubeSpawner.port = free_port()
             config.KubeSpawner.cmd = ["jupyterhub-singleuser"]

@@ -45,11 +45,11 @@ async def agent(cluster: Cluster, short_folder: Path) -> AsyncIterator[NodeAgent
 
 
 @pytest.fixture
-async def hub(agent: NodeAgent, cluster: Cluster, templates: Path, tmp_path: Path) -> AsyncIterator[SharingHub]:
-    def configure(config: Any) -> None:
-        config.GPUShareSpawner.start_attempts = 1
-
-    hub = SharingHub(tmp_path, templates, cluster, configure)
+async def hub(
+    agent: NodeAgent, cluster: Cluster, templates: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[SharingHub]:
+    monkeypatch.setattr("gpushare_spawner.spawner.kubernetes.attempt.START_ATTEMPTS", 1)
+    hub = SharingHub(tmp_path, templates, cluster)
     async with kube_access(cluster, [*SHARING_RULES, CLAIM_RULE]), hub:
         yield hub
 

@@ -16,6 +16,7 @@ from gpushare_spawner.model.kubernetes.annotations import SESSION_LABEL, TEMPLAT
 from gpushare_spawner.spawner.kubernetes import owned_objects
 from gpushare_spawner.spawner.kubernetes.cluster.reflectors import Dated
 from gpushare_spawner.spawner.kubernetes.cluster.snapshot import PODS
+from gpushare_spawner.spawner.queue.reservations import Reservations
 from tests.spawner.running_hub import until
 
 from .sharing_hub import GpuNodes, SharingHub, gpu
@@ -76,11 +77,12 @@ async def test_the_page_says_that_the_only_node_is_left_alone(
 
 
 async def test_when_no_node_admits_it_ends_with_the_reason(
-    make_hub: MakeHub, nodes: GpuNodes, cluster: Cluster
+    make_hub: MakeHub, nodes: GpuNodes, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for _ in range(3):
         refuse(cluster.nodes[await nodes.add(gpus=1)])
-    hub = await make_hub(lambda config: config.GPUShareSpawner.update(start_attempts=2))
+    monkeypatch.setattr("gpushare_spawner.spawner.kubernetes.attempt.START_ATTEMPTS", 2)
+    hub = await make_hub()
     response = await hub.start_server("ada", {"profile": "half-gpu"})
     assert response.code == 503
     assert "the GPU is gone or taken, or the node was restarted" in await message_of(response)
@@ -207,10 +209,11 @@ async def test_a_dead_view_is_brought_back_before_anything_is_placed(
 
 
 async def test_nothing_is_placed_on_a_view_that_cannot_be_had(
-    make_hub: MakeHub, nodes: GpuNodes, cluster: Cluster
+    make_hub: MakeHub, nodes: GpuNodes, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await nodes.add(gpus=1)
-    hub = await make_hub(lambda config: config.GPUShareSpawner.update(view_patience=0.5))
+    monkeypatch.setattr(Reservations, "patience", 0.5)
+    hub = await make_hub()
     cluster.faults.fail_next("list", "configmaps", "500", times=1000)
     response = await hub.start_server("ada", {"profile": "half-gpu"})
     assert response.code == 503

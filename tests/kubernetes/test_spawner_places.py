@@ -21,7 +21,7 @@ from gpushare_spawner.model.kubernetes.objects import HOSTNAME_LABEL, resource_n
 from gpushare_spawner.model.report import Report
 from gpushare_spawner.placement.ledger import Ledger
 from gpushare_spawner.placement.node import Allocation
-from gpushare_spawner.spawner.kubernetes import attempt, launcher
+from gpushare_spawner.spawner.kubernetes import attempt
 from gpushare_spawner.spawner.kubernetes.attempt import LASTS, Cause
 from gpushare_spawner.spawner.kubernetes.cluster.snapshot import ClusterSnapshots
 from gpushare_spawner.spawner.kubernetes.spawner import GPUShareSpawner
@@ -190,8 +190,7 @@ async def test_the_pod_of_a_failed_start_is_removed_when_it_shows(
     await nodes.add(gpus=1)
     hub = await make_hub()
     # the pod is made and the answer is lost; the hub has not seen the pod, and stops nothing
-    for module in (attempt, launcher):
-        monkeypatch.setattr(module, "may_pass", lambda error: False)
+    monkeypatch.setattr(attempt, "may_pass", lambda error: False)
     monkeypatch.setattr(KubeSpawner, "poll", not_seen)
     cluster.faults.fail_next("create", "pods", "lost")
     assert (await hub.start_server("ada", {"profile": "whole-gpu"})).code >= 500

@@ -361,6 +361,6 @@ def test_every_setting_is_documented() -> None:
     ours = [base for base in GPUShareSpawner.__mro__ if base.__module__.startswith("gpushare_spawner.")]
     names = {name for base in ours for name in vars(base)}
     own = {name for name in names if name in GPUShareSpawner.class_traits(config=True)}
-    assert own >= {"templates_dir", "reports_namespace", "share_unit_size", "start_attempts", "view_patience"}
+    assert own >= {"templates_dir", "share_unit_size", "claims_overcommit", "nodes_are_added"}
     for name in own:
         assert GPUShareSpawner.class_traits()[name].help, name

@@ -14,6 +14,7 @@ from gpushare_spawner.model.kubernetes.objects import node_of, resource_name
 from gpushare_spawner.model.share import Tier
 from gpushare_spawner.spawner.kubernetes import pod
 from gpushare_spawner.spawner.kubernetes.pod import fragment
+from gpushare_spawner.spawner.queue.reservations import Reservations
 from tests.spawner.running_hub import until
 
 from .sharing_hub import MODEL, GpuNodes, gpu
@@ -169,10 +170,14 @@ async def test_a_pod_that_goes_counts_until_it_is_gone(
 
 
 async def test_reports_that_are_stale_or_wrong_give_no_place(
-    make_hub: Callable[..., Any], nodes: GpuNodes, caplog: pytest.LogCaptureFixture
+    make_hub: Callable[..., Any],
+    nodes: GpuNodes,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     node = await nodes.add(gpus=1)
-    hub = await make_hub(lambda config: config.GPUShareSpawner.__setattr__("view_patience", 0.5))
+    monkeypatch.setattr(Reservations, "patience", 0.5)
+    hub = await make_hub()
     await nodes.report(node, [gpu(node, 0)], age=200)
     await nodes.write("broken", "{}")
     response = await hub.start_server("ada", {"profile": "half-gpu"})

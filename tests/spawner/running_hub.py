@@ -25,6 +25,7 @@ from tornado.httpclient import AsyncHTTPClient, HTTPRequest, HTTPResponse
 from traitlets.config import Config
 
 from gpushare_spawner.spawner.local.process import GPUShareSimpleSpawner
+from gpushare_spawner.spawner.queue.reservations import Reservations
 from tests.ports import free_port
 
 HERE = Path(__file__).parent
@@ -32,6 +33,8 @@ TOKEN = "token-of-the-test"
 
 # JupyterHub reads the metadata of all installed packages four times for each hub that starts: 0.15 s
 jupyterhub.traitlets.entry_points = functools.cache(entry_points)
+# tests wait for free capacity often
+Reservations.place_every = 0.1
 
 
 @event.listens_for(Engine, "connect")
@@ -103,7 +106,6 @@ class RunningHub:
         config.GPUShareMixin.templates_dir = str(templates)
         config.GPUShareMixin.agent_socket = str(agent_socket)
         config.GPUShareMixin.quota_usage_file = str(folder / "quota-usage.json")
-        config.GPUShareMixin.queue_poll_interval = 0.1
         config.Spawner.cmd = [sys.executable, "-I", "-S", str(HERE / "small_server.py")]
         config.SimpleLocalProcessSpawner.home_dir_template = f"{folder}/home/{{username}}"
         config.Spawner.poll_interval = 1

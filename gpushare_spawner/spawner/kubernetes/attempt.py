@@ -1,19 +1,20 @@
-"""The state of one spawn of a pod, and whether its node admits the pod.
+"""The state of one spawn of a pod, whether its node admits the pod, and the tries to start it.
 
 `PodAdmission` detects a refusal by the kubelet at once, and a refusal by the scheduler after the times in `LASTS`.
 `Unschedulable` has the scheduler's reasons. `api_refused` and `request_succeeded` handle failed calls to the cluster's
-API: errors that can pass are retried, others are shown to the user. The sentences are in `wording.spawn_failures`. Does
-not retry a spawn: see ``launcher``.
+API: errors that can pass are retried, others are shown to the user. `PodLauncher` starts the pod, and tries again. The
+sentences are in `wording.spawn_failures`.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
@@ -30,8 +31,10 @@ from gpushare_spawner.spawner.kubernetes.cluster.capacity import (
     annotation,
     ended_by_node,
     of_session,
+    why_waiting,
 )
-from gpushare_spawner.spawner.kubernetes.reservations import PodShare
+from gpushare_spawner.spawner.kubernetes.cluster.reflectors import SnapshotStale
+from gpushare_spawner.spawner.kubernetes.reservations import PodReservations, PodShare
 from gpushare_spawner.spawner.options import Overrides
 from gpushare_spawner.wording import spawn_failures as words
 from gpushare_spawner.wording.amounts import http_status, reason
@@ -196,8 +199,8 @@ class NotAdmitted(Exception):
 class PodAdmission:
     """One try to get a pod onto its node. ``token`` is the pod's annotation.
 
-    ``scaling`` returns whether a node is being added for the pod: then no time counts against the node. ``events``
-    returns the events about pods of that name.
+    ``events`` returns the events about pods of that name. While the cluster autoscaler adds a node for the pod, no time
+    counts against the node; with ``unlimited`` none ever does: another layer's scheduler can keep a pod waiting.
     """
 
     def __init__(
@@ -205,14 +208,14 @@ class PodAdmission:
         token: str,
         node: str,
         clock: Callable[[], float] = time.monotonic,
-        scaling: Callable[[], bool] = lambda: False,
         events: Callable[[], Iterable[Mapping[str, Any]]] = tuple,
+        unlimited: bool = False,
     ) -> None:
         self._token = token
         self._node = node
         self._clock = clock
-        self._scaling = scaling
         self._events = events
+        self._unlimited = unlimited
         self._seen: Any = None
         self._unschedulable: Unschedulable | None = None
         self._since: dict[Cause, float] = {}
@@ -264,7 +267,7 @@ class PodAdmission:
 
     def _lasts(self) -> bool:
         now = self._clock()
-        if self._scaling():
+        if self._unlimited or any(event.get("reason") == TRIGGERED_SCALE_UP for event in self._events()):
             self._since = dict.fromkeys(self._since, now)
         return any(now - since >= LASTS[cause] for cause, since in self._since.items())
 
@@ -396,3 +399,137 @@ class PodAttempt(SpawnAttempt[PodShare]):
     def cancel(self) -> None:
         super().cancel()
         self.retries.end()
+
+
+START_ATTEMPTS = 4
+"""Refusals by nodes and failures of the API until a spawn fails. Our value: a report may be a moment old, and each try
+reads the GPUs anew. Refusals by the scheduler do not count, as each leaves one node less.
+"""
+
+
+@dataclass(frozen=True)
+class ServerPod:
+    """Operations on the pod of one server."""
+
+    reserve: Callable[[], Awaitable[PodShare]]
+    """Reserves another share."""
+    start: Callable[[], Awaitable[Any]]
+    """Makes the pod of the attempt's share, and waits until it runs. Returns the server's address."""
+    remove: Callable[[], Awaitable[None]]
+    read: Callable[[], Mapping[str, Any] | None]
+    """Returns the pod from the watch."""
+    events: Callable[[], Iterable[Mapping[str, Any]]] = tuple
+    """Returns the pod's events."""
+
+
+@dataclass
+class PodLauncher:
+    """The tries of one spawn: again after a refusal by a node or a failure of the cluster's API.
+
+    In every case, a pod's annotations have the share, or it is free again.
+    """
+
+    attempt: PodAttempt
+    reservations: PodReservations
+    pod: ServerPod
+    start_timeout: float
+    """Seconds for all tries."""
+    log: logging.Logger
+    name: str
+    _refused: dict[str, str] = field(default_factory=dict)
+    """The missing resources of the nodes that refused the pod."""
+
+    async def launch(self) -> Any:
+        """Return the server's address. Raises SpawnRefused and KubeSpawner's errors; then the share is free again.
+
+        It ends a moment before the hub's own limit, for a clear error.
+        """
+        limit = asyncio.timeout(self.start_timeout - min(1.0, 0.05 * self.start_timeout))
+        try:
+            async with limit:
+                address = await self._start_somewhere()
+            self._let_arrive()
+            return address
+        except BaseException as error:
+            self.attempt.give_back()
+            if isinstance(error, TimeoutError):
+                raise self._too_slow(str(error) if not limit.expired() else "") from None
+            raise
+        finally:
+            self.attempt.admission = None
+
+    async def _start_somewhere(self) -> Any:
+        failures = 0
+        while True:
+            share = self.attempt.reservation
+            if share is None:
+                # a pod that a node refused is tried again without optional parts
+                share = replace(await self._reserve_elsewhere(), observed=not failures)
+                self.attempt.reserved(share)
+            # another layer's scheduler can keep a pod waiting without limit
+            self.attempt.admission = PodAdmission(
+                share.token, share.placement.node, events=self.pod.events, unlimited=share.offer is not None
+            )
+            try:
+                return await self.pod.start()
+            except NotAdmitted as error:
+                failures += error.distrust
+                await self._leave(error, share, last=failures >= START_ATTEMPTS)
+            except (ApiException, ClientError, SnapshotStale) as error:
+                failures += 1
+                if not may_pass(error) or failures >= START_ATTEMPTS:
+                    raise api_refused(error) from error
+                self.log.warning("%s: the cluster's API failed: %s; trying again", self.name, worded(error))
+                await asyncio.sleep(0.1 * 2**failures)
+
+    async def _reserve_elsewhere(self) -> PodShare:
+        try:
+            return await self.pod.reserve()
+        except SpawnRefused as refusal:
+            if not self._refused:
+                raise
+            message = refusal.jupyterhub_message
+            if words.refused_by_nodes(self._refused) not in message:
+                message = words.no_node_left(self._refused, message)
+            raise SpawnRefused(message, reason="not-admitted", status=503, retry_after=60) from refusal
+
+    async def _leave(self, error: NotAdmitted, share: PodShare, last: bool) -> None:
+        """Remove a pod that its node did not admit, and free its place; the caller reserves another place."""
+        self.log.warning("%s: %s%s", self.name, error, f" ({error.detail})" if error.detail else "")
+        node = share.placement.node
+        if error.elsewhere and node:
+            self._refused[node] = error.missing
+            self.reservations.exclusions.leave_out(share.request, node, error.missing)
+        if error.distrust and node:
+            self.reservations.cluster.distrust(node)
+        self.reservations.give_back(share)
+        self.attempt.forget_reservation()
+        # if that fails, the creation of the next pod sees this pod and retries
+        await self.pod.remove()
+        if last or not error.elsewhere:
+            raise SpawnRefused(
+                words.not_admitted(str(error), START_ATTEMPTS if last else None),
+                reason="not-admitted",
+                status=503,
+                retry_after=60,
+            )
+        self.attempt.retries.tell(words.another_place(str(error)))
+
+    def _let_arrive(self) -> None:
+        share = self.attempt.reservation
+        if share is None:
+            return
+        if self.reservations.arrived(share, self.pod.read()):
+            self.attempt.forget_reservation()
+        else:
+            # it stays reserved until the server stops, so that no unit is allocated twice while this hub runs
+            self.log.error(
+                "The pod of %s has lost the annotations or the label of its GPU share; does a modify_pod_hook replace "
+                "them?",
+                self.name,
+            )
+
+    def _too_slow(self, text: str) -> SpawnRefused:
+        pod = self.pod.read()
+        why = (why_waiting(pod) if pod is not None else "") or text or ("" if pod else words.POD_NOT_SEEN)
+        return SpawnRefused(words.too_slow(self.start_timeout, why), reason="too-slow", status=503)

@@ -134,7 +134,7 @@ class PodReservations(Reservations[PodShare]):
             for token, allocation in reserved.items()
         ]
 
-    async def _prepare(self, snapshot: GpuSnapshot) -> GpuSnapshot:
+    async def _remove_obstacles(self, snapshot: GpuSnapshot) -> GpuSnapshot:
         if not len(snapshot.inventory) and snapshot.layers is None:
             # no spawn can be placed, for a reason that concerns all of them
             raise NoNodeNow(snapshot.awaited)

@@ -1,7 +1,7 @@
 """KubeSpawner with shared GPUs: an adapter from its methods to the parts in this package.
 
-A spawn goes through `options` (the choice), `reservations` (a place, perhaps after a wait), `launcher` (tries), `pod`
-(the pod) and `attempt` (its state, and whether the node admits the pod). `cluster.watches` keeps the watches running,
+A spawn goes through `options` (the choice), `reservations` (a place, perhaps after a wait), `pod` (the pod) and
+`attempt` (its state and tries, and whether the node admits the pod). `cluster.watches` keeps the watches running,
 `cluster.snapshot` reads them; `owned_objects` removes obstructing pods.
 """
 
@@ -12,6 +12,7 @@ import functools
 import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from jupyterhub.utils import maybe_future
@@ -27,16 +28,17 @@ from aiohttp import ClientError
 from kubernetes_asyncio.client import CustomObjectsApi
 from kubernetes_asyncio.client.models import V1Pod
 from kubernetes_asyncio.client.rest import ApiException
-from traitlets import default, validate
+from traitlets import Bool, Float, Integer, TraitError, default, validate
 
+from gpushare_spawner.model.report import MOST_OVERCOMMIT
+from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.sharing.base import LayerCannot, Tenant
 from gpushare_spawner.spawner.attempt import SpawnPhase, SpawnProgress, report_placement, reserve_share
-from gpushare_spawner.spawner.base import GPUShareBase, applied_when_placed
+from gpushare_spawner.spawner.base import FORM_SECONDS, GPUShareBase, applied_when_placed
 from gpushare_spawner.spawner.form import Form
 from gpushare_spawner.spawner.hub import SpawnRefused, refusals_reported
-from gpushare_spawner.spawner.kubernetes import form
-from gpushare_spawner.spawner.kubernetes.attempt import TRIGGERED_SCALE_UP, PodAttempt, worded
+from gpushare_spawner.spawner.kubernetes.attempt import PodAttempt, PodLauncher, ServerPod, worded
 from gpushare_spawner.spawner.kubernetes.cluster.capacity import ClusterCapacity
 from gpushare_spawner.spawner.kubernetes.cluster.layers import LayerReader
 from gpushare_spawner.spawner.kubernetes.cluster.reflectors import ReportReflector
@@ -56,7 +58,6 @@ from gpushare_spawner.spawner.kubernetes.form import (
     without_idle_fields,
 )
 from gpushare_spawner.spawner.kubernetes.kubespawner_private import KubeSpawnerPrivate
-from gpushare_spawner.spawner.kubernetes.launcher import PodLauncher
 from gpushare_spawner.spawner.kubernetes.owned_objects import (
     LastSearch,
     OwnedObjects,
@@ -81,6 +82,9 @@ from gpushare_spawner.spawner.queue.queue import SpawnRequest
 from gpushare_spawner.wording import spawn_form as words
 from gpushare_spawner.wording.spawn_form import CLUSTER_UNREADABLE
 
+NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+"""The file in which the kubelet writes the namespace of a pod that has a service account."""
+
 _TEMPLATES = "/etc/gpushare/templates"
 
 _TEMPLATES_FOR = 0.5
@@ -98,23 +102,47 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
 
     _attempt: PodAttempt
 
-    reports_namespace = form.reports_namespace()
-    share_unit_size = form.share_unit_size()
-    claims_overcommit = form.claims_overcommit()
-    view_patience = form.view_patience()
-    start_attempts = form.start_attempts()
-    nodes_are_added = form.nodes_are_added()
+    share_unit_size = Integer(
+        1,
+        min=1,
+        max=100,
+        help="""
+        How many units of 1 % of a GPU one device of the agents' device plugin stands for; the agents' ``--unit-size``.
+        """,
+    ).tag(config=True)
 
-    @default("reports_namespace")
-    def _default_reports_namespace(self) -> str:
-        if namespace := form.namespace_of_hub():
-            return namespace
-        # a user's namespace is not the hub's
-        return self._kube.default_namespace() if self.enable_user_namespaces else str(self.namespace)
+    claims_overcommit = Float(
+        1.0,
+        min=1,
+        max=MOST_OVERCOMMIT,
+        help="""
+        How many times the units of a GPU may be promised at most on nodes where pods get GPUs by claims: the agents'
+        ``--overcommit`` (the chart's ``gpus.overcommit``).
+
+        The status of such a node does not say how many units its GPUs have. A report with more units is refused.
+        """,
+    ).tag(config=True)
+
+    nodes_are_added = Bool(
+        False,
+        help="""
+        Whether nodes are added to the cluster now and then with GPU models that no node has now, or with more GPUs,
+        CPU or memory than any node has now.
+
+        Then a spawn that none of the present nodes could take, even when nothing runs there, waits in the queue for
+        such a node.
+        Without this setting it is refused at once, and its user reads what is missing. The queue itself makes no pod
+        for a spawn that waits, so a cluster autoscaler adds no node for it: set this where nodes come by a schedule,
+        for placeholder pods, or by hand.
+        """,
+    ).tag(config=True)
 
     @validate("share_unit_size")
     def _valid_share_unit_size(self, proposal: Any) -> int:
-        return form.valid_share_unit_size(proposal["value"])
+        size: int = proposal["value"]
+        if UNITS_PER_GPU % size:
+            raise TraitError(f"share_unit_size {size} does not divide {UNITS_PER_GPU}: use one like 1, 5 or 25")
+        return size
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -126,15 +154,25 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
     @property
     def reservations(self) -> PodReservations:
         """The shares in flight and the queue, one for all spawners of the hub."""
-        return self._shared(("cluster", self.reports_namespace), self._new_reservations)
+        return self._shared(("cluster", self._reports_namespace), self._new_reservations)
+
+    @functools.cached_property
+    def _reports_namespace(self) -> str:
+        """The namespace in which the nodes' agents publish their reports: the hub's own."""
+        if namespace := os.environ.get("POD_NAMESPACE"):
+            return namespace
+        if NAMESPACE_FILE.exists():
+            return NAMESPACE_FILE.read_text().strip()
+        # a user's namespace is not the hub's
+        return self._kube.default_namespace() if self.enable_user_namespaces else str(self.namespace)
 
     def _new_reservations(self) -> PodReservations:
-        capacity = ClusterCapacity(self.api, self.log)
+        policy, capacity = self._policy_in_force(), ClusterCapacity(self.api, self.log)
         layers = LayerReader(
             capacity,
             CustomObjectsApi(self.api.api_client),
-            self._layers_in_force(),
-            self._offered_templates(),
+            lambda: policy().layers,
+            lambda: policy().templates,
             self.log,
         )
         cluster = ClusterSnapshots(
@@ -144,19 +182,13 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
             self.log,
             capacity=capacity,
             layers=layers,
-            claimed_capacity=form.claimed_capacity(self.claims_overcommit),
+            claimed_capacity=round(self.claims_overcommit * UNITS_PER_GPU),
         )
-        return PodReservations(
-            cluster,
-            self.log,
-            patience=self.view_patience,
-            nodes_are_added=self.nodes_are_added,
-            **self._queue_settings(),
-        )
+        return PodReservations(cluster, self.log, nodes_are_added=self.nodes_are_added, **self._queue_settings())
 
     @property
     def _reports_key(self) -> tuple[str, str]:
-        return (REPORTS, self.reports_namespace)
+        return (REPORTS, self._reports_namespace)
 
     @property
     def _watches(self) -> Watches:
@@ -244,7 +276,7 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
 
     async def _availability_if_watched(self) -> Any:
         try:
-            await asyncio.wait_for(self._watch(), self.form_timeout)
+            await asyncio.wait_for(self._watch(), FORM_SECONDS)
         except TimeoutError:
             self.log.warning("The form is shown without free capacity: the watch of pods was not ready in time")
             return None
@@ -270,7 +302,7 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
     async def _watch(self) -> None:
         self.reservations.cluster.read_capacity()
         await self._watches.ensure(
-            self._reports_key, lambda: ReportReflector(parent=self, namespace=self.reports_namespace)
+            self._reports_key, lambda: ReportReflector(parent=self, namespace=self._reports_namespace)
         )
 
     # -- a spawn, before start --
@@ -383,20 +415,14 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
 
     def _launcher(self, attempt: PodAttempt, template: Template) -> PodLauncher:
         patience = min(self.queue_timeout, self.start_timeout / 2)
-        return PodLauncher(
-            attempt,
-            self.reservations,
+        pod = ServerPod(
             reserve=lambda: self._reserve(template, patience, attempt.retries),
-            start_pod=lambda: self._start_pod(attempt),
-            remove_pod=self._remove_own_pod,
-            pod=self._pod,
-            tries=self.start_attempts,
-            start_timeout=self.start_timeout,
-            log=self.log,
-            name=self._log_name,
-            scaling=self._node_is_added,
+            start=lambda: self._start_pod(attempt),
+            remove=self._remove_own_pod,
+            read=self._pod,
             events=lambda: self.events,
         )
+        return PodLauncher(attempt, self.reservations, pod, self.start_timeout, self.log, self._log_name)
 
     async def _start_pod(self, attempt: PodAttempt) -> Any:
         """Create the sharing layer's further objects, then start the pod as KubeSpawner does."""
@@ -407,10 +433,6 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
             except LayerCannot as error:
                 raise SpawnRefused(str(error), reason="bad-template", status=500) from None
         return await self._kube.start_pod()
-
-    def _node_is_added(self) -> bool:
-        """Return whether the cluster autoscaler has an event that it adds a node for the pod."""
-        return any(event.get("reason") == TRIGGERED_SCALE_UP for event in self.events)
 
     def _validate_user_options(self, profile_list: Sequence[Mapping[str, Any]]) -> None:
         """Check the options for a KubeSpawner profile. Raises ValueError."""

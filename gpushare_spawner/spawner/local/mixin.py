@@ -13,7 +13,7 @@ from typing import Any
 
 import traitlets
 from jupyterhub.utils import maybe_future
-from traitlets import Float, List, Unicode, Union
+from traitlets import List, Unicode, Union
 
 from gpushare_spawner.clients.agent import AgentClient, default_control_socket
 from gpushare_spawner.model.control import OpenRequest
@@ -113,19 +113,6 @@ class GPUShareMixin(GPUShareBase):
     def _default_agent_socket(self) -> str:
         return str(default_control_socket())
 
-    agent_timeout = Float(5.0, min=0.1, help="Seconds to wait for an answer of the agent.").tag(config=True)
-
-    agent_patience = Float(
-        20.0,
-        min=0,
-        help="""
-        Seconds that a spawn waits for an agent that does not answer at all, before it is refused.
-
-        A restart of the agent takes a second or two, which users should not notice. Templates without a GPU do not
-        wait.
-        """,
-    ).tag(config=True)
-
     profile_list = Union(
         [List(trait=traitlets.Dict()), traitlets.Any()],
         default_value=[],
@@ -148,7 +135,7 @@ class GPUShareMixin(GPUShareBase):
     _attempt: ProcessAttempt
 
     def _new_attempt(self) -> ProcessAttempt:
-        return ProcessAttempt(Overrides(self), lambda session: self.reservations.sessions.release(session))
+        return ProcessAttempt(Overrides(self), lambda session: self.reservations.release(session))
 
     # -- implemented for the platform of a server --
 
@@ -171,14 +158,12 @@ class GPUShareMixin(GPUShareBase):
 
     def _new_reservations(self) -> AgentReservations:
         made = AgentReservations(
-            AgentClient(self.agent_socket, self.agent_timeout),
+            AgentClient(self.agent_socket),
             self.log,
-            agent_patience=self.agent_patience,
             machine=LocalMachine.here() if self.enforces_resources else None,
-            layers=self._layers_in_force(),
             **self._queue_settings(),
         )
-        made.recovery.sweep_soon(self._hub_runs)
+        made.sweep_soon(self._hub_runs)
         return made
 
     async def offered(self) -> list[Profile]:
@@ -289,7 +274,7 @@ class GPUShareMixin(GPUShareBase):
         with refusals_reported(self), attempt.cancelled_on_failure(), attempt.starting():
             address = await maybe_future(super().start())
             if attempt.session is not None:
-                await self.reservations.sessions.confirm_started(attempt.session, await self.share_pid())
+                await self.reservations.confirm_started(attempt.session, await self.share_pid())
         return address
 
     async def progress(self) -> AsyncIterator[dict[str, Any]]:
@@ -316,7 +301,7 @@ class GPUShareMixin(GPUShareBase):
         runs = status is None and attempt.phase is SpawnPhase.STARTED and not self._stop_pending
         if runs and session is not None and attempt.check_due(time.monotonic()):
             # the agent, or this hub, may have been restarted
-            self.reservations.recovery.adopt_soon(
+            self.reservations.adopt_soon(
                 session, self.share_pid, lambda: attempt.session is session and not self._stop_pending
             )
         return status
@@ -332,7 +317,7 @@ class GPUShareMixin(GPUShareBase):
         finally:
             session, attempt.session = attempt.session, None
             if session is not None:
-                await self.reservations.sessions.close(session.id)
+                await self.reservations.close(session.id)
 
 
 def _show_form(spawner: GPUShareMixin) -> Any:

@@ -2,9 +2,9 @@
 
 One `AgentReservations` serves all spawners of a hub process that use the same agent. Its data are only a hint: each
 pass over the queue starts with a fresh report, and the agent checks its capacity again when it opens a session.
-`AgentSessions` opens, confirms and closes the sessions of this hub process. After a restart of the hub or the agent,
-`SessionRecovery` keeps the sessions of running servers and closes abandoned ones. `LocalMachine` counts CPU and memory
-for placement; it limits no server, see `GPUShareMixin.enforces_resources`.
+It opens, confirms and closes the sessions of this hub process. After a restart of the hub or the agent it keeps the
+sessions of running servers and closes abandoned ones. `LocalMachine` counts CPU and memory for placement; it limits no
+server, see `GPUShareMixin.enforces_resources`.
 """
 
 from __future__ import annotations
@@ -13,13 +13,12 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from gpushare_spawner.clients.agent import AgentClient
 from gpushare_spawner.model.control import AgentUnreachable, ControlRefused, OpenRequest
-from gpushare_spawner.model.layer_rules import LayersFile
 from gpushare_spawner.model.layers import Placement
 from gpushare_spawner.model.report import Report
 from gpushare_spawner.model.template import Template
@@ -41,249 +40,6 @@ CONFIRM_WITHIN = 900.0
 """Seconds that the agent keeps an unconfirmed session: longer than a start may take."""
 LONGEST_PAUSE = 5.0
 """Longest pause between two tries to close a session while the agent does not answer, in seconds."""
-
-InBackground = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
-"""Runs a coroutine to its end, independent of its caller."""
-
-
-class AgentSessions:
-    """The sessions that this hub process has opened. ``changed`` is called when a session has been closed."""
-
-    def __init__(
-        self, client: AgentClient, log: logging.Logger, in_background: InBackground, changed: Callable[[], None]
-    ) -> None:
-        self._client = client
-        self._log = log
-        self._in_background = in_background
-        self._changed = changed
-        self.in_flight: dict[str, Allocation] = {}
-        """Shares of sessions that are not confirmed yet, by the session's id."""
-        self._running: dict[str, OpenRequest] = {}
-        """Sessions with a process that was started here, until they are released."""
-        self._closing: dict[str, asyncio.Task[None]] = {}
-
-    async def open(self, request: OpenRequest, uncounted: Requested) -> tuple[Allocation, dict[str, str]]:
-        """Open a session. Return its allocation and the environment for its notebook server.
-
-        ``uncounted``: its CPU and memory, until the agent reports it. Its share counts as in flight from now on. Raises
-        ControlRefused; then nothing is open. After any other error the session is closed in the background: it may have
-        been opened.
-        """
-        allocation = self.in_flight[request.id] = Allocation(
-            session=request.id,
-            gpus=request.gpus,
-            share_units=request.share_units,
-            borrowed_units=request.borrowed_units,
-            effective_units=request.share_units,
-            opened_at=time.time(),
-            uncounted=uncounted,
-            user=request.user,
-            quota=request.quota,
-            layer=request.layer,
-        )
-        try:
-            opened = await self._client.open(request)
-        except ControlRefused:
-            self.in_flight.pop(request.id, None)
-            raise
-        except BaseException:
-            # it is no error to close a session that is not open
-            self.release(request.id)
-            raise
-        return allocation, opened.environment
-
-    def is_closing(self, session: str) -> bool:
-        """Return whether the session is being closed: the close might hit a session that is opened now."""
-        return session in self._closing
-
-    @property
-    def all_closed(self) -> bool:
-        """Whether no session is being closed."""
-        return not self._closing
-
-    # -- the process runs --
-
-    async def confirm(self, request: OpenRequest, pid: int) -> None:
-        """Send the pid of the session's process to the agent, later if the agent is unavailable.
-
-        Raises ControlRefused if the agent refuses it.
-        """
-        self._running[request.id] = request
-        try:
-            await self._confirm(request, pid)
-        except AgentUnreachable as error:
-            self._log.warning("GPU session %s is not confirmed yet: %s", request.id, error)
-            self._in_background(self._confirm_later(request, pid))
-
-    async def confirm_started(self, request: OpenRequest, pid: int) -> None:
-        """Confirm a server that was started, as `confirm` does.
-
-        Raises SpawnRefused, also for a ``pid`` below 1: then the server has ended already.
-        """
-        if pid < 1:
-            raise SpawnRefused(spawn_failures.SERVER_ENDED, reason="exited", status=500)
-        try:
-            await self.confirm(request, pid)
-        except ControlRefused as error:
-            raise SpawnRefused(
-                spawn_failures.agent_refused_process(error.message), reason="agent-refused", status=502
-            ) from None
-
-    async def _confirm(self, request: OpenRequest, pid: int) -> None:
-        try:
-            await self._client.confirm(request.id, pid)
-        except ControlRefused as error:
-            if error.code != "unknown-session" or self._running.get(request.id) is not request:
-                raise
-            # The agent lost it in a restart without its state. Request the same place again.
-            await self._client.open(request)
-            self._log.warning("The agent had lost GPU session %s; it was opened again", request.id)
-            await self._client.confirm(request.id, pid)
-        finally:
-            if request.id not in self._running and request.id not in self.in_flight:
-                # It was stopped meanwhile, and not started again. The session from above must not stay open.
-                self.release(request.id)
-        self.in_flight.pop(request.id, None)
-
-    async def _confirm_later(self, request: OpenRequest, pid: int) -> None:
-        delay = 1.0
-        while self._running.get(request.id) is request:
-            await asyncio.sleep(delay)
-            delay = min(delay * 2, 30.0)
-            if self._running.get(request.id) is not request:
-                return
-            try:
-                await self._confirm(request, pid)
-            except AgentUnreachable:
-                continue
-            except ControlRefused as error:
-                self._log.warning("GPU session %s is not confirmed: %s. Its notebook runs on.", request.id, error)
-            return
-
-    # -- the end of a session --
-
-    def release(self, session: str) -> None:
-        """Close a session in the background; a new start of the same server waits for that."""
-        self._running.pop(session, None)
-        if session not in self._closing:
-            self._closing[session] = self._in_background(self._close(session))
-
-    async def close(self, session: str, timeout: float = 5.0) -> None:
-        """Close a session, and wait for it at most ``timeout`` seconds; the rest happens in the background."""
-        self.release(session)
-        await asyncio.wait({self._closing[session]}, timeout=timeout)
-
-    async def _close(self, session: str) -> None:
-        """Retry until the agent has closed the session, or must have ended it by itself."""
-        until, pause = time.monotonic() + CONFIRM_WITHIN, 0.25
-        try:
-            while time.monotonic() < until:
-                try:
-                    await self._client.close(session)
-                    return
-                except (AgentUnreachable, ControlRefused) as error:
-                    self._log.warning("GPU session %s is not closed yet: %s", session, error)
-                    await asyncio.sleep(pause)
-                    pause = min(pause * 2, LONGEST_PAUSE)
-        finally:
-            self.in_flight.pop(session, None)
-            self._closing.pop(session, None)
-            self._changed()
-
-
-class SessionRecovery:
-    """Comparison of the agent's report with the hub's servers.
-
-    ``report`` returns the agent's report; its argument is the maximum age in seconds. It raises AgentUnreachable.
-    """
-
-    def __init__(
-        self,
-        client: AgentClient,
-        sessions: AgentSessions,
-        report: Callable[[float], Awaitable[Report]],
-        log: logging.Logger,
-        in_background: InBackground,
-    ) -> None:
-        self._client = client
-        self._sessions = sessions
-        self._report = report
-        self._log = log
-        self._in_background = in_background
-        self._started_at = time.time()
-        self._adopting: set[str] = set()
-
-    def adopt_soon(self, request: OpenRequest, pid: Callable[[], Awaitable[int]], runs: Callable[[], bool]) -> None:
-        """Make sure, in the background, that a running server has its session.
-
-        ``runs`` returns whether the server still runs under this session; ``pid`` returns its process.
-        """
-        if request.id not in self._adopting and not self._sessions.is_closing(request.id):
-            self._adopting.add(request.id)
-            self._in_background(self._adopt(request, pid, runs))
-
-    async def _adopt(self, request: OpenRequest, pid: Callable[[], Awaitable[int]], runs: Callable[[], bool]) -> None:
-        try:
-            session = (await self._report(2.0)).session(request.id) or (await self._report(0.0)).session(request.id)
-            if session is not None and session.confirmed:
-                return
-            number = await pid()
-            if number < 1 or not runs():
-                return
-            if session is None:
-                await self._client.open(request)
-                self._log.warning("The agent had lost GPU session %s; it was opened again", request.id)
-            if runs():
-                await self._client.confirm(request.id, number)
-            else:
-                self._sessions.release(request.id)
-        except AgentUnreachable as error:
-            self._log.warning("GPU session %s cannot be checked: %s", request.id, error)
-        except ControlRefused as error:
-            self._log.warning("Server %s runs without a GPU share: %s", request.id, error.message)
-        except Exception:
-            self._log.exception("GPU session %s could not be checked", request.id)
-        finally:
-            self._adopting.discard(request.id)
-
-    def sweep_soon(self, runs: Callable[[str, str], bool]) -> None:
-        """Run `sweep` in the background, as soon as the agent answers."""
-        self._in_background(self._sweep(runs))
-
-    async def _sweep(self, runs: Callable[[str, str], bool]) -> None:
-        # the agent itself drops unconfirmed sessions of an earlier hub after CONFIRM_WITHIN
-        until = time.monotonic() + CONFIRM_WITHIN
-        delay = 1.0
-        while time.monotonic() < until:
-            try:
-                await self.sweep(runs)
-                return
-            except AgentUnreachable:
-                await asyncio.sleep(delay)
-                delay = min(delay * 2, 60.0)
-            except Exception:
-                self._log.exception("Cannot look for sessions of an earlier hub")
-                return
-
-    async def sweep(self, runs: Callable[[str, str], bool]) -> list[str]:
-        """Close sessions that an earlier hub process reserved and never confirmed. Return their ids.
-
-        ``runs`` returns whether a user's server runs or starts according to the hub. A confirmed session is left alone:
-        its process lives, perhaps under another hub, and the agent ends it with the process.
-        """
-        report = await self._report(0.0)
-        swept = []
-        for session in report.sessions:
-            ours = session.id in self._sessions.in_flight or session.opened_at >= self._started_at
-            if ours or runs(session.user, session.server):
-                continue
-            if session.confirmed:
-                self._log.warning("GPU session %s (pid %s) belongs to no server of this hub", session.id, session.pid)
-            else:
-                self._log.info("Closing GPU session %s, which an earlier hub reserved and did not use", session.id)
-                self._sessions.release(session.id)
-                swept.append(session.id)
-        return swept
 
 
 @dataclass(frozen=True)
@@ -320,9 +76,8 @@ class OpenedShare(Reservation):
 class AgentReservations(Reservations[OpenedShare]):
     """The shares that this hub process has requested from its machine's agent, and the queue.
 
-    ``agent_patience``: seconds that a spawn waits for an agent that does not answer. ``machine``: the machine with its
-    CPU and memory; None: neither counts. ``layers`` returns the content of `layers.yaml`. The other settings are those
-    of `Reservations`.
+    ``machine``: the machine with its CPU and memory; None: neither counts. The other settings are those of
+    `Reservations`.
     """
 
     where: ClassVar[str] = "this machine"
@@ -330,21 +85,18 @@ class AgentReservations(Reservations[OpenedShare]):
     unreachable: ClassVar[tuple[type[Exception], ...]] = (AgentUnreachable,)
 
     def __init__(
-        self,
-        client: AgentClient,
-        log: logging.Logger,
-        *,
-        agent_patience: float = 20.0,
-        machine: LocalMachine | None = None,
-        layers: Callable[[], LayersFile | None] = lambda: None,
-        **settings: Any,
+        self, client: AgentClient, log: logging.Logger, *, machine: LocalMachine | None = None, **settings: Any
     ) -> None:
-        super().__init__(log, patience=agent_patience, **settings)
-        self._layers = layers
+        super().__init__(log, **settings)
         self.client = client
         self._machine = machine
-        self.sessions = AgentSessions(client, log, self.in_background, self._wake.set)
-        self.recovery = SessionRecovery(client, self.sessions, self.report, log, self.in_background)
+        self.in_flight: dict[str, Allocation] = {}
+        """Shares of sessions that are not confirmed yet, by the session's id."""
+        self._running: dict[str, OpenRequest] = {}
+        """Sessions with a process that was started here, until they are released."""
+        self.closing: dict[str, asyncio.Task[None]] = {}
+        """Sessions that are being closed: the close might hit a session that is opened now."""
+        self._adopting: set[str] = set()
         self._last: tuple[float, Report] | None = None
 
     # -- one pass over the queue --
@@ -354,25 +106,21 @@ class AgentReservations(Reservations[OpenedShare]):
         return self._snapshot(await self.report(max_age))
 
     def _snapshot(self, report: Report) -> GpuSnapshot:
-        self.feed.follow((report,), reserved=self.in_flight())
+        self.feed.follow((report,), reserved=self.in_flight.values())
         if self._machine is not None:
             self.feed.resources(report.node, self._machine.left(report, self._expected.offered()))
         inventory = GpuInventory()
         inventory.put(report.node, report.gpus)
         notices = ((session.id, session.notice) for session in report.sessions)
         due = tuple((name, notice) for name, notice in notices if notice is not None)
-        return GpuSnapshot(inventory, notices=due, rules=self._layers() or NO_RULES)
+        return GpuSnapshot(inventory, notices=due, rules=self.policy().layers or NO_RULES)
 
-    def in_flight(self) -> Iterable[Allocation]:
-        """Return the shares of sessions that are not confirmed yet."""
-        return self.sessions.in_flight.values()
-
-    async def _prepare(self, snapshot: GpuSnapshot) -> GpuSnapshot:
+    async def _remove_obstacles(self, snapshot: GpuSnapshot) -> GpuSnapshot:
         leftovers = {ticket.request.session for ticket in self.queue if self._is_leftover(ticket)}
         if not leftovers:
             return snapshot
         # The server does not run, or it could not be starting. The agent's session is an earlier one.
-        await asyncio.gather(*(self.sessions.close(session, timeout=1.0) for session in leftovers))
+        await asyncio.gather(*(self.close(session, timeout=1.0) for session in leftovers))
         return await self.snapshot()
 
     def _is_leftover(self, ticket: Ticket) -> bool:
@@ -382,8 +130,7 @@ class AgentReservations(Reservations[OpenedShare]):
 
     def _held_up(self, ticket: Ticket) -> str:
         # a session that is opened now might be closed by the pending close
-        closing = self.sessions.is_closing(ticket.request.session)
-        return spawn_failures.SESSION_CLOSES if closing else ""
+        return spawn_failures.SESSION_CLOSES if ticket.request.session in self.closing else ""
 
     async def _give(self, ticket: Ticket, placement: Placement, snapshot: GpuSnapshot) -> Allocation | None:
         """Request the place from the agent; None if the agent has no free capacity there."""
@@ -392,26 +139,26 @@ class AgentReservations(Reservations[OpenedShare]):
         try:
             # until the agent reports the session
             uncounted = Requested() if self._machine is None else guaranteed_resources(ticket.request.template)
-            allocation, environment = await self.sessions.open(request, uncounted)
+            allocation, environment = await self._open(request, uncounted)
         except ControlRefused as error:
             if error.code in ("no-capacity", "unknown-gpu", "unhealthy-gpu", "exists"):
                 self.log.info("The agent did not open %s: %s", request.id, error.message)
                 if error.code == "exists":
-                    self.sessions.release(request.id)
+                    self.release(request.id)
                 ticket.says(ticket.ahead or 0, error.message)
             else:
                 self.log.error("The agent refused to open %s (%s): %s", request.id, error.code, error.message)
                 ticket.refuse(_refused(error))
             return None
         if ticket not in self.queue or ticket.result.done():
-            self.sessions.release(request.id)
+            self.release(request.id)
             return allocation
         ticket.result.set_result(OpenedShare(ticket.request, placement, gpus, request, environment))
         return allocation
 
     def give_back(self, reservation: OpenedShare) -> None:
         """Close its session in the background."""
-        self.sessions.release(reservation.opened_with.id)
+        self.release(reservation.opened_with.id)
 
     async def report(self, max_age: float = 0.0) -> Report:
         """Return the agent's report, at most ``max_age`` seconds old. Raises AgentUnreachable."""
@@ -420,6 +167,201 @@ class AgentReservations(Reservations[OpenedShare]):
         report = await self.client.report()
         self._last = (time.monotonic(), report)
         return report
+
+    # -- sessions of this hub process --
+
+    async def _open(self, request: OpenRequest, uncounted: Requested) -> tuple[Allocation, dict[str, str]]:
+        """Open a session. Return its allocation and the environment for its notebook server.
+
+        ``uncounted``: its CPU and memory, until the agent reports it. Its share counts as in flight from now on. Raises
+        ControlRefused; then nothing is open. After any other error the session is closed in the background: it may have
+        been opened.
+        """
+        allocation = self.in_flight[request.id] = Allocation(
+            session=request.id,
+            gpus=request.gpus,
+            share_units=request.share_units,
+            borrowed_units=request.borrowed_units,
+            effective_units=request.share_units,
+            opened_at=time.time(),
+            uncounted=uncounted,
+            user=request.user,
+            quota=request.quota,
+            layer=request.layer,
+        )
+        try:
+            opened = await self.client.open(request)
+        except ControlRefused:
+            self.in_flight.pop(request.id, None)
+            raise
+        except BaseException:
+            # it is no error to close a session that is not open
+            self.release(request.id)
+            raise
+        return allocation, opened.environment
+
+    # -- the process runs --
+
+    async def confirm(self, request: OpenRequest, pid: int) -> None:
+        """Send the pid of the session's process to the agent, later if the agent is unavailable.
+
+        Raises ControlRefused if the agent refuses it.
+        """
+        self._running[request.id] = request
+        try:
+            await self._confirm(request, pid)
+        except AgentUnreachable as error:
+            self.log.warning("GPU session %s is not confirmed yet: %s", request.id, error)
+            self.in_background(self._confirm_later(request, pid))
+
+    async def confirm_started(self, request: OpenRequest, pid: int) -> None:
+        """Confirm a server that was started, as `confirm` does.
+
+        Raises SpawnRefused, also for a ``pid`` below 1: then the server has ended already.
+        """
+        if pid < 1:
+            raise SpawnRefused(spawn_failures.SERVER_ENDED, reason="exited", status=500)
+        try:
+            await self.confirm(request, pid)
+        except ControlRefused as error:
+            raise SpawnRefused(
+                spawn_failures.agent_refused_process(error.message), reason="agent-refused", status=502
+            ) from None
+
+    async def _confirm(self, request: OpenRequest, pid: int) -> None:
+        try:
+            await self.client.confirm(request.id, pid)
+        except ControlRefused as error:
+            if error.code != "unknown-session" or self._running.get(request.id) is not request:
+                raise
+            # The agent lost it in a restart without its state. Request the same place again.
+            await self.client.open(request)
+            self.log.warning("The agent had lost GPU session %s; it was opened again", request.id)
+            await self.client.confirm(request.id, pid)
+        finally:
+            if request.id not in self._running and request.id not in self.in_flight:
+                # It was stopped meanwhile, and not started again. The session from above must not stay open.
+                self.release(request.id)
+        self.in_flight.pop(request.id, None)
+
+    async def _confirm_later(self, request: OpenRequest, pid: int) -> None:
+        delay = 1.0
+        while self._running.get(request.id) is request:
+            await asyncio.sleep(delay)
+            delay = min(delay * 2, 30.0)
+            if self._running.get(request.id) is not request:
+                return
+            try:
+                await self._confirm(request, pid)
+            except AgentUnreachable:
+                continue
+            except ControlRefused as error:
+                self.log.warning("GPU session %s is not confirmed: %s. Its notebook runs on.", request.id, error)
+            return
+
+    # -- the end of a session --
+
+    def release(self, session: str) -> None:
+        """Close a session in the background; a new start of the same server waits for that."""
+        self._running.pop(session, None)
+        if session not in self.closing:
+            self.closing[session] = self.in_background(self._close(session))
+
+    async def close(self, session: str, timeout: float = 5.0) -> None:
+        """Close a session, and wait for it at most ``timeout`` seconds; the rest happens in the background."""
+        self.release(session)
+        await asyncio.wait({self.closing[session]}, timeout=timeout)
+
+    async def _close(self, session: str) -> None:
+        """Retry until the agent has closed the session, or must have ended it by itself."""
+        until, pause = time.monotonic() + CONFIRM_WITHIN, 0.25
+        try:
+            while time.monotonic() < until:
+                try:
+                    await self.client.close(session)
+                    return
+                except (AgentUnreachable, ControlRefused) as error:
+                    self.log.warning("GPU session %s is not closed yet: %s", session, error)
+                    await asyncio.sleep(pause)
+                    pause = min(pause * 2, LONGEST_PAUSE)
+        finally:
+            self.in_flight.pop(session, None)
+            self.closing.pop(session, None)
+            self._wake.set()
+
+    # -- after a restart of the hub or the agent --
+
+    def adopt_soon(self, request: OpenRequest, pid: Callable[[], Awaitable[int]], runs: Callable[[], bool]) -> None:
+        """Make sure, in the background, that a running server has its session.
+
+        ``runs`` returns whether the server still runs under this session; ``pid`` returns its process.
+        """
+        if request.id not in self._adopting and request.id not in self.closing:
+            self._adopting.add(request.id)
+            self.in_background(self._adopt(request, pid, runs))
+
+    async def _adopt(self, request: OpenRequest, pid: Callable[[], Awaitable[int]], runs: Callable[[], bool]) -> None:
+        try:
+            session = (await self.report(2.0)).session(request.id) or (await self.report(0.0)).session(request.id)
+            if session is not None and session.confirmed:
+                return
+            number = await pid()
+            if number < 1 or not runs():
+                return
+            if session is None:
+                await self.client.open(request)
+                self.log.warning("The agent had lost GPU session %s; it was opened again", request.id)
+            if runs():
+                await self.client.confirm(request.id, number)
+            else:
+                self.release(request.id)
+        except AgentUnreachable as error:
+            self.log.warning("GPU session %s cannot be checked: %s", request.id, error)
+        except ControlRefused as error:
+            self.log.warning("Server %s runs without a GPU share: %s", request.id, error.message)
+        except Exception:
+            self.log.exception("GPU session %s could not be checked", request.id)
+        finally:
+            self._adopting.discard(request.id)
+
+    def sweep_soon(self, runs: Callable[[str, str], bool]) -> None:
+        """Run `sweep` in the background, as soon as the agent answers."""
+        self.in_background(self._sweep(runs))
+
+    async def _sweep(self, runs: Callable[[str, str], bool]) -> None:
+        # the agent itself drops unconfirmed sessions of an earlier hub after CONFIRM_WITHIN
+        until = time.monotonic() + CONFIRM_WITHIN
+        delay = 1.0
+        while time.monotonic() < until:
+            try:
+                await self.sweep(runs)
+                return
+            except AgentUnreachable:
+                await asyncio.sleep(delay)
+                delay = min(delay * 2, 60.0)
+            except Exception:
+                self.log.exception("Cannot look for sessions of an earlier hub")
+                return
+
+    async def sweep(self, runs: Callable[[str, str], bool]) -> list[str]:
+        """Close sessions that an earlier hub process reserved and never confirmed. Return their ids.
+
+        ``runs`` returns whether a user's server runs or starts according to the hub. A confirmed session is left alone:
+        its process lives, perhaps under another hub, and the agent ends it with the process.
+        """
+        report = await self.report(0.0)
+        swept = []
+        for session in report.sessions:
+            ours = session.id in self.in_flight or session.opened_at >= self.started_at
+            if ours or runs(session.user, session.server):
+                continue
+            if session.confirmed:
+                self.log.warning("GPU session %s (pid %s) belongs to no server of this hub", session.id, session.pid)
+            else:
+                self.log.info("Closing GPU session %s, which an earlier hub reserved and did not use", session.id)
+                self.release(session.id)
+                swept.append(session.id)
+        return swept
 
 
 def _refused(error: ControlRefused) -> SpawnRefused:

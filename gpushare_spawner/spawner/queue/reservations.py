@@ -11,12 +11,11 @@ import logging
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 from gpushare_spawner.model.layers import Placement
-from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.share import Share
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.placement.feed import LedgerFeed
@@ -43,6 +42,7 @@ from gpushare_spawner.spawner.queue.queue import (
 )
 from gpushare_spawner.spawner.queue.quotas import QueueQuotas, QuotaHistory
 from gpushare_spawner.spawner.queue.snapshot import ExpectedWorkload, GpuSnapshot
+from gpushare_spawner.templates.folder import Policy
 from gpushare_spawner.wording.service import OVER_QUOTA_WAITS
 
 Reserved = TypeVar("Reserved", bound=Reservation)
@@ -56,11 +56,18 @@ of a large cluster a second each time.
 class Reservations(ABC, Generic[Reserved]):
     """The shares that this hub process has reserved, and the queue of spawns that wait for a share.
 
-    One object serves all spawners of a hub that use the same GPUs. ``place_every``: seconds between two passes over the
-    queue; while it is empty, there are no requests. ``patience``: seconds that a spawn waits while the GPUs are
-    unavailable. ``nodes_are_added``: a spawn that no current node can take waits for a new node. ``templates``: returns
-    the templates that can be spawned; ``quotas``: returns the quotas in force, None without quotas;
-    ``quota_usage_file``: the file of use over quota, None if there is no file.
+    One object serves all spawners of a hub that use the same GPUs. ``nodes_are_added``: a spawn that no current node
+    can take waits for a new node. ``policy`` returns the admin's templates and quotas in force. ``quota_usage_file``:
+    the file of use over quota, None if there is no file.
+    """
+
+    place_every = 1.5
+    """Seconds between two passes over the queue while spawns wait; while none waits, the agent is not asked. Our value:
+    a place that becomes free is taken soon, and the agent is asked about once a second.
+    """
+    patience = 20.0
+    """Seconds that a spawn waits while the GPUs are unavailable: the agent or the cluster's API does not answer, or no
+    agent has published a report within two minutes. Our value: users should not notice a restart of either.
     """
 
     where: ClassVar[str]
@@ -77,23 +84,21 @@ class Reservations(ABC, Generic[Reserved]):
         feed: LedgerFeed | None = None,
         strategy: Strategy | None = None,
         queue_length: int = 50,
-        place_every: float = 1.5,
-        patience: float = 20.0,
         nodes_are_added: bool = False,
-        templates: Callable[[], Iterable[Template]] = tuple,
-        quotas: Callable[[], Quotas | None] = lambda: None,
+        policy: Callable[[], Policy] = Policy,
         quota_usage_file: Path | None = None,
     ) -> None:
         self.log = log
         self.feed = feed or LedgerFeed()
         """The ledger of all reported shares and those in flight. `snapshot` updates it."""
         self.strategy = strategy or BestFit()
-        self.quotas = QueueQuotas(self.feed.ledger, log, quotas, history=QuotaHistory(quota_usage_file, log))
+        self.policy = policy
+        self.quotas = QueueQuotas(
+            self.feed.ledger, log, lambda: policy().quotas, history=QuotaHistory(quota_usage_file, log)
+        )
         """The use of each account, and the resulting order in the queue."""
-        self._expected = ExpectedWorkload(templates)
+        self._expected = ExpectedWorkload(lambda: policy().templates)
         self.queue = SpawnQueue(queue_length)
-        self.place_every = place_every
-        self.patience = patience
         self.nodes_are_added = nodes_are_added
         self.started_at = time.time()
         self._estimates = WaitEstimates()
@@ -118,10 +123,6 @@ class Reservations(ABC, Generic[Reserved]):
         """
 
     @abstractmethod
-    def in_flight(self) -> Iterable[Allocation]:
-        """Return the reserved shares that a snapshot may not show yet."""
-
-    @abstractmethod
     async def _give(self, ticket: Ticket, placement: Placement, snapshot: GpuSnapshot) -> Allocation | None:
         """Reserve the place, complete the ticket and return the allocation.
 
@@ -132,7 +133,7 @@ class Reservations(ABC, Generic[Reserved]):
     def give_back(self, reservation: Reserved) -> None:
         """Cancel a reservation that its spawn does not need."""
 
-    async def _prepare(self, snapshot: GpuSnapshot) -> GpuSnapshot:
+    async def _remove_obstacles(self, snapshot: GpuSnapshot) -> GpuSnapshot:
         """Remove obstacles to queued spawns. Return the snapshot after that."""
         return snapshot
 
@@ -231,7 +232,7 @@ class Reservations(ABC, Generic[Reserved]):
 
     async def _place(self) -> None:
         """Give a place to each queued spawn that fits, on a fresh snapshot."""
-        snapshot = await self._prepare(await self.snapshot())
+        snapshot = await self._remove_obstacles(await self.snapshot())
         check = self._check(snapshot)
         placer = Placer(check, self.feed, self.queue, self.where)
         self._count_quotas(snapshot)

@@ -22,6 +22,7 @@ from gpushare_spawner.spawner.local.reservations import AgentReservations
 from gpushare_spawner.spawner.local.systemd import GPUShareSystemdSpawner
 from gpushare_spawner.spawner.options import Profile, profiles
 from gpushare_spawner.spawner.queue.quotas import QuotaChoice
+from gpushare_spawner.templates.folder import Policy
 from tests.spawner.fake_agent import FakeAgent
 from tests.spawner.options.test_validation import PAGES
 from tests.spawner.running_hub import Browser, RunningHub, until
@@ -365,8 +366,11 @@ async def test_the_hub_shows_the_form_without_an_agent(hub: RunningHub, agent: F
     assert "Free capacity is unknown" in response.body.decode()
 
 
-async def test_a_slow_agent_does_not_hold_the_form_up(make_hub: Any, agent: FakeAgent) -> None:
-    hub: RunningHub = await make_hub(lambda config: config.GPUShareMixin.update({"form_timeout": 0.1}))
+async def test_a_slow_agent_does_not_hold_the_form_up(
+    make_hub: Any, agent: FakeAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpushare_spawner.spawner.base.FORM_SECONDS", 0.1)
+    hub: RunningHub = await make_hub()
 
     async def slow(request: Any) -> None:
         await asyncio.sleep(3)
@@ -416,7 +420,9 @@ async def test_a_card_says_what_the_users_quota_means_for_a_start_now(
 ) -> None:
     quotas: dict[str, Any] = {"users": {"ada": quota}}
     reservations = AgentReservations(
-        AgentClient(agent.socket), logging.getLogger("test"), quotas=lambda: Quotas.model_validate(quotas)
+        AgentClient(agent.socket),
+        logging.getLogger("test"),
+        policy=lambda: Policy(quotas=Quotas.model_validate(quotas)),
     )
     available = await reservations.availability_now()
     page = Page(Form().render(offered(QUARTER), {}, available, quotas=choices(quotas, set(), reservations)))
@@ -426,7 +432,9 @@ async def test_a_card_says_what_the_users_quota_means_for_a_start_now(
 async def test_a_user_with_several_quotas_chooses_one_on_the_card(agent: FakeAgent) -> None:
     quotas: dict[str, Any] = {"users": {"ada": {"guarantee": 1}}, "groups": {"optics": {}}}
     reservations = AgentReservations(
-        AgentClient(agent.socket), logging.getLogger("test"), quotas=lambda: Quotas.model_validate(quotas)
+        AgentClient(agent.socket),
+        logging.getLogger("test"),
+        policy=lambda: Policy(quotas=Quotas.model_validate(quotas)),
     )
     offer = choices(quotas, {"optics"}, reservations)
     unknown = Page(Form().render(offered(QUARTER), {}, None, quotas=offer))
@@ -444,7 +452,9 @@ async def test_a_profiles_own_option_named_quota_is_not_ours(agent: FakeAgent) -
     own = {"quota": {"display_name": "Disk", "choices": {"big": {"kubespawner_override": {}}}}}
     quotas: dict[str, Any] = {"users": {"ada": {}}, "groups": {"optics": {}}}
     reservations = AgentReservations(
-        AgentClient(agent.socket), logging.getLogger("test"), quotas=lambda: Quotas.model_validate(quotas)
+        AgentClient(agent.socket),
+        logging.getLogger("test"),
+        policy=lambda: Policy(quotas=Quotas.model_validate(quotas)),
     )
     offer = choices(quotas, {"optics"}, reservations)
     page = Page(Form().render(offered({**QUARTER, "profile_options": own}), {}, None, quotas=offer))

@@ -118,7 +118,8 @@ def test_a_pod_that_waits_for_preempted_pods_is_not_refused(admission: PodAdmiss
 
 def test_a_pod_for_which_a_node_is_added_is_not_refused(clock: Clock) -> None:
     scaling = True
-    admission = PodAdmission("token-1", "node-a", clock, scaling=lambda: scaling)
+    added = {"reason": "TriggeredScaleUp"}
+    admission = PodAdmission("token-1", "node-a", clock, events=lambda: [added] if scaling else [])
     seen = refused(CPU)
     for _ in range(10):
         assert not admission.runs(seen, never)

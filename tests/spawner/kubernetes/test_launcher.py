@@ -16,9 +16,8 @@ from gpushare_spawner.model.layer_rules import KaiOptions
 from gpushare_spawner.model.layers import LayerName, Placement
 from gpushare_spawner.sharing.base import LayerRequest
 from gpushare_spawner.spawner.hub import SpawnRefused
-from gpushare_spawner.spawner.kubernetes.attempt import NotAdmitted, PodAttempt, Unschedulable
+from gpushare_spawner.spawner.kubernetes.attempt import NotAdmitted, PodAttempt, PodLauncher, ServerPod, Unschedulable
 from gpushare_spawner.spawner.kubernetes.cluster.capacity import ended_by_node
-from gpushare_spawner.spawner.kubernetes.launcher import PodLauncher
 from gpushare_spawner.spawner.kubernetes.reservations import PodShare
 from gpushare_spawner.spawner.options import Overrides
 from gpushare_spawner.spawner.queue.snapshot import LayerOffer
@@ -31,7 +30,7 @@ LOG = logging.getLogger("test")
 class Launch:
     """A launcher whose pods do what ``outcomes`` say, one for each try: an exception, or an address."""
 
-    def __init__(self, *outcomes: Exception | str | Callable[[], Awaitable[str]], tries: int = 3) -> None:
+    def __init__(self, *outcomes: Exception | str | Callable[[], Awaitable[str]]) -> None:
         self.outcomes = list(outcomes)
         self.reservations = FakeReservations()
         self.removed = 0
@@ -42,7 +41,6 @@ class Launch:
             Overrides(LoggingConfigurable()), lambda share, created: self.given_back.append((share.token, created))
         )
         self.attempt.reserved(share("token-1", "node-1"))
-        self.tries = tries
         self.start_timeout = 20.0
         self.nodes: int | None = None
 
@@ -50,14 +48,10 @@ class Launch:
         launcher = PodLauncher(
             self.attempt,
             self.reservations,  # type: ignore[arg-type]
-            reserve=self._reserve,
-            start_pod=self._start,
-            remove_pod=self._remove,
-            pod=lambda: self.pod,
-            tries=self.tries,
-            start_timeout=self.start_timeout,
-            log=LOG,
-            name="ada",
+            ServerPod(self._reserve, self._start, self._remove, lambda: self.pod),
+            self.start_timeout,
+            LOG,
+            "ada",
         )
         return await launcher.launch()
 
@@ -148,8 +142,9 @@ async def test_a_pod_that_another_layer_s_scheduler_lets_wait_is_not_taken_from_
     assert await launch.go() == "http://pod:8888"
 
 
-async def test_the_last_try_that_fails_refuses_the_spawn_and_reserves_nothing() -> None:
-    launch = Launch(refused(), refused(), tries=2)
+async def test_the_last_try_that_fails_refuses_the_spawn_and_reserves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpushare_spawner.spawner.kubernetes.attempt.START_ATTEMPTS", 2)
+    launch = Launch(refused(), refused())
     with pytest.raises(SpawnRefused, match=r"the last of 2 attempts\. Nothing is reserved") as error:
         await launch.go()
     assert (error.value.refusal, error.value.status_code) == ("not-admitted", 503)
@@ -162,7 +157,7 @@ async def test_the_last_try_that_fails_refuses_the_spawn_and_reserves_nothing() 
 async def test_nodes_that_the_scheduler_refuses_are_left_out_for_this_request_alone() -> None:
     # more of them than tries: each leaves one node less
     short = [short_of("Insufficient cpu", f"node-{number}") for number in range(1, 6)]
-    launch = Launch(*short, "http://pod:8888", tries=2)
+    launch = Launch(*short, "http://pod:8888")
     assert await launch.go() == "http://pod:8888"
     assert launch.reservations.distrusted == []
     assert sorted(launch.reservations.exclusions.of(share().request)) == [f"node-{number}" for number in range(1, 6)]

@@ -16,6 +16,7 @@ from gpushare_spawner.sharing.base import Tenant
 from gpushare_spawner.spawner.local.process import GPUShareSimpleSpawner
 from gpushare_spawner.spawner.local.reservations import AgentReservations, LocalMachine
 from gpushare_spawner.spawner.queue.queue import SpawnRequest, Ticket
+from gpushare_spawner.templates.folder import Policy
 from tests.spawner.fake_agent import FakeAgent
 from tests.spawner.running_hub import RunningHub, until
 
@@ -36,7 +37,10 @@ BIG, SMALL, BARE = template("big", 2.5, "4Gi"), template("small", 0.5, "10Gi"), 
 def reservations(agent: FakeAgent, machine: LocalMachine | None = MACHINE) -> AgentReservations:
     client = AgentClient(agent.socket, 1.0)
     log = logging.getLogger("test")
-    return AgentReservations(client, log, place_every=0.05, machine=machine, templates=lambda: [BIG, SMALL, BARE])
+    policy = Policy(templates=(BIG, SMALL, BARE))
+    made = AgentReservations(client, log, machine=machine, policy=lambda: policy)
+    made.place_every = 0.05
+    return made
 
 
 def test_sessions_take_what_their_templates_guarantee(agent: FakeAgent) -> None:

@@ -45,7 +45,7 @@ async def test_a_server_holds_its_share_from_start_to_stop(hub: RunningHub, agen
 
     await hub.stop_server("ada")
     await until(lambda: not agent.sessions)
-    assert not hub.reservations.sessions.in_flight
+    assert not hub.reservations.in_flight
 
 
 async def test_a_template_without_a_gpu_asks_the_agent_nothing_and_hides_the_gpus(

@@ -20,10 +20,10 @@ def said(response: HTTPResponse) -> str:
 
 
 async def nothing_left(hub: RunningHub, agent: FakeAgent) -> None:
-    await until(lambda: not agent.sessions and hub.reservations.sessions.all_closed)
+    await until(lambda: not agent.sessions and not hub.reservations.closing)
     assert not len(hub.reservations.queue)
-    assert not hub.reservations.sessions.in_flight
-    assert not hub.reservations.sessions._running
+    assert not hub.reservations.in_flight
+    assert not hub.reservations._running
 
 
 async def test_an_agent_that_refuses_a_session_ends_the_spawn_with_the_reason(
@@ -87,12 +87,7 @@ async def test_a_command_that_does_not_exist_gives_the_share_back(make_hub: Any,
 
 async def test_a_start_that_times_out_gives_its_share_back(make_hub: Any, agent: FakeAgent) -> None:
     """The agent answers nothing more once the session is open: start_timeout ends the start and frees the share."""
-    hub: RunningHub = await make_hub(
-        lambda config: (
-            config.Spawner.update({"start_timeout": 1}),
-            config.GPUShareMixin.update({"agent_timeout": 30.0}),
-        )
-    )
+    hub: RunningHub = await make_hub(lambda config: config.Spawner.update({"start_timeout": 1}))
 
     async def hang(request: Any) -> None:
         if request.op == "confirm":
@@ -109,10 +104,7 @@ async def test_a_start_that_times_out_gives_its_share_back(make_hub: Any, agent:
 @pytest.mark.parametrize("op", ["report", "open", "confirm"])
 async def test_a_spawn_that_is_cancelled_in_any_step_leaves_nothing(make_hub: Any, agent: FakeAgent, op: str) -> None:
     hub: RunningHub = await make_hub(
-        lambda config: (
-            config.JupyterHub.update({"tornado_settings": {"slow_spawn_timeout": 0}}),
-            config.GPUShareMixin.update({"agent_timeout": 30.0}),
-        )
+        lambda config: config.JupyterHub.update({"tornado_settings": {"slow_spawn_timeout": 0}})
     )
     there, go_on = asyncio.Event(), asyncio.Event()
 
@@ -163,7 +155,7 @@ async def test_an_agent_that_comes_back_without_its_state_gets_the_sessions_agai
     assert await spawner.poll() is None
     await agent.start()
     spawner._attempt._checked_at = None
-    await until(lambda: "ada" not in hub.reservations.recovery._adopting)
+    await until(lambda: "ada" not in hub.reservations._adopting)
     hub.reservations._last = None
     assert await spawner.poll() is None
     await until(lambda: "ada" in agent.sessions and agent.sessions["ada"].confirmed)

@@ -56,5 +56,5 @@ async def test_servers_start_wait_and_stop_with_a_real_agent_that_is_killed_once
         os.kill(hub.spawner("bob").pid, signal.SIGKILL)
         user = hub.user("bob")
         await until(lambda: not user.spawners[""].active)
-        await until(lambda: hub.reservations.sessions.all_closed)
+        await until(lambda: not hub.reservations.closing)
         assert not (await agent.client.report()).sessions

@@ -88,9 +88,9 @@ async def test_fifty_spawns_at_once_get_no_more_than_two_gpus_have(make_hub: Any
             del waiting[name]
         await asyncio.gather(*(hub.stop_server(name) for name in done))
     assert most == 100
-    await until(lambda: not agent.sessions and hub.reservations.sessions.all_closed)
+    await until(lambda: not agent.sessions and not hub.reservations.closing)
     assert not len(hub.reservations.queue)
-    assert not hub.reservations.sessions.in_flight
+    assert not hub.reservations.in_flight
     server.close()
 
 
@@ -104,7 +104,8 @@ async def test_starts_and_stops_in_any_order_leave_nothing_reserved(agent: FakeA
             raise ConnectionError("the test drops the connection")
 
     agent.before = agent.after = unreliable
-    reservations = AgentReservations(AgentClient(agent.socket, 1.0), logging.getLogger("test"), place_every=0.02)
+    reservations = AgentReservations(AgentClient(agent.socket, 1.0), logging.getLogger("test"))
+    reservations.place_every = 0.02
 
     async def one(name: str) -> None:
         for _ in range(3):
@@ -119,13 +120,13 @@ async def test_starts_and_stops_in_any_order_leave_nothing_reserved(agent: FakeA
                 got = await start
             except (asyncio.CancelledError, SpawnRefused):
                 continue
-            await reservations.sessions.confirm(got.opened_with, 4242)
+            await reservations.confirm(got.opened_with, 4242)
             await asyncio.sleep(chance.random() * 0.02)
-            reservations.sessions.release(name)
+            reservations.release(name)
 
     await asyncio.gather(*(one(f"user-{number}") for number in range(40)))
     agent.before = agent.after = None
-    await until(lambda: not agent.sessions and reservations.sessions.all_closed, timeout=10)
+    await until(lambda: not agent.sessions and not reservations.closing, timeout=10)
     assert not len(reservations.queue)
-    assert not reservations.sessions.in_flight
+    assert not reservations.in_flight
     assert not agent.violations

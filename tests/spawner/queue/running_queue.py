@@ -18,9 +18,8 @@ class RunningQueue:
 
     def __init__(self, agent: FakeAgent, **settings: Any) -> None:
         self.agent = agent
-        self.reservations = AgentReservations(
-            AgentClient(agent.socket, 1.0), logging.getLogger("test"), **{"place_every": 0.05, **settings}
-        )
+        self.reservations = AgentReservations(AgentClient(agent.socket, 1.0), logging.getLogger("test"), **settings)
+        self.reservations.place_every = 0.05
         self.tickets: dict[str, Ticket] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         """The event loop keeps only weak references to tasks."""
@@ -44,4 +43,4 @@ class RunningQueue:
         await until(lambda: name in self.tickets and self.tickets[name].ahead == ahead)
 
     def nothing_left(self) -> bool:
-        return not len(self.reservations.queue) and self.reservations.sessions.all_closed
+        return not len(self.reservations.queue) and not self.reservations.closing

@@ -148,7 +148,7 @@ async def test_an_error_that_a_new_ledger_does_not_mend_ends_the_wait_with_a_cle
         assert len(logged(caplog)) == 1
         fault.there = False
         assert (await asyncio.wait_for(queue.start(spawn_request("cyd")), 5)).gpus
-        queue.reservations.sessions.release("cyd")
+        queue.reservations.release("cyd")
         await until(queue.nothing_left)
 
 

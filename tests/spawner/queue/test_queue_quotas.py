@@ -19,6 +19,7 @@ from gpushare_spawner.spawner.hub import SpawnRefused
 from gpushare_spawner.spawner.queue import quotas
 from gpushare_spawner.spawner.queue.queue import SpawnQueue, SpawnRequest
 from gpushare_spawner.spawner.queue.quotas import QueueQuotas
+from gpushare_spawner.templates.folder import Policy
 from tests.spawner.fake_agent import FakeAgent
 from tests.spawner.queue.running_queue import RunningQueue
 from tests.spawner.running_hub import until
@@ -199,7 +200,7 @@ async def test_guarantees_beyond_the_gpus_are_logged_once(desk: Desk, caplog: py
 
 @pytest.fixture
 async def hub(agent: FakeAgent) -> AsyncIterator[RunningQueue]:
-    async with RunningQueue(agent, quotas=lambda: QUOTAS) as made:
+    async with RunningQueue(agent, policy=lambda: Policy(quotas=QUOTAS)) as made:
         yield made
 
 
@@ -250,4 +251,4 @@ async def test_of_two_spawns_at_once_only_one_gets_what_a_maximum_leaves(hub: Ru
 async def test_a_hub_that_is_restarted_knows_the_quota_of_what_runs(hub: RunningQueue, agent: FakeAgent) -> None:
     await hub.start(request("x", "little", 0.5))
     with pytest.raises(SpawnRefused):
-        await RunningQueue(agent, quotas=lambda: QUOTAS).start(request("y", "little", 0.5))
+        await RunningQueue(agent, policy=lambda: Policy(quotas=QUOTAS)).start(request("y", "little", 0.5))

@@ -52,7 +52,7 @@ async def test_spawns_are_placed_in_the_order_in_which_they_came(queue: RunningQ
     assert [session.gpus for session in agent.sessions.values()] == [("GPU-0",), ("GPU-1",), ("GPU-1",)]
     await queue.waits("cyd", 0)
     assert not starts["cyd"].done()
-    queue.reservations.sessions.release("ada")
+    queue.reservations.release("ada")
     assert (await starts["cyd"]).gpus[0].uuid == "GPU-1"
     assert not agent.violations
 
@@ -76,7 +76,7 @@ async def test_later_spawns_use_what_is_not_kept_for_an_earlier_one(queue: Runni
     assert queue.tickets["late"].hint == "Earlier spawns are placed first."
     agent.sessions.pop("there-0")
     assert (await whole).gpus[0].uuid == "GPU-0"
-    queue.reservations.sessions.release("small-0")
+    queue.reservations.release("small-0")
     assert (await late).gpus[0].uuid == "GPU-1"
 
 
@@ -157,7 +157,7 @@ async def test_a_spawn_that_cannot_be_placed_for_a_bug_holds_up_nobody(
     with pytest.raises(SpawnRefused, match="internal error"):
         await bad
     assert "Placing ada" in caplog.text
-    queue.reservations.sessions.release("bob")
+    queue.reservations.release("bob")
     await until(queue.nothing_left)
 
 
@@ -207,7 +207,7 @@ async def test_a_spawn_that_is_cancelled_while_the_agent_opens_leaves_nothing(
     await until(lambda: bool(agent.asked("close")))
     await until(queue.nothing_left)
     assert not agent.sessions
-    assert not queue.reservations.sessions.in_flight
+    assert not queue.reservations.in_flight
 
 
 async def test_the_same_server_again_waits_until_its_old_session_is_closed(
@@ -222,7 +222,7 @@ async def test_the_same_server_again_waits_until_its_old_session_is_closed(
             await asyncio.sleep(0.2)
 
     agent.before = slow
-    queue.reservations.sessions.release("ada")
+    queue.reservations.release("ada")
     await closing.wait()
     await queue.start(spawn_request("ada", 1.0))
     assert [request.op for request in agent.requests if request.op != "report"] == ["open", "close", "open"]
@@ -235,12 +235,12 @@ async def test_a_close_that_was_tried_before_does_not_hit_the_new_session(
     """The agent is unavailable when a session is closed; the server is started again before the next try."""
     await queue.start(spawn_request("ada"))
     await agent.stop()
-    queue.reservations.sessions.release("ada")
+    queue.reservations.release("ada")
     await asyncio.sleep(0.1)
     again = queue.start(spawn_request("ada"))
     await agent.start()
     await again
-    await until(lambda: queue.reservations.sessions.all_closed)
+    await until(lambda: not queue.reservations.closing)
     await asyncio.sleep(0.3)
     assert list(agent.sessions) == ["ada"]
 
@@ -266,7 +266,7 @@ async def test_a_session_that_the_agent_refuses_for_good_ends_the_wait(queue: Ru
     with pytest.raises(SpawnRefused, match="the test says internal"):
         await queue.start(spawn_request("ada"))
     assert queue.nothing_left()
-    assert not queue.reservations.sessions.in_flight
+    assert not queue.reservations.in_flight
 
 
 @pytest.mark.parametrize(
@@ -296,7 +296,8 @@ async def test_an_agent_that_restarts_is_waited_for(queue: RunningQueue, agent: 
 
 
 async def test_a_spawn_is_refused_when_the_agent_stays_unavailable(agent: FakeAgent) -> None:
-    queue = RunningQueue(agent, agent_patience=0.2)
+    queue = RunningQueue(agent)
+    queue.reservations.patience = 0.2
     await agent.stop()
     with pytest.raises(SpawnRefused) as refused:
         await queue.start(spawn_request("ada"))
