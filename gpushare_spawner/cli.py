@@ -30,7 +30,10 @@ def _agent() -> Part:
     from gpushare_spawner.agent import command
     from gpushare_spawner.agent.kubernetes import options as cluster
 
-    return Part(partial(command.configure, cluster=cluster), partial(command.run, cluster=cluster))
+    return Part(
+        partial(command.configure, configure_cluster=cluster.configure),
+        partial(command.run, read_cluster=cluster.read),
+    )
 
 
 def _service() -> Part:

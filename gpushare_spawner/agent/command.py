@@ -1,8 +1,8 @@
 """The commands ``gpushare agent`` and ``gpushare agent resume``.
 
 ``gpushare agent`` runs the agent of a GPU machine; ``gpushare agent resume`` resumes the processes that it has left
-suspended. The protocols `AgentCluster` and `ClusterArguments` describe a cluster; `agent.kubernetes.options` implements
-them, and cli.py connects the two.
+suspended. The protocol `AgentCluster` describes a cluster; `agent.kubernetes.options` implements it, and cli.py
+connects the two.
 
 `prefer_this_thread` raises the CPU priority of the agent: a lease must not wait behind notebooks that keep all cores
 busy.
@@ -41,7 +41,7 @@ from gpushare_spawner.agent.suspend.resume_command import resume_all
 from gpushare_spawner.arbiter.settings import ArbiterSettings
 from gpushare_spawner.descriptors import allow_many
 from gpushare_spawner.model.control import Request
-from gpushare_spawner.model.quantity import parse_bytes, resolve_bytes
+from gpushare_spawner.model.quantity import resolve_bytes
 from gpushare_spawner.model.report import MOST_OVERCOMMIT
 from gpushare_spawner.model.share import UNITS_PER_GPU
 
@@ -86,16 +86,6 @@ class AgentCluster(Protocol):
         """
 
 
-class ClusterArguments(Protocol):
-    """The options of `gpushare agent` that concern a cluster."""
-
-    def configure(self, parser: argparse.ArgumentParser) -> None:
-        """Declare the options."""
-
-    def read(self, options: argparse.Namespace) -> AgentCluster | None:
-        """Return the cluster that the options describe; None for a single machine. Raises Unusable."""
-
-
 NICE = -10
 SLICE_NS = 200_000
 """The kernel runs a process with a short slice sooner after it wakes up, for less time."""
@@ -128,19 +118,19 @@ def _shorten_slice() -> None:
         log.debug("cannot shorten the agent's scheduler slice: %s", os.strerror(ctypes.get_errno()))
 
 
-DEFAULT_CONTEXT_MEMORY = 512 * 2**20
-"""Bytes; contexts of CUDA 12 take some 250 to 600 MiB, by GPU and program.
+CONTEXT_BYTES = 512 * 2**20
+"""GPU memory of each CUDA process beside its allocations; simulated GPUs need none.
 
-Too much wastes little, too little makes neighbours fault.
+Contexts of CUDA 12 take some 250 to 600 MiB, by GPU and program. Too much wastes little, too little makes neighbours
+fault.
 """
 
 
-def configure(parser: argparse.ArgumentParser, cluster: ClusterArguments) -> None:
-    """Declare the options of ``gpushare agent``; those of a cluster are declared by `cluster`."""
+def configure(parser: argparse.ArgumentParser, configure_cluster: Callable[[argparse.ArgumentParser], None]) -> None:
+    """Declare the options of ``gpushare agent``; `configure_cluster` declares those of a cluster."""
     parser.add_argument(
         "--state-dir",
         type=Path,
-        default=None,
         metavar="DIR",
         help="folder that keeps the sessions across restarts; its path must be short, since the path of a Unix socket "
         "has at most 107 bytes (default: /run/gpushare for root, else $XDG_RUNTIME_DIR/gpushare)",
@@ -148,7 +138,6 @@ def configure(parser: argparse.ArgumentParser, cluster: ClusterArguments) -> Non
     parser.add_argument(
         "--control-socket",
         type=Path,
-        default=None,
         metavar="PATH",
         help="socket for the requests of spawner and service (default: $GPUSHARE_CONTROL, else control.sock in the "
         "state folder)",
@@ -168,15 +157,6 @@ def configure(parser: argparse.ArgumentParser, cluster: ClusterArguments) -> Non
         "GPU, and each guarantees two thirds of its units (default: 1.0)",
     )
     parser.add_argument(
-        "--context-memory",
-        type=_bytes,
-        default=DEFAULT_CONTEXT_MEMORY,
-        metavar="SIZE",
-        help="GPU memory of each CUDA process beside its allocations; nvidia-smi shows it for an idle process. The "
-        "agent uses it to compute which sessions fit into the GPU's memory together; simulated GPUs need none "
-        "(default: 512Mi)",
-    )
-    parser.add_argument(
         "--host-memory",
         type=_host_memory,
         default="50%",
@@ -185,30 +165,14 @@ def configure(parser: argparse.ArgumentParser, cluster: ClusterArguments) -> Non
         "it fail. off: no budget for the node, and none for sessions with a memory limit (default: 50%%)",
     )
     parser.add_argument(
-        "--cgroups",
-        type=Path,
-        default=Path("/sys/fs/cgroup"),
-        metavar="DIR",
-        help="folder where the cgroups of the machine are mounted; the agent reads the memory limits of servers there "
-        "(default: %(default)s)",
-    )
-    parser.add_argument(
         "--exclusive",
         action="store_true",
         help="let one session at a time run on a GPU, also while the memory of all sessions fits: slower, for "
         "measurements",
     )
     parser.add_argument(
-        "--preload-library",
-        type=Path,
-        default=None,
-        metavar="PATH",
-        help="path of libgpushare.so for sessions (default: the library of this package)",
-    )
-    parser.add_argument(
         "--metrics-port",
         type=_port,
-        default=None,
         metavar="PORT",
         help="serve Prometheus metrics on this port",
     )
@@ -221,12 +185,11 @@ def configure(parser: argparse.ArgumentParser, cluster: ClusterArguments) -> Non
     parser.add_argument(
         "--metrics-token-file",
         type=Path,
-        default=None,
         metavar="PATH",
         help="file with a token. Requests with the token (Authorization: Bearer TOKEN) also get the metrics of "
         "sessions, which name users and templates. Without a file no request gets them",
     )
-    cluster.configure(parser)
+    configure_cluster(parser)
     parser.add_argument(
         "--log-level", choices=("debug", "info", "warning", "error"), default="info", help="default: %(default)s"
     )
@@ -247,7 +210,11 @@ def configure(parser: argparse.ArgumentParser, cluster: ClusterArguments) -> Non
     )
 
 
-def run(options: argparse.Namespace, cluster: ClusterArguments) -> int:
+ReadCluster = Callable[[argparse.Namespace], AgentCluster | None]
+"""Returns the cluster that the options describe; None for a single machine. Raises Unusable."""
+
+
+def run(options: argparse.Namespace, read_cluster: ReadCluster) -> int:
     """Run until SIGTERM or SIGINT, or resume suspended processes.
 
     Returns 1 if it cannot start, with a sentence on standard error, or if a process stays suspended.
@@ -258,23 +225,19 @@ def run(options: argparse.Namespace, cluster: ClusterArguments) -> int:
     try:
         if options.action == "resume":
             return 0 if asyncio.run(_resume(options)) else 1
-        asyncio.run(_serve(options, cluster))
-    except (AlreadyRunning, CannotListen, NoGpu, PathTooLong, FileNotFoundError, Unusable) as error:
-        print(f"gpushare agent: {error}", file=sys.stderr)
-        return 1
+        asyncio.run(_serve(options, read_cluster))
     except PermissionError as error:
-        print(
-            f"gpushare agent: {error.filename} may not be used by uid {os.geteuid()}: {error.strerror}", file=sys.stderr
-        )
-        return 1
-    except OSError as error:
-        print(f"gpushare agent: {error}", file=sys.stderr)
-        return 1
-    return 0
+        trouble = f"{error.filename} may not be used by uid {os.geteuid()}: {error.strerror}"
+    except (AlreadyRunning, CannotListen, NoGpu, PathTooLong, OSError, Unusable) as error:
+        trouble = str(error)
+    else:
+        return 0
+    print(f"gpushare agent: {trouble}", file=sys.stderr)
+    return 1
 
 
-async def _serve(options: argparse.Namespace, cluster_options: ClusterArguments) -> None:
-    cluster = cluster_options.read(options)
+async def _serve(options: argparse.Namespace, read_cluster: ReadCluster) -> None:
+    cluster = read_cluster(options)
     state_dir = Path(os.path.abspath(options.state_dir or (cluster.host_dir if cluster else _default_state_dir())))
     control_path = options.control_socket or Path(os.environ.get("GPUSHARE_CONTROL") or state_dir / "control.sock")
     allow_many()
@@ -301,14 +264,14 @@ async def _serve(options: argparse.Namespace, cluster_options: ClusterArguments)
             capacity = cluster.whole_devices(capacity)
         simulated = any(gpu.simulated for gpu in gpus)
         libraries = Libraries(
-            preload=_library(options.preload_library),
+            preload=native.preload_library(),
             simulated_driver=native.simulated_driver() if simulated else None,
         )
         settings = NodeSettings(
             name=options.node,
             capacity_units=capacity,
-            host_memory=HostMemorySettings(node=options.host_memory, cgroups=options.cgroups),
-            arbiter=ArbiterSettings(exclusive=options.exclusive, context_bytes=options.context_memory),
+            host_memory=HostMemorySettings(node=options.host_memory),
+            arbiter=ArbiterSettings(exclusive=options.exclusive, context_bytes=CONTEXT_BYTES),
         )
         source = nvml if cluster is None else cluster.source(nvml, gpus)
         endpoints = None if cluster is None else cluster.endpoints(folder)
@@ -379,14 +342,6 @@ def _default_state_dir() -> Path:
     return Path(runtime) / "gpushare"
 
 
-def _library(path: Path | None) -> Path:
-    if path is None:
-        return native.preload_library()
-    if not path.is_file():
-        raise Unusable(f"--preload-library {path} does not exist")
-    return path.absolute()
-
-
 def _overcommit(text: str) -> float:
     try:
         value = float(text)
@@ -395,13 +350,6 @@ def _overcommit(text: str) -> float:
     if not 1 <= value <= MOST_OVERCOMMIT:
         raise argparse.ArgumentTypeError(f"{text!r} is not a factor from 1 to {MOST_OVERCOMMIT}, like 1.5")
     return value
-
-
-def _bytes(text: str) -> int:
-    try:
-        return parse_bytes(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _host_memory(text: str) -> str:

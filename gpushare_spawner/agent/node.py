@@ -13,7 +13,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +22,12 @@ from gpushare_spawner.agent.gpus.arbitration import GpuArbitration
 from gpushare_spawner.agent.gpus.nvml import Gpu, GpuState
 from gpushare_spawner.agent.gpus.samples import MemoryQueries
 from gpushare_spawner.agent.memory import host_memory
-from gpushare_spawner.agent.memory.host_memory import HostMemorySettings, MemorySession, NodeMemory
+from gpushare_spawner.agent.memory.host_memory import GpuMemoryBudget, HostMemorySettings, MemorySession, NodeMemory
 from gpushare_spawner.agent.memory.session_limit import MemoryHolds
 from gpushare_spawner.agent.mig import InstanceSettings, InstanceWatch
 from gpushare_spawner.agent.mps import MpsDaemons, MpsFailed, MpsSettings
 from gpushare_spawner.agent.periodic import GpuSource, Rounds, RoundSettings
-from gpushare_spawner.agent.report import GpuHealth, NodeReports
+from gpushare_spawner.agent.report import GpuHealth, gpu_report, session_report
 from gpushare_spawner.agent.sessions.conversation import Conversation
 from gpushare_spawner.agent.sessions.environment import Libraries, mig_environment, mps_environment, session_environment
 from gpushare_spawner.agent.sessions.processes import (
@@ -41,7 +41,7 @@ from gpushare_spawner.agent.sessions.session import Activity, Session
 from gpushare_spawner.agent.sessions.tiers import Shares
 from gpushare_spawner.agent.sockets.session_socket import ProcessEndpoints, SessionEndpoints
 from gpushare_spawner.agent.state.cordons import Cordons
-from gpushare_spawner.agent.state.folder import Discarded, StateFolder
+from gpushare_spawner.agent.state.folder import StateFolder
 from gpushare_spawner.agent.state.records import SessionRecord
 from gpushare_spawner.agent.suspend.driver import DriverCheckpoints
 from gpushare_spawner.agent.suspend.suspender import Suspender
@@ -69,7 +69,7 @@ from gpushare_spawner.model.control import (
 )
 from gpushare_spawner.model.layers import LAYERS, LayerName, Where, engine_environment
 from gpushare_spawner.model.quantity import resolve_bytes
-from gpushare_spawner.model.report import Report, SessionReport
+from gpushare_spawner.model.report import MAX_TROUBLE, Report, SessionReport
 from gpushare_spawner.model.share import UNITS_PER_GPU, Share
 from gpushare_spawner.wording.amounts import memory
 
@@ -83,30 +83,10 @@ MAX_UID = 2**32 - 2
 class ControlRequests:
     """Checks the requests of the control socket and carries them out. Its methods raise ControlRefused."""
 
-    def __init__(
-        self,
-        registry: SessionRegistry,
-        gpus: Mapping[str, Gpu],
-        shares: Shares,
-        health: GpuHealth,
-        cordons: Cordons,
-        mps: MpsDaemons,
-        folder: StateFolder,
-        libraries: Libraries,
-        report: Callable[[], Report],
-        clock: Callable[[], float],
-    ) -> None:
-        """Store the parts of the agent. `gpus` are by UUID; `clock` gives seconds since the epoch."""
-        self._registry = registry
-        self._gpus = gpus
-        self._shares = shares
-        self._health = health
-        self._cordons = cordons
-        self._mps = mps
-        self._folder = folder
-        self._libraries = libraries
-        self._report = report
-        self._clock = clock
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._registry = node.registry
+        self._gpus = node.gpus
 
     async def answer(self, request: Request) -> dict[str, Any]:
         """Carry out a request; its result is on the disk before the answer.
@@ -117,7 +97,7 @@ class ControlRequests:
         result: dict[str, Any] = {}
         match request:
             case ReportRequest():
-                return self._report().model_dump(mode="json")
+                return self._node.report().model_dump(mode="json")
             case OpenRequest():
                 result = (await self._open_when_ready(request)).model_dump()
                 await self._check_kept(request.id)
@@ -150,7 +130,7 @@ class ControlRequests:
             return self.open(request)
         self._checked(request)
         try:
-            async with self._mps.running(request.gpus):
+            async with self._node.mps.running(request.gpus):
                 return self.open(request)
         except MpsFailed as error:
             raise _refused("internal", f"the MPS daemon does not run: {error}") from None
@@ -164,11 +144,11 @@ class ControlRequests:
             self._open_again(session, request)
         else:
             for gpu in gpus:
-                self._shares.check_free_units(gpu, request.share_units, request.borrowed_units)
-            session = self._registry.add(SessionRecord.opened(request, self._clock()))
+                self._node.shares.check_free_units(gpu, request.share_units, request.borrowed_units)
+            session = self._registry.add(SessionRecord.opened(request, self._node.wall_clock()))
             indices = ", ".join(str(gpu.index) for gpu in gpus)
             log.info("session %s opened: %d units on GPU %s", session.id, request.share_units, indices)
-            if request.uid != os.geteuid() and (barrier := self._folder.barrier()) is not None:
+            if request.uid != os.geteuid() and (barrier := self._node.state_folder.barrier()) is not None:
                 log.warning(
                     "uid %d cannot reach its socket: other users cannot enter %s (chmod o+x)", request.uid, barrier
                 )
@@ -182,12 +162,12 @@ class ControlRequests:
     def _environment(self, session: Session, socket: Path) -> dict[str, str]:
         request = session.record.request
         if request.layer is LayerName.NATIVE:
-            return session_environment(session.gpus, socket, self._libraries) | engine_environment(request.engine)
+            return session_environment(session.gpus, socket, self._node.libraries) | engine_environment(request.engine)
         gpu = session.gpus[0]
         if request.layer is LayerName.MIG:
-            return mig_environment(gpu, socket, self._libraries)
-        pipes, memory = self._mps.pipes(gpu.uuid), session.memory_limit(gpu)
-        return mps_environment(gpu, socket, pipes, request.share_units, memory, self._libraries)
+            return mig_environment(gpu, socket, self._node.libraries)
+        pipes, memory = self._node.mps.pipes(gpu.uuid), session.memory_limit(gpu)
+        return mps_environment(gpu, socket, pipes, request.share_units, memory, self._node.libraries)
 
     async def _check_kept(self, name: str) -> None:
         """Raise ControlRefused if a session that was just opened is not on the disk, and end it."""
@@ -237,7 +217,7 @@ class ControlRequests:
         if request.cordon is not None and request.cordon.gpu != request.gpu:
             raise _refused("bad-request", f"the cordon is of {request.cordon.gpu or 'the node'}, not of {request.gpu}")
         try:
-            await self._cordons.put(request.gpu, request.cordon)
+            await self._node.cordons.put(request.gpu, request.cordon)
         except OSError as error:
             raise _refused("internal", f"cannot keep the cordon on the disk: {error.strerror or error}") from None
         what = f"GPU {self._gpus[request.gpu].index}" if request.gpu else "the node"
@@ -277,7 +257,7 @@ class ControlRequests:
         for uuid in request.gpus:
             if uuid not in self._gpus:
                 raise _unknown_gpu(uuid, self._gpus)
-            if (trouble := self._health.trouble(uuid)) is not None:
+            if (trouble := self._node.health.trouble(uuid)) is not None:
                 raise _refused("unhealthy-gpu", trouble)
             self._check_layer(self._gpus[uuid], request)
         return tuple(self._gpus[uuid] for uuid in request.gpus)
@@ -333,25 +313,14 @@ def _refused(code: ErrorCode, message: str) -> ControlRefused:
 class SessionChecks:
     """Checks of all sessions: ends unconfirmed sessions, retries failed actions, and keeps activity on disk."""
 
-    def __init__(
-        self,
-        registry: SessionRegistry,
-        memory: NodeMemory,
-        discarded: Discarded,
-        save_every: float,
-        clock: Callable[[], float],
-    ) -> None:
-        """Store the parts of the agent. `save_every`: see RoundSettings. `clock` gives seconds since the epoch."""
-        self._registry = registry
-        self._memory = memory
-        self._discarded = discarded
-        self._save_every = save_every
-        self._clock = clock
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._registry = node.registry
         self._draining: asyncio.Future[None] | None = None
 
     def check(self) -> None:
         """Check all sessions once. An error affects one session only."""
-        now = self._clock()
+        now = self._node.wall_clock()
         for session in list(self._registry.sessions.values()):
             try:
                 self._check_session(session, now)
@@ -359,8 +328,9 @@ class SessionChecks:
                 log.exception("cannot check session %s; retrying", session.id)
         self._registry.watch.poll()
         self._registry.store.retry()
-        if not self._discarded.empty and (self._draining is None or self._draining.done()):
-            self._draining = asyncio.get_running_loop().run_in_executor(None, self._discarded.drain)
+        discarded = self._node.state_folder.discarded
+        if not discarded.empty and (self._draining is None or self._draining.done()):
+            self._draining = asyncio.get_running_loop().run_in_executor(None, discarded.drain)
 
     def _check_session(self, session: Session, now: float) -> None:
         if overdue(session, now):
@@ -379,14 +349,14 @@ class SessionChecks:
         if session.moved or session.record.gpu_busy or session.lent_units:
             self._registry.tiers.check_use(session)
             doing = self._registry.activity(session)
-            if now >= session.saved_at + self._save_every and record_is_behind(session, doing):
+            if now >= session.saved_at + self._node.settings.rounds.save_every and record_is_behind(session, doing):
                 self._registry.save(session)
             # a burst still runs, or its end is to be written later
             session.moved = doing.busy or record_is_behind(session, doing)
 
     def _check_budget(self, session: Session) -> None:
         """Log a promise of the form that the server's memory limit does not allow."""
-        shortage = self._memory.shortage(session)
+        shortage = self._node.memory.shortage(session)
         if shortage is None:
             return
         budget, guaranteed = (memory(amount) for amount in shortage)
@@ -453,24 +423,25 @@ class Node:
         self.wall_clock = clock if clock is not None else WallClock()
         """Seconds since the epoch."""
         self.state_folder = folder
+        self.libraries = libraries
         self._source = source
         sessions: dict[str, Session] = {}
         self._unconnected = UnconnectedProcesses(sessions)
         self.gpus: dict[str, Gpu] = {gpu.uuid: gpu for gpu in gpus}
         self.arbitrations: dict[str, GpuArbitration] = {uuid: self._arbitration(gpu) for uuid, gpu in self.gpus.items()}
         context_bytes = settings.arbiter.context_bytes
-        memory = NodeMemory(settings.host_memory, self.gpus, sessions, context_bytes, self._paged_out)
+        self.memory = NodeMemory(settings.host_memory, self.gpus, sessions, context_bytes, self._paged_out)
         self.holds = MemoryHolds(asyncio.get_running_loop().time)
         self.holds.over = self._hold_over
-        self._shares = shares = Shares(self.gpus.values(), settings.capacity_units, self.arbitrations)
+        self.shares = Shares(self.gpus.values(), settings.capacity_units, self.arbitrations)
         self.registry = SessionRegistry(
             sessions,
             self.gpus,
             self.arbitrations,
-            shares,
+            self.shares,
             folder,
             endpoints if endpoints is not None else ProcessEndpoints(folder),
-            memory_left=memory.left_for,
+            memory_left=self.memory.left_for,
             holds=self.holds,
             converse=lambda session: Conversation(session, self),
             clock=self.wall_clock,
@@ -482,7 +453,7 @@ class Node:
             self.arbitrations,
             sessions,
             source,
-            memory.lacks_host_memory,
+            self.memory.lacks_host_memory,
             self._save,
             self.news,
             self.registry.store,
@@ -500,33 +471,8 @@ class Node:
             settings.instances, instances, self.gpus, sessions, lambda: self.rounds.states, self
         )
         self.cordons = Cordons(folder.cordons, self.wall_clock)
-        self._reports = NodeReports(
-            settings.name,
-            settings.capacity_units,
-            self.registry,
-            self.arbitrations,
-            lambda: self.rounds.states,
-            self.health,
-            memory,
-            self.cordons,
-            lambda session: self.mps.trouble(session) or self.instances.trouble(session),
-            self.wall_clock,
-        )
-        self.requests = ControlRequests(
-            self.registry,
-            self.gpus,
-            shares,
-            self.health,
-            self.cordons,
-            self.mps,
-            folder,
-            libraries,
-            self.report,
-            self.wall_clock,
-        )
-        self.checks = SessionChecks(
-            self.registry, memory, folder.discarded, settings.rounds.save_every, self.wall_clock
-        )
+        self.requests = ControlRequests(self)
+        self.checks = SessionChecks(self)
         self.changed: Callable[[], None] = _nothing
         """Called when a session was opened, ended or has other units, and at intervals for activity alone."""
 
@@ -560,7 +506,40 @@ class Node:
     def report(self) -> Report:
         """Return the current report of this node."""
         self.wall_clock()  # moves the instants that the report reads
-        return self._reports.node()
+        gpus = [
+            gpu_report(
+                arbitration.gpu,
+                replace(self.rounds.states[uuid], healthy=self.health.healthy(uuid)),
+                self.settings.capacity_units,
+                len(arbitration.waiting()),
+            )
+            for uuid, arbitration in self.arbitrations.items()
+        ]
+        on_gpus = self.memory.on_gpus()
+        sessions = [self._session_report(session, on_gpus) for session in self.sessions.values()]
+        trouble = self.registry.store.failure
+        return Report(
+            node=self.settings.name,
+            published_at=self.wall_clock(),
+            gpus=tuple(gpus),
+            sessions=tuple(sorted(sessions, key=lambda session: (session.begun, session.id))),  # the oldest first
+            host_memory=self.memory.report(on_gpus),
+            state_trouble=trouble[:MAX_TROUBLE] if trouble is not None else None,
+        ).with_cordons(self.cordons.now)
+
+    def session_report(self, session: Session) -> SessionReport:
+        """Return the current report of one session."""
+        self.wall_clock()
+        return self._session_report(session, self.memory.on_gpus())
+
+    def _session_report(self, session: Session, on_gpus: Mapping[str, GpuMemoryBudget]) -> SessionReport:
+        return session_report(
+            session,
+            self.registry.activity(session),
+            self.memory.of_session(session, on_gpus),
+            self.memory.host_use(session),
+            self.mps.trouble(session) or self.instances.trouble(session),
+        )
 
     # -- changes of the GPU list --
 
@@ -579,7 +558,7 @@ class Node:
         self._gpus_changed()
 
     def _gpus_changed(self) -> None:
-        self._shares.set_gpus(self.gpus.values())
+        self.shares.set_gpus(self.gpus.values())
         self.news()
 
     def _arbitration(self, gpu: Gpu) -> GpuArbitration:
@@ -595,14 +574,13 @@ class Node:
         """Restore a session's share: a burst is about to start."""
         self.registry.tiers.work_begins(session)
 
-    def session_report(self, session: Session) -> SessionReport:
-        """Return the current report of one session."""
-        self.wall_clock()
-        return self._reports.session(session)
-
     def sessions_on(self, gpu: str) -> tuple[int, int]:
         """Return the number of sessions on a GPU (UUID), and the number of those with work."""
-        return self._reports.sessions_on(gpu)
+        arbitration = self.arbitrations[gpu]
+        snapshots = [
+            arbitration.snapshot(name) for name, session in self.sessions.items() if arbitration.gpu in session.gpus
+        ]
+        return len(snapshots), sum(snapshot.running or snapshot.waiting for snapshot in snapshots)
 
     def largest_share(self, session: Session) -> int:
         """Return the largest share that a session can be changed to now, in units; 0: it cannot be changed."""

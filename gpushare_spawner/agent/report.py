@@ -1,28 +1,15 @@
-"""The report of a node, made from the state of the agent's parts.
+"""The parts of a node's report: its GPUs and its sessions. node.py makes the whole; the model is in model/report.py.
 
-`GpuHealth` decides whether a GPU may be allocated, with the reason. The model is in model/report.py.
+`GpuHealth` decides whether a GPU may be allocated, with the reason.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 
-from gpushare_spawner.agent.gpus.arbitration import GpuArbitration
 from gpushare_spawner.agent.gpus.nvml import Gpu, GpuState
-from gpushare_spawner.agent.memory.host_memory import GpuMemoryBudget, NodeMemory
-from gpushare_spawner.agent.sessions.registry import SessionRegistry
 from gpushare_spawner.agent.sessions.session import Activity, Session
-from gpushare_spawner.agent.state.cordons import Cordons
-from gpushare_spawner.model.report import (
-    MAX_TROUBLE,
-    DeliveredReport,
-    GpuReport,
-    HostMemoryReport,
-    HostUseReport,
-    Report,
-    SessionReport,
-)
+from gpushare_spawner.model.report import DeliveredReport, GpuReport, HostUseReport, SessionReport
 
 
 class GpuHealth:
@@ -128,98 +115,3 @@ def session_report(
         messages=record.messages,
         asks=session.asks.waiting() if session.asks is not None else (),
     )
-
-
-def node_report(
-    node: str,
-    published_at: float,
-    gpus: Iterable[GpuReport],
-    sessions: Iterable[SessionReport],
-    host_memory: HostMemoryReport | None = None,
-    state_trouble: str | None = None,
-) -> Report:
-    """Return the report of the node; the oldest session first."""
-    oldest_first = tuple(sorted(sessions, key=lambda session: (session.begun, session.id)))
-    return Report(
-        node=node,
-        published_at=published_at,
-        gpus=tuple(gpus),
-        sessions=oldest_first,
-        host_memory=host_memory,
-        state_trouble=state_trouble[:MAX_TROUBLE] if state_trouble is not None else None,
-    )
-
-
-class NodeReports:
-    """Makes reports from the present state of an agent's parts."""
-
-    def __init__(
-        self,
-        name: str,
-        capacity_units: int,
-        registry: SessionRegistry,
-        arbitrations: Mapping[str, GpuArbitration],
-        states: Callable[[], Mapping[str, GpuState]],
-        health: GpuHealth,
-        memory: NodeMemory,
-        cordons: Cordons,
-        layer_trouble: Callable[[Session], str | None],
-        clock: Callable[[], float],
-    ) -> None:
-        """Store the parts of the agent.
-
-        `arbitrations` and `states` (the driver's last answers) are by the GPU's UUID. `layer_trouble` returns
-        the text of `SessionReport.layer_trouble`; `clock` gives seconds since the epoch.
-        """
-        self._name = name
-        self._capacity_units = capacity_units
-        self._registry = registry
-        self._arbitrations = arbitrations
-        self._states = states
-        self._health = health
-        self._memory = memory
-        self._cordons = cordons
-        self._layer_trouble = layer_trouble
-        self._clock = clock
-
-    def node(self) -> Report:
-        """Return the current report of the node."""
-        states = self._states()
-        gpus = [
-            gpu_report(
-                arbitration.gpu,
-                replace(states[uuid], healthy=self._health.healthy(uuid)),
-                self._capacity_units,
-                len(arbitration.waiting()),
-            )
-            for uuid, arbitration in self._arbitrations.items()
-        ]
-        memory = self._memory.on_gpus()
-        sessions = [self._session(session, memory) for session in self._registry.sessions.values()]
-        trouble = self._registry.store.failure
-        report = node_report(self._name, self._clock(), gpus, sessions, self._memory.report(memory), trouble)
-        return report.with_cordons(self._cordons.now)
-
-    def session(self, session: Session) -> SessionReport:
-        """Return the current report of one session."""
-        return self._session(session, self._memory.on_gpus())
-
-    def _session(self, session: Session, on_gpus: Mapping[str, GpuMemoryBudget]) -> SessionReport:
-        memory = self._memory
-        return session_report(
-            session,
-            self._registry.activity(session),
-            memory.of_session(session, on_gpus),
-            memory.host_use(session),
-            self._layer_trouble(session),
-        )
-
-    def sessions_on(self, gpu: str) -> tuple[int, int]:
-        """Return the number of sessions on the GPU with this UUID, and the number of those with work."""
-        arbitration = self._arbitrations[gpu]
-        snapshots = [
-            arbitration.snapshot(name)
-            for name, session in self._registry.sessions.items()
-            if arbitration.gpu in session.gpus
-        ]
-        return len(snapshots), sum(snapshot.running or snapshot.waiting for snapshot in snapshots)

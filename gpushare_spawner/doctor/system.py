@@ -81,7 +81,7 @@ def findings(facts: KernelFacts) -> list[Finding]:
             note(
                 "cgroups",
                 "no memory controller was found, so the agent cannot read the servers' memory limits",
-                "Mount the cgroups, or give their folder with `gpushare agent --cgroups DIR`.",
+                "Mount the cgroups in /sys/fs/cgroup.",
             )
         )
     return results

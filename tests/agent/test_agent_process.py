@@ -268,7 +268,6 @@ async def test_overcommit_and_metrics(agent: AgentProcess) -> None:
         (["--overcommit", "nan"], "not a factor from 1 to 10"),
         (["--state-dir", "/tmp/" + "x" * 120], "may have 107 bytes"),
         (["--metrics-port", "70000"], "not a port from 1 to 65535"),
-        (["--preload-library", "/nowhere/lib.so"], "/nowhere/lib.so does not exist"),
         (["--state-dir", "/proc/gpushare"], "/proc/gpushare"),
         (
             ["--control-socket", "/nowhere/control.sock"],

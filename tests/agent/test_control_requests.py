@@ -43,18 +43,17 @@ class Parts:
         self.tiers = SimpleNamespace(decide=self._decide, notify=self._notify)
         self.store = SimpleNamespace(flush=self._flush, missing=self._missing)
         self.unwritten: str | None = None
-        self.requests = ControlRequests(
-            self,  # type: ignore[arg-type]
-            {FIRST.uuid: FIRST, SECOND.uuid: SECOND},
-            SimpleNamespace(check_free_units=self._check_free_units),  # type: ignore[arg-type]
-            SimpleNamespace(trouble=lambda uuid: self.trouble),  # type: ignore[arg-type]
-            SimpleNamespace(),  # type: ignore[arg-type]
-            SimpleNamespace(),  # type: ignore[arg-type]
-            SimpleNamespace(barrier=lambda: self.barrier_at),  # type: ignore[arg-type]
-            LIBRARIES,
+        node: Any = SimpleNamespace(
+            registry=self,
+            gpus={FIRST.uuid: FIRST, SECOND.uuid: SECOND},
+            shares=SimpleNamespace(check_free_units=self._check_free_units),
+            health=SimpleNamespace(trouble=lambda uuid: self.trouble),
+            state_folder=SimpleNamespace(barrier=lambda: self.barrier_at),
+            libraries=LIBRARIES,
             report=lambda: Report(node="here", published_at=1.0, gpus=()),
-            clock=lambda: 1000.0,
+            wall_clock=lambda: 1000.0,
         )
+        self.requests = ControlRequests(node)
 
     # the registry
 

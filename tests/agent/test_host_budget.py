@@ -38,9 +38,14 @@ while True:
     say(globals()[what](*values))
 """
 AGENT = """
+import os
 import sys
-from gpushare_spawner.agent import processes
+from functools import partial
+from pathlib import Path
+from gpushare_spawner.agent import command, processes
 from gpushare_spawner.cli import main
+cgroups = Path(os.environ.get("TEST_CGROUPS", "/sys/fs/cgroup"))
+command.HostMemorySettings = partial(command.HostMemorySettings, cgroups=cgroups)
 processes.cgroup = lambda pid: "/agent.service" if pid == "self" else "/ada.service"
 sys.exit(main(sys.argv[1:]))
 """
@@ -96,7 +101,8 @@ async def test_what_a_servers_memory_limit_could_not_hold_is_not_allocated(
     group.mkdir()
     for name, text in (("max", 1024 * MIB), ("current", 949 * MIB), ("stat", "anon 1\ninactive_file 0")):
         (group / f"memory.{name}").write_text(f"{text}\n")
-    await agent.start("--cgroups", str(tmp_path))
+    agent.environment["TEST_CGROUPS"] = str(tmp_path)
+    await agent.start()
     program, socket = await start(agent, programs, "ada")
     await agent.client.confirm("ada", os.getpid())
     assert do(program, "alloc", 50, 7) == 0

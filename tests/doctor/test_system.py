@@ -23,7 +23,7 @@ def test_a_good_kernel_has_nothing_to_do() -> None:
     [
         ({"membarrier": False}, "membarrier", Level.NOTE, "allow membarrier in the seccomp profile"),
         ({"pidfd": False}, "pidfd_open", Level.PROBLEM, "Linux 5.3"),
-        ({"memory_cgroups": False}, "cgroups", Level.NOTE, "--cgroups DIR"),
+        ({"memory_cgroups": False}, "cgroups", Level.NOTE, "/sys/fs/cgroup"),
         ({"machine": "riscv64"}, "kernel", Level.PROBLEM, "one of these architectures"),
     ],
 )
