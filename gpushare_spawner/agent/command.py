@@ -28,10 +28,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from gpushare_spawner import native
-from gpushare_spawner.agent.gpus.nvml import Gpu, KnownGpus, NoGpu, Nvml, all_gpus
+from gpushare_spawner.agent.gpus.nvml import Gpu, GpuSource, KnownGpus, NoGpu, Nvml, all_gpus
 from gpushare_spawner.agent.memory.host_memory import HostMemorySettings
 from gpushare_spawner.agent.node import Node, NodeSettings
-from gpushare_spawner.agent.periodic import GpuSource
 from gpushare_spawner.agent.sessions.environment import Libraries
 from gpushare_spawner.agent.sockets.control_socket import CannotListen, ControlSocket
 from gpushare_spawner.agent.sockets.session_socket import SessionEndpoints

@@ -19,14 +19,14 @@ from typing import Any
 
 from gpushare_spawner.agent import processes
 from gpushare_spawner.agent.gpus.arbitration import GpuArbitration
-from gpushare_spawner.agent.gpus.nvml import Gpu, GpuState
+from gpushare_spawner.agent.gpus.nvml import Gpu, GpuSource, GpuState
 from gpushare_spawner.agent.gpus.samples import MemoryQueries
 from gpushare_spawner.agent.memory import host_memory
 from gpushare_spawner.agent.memory.host_memory import GpuMemoryBudget, HostMemorySettings, MemorySession, NodeMemory
 from gpushare_spawner.agent.memory.session_limit import MemoryHolds
 from gpushare_spawner.agent.mig import InstanceSettings, InstanceWatch
 from gpushare_spawner.agent.mps import MpsDaemons, MpsFailed, MpsSettings
-from gpushare_spawner.agent.periodic import GpuSource, Rounds, RoundSettings
+from gpushare_spawner.agent.periodic import Rounds, RoundSettings
 from gpushare_spawner.agent.report import GpuHealth, gpu_report, session_report
 from gpushare_spawner.agent.sessions.conversation import Conversation
 from gpushare_spawner.agent.sessions.environment import Libraries, mig_environment, mps_environment, session_environment
@@ -44,6 +44,7 @@ from gpushare_spawner.agent.state.cordons import Cordons
 from gpushare_spawner.agent.state.folder import StateFolder
 from gpushare_spawner.agent.state.records import SessionRecord
 from gpushare_spawner.agent.suspend.driver import DriverCheckpoints
+from gpushare_spawner.agent.suspend.progress import SuspendParts
 from gpushare_spawner.agent.suspend.suspender import Suspender
 from gpushare_spawner.arbiter.settings import ArbiterSettings
 from gpushare_spawner.clocks import WallClock
@@ -449,15 +450,17 @@ class Node:
         )
         self._checkpoints = DriverCheckpoints()
         self.suspensions = Suspender(
-            self._checkpoints,
-            self.arbitrations,
-            sessions,
-            source,
-            self.memory.lacks_host_memory,
-            self._save,
-            self.news,
-            self.registry.store,
-            self.holds,
+            SuspendParts(
+                checkpoints=self._checkpoints,
+                arbitrations=self.arbitrations,
+                sessions=sessions,
+                source=source,
+                holds=self.holds,
+                records=self.registry.store,
+                lacks_host_memory=self.memory.lacks_host_memory,
+                save=self._save,
+                news=self.news,
+            )
         )
         self._contexts = ContextMemory()
         self.registry.came, self.registry.went = self.suspensions.opened, self._went

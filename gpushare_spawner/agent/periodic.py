@@ -9,9 +9,8 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol
 
-from gpushare_spawner.agent.gpus.nvml import Gpu, GpuState, Utilisation
+from gpushare_spawner.agent.gpus.nvml import Gpu, GpuSource, GpuState
 from gpushare_spawner.agent.gpus.samples import in_daemon_thread
 from gpushare_spawner.agent.sessions.processes import BypassWatch
 from gpushare_spawner.agent.sessions.session import Session
@@ -21,25 +20,6 @@ log = logging.getLogger(__name__)
 
 WELL = GpuState(healthy=True)
 """The state of a GPU before the first answer of NVML."""
-
-
-class GpuSource(Protocol):
-    """Source of the state of GPUs: NVML."""
-
-    def state(self, gpu: Gpu) -> GpuState:
-        """Return the present state; may block for milliseconds."""
-
-    def memory(self, gpu: Gpu) -> GpuState | None:
-        """Return only the memory in use, with its processes; None if the GPU does not answer.
-
-        From any thread; may block.
-        """
-
-    def utilisation(self, gpu: Gpu, since: float) -> tuple[Utilisation, ...] | None:
-        """Return each process's part of the GPU since an instant (seconds since the epoch).
-
-        None if there are no such figures.
-        """
 
 
 @dataclass(frozen=True)

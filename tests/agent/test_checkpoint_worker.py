@@ -17,8 +17,6 @@ from gpushare_spawner.agent.suspend.driver import Code
 class Driver:
     """Notes the calls that reach it."""
 
-    version = 12080
-
     def __init__(self) -> None:
         self.calls: list[str] = []
 

@@ -8,12 +8,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from typing import cast
 
 import pytest
 
 from gpushare_spawner.agent import processes
 from gpushare_spawner.agent.gpus.arbitration import GpuArbitration
-from gpushare_spawner.agent.gpus.nvml import Gpu, Utilisation
+from gpushare_spawner.agent.gpus.nvml import Gpu, GpuSource, Utilisation
 from gpushare_spawner.agent.gpus.samples import Delivery, Pids
 from gpushare_spawner.arbiter.settings import ArbiterSettings
 from gpushare_spawner.model.frames import Kind
@@ -49,7 +50,7 @@ class Listener:
 
 async def test_samples_are_asked_for_while_sessions_compete_and_not_otherwise() -> None:
     driver, listener = Driver(), Listener()
-    delivery = Delivery(FIRST, driver, listener)
+    delivery = Delivery(FIRST, cast("GpuSource", driver), listener)
     await asyncio.sleep(0.3)
     assert driver.asked == []
     driver.answers.append((Utilisation(7, time.time() + 0.15, 0.5),))
@@ -70,7 +71,7 @@ async def test_samples_are_asked_for_while_sessions_compete_and_not_otherwise() 
 async def test_a_clock_that_is_set_makes_no_sample_of_a_day(step: float) -> None:
     """Else somebody would be charged with a day of GPU time."""
     driver, listener = Driver(), Listener()
-    delivery = Delivery(FIRST, driver, listener, every=0.02)
+    delivery = Delivery(FIRST, cast("GpuSource", driver), listener, every=0.02)
     stepped = 0.0
     delivery._clock._wall = lambda: time.time() + stepped
     delivery.request()
@@ -87,7 +88,7 @@ async def test_a_clock_that_is_set_makes_no_sample_of_a_day(step: float) -> None
 
 async def test_a_driver_that_never_tells_is_asked_once() -> None:
     driver, listener = Driver(None), Listener()
-    delivery = Delivery(FIRST, driver, listener)
+    delivery = Delivery(FIRST, cast("GpuSource", driver), listener)
     for _ in range(3):
         delivery.request()
         await asyncio.sleep(0.25)
@@ -106,7 +107,7 @@ async def test_one_that_wants_the_next_sample_while_it_takes_one_starts_no_secon
             super().delivered(seconds_ago, busy, strangers)
             delivery.request()
 
-    delivery = Delivery(FIRST, driver, listener := Wanting())
+    delivery = Delivery(FIRST, cast("GpuSource", driver), listener := Wanting())
     driver.answers += [(Utilisation(7, time.time() + 0.15 + 0.01 * number, 0.5),) for number in range(60)]
     delivery.request()
     await asyncio.sleep(1.5)
@@ -117,7 +118,7 @@ async def test_one_that_wants_the_next_sample_while_it_takes_one_starts_no_secon
 
 async def test_samples_go_on_where_the_sessions_of_processes_cannot_be_found() -> None:
     driver, listener = Driver(), Listener()
-    delivery = Delivery(FIRST, driver, listener)
+    delivery = Delivery(FIRST, cast("GpuSource", driver), listener)
 
     def fail(pids: object) -> Mapping[int, str]:
         raise KeyError(7)

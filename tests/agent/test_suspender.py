@@ -13,6 +13,7 @@ import pytest
 from gpushare_spawner.agent.gpus.arbitration import GpuArbitration
 from gpushare_spawner.agent.memory.session_limit import MemoryHolds
 from gpushare_spawner.agent.suspend.driver import Code
+from gpushare_spawner.agent.suspend.progress import SuspendParts
 from gpushare_spawner.agent.suspend.suspender import Suspender
 from gpushare_spawner.arbiter.settings import ArbiterSettings
 from gpushare_spawner.model.frames import NO_GPU, Frame, Kind
@@ -31,10 +32,11 @@ async def test_a_suspender_that_is_closed_begins_nothing_while_clients_leave() -
     orders: Any = SimpleNamespace(not_suspended=lambda session: None, set_suspendable=lambda *_: None)
     source: Any = None
     left: Any = None
-    suspender = Suspender(
-        Driver(Code.SUCCESS), {"GPU-0": orders}, {}, source, lambda session, amount: None, save, lambda: None, left,
-        MemoryHolds(asyncio.get_running_loop().time),
+    parts = SuspendParts(
+        Driver(Code.SUCCESS), {"GPU-0": orders}, {}, source, MemoryHolds(asyncio.get_running_loop().time), left,
+        lambda session, amount: None, save, lambda: None,
     )  # fmt: skip
+    suspender = Suspender(parts)
     session: Any = SimpleNamespace(
         id="ann", suspends=True, gpus=[SimpleNamespace(uuid="GPU-0")], cuda=set(), suspended=False,
         not_suspendable=None, record=SimpleNamespace(suspension=None),

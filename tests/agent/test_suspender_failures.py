@@ -132,10 +132,12 @@ class Bench:
     def next_agent(self) -> Suspender:
         arbitrations: Any = {FIRST.uuid: self.arbitration}
         sessions: Any = self.sessions
-        self.suspender = Suspender(
-            self.driver, arbitrations, sessions, self.source, lambda session, amount: None, self._save,
-            lambda: None, self, self.holds,
+        records: Any = self
+        parts = progress.SuspendParts(
+            self.driver, arbitrations, sessions, self.source, self.holds, records,
+            lambda session, amount: None, self._save, lambda: None,
         )  # fmt: skip
+        self.suspender = Suspender(parts)
         return self.suspender
 
     def put_left(self, record: SessionRecord) -> None:

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Protocol
 
-from gpushare_spawner.agent.gpus.nvml import Gpu
-from gpushare_spawner.agent.gpus.samples import Delivery, MemoryQueries, Pids, SampleSource
+from gpushare_spawner.agent.gpus.nvml import Gpu, GpuSource
+from gpushare_spawner.agent.gpus.samples import Delivery, MemoryQueries, Pids
 from gpushare_spawner.agent.processes import ProcessName
 from gpushare_spawner.arbiter.gpu_arbiter import GpuArbiter
 from gpushare_spawner.arbiter.recent_use import RecentGpuUse, Use
@@ -229,7 +229,7 @@ class GpuArbitration:
         settings: ArbiterSettings,
         clock: Callable[[], float] | None = None,
         call_at: Callable[[float, Callable[[], None]], Handle] | None = None,
-        source: SampleSource | None = None,
+        source: GpuSource | None = None,
     ) -> None:
         """Create an arbiter without sessions.
 
@@ -494,7 +494,7 @@ class GpuArbitration:
             self._observed.driver_memory(session, allocated)
 
     @property
-    def look_every(self) -> float | None:
+    def memory_poll_interval(self) -> float | None:
         """Seconds until the next query of the memory on the GPU; None if it does not matter now."""
         return self._arbiter.memory_poll_interval
 

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pynvml
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
@@ -287,6 +287,25 @@ class GpuState:
     def pids(self) -> tuple[int, ...]:
         """The pids of its processes, in order."""
         return tuple(sorted(self.processes))
+
+
+class GpuSource(Protocol):
+    """Source of the state of GPUs: NVML."""
+
+    def state(self, gpu: Gpu) -> GpuState:
+        """Return the present state; may block for milliseconds."""
+
+    def memory(self, gpu: Gpu) -> GpuState | None:
+        """Return only the memory in use, with its processes; None if the GPU does not answer.
+
+        From any thread; may block.
+        """
+
+    def utilisation(self, gpu: Gpu, since: float) -> tuple[Utilisation, ...] | None:
+        """Return each process's part of the GPU since an instant (seconds since the epoch).
+
+        None if there are no such figures.
+        """
 
 
 class Nvml:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol, TypeVar
 
 from gpushare_spawner.agent import processes
-from gpushare_spawner.agent.gpus.nvml import Gpu, GpuState, Utilisation
+from gpushare_spawner.agent.gpus.nvml import Gpu, GpuSource, GpuState, Utilisation
 from gpushare_spawner.clocks import STEP, WallClock
 
 log = logging.getLogger(__name__)
@@ -28,16 +28,6 @@ SILENCE = 0.6
 """Seconds without a sample after which the GPU counts as idle."""
 LATEST = 0.3
 """Seconds before now that samples may not cover yet."""
-
-
-class SampleSource(Protocol):
-    """Source of the samples: NVML."""
-
-    def utilisation(self, gpu: Gpu, since: float) -> tuple[Utilisation, ...] | None:
-        """Return each process's part of the GPU since an instant (seconds since the epoch).
-
-        None if there are no such figures.
-        """
 
 
 class Competition(Protocol):
@@ -59,7 +49,7 @@ class Competition(Protocol):
 class Delivery:
     """Reads the samples of one GPU. The driver may block or hang, so one thread at a time queries it."""
 
-    def __init__(self, gpu: Gpu, source: SampleSource, competition: Competition, every: float = EVERY) -> None:
+    def __init__(self, gpu: Gpu, source: GpuSource, competition: Competition, every: float = EVERY) -> None:
         """Prepare for reading. `every`: seconds between two readings."""
         self._every = every
         self._gpu = gpu
@@ -211,21 +201,11 @@ AT_ONCE_EVERY = 0.02
 """Least seconds between two queries, however many processes send their first request."""
 
 
-class MemorySource(Protocol):
-    """Source of the figures: NVML."""
-
-    def memory(self, gpu: Gpu) -> GpuState | None:
-        """Return memory in use, with its processes; None if the GPU does not answer.
-
-        May block for milliseconds.
-        """
-
-
 class Interested(Protocol):
     """The arbitration of one GPU, which uses the figures."""
 
     @property
-    def look_every(self) -> float | None:
+    def memory_poll_interval(self) -> float | None:
         """Seconds until the next figures are needed; None if they do not matter now."""
 
 
@@ -233,7 +213,7 @@ class MemoryQueries:
     """Queries one GPU. The driver may block or hang, so one thread at a time queries it."""
 
     def __init__(
-        self, gpu: Gpu, source: MemorySource, interested: Interested, seen: Callable[[Mapping[str, GpuState]], None]
+        self, gpu: Gpu, source: GpuSource, interested: Interested, seen: Callable[[Mapping[str, GpuState]], None]
     ) -> None:
         """Prepare for queries. `seen` is called on the event loop with each answer, by the GPU's UUID."""
         self._gpu = gpu
@@ -251,7 +231,7 @@ class MemoryQueries:
 
     def request(self) -> None:
         """Query repeatedly while the figures matter."""
-        every = self._interested.look_every
+        every = self._interested.memory_poll_interval
         if every is not None:
             self._ask_at(self._queried_at + every)
 

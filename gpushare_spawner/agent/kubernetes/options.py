@@ -21,10 +21,9 @@ from pathlib import Path
 
 from gpushare_spawner.agent import processes
 from gpushare_spawner.agent.command import Answer, Unusable
-from gpushare_spawner.agent.gpus.nvml import Gpu, GpuState, NoGpu, Utilisation
+from gpushare_spawner.agent.gpus.nvml import Gpu, GpuSource, GpuState, NoGpu, Utilisation
 from gpushare_spawner.agent.kubernetes.host_library import CannotBeLoaded, install
 from gpushare_spawner.agent.node import Node
-from gpushare_spawner.agent.periodic import GpuSource
 from gpushare_spawner.agent.sessions.environment import Libraries, simulated_state
 from gpushare_spawner.agent.sockets.session_socket import SessionEndpoints
 from gpushare_spawner.agent.state.folder import StateFolder

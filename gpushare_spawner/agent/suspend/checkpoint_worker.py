@@ -13,7 +13,6 @@ import json
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -53,17 +52,12 @@ class Driver:
 
     def __init__(self) -> None:
         self.error = SUCCESS
-        self.version = 0
-        """Result of cuDriverGetVersion: 12080 is CUDA 12.8."""
         self._functions: dict[str, Callable[..., int]] = {}
         try:
             library = ctypes.CDLL("libcuda.so.1")
         except OSError:
             self.error = NO_DRIVER
             return
-        version = ctypes.c_int()
-        if library.cuDriverGetVersion(ctypes.byref(version)) == SUCCESS:
-            self.version = version.value
         # Initialise the driver here: calls then take milliseconds instead of seconds. Without persistence mode this is
         # required, because a restore fails if no process has the GPU open (issues 25 and 44 of NVIDIA/cuda-checkpoint).
         self.error = library.cuInit(0)
@@ -110,7 +104,6 @@ def answer(driver: Driver, request: dict[str, Any]) -> dict[str, Any]:
     compared right before the call and after it: a later process of the same pid is unlocked at once. The other calls do
     nothing to a process that was not locked.
     """
-    began = time.monotonic()
     name, value = request["call"], 0
     process = ProcessName(**request["process"]) if "process" in request else processes.named(os.getpid())
     if process is None or not processes.alive(process):
@@ -122,7 +115,7 @@ def answer(driver: Driver, request: dict[str, Any]) -> dict[str, Any]:
         if name == "lock" and not processes.alive(process):
             driver.call("unlock", process.pid)
             code = ENDED
-    return {"code": code, "value": value, "version": driver.version, "seconds": time.monotonic() - began}
+    return {"code": code, "value": value}
 
 
 def end_with(parent: int) -> None:

@@ -70,12 +70,8 @@ class Code(IntEnum):
     ENDED = -6
 
     @classmethod
-    def of(cls, number: int) -> Code:
-        """Return the code of a number; UNKNOWN for an unlisted number."""
-        try:
-            return cls(number)
-        except ValueError:
-            return cls.UNKNOWN
+    def _missing_(cls, number: object) -> Code:
+        return cls.UNKNOWN
 
 
 class ProcessState(IntEnum):
@@ -96,9 +92,6 @@ class CheckpointResult:
     """The driver's number, for the log."""
     state: ProcessState = ProcessState.RUNNING
     """Result of `state` only."""
-    driver_version: int = 0
-    """CUDA version of the driver; 12080 is 12.8."""
-    seconds: float = 0.0
 
     @property
     def ok(self) -> bool:
@@ -260,7 +253,7 @@ async def _ask(worker: Process, request: dict[str, Any]) -> CheckpointResult | N
     answer = json.loads(line)
     number = answer["code"]
     state = ProcessState(answer["value"]) if number == Code.SUCCESS else ProcessState.RUNNING
-    return CheckpointResult(Code.of(number), number, state, answer["version"], answer["seconds"])
+    return CheckpointResult(Code(number), number, state)
 
 
 def _kill(worker: Process) -> None:

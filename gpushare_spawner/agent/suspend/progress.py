@@ -1,6 +1,6 @@
 """Progress of the suspension or resumption of one session, and the reasons for a failed step.
 
-`OtherSessions` requests memory of the other sessions on a GPU meanwhile. `CheckpointRights` and `why_not` state in
+`SuspendParts` also requests memory of the other sessions on a GPU meanwhile. `CheckpointRights` and `why_not` state in
 words whether processes can be suspended here: the driver, its functions, the right to use them. The steps are in
 steps.py.
 """
@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 from gpushare_spawner.agent import processes
 from gpushare_spawner.agent.gpus.arbitration import GpuArbitration
-from gpushare_spawner.agent.gpus.nvml import Gpu, GpuState
+from gpushare_spawner.agent.gpus.nvml import Gpu, GpuSource
 from gpushare_spawner.agent.memory.session_limit import MemoryHolds
 from gpushare_spawner.agent.sessions.session import Session
 from gpushare_spawner.agent.sockets.connection import Connection
+from gpushare_spawner.agent.state.records import Store
 from gpushare_spawner.agent.suspend.driver import CheckpointResult, Checkpoints, Code
 from gpushare_spawner.model.frames import Frame
 
@@ -83,16 +84,6 @@ class CannotRestore(CannotResume):
     """Refusal of the driver, regardless of the free memory."""
 
 
-class MemoryFigures(Protocol):
-    """The driver's figures: NVML."""
-
-    def memory(self, gpu: Gpu) -> GpuState | None:
-        """Return memory in use, with its processes; None if the GPU does not answer.
-
-        May block for milliseconds.
-        """
-
-
 @dataclass(eq=False)
 class SuspendProgress:
     """The state of one session of engine `suspend`."""
@@ -129,30 +120,40 @@ class SuspendProgress:
         return f"The driver cannot restore process {alive[0]} ({self.failed[alive[0]]}): restart its kernel."
 
 
-class OtherSessions:
-    """Requests memory from the arbiters, and keeps other sessions from taking it."""
+@dataclass(frozen=True)
+class SuspendParts:
+    """The parts of the agent that suspend and resume sessions use."""
 
-    def __init__(
-        self, arbitrations: Mapping[str, GpuArbitration], sessions: Mapping[str, Session], holds: MemoryHolds
-    ) -> None:
-        """Store the arbitrations by the GPU's UUID, and the sessions by their ids."""
-        self._arbitrations = arbitrations
-        self._sessions = sessions
-        self._holds = holds
+    checkpoints: Checkpoints
+    arbitrations: Mapping[str, GpuArbitration]
+    """By the GPU's UUID."""
+    sessions: Mapping[str, Session]
+    """By id."""
+    source: GpuSource
+    holds: MemoryHolds
+    """The sessions for which free memory of GPUs is kept."""
+    records: Store
+    """Keeps records of processes that outlive their session."""
+    lacks_host_memory: Callable[[Session, int], str | None]
+    """Returns why so many bytes of a session exceed the budgets of host memory; None if they fit."""
+    save: Callable[[Session], Coroutine[Any, Any, None]]
+    """Writes a session's record to the disk. Raises OSError."""
+    news: Callable[[], None]
+    """Called when a report has changed."""
 
     def short_of_memory(self, session: str, gpu: Gpu, lacking: int) -> None:
         """Report missing bytes on a GPU for a session. Does nothing for a session that has ended."""
-        if session in self._sessions:
-            self._arbitrations[gpu.uuid].short_of_memory(session, lacking)
+        if session in self.sessions:
+            self.arbitrations[gpu.uuid].short_of_memory(session, lacking)
 
     @contextlib.contextmanager
     def hold_grants(self, session: str, gpu: Gpu) -> Iterator[None]:
         """Keep the arbiter from granting memory on the GPU to other sessions. They may have memory in advance."""
-        self._holds.begin(gpu.uuid, session)
+        self.holds.begin(gpu.uuid, session)
         try:
             yield
         finally:
-            self._holds.end(gpu.uuid, session)
+            self.holds.end(gpu.uuid, session)
 
     @contextlib.asynccontextmanager
     async def hold_memory(self, session: str, gpu: Gpu) -> AsyncIterator[None]:
@@ -160,7 +161,7 @@ class OtherSessions:
         with self.hold_grants(session, gpu):
             others = [
                 other.memory.recall_unused(gpu.uuid)
-                for other in self._sessions.values()
+                for other in self.sessions.values()
                 if other.id != session and gpu in other.gpus and other.memory is not None and not other.suspended
             ]
             await asyncio.gather(*others)

@@ -5,21 +5,20 @@ No arbiter pages out other sessions meanwhile, so a process stays suspended if i
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import Callable, Iterable
 
 from gpushare_spawner.agent import processes
-from gpushare_spawner.agent.gpus.nvml import Gpu
+from gpushare_spawner.agent.gpus.nvml import Gpu, GpuSource
 from gpushare_spawner.agent.state.records import RecordFolder, SessionRecord
 from gpushare_spawner.agent.suspend.driver import Checkpoints
-from gpushare_spawner.agent.suspend.progress import CannotResume, MemoryFigures
+from gpushare_spawner.agent.suspend.progress import CannotResume
 from gpushare_spawner.agent.suspend.steps import ResumeSteps
 
 
 async def resume_all(
     records: RecordFolder,
     gpus: Iterable[Gpu],
-    source: MemoryFigures,
+    source: GpuSource,
     checkpoints: Checkpoints,
     say: Callable[[str], None],
 ) -> bool:
@@ -27,7 +26,7 @@ async def resume_all(
 
     `say` gets a sentence about each process. Raises OSError if a record cannot be written.
     """
-    resume_steps = ResumeSteps(checkpoints, source, _Nobody())
+    resume_steps = ResumeSteps(checkpoints, source)
     by_uuid = {gpu.uuid: gpu for gpu in gpus}
     complete = True
     for record in records.load():
@@ -69,14 +68,3 @@ async def _resume(
         state = "runs again" if trouble is None else f"stays suspended: {trouble}"
         say(f"Process {name.pid} of session {session} {state}.")
     return all_run
-
-
-class _Nobody:
-    """Substitute for the other sessions: no arbiter can free memory, and processes allocate without an agent."""
-
-    def short_of_memory(self, session: str, gpu: Gpu, lacking: int) -> None:
-        pass
-
-    @contextlib.asynccontextmanager
-    async def hold_memory(self, session: str, gpu: Gpu) -> AsyncIterator[None]:
-        yield

@@ -13,18 +13,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Callable, Iterable
 from itertools import count
-from typing import Protocol
 
 from gpushare_spawner.agent import processes
-from gpushare_spawner.agent.gpus.nvml import Gpu
+from gpushare_spawner.agent.gpus.nvml import Gpu, GpuSource
 from gpushare_spawner.agent.processes import ProcessName
 from gpushare_spawner.agent.sessions.processes import attributed, of_other_users, owners
-from gpushare_spawner.agent.sessions.session import Session
 from gpushare_spawner.agent.sockets.connection import Connection
-from gpushare_spawner.agent.state.records import SessionRecord, Suspension
+from gpushare_spawner.agent.state.records import SessionRecord, Store, Suspension
 from gpushare_spawner.agent.suspend.driver import CheckpointResult, Checkpoints, Code, ProcessState
 from gpushare_spawner.agent.suspend.progress import (
     LATER,
@@ -34,8 +31,8 @@ from gpushare_spawner.agent.suspend.progress import (
     CannotRestore,
     CannotResume,
     CannotSuspend,
-    MemoryFigures,
     Step,
+    SuspendParts,
     SuspendProgress,
     reason_of,
 )
@@ -65,24 +62,8 @@ def next_number() -> int:
 class SuspendSteps:
     """Suspends all processes of a session, or none."""
 
-    def __init__(
-        self,
-        checkpoints: Checkpoints,
-        sessions: Mapping[str, Session],
-        source: MemoryFigures,
-        lacks_host_memory: Callable[[Session, int], str | None],
-        save: Callable[[Session], Awaitable[None]],
-    ) -> None:
-        """Store the parts of the agent.
-
-        `lacks_host_memory` returns why so many bytes of a session exceed the budgets of host memory; None if they
-        fit. `save` writes a session's record to the disk. Raises OSError.
-        """
-        self._checkpoints = checkpoints
-        self._sessions = sessions
-        self._source = source
-        self._lacks_host_memory = lacks_host_memory
-        self._save = save
+    def __init__(self, parts: SuspendParts) -> None:
+        self._parts = parts
 
     async def leave(self, progress: SuspendProgress, memory_comes_free: Callable[[], None]) -> int:
         """Suspend all processes. Returns the bytes that are free now. Raises CannotSuspend.
@@ -93,11 +74,11 @@ class SuspendSteps:
         progress.step, progress.number = Step.ASKING, next_number()
         await self._ask(progress)
         sizes = await self._sizes(progress)
-        if (reason := self._lacks_host_memory(session, sum(sizes.values()))) is not None:
+        if (reason := self._parts.lacks_host_memory(session, sum(sizes.values()))) is not None:
             raise CannotSuspend(reason)
         session.record.suspension = Suspension(processes=tuple(sizes), sizes=tuple(sizes.values()), complete=False)
         try:
-            await self._save(session)
+            await self._parts.save(session)
         except OSError as error:
             session.record.suspension = None
             raise CannotSuspend(f"The session's record cannot be written: {error.strerror or error}.") from None
@@ -105,7 +86,7 @@ class SuspendSteps:
         loop = asyncio.get_running_loop()
         until = loop.time() + LOCK_WITHIN
         for name in sizes:
-            answer = await self._checkpoints.lock(name, max(LEAST_TIME, until - loop.time()))
+            answer = await self._parts.checkpoints.lock(name, max(LEAST_TIME, until - loop.time()))
             if not answer.ok and processes.alive(name):
                 if answer.code is Code.NOT_READY:
                     raise CannotSuspend(f"GPU work of process {name.pid} did not end in time.", SOON)
@@ -114,12 +95,12 @@ class SuspendSteps:
         progress.step = Step.SUSPENDING
         memory_comes_free()
         for name, size in sizes.items():
-            answer = await self._checkpoints.checkpoint(name, size)
+            answer = await self._parts.checkpoints.checkpoint(name, size)
             if not answer.ok and processes.alive(name):
                 raise CannotSuspend(reason_of(answer, f"Process {name.pid} cannot be suspended"))
         session.record.suspension = session.record.suspension.model_copy(update={"complete": True})
         with contextlib.suppress(OSError):  # written later; the log has the reason
-            await self._save(session)
+            await self._parts.save(session)
         return sum(sizes.values())
 
     def answered(self, progress: SuspendProgress, connection: Connection, frame: Frame) -> None:
@@ -158,12 +139,14 @@ class SuspendSteps:
         """
         session = progress.session
         gpu = session.gpus[0]
-        state = await asyncio.to_thread(self._source.memory, gpu)
+        state = await asyncio.to_thread(self._parts.source.memory, gpu)
         shown = state.processes if state is not None else {}
-        connected = {connection.peer.pid: other.id for other in self._sessions.values() for connection in other.cuda}
+        connected = {
+            connection.peer.pid: other.id for other in self._parts.sessions.values() for connection in other.cuda
+        }
         pids = {connection.peer.pid for connection in progress.ready}
         by_session = await asyncio.to_thread(
-            attributed, pids | (shown.keys() - connected.keys()), owners(self._sessions.values()), connected
+            attributed, pids | (shown.keys() - connected.keys()), owners(self._parts.sessions.values()), connected
         )
         own = by_session.get(session.id, set())
         others = await asyncio.to_thread(of_other_users, pids, session)
@@ -222,23 +205,14 @@ _NOT_NOW = (
 """Answers to a restore after which there is another attempt."""
 
 
-class Others(Protocol):
-    """The other sessions, which use the same GPUs."""
-
-    def short_of_memory(self, session: str, gpu: Gpu, lacking: int) -> None:
-        """Report missing bytes on a GPU for a session (its id)."""
-
-    def hold_memory(self, session: str, gpu: Gpu) -> AbstractAsyncContextManager[None]:
-        """Keep other sessions from getting memory on the GPU."""
-
-
 class ResumeSteps:
     """Restores and unlocks suspended processes."""
 
-    def __init__(self, checkpoints: Checkpoints, source: MemoryFigures, others: Others) -> None:
+    def __init__(self, checkpoints: Checkpoints, source: GpuSource, parts: SuspendParts | None = None) -> None:
+        """Store the driver. `parts` None: no agent runs, and no other session gives up memory."""
         self._checkpoints = checkpoints
         self._source = source
-        self._others = others
+        self._parts = parts
         self._restores: dict[str, asyncio.Lock] = {}
         """By GPU (UUID): two restores at a time would count on the same free memory."""
 
@@ -351,10 +325,8 @@ class ResumeSteps:
         """
         while True:
             await self._wait_for_memory(session, gpu, needed, spare)
-            async with (
-                self._restores.setdefault(gpu.uuid, asyncio.Lock()),
-                self._others.hold_memory(session, gpu),
-            ):
+            held = self._parts.hold_memory(session, gpu) if self._parts is not None else contextlib.nullcontext()
+            async with self._restores.setdefault(gpu.uuid, asyncio.Lock()), held:
                 # others may have used earlier grants meanwhile
                 if await self._free(gpu) >= needed:
                     yield
@@ -381,7 +353,8 @@ class ResumeSteps:
                 return
             if waited >= MEMORY_WITHIN:
                 raise CannotResume(f"{memory(lacking)} more must be free on its GPU")
-            self._others.short_of_memory(session, gpu, lacking)
+            if self._parts is not None:
+                self._parts.short_of_memory(session, gpu, lacking)
             await asyncio.sleep(CHECK_EVERY)
 
 
@@ -396,21 +369,11 @@ AGAIN_AFTER = 2.0
 """Seconds until the next attempt to resume a process; twice as long after each further failure."""
 
 
-class LeftoverRecords(Protocol):
-    """The records on the disk."""
-
-    def put_left(self, record: SessionRecord) -> None:
-        """Write a record of leftover processes, soon."""
-
-    def remove_left(self, record: SessionRecord) -> None:
-        """Delete the record, soon."""
-
-
 class LeftoverProcesses:
     """Resumes leftover processes, one process at a time for each session."""
 
     def __init__(
-        self, resume_steps: ResumeSteps, records: LeftoverRecords, report: Callable[[str, int, str | None], None]
+        self, resume_steps: ResumeSteps, records: Store, report: Callable[[str, int, str | None], None]
     ) -> None:
         """Start without processes.
 

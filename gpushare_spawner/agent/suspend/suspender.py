@@ -10,18 +10,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
+from functools import partial
 from itertools import chain
 from typing import Any
 
 from gpushare_spawner.agent import processes
 from gpushare_spawner.agent.gpus.arbitration import GpuArbitration
 from gpushare_spawner.agent.gpus.nvml import Gpu
-from gpushare_spawner.agent.memory.session_limit import MemoryHolds
 from gpushare_spawner.agent.sessions.session import Session
 from gpushare_spawner.agent.sockets.connection import Connection
 from gpushare_spawner.agent.state.records import SessionRecord, Suspension
-from gpushare_spawner.agent.suspend.driver import Checkpoints, ProcessState
+from gpushare_spawner.agent.suspend.driver import ProcessState
 from gpushare_spawner.agent.suspend.progress import (
     LATER,
     MOMENT,
@@ -30,9 +30,8 @@ from gpushare_spawner.agent.suspend.progress import (
     CannotResume,
     CannotSuspend,
     CheckpointRights,
-    MemoryFigures,
-    OtherSessions,
     Step,
+    SuspendParts,
     SuspendProgress,
     why_not,
 )
@@ -41,7 +40,6 @@ from gpushare_spawner.agent.suspend.steps import (
     CHECK_EVERY,
     LET_GO_AFTER,
     LeftoverProcesses,
-    LeftoverRecords,
     ResumeSteps,
     SuspendSteps,
     next_number,
@@ -58,40 +56,18 @@ UNLOCK_WITHIN = 5.0
 class Suspender:
     """Carries out the arbiters' orders for sessions of engine `suspend`."""
 
-    def __init__(
-        self,
-        checkpoints: Checkpoints,
-        arbitrations: Mapping[str, GpuArbitration],
-        sessions: Mapping[str, Session],
-        source: MemoryFigures,
-        lacks_host_memory: Callable[[Session, int], str | None],
-        save: Callable[[Session], Coroutine[Any, Any, None]],
-        news: Callable[[], None],
-        leftover_records: LeftoverRecords,
-        holds: MemoryHolds,
-    ) -> None:
-        """Store the parts of the agent. `arbitrations` are by the GPU's UUID, `sessions` by their ids.
-
-        `lacks_host_memory` returns why so many bytes of a session exceed the budgets of host memory; None if they
-        fit. `save` writes a session's record to the disk. `news` is called when a report has changed.
-        `leftover_records` keeps records of processes that outlive their session. `holds`: the sessions for
-        which free memory of GPUs is kept.
-        """
-        self._checkpoints = checkpoints
-        self._arbitrations = arbitrations
-        self._save = save
-        self._leftover_records = leftover_records
-        self._news = news
+    def __init__(self, parts: SuspendParts) -> None:
+        self._parts = parts
         self._loop = asyncio.get_running_loop()
         self._progress: dict[str, SuspendProgress] = {}
-        self._suspend_steps = SuspendSteps(checkpoints, sessions, source, lacks_host_memory, save)
-        self._other_sessions = OtherSessions(arbitrations, sessions, holds)
-        self._resume_steps = ResumeSteps(checkpoints, source, self._other_sessions)
-        self._left = LeftoverProcesses(self._resume_steps, leftover_records, self._record_left_failure)
+        self._suspend_steps = SuspendSteps(parts)
+        self._resume_steps = ResumeSteps(parts.checkpoints, parts.source, parts)
+        self._left = LeftoverProcesses(self._resume_steps, parts.records, self._record_left_failure)
         self._probe: asyncio.Task[str | None] | None = None
         self._closed = False
-        for arbitration in arbitrations.values():
-            arbitration.suspend, arbitration.resume = self._suspend, self._resume
+        for arbitration in parts.arbitrations.values():
+            arbitration.suspend = partial(self._order, self._try_to_suspend)
+            arbitration.resume = partial(self._order, self._try_to_resume)
 
     async def close(self) -> None:
         """Stop between two steps or in a step. Processes that are only locked are unlocked.
@@ -147,7 +123,7 @@ class Suspender:
         session = self._progress.get(record.request.id)
         theirs = session.session.record.suspension if session is not None else None
         if theirs is not None and record.suspension is not None and theirs.processes == record.suspension.processes:
-            self._leftover_records.remove_left(record)  # its processes have not ended
+            self._parts.records.remove_left(record)  # its processes have not ended
         else:
             self._left.take(record, gpu, 0.0)
 
@@ -195,8 +171,8 @@ class Suspender:
         session.record.suspension, session.suspended = None, False
         self._tell_resumed(progress)
         self._arbitration(session).resumed(session.id, 0, 0.0)
-        self._begin(progress, self._save(session))
-        self._news()
+        self._begin(progress, self._parts.save(session))
+        self._parts.news()
 
     def _check_again(self, progress: SuspendProgress) -> None:
         progress.check = None
@@ -216,18 +192,12 @@ class Suspender:
         else:
             self._suspend_steps.answered(progress, connection, frame)
 
-    # -- the arbiters' orders
-    # ---------------------------------------------------------------------------------------
+    # -- the arbiters' orders ------------------------------------------------------------------------------------------
 
-    def _suspend(self, name: str) -> None:
+    def _order(self, work: Callable[[SuspendProgress], Coroutine[Any, Any, None]], name: str) -> None:
         progress = self._progress.get(name)
         if progress is not None:
-            self._begin(progress, self._try_to_suspend(progress))
-
-    def _resume(self, name: str) -> None:
-        progress = self._progress.get(name)
-        if progress is not None:
-            self._begin(progress, self._try_to_resume(progress))
+            self._begin(progress, work(progress))
 
     def _begin(self, progress: SuspendProgress, work: Coroutine[Any, Any, None]) -> None:
         """Schedule the work after the session's current task; nothing once the agent stops."""
@@ -247,57 +217,50 @@ class Suspender:
         progress.task = self._loop.create_task(run())
         progress.task.add_done_callback(lambda task: work.close())  # it may have been cancelled before the work began
 
-    # -- suspension
-    # ----------------------------------------------------------------------------------------------------
+    # -- suspension ----------------------------------------------------------------------------------------------------
 
     async def _try_to_suspend(self, progress: SuspendProgress) -> None:
-        # Memory that processes free stays theirs until all are suspended, because they may have to be restored.
-        with contextlib.ExitStack() as held:
-            await self._suspend_now(
-                progress,
-                lambda: held.enter_context(
-                    self._other_sessions.hold_grants(progress.session.id, progress.session.gpus[0])
-                ),
-            )
-
-    async def _suspend_now(self, progress: SuspendProgress, memory_comes_free: Callable[[], None]) -> None:
         session, began = progress.session, self._loop.time()
         arbitration = self._arbitration(session)
-        try:
-            if (reason := await self._capability()) is not None:
-                raise CannotSuspend(reason)
-            amount = await self._suspend_steps.leave(progress, memory_comes_free)
-        except Exception as error:
-            refusal = error if isinstance(error, CannotSuspend) else CannotSuspend(f"An error of the agent: {error!r}.")
-            if refusal is not error:
-                log.exception("session %s could not be suspended", session.id)
-            await self._goes_on(progress)
-            busy = refusal.retry_in < LATER
-            pause = progress.busy.next(self._loop.time()) if busy else refusal.retry_in
-            failed = progress.of_failed()
-            self._stays(progress, failed or str(refusal), pause, busy and failed is None and pause <= MOMENT)
-            arbitration.not_suspended(session.id)
-            return
-        progress.step, session.suspended = Step.SUSPENDED, True
-        progress.busy.succeeded()
-        session.not_suspendable = progress.of_failed()
-        log.info("session %s is suspended: %s in %.1f s", session.id, memory(amount), self._loop.time() - began)
-        arbitration.suspended(session.id, amount, self._loop.time() - began)
-        self._news()
-        self._forget_ended(progress)  # processes may have ended meanwhile without a check
+        # Memory that processes free stays theirs until all are suspended, because they may have to be restored.
+        with contextlib.ExitStack() as held:
+            hold = partial(self._parts.hold_grants, session.id, session.gpus[0])
+            try:
+                if (reason := await self._capability()) is not None:
+                    raise CannotSuspend(reason)
+                amount = await self._suspend_steps.leave(progress, lambda: held.enter_context(hold()))
+            except Exception as error:
+                await self._suspension_failed(progress, error)
+                return
+            progress.step, session.suspended = Step.SUSPENDED, True
+            progress.busy.succeeded()
+            session.not_suspendable = progress.of_failed()
+            log.info("session %s is suspended: %s in %.1f s", session.id, memory(amount), self._loop.time() - began)
+            arbitration.suspended(session.id, amount, self._loop.time() - began)
+            self._parts.news()
+            self._forget_ended(progress)  # processes may have ended meanwhile without a check
 
-    async def _goes_on(self, progress: SuspendProgress) -> None:
-        """Restore the suspended processes, and unlock all."""
-        session, suspension = progress.session, progress.session.record.suspension
-        if suspension is not None:
+    async def _suspension_failed(self, progress: SuspendProgress, error: Exception) -> None:
+        """Restore the session's processes, and set when the next attempt comes."""
+        session = progress.session
+        refusal = error if isinstance(error, CannotSuspend) else CannotSuspend(f"An error of the agent: {error!r}.")
+        if refusal is not error:
+            log.error("session %s could not be suspended", session.id, exc_info=error)
+        if (suspension := session.record.suspension) is not None:
             await self._resume_steps.each(session.id, session.gpus[0], suspension, progress.failed)
-            session.record.suspension = None
-            await self._keep(session)
-            self._leave_failed(progress, suspension)
+            await self._end_suspension(progress, suspension)
         self._tell_resumed(progress)
+        busy = refusal.retry_in < LATER
+        pause = progress.busy.next(self._loop.time()) if busy else refusal.retry_in
+        failed = progress.of_failed()
+        self._stays(progress, failed or str(refusal), pause, busy and failed is None and pause <= MOMENT)
+        self._arbitration(session).not_suspended(session.id)
 
-    def _leave_failed(self, progress: SuspendProgress, suspension: Suspension) -> None:
-        """Schedule further attempts for processes that were not restored."""
+    async def _end_suspension(self, progress: SuspendProgress, suspension: Suspension) -> None:
+        """Write that the session's processes run, and schedule further attempts for those that were not restored."""
+        progress.session.record.suspension = None
+        with contextlib.suppress(OSError):  # written later; the log has the reason
+            await self._parts.save(progress.session)
         both = zip(suspension.processes, suspension.sizes, strict=True)
         left = {name: size for name, size in both if name.pid in progress.failed and processes.alive(name)}
         if left:
@@ -305,13 +268,7 @@ class Suspender:
             record = progress.session.record.model_copy(update={"suspension": suspension.model_copy(update=update)})
             self._left.take(record, progress.session.gpus[0], AGAIN_AFTER)
 
-    async def _keep(self, session: Session) -> None:
-        """Write the record, or continue: it is written later, and the log has the reason."""
-        with contextlib.suppress(OSError):
-            await self._save(session)
-
-    # -- resumption
-    # ----------------------------------------------------------------------------------------------------
+    # -- resumption ----------------------------------------------------------------------------------------------------
 
     async def _try_to_resume(self, progress: SuspendProgress) -> None:
         session, began = progress.session, self._loop.time()
@@ -327,12 +284,11 @@ class Suspender:
                 log.warning("session %s stays suspended for now: %s", session.id, error)
             else:
                 log.exception("session %s could not be resumed", session.id)
-            progress.step = Step.SUSPENDED
+            progress.step, pause = Step.SUSPENDED, RESUME_AGAIN
             if isinstance(error, CannotRestore):
                 session.not_suspendable = str(error)
-                self._news()
-            refused = isinstance(error, CannotRestore)
-            pause = progress.refused.next(self._loop.time()) if refused else RESUME_AGAIN
+                self._parts.news()
+                pause = progress.refused.next(self._loop.time())
             arbitration.not_resumed(session.id, pause)
             return
         progress.refused.succeeded()
@@ -340,7 +296,7 @@ class Suspender:
         log.info("session %s is resumed: %s in %.1f s", session.id, memory(amount), seconds)
         self._is_back(progress)
         arbitration.resumed(session.id, amount, seconds)
-        self._news()
+        self._parts.news()
 
     async def _come_back(self, progress: SuspendProgress) -> int:
         """Resume all processes. Returns the bytes on the GPU.
@@ -351,9 +307,7 @@ class Suspender:
         if suspension is None:
             return 0
         amount = await self._resume_steps.all_or_none(session.id, session.gpus[0], suspension, progress.failed)
-        session.record.suspension = None
-        await self._keep(session)
-        self._leave_failed(progress, suspension)
+        await self._end_suspension(progress, suspension)
         return amount
 
     async def _recover(self, progress: SuspendProgress) -> None:
@@ -363,18 +317,16 @@ class Suspender:
         """
         session, suspension = progress.session, progress.session.record.suspension
         assert suspension is not None
-        states = [await self._checkpoints.state(name) for name in suspension.processes if processes.alive(name)]
+        states = [await self._parts.checkpoints.state(name) for name in suspension.processes if processes.alive(name)]
         if states and all(state.ok and state.state is ProcessState.CHECKPOINTED for state in states):
             log.info("session %s is suspended since before the agent started", session.id)
             session.record.suspension = suspension.model_copy(update={"complete": True})
             return
         await self._resume_steps.each(session.id, session.gpus[0], suspension, progress.failed)
-        session.record.suspension = None
-        await self._keep(session)
-        self._leave_failed(progress, suspension)
+        await self._end_suspension(progress, suspension)
         self._is_back(progress)
         self._arbitration(session).resumed(session.id, 0, 0.0)
-        self._news()
+        self._parts.news()
 
     def _is_back(self, progress: SuspendProgress) -> None:
         progress.session.suspended = False
@@ -390,8 +342,7 @@ class Suspender:
             if Feature.SUSPEND in connection.features:
                 connection.send(Kind.RESUMED, progress.number)
 
-    # -- capability
-    # ----------------------------------------------------------------------------------------------------
+    # -- capability ----------------------------------------------------------------------------------------------------
 
     async def _check_capability(self, progress: SuspendProgress) -> None:
         if (reason := await self._capability()) is not None:
@@ -403,7 +354,7 @@ class Suspender:
         A positive answer is cached.
         """
         if self._probe is None or (self._probe.done() and (self._probe.cancelled() or self._probe.result())):
-            self._probe = self._loop.create_task(why_not(self._checkpoints, CheckpointRights.read()))
+            self._probe = self._loop.create_task(why_not(self._parts.checkpoints, CheckpointRights.read()))
         return await asyncio.shield(self._probe)
 
     def _stays(
@@ -418,11 +369,11 @@ class Suspender:
             log.warning("session %s is not suspendable: %s", session.id, reason)
         session.not_suspendable = reason
         for gpu in session.gpus:
-            self._arbitrations[gpu.uuid].set_suspendable(session.id, False, for_a_moment)
+            self._parts.arbitrations[gpu.uuid].set_suspendable(session.id, False, for_a_moment)
         if progress.retry is not None:
             progress.retry.cancel()
         progress.retry = None if retry_in is None else self._loop.call_later(retry_in, self._may_try_again, progress)
-        self._news()
+        self._parts.news()
 
     def _may_try_again(self, progress: SuspendProgress) -> None:
         progress.retry = None
@@ -437,7 +388,7 @@ class Suspender:
         elif progress.retry is None:
             progress.session.not_suspendable = None
             self._arbitration(progress.session).set_suspendable(progress.session.id, True)
-            self._news()
+            self._parts.news()
 
     def _arbitration(self, session: Session) -> GpuArbitration:
-        return self._arbitrations[session.gpus[0].uuid]
+        return self._parts.arbitrations[session.gpus[0].uuid]

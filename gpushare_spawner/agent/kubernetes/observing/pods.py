@@ -16,12 +16,12 @@ import logging
 from collections.abc import Iterable, Mapping
 
 from gpushare_spawner.agent.gpus.arbitration import GpuArbitration
+from gpushare_spawner.agent.gpus.nvml import GpuSource
 from gpushare_spawner.agent.gpus.samples import Delivery
 from gpushare_spawner.agent.kubernetes.devices.owners import folder_names
 from gpushare_spawner.agent.kubernetes.devices.pod_resources import Given, PodKey
 from gpushare_spawner.agent.kubernetes.pods.pod_watch import Pod, Pods
 from gpushare_spawner.agent.node import Node
-from gpushare_spawner.agent.periodic import GpuSource
 from gpushare_spawner.agent.sessions.processes import UnconnectedProcesses
 from gpushare_spawner.agent.sessions.session import Session
 from gpushare_spawner.agent.state.records import PodOwner, SessionRecord
