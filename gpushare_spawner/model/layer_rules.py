@@ -57,15 +57,9 @@ class HamiOptions(LayerOptions):
     """The name of its scheduler."""
     resource: ResourceName = "nvidia.com/gpu"
     """The resource that stands for a number of GPUs."""
-    memory_resource: ResourceName = "nvidia.com/gpumem"
-    """The resource that stands for GPU memory in MiB."""
     memory_factor: Annotated[int, Field(ge=1, le=1024, strict=True)] = 1
-    """HAMi's `memoryFactor`: the MiB of one unit of `memory_resource`. If the value is missing here, a server gets this
-    many times the memory that its template guarantees."""
-    memory_percentage_resource: ResourceName = "nvidia.com/gpumem-percentage"
-    """The resource that stands for a part of the GPU's memory, in percent."""
-    cores_resource: ResourceName = "nvidia.com/gpucores"
-    """The resource that stands for a part of the GPU's time, in percent."""
+    """HAMi's `memoryFactor`: the MiB of one unit of `nvidia.com/gpumem`. If the value is missing here, a server gets
+    this many times the memory that its template guarantees."""
 
 
 class KaiOptions(LayerOptions):
@@ -82,8 +76,6 @@ class KaiOptions(LayerOptions):
     preempt a pod, and the pod must fit in the quota of its queue."""
     preemptible: bool | None = None
     """Whether KAI Scheduler may preempt the pods. Not given: the priority class decides."""
-    reservation_namespace: ObjectName = "kai-resource-reservation"
-    """The namespace of its reservation pods."""
 
 
 class DraOptions(LayerOptions):
@@ -93,13 +85,9 @@ class DraOptions(LayerOptions):
     """The name of the driver in its ResourceSlices."""
     device_class: ObjectName = "gpu.nvidia.com"
     """The DeviceClass of whole GPUs."""
-    mig_device_class: ObjectName = "mig.nvidia.com"
-    """The DeviceClass of MIG devices."""
     consumable: bool = False
     """A fraction becomes consumable capacity of a GPU that several claims share, not a MIG device. Needs Kubernetes
     with the feature gate DRAConsumableCapacity, on by default from 1.36 on, and a driver that publishes shares."""
-    shares: Annotated[str, Field(min_length=1)] = "shares"
-    """The name of the GPU's capacity that counts its shares."""
 
 
 class MetaGpuOptions(LayerOptions):
@@ -109,20 +97,6 @@ class MetaGpuOptions(LayerOptions):
     """The resource that stands for a part of a GPU."""
     per_gpu: Annotated[int, Field(ge=1, strict=True)] = 100
     """Number of these parts of each GPU."""
-
-
-class NvshareOptions(LayerOptions):
-    """Options of nvshare."""
-
-    resource: ResourceName = "nvshare.com/gpu"
-    """The resource that stands for a place on a node's GPU."""
-
-
-class KubeShareOptions(LayerOptions):
-    """Options of KubeShare."""
-
-    scheduler: ObjectName = "kubeshare-scheduler"
-    """The name of its scheduler."""
 
 
 class AllOptions(LayerOptions):
@@ -142,13 +116,9 @@ class AllOptions(LayerOptions):
     """A DRA driver for GPUs."""
     metagpu: MetaGpuOptions = MetaGpuOptions()
     """MetaGPU."""
-    nvshare: NvshareOptions = NvshareOptions()
-    """nvshare."""
-    kubeshare: KubeShareOptions = KubeShareOptions()
-    """KubeShare."""
 
     def of(self, layer: LayerName) -> LayerOptions:
-        """Return the options of a layer. The native layer has none: agent and spawner have its settings."""
+        """Return the options of a layer. Native, nvshare and KubeShare have none here."""
         options: LayerOptions = getattr(self, layer.value.replace("-", "_"), LayerOptions())
         return options
 

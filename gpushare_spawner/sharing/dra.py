@@ -37,7 +37,11 @@ CLAIM = "gpu"
 """Name of the claim in the pod, and of the request in the claim."""
 CLAIM_TEMPLATE_LABELS = {REPORT_COMPONENT_LABEL: "gpushare-claim-template"}
 """Labels of each ResourceClaimTemplate. The templates are never deleted; an admin finds them by these labels."""
+MIG_CLASS = "mig.nvidia.com"
+"""DeviceClass of MIG devices, which the chart of NVIDIA's driver makes."""
 MEMORY = "memory"
+SHARES = "shares"
+"""Capacity with which NVIDIA's driver counts the shares of a GPU (consumable_shares.go)."""
 _MEBIBYTE = 2**20
 _DEFAULTS = {"allocationMode": "ExactCount", "count": 1}
 _PARTS = re.compile(r"\[!?\]?[^\]]*\]|.", re.DOTALL)
@@ -153,7 +157,7 @@ def _ask(request: LayerRequest) -> _Ask:
         return _Ask(options.device_class, "gpu", capacity=_capacity(request, shared))
     match = smallest(_profiles(request), share.units, guaranteed_memory(request.gpu.memory.guarantee))
     if match is not None:
-        return _Ask(options.mig_device_class, "mig", profile=match)
+        return _Ask(MIG_CLASS, "mig", profile=match)
     raise LayerCannot(
         f"No MIG device in the ResourceSlices of {options.driver} holds {share}: create MIG devices, set "
         "options.dra.consumable in layers.yaml where the driver publishes shares, or give count: 1 for a whole GPU."
@@ -162,11 +166,11 @@ def _ask(request: LayerRequest) -> _Ask:
 
 def _capacity(request: LayerRequest, shared: list[ClusterDevice]) -> dict[str, int]:
     """Return the consumption of a claim on a shared GPU."""
-    options, units = _options(request), request.gpu.share.units
+    units = request.gpu.share.units
     requested: dict[str, int] = {}
-    shares = max(device.capacity.get(options.shares, 0) for device in shared)
+    shares = max(device.capacity.get(SHARES, 0) for device in shared)
     if shares:
-        requested[options.shares] = -(-shares * units // UNITS_PER_GPU)
+        requested[SHARES] = -(-shares * units // UNITS_PER_GPU)
     sizes = [requested_memory(request, device.capacity.get(MEMORY, 0)) for device in shared]
     # a claim of all shares also keeps the rest of a larger GPU's memory from others
     amount = min(sizes) if shares and units == UNITS_PER_GPU else max(sizes)

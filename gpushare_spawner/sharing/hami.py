@@ -32,6 +32,13 @@ NODE = "hami.io/vgpu-node"
 BIND_PHASE = "hami.io/bind-phase"
 USE_TYPE = "nvidia.com/use-gputype"
 """Comma-separated parts of GPU model names. The model's name must contain one of them; case is ignored."""
+MEMORY = "nvidia.com/gpumem"
+"""The resource that stands for GPU memory, in MiB or in units of `memoryFactor`. HAMi's chart lets admins rename each
+resource. Only that for the number of GPUs is renamed in practice: NVIDIA's device plugin has the same."""
+MEMORY_PERCENTAGE = "nvidia.com/gpumem-percentage"
+"""The resource that stands for a part of the GPU's memory, in percent."""
+CORES = "nvidia.com/gpucores"
+"""The resource that stands for a part of the GPU's time, in percent."""
 _MEBIBYTE = 2**20
 _AMOUNT = re.compile(r"[0-9]{1,9}")
 """HAMi reads 32 bits. Python raises ValueError for an integer of more than 4300 digits, which users can write."""
@@ -66,14 +73,14 @@ def render(form: PodSpec, request: LayerRequest) -> PodSpec:
     The scheduler's name is set because HAMi's webhook skips a pod with another name. Raises nothing.
     """
     options, gpu = _options(request), request.gpu
-    limits = {options.resource: str(gpu.share.count), options.cores_resource: str(gpu.share.units)}
+    limits = {options.resource: str(gpu.share.count), CORES: str(gpu.share.units)}
     guarantee = gpu.memory.guarantee
     if guarantee is None:
-        limits[options.memory_percentage_resource] = str(gpu.share.units)
+        limits[MEMORY_PERCENTAGE] = str(gpu.share.units)
     elif guarantee.endswith("%"):
-        limits[options.memory_percentage_resource] = str(_percent(guarantee))
+        limits[MEMORY_PERCENTAGE] = str(_percent(guarantee))
     else:
-        limits[options.memory_resource] = str(_mebibytes(request) // options.memory_factor)
+        limits[MEMORY] = str(_mebibytes(request) // options.memory_factor)
     annotations = {}
     if request.models:
         types = sorted({card.model for node in request.facts.nodes for card in gpus(node) if _accepted(request, card)})

@@ -44,6 +44,8 @@ group of a pod without it. (pkg/binder/binding/binder.go, pkg/scheduler/api/pod_
 A_FRACTION = "Fraction"
 """KAI's own priority classes with a priority of 100 or more."""
 PREEMPTIBLE_CLASSES = frozenset({"train", "build-preemptible"})
+RESERVATIONS = "kai-resource-reservation"
+"""Namespace of its reservation pods: that of KAI Scheduler's chart."""
 _MEBIBYTE = 2**20
 
 
@@ -147,7 +149,7 @@ def _groups(
     used: dict[str, Fraction] = {}
     reserved = set()
     for pod in pods:
-        reserves = pod.namespace == _options(request).reservation_namespace
+        reserves = pod.namespace == RESERVATIONS
         if not reserves and pod.annotations.get(RECEIVED) != A_FRACTION:
             # users can write the label into their own pods
             continue

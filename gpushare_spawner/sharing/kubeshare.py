@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from gpushare_spawner.model.layer_rules import KubeShareOptions
 from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.sharing.base import (
     ClusterNode,
@@ -22,6 +21,7 @@ from gpushare_spawner.sharing.base import (
 )
 from gpushare_spawner.sharing.nodes import counted, node_labels, requested_memory, suitable
 
+SCHEDULER = "kubeshare-scheduler"
 DOMAIN = "sharedgpu/"
 REQUEST = DOMAIN + "gpu_request"
 LIMIT = DOMAIN + "gpu_limit"
@@ -44,8 +44,7 @@ def render(form: PodSpec, request: LayerRequest) -> PodSpec:
     guarantee = request.gpu.memory.guarantee
     if guarantee is not None:
         labels[MEMORY] = str(_memory(request))
-    assert isinstance(request.options, KubeShareOptions)
-    return PodChange(labels=labels, node_labels=node_labels(request), scheduler=request.options.scheduler).apply(form)
+    return PodChange(labels=labels, node_labels=node_labels(request), scheduler=SCHEDULER).apply(form)
 
 
 def free(request: LayerRequest) -> LayerCapacity:

@@ -5,23 +5,25 @@ Facts: grgalex/nvshare 1a8f211 (March 2025), kubernetes/device-plugin/server.go 
 
 from __future__ import annotations
 
-from gpushare_spawner.model.layer_rules import NvshareOptions
 from gpushare_spawner.sharing.base import LayerCannot, LayerCapacity, LayerRequest, PodChange, PodSpec
 from gpushare_spawner.sharing.nodes import node_labels, resource_capacity, suitable
+
+RESOURCE = "nvshare.com/gpu"
+"""Resource of its device plugin: a place on a node's GPU."""
 
 
 def render(form: PodSpec, request: LayerRequest) -> PodSpec:
     """Return the pod with a place on a GPU. Raises LayerCannot for several GPUs: a node has one."""
-    return PodChange(limits={_resource(request): "1"}, node_labels=node_labels(request)).apply(form)
+    _check(request)
+    return PodChange(limits={RESOURCE: "1"}, node_labels=node_labels(request)).apply(form)
 
 
 def free(request: LayerRequest) -> LayerCapacity:
     """Return the free places. Raises LayerCannot as `render` does."""
-    return resource_capacity(request, suitable(request), _resource(request), 1)
+    _check(request)
+    return resource_capacity(request, suitable(request), RESOURCE, 1)
 
 
-def _resource(request: LayerRequest) -> str:
+def _check(request: LayerRequest) -> None:
     if request.gpu.share.count > 1:
         raise LayerCannot(f"nvshare shares one GPU of each node, and the template asks for {request.gpu.share}.")
-    assert isinstance(request.options, NvshareOptions)
-    return request.options.resource

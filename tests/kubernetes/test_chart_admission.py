@@ -409,8 +409,8 @@ def test_cgroups_are_read_only_with_all_that_is_mounted_below_where_kubernetes_c
 
 
 def test_each_policy_is_in_force_for_the_agents_account_wherever_it_is_installed() -> None:
-    values = {"serviceAccount": {"name": "mine"}, "fullnameOverride": "agents", "rbac": {"admissionPolicy": "always"}}
-    items = render(values, namespace="hub-2")
+    values = {"serviceAccount": {"name": "mine"}, "rbac": {"admissionPolicy": "always"}}
+    items = render(values, name="agents", namespace="hub-2")
     for name in ("hub-2-agents-pods", "hub-2-agents-reports"):
         policy = one(items, "ValidatingAdmissionPolicy", name)
         binding = one(items, "ValidatingAdmissionPolicyBinding", name)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpushare_spawner.model.layer_rules import KubeShareOptions, MetaGpuOptions, NvshareOptions
+from gpushare_spawner.model.layer_rules import LayerOptions, MetaGpuOptions
 from gpushare_spawner.sharing import kubeshare, metagpu, nvshare
 from gpushare_spawner.sharing.base import ClusterFacts, ClusterNode, ClusterPod, LayerCannot, LayerCapacity
 from tests.sharing.requests import LOADED, POD, node, notebook, request
@@ -58,11 +58,11 @@ def test_nvshare_session_has_one_place_on_its_nodes_only_gpu() -> None:
         (ClusterNode("a", allocatable={"nvshare.com/gpu": 10}),),
         (ClusterPod("x", "hub", "a", requests={"nvshare.com/gpu": 1}),),
     )
-    asked = request({"fraction": 0.25}, NvshareOptions(), there)
+    asked = request({"fraction": 0.25}, LayerOptions(), there)
     assert notebook(nvshare.render(POD, asked))["resources"]["limits"]["nvshare.com/gpu"] == "1"
     assert nvshare.free(asked) == LayerCapacity(9, 10)
     with pytest.raises(LayerCannot, match="2 GPUs"):
-        nvshare.render(POD, request({"count": 2}, NvshareOptions(), there))
+        nvshare.render(POD, request({"count": 2}, LayerOptions(), there))
 
 
 @LOADED
@@ -73,7 +73,7 @@ def test_nvshare_session_has_one_place_on_its_nodes_only_gpu() -> None:
     )
 )
 def test_kubeshare_labels_are_what_its_scheduler_reads(gpu: dict[str, float]) -> None:
-    pod = kubeshare.render(POD, request(gpu, KubeShareOptions()))
+    pod = kubeshare.render(POD, request(gpu, LayerOptions()))
     labels = pod["metadata"]["labels"]
     for name in (kubeshare.REQUEST, kubeshare.LIMIT):
         found = VALUE.match(labels[name])
@@ -91,7 +91,7 @@ def test_kubeshare_memory_is_in_bytes_of_the_largest_gpu() -> None:
     there = ClusterFacts((node("a", gpu_gib=40), node("b", gpu_gib=80)))
 
     def memory(guarantee: str, facts: ClusterFacts) -> str:
-        asked = request({"fraction": 0.25, "memory": {"guarantee": guarantee}}, KubeShareOptions(), facts)
+        asked = request({"fraction": 0.25, "memory": {"guarantee": guarantee}}, LayerOptions(), facts)
         return str(kubeshare.render(POD, asked)["metadata"]["labels"][kubeshare.MEMORY])
 
     assert memory("50%", there) == str(40 * 2**30)
@@ -107,10 +107,10 @@ def test_kubeshare_free_is_counted_from_its_pods() -> None:
         ClusterPod("big", "hub", "a", {kubeshare.REQUEST: "2.0"}, {kubeshare.UUID: "GPU-2,GPU-3,"}),
     )
     there = ClusterFacts((node("a", labels={"nvidia.com/gpu.count": "4"}),), pods)
-    assert kubeshare.free(request({"fraction": 0.1}, KubeShareOptions(), there)) == LayerCapacity(2 + 10, 40)
-    assert kubeshare.free(request({"count": 1}, KubeShareOptions(), there)) == LayerCapacity(1, 4)
+    assert kubeshare.free(request({"fraction": 0.1}, LayerOptions(), there)) == LayerCapacity(2 + 10, 40)
+    assert kubeshare.free(request({"count": 1}, LayerOptions(), there)) == LayerCapacity(1, 4)
     unreadable = ClusterFacts(there.nodes, (ClusterPod("x", "hub", "a", {}, {kubeshare.UUID: "GPU-1"}),))
-    assert kubeshare.free(request({"fraction": 0.5}, KubeShareOptions(), unreadable)).servers == 6
+    assert kubeshare.free(request({"fraction": 0.5}, LayerOptions(), unreadable)).servers == 6
     forged = {kubeshare.REQUEST: "1e999999999"}
     endless = ClusterFacts(there.nodes, (ClusterPod("x", "hub", "a", forged, {kubeshare.UUID: "GPU-1"}),))
-    assert kubeshare.free(request({"fraction": 0.5}, KubeShareOptions(), endless)).servers == 6
+    assert kubeshare.free(request({"fraction": 0.5}, LayerOptions(), endless)).servers == 6

@@ -341,7 +341,7 @@ _DEFAULTS: dict[str, Any] = {
     **{field.name: field.default for field in dataclasses.fields(PodSession)},
     **dict(NO_CONTROLS),
     "message": None,
-    "effective_units": None,  # the whole share
+    "effective_units": None,  # the full share
 }
 _ANNOTATIONS = {
     SESSION: _Annotation("session", _text),

@@ -1,5 +1,5 @@
 {{- define "gpushare-agent.name" -}}
-{{- default .Release.Name .Values.fullnameOverride | trunc 50 | trimSuffix "-" -}}
+{{- .Release.Name | trunc 50 | trimSuffix "-" -}}
 {{- end }}
 
 {{- define "gpushare-agent.serviceAccountName" -}}
@@ -23,8 +23,9 @@
 {{- and (eq .Values.gpus.from "claim") (not .Values.observe) -}}
 {{- end }}
 
+{{- /* A new pod of an agent that claims GPUs may be given others than the sessions on its node run on. */ -}}
 {{- define "gpushare-agent.updateStrategy" -}}
-{{- default (ternary "OnDelete" "RollingUpdate" (eq (include "gpushare-agent.claims" .) "true")) .Values.updateStrategy -}}
+{{- ternary "OnDelete" "RollingUpdate" (eq (include "gpushare-agent.claims" .) "true") -}}
 {{- end }}
 
 {{- define "gpushare-agent.priorityClassName" -}}
@@ -67,5 +68,25 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- end -}}
 {{- if $entries -}}
 {{- toYaml $entries -}}
+{{- end -}}
+{{- end }}
+
+{{- /* The files of the hub's folder of templates, by name. */ -}}
+{{- define "gpushare-agent.policyFiles" -}}
+{{- $files := dict "quotas" .Values.quotas "idle" .Values.idlePolicy "layers" .Values.layers -}}
+{{- range $name, $template := .Values.templates -}}
+{{- if hasKey $files $name -}}
+{{- fail (printf "templates.%s: the name is reserved for the file %s.yaml: choose another" $name $name) -}}
+{{- end -}}
+{{- if $template }}
+{{ $name }}.yaml: |
+  {{- set (deepCopy $template) "name" (default $name $template.name) | toYaml | nindent 2 }}
+{{- end -}}
+{{- end -}}
+{{- range $name, $content := $files -}}
+{{- if $content }}
+{{ $name }}.yaml: |
+  {{- toYaml $content | nindent 2 }}
+{{- end -}}
 {{- end -}}
 {{- end }}

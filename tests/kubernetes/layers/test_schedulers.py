@@ -35,12 +35,11 @@ async def test_hami_places_parts_of_memory_and_cores(
 
 
 async def test_kai_places_fractions_in_its_queues(
-    make_hub: Callable[..., Any], cluster: Cluster, templates: Path
+    make_hub: Callable[..., Any], cluster: Cluster, templates: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reservations = await cluster.make_namespace("-reservation")
-    (templates / "layers.yaml").write_text(
-        f"rules: [{{layer: kai}}]\noptions: {{kai: {{queue: notebooks, reservation_namespace: {reservations}}}}}"
-    )
+    monkeypatch.setattr("gpushare_spawner.sharing.kai.RESERVATIONS", reservations)
+    (templates / "layers.yaml").write_text("rules: [{layer: kai}]\noptions: {kai: {queue: notebooks}}")
     (templates / "both.yaml").write_text(
         "{name: both, display_name: B, gpu: {fraction: 0.25, layer: kai},"
         " kubespawner_override: {extra_resource_limits: {nvidia.com/gpu: '1'}}}"
@@ -79,9 +78,8 @@ async def test_a_spawn_for_a_whole_gpu_starts_though_smaller_ones_keep_coming(
 ) -> None:
     monkeypatch.setattr(placer, "MOST_OVERTAKEN", 1)
     reservations = await cluster.make_namespace("-reservation")
-    (templates / "layers.yaml").write_text(
-        f"rules: [{{layer: kai}}]\noptions: {{kai: {{queue: notebooks, reservation_namespace: {reservations}}}}}"
-    )
+    monkeypatch.setattr("gpushare_spawner.sharing.kai.RESERVATIONS", reservations)
+    (templates / "layers.yaml").write_text("rules: [{layer: kai}]\noptions: {kai: {queue: notebooks}}")
     (templates / "whole.yaml").write_text("{name: whole, display_name: W, gpu: {count: 1, layer: kai}}")
     await make_queue(cluster)
     async with kai(cluster, reservations):
