@@ -41,7 +41,8 @@ from gpushare_spawner.sharing.base import Tenant
 from gpushare_spawner.spawner.kubernetes.cluster.capacity import RESERVATION, ClusterCapacity
 from gpushare_spawner.spawner.kubernetes.cluster.snapshot import PODS, REPORTS, ClusterSnapshots
 from gpushare_spawner.spawner.kubernetes.reservations import PodReservations, PodShare
-from gpushare_spawner.spawner.queue.queue import Alternative, SpawnRequest, Ticket
+from gpushare_spawner.spawner.queue.queue import Ticket
+from gpushare_spawner.spawner.queue.snapshot import SpawnRequest
 from gpushare_spawner.templates.folder import Policy
 
 NAMESPACE = "hub"
@@ -206,7 +207,7 @@ class SimulatedHub:
 
     def joined(self, ticket: Ticket) -> None:
         """As the spawner does."""
-        ticket.alternatives = tuple(map(Alternative, self.templates))
+        ticket.alternatives = tuple(SpawnRequest(ticket.request.tenant, template) for template in self.templates)
 
     def run(self, share: PodShare) -> None:
         """The pod of a reservation runs."""

@@ -25,9 +25,9 @@ from gpushare_spawner.service.culler.reclaim import pressure
 from gpushare_spawner.service.hub.client import HubServer
 from gpushare_spawner.sharing.base import Tenant
 from gpushare_spawner.spawner.queue.placer import PlacementCheck, Placer
-from gpushare_spawner.spawner.queue.queue import SpawnQueue, SpawnRequest
+from gpushare_spawner.spawner.queue.queue import SpawnQueue
 from gpushare_spawner.spawner.queue.quotas import QueueQuotas
-from gpushare_spawner.spawner.queue.snapshot import GpuInventory, GpuSnapshot
+from gpushare_spawner.spawner.queue.snapshot import GpuInventory, GpuSnapshot, SpawnRequest
 
 QUARTER = Template.model_validate({"name": "quarter", "display_name": "Q", "gpu": {"fraction": 0.25}})
 UNITS = 25

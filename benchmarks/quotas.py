@@ -49,9 +49,9 @@ from gpushare_spawner.placement.strategy import StrandingAwareFgd
 from gpushare_spawner.quota.order import LimitExceeded
 from gpushare_spawner.sharing.base import Tenant
 from gpushare_spawner.spawner.queue.placer import PlacementCheck, Placer
-from gpushare_spawner.spawner.queue.queue import LoopBreaks, SpawnQueue, SpawnRequest, Ticket
+from gpushare_spawner.spawner.queue.queue import LoopBreaks, SpawnQueue, Ticket
 from gpushare_spawner.spawner.queue.quotas import QueueQuotas
-from gpushare_spawner.spawner.queue.snapshot import GpuInventory, GpuSnapshot
+from gpushare_spawner.spawner.queue.snapshot import GpuInventory, GpuSnapshot, SpawnRequest
 
 GUARANTEES = {"a": 0.5, "b": 0.3, "c": 0.2}
 """Parts of all GPUs."""

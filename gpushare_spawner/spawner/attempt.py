@@ -1,17 +1,15 @@
 """The state of one spawn, from the admin's hook to the end of its server, and the progress that the user sees.
 
-Each spawn has a new `SpawnAttempt`; nothing is reset. `reserve_share` joins the queue and reports the position to the
-user. Does not choose a place: see ``queue``. Does not start a server: see the spawners in ``local`` and ``kubernetes``.
+Each spawn has a new `SpawnAttempt`; nothing is reset. Does not choose a place: see ``queue``. Does not start a server:
+see the spawners in ``local`` and ``kubernetes``.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
-import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import Enum
@@ -21,9 +19,8 @@ from typing import Any, Generic, TypeVar
 from gpushare_spawner.model.control import LONGEST_TEXT, QueueProgress
 from gpushare_spawner.model.layers import LAYERS
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.spawner.options import Choice, Overrides, Profile
-from gpushare_spawner.spawner.queue.queue import Alternative, Reservation, SpawnRequest, Startable, Ticket
-from gpushare_spawner.spawner.queue.reservations import Reservations
+from gpushare_spawner.spawner.options import Choice, Overrides
+from gpushare_spawner.spawner.queue.queue import Reservation, Ticket
 from gpushare_spawner.wording import spawn_failures as words
 from gpushare_spawner.wording import spawn_form as layer_words
 from gpushare_spawner.wording.amounts import utc
@@ -98,6 +95,18 @@ class SpawnProgress:
                 return
             await self._more.wait()
 
+    def tell_placement(self, reservation: Reservation) -> str:
+        """Add the GPUs of a reservation. Return the place for the log."""
+        offer, share = reservation.offer, reservation.request.share
+        if offer is not None:
+            place = LAYERS[offer.layer].title
+            self.tell(layer_words.placed(place), progress=30)
+            return f"by {place}"
+        gpus = [(gpu.index, gpu.model) for gpu in reservation.gpus]
+        place = words.placed_on(gpus, reservation.placement.node)
+        self.tell(words.placed(place, share, reservation.placement.borrowed), progress=30)
+        return f"on {place}"
+
     async def follow(self, ticket: Ticket, ends_at: float) -> None:
         """Report the position in the queue and its details after each change.
 
@@ -125,14 +134,12 @@ class SpawnProgress:
                 )
 
 
-def _alternatives(startable: Sequence[Startable]) -> Paragraph:
+def _alternatives(startable: Sequence[Template]) -> Paragraph:
     """Return the templates that would start now; the hub's page of a pending spawn makes links of their names."""
-    names = [
-        f'<span class="gpushare-startable" data-template="{escape(template.name)}">{escape(template.title)}</span>'
-        for template in startable
-    ]
+    marked = '<span class="gpushare-startable" data-template="{}">{}</span>'
+    names = [marked.format(escape(template.name), escape(template.display_name)) for template in startable]
     html = f'<span class="gpushare-instead">{words.instead(names)}</span>' if names else ""
-    return Paragraph(words.instead([template.title for template in startable]), html)
+    return Paragraph(words.instead([template.display_name for template in startable]), html)
 
 
 def _time_element(at: float) -> str:
@@ -192,16 +199,10 @@ class SpawnAttempt(ABC, Generic[Reserved]):
         self.phase = SpawnPhase.NEW
         self.overrides = overrides
         """The traits that the choice has set."""
-        self.profile: Profile | None = None
-        """The chosen profile; None before the choice, and for a server that an earlier hub process started."""
+        self.choice: Choice | None = None
+        """None before the choice, and for a server that an earlier hub process started."""
         self.template_name = ""
         """The template's name, which outlives the hub process; empty for the admin's own profiles."""
-        self.quota = ""
-        """The account that the share is charged to; empty: there are no quotas."""
-        self.user_units: int | None = None
-        """Units that the user's sessions in that quota may have together on one GPU; None if there is no limit."""
-        self.alternatives: tuple[Template, ...] = ()
-        """The other templates that the user may start."""
         self.reservation: Reserved | None = None
         self.progress = SpawnProgress()
         """The events until the share is reserved."""
@@ -224,15 +225,18 @@ class SpawnAttempt(ABC, Generic[Reserved]):
         return self.phase in (SpawnPhase.READY, SpawnPhase.STARTING)
 
     @property
+    def template(self) -> Template | None:
+        """The chosen template; None before the choice, and for an admin's own profile."""
+        return self.choice.profile.template if self.choice is not None else None
+
+    @property
     def hides_gpus(self) -> bool:
         """Whether the server must not see a GPU: its template has none."""
-        return self.profile is not None and self.profile.template is not None and self.profile.template.gpu is None
+        return self.template is not None and self.template.gpu is None
 
     def chose(self, choice: Choice) -> None:
         """Record the choice. Only templates are saved with the server's state."""
-        self.profile = choice.profile
-        self.alternatives = choice.alternatives
-        self.quota, self.user_units = choice.quota, choice.user_units
+        self.choice = choice
         self.template_name = choice.profile.slug if choice.profile.template is not None else ""
 
     def apply(self, choice: Choice) -> None:
@@ -294,8 +298,7 @@ class SpawnAttempt(ABC, Generic[Reserved]):
         """
         self.give_back()
         self.overrides.undo()
-        self.profile, self.template_name, self.quota, self.alternatives = None, "", "", ()
-        self.user_units = None
+        self.choice, self.template_name = None, ""
         if self.phase is not SpawnPhase.PLACING:
             self.phase = SpawnPhase.ENDED
             self.progress.end()
@@ -308,56 +311,3 @@ class SpawnAttempt(ABC, Generic[Reserved]):
         """Restore the `state` that an earlier hub process saved for a running server."""
         self.template_name = str(state.get("template") or "")
         self.phase = SpawnPhase.STARTED
-
-
-async def reserve_share(
-    reservations: Reservations[Reserved],
-    request: SpawnRequest,
-    patience: float,
-    progress: SpawnProgress,
-    alternatives: tuple[Alternative, ...],
-    decided: Callable[[], None] = lambda: None,
-) -> Reserved:
-    """Return a reservation, after a wait of at most ``patience`` seconds. ``progress`` reports the position.
-
-    ``alternatives``: the other templates that the user may start; ``progress`` reports which of them would start now.
-    ``decided`` is called after the first decision: the spawn has a place, or the first pass over the queue left it
-    waiting. Raises SpawnRefused. After an error or a cancelled wait nothing stays reserved.
-    """
-    telling: list[asyncio.Task[None]] = []
-    ends_at = time.time() + patience
-
-    def joined(ticket: Ticket) -> None:
-        ticket.alternatives = alternatives
-        telling.append(asyncio.ensure_future(progress.follow(ticket, ends_at)))
-        telling.append(asyncio.ensure_future(_tell_that_it_waits(ticket, decided)))
-
-    try:
-        reserved = await reservations.reserve(request, patience, joined)
-    finally:
-        for task in telling:
-            task.cancel()
-    decided()
-    return reserved
-
-
-async def _tell_that_it_waits(ticket: Ticket, decided: Callable[[], None]) -> None:
-    """Call ``decided`` once a pass over the queue has left the spawn waiting."""
-    await ticket.considered.wait()
-    # a pass also sets the event for a spawn that it refuses or places: that wait ends by itself
-    if not ticket.result.done():
-        decided()
-
-
-def report_placement(
-    reservation: Reservation, node: str, progress: SpawnProgress, log: logging.Logger, name: str
-) -> None:
-    """Report the GPUs of the server ``name`` to the user and the log. ``node``: the GPUs' node, or empty."""
-    if reservation.offer is not None:
-        title = LAYERS[reservation.offer.layer].title
-        progress.tell(layer_words.placed(title), progress=30)
-        log.info("%s: %s by %s", name, reservation.request.share, title)
-        return
-    gpus = words.placed_on([(gpu.index, gpu.model) for gpu in reservation.gpus], node)
-    progress.tell(words.placed(gpus, reservation.request.share, reservation.placement.borrowed), progress=30)
-    log.info("%s: %s on %s", name, reservation.request.share, gpus)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import time
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,12 +31,13 @@ from gpushare_spawner.quota.accounts import Account, QuotaAccounts
 from gpushare_spawner.quota.order import Admission
 from gpushare_spawner.sharing.base import Tenant
 from gpushare_spawner.spawner import hub
-from gpushare_spawner.spawner.attempt import SpawnAttempt, SpawnPhase
+from gpushare_spawner.spawner.attempt import SpawnAttempt, SpawnPhase, SpawnProgress
 from gpushare_spawner.spawner.hub import SpawnRefused, refusals_reported
 from gpushare_spawner.spawner.options import Choice, Profile, choose
-from gpushare_spawner.spawner.queue.queue import Alternative
+from gpushare_spawner.spawner.queue.queue import Ticket
 from gpushare_spawner.spawner.queue.quotas import QuotaChoice
 from gpushare_spawner.spawner.queue.reservations import Reservations
+from gpushare_spawner.spawner.queue.snapshot import SpawnRequest
 from gpushare_spawner.templates.folder import Policy, PolicyFolder, default_folder
 from gpushare_spawner.wording import spawn_failures
 from gpushare_spawner.wording.amounts import LOCAL_TIME_SCRIPT
@@ -474,11 +476,40 @@ class GPUShareBase(_Part):  # type: ignore[misc]
         decided.cancel()
         return spawn.done() and not spawn.cancelled() and spawn.exception() is not None
 
-    def _alternatives(self) -> tuple[Alternative, ...]:
-        """Return the other templates that the user may start, for the page of a waiting spawn."""
-        return tuple(
-            Alternative(alternative, self._ineligible_for(alternative)) for alternative in self._attempt.alternatives
-        )
+    async def _reserve_share(
+        self, request: SpawnRequest, alternatives: Iterable[Template], patience: float, progress: SpawnProgress
+    ) -> Any:
+        """Return a reservation, after a wait of at most ``patience`` seconds. ``progress`` reports position and place.
+
+        ``alternatives``: the other templates that the user may start; ``progress`` reports which of them would start
+        now. Sets `_decided` after the first decision: the spawn has a place, or the first pass over the queue left it
+        waiting. Raises SpawnRefused. After an error or a cancelled wait nothing stays reserved.
+        """
+        telling: list[asyncio.Task[None]] = []
+        ends_at = time.time() + patience
+
+        def joined(ticket: Ticket) -> None:
+            ticket.alternatives = tuple(
+                SpawnRequest(request.tenant, template, ineligible=self._ineligible_for(template))
+                for template in alternatives
+            )
+            telling.append(asyncio.ensure_future(progress.follow(ticket, ends_at)))
+            telling.append(asyncio.ensure_future(self._decide_when_considered(ticket)))
+
+        try:
+            reserved = await self.reservations.reserve(request, patience, joined)
+        finally:
+            for task in telling:
+                task.cancel()
+        self._decided.set()
+        self.log.info("%s: %s %s", self._log_name, request.share, progress.tell_placement(reserved))
+        return reserved
+
+    async def _decide_when_considered(self, ticket: Ticket) -> None:
+        await ticket.considered.wait()
+        # a pass also sets the event for a spawn that it refuses or places: that wait ends by itself
+        if not ticket.result.done():
+            self._decided.set()
 
     def _forget_attempt(self) -> None:
         self._attempt.cancel()

@@ -16,7 +16,8 @@ from gpushare_spawner.model.share import Share
 from gpushare_spawner.placement.ledger import LedgerError
 from gpushare_spawner.placement.strategy import BestFit
 from gpushare_spawner.sharing.base import Tenant
-from gpushare_spawner.spawner.queue.queue import LoopBreaks, SpawnRequest
+from gpushare_spawner.spawner.queue.queue import LoopBreaks
+from gpushare_spawner.spawner.queue.snapshot import SpawnRequest
 
 MODULES = sorted(path.stem for path in Path(benchmarks.__path__[0]).glob("*.py") if path.stem != "__init__")
 

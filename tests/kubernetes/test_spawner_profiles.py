@@ -173,7 +173,7 @@ async def test_the_default_card_is_chosen_by_mark_and_order(
     await nodes.add(gpus=1)
     hub = await make_hub(lambda config: with_own(config, **marks))
     assert (await hub.start_server("ada")).code == 201
-    assert hub.spawner("ada")._attempt.profile.slug == expected
+    assert hub.spawner("ada")._attempt.choice.profile.slug == expected
     # a profile is KubeSpawner's affair: nothing of it is kept with the server
     assert ("gpushare" in hub.spawner("ada").get_state()) == (expected == "cpu-only")
 
@@ -287,8 +287,9 @@ async def test_the_limit_for_each_user_counts_named_servers(
 
 
 async def test_a_server_in_a_users_namespace_gets_its_share(
-    make_hub: MakeHub, nodes: GpuNodes, cluster: Cluster
+    make_hub: MakeHub, nodes: GpuNodes, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("POD_NAMESPACE", cluster.namespace)
     node = await nodes.add(gpus=1)
 
     def configure(config: Any) -> None:

@@ -62,7 +62,7 @@ async def test_a_spawn_that_fails_while_it_is_placed_leaves_nothing(attempt: Att
         await place(attempt, RuntimeError())
     assert attempt.phase is SpawnPhase.ENDED
     assert (attempt.given_back, attempt.reservation) == (1, None)
-    assert (attempt.traits.size, attempt.template_name, attempt.profile) == (1, "", None)
+    assert (attempt.traits.size, attempt.template_name, attempt.choice) == (1, "", None)
 
 
 async def test_a_wait_for_a_share_is_called_off_once(attempt: Attempt) -> None:

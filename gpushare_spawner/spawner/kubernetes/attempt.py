@@ -335,10 +335,6 @@ class PodAttempt(SpawnAttempt[PodShare]):
         """Record the share; no pod exists for it."""
         self.reservation, self.perhaps_created = reservation, False
 
-    def forget_reservation(self) -> None:
-        """Forget the share: a pod's annotations count it, or it was given back."""
-        self.reservation = None
-
     def give_back(self) -> None:
         reservation, self.reservation = self.reservation, None
         if reservation is not None:
@@ -391,7 +387,7 @@ class PodAttempt(SpawnAttempt[PodShare]):
         if placing:
             async for event in self.progress.events():
                 yield event
-        if self.profile is not None and self.profile.template is not None:
+        if self.template is not None:
             of_pod = interleaved(of_pod, self.retries.events())
         async for event in of_pod:
             yield event
@@ -503,7 +499,7 @@ class PodLauncher:
         if error.distrust and node:
             self.reservations.cluster.distrust(node)
         self.reservations.give_back(share)
-        self.attempt.forget_reservation()
+        self.attempt.reservation = None
         # if that fails, the creation of the next pod sees this pod and retries
         await self.pod.remove()
         if last or not error.elsewhere:
@@ -520,7 +516,7 @@ class PodLauncher:
         if share is None:
             return
         if self.reservations.arrived(share, self.pod.read()):
-            self.attempt.forget_reservation()
+            self.attempt.reservation = None
         else:
             # it stays reserved until the server stops, so that no unit is allocated twice while this hub runs
             self.log.error(

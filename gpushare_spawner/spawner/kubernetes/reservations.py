@@ -21,9 +21,9 @@ from gpushare_spawner.spawner.kubernetes.cluster.capacity import RESERVATION, an
 from gpushare_spawner.spawner.kubernetes.cluster.layers import Pending
 from gpushare_spawner.spawner.kubernetes.cluster.reflectors import SnapshotStale
 from gpushare_spawner.spawner.kubernetes.cluster.snapshot import ClusterSnapshots, allocation_elsewhere
-from gpushare_spawner.spawner.queue.queue import LoopBreaks, Reservation, SpawnRequest, Ticket
+from gpushare_spawner.spawner.queue.queue import LoopBreaks, Reservation, Ticket
 from gpushare_spawner.spawner.queue.reservations import Reservations
-from gpushare_spawner.spawner.queue.snapshot import GpuSnapshot, LayerOffer
+from gpushare_spawner.spawner.queue.snapshot import GpuSnapshot, LayerOffer, SpawnRequest
 from gpushare_spawner.wording import spawn_failures
 
 LEFT_OUT_SECONDS = 180.0

@@ -34,7 +34,7 @@ from gpushare_spawner.model.report import MOST_OVERCOMMIT
 from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.sharing.base import LayerCannot, Tenant
-from gpushare_spawner.spawner.attempt import SpawnPhase, SpawnProgress, report_placement, reserve_share
+from gpushare_spawner.spawner.attempt import SpawnPhase, SpawnProgress
 from gpushare_spawner.spawner.base import FORM_SECONDS, GPUShareBase, applied_when_placed
 from gpushare_spawner.spawner.form import Form
 from gpushare_spawner.spawner.hub import SpawnRefused, refusals_reported
@@ -78,7 +78,7 @@ from gpushare_spawner.spawner.kubernetes.pod import (
 )
 from gpushare_spawner.spawner.kubernetes.reservations import PodReservations, PodShare
 from gpushare_spawner.spawner.options import Choice, Overrides, Profile
-from gpushare_spawner.spawner.queue.queue import SpawnRequest
+from gpushare_spawner.spawner.queue.snapshot import SpawnRequest
 from gpushare_spawner.wording import spawn_form as words
 from gpushare_spawner.wording.spawn_form import CLUSTER_UNREADABLE
 
@@ -345,23 +345,22 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
         attempt = self._attempt
         attempt.overrides.apply_choice(choice)
         if template.gpu is not None:
-            attempt.reserved(await self._reserve(template, self.queue_timeout, attempt.progress))
+            attempt.reserved(await self._reserve(choice, template, self.queue_timeout, attempt.progress))
 
-    async def _reserve(self, template: Template, patience: float, progress: SpawnProgress) -> PodShare:
+    async def _reserve(self, choice: Choice, template: Template, patience: float, progress: SpawnProgress) -> PodShare:
         """Get a share, after a wait of at most ``patience`` seconds. ``progress`` gets the events."""
         await self._watch()
         await self._clear_way()
-        request, alternatives = self._request(template), self._alternatives()
-        share = await reserve_share(self.reservations, request, patience, progress, alternatives, self._decided.set)
-        report_placement(share, share.placement.node, progress, self.log, self._log_name)
+        request = self._request(choice, template)
+        share: PodShare = await self._reserve_share(request, choice.alternatives, patience, progress)
         return share
 
-    def _request(self, template: Template) -> SpawnRequest:
-        """Return the spawn's placement request, with the settings after the template's choice was applied."""
+    def _request(self, choice: Choice, template: Template) -> SpawnRequest:
+        """Return the spawn's placement request, with the settings after the choice was applied."""
         settings = {name: getattr(self, name) for name in (*CONSTRAINING, *REQUESTING)}
         node = pinned_node(settings)
         request = SpawnRequest(
-            Tenant(self.user.name, self.name, quota=self._attempt.quota, user_units=self._attempt.user_units),
+            Tenant(self.user.name, self.name, quota=choice.quota, user_units=choice.user_units),
             template,
             self._kube.expanded(node) if node else "",
             requested(settings),
@@ -408,21 +407,19 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
             attempt.retries.end()
 
     async def _start_chosen(self, attempt: PodAttempt) -> Any:
-        template = attempt.profile.template if attempt.profile is not None else None
-        if template is None or template.gpu is None:
+        choice, template = attempt.choice, attempt.template
+        if choice is None or template is None or template.gpu is None:
             return await self._kube.start_pod()
-        return await self._launcher(attempt, template).launch()
-
-    def _launcher(self, attempt: PodAttempt, template: Template) -> PodLauncher:
         patience = min(self.queue_timeout, self.start_timeout / 2)
         pod = ServerPod(
-            reserve=lambda: self._reserve(template, patience, attempt.retries),
+            reserve=lambda: self._reserve(choice, template, patience, attempt.retries),
             start=lambda: self._start_pod(attempt),
             remove=self._remove_own_pod,
             read=self._pod,
             events=lambda: self.events,
         )
-        return PodLauncher(attempt, self.reservations, pod, self.start_timeout, self.log, self._log_name)
+        launcher = PodLauncher(attempt, self.reservations, pod, self.start_timeout, self.log, self._log_name)
+        return await launcher.launch()
 
     async def _start_pod(self, attempt: PodAttempt) -> Any:
         """Create the sharing layer's further objects, then start the pod as KubeSpawner does."""
@@ -442,7 +439,7 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
         """Apply the choice: a template if the options name a template, else as KubeSpawner does."""
         attempt = self._attempt
         if attempt.settled:
-            if attempt.profile is None or attempt.profile.template is None:
+            if attempt.template is None:
                 await super().load_user_options()
             return
         choice = await self._template_choice()

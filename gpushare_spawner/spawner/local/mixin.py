@@ -20,13 +20,13 @@ from gpushare_spawner.model.control import OpenRequest
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.sharing.base import Tenant
 from gpushare_spawner.sharing.native import NativeProcessLayer
-from gpushare_spawner.spawner.attempt import SpawnAttempt, SpawnPhase, report_placement, reserve_share
+from gpushare_spawner.spawner.attempt import SpawnAttempt, SpawnPhase
 from gpushare_spawner.spawner.base import GPUShareBase, applied_when_placed
 from gpushare_spawner.spawner.form import Form
 from gpushare_spawner.spawner.hub import SpawnRefused, refusals_reported
 from gpushare_spawner.spawner.local.reservations import AgentReservations, LocalMachine, OpenedShare
 from gpushare_spawner.spawner.options import Choice, Overrides, Profile, ProfileError, profiles
-from gpushare_spawner.spawner.queue.queue import SpawnRequest
+from gpushare_spawner.spawner.queue.snapshot import SpawnRequest
 from gpushare_spawner.wording import spawn_failures as words
 from gpushare_spawner.wording import spawn_form as layer_words
 from gpushare_spawner.wording.spawn_form import AGENT_SILENT
@@ -238,18 +238,9 @@ class GPUShareMixin(GPUShareBase):
         cannot = layer_words.not_on_one_machine(template)
         if cannot:
             raise SpawnRefused(cannot, reason="bad-template", status=500)
-        tenant = Tenant(self.user.name, self.name, self._uid(), attempt.quota, attempt.user_units)
+        tenant = Tenant(self.user.name, self.name, self._uid(), choice.quota, choice.user_units)
         request = SpawnRequest(tenant, template)
-        reservation = await reserve_share(
-            self.reservations,
-            request,
-            self.queue_timeout,
-            attempt.progress,
-            self._alternatives(),
-            self._decided.set,
-        )
-        attempt.reserved(reservation)
-        report_placement(reservation, "", attempt.progress, self.log, self._log_name)
+        attempt.reserved(await self._reserve_share(request, choice.alternatives, self.queue_timeout, attempt.progress))
 
     def _ineligible_for(self, template: Template) -> Callable[[], frozenset[str]]:
         # the machine has one node, and it accepts every server

@@ -14,7 +14,7 @@ import logging
 import os
 import time
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from gpushare_spawner.clients.agent import AgentClient
@@ -153,7 +153,9 @@ class AgentReservations(Reservations[OpenedShare]):
         if ticket not in self.queue or ticket.result.done():
             self.release(request.id)
             return allocation
-        ticket.result.set_result(OpenedShare(ticket.request, placement, gpus, request, environment))
+        # the user knows the machine
+        shown = replace(placement, node="")
+        ticket.result.set_result(OpenedShare(ticket.request, shown, gpus, request, environment))
         return allocation
 
     def give_back(self, reservation: OpenedShare) -> None:

@@ -22,8 +22,8 @@ from gpushare_spawner.placement.feed import SupposedLedger, helpful_actions
 from gpushare_spawner.placement.request import Demand, PlacementRequest
 from gpushare_spawner.sharing.base import Tenant
 from gpushare_spawner.spawner.queue.placer import PlacementCheck, Positions, Verdict
-from gpushare_spawner.spawner.queue.queue import Alternative, LoopBreaks, SpawnQueue, SpawnRequest, Startable, Ticket
-from gpushare_spawner.spawner.queue.snapshot import AskedServer, GpuKind, GpuSnapshot, Kept, LayerOutcome, OtherLayers
+from gpushare_spawner.spawner.queue.queue import LoopBreaks, SpawnQueue, Ticket
+from gpushare_spawner.spawner.queue.snapshot import GpuKind, GpuSnapshot, Kept, LayerOutcome, OtherLayers, SpawnRequest
 from gpushare_spawner.wording import spawn_failures as words
 from gpushare_spawner.wording.spawn_form import gpu_models, not_on_one_machine
 
@@ -77,94 +77,76 @@ class AvailabilityNow:
     """Called with an error in placement. Unless it raises, the affected result is shown as unknown."""
     _met: dict[Demand, Availability] = field(default_factory=dict, repr=False)
     _prepared: set[Demand] = field(default_factory=set, repr=False)
-    _requests: dict[int, tuple[Template, PlacementRequest]] = field(default_factory=dict, repr=False)
-    """By the identity of the template, which is kept in the value."""
+    _requests: dict[int, SpawnRequest] = field(default_factory=dict, repr=False)
+    """By the identity of the template, which the request keeps."""
 
     def availability(self, template: Template) -> Availability:
         """Return the result of a spawn of this template now."""
         if template.gpu is None:
             return NO_GPU_NEEDED
         try:
-            return self._availability(template)
+            return self._availability(self.request(template))
         except Exception as error:
             self.failed(error)
             return UNKNOWN_AFTER_ERROR
 
-    def _availability(self, template: Template) -> Availability:
-        layers = self.check.snapshot.other_layers(template)
-        if layers is not None:
-            return self._by_layers(template, layers, self.ineligible(template))
-        cannot = not_on_one_machine(template)
-        return Availability("never", words.NO_SUITABLE_GPU, cannot) if cannot else self._native(template)
-
-    def _native(self, template: Template) -> Availability:
-        gpus, request = self.check.snapshot.suiting(template), self._request(template)
-        met = self._met_by(request)
-        if met.layer is LayerName.MIG and met.profile is None:
-            instances = [kind.mig.profile for kind in gpus if kind.mig is not None]
-            met = replace(met, profile=min(instances, key=lambda instance: instance.size, default=None))
-        return replace(met, gpus=gpus)
+    def request(self, template: Template) -> SpawnRequest:
+        """Return the user's request for a template with a GPU."""
+        request = self._requests.get(id(template))
+        if request is None:
+            nodes = self.ineligible(template)
+            request = self._requests[id(template)] = SpawnRequest(self.tenant, template, ineligible=lambda: nodes)
+        return request
 
     def suitable_gpus(self, template: Template) -> str:
         """Return the GPUs that suit a template, free or not, for people; empty: none are reported."""
         models = models_of(self.check.snapshot.suiting(template))
         return gpu_models(template.gpu.share, models) if template.gpu is not None else ""
 
-    def preparing(self, templates: Iterable[Template]) -> Iterator[None]:
-        """Prepare `availability` in pieces."""
-        for template in templates:
-            if template.gpu is not None and self.check.snapshot.native(template):
-                yield from self._preparing(self._request(template))
-
-    def startable(self, alternatives: Iterable[Alternative], instead_of: str = "") -> tuple[Startable, ...]:
+    def startable(self, alternatives: Iterable[SpawnRequest], instead_of: str = "") -> tuple[Template, ...]:
         """Return the templates that would start now.
 
         ``instead_of``: the hold of the spawn that would end first; it is ignored.
         """
-        would_start = (
-            alternative.template for alternative in alternatives if self._would_start(alternative, instead_of)
-        )
-        return tuple(Startable(template.name, template.display_name) for template in would_start)
+        return tuple(request.template for request in alternatives if self._would_start(request, instead_of))
 
-    def preparing_startable(self, alternatives: Iterable[Alternative]) -> Iterator[None]:
-        """Prepare `startable` in pieces."""
-        for alternative in alternatives:
-            if alternative.template.gpu is not None and self.check.snapshot.native(alternative.template):
-                yield from self._preparing(self._alternative(alternative))
+    def preparing(self, requests: Iterable[SpawnRequest]) -> Iterator[None]:
+        """Prepare `availability` and `startable` in pieces."""
+        for request in requests:
+            if request.template.gpu is not None and self.check.snapshot.native(request.template):
+                placement_request = request.placement(self.check.snapshot)
+                if placement_request.demand not in self._prepared:
+                    self._prepared.add(placement_request.demand)
+                    yield from self.check.preparing(placement_request)
+                yield
 
-    def _would_start(self, alternative: Alternative, instead_of: str) -> bool:
-        if alternative.template.gpu is None:
+    def _availability(self, request: SpawnRequest, instead_of: str = "") -> Availability:
+        layers = self.check.snapshot.other_layers(request.template)
+        if layers is not None:
+            return self._by_layers(request, layers, instead_of)
+        cannot = not_on_one_machine(request.template)
+        return Availability("never", words.NO_SUITABLE_GPU, cannot) if cannot else self._native(request)
+
+    def _native(self, request: SpawnRequest) -> Availability:
+        gpus = self.check.snapshot.suiting(request.template)
+        met = self._met_by(request.placement(self.check.snapshot))
+        if met.layer is LayerName.MIG and met.profile is None:
+            instances = [kind.mig.profile for kind in gpus if kind.mig is not None]
+            met = replace(met, profile=min(instances, key=lambda instance: instance.size, default=None))
+        return replace(met, gpus=gpus)
+
+    def _would_start(self, request: SpawnRequest, instead_of: str) -> bool:
+        template = request.template
+        if template.gpu is None:
             return True
         try:
-            return self._has_capacity(alternative, instead_of)
+            availability = self._availability(request, instead_of)
+            if availability.kind == "wait" and self.check.snapshot.other_layers(template) is None:
+                return self.check.fits_without(request.placement(self.check.snapshot), (instead_of,))
+            return availability.kind == "now"
         except Exception as error:
             self.failed(error)
             return False
-
-    def _has_capacity(self, alternative: Alternative, instead_of: str) -> bool:
-        layers = self.check.snapshot.other_layers(alternative.template)
-        if layers is not None:
-            return self._by_layers(alternative.template, layers, alternative.ineligible(), instead_of).kind == "now"
-        if not_on_one_machine(alternative.template):
-            return False
-        request = self._alternative(alternative)
-        return self._met_by(request).kind == "now" or self.check.fits_without(request, (instead_of,))
-
-    def _request(self, template: Template) -> PlacementRequest:
-        entry = self._requests.get(id(template))
-        if entry is None:
-            request = replace(self.check.snapshot.request(template), ineligible=self.ineligible(template))
-            entry = self._requests[id(template)] = (template, request)
-        return entry[1]
-
-    def _alternative(self, alternative: Alternative) -> PlacementRequest:
-        return replace(self.check.snapshot.request(alternative.template), ineligible=alternative.ineligible())
-
-    def _preparing(self, request: PlacementRequest) -> Iterator[None]:
-        if request.demand not in self._prepared:
-            self._prepared.add(request.demand)
-            yield from self.check.preparing(request)
-        yield
 
     def _met_by(self, request: PlacementRequest) -> Availability:
         met = self._met.get(request.demand)
@@ -172,12 +154,10 @@ class AvailabilityNow:
             met = self._met[request.demand] = self._meets(request)
         return met
 
-    def _by_layers(
-        self, template: Template, layers: OtherLayers, ineligible: frozenset[str], instead_of: str = ""
-    ) -> Availability:
-        kept = Kept(self.queue.kept_elsewhere(instead_of))
-        verdict = layers.verdict(AskedServer(template, self.tenant, ineligible=ineligible), kept)
-        native = self._native(template) if layers.native(template) else None
+    def _by_layers(self, request: SpawnRequest, layers: OtherLayers, instead_of: str) -> Availability:
+        template = request.template
+        verdict = layers.verdict(request, Kept(self.queue.kept_elsewhere(instead_of)))
+        native = self._native(request) if layers.native(template) else None
         gpus = (*(native.gpus if native is not None else ()), *verdict.gpus)
         if native is not None and native.kind == "now" and verdict.outcome is not LayerOutcome.NOW:
             return replace(native, gpus=gpus)
@@ -320,7 +300,7 @@ def gpu_kinds(request: SpawnRequest, snapshot: GpuSnapshot) -> frozenset[str]:
     A kind is a model of GPUs with an agent, or another layer with the models that the template names.
     """
     others = snapshot.layers.names(request.template) if snapshot.layers is not None else ()
-    models = request.models(snapshot) if snapshot.native(request.template) else frozenset()
+    models = snapshot.models(request.template) if snapshot.native(request.template) else frozenset()
     return models | {f"{layer}: {' '.join(request.gpu.models)}" for layer in others}
 
 
@@ -342,7 +322,7 @@ async def after_pending_stops(snapshot: GpuSnapshot, queue: SpawnQueue, breaks: 
         request, units = ticket.request, ticket.request.share.total_units
         # the number of servers of its size that the spawns before it and itself need
         servers = 1 + -(-max(ahead.get(name, 0) for name in names) // units)
-        at = layers.starts_by(request.elsewhere(), servers)
+        at = layers.starts_by(request, servers)
         if at is not None:
             expected[ticket] = at
         for name in names:

@@ -27,8 +27,8 @@ from gpushare_spawner.placement.strategy import RatingStrategy, Strategy
 from gpushare_spawner.quota.accounts import Account
 from gpushare_spawner.quota.order import LimitExceeded
 from gpushare_spawner.spawner.hub import SpawnRefused
-from gpushare_spawner.spawner.queue.queue import LoopBreaks, SpawnQueue, SpawnRequest, Ticket
-from gpushare_spawner.spawner.queue.snapshot import GpuSnapshot, Kept, LayerOutcome, OtherLayers
+from gpushare_spawner.spawner.queue.queue import LoopBreaks, SpawnQueue, Ticket
+from gpushare_spawner.spawner.queue.snapshot import GpuSnapshot, Kept, LayerOutcome, OtherLayers, SpawnRequest
 from gpushare_spawner.wording import spawn_failures, spawn_form
 from gpushare_spawner.wording.amounts import duration
 from gpushare_spawner.wording.service import exceeded
@@ -347,7 +347,7 @@ class Placer:
 
     def _place_by_layers(self, ticket: Ticket, layers: OtherLayers) -> Placement | None:
         request = ticket.request
-        elsewhere = layers.verdict(request.elsewhere(), self._kept.seen_by(ticket))
+        elsewhere = layers.verdict(request, self._kept.seen_by(ticket))
         if elsewhere.outcome is LayerOutcome.NOW:
             ticket.offer = elsewhere.offer
             self._kept.placed(elsewhere.able)

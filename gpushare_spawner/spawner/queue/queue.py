@@ -8,82 +8,13 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 
 from gpushare_spawner.model.layers import Placement
 from gpushare_spawner.model.report import GpuReport
-from gpushare_spawner.model.share import Share
-from gpushare_spawner.model.template import Template, TemplateGpu
-from gpushare_spawner.placement.node import Requested
-from gpushare_spawner.placement.request import PlacementRequest
-from gpushare_spawner.sharing.base import Tenant
-from gpushare_spawner.spawner.queue.snapshot import AskedServer, GpuSnapshot, LayerOffer
-
-
-@dataclass(frozen=True)
-class SpawnRequest:
-    """A spawn in the queue: a template with a GPU, and a server. See `placement` for its placement request."""
-
-    tenant: Tenant
-    template: Template
-    node: str = ""
-    """The only suitable node; empty: any."""
-    requested: Requested | None = None
-    """The resources that its pod requests; None if it requests the template's guarantees."""
-    left_out: Callable[[], Mapping[str, str]] = dict
-    """Returns the nodes that it avoids now, because one of its pods was not admitted there, with the missing resource.
-    """
-
-    ineligible: Callable[[], frozenset[str]] = frozenset
-    """Returns the nodes that cannot run its pod, whatever is free there."""
-
-    @property
-    def session(self) -> str:
-        """The session's id."""
-        return self.tenant.session
-
-    @property
-    def gpu(self) -> TemplateGpu:
-        """The GPU part of the template. Raises ValueError for a template without a GPU."""
-        if self.template.gpu is None:
-            raise ValueError(f"template {self.template.name} asks for no GPU")
-        return self.template.gpu
-
-    @property
-    def share(self) -> Share:
-        """The size of the share and the number of GPUs."""
-        return self.gpu.share
-
-    def elsewhere(self) -> AskedServer:
-        """Return the request to other sharing layers."""
-        return AskedServer(self.template, self.tenant, self.node, self.ineligible())
-
-    def models(self, snapshot: GpuSnapshot) -> frozenset[str]:
-        """Return the suitable models in a snapshot."""
-        return snapshot.models(self.template)
-
-    def placement(self, snapshot: GpuSnapshot) -> PlacementRequest:
-        """Return the placement request on the GPUs of a snapshot."""
-        request = snapshot.request(self.template)
-        return replace(
-            request,
-            cpu=self.requested.cpu if self.requested is not None else request.cpu,
-            memory=self.requested.memory if self.requested is not None else request.memory,
-            user=self.tenant.user,
-            node=self.node,
-            left_out=frozenset(self.left_out()),
-            ineligible=self.ineligible(),
-        )
-
-
-@dataclass(frozen=True)
-class Alternative:
-    """Another template that the user of a queued spawn may start."""
-
-    template: Template
-    ineligible: Callable[[], frozenset[str]] = frozenset
-    """Returns the nodes that cannot run its pod, whatever is free there."""
+from gpushare_spawner.model.template import Template
+from gpushare_spawner.spawner.queue.snapshot import LayerOffer, SpawnRequest
 
 
 @dataclass(frozen=True)
@@ -98,15 +29,6 @@ class Reservation:
 
 
 @dataclass(frozen=True)
-class Startable:
-    """A template that would start now."""
-
-    name: str
-    title: str
-    """The display name."""
-
-
-@dataclass(frozen=True)
 class WaitStatus:
     """The state of a queued spawn, for its user."""
 
@@ -116,7 +38,7 @@ class WaitStatus:
     """The reason for the wait, as a sentence."""
     minutes: int | None = None
     """The estimated wait; None: unknown."""
-    startable: tuple[Startable, ...] = ()
+    startable: tuple[Template, ...] = ()
     """Templates that the user could start now instead."""
     gpus: str = ""
     """The suitable GPUs, for people; empty: none are reported."""
@@ -133,8 +55,8 @@ class Ticket:
     request: SpawnRequest
     joined: float
     """Seconds on a monotonic clock."""
-    alternatives: tuple[Alternative, ...] = ()
-    """The other templates that the user may start."""
+    alternatives: tuple[SpawnRequest, ...] = ()
+    """Requests for the other templates that the user may start."""
     result: asyncio.Future[Reservation] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     ahead: int | None = None
     """Earlier spawns that could use the same GPUs, as of the last pass; None before the first."""
@@ -176,7 +98,7 @@ class Ticket:
         self.ahead, self.hint = ahead, hint
 
     def publish(
-        self, now: float, minutes: int | None = None, startable: tuple[Startable, ...] = (), gpus: str = ""
+        self, now: float, minutes: int | None = None, startable: tuple[Template, ...] = (), gpus: str = ""
     ) -> None:
         """Show the user the position, an estimate of the wait, the templates that could start now, and suitable GPUs.
 

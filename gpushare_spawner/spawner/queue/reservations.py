@@ -37,11 +37,10 @@ from gpushare_spawner.spawner.queue.queue import (
     LoopBreaks,
     Reservation,
     SpawnQueue,
-    SpawnRequest,
     Ticket,
 )
 from gpushare_spawner.spawner.queue.quotas import QueueQuotas, QuotaHistory
-from gpushare_spawner.spawner.queue.snapshot import ExpectedWorkload, GpuSnapshot
+from gpushare_spawner.spawner.queue.snapshot import ExpectedWorkload, GpuSnapshot, SpawnRequest
 from gpushare_spawner.templates.folder import Policy
 from gpushare_spawner.wording.service import OVER_QUOTA_WAITS
 
@@ -343,7 +342,7 @@ class Reservations(ABC, Generic[Reserved]):
         available = AvailabilityNow(check, self.queue, self.where, failed=self.placement_failed)
         for ticket in waiting:
             with self._errors_noted():
-                await breaks.through(available.preparing_startable(ticket.alternatives))
+                await breaks.through(available.preparing(ticket.alternatives))
             await breaks.pause_if_due()
             startable = available.startable(ticket.alternatives, ticket.hold_name)
             ticket.publish(now, minutes.get(ticket), startable, available.suitable_gpus(ticket.request.template))
@@ -387,7 +386,7 @@ class Reservations(ABC, Generic[Reserved]):
                 tenant or Tenant(""),
                 failed=self.placement_failed,
             )
-            await LoopBreaks().through(available.preparing(self._expected.offered()))
+            await LoopBreaks().through(available.preparing(map(available.request, self._expected.offered())))
         except self.unreachable:
             raise
         except Exception as error:

@@ -20,7 +20,7 @@ from typing import Protocol
 from gpushare_spawner.model.layer_rules import LayersFile, MigInstance, MigProfile, guaranteed_memory, machine_layer
 from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.report import GpuReport, Notice, in_order_of_claim
-from gpushare_spawner.model.share import UNITS_PER_GPU
+from gpushare_spawner.model.share import UNITS_PER_GPU, Share
 from gpushare_spawner.model.template import Template, TemplateGpu
 from gpushare_spawner.placement.node import Requested
 from gpushare_spawner.placement.request import ByLayer, PlacementRequest, RecentSpawns, suits
@@ -136,19 +136,51 @@ class LayerOutcome(Enum):
 
 
 @dataclass(frozen=True)
-class AskedServer:
-    """A server that a layer is to place."""
+class SpawnRequest:
+    """A spawn: a template with a GPU, and a server. See `placement` for its placement request."""
 
-    template: Template
     tenant: Tenant
+    template: Template
     node: str = ""
     """The only suitable node; empty: any."""
-    ineligible: frozenset[str] = frozenset()
-    """Nodes that cannot run it, whatever is free there."""
+    requested: Requested | None = None
+    """The resources that its pod requests; None if it requests the template's guarantees."""
+    left_out: Callable[[], Mapping[str, str]] = dict
+    """Returns the nodes that it avoids now, because one of its pods was not admitted there, with the missing resource.
+    """
 
-    def can_be_on(self, node: str) -> bool:
-        """Return whether a node is suitable."""
-        return self.node in ("", node) and node not in self.ineligible
+    ineligible: Callable[[], frozenset[str]] = frozenset
+    """Returns the nodes that cannot run its pod, whatever is free there."""
+
+    @property
+    def session(self) -> str:
+        """The session's id."""
+        return self.tenant.session
+
+    @property
+    def gpu(self) -> TemplateGpu:
+        """The GPU part of the template. Raises ValueError for a template without a GPU."""
+        if self.template.gpu is None:
+            raise ValueError(f"template {self.template.name} asks for no GPU")
+        return self.template.gpu
+
+    @property
+    def share(self) -> Share:
+        """The size of the share and the number of GPUs."""
+        return self.gpu.share
+
+    def placement(self, snapshot: GpuSnapshot) -> PlacementRequest:
+        """Return the placement request on the GPUs of a snapshot."""
+        request = snapshot.request(self.template)
+        return replace(
+            request,
+            cpu=self.requested.cpu if self.requested is not None else request.cpu,
+            memory=self.requested.memory if self.requested is not None else request.memory,
+            user=self.tenant.user,
+            node=self.node,
+            left_out=frozenset(self.left_out()),
+            ineligible=self.ineligible(),
+        )
 
 
 @dataclass(frozen=True)
@@ -205,10 +237,10 @@ class OtherLayers(Protocol):
     def native(self, template: Template) -> bool:
         """Return whether GPUs with an agent can serve a template."""
 
-    def verdict(self, server: AskedServer, kept: Kept = NOTHING_KEPT) -> LayerVerdict:
-        """Return the outcome for a server."""
+    def verdict(self, request: SpawnRequest, kept: Kept = NOTHING_KEPT) -> LayerVerdict:
+        """Return the outcome for a spawn."""
 
-    def starts_by(self, server: AskedServer, servers: int) -> float | None:
+    def starts_by(self, request: SpawnRequest, servers: int) -> float | None:
         """Return when so many such servers could be placed if all notified stops happen.
 
         The result is in seconds since the epoch; None: unknown.

@@ -12,7 +12,7 @@ from gpushare_spawner.model.template import Template
 from gpushare_spawner.sharing.base import Tenant
 from gpushare_spawner.spawner.kubernetes.cluster.capacity import RESERVATION
 from gpushare_spawner.spawner.kubernetes.reservations import Exclusions, PodShare
-from gpushare_spawner.spawner.queue.queue import SpawnRequest
+from gpushare_spawner.spawner.queue.snapshot import SpawnRequest
 
 HALF = Template.model_validate({"name": "half-gpu", "display_name": "0.50 GPU", "gpu": {"fraction": 0.5}})
 

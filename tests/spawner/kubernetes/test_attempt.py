@@ -14,7 +14,7 @@ from traitlets.config import LoggingConfigurable
 from gpushare_spawner.model.kubernetes.annotations import LAYER
 from gpushare_spawner.spawner.attempt import SpawnPhase
 from gpushare_spawner.spawner.kubernetes.attempt import PodAttempt
-from gpushare_spawner.spawner.options import Overrides, Profile
+from gpushare_spawner.spawner.options import Choice, Overrides, Profile
 
 from .parts import HALF, not_admitted, pod, share
 
@@ -108,7 +108,7 @@ async def test_the_placement_is_told_before_the_pods_events(attempt: PodAttempt)
 
 
 async def test_nodes_that_refuse_the_pod_are_told_beside_its_events(attempt: PodAttempt) -> None:
-    attempt.profile = Profile.of_template(HALF)
+    attempt.choice = Choice(Profile.of_template(HALF))
     attempt.retries.tell("Looking for another node.")
     attempt.retries.end()
     heard: list[str] = []

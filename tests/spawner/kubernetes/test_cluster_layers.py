@@ -11,7 +11,7 @@ from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.sharing.base import ClusterFacts, ClusterNode, Tenant
 from gpushare_spawner.spawner.kubernetes.cluster.layers import ClusterLayers
-from gpushare_spawner.spawner.queue.snapshot import AskedServer, LayerOutcome
+from gpushare_spawner.spawner.queue.snapshot import LayerOutcome, SpawnRequest
 
 FILE = LayersFile.model_validate(
     {"rules": [{"models": ["*A100*"], "layer": "metagpu"}, {"nodes": {"pool": "kai"}, "layer": "kai"}]}
@@ -49,11 +49,11 @@ def test_layer_of_a_node_is_found_by_its_model_whatever_the_patterns_look_like(
 
 def test_server_starts_where_a_layer_has_a_place_and_waits_where_it_has_none() -> None:
     asked = template({"fraction": 0.5, "layer": "metagpu"})
-    assert layers(A100).verdict(AskedServer(asked, Tenant("ada"))).outcome is LayerOutcome.NOW
-    assert layers(A100).verdict(AskedServer(asked, Tenant("ada"), "b")).outcome is LayerOutcome.NEVER
+    assert layers(A100).verdict(SpawnRequest(Tenant("ada"), asked)).outcome is LayerOutcome.NOW
+    assert layers(A100).verdict(SpawnRequest(Tenant("ada"), asked, "b")).outcome is LayerOutcome.NEVER
     assert (
-        layers(A100).verdict(AskedServer(asked, Tenant("ada"), ineligible=frozenset({"a"}))).outcome
+        layers(A100).verdict(SpawnRequest(Tenant("ada"), asked, ineligible=lambda: frozenset({"a"}))).outcome
         is LayerOutcome.NEVER
     )
     closed = ClusterNode("a", A100.labels, allocatable=A100.allocatable, unschedulable=True)
-    assert layers(closed).verdict(AskedServer(asked, Tenant("ada"))).outcome is LayerOutcome.WAIT
+    assert layers(closed).verdict(SpawnRequest(Tenant("ada"), asked)).outcome is LayerOutcome.WAIT

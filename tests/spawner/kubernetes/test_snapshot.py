@@ -46,8 +46,8 @@ from gpushare_spawner.spawner.kubernetes.cluster.layers import Pending
 from gpushare_spawner.spawner.kubernetes.cluster.snapshot import PODS, REPORTS, ClusterSnapshots
 from gpushare_spawner.spawner.kubernetes.reservations import PodReservations, PodShare
 from gpushare_spawner.spawner.queue.availability import AvailabilityNow
-from gpushare_spawner.spawner.queue.queue import LoopBreaks, SpawnRequest
-from gpushare_spawner.spawner.queue.snapshot import LayerOffer
+from gpushare_spawner.spawner.queue.queue import LoopBreaks
+from gpushare_spawner.spawner.queue.snapshot import LayerOffer, SpawnRequest
 
 KEY = (REPORTS, "hub")
 LOG = logging.getLogger("test")

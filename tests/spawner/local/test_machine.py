@@ -15,7 +15,8 @@ from gpushare_spawner.placement.node import NodeResources
 from gpushare_spawner.sharing.base import Tenant
 from gpushare_spawner.spawner.local.process import GPUShareSimpleSpawner
 from gpushare_spawner.spawner.local.reservations import AgentReservations, LocalMachine
-from gpushare_spawner.spawner.queue.queue import SpawnRequest, Ticket
+from gpushare_spawner.spawner.queue.queue import Ticket
+from gpushare_spawner.spawner.queue.snapshot import SpawnRequest
 from gpushare_spawner.templates.folder import Policy
 from tests.spawner.fake_agent import FakeAgent
 from tests.spawner.running_hub import RunningHub, until

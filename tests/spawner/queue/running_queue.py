@@ -8,7 +8,8 @@ from typing import Any, Self
 
 from gpushare_spawner.clients.agent import AgentClient
 from gpushare_spawner.spawner.local.reservations import AgentReservations
-from gpushare_spawner.spawner.queue.queue import Reservation, SpawnRequest, Ticket
+from gpushare_spawner.spawner.queue.queue import Reservation, Ticket
+from gpushare_spawner.spawner.queue.snapshot import SpawnRequest
 from tests.spawner.fake_agent import FakeAgent
 from tests.spawner.running_hub import until
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from gpushare_spawner.model.template import Template
+from gpushare_spawner.sharing.base import Tenant
 from gpushare_spawner.spawner.queue.availability import AvailabilityNow
-from gpushare_spawner.spawner.queue.queue import Alternative, Startable
+from gpushare_spawner.spawner.queue.snapshot import SpawnRequest
 from tests.spawner.queue.machine import Machine
 
 HALF = Template.model_validate({"name": "half", "display_name": "Half", "gpu": {"fraction": 0.5}})
@@ -47,8 +50,9 @@ def test_a_template_without_a_gpu_needs_no_node_with_a_gpu(machine: Machine) -> 
 def test_what_would_start_now_counts_each_alternative_s_own_nodes(machine: Machine) -> None:
     machine.hold("a", 100)
     other = HALF.model_copy(update={"name": "other", "display_name": "Other"})
-    alternatives = (Alternative(HALF, lambda: frozenset({"b"})), Alternative(other), Alternative(CPU))
+    asked = [SpawnRequest(Tenant("ada"), template) for template in (HALF, other, CPU)]
+    alternatives = (replace(asked[0], ineligible=lambda: frozenset({"b"})), *asked[1:])
     now = available(machine)
-    for _ in now.preparing_startable(alternatives):
+    for _ in now.preparing(alternatives):
         pass
-    assert now.startable(alternatives) == (Startable("other", "Other"), Startable(CPU.name, "CPU"))
+    assert now.startable(alternatives) == (other, CPU)

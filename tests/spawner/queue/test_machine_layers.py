@@ -16,7 +16,7 @@ from gpushare_spawner.placement.node import Allocation
 from gpushare_spawner.placement.strategy import BestFit
 from gpushare_spawner.spawner.queue.availability import Availability, AvailabilityNow
 from gpushare_spawner.spawner.queue.placer import PlacementCheck
-from gpushare_spawner.spawner.queue.queue import Alternative, SpawnQueue, Startable
+from gpushare_spawner.spawner.queue.queue import SpawnQueue
 from gpushare_spawner.spawner.queue.snapshot import GpuInventory, GpuSnapshot
 from gpushare_spawner.wording.spawn_form import not_on_one_machine
 from tests.placement.instances import A100, GIB, PROFILES, instance
@@ -104,7 +104,7 @@ def test_card_says_what_the_spawn_would_be_told(gpu: dict[str, Any]) -> None:
     assert machine.says(asked).detail
     now = AvailabilityNow(machine.check(), SpawnQueue(5))
     mps = template(fraction=0.1, layer="mps")
-    assert now.startable([Alternative(asked), Alternative(mps)]) == (Startable("t", mps.display_name),)
+    assert now.startable([now.request(asked), now.request(mps)]) == (mps,)
 
 
 def test_mps_waits_for_native_sessions_to_end_and_the_card_says_so() -> None:

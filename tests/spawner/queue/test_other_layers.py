@@ -22,15 +22,15 @@ from gpushare_spawner.spawner.queue.availability import (
     after_pending_stops,
 )
 from gpushare_spawner.spawner.queue.placer import PlacementCheck, Placer
-from gpushare_spawner.spawner.queue.queue import Alternative, LoopBreaks, Startable, Ticket
+from gpushare_spawner.spawner.queue.queue import LoopBreaks, Ticket
 from gpushare_spawner.spawner.queue.snapshot import (
     NOTHING_KEPT,
-    AskedServer,
     GpuSnapshot,
     Kept,
     LayerOffer,
     LayerOutcome,
     LayerVerdict,
+    SpawnRequest,
 )
 from tests.placement.instances import PROFILES
 from tests.spawner.queue.machine import Machine
@@ -53,13 +53,13 @@ class Layers:
     def native(self, template: Template) -> bool:
         return template.gpu is not None and template.gpu.layer is None
 
-    def starts_by(self, asked: AskedServer, servers: int) -> float | None:
+    def starts_by(self, asked: SpawnRequest, servers: int) -> float | None:
         return None if self.free_from is None else self.free_from + 100.0 * (servers - 1)
 
     def least_used(self, nodes: Set[str]) -> str:
         return min(nodes)
 
-    def verdict(self, asked: AskedServer, kept: Kept = NOTHING_KEPT) -> LayerVerdict:
+    def verdict(self, asked: SpawnRequest, kept: Kept = NOTHING_KEPT) -> LayerVerdict:
         offer = LayerOffer(LayerName.KAI, LayerRequest(asked.tenant, asked.template, LayerOptions()))
         return LayerVerdict(self.outcome, offer, self.why, self.known, profile=PROFILES["2g.20gb"])
 
@@ -225,7 +225,7 @@ def test_cards_say_what_a_spawn_would_meet(layers: Layers, kind: str, text: str)
     found = now.availability(template)
     assert (found.kind, found.text, found.layer) == (kind, text, LayerName.KAI)
     assert found.profile == (PROFILES["2g.20gb"] if kind != "never" else None)
-    assert now.startable([Alternative(template)]) == ((Startable("t", "T"),) if kind == "now" else ())
+    assert now.startable([now.request(template)]) == ((template,) if kind == "now" else ())
 
 
 def test_a_card_of_a_template_that_both_can_serve_says_the_better_of_the_two() -> None:

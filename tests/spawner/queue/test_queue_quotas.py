@@ -17,8 +17,9 @@ from gpushare_spawner.placement.node import Allocation
 from gpushare_spawner.sharing.base import Tenant
 from gpushare_spawner.spawner.hub import SpawnRefused
 from gpushare_spawner.spawner.queue import quotas
-from gpushare_spawner.spawner.queue.queue import SpawnQueue, SpawnRequest
+from gpushare_spawner.spawner.queue.queue import SpawnQueue
 from gpushare_spawner.spawner.queue.quotas import QueueQuotas
+from gpushare_spawner.spawner.queue.snapshot import SpawnRequest
 from gpushare_spawner.templates.folder import Policy
 from tests.spawner.fake_agent import FakeAgent
 from tests.spawner.queue.running_queue import RunningQueue

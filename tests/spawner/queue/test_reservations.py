@@ -20,7 +20,7 @@ from gpushare_spawner.model.template import Template
 from gpushare_spawner.sharing.base import Tenant
 from gpushare_spawner.spawner.hub import SpawnRefused
 from gpushare_spawner.spawner.local.reservations import OpenedShare
-from gpushare_spawner.spawner.queue.queue import SpawnRequest
+from gpushare_spawner.spawner.queue.snapshot import SpawnRequest
 from gpushare_spawner.wording.amounts import utc
 from tests.spawner.fake_agent import FakeAgent
 from tests.spawner.queue.running_queue import RunningQueue

@@ -39,12 +39,12 @@ from gpushare_spawner.sharing.pod_layers import POD_LAYERS
 from gpushare_spawner.spawner.kubernetes.cluster.capacity import RESERVATION, ClusterCapacity
 from gpushare_spawner.spawner.queue.snapshot import (
     NOTHING_KEPT,
-    AskedServer,
     GpuKind,
     Kept,
     LayerOffer,
     LayerOutcome,
     LayerVerdict,
+    SpawnRequest,
 )
 from gpushare_spawner.wording import spawn_form as words
 from gpushare_spawner.wording.spawn_failures import EARLIER_FIRST
@@ -174,13 +174,16 @@ class ClusterLayers:
     def _nodes_of(self, rule: LayerRule | None) -> Sequence[ClusterNode]:
         return self._by_rule.get(id(rule), ())
 
-    def _facts_on(self, rule: LayerRule | None, server: AskedServer) -> ClusterFacts:
+    def _facts_on(self, rule: LayerRule | None, server: SpawnRequest) -> ClusterFacts:
         """Return the facts with a rule's nodes that can run a server; the same object for the same arguments."""
-        key = (id(rule), server.node, server.ineligible)
+        ineligible = server.ineligible()
+        key = (id(rule), server.node, ineligible)
         facts = self._on_nodes.get(key)
         if facts is None:
-            nodes = (node for node in self._nodes_of(rule) if server.can_be_on(node.name))
-            facts = self._on_nodes[key] = replace(self.facts or ClusterFacts(), nodes=tuple(nodes))
+            nodes = tuple(
+                node for node in self._nodes_of(rule) if server.node in ("", node.name) and node.name not in ineligible
+            )
+            facts = self._on_nodes[key] = replace(self.facts or ClusterFacts(), nodes=nodes)
         return facts
 
     @cached_property
@@ -196,7 +199,7 @@ class ClusterLayers:
         others = (rule for rule in self.file.rules if LAYERS[rule.layer].places is PlacedBy.SCHEDULER)
         return sum(node.gpu_count or 0 for rule in others for node in self._nodes_of(rule))
 
-    def verdict(self, server: AskedServer, kept: Kept = NOTHING_KEPT) -> LayerVerdict:
+    def verdict(self, server: SpawnRequest, kept: Kept = NOTHING_KEPT) -> LayerVerdict:
         """Return the outcome for a server: the first layer and rule with a place for it now."""
         best: LayerVerdict | None = None
         able: frozenset[str] = frozenset()
@@ -210,7 +213,7 @@ class ClusterLayers:
                 able |= verdict.able
         return replace(best or LayerVerdict(LayerOutcome.NEVER, why=words.no_node(layers)), able=able)
 
-    def starts_by(self, server: AskedServer, servers: int) -> float | None:
+    def starts_by(self, server: SpawnRequest, servers: int) -> float | None:
         """Return when so many servers could be placed if all notified stops happen."""
         times = sorted({at for at, _ in self._own_pods.stops})[:MOST_STOPS]
         if not times or self._after(times[-1]).places(server) < servers:
@@ -227,7 +230,7 @@ class ClusterLayers:
             then = self._later[at] = ClusterLayers(self.file, facts, self.unreadable, self.pending, self.ours)
         return then
 
-    def places(self, server: AskedServer) -> int:
+    def places(self, server: SpawnRequest) -> int:
         """Return how many such servers can be placed now, by all their readable layers and rules."""
         count = 0
         for layer in self.names(server.template) if self.facts is not None else ():
@@ -242,13 +245,13 @@ class ClusterLayers:
         gpus = {node.name: node.gpu_count or 1 for node in self.facts.nodes} if self.facts is not None else {}
         return min(nodes, key=lambda name: (self._own_pods.units.get(name, 0) / gpus.get(name, 1), name))
 
-    def _offers(self, layer: LayerName, server: AskedServer) -> Iterator[LayerOffer]:
+    def _offers(self, layer: LayerName, server: SpawnRequest) -> Iterator[LayerOffer]:
         """Yield the requests to a layer, on the nodes of each of its rules."""
         for rule in self._rules(layer, server.template):
             facts, options = self._facts_on(rule, server), self.file.options_of(layer, rule)
             yield LayerOffer(layer, LayerRequest(server.tenant, server.template, options, facts, rule))
 
-    def _verdicts(self, layer: LayerName, server: AskedServer, kept: Kept) -> Iterator[LayerVerdict]:
+    def _verdicts(self, layer: LayerName, server: SpawnRequest, kept: Kept) -> Iterator[LayerVerdict]:
         if self.facts is None and layer not in self.unreadable:
             yield LayerVerdict(LayerOutcome.WAIT, why=words.NOT_READ_YET)
             return

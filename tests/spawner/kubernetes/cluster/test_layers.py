@@ -17,7 +17,7 @@ from gpushare_spawner.sharing.pod_layers import POD_LAYERS
 from gpushare_spawner.spawner.kubernetes.cluster import layers as cluster_layers
 from gpushare_spawner.spawner.kubernetes.cluster.capacity import RESERVATION
 from gpushare_spawner.spawner.kubernetes.cluster.layers import ClusterLayers, Pending, layers_in_force
-from gpushare_spawner.spawner.queue.snapshot import AskedServer, LayerOutcome, LayerVerdict
+from gpushare_spawner.spawner.queue.snapshot import LayerOutcome, LayerVerdict, SpawnRequest
 
 SHARED = "nvidia.com/gpu.shared"
 SLICED = LayersFile.model_validate({"rules": [{"models": ["*L4*"], "layer": "time-slicing"}]})
@@ -69,7 +69,7 @@ def layers(
 def met(
     found: ClusterLayers, asked: Template | None = None, on: str = "", ineligible: Iterable[str] = ()
 ) -> LayerVerdict:
-    return found.verdict(AskedServer(asked or template(), Tenant("ada"), on, frozenset(ineligible)))
+    return found.verdict(SpawnRequest(Tenant("ada"), asked or template(), on, ineligible=lambda: frozenset(ineligible)))
 
 
 def test_layers_are_in_force_where_the_file_or_a_template_names_them() -> None:

@@ -27,8 +27,8 @@ from gpushare_spawner.spawner.kubernetes.cluster.capacity import RESERVATION
 from gpushare_spawner.spawner.kubernetes.cluster.layers import ClusterLayers, Pending
 from gpushare_spawner.spawner.queue.availability import AvailabilityNow
 from gpushare_spawner.spawner.queue.placer import MOST_OVERTAKEN, PlacementCheck, Placer
-from gpushare_spawner.spawner.queue.queue import Alternative, Startable, Ticket
-from gpushare_spawner.spawner.queue.snapshot import AskedServer, GpuSnapshot
+from gpushare_spawner.spawner.queue.queue import Ticket
+from gpushare_spawner.spawner.queue.snapshot import GpuSnapshot, SpawnRequest
 from tests.spawner.queue.machine import Machine
 
 FILE = LayersFile.model_validate({"rules": [{"models": ["*"], "layer": "kubeshare"}]})
@@ -164,9 +164,9 @@ async def test_later_spawns_are_placed_on_other_nodes_and_wait_where_there_are_n
     assert (small.ahead, small.hint) == (1, "Earlier spawns are placed first.")
     card = AvailabilityNow(cluster.check(), cluster.machine.queue, "this cluster")
     assert card.availability(small.request.template).text == "Position 3 in queue"
-    assert card.startable([Alternative(small.request.template)], small.hold_name) == ()
+    assert card.startable([small.request], small.hold_name) == ()
     # for the spawn that the node is kept for it is free: its user may choose a smaller template instead
-    assert card.startable([Alternative(small.request.template)], big.hold_name) == (Startable("t", "T"),)
+    assert card.startable([small.request], big.hold_name) == (small.request.template,)
     del cluster.running["s2"]
     assert cluster.look() == ["small"]
     assert small.offer is not None
@@ -251,7 +251,7 @@ def starts_by(pods: list[ClusterPod], servers: int = 1, pending: dict[str, Pendi
     nodes = tuple(ClusterNode(name, {PRODUCT_LABEL: "NVIDIA-L4", COUNT_LABEL: "1"}) for name in "ab")
     layers = ClusterLayers(FILE, ClusterFacts(nodes, tuple(pods)), pending=lambda: pending or {})
     asked = {"name": "asked", "display_name": "A", "gpu": {"layer": "kubeshare", **gpu}}
-    return layers.starts_by(AskedServer(Template.model_validate(asked), Tenant("ada")), servers)
+    return layers.starts_by(SpawnRequest(Tenant("ada"), Template.model_validate(asked)), servers)
 
 
 FULL = [_pod("s0", "a", 50, 100.0), _pod("s1", "a", 50, 300.0), _pod("s2", "b", 50, 200.0), _pod("s3", "b", 50)]
@@ -283,7 +283,7 @@ def test_nothing_is_expected_of_other_notices_and_of_pods_that_are_not_the_hub_s
     nodes = (ClusterNode("a", {PRODUCT_LABEL: "NVIDIA-L4", COUNT_LABEL: "1"}),)
     layers = ClusterLayers(FILE, ClusterFacts(nodes, tuple(FULL[:2])), ours=lambda token: token != "s0")
     asked = Template.model_validate({"name": "t", "display_name": "T", "gpu": {"layer": "kubeshare", "fraction": 0.5}})
-    assert layers.starts_by(AskedServer(asked, Tenant("ada")), 1) == 300.0
+    assert layers.starts_by(SpawnRequest(Tenant("ada"), asked), 1) == 300.0
 
 
 def test_claims_of_pods_that_have_stopped_are_free() -> None:

@@ -17,8 +17,7 @@ from gpushare_spawner.spawner.hub import SpawnRefused
 from gpushare_spawner.spawner.kubernetes.cluster.capacity import RESERVATION
 from gpushare_spawner.spawner.kubernetes.pod import build_pod, fragment
 from gpushare_spawner.spawner.kubernetes.reservations import PodShare
-from gpushare_spawner.spawner.queue.queue import SpawnRequest
-from gpushare_spawner.spawner.queue.snapshot import LayerOffer
+from gpushare_spawner.spawner.queue.snapshot import LayerOffer, SpawnRequest
 
 
 def built(
