@@ -15,6 +15,7 @@ from typing import Protocol
 from gpushare_spawner.agent.gpus.nvml import GONE, Gpu, GpuState
 from gpushare_spawner.agent.gpus.samples import in_daemon_thread
 from gpushare_spawner.agent.sessions.session import Session
+from gpushare_spawner.background import Repeated
 from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.wording.layers import INSTANCE_GONE, instance_failed
 
@@ -65,20 +66,18 @@ class InstanceWatch:
         self._states = states
         self._listed = listed
         self._pending: asyncio.Future[tuple[Gpu, ...] | None] | None = None
-        self._task: asyncio.Task[None] | None = None
+        self._checking = Repeated(settings.poll_every, self.check, log, "cannot look for MIG instances")
 
     async def start(self) -> None:
         """Query once, and begin. The sessions have been restored."""
         if self._query is None:
             return
         await self.check()
-        self._task = asyncio.create_task(self._check_now_and_then())
+        self._checking.start()
 
     async def close(self) -> None:
         """Stop the queries."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await self._checking.close()
 
     def trouble(self, session: Session) -> str | None:
         """Return the fault of a session's instance, in sentences; None if there is none."""
@@ -127,11 +126,3 @@ class InstanceWatch:
             return None
         finished, self._pending = self._pending, None
         return finished.result()
-
-    async def _check_now_and_then(self) -> None:
-        while True:
-            await asyncio.sleep(self._settings.poll_every)
-            try:
-                await self.check()
-            except Exception:
-                log.exception("cannot look for MIG instances; retrying")

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from gpushare_spawner.agent.gpus.nvml import Gpu, GpuSource, GpuState
 from gpushare_spawner.agent.gpus.samples import in_daemon_thread
 from gpushare_spawner.agent.sessions.processes import BypassWatch
 from gpushare_spawner.agent.sessions.session import Session
+from gpushare_spawner.background import Repeated
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +65,7 @@ class Rounds:
         simulated = any(gpu.simulated for gpu in gpus.values())
         self._bypass = BypassWatch(0 if simulated else context_bytes)
         self._reconnected_at = 0.0
-        self._tasks: list[asyncio.Task[None]] = []
+        self._checks: list[Repeated] = []
         self._sick_at: dict[str, float] = {}
         """Time of the event loop at which a GPU was last unhealthy."""
         self._pending: asyncio.Future[dict[str, GpuState]] | None = None
@@ -76,10 +77,12 @@ class Rounds:
         if sessions:
             self._reconnected_at = asyncio.get_running_loop().time() + self._settings.reconnect_within
         await self._poll(sessions)
-        self._tasks = [
-            asyncio.create_task(_every(self._settings.check_every, lambda: _at_once(check))),
-            asyncio.create_task(_every(self._settings.poll_every, lambda: self._poll(sessions))),
+        self._checks = [
+            Repeated(self._settings.check_every, check, log, "a check of the sessions failed"),
+            Repeated(self._settings.poll_every, lambda: self._poll(sessions), log, "a query of the GPUs failed"),
         ]
+        for repeated in self._checks:
+            repeated.start()
 
     def add_gpu(self, gpu: Gpu) -> None:
         """Add a GPU; it counts as healthy until the next query of NVML."""
@@ -91,9 +94,8 @@ class Rounds:
 
     async def close(self) -> None:
         """Stop."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for repeated in self._checks:
+            await repeated.close()
 
     async def _poll(self, sessions: Mapping[str, Session]) -> None:
         now = asyncio.get_running_loop().time()
@@ -126,16 +128,3 @@ class Rounds:
             return {uuid: GpuState(healthy=False, trouble=hangs) for uuid in self._gpus}
         finished, self._pending = self._pending, None
         return finished.result()
-
-
-async def _at_once(check: Callable[[], None]) -> None:
-    check()
-
-
-async def _every(seconds: float, check: Callable[[], Awaitable[None]]) -> None:
-    while True:
-        await asyncio.sleep(seconds)
-        try:
-            await check()
-        except Exception:
-            log.exception("a periodic check failed; retrying in %g s", seconds)

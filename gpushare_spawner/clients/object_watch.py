@@ -22,6 +22,7 @@ import aiohttp
 from kubernetes_asyncio.client import ApiException
 from kubernetes_asyncio.config import ConfigException
 
+from gpushare_spawner.background import Background
 from gpushare_spawner.clients.service_account import watch_lines
 from gpushare_spawner.wording.amounts import http_status, reason
 
@@ -122,7 +123,7 @@ def key(item: Object) -> str:
     return f"{namespace}/{item['metadata']['name']}" if namespace else str(item["metadata"]["name"])
 
 
-class Watched:
+class Watched(Background):
     """Objects read by one list and a series of watches until `close`, with unlimited retries.
 
     ``list_method`` is one of the client's ``list_…`` methods, bound to its namespace if it has one. ``where`` names for
@@ -163,7 +164,6 @@ class Watched:
         self._heard: float | None = None
         self._missed_since: float | None = None
         self._caught_up = 0.0
-        self._task: asyncio.Task[None] | None = None
         self._answered = asyncio.Event()
         """Set after the first list has come or failed."""
 
@@ -172,22 +172,12 @@ class Watched:
         """Whether `objects` is current, or was a short time ago."""
         return self._heard is not None and time.monotonic() - self._heard < LOST_AFTER
 
-    def start(self) -> None:
-        """Start to read in the background."""
-        self._task = asyncio.create_task(self._run(), name=f"watch {self.what}")
-
     async def loaded(self, patience: float) -> bool:
         """Wait for the success or failure of the first list. Return whether it came within ``patience`` seconds."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(patience):
                 await self._answered.wait()
         return self._heard is not None
-
-    async def close(self) -> None:
-        """Stop reading."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
 
     def replace(self, item: Object, version: str) -> bool:
         """Replace an object after a local change, if it still has that resourceVersion. Return whether it had.

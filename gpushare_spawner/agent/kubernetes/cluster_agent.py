@@ -33,6 +33,7 @@ from gpushare_spawner.agent.kubernetes.pods.pod_watch import Pods
 from gpushare_spawner.agent.kubernetes.pods.sessions import PodSessions
 from gpushare_spawner.agent.kubernetes.report_publisher import OwnerPod, PublishedReport, PublishSettings
 from gpushare_spawner.agent.node import Node
+from gpushare_spawner.background import Repeated
 from gpushare_spawner.model.control import (
     CloseRequest,
     ConfirmRequest,
@@ -132,7 +133,7 @@ class OnKubernetes:
         )
         self._kubelet_side = self._side(api, allocation, cdi, prepared)
         self._handed = Handed({}, {})
-        self._polling: asyncio.Task[None] | None = None
+        self._polling = Repeated(POLL_EVERY, self._poll, log, "cannot compute the devices to offer")
         self._poll_due: asyncio.Handle | None = None
         self._kubelet_read = False
         self._kubelet_is_trusted = True
@@ -154,7 +155,7 @@ class OnKubernetes:
             stack.push_async_callback(self.published.close)
             self._questions.start()
             stack.push_async_callback(self._questions.close)
-            self._polling = asyncio.create_task(self._keep_polling())
+            self._polling.start()
             yield
 
     async def answer(self, request: Request) -> dict[str, Any]:
@@ -202,14 +203,6 @@ class OnKubernetes:
         if self._kubelet_side.poll():
             self.published.changed()
 
-    async def _keep_polling(self) -> None:
-        while True:
-            await asyncio.sleep(POLL_EVERY)
-            try:
-                self._poll()
-            except Exception:
-                log.exception("cannot compute the devices to offer; retrying")
-
     async def _read_kubelet(self) -> None:
         try:
             handed = await self._resources.handed()
@@ -236,9 +229,7 @@ class OnKubernetes:
 
     async def _stop(self) -> None:
         self._node.changed = lambda: None
-        if self._polling is not None:
-            self._polling.cancel()
-            await asyncio.gather(self._polling, return_exceptions=True)
+        await self._polling.close()
         if self._poll_due is not None:
             self._poll_due.cancel()
         await self.sessions.close()

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from gpushare_spawner.agent.kubernetes.api import ApiFailure, ClusterApi, Json
 from gpushare_spawner.agent.state.cordons import Cordons
+from gpushare_spawner.background import Background
 from gpushare_spawner.log_once import LogOnce
 from gpushare_spawner.model.kubernetes.objects import (
     PUBLISHED_AT,
@@ -55,8 +56,11 @@ class OwnerPod:
         return {"apiVersion": "v1", "kind": "Pod", "name": self.name, "uid": self.uid, "controller": False}
 
 
-class PublishedReport:
-    """Keeps the ConfigMap up to date. A failed write is tried again; nothing waits for it."""
+class PublishedReport(Background):
+    """Keeps the ConfigMap up to date. A failed write is tried again; nothing waits for it.
+
+    The first report is written at once. After `close` the last one stays until it is stale.
+    """
 
     def __init__(
         self,
@@ -78,7 +82,6 @@ class PublishedReport:
         self._settings = settings
         self._owner = owner
         self._poke = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
         self._written: Report | None = None
         self._written_at = float("-inf")
         self._trouble = LogOnce(
@@ -87,21 +90,11 @@ class PublishedReport:
             "the report of this node is published again",
         )
 
-    def start(self) -> None:
-        """Start, with a first report at once."""
-        self._task = asyncio.create_task(self._keep())
-
     def changed(self) -> None:
         """Publish the report soon if it is due."""
         self._poke.set()
 
-    async def close(self) -> None:
-        """Stop; the last report stays until it is stale."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-
-    async def _keep(self) -> None:
+    async def _run(self) -> None:
         pause = self._settings.capacity_every
         while True:
             try:

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from gpushare_spawner.agent.sockets.connection import credentials
 from gpushare_spawner.agent.state.folder import check_length
+from gpushare_spawner.background import cancel
 from gpushare_spawner.descriptors import Acceptor
 from gpushare_spawner.log_once import LogOnce
 from gpushare_spawner.model.control import MAX_LINE_BYTES, REQUEST, Answer, ControlRefused, ErrorCode, Failure, Request
@@ -91,9 +92,7 @@ class ControlSocket:
         """Stop listening and end all connections."""
         if self._acceptor is not None:
             self._acceptor.close()
-        for task in list(self._connections):
-            task.cancel()
-        await asyncio.gather(*self._connections, return_exceptions=True)
+        await cancel(*self._connections)
         self.path.unlink(missing_ok=True)
 
     def _accepted(self, connection: socket.socket) -> None:

@@ -44,6 +44,7 @@ from gpushare_spawner.agent.suspend.steps import (
     SuspendSteps,
     next_number,
 )
+from gpushare_spawner.background import cancel
 from gpushare_spawner.model.frames import Feature, Frame, Kind
 from gpushare_spawner.wording.amounts import memory
 
@@ -80,9 +81,7 @@ class Suspender:
         ]
         tasks: list[asyncio.Task[Any]] = [progress.task for progress in under_way if progress.task is not None]
         tasks += [self._probe] if self._probe is not None else []
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel(*tasks)
         for progress in self._progress.values():
             progress.cancel_timers()
         records = [progress.session.record for progress in under_way] + await self._left.close()

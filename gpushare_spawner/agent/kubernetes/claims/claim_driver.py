@@ -29,6 +29,7 @@ from gpushare_spawner.agent.kubernetes.devices.owners import DevicesRefused, Hel
 from gpushare_spawner.agent.kubernetes.devices.pod_resources import Handed
 from gpushare_spawner.agent.node import Node
 from gpushare_spawner.agent.sessions.session import Session
+from gpushare_spawner.background import Repeated
 from gpushare_spawner.model.kubernetes.objects import device_name
 
 log = logging.getLogger(__name__)
@@ -77,19 +78,19 @@ class ClaimDriver:
         self._sockets = DriverSockets(ClaimPlugin(self.prepare, self.unprepare), self._health, kubelet_dir, registered)
         self._last: list[OfferedGpu] = []
         self._gone: frozenset[str] = frozenset()
-        self._checking: asyncio.Task[None] | None = None
+        self._checking = Repeated(
+            FORGOTTEN_EVERY, self._unprepare_forgotten, log, "cannot look for claims that were forgotten"
+        )
 
     async def start(self) -> None:
         """Serve the kubelet, and publish the slice."""
         await self._sockets.start()
         self._slice.start()
-        self._checking = asyncio.create_task(self._keep_checking())
+        self._checking.start()
 
     async def close(self) -> None:
         """Stop; pods run on."""
-        if self._checking is not None:
-            self._checking.cancel()
-            await asyncio.gather(self._checking, return_exceptions=True)
+        await self._checking.close()
         await self._slice.close()
         await self._sockets.close()
 
@@ -187,14 +188,6 @@ class ClaimDriver:
             owners.remove(self._held.folder / claim.folder)
         log.info("%s is unprepared", key)
         self._changed()
-
-    async def _keep_checking(self) -> None:
-        while True:
-            await asyncio.sleep(FORGOTTEN_EVERY)
-            try:
-                await self._unprepare_forgotten()
-            except Exception:
-                log.exception("cannot look for claims that were forgotten; retrying")
 
     async def _unprepare_forgotten(self) -> None:
         """Free claims that are gone from the API: a kubelet that has lost its state does not unprepare them."""

@@ -25,6 +25,7 @@ from gpushare_spawner.agent.kubernetes.kubelet import dra_pb2 as messages
 from gpushare_spawner.agent.kubernetes.kubelet import dra_pb2_grpc as services
 from gpushare_spawner.agent.kubernetes.kubelet import pluginregistration_pb2 as registration
 from gpushare_spawner.agent.kubernetes.kubelet import pluginregistration_pb2_grpc as registration_services
+from gpushare_spawner.background import Repeated
 from gpushare_spawner.model.kubernetes.objects import DRIVER
 
 log = logging.getLogger(__name__)
@@ -162,18 +163,16 @@ class DriverSockets(registration_services.RegistrationServicer):
         # the kubelet connects to the first as soon as it sees the second
         self._paths = socket_paths(kubelet_dir)
         self._sockets: list[GrpcSocket] = []
-        self._task: asyncio.Task[None] | None = None
+        self._checking = Repeated(CHECK_EVERY, self._check, log, "the sockets of the DRA driver cannot be made")
 
     async def start(self) -> None:
         """Serve, and keep serving. Raises OSError or RuntimeError if the sockets cannot be made."""
         await self._serve()
-        self._task = asyncio.create_task(self._keep())
+        self._checking.start()
 
     async def close(self) -> None:
         """Stop serving and remove the sockets; 30 s later the kubelet removes the slice."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await self._checking.close()
         await self._stop()
 
     async def GetInfo(
@@ -193,21 +192,15 @@ class DriverSockets(registration_services.RegistrationServicer):
             log.error("the kubelet rejects the DRA driver %s: %s", DRIVER, request.error)
         return registration.RegistrationStatusResponse()
 
-    async def _keep(self) -> None:
-        while True:
-            await asyncio.sleep(CHECK_EVERY)
-            # a failed try has left one socket or none
-            complete = len(self._sockets) == len(self._paths)
-            if complete and all(socket.is_there for socket in self._sockets):
-                continue
-            if complete:
-                log.warning("a socket of the DRA driver was removed; both are made again")
-            try:
-                await self._stop()
-                await self._serve()
-            except Exception:
-                # without another try the node would prepare no claim until the agent restarts
-                log.exception("the sockets of the DRA driver cannot be made; retrying")
+    async def _check(self) -> None:
+        # a failed try has left one socket or none
+        complete = len(self._sockets) == len(self._paths)
+        if complete and all(socket.is_there for socket in self._sockets):
+            return
+        if complete:
+            log.warning("a socket of the DRA driver was removed; both are made again")
+        await self._stop()
+        await self._serve()
 
     async def _serve(self) -> None:
         service = grpc.aio.server()

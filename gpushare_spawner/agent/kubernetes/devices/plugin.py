@@ -24,6 +24,7 @@ from gpushare_spawner.agent.kubernetes.kubelet import deviceplugin_pb2 as messag
 from gpushare_spawner.agent.kubernetes.kubelet import deviceplugin_pb2_grpc as services
 from gpushare_spawner.agent.report import GpuHealth
 from gpushare_spawner.agent.sessions.session import Session
+from gpushare_spawner.background import Background
 from gpushare_spawner.model.kubernetes.annotations import PREFIX
 from gpushare_spawner.model.kubernetes.objects import resource_name
 
@@ -141,7 +142,7 @@ HEARD_WITHIN = 15.0
 a plugin that it could not reach, or that has lost its stream, has no healthy devices until it registers again."""
 
 
-class PluginSocket:
+class PluginSocket(Background):
     """Keeps one device plugin served and registered."""
 
     def __init__(self, plugin: DevicePlugin, folder: Path, name: str, registered: Callable[[], None]) -> None:
@@ -152,21 +153,14 @@ class PluginSocket:
         self._registered_callback = registered
         self._own: GrpcSocket | None = None
         self._with: Identity | None = None
-        self._task: asyncio.Task[None] | None = None
         self._trouble = ""
-
-    def start(self) -> None:
-        """Start serving."""
-        self._task = asyncio.create_task(self._keep())
 
     async def close(self) -> None:
         """Stop serving; the kubelet then lists no healthy device."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await super().close()
         await self._stop()
 
-    async def _keep(self) -> None:
+    async def _run(self) -> None:
         pause = POLL_EVERY
         heard_at = _now()
         while True:

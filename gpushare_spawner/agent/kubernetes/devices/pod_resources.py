@@ -17,6 +17,7 @@ import grpc.aio
 
 from gpushare_spawner.agent.kubernetes.kubelet import podresources_pb2 as messages
 from gpushare_spawner.agent.kubernetes.kubelet import podresources_pb2_grpc as services
+from gpushare_spawner.background import Background
 from gpushare_spawner.log_once import LogOnce
 
 log = logging.getLogger(__name__)
@@ -112,7 +113,7 @@ SOON = 0.1
 NOT_SO_SOON = 2.0
 
 
-class KubeletQuestions:
+class KubeletQuestions(Background):
     """Reads the list, one read at a time, so that an older answer is never processed after a newer one."""
 
     def __init__(self, ask: Callable[[], Awaitable[None]], settled: Callable[[], bool]) -> None:
@@ -121,7 +122,6 @@ class KubeletQuestions:
         self._settled = settled
         self._due = asyncio.Event()
         self._asking = asyncio.Lock()
-        self._task: asyncio.Task[None] | None = None
 
     def soon(self) -> None:
         """Read soon, and again until everything is settled."""
@@ -132,17 +132,7 @@ class KubeletQuestions:
         async with self._asking:
             await self._ask()
 
-    def start(self) -> None:
-        """Start the loop."""
-        self._task = asyncio.create_task(self._keep_asking())
-
-    async def close(self) -> None:
-        """Stop the loop."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-
-    async def _keep_asking(self) -> None:
+    async def _run(self) -> None:
         while True:
             pause = SOON
             with contextlib.suppress(TimeoutError):

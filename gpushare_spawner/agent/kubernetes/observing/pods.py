@@ -25,6 +25,7 @@ from gpushare_spawner.agent.node import Node
 from gpushare_spawner.agent.sessions.processes import UnconnectedProcesses
 from gpushare_spawner.agent.sessions.session import Session
 from gpushare_spawner.agent.state.records import PodOwner, SessionRecord
+from gpushare_spawner.background import Repeated
 from gpushare_spawner.log_once import EachOnce, log_failure
 from gpushare_spawner.model.control import NoticeRequest, OpenRequest
 from gpushare_spawner.model.kubernetes.annotations import AnnotationProblem, LayerSession
@@ -178,7 +179,7 @@ class DriverUse:
             self._deliveries[uuid] = delivery
         self._unknown: set[str] = set()
         """GPUs with work that cannot be assigned to a session."""
-        self._task: asyncio.Task[None] | None = None
+        self._reading = Repeated(EVERY, self._read, log, "cannot read the use of the GPUs")
 
     @property
     def tells(self) -> bool:
@@ -187,23 +188,13 @@ class DriverUse:
 
     def start(self) -> None:
         """Start reading."""
-        self._task = asyncio.create_task(self._run())
+        self._reading.start()
 
     async def close(self) -> None:
         """Stop."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await self._reading.close()
         for delivery in self._deliveries.values():
             delivery.close()
-
-    async def _run(self) -> None:
-        while True:
-            try:
-                await self._read()
-            except Exception:
-                log.exception("cannot read the use of the GPUs; retrying")
-            await asyncio.sleep(EVERY)
 
     async def _read(self) -> None:
         if not self._node.sessions:

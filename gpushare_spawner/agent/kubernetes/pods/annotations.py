@@ -26,6 +26,7 @@ from gpushare_spawner.agent.kubernetes.devices.owners import HeldDevices
 from gpushare_spawner.agent.kubernetes.pods.pod_watch import Pod
 from gpushare_spawner.agent.sessions.session import Activity, Session
 from gpushare_spawner.agent.state.records import PodOwner, SessionRecord
+from gpushare_spawner.background import cancel
 from gpushare_spawner.log_once import LogOnce
 from gpushare_spawner.model.control import ControlRefused, Failure, NoticeRequest, ResizeRequest
 from gpushare_spawner.model.kubernetes.annotations import (
@@ -284,9 +285,7 @@ class AnnotationWriter:
 
     async def close(self) -> None:
         """Cancel patches that are under way."""
-        for task in self._tasks.values():
-            task.cancel()
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        await cancel(*self._tasks.values())
 
     async def _patch(self, session: Session) -> None:
         pause = FIRST_PAUSE

@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import Any
 
 from gpushare_spawner.agent.kubernetes.api import ApiFailure, ClusterApi, Json
+from gpushare_spawner.background import Background
 from gpushare_spawner.log_once import LogOnce
 from gpushare_spawner.model.kubernetes.annotations import (
     SESSION_SELECTOR,
@@ -91,7 +92,7 @@ class Pod:
         return f"/api/v1/namespaces/{self.namespace}/pods/{self.name}"
 
 
-class Pods:
+class Pods(Background):
     """The list and watch of pods. It keeps its state while the API server is unavailable.
 
     Mirror pods of the node are left out: they are not servers of users, whatever their labels are.
@@ -114,7 +115,6 @@ class Pods:
         self._query = {"labelSelector": selector, "fieldSelector": f"spec.nodeName={node}"}
         self._changed = changed
         self._pods: dict[str, Pod] = {}
-        self._task: asyncio.Task[None] | None = None
         self._trouble = LogOnce(
             log, "cannot read the pods of this node; retrying", "the pods of this node are read again"
         )
@@ -124,10 +124,6 @@ class Pods:
         """Start of the last list that was answered (event loop's time): it shows every pod that existed then."""
         self._listed_again_at = -math.inf
         self._listing = False
-
-    def start(self) -> None:
-        """Start the watch."""
-        self._task = asyncio.create_task(self._follow())
 
     def list_again(self) -> None:
         """List the pods again soon, at most every `LIST_AGAIN_AFTER` seconds.
@@ -139,12 +135,6 @@ class Pods:
             self._listed_again_at = now
             self._task.cancel()
             self.start()
-
-    async def close(self) -> None:
-        """Stop the watch."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
 
     def get(self, uid: str) -> Pod | None:
         """Return the pod with that uid; None if it does not exist or has ended."""
@@ -167,7 +157,7 @@ class Pods:
         if item["metadata"]["uid"] in self._pods:
             self._enter(item)
 
-    async def _follow(self) -> None:
+    async def _run(self) -> None:
         version, pause, failures, too_old = "", FIRST_PAUSE, 0, False
         while True:
             try:

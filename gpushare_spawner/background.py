@@ -1,0 +1,58 @@
+"""Tasks that run in the background of a part, from its start until its end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+
+async def cancel(*tasks: asyncio.Future[Any] | None) -> None:
+    """Cancel tasks, and wait until all have ended, however they end. None: a task that was never started."""
+    started = [task for task in tasks if task is not None]
+    for task in started:
+        task.cancel()
+    await asyncio.gather(*started, return_exceptions=True)
+
+
+class Background(ABC):
+    """A part with one task, `_run`, from `start` until `close`."""
+
+    _task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Start the task."""
+        self._task = asyncio.create_task(self._run(), name=type(self).__name__)
+
+    async def close(self) -> None:
+        """Stop the task."""
+        await cancel(self._task)
+
+    @abstractmethod
+    async def _run(self) -> None:
+        """Run until it is cancelled."""
+
+
+class Repeated(Background):
+    """A check that is made again and again; a failure is logged and does not end it."""
+
+    def __init__(
+        self, seconds: float, check: Callable[[], Awaitable[None] | None], log: logging.Logger, failure: str
+    ) -> None:
+        """`seconds`: the pause before each check. `failure`: sentence for the log."""
+        self._seconds = seconds
+        self._check = check
+        self._log = log
+        self._failure = failure
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(self._seconds)
+            try:
+                pending = self._check()
+                if pending is not None:
+                    await pending
+            except Exception:
+                self._log.exception("%s; retrying", self._failure)
