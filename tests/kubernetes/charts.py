@@ -38,7 +38,7 @@ def _agent_chart() -> Any:
 
 
 def load(path: Path) -> Any:
-    return yaml.safe_load(path.read_text())
+    return yaml.load(path.read_text(), yaml.CSafeLoader)
 
 
 def merged(base: dict[str, Any], *more: dict[str, Any]) -> dict[str, Any]:
@@ -54,7 +54,8 @@ def merged(base: dict[str, Any], *more: dict[str, Any]) -> dict[str, Any]:
 def objects(rendered: dict[str, str]) -> list[dict[str, Any]]:
     """All objects of all rendered templates."""
     manifests = [text for name, text in rendered.items() if not name.endswith("NOTES.txt")]
-    return [item for text in manifests for item in yaml.safe_load_all(text) if item]
+    # the C parser of the same library: ten times as fast
+    return [item for text in manifests for item in yaml.load_all(text, yaml.CSafeLoader) if item]
 
 
 def one(items: list[dict[str, Any]], kind: str, name: str = "") -> dict[str, Any]:
