@@ -7,13 +7,13 @@ IP ?= 127.0.0.1
 TESTS ?=
 # What to mutate: make mutation PACKAGE=idle, or PACKAGE="quota arbiter.schedule" SAMPLE=60 SEED=2
 PACKAGE ?= placement idle arbiter
-# How many test files run at a time: make test WORKERS=2. Most tests wait for processes, so that three files use two cores
-# well. Tests of one file share what they started.
-WORKERS ?= 3
+# How many test files run at a time: make test WORKERS=2. Tests wait for processes 60 % of their time, so that five files
+# use two cores well. Tests of one file share what they started.
+WORKERS ?= 5
 # Hundreds of processes import the packages: what Python has compiled is kept, even where the environment forbids it.
 PYTEST = env -u PYTHONDONTWRITEBYTECODE .venv/bin/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-slow mutation check docs format helm-values lock venv clean
+.PHONY: demo test test-slow coverage mutation check docs format helm-values lock venv clean
 .NOTPARALLEL:
 
 demo: ## a hub with shared GPUs on this machine, until Ctrl-C
@@ -23,6 +23,10 @@ demo: ## a hub with shared GPUs on this machine, until Ctrl-C
 test: ## everything but what `test-slow` tests, on one machine and on a stand-in cluster; with TESTS, all of that
 	@$(PYTHON) .ci/make_venv.py dev
 	@exec $(PYTEST) $(if $(TESTS),$(TESTS),-m "not slow")
+
+coverage: ## what part of the lines and branches of each package the tests of `make test` run; with TESTS, those
+	@$(PYTHON) .ci/make_venv.py dev
+	@.venv/bin/python .ci/coverage_table.py $(PYTEST) $(if $(TESTS),$(TESTS),-m "not slow")
 
 test-slow: ## crowds, a kill at each step, and builds: minutes of work that a small change seldom breaks
 	@$(PYTHON) .ci/make_venv.py dev

@@ -10,7 +10,6 @@ import time
 from typing import Any
 
 import gpushare_simgpu
-import numpy as np
 from cuda.bindings import driver as cu
 
 __all__ = [
@@ -32,6 +31,17 @@ __all__ = [
     "time",
 ]
 
+
+class _Numpy:
+    """numpy, imported at its first use: half of the programs need none, and its import takes longer than they do."""
+
+    def __getattr__(self, name: str) -> Any:
+        import numpy
+
+        return getattr(numpy, name)
+
+
+np: Any = _Numpy()
 PTX = gpushare_simgpu.KERNELS
 ARGUMENTS = {
     "fill_u32": (ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint32),
@@ -71,7 +81,7 @@ def place(kind: str, number: int = 0) -> Any:
     return location
 
 
-def host(address: Any, count: int, kind: Any = np.uint32) -> Any:
+def host(address: Any, count: int, kind: Any = "u4") -> Any:
     """Managed or pinned memory as the host sees it."""
     size = count * np.dtype(kind).itemsize
     return np.frombuffer((ctypes.c_uint8 * size).from_address(int(address)), dtype=kind)
@@ -128,7 +138,7 @@ class Machine:
     def synchronize(self) -> None:
         check(cu.cuCtxSynchronize())
 
-    def read(self, address: Any, count: int, kind: Any = np.uint32) -> Any:
+    def read(self, address: Any, count: int, kind: Any = "u4") -> Any:
         """Copy from the device."""
         out = np.empty(count, dtype=kind)
         check(cu.cuMemcpyDtoH(out.ctypes.data, address, out.nbytes))
