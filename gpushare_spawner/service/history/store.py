@@ -15,15 +15,15 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
-from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_type_hints
 
 from alembic import command
 from alembic.config import Config
 from alembic.script import ScriptDirectory
 from alembic.util import CommandError
 from sqlalchemy import (
+    JSON,
     URL,
     BigInteger,
     Boolean,
@@ -50,6 +50,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+from sqlalchemy.types import TypeEngine
 
 from gpushare_spawner.wording.amounts import missing_package, reason
 
@@ -126,108 +127,6 @@ class SessionCounters:
     waits: int = 0
 
 
-METADATA = MetaData(
-    naming_convention={
-        "pk": "pk_%(table_name)s",
-        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
-        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
-        "fk": "fk_%(table_name)s_%(column_0_N_name)s",
-    }
-)
-_NAME = String(255)
-"""JupyterHub's and Kubernetes' names have at most this many characters."""
-ROW = BigInteger().with_variant(Integer, "sqlite")
-"""SQLite numbers rows by itself only in a column of this type."""
-
-SUBJECT = Table(
-    "gpushare_subject",
-    METADATA,
-    Column("id", ROW, primary_key=True),
-    Column("user", _NAME, nullable=False),
-    Column("server", _NAME, nullable=False),
-    Column("template", _NAME, nullable=False),
-    Column("group", _NAME, nullable=False),
-    Column("node", _NAME, nullable=False),
-    Column("gpu", _NAME, nullable=False),
-    Column("model", _NAME, nullable=False),
-    Column("digest", String(64), nullable=False, unique=True),
-)
-"""Rows of `Subject`. An empty user: the name was deleted because of its age.
-
-``digest`` stands for all other columns: a unique index over all of them is too long for some databases."""
-
-USE = Table(
-    "gpushare_use",
-    METADATA,
-    Column("start", BigInteger, primary_key=True, autoincrement=False),
-    Column("subject", ROW, ForeignKey("gpushare_subject.id"), primary_key=True, autoincrement=False),
-    Column("length", Integer, nullable=False),
-    *(Column(name, Float(53), nullable=False) for name in AMOUNTS),
-    Index(None, "subject"),
-)
-"""Amounts of an hour or a day (``length``, seconds) from ``start`` (seconds since the epoch)."""
-
-COUNTERS = Table(
-    "gpushare_counters",
-    METADATA,
-    Column("node", _NAME, primary_key=True),
-    Column("session", _NAME, primary_key=True),
-    Column("opened_at", Float(53), nullable=False),
-    Column("seen_at", Float(53), nullable=False),
-    Column("effective_units", Integer, nullable=False),
-    Column("gpu_seconds", Float(53), nullable=False),
-    Column("entitled", Float(53), nullable=False),
-    Column("delivered", Float(53), nullable=False),
-    Column("waits", BigInteger, nullable=False),
-)
-"""Counters of the open sessions: rows of `SessionCounters`."""
-
-ACTION = Table(
-    "gpushare_action",
-    METADATA,
-    Column("id", ROW, primary_key=True),
-    Column("at", Float(53), nullable=False, index=True),
-    Column("action", String(32), nullable=False),
-    Column("actor", _NAME, nullable=False),
-    Column("user", _NAME, nullable=False, index=True),
-    Column("server", _NAME, nullable=False),
-    Column("template", _NAME, nullable=False),
-    Column("group", _NAME, nullable=False),
-    Column("node", _NAME, nullable=False),
-    Column("units", Integer, nullable=False),
-    Column("cause", String(32), nullable=False),
-    Column("reason", Text, nullable=False),
-    Column("dry_run", Boolean, nullable=False),
-)
-"""Actions on sessions, GPUs and nodes: rows of `Action`."""
-
-WAIT = Table(
-    "gpushare_wait",
-    METADATA,
-    Column("id", ROW, primary_key=True),
-    Column("began_at", Float(53), nullable=False, index=True),
-    Column("seconds", Float(53), nullable=False),
-    Column("outcome", String(16), nullable=False),
-    Column("user", _NAME, nullable=False, index=True),
-    Column("server", _NAME, nullable=False),
-    Column("template", _NAME, nullable=False),
-    Column("group", _NAME, nullable=False),
-)
-"""Waits of spawns for a GPU: rows of `Wait`."""
-
-RESTART = Table(
-    "gpushare_restart",
-    METADATA,
-    Column("user", _NAME, primary_key=True),
-    Column("server", _NAME, primary_key=True),
-    Column("at", Float(53), nullable=False),
-    *(Column(name, _NAME, nullable=False) for name in ("node", "group", "old_template", "template", "actor")),
-    Column("options", Text, nullable=False),
-    Column("old_options", Text, nullable=False),
-)
-"""Restarts under way: rows of `BegunRestart`. User options are JSON."""
-
-
 CORDON, DRAIN, CORDON_ENDED, DRAIN_ENDED = "cordon", "drain", "cordon-ended", "drain-ended"
 OF_NODES = (CORDON, DRAIN, CORDON_ENDED, DRAIN_ENDED, "uncordon")  # "uncordon": histories before 0.2
 """Actions on a GPU or node. All others are on sessions or spawns."""
@@ -298,6 +197,79 @@ class BegunRestart:
     options: Mapping[str, object] = field(hash=False)
     """The user options to start with."""
     old_options: Mapping[str, object] = field(hash=False)
+
+
+METADATA = MetaData(
+    naming_convention={
+        "pk": "pk_%(table_name)s",
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+    }
+)
+ROW = BigInteger().with_variant(Integer, "sqlite")
+"""SQLite numbers rows by itself only in a column of this type."""
+_TYPES: Mapping[Any, TypeEngine[Any]] = {
+    # JupyterHub's and Kubernetes' names have at most this many characters
+    str: String(255),
+    float: Float(53),
+    int: Integer(),
+    bool: Boolean(),
+    WaitOutcome: String(16),
+    Mapping[str, object]: JSON(),
+}
+
+
+def _columns(
+    record: type, key: Collection[str] = (), index: Collection[str] = (), **types: TypeEngine[Any]
+) -> list[Column[Any]]:
+    """Return a column for each field of a record. ``types``: columns with another type than others of their field's."""
+    return [
+        Column(name, types.get(name, _TYPES[hint]), nullable=False, primary_key=name in key, index=name in index)
+        for name, hint in get_type_hints(record).items()
+    ]
+
+
+SUBJECT = Table(
+    "gpushare_subject",
+    METADATA,
+    Column("id", ROW, primary_key=True),
+    *_columns(Subject),
+    Column("digest", String(64), nullable=False, unique=True),
+)
+"""Rows of `Subject`. An empty user: the name was deleted because of its age.
+
+``digest`` stands for all other columns: a unique index over all of them is too long for some databases."""
+
+USE = Table(
+    "gpushare_use",
+    METADATA,
+    Column("start", BigInteger, primary_key=True, autoincrement=False),
+    Column("subject", ROW, ForeignKey("gpushare_subject.id"), primary_key=True, autoincrement=False),
+    Column("length", Integer, nullable=False),
+    *_columns(GpuTimeAmounts),
+    Index(None, "subject"),
+)
+"""Amounts of an hour or a day (``length``, seconds) from ``start`` (seconds since the epoch)."""
+
+COUNTERS = Table("gpushare_counters", METADATA, *_columns(SessionCounters, key=("node", "session"), waits=BigInteger()))
+"""Counters of the open sessions: rows of `SessionCounters`."""
+
+ACTION = Table(
+    "gpushare_action",
+    METADATA,
+    Column("id", ROW, primary_key=True),
+    *_columns(Action, index=("at", "user"), action=String(32), cause=String(32), reason=Text()),
+)
+"""Actions on sessions, GPUs and nodes: rows of `Action`."""
+
+WAIT = Table(
+    "gpushare_wait", METADATA, Column("id", ROW, primary_key=True), *_columns(Wait, index=("began_at", "user"))
+)
+"""Waits of spawns for a GPU: rows of `Wait`."""
+
+RESTART = Table("gpushare_restart", METADATA, *_columns(BegunRestart, key=("user", "server")))
+"""Restarts under way: rows of `BegunRestart`."""
 
 
 MIGRATIONS = Path(__file__).parent / "migrations"
@@ -384,10 +356,9 @@ class HistoryStore:
 
     def begin_restart(self, restart: BegunRestart) -> None:
         """Add a restart that is under way; it replaces an earlier restart of the same server."""
-        row = asdict(restart) | {name: json.dumps(dict(getattr(restart, name))) for name in _OPTIONS}
         with self._failing("cannot be written"), self._engine.begin() as connection:
             connection.execute(_restart_of(restart.user, restart.server))
-            connection.execute(insert(RESTART).values(row))
+            connection.execute(insert(RESTART).values(asdict(restart)))
 
     def end_restart(self, user: str, server: str) -> None:
         """Delete a restart that is over."""
@@ -397,8 +368,7 @@ class HistoryStore:
     def begun_restarts(self) -> list[BegunRestart]:
         """Return the restarts that are under way, the oldest first."""
         rows = self.read(lambda connection: connection.execute(select(RESTART).order_by(RESTART.c.at)).all())
-        records = (dict(row._mapping) for row in rows)
-        return [BegunRestart(**row | {name: json.loads(row[name]) for name in _OPTIONS}) for row in records]
+        return [BegunRestart(**row._mapping) for row in rows]
 
     def thin(self, now: float, detail: float, names: float, keep: float) -> None:
         """Merge and delete old rows. All ages are in seconds, 0: never.
@@ -454,7 +424,7 @@ class HistoryStore:
         rows = connection.execute(select(USE, SUBJECT).join(SUBJECT).where(within)).all()
         merged: dict[tuple[int, Subject], GpuTimeAmounts] = defaultdict(GpuTimeAmounts)
         for row in rows:
-            subject = renamed(Subject(*(row._mapping[SUBJECT.c[name]] for name in _FIELDS)))
+            subject = renamed(Subject(*(row._mapping[SUBJECT.c[field.name]] for field in fields(Subject))))
             amounts = GpuTimeAmounts(*(row._mapping[USE.c[name]] for name in AMOUNTS))
             merged[day, subject] = merged[day, subject].plus(amounts)
         connection.execute(delete(USE).where(within))
@@ -472,12 +442,14 @@ class HistoryStore:
             return
         ids = self._subject_ids(connection, {subject for _, subject in amounts})
         by_key = {(start, ids[subject]): amount for (start, subject), amount in amounts.items()}
-        existing: set[tuple[int, int]] = set()
-        for start in {start for start, _ in by_key}:
-            subject_ids = [subject for at, subject in by_key if at == start]
-            for some in _chunks(subject_ids):
-                matches = connection.scalars(select(USE.c.subject).where(USE.c.start == start, USE.c.subject.in_(some)))
-                existing |= {(start, subject) for subject in matches}
+        starts = [start for start, _ in by_key]
+        stored = select(USE.c.start, USE.c.subject).where(USE.c.start.between(min(starts), max(starts)))
+        rows = (
+            row
+            for some in _chunks(list(ids.values()))
+            for row in connection.execute(stored.where(USE.c.subject.in_(some)))
+        )
+        existing = by_key.keys() & {(row.start, row.subject) for row in rows}
         if existing:
             connection.execute(
                 update(USE)
@@ -489,15 +461,12 @@ class HistoryStore:
                     for start, subject in sorted(existing)
                 ],
             )
-        fresh = [key for key in by_key if key not in existing]
-        _insert(
-            connection,
-            USE,
-            (
-                {"start": start, "subject": subject, "length": length} | asdict(by_key[start, subject])
-                for start, subject in fresh
-            ),
+        fresh = (
+            {"start": start, "subject": subject, "length": length} | asdict(amount)
+            for (start, subject), amount in by_key.items()
+            if (start, subject) not in existing
         )
+        _insert(connection, USE, fresh)
 
     def _subject_ids(self, connection: Connection, subjects: Collection[Subject]) -> dict[Subject, int]:
         """Return the row ids of the subjects; insert new subjects. The ids are void if the transaction rolls back."""
@@ -518,11 +487,6 @@ class HistoryStore:
             raise HistoryFailed(f"The database of the history ({shown}) {what}: {_cause(error)}.") from error
 
 
-_OPTIONS = ("options", "old_options")
-"""Columns with user options, as JSON."""
-_FIELDS = ("user", "server", "template", "group", "node", "gpu", "model")
-
-
 def _restart_of(user: str, server: str) -> Delete:
     return delete(RESTART).where(RESTART.c.user == user, RESTART.c.server == server)
 
@@ -532,7 +496,7 @@ def _engine(url: str) -> Engine:
     if parsed.get_backend_name() != "sqlite":
         return create_engine(parsed, pool_pre_ping=True)
     engine = create_engine(parsed, connect_args={"timeout": 30})
-    event.listen(engine, "connect", partial(_sqlite_settings))
+    event.listen(engine, "connect", _sqlite_settings)
     return engine
 
 

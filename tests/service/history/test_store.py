@@ -241,21 +241,6 @@ def test_a_restart_is_stored_until_it_is_over(store: HistoryStore) -> None:
     assert store.begun_restarts() == [later]
 
 
-def test_an_older_database_keeps_its_rows(url: str) -> None:
-    old = HistoryStore(url)
-    old.upgrade()
-    old.add({(NOW, ANN): ONE}, [], [])
-    with old._engine.begin() as connection:
-        connection.execute(text("DROP TABLE gpushare_restart"))
-        connection.execute(text(f"UPDATE {VERSION_TABLE} SET version_num = '1'"))
-    old.close()
-    store = HistoryStore(url)
-    store.upgrade()
-    assert store.begun_restarts() == []
-    assert sums(store, By.USER) == {("ann",): ONE}
-    store.close()
-
-
 def test_a_database_of_a_later_version_is_refused(url: str, store: HistoryStore) -> None:
     with store._engine.begin() as connection:
         connection.execute(text(f"UPDATE {VERSION_TABLE} SET version_num = '999'"))

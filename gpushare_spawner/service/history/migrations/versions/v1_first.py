@@ -77,9 +77,17 @@ def upgrade() -> None:
     )
     op.create_index("ix_gpushare_wait_began_at", "gpushare_wait", ["began_at"])
     op.create_index("ix_gpushare_wait_user", "gpushare_wait", ["user"])
+    op.create_table(
+        "gpushare_restart",
+        *_numbers("at"),
+        *_names("user", "server", "node", "group", "old_template", "template", "actor"),
+        sa.Column("options", sa.JSON, nullable=False),
+        sa.Column("old_options", sa.JSON, nullable=False),
+        sa.PrimaryKeyConstraint("user", "server", name="pk_gpushare_restart"),
+    )
 
 
 def downgrade() -> None:
     """Delete the tables."""
-    for table in ("gpushare_wait", "gpushare_action", "gpushare_counters", "gpushare_use", "gpushare_subject"):
-        op.drop_table(table)
+    for name in ("restart", "wait", "action", "counters", "use", "subject"):
+        op.drop_table(f"gpushare_{name}")
