@@ -74,15 +74,6 @@ def _environment() -> ImmutableSandboxedEnvironment:
     return ImmutableSandboxedEnvironment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
 
 
-def check_text(source: str, values: Mapping[str, object]) -> str:
-    """Return the problem of a template that can use the names of ``values``; empty: none."""
-    try:
-        rendered(source, values)
-    except NotSent as error:
-        return str(error)
-    return ""
-
-
 def rendered(source: str, values: Mapping[str, object]) -> str:
     """Return the text. Raises NotSent."""
     try:
@@ -99,9 +90,11 @@ def _template_of(values: Mapping[str, object]) -> AfterValidator:
     """Return the check of a Jinja template that can use these names."""
 
     def check(source: str) -> str:
-        problem = check_text(source, values)
-        if problem:
-            raise ValueError(f"is no template that can be used here ({problem}): use the names {', '.join(values)}")
+        try:
+            rendered(source, values)
+        except NotSent as error:
+            names = ", ".join(values)
+            raise ValueError(f"is no template that can be used here ({error}): use the names {names}") from None
         return source
 
     return AfterValidator(check)
@@ -214,15 +207,6 @@ class OwnClass(FilePart):
     """Keyword arguments of the class."""
 
 
-class Rates(FilePart):
-    """Largest numbers of messages in a period."""
-
-    per_user: Annotated[int, Field(ge=1, strict=True)] = 6
-    """Messages to one user within 24 hours."""
-    per_minute: Annotated[int, Field(ge=1, strict=True)] = 60
-    """Messages to all users within a minute. Further messages are sent later, if the action is still to come."""
-
-
 class NotifierConfig(FilePart):
     """Messages to users with a closed tab. Raises pydantic.ValidationError, which names each wrong field."""
 
@@ -244,8 +228,6 @@ class NotifierConfig(FilePart):
     """The subject, a template."""
     text: Text = DEFAULT_TEXT
     """The text, a template."""
-    rates: Rates = Rates()
-    """Limits on the number of messages."""
 
 
 KIND = FileKind(

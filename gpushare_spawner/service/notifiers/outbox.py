@@ -32,40 +32,43 @@ from gpushare_spawner.templates.files import OptionalFile
 from gpushare_spawner.wording.amounts import reason, utc
 
 DAY, MINUTE = 86400.0, 60.0
+MOST_PER_DAY = 6
+"""Messages to one user within 24 hours. Our value: a server has a stop or two a day; more is a template with very short
+idle times, and its user has read the first messages."""
+MOST_PER_MINUTE = 60
+"""Messages to all users within a minute. Our value: mail servers and chats take one a second. Further messages are sent
+later, if the action is still to come."""
+_ALL = ""
 
 
 class RateLimits:
     """Rate limits, by the instants of the sent messages."""
 
     def __init__(self) -> None:
-        self._all: deque[float] = deque()
-        self._of_user: dict[str, deque[float]] = {}
+        self._sent: dict[str, deque[float]] = {}
+        """By user; `_ALL`: of all users."""
 
-    def user_may(self, user: str, per_day: int, now: float) -> bool:
+    def user_may(self, user: str, now: float) -> bool:
         """Return whether a user may get one more message now."""
-        sent = self._of_user.get(user)
-        if sent is None:
-            return True
-        _forget(sent, now - DAY, now)
-        if not sent:
-            del self._of_user[user]
-        return len(sent) < per_day
+        return self._count(user, DAY, now) < MOST_PER_DAY
 
-    def all_may(self, per_minute: int, now: float) -> bool:
+    def all_may(self, now: float) -> bool:
         """Return whether one more message may be sent to any user now."""
-        _forget(self._all, now - MINUTE, now)
-        return len(self._all) < per_minute
+        return self._count(_ALL, MINUTE, now) < MOST_PER_MINUTE
 
     def sent(self, user: str, now: float) -> None:
         """Count a sent message."""
-        self._all.append(now)
-        self._of_user.setdefault(user, deque()).append(now)
+        for key in (_ALL, user):
+            self._sent.setdefault(key, deque()).append(now)
 
-
-def _forget(instants: deque[float], before: float, now: float) -> None:
-    """Remove instants that are too old, or in the future after the clock was set back."""
-    while instants and (instants[0] <= before or instants[0] > now):
-        instants.popleft()
+    def _count(self, key: str, period: float, now: float) -> int:
+        """Return the messages of a period. Forgets older ones, and future ones after the clock was set back."""
+        sent = self._sent.get(key, deque())
+        while sent and not now - period < sent[0] <= now:
+            sent.popleft()
+        if not sent:
+            self._sent.pop(key, None)
+        return len(sent)
 
 
 log = logging.getLogger("gpushare.service.notifiers")
@@ -147,7 +150,7 @@ class Outbox:
         seen = decision.server.last_activity if decision.server is not None else None
         if seen is None or now - seen < config.closed_after:
             return False
-        return self._rates.user_may(decision.session.user, config.rates.per_user, now)
+        return self._rates.user_may(decision.session.user, now)
 
     def _enqueue(self, key: Key, progress: _Progress, message: Notification) -> None:
         with contextlib.suppress(asyncio.QueueFull):
@@ -170,9 +173,9 @@ class Outbox:
             return  # the notice was withdrawn
         progress.waiting = False
         now = self._clock()
-        if message.at <= now or not self._rates.user_may(message.user, config.rates.per_user, now):
+        if message.at <= now or not self._rates.user_may(message.user, now):
             return
-        if not self._rates.all_may(config.rates.per_minute, now):
+        if not self._rates.all_may(now):
             progress.next_at = now + 1.0
             return
         self._rates.sent(message.user, now)

@@ -22,7 +22,6 @@ webhooks:
     fields: {channel: "#gpus"}
 actions: [release, stop]
 closed_after: 20m
-rates: {per_user: 3, per_minute: 10}
 """
 EMAIL = "email: {host: h, sender: a@b, address: '%s'}"
 
@@ -53,7 +52,6 @@ def test_a_good_file_is_read() -> None:
             "a password is not sent without encryption",
         ),
         ("classes:\n  - path: module", "classes.0.path: 'module' is no path of a class; write it like package.module:"),
-        ("rates: {per_user: 0}", "0 is too small; write at least 1"),
     ],
 )
 def test_what_is_wrong_is_said(source: str, said: str) -> None:
