@@ -20,7 +20,6 @@ from typing import Any
 from gpushare_spawner.agent import processes
 from gpushare_spawner.agent.gpus.arbitration import GpuArbitration
 from gpushare_spawner.agent.gpus.nvml import Gpu, GpuSource, GpuState
-from gpushare_spawner.agent.gpus.samples import MemoryQueries
 from gpushare_spawner.agent.memory import host_memory
 from gpushare_spawner.agent.memory.host_memory import GpuMemoryBudget, HostMemorySettings, MemorySession, NodeMemory
 from gpushare_spawner.agent.memory.session_limit import MemoryHolds
@@ -429,7 +428,7 @@ class Node:
         sessions: dict[str, Session] = {}
         self._unconnected = UnconnectedProcesses(sessions)
         self.gpus: dict[str, Gpu] = {gpu.uuid: gpu for gpu in gpus}
-        self.arbitrations: dict[str, GpuArbitration] = {uuid: self._arbitration(gpu) for uuid, gpu in self.gpus.items()}
+        self.arbitrations = {uuid: self._arbitration(gpu) for uuid, gpu in self.gpus.items()}
         context_bytes = settings.arbiter.context_bytes
         self.memory = NodeMemory(settings.host_memory, self.gpus, sessions, context_bytes, self._paged_out)
         self.holds = MemoryHolds(asyncio.get_running_loop().time)
@@ -565,13 +564,15 @@ class Node:
         self.news()
 
     def _arbitration(self, gpu: Gpu) -> GpuArbitration:
-        made = GpuArbitration(gpu, self.settings.arbiter, source=self._source)
-        made.memory_queries = MemoryQueries(gpu, self._source, made, self._memory_seen)
-        made.attribute_unconnected(self._unconnected.sessions_of)
-        return made
+        return GpuArbitration(
+            gpu,
+            self.settings.arbiter,
+            source=self._source,
+            sessions_of=self._unconnected.sessions_of,
+            memory_seen=self._memory_seen,
+        )
 
-    # -- for conversations
-    # ---------------------------------------------------------------------------------------------
+    # -- for conversations ---------------------------------------------------------------------------------------------
 
     def work_begins(self, session: Session) -> None:
         """Restore a session's share: a burst is about to start."""
@@ -599,8 +600,7 @@ class Node:
         """Notify the listener of `changed` that a session changed."""
         self.changed()
 
-    # -- answers of the driver
-    # -----------------------------------------------------------------------------------------
+    # -- answers of the driver -----------------------------------------------------------------------------------------
 
     def _memory_seen(self, states: Mapping[str, GpuState]) -> None:
         sessions = self.registry.sessions.values()

@@ -31,13 +31,14 @@ class Driver:
 
 class Listener:
     def __init__(self) -> None:
-        self.memory_poll_interval: float | None = None
+        self.poll_interval: float | None = None
         self.heard: list[Mapping[str, GpuState]] = []
 
 
 def looking() -> tuple[Driver, Listener, MemoryQueries]:
     driver, listener = Driver(), Listener()
-    return driver, listener, MemoryQueries(FIRST, cast("GpuSource", driver), listener, listener.heard.append)
+    source = cast("GpuSource", driver)
+    return driver, listener, MemoryQueries(FIRST, source, lambda: listener.poll_interval, listener.heard.append)
 
 
 async def test_the_driver_is_asked_every_so_often_while_it_matters_and_not_otherwise() -> None:
@@ -45,13 +46,13 @@ async def test_the_driver_is_asked_every_so_often_while_it_matters_and_not_other
     looks.request()
     await asyncio.sleep(0.1)
     assert driver.asked == []
-    listener.memory_poll_interval = 0.05
+    listener.poll_interval = 0.05
     looks.request()
     looks.request()
     await asyncio.sleep(0.28)
     assert 3 <= len(driver.asked) <= 6
     assert listener.heard[0][FIRST.uuid].memory_used_bytes == 7
-    listener.memory_poll_interval = None
+    listener.poll_interval = None
     await asyncio.sleep(0.1)
     asked = len(driver.asked)
     await asyncio.sleep(0.15)
@@ -80,7 +81,7 @@ async def test_many_first_requests_are_few_questions() -> None:
 
 async def test_a_driver_without_an_answer_is_asked_again_and_nobody_after_the_end() -> None:
     driver, listener, looks = looking()
-    driver.answer, listener.memory_poll_interval = None, 0.02
+    driver.answer, listener.poll_interval = None, 0.02
     looks.request()
     await asyncio.sleep(0.15)
     assert len(driver.asked) >= 2

@@ -118,12 +118,11 @@ async def test_one_that_wants_the_next_sample_while_it_takes_one_starts_no_secon
 
 async def test_samples_go_on_where_the_sessions_of_processes_cannot_be_found() -> None:
     driver, listener = Driver(), Listener()
-    delivery = Delivery(FIRST, cast("GpuSource", driver), listener)
 
     def fail(pids: object) -> Mapping[int, str]:
         raise KeyError(7)
 
-    delivery.sessions_of = fail
+    delivery = Delivery(FIRST, cast("GpuSource", driver), listener, fail)
     delivery.request()
     driver.answers += [(Utilisation(7, time.time() + seconds, 0.5),) for seconds in (0.1, 0.3, 0.5)]
     await asyncio.sleep(1.0)

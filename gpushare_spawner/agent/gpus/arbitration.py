@@ -11,11 +11,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import islice
 from typing import Protocol
 
-from gpushare_spawner.agent.gpus.nvml import Gpu, GpuSource
-from gpushare_spawner.agent.gpus.samples import Delivery, MemoryQueries, Pids
+from gpushare_spawner.agent.gpus.nvml import Gpu, GpuSource, GpuState
+from gpushare_spawner.agent.gpus.samples import Delivery, MemoryQueries, Pids, SessionsOf, nobody
 from gpushare_spawner.agent.processes import ProcessName
 from gpushare_spawner.arbiter.gpu_arbiter import GpuArbiter
 from gpushare_spawner.arbiter.recent_use import RecentGpuUse, Use
@@ -220,6 +221,23 @@ class Handle(Protocol):
     def cancel(self) -> None: ...
 
 
+@dataclass
+class _Client:
+    """A CUDA process that has joined the arbiter."""
+
+    process: CudaClient
+    session: str
+    paced: bool
+    """Whether it supports paces."""
+    lease: int = 0
+    """The last lease."""
+    granted_at: float = 0.0
+    shown: tuple[int | None, int] = (None, 0)
+    """Bytes that the driver last reported for it, and the part beyond its stated memory."""
+    seen: bool = False
+    """Whether it had memory on the GPU."""
+
+
 class GpuArbitration:
     """The arbitration of one GPU. Times are seconds of `clock`, by default the event loop's."""
 
@@ -230,10 +248,14 @@ class GpuArbitration:
         clock: Callable[[], float] | None = None,
         call_at: Callable[[float, Callable[[], None]], Handle] | None = None,
         source: GpuSource | None = None,
+        sessions_of: SessionsOf = nobody,
+        memory_seen: Callable[[Mapping[str, GpuState]], None] | None = None,
     ) -> None:
         """Create an arbiter without sessions.
 
-        `source`: the driver's samples of GPU time per process; None: use bursts only.
+        `source`: the driver's samples of GPU time per process; None: use bursts only. The GPU time of unconnected
+        processes counts for the sessions that `sessions_of` returns, in another thread. `memory_seen` is called with
+        the driver's figures by the GPU's UUID when they matter; None: only the periodic query.
         """
         loop = asyncio.get_running_loop() if clock is None or call_at is None else None
         self.gpu = gpu
@@ -244,35 +266,26 @@ class GpuArbitration:
         self._raw = gpu_bytes(gpu.uuid)
         self._clock = clock or loop.time  # type: ignore[union-attr]
         self._call_at = call_at or loop.call_at  # type: ignore[union-attr]
-        self._clients: dict[int, CudaClient] = {}
-        self._session_of: dict[int, str] = {}
-        """By client."""
+        self._clients: dict[int, _Client] = {}
+        """By number."""
         self.suspend: Callable[[str], None] = _ignore
         """Called with each session to be suspended; the reply is `suspended` or `not_suspended`."""
         self.resume: Callable[[str], None] = _ignore
         """Called with each suspended session of which a client was granted a lease; the reply is `resumed` or
         `not_resumed`.
         """
-        self._away: set[str] = set()
-        """Sessions that are suspended, or being resumed."""
-        self._held_back: dict[str, list[Decision]] = {}
-        """Decisions for the clients of a session that is being resumed, to be sent afterwards."""
+        self._away: dict[str, list[Decision] | None] = {}
+        """Sessions that are suspended. Those that are being resumed have decisions to send to their clients
+        afterwards."""
         self._waits: dict[int, float] = {}
         """Time of the last frame about a client's request, the earliest first."""
-        self._granted: dict[int, tuple[int, float]] = {}
-        """The last lease of each client, and its time."""
-        self._shown: dict[int, tuple[int | None, int]] = {}
-        """Bytes that the driver last reported for a client's process, and the part beyond its stated memory."""
-        self._seen: set[int] = set()
-        """Clients with recorded memory on the GPU."""
-        self._paced: set[int] = set()
-        """Clients that support paces."""
         self._pids = Pids()
         self._ended_timer: Handle | None = None
         self._check_in = CHECK_AGAIN
-        self._delivery = Delivery(gpu, source, self) if source is not None else None
-        self.memory_queries: MemoryQueries | None = None
-        """Queries the memory on the GPU when it matters; None: only the periodic query."""
+        self._delivery = Delivery(gpu, source, self, sessions_of) if source is not None else None
+        self._memory_queries: MemoryQueries | None = None
+        if source is not None and memory_seen is not None:
+            self._memory_queries = MemoryQueries(gpu, source, lambda: self._arbiter.memory_poll_interval, memory_seen)
         self._timer: Handle | None = None
         self._due: float | None = None
 
@@ -286,7 +299,7 @@ class GpuArbitration:
         `whole`: its memory leaves the GPU only while it is suspended. `away`: it is suspended now.
         """
         if away:
-            self._away.add(session)
+            self._away[session] = None
         self._carry_out(self._arbiter.add_session(session, weight, self._clock(), whole=whole, away=away))
 
     def set_weight(self, session: str, weight: int) -> None:
@@ -303,15 +316,14 @@ class GpuArbitration:
             self._observed.remove(session)
             return
         self._pids.forget(session)
-        self._away.discard(session)
-        self._held_back.pop(session, None)
+        self._away.pop(session, None)
         self._carry_out(self._arbiter.remove_session(session, self._clock()))
 
     # -- sessions whose memory moves as a whole ----------------------------------------------------------------------
 
     def suspended(self, session: str, amount: int, seconds: float) -> None:
         """Record that a session was suspended on request: `amount` bytes are free, after so many seconds."""
-        self._away.add(session)
+        self._away[session] = None
         self._carry_out(self._arbiter.suspended(session, amount, seconds, self._clock()))
 
     def not_suspended(self, session: str) -> None:
@@ -328,14 +340,14 @@ class GpuArbitration:
 
         Its clients now receive their held decisions.
         """
-        self._away.discard(session)
-        held_back = self._held_back.pop(session, [])
+        held_back = self._away.pop(session, None) or []
         decisions = self._arbiter.resumed(session, amount, seconds, self._clock())
         self._carry_out([*held_back, *decisions])
 
     def not_resumed(self, session: str, retry_in: float) -> None:
         """Record a failed resumption; the session waits. The next attempt is in so many seconds."""
-        self._held_back.pop(session, None)
+        if session in self._away:
+            self._away[session] = None
         self._carry_out(self._arbiter.not_resumed(session, retry_in, self._clock()))
 
     def short_of_memory(self, session: str, lacking: int) -> None:
@@ -349,53 +361,43 @@ class GpuArbitration:
         if session in self._observed:
             self._observed.join(client.number, session, self._clock())
             return
-        self._clients[client.number] = client
-        self._session_of[client.number] = session
+        self._clients[client.number] = _Client(client, session, paced)
         self._pids.joined(client.number, session, process)
-        if paced:
-            self._paced.add(client.number)
         self._carry_out(self._arbiter.connect(client.number, session, self._clock()))
 
     def leave(self, client: CudaClient) -> None:
         """Remove a client; a waiting client gets its lease. A client that never joined is no error."""
         if self._observed.has(client.number):
             self._observed.leave(client.number, self._clock())
-        elif self._clients.pop(client.number, None) is not None:
+        elif (left := self._clients.pop(client.number, None)) is not None:
             self._waits.pop(client.number, None)
-            session = self._session_of.pop(client.number)
-            if session in self._held_back:
-                self._held_back[session] = [
-                    decision for decision in self._held_back[session] if decision.client != client.number
-                ]
-            self._granted.pop(client.number, None)
-            self._shown.pop(client.number, None)
-            self._seen.discard(client.number)
-            self._paced.discard(client.number)
+            if (held := self._away.get(left.session)) is not None:
+                self._away[left.session] = [decision for decision in held if decision.client != client.number]
             alive = self._pids.left(client.number)
             self._carry_out(self._arbiter.disconnect(client.number, self._clock(), alive=alive))
             self._check_in = CHECK_AGAIN
             self._check_ended()
 
-    def device_memory(self, amounts: Mapping[int, int | None], unclaimed: Mapping[int, int]) -> None:
+    def device_memory(self, amounts: Mapping[int, int | None], unstated: Mapping[int, int]) -> None:
         """Set the driver's bytes for the clients' processes on this GPU, by client number; None if it shows none.
 
-        ``unclaimed``: the part of them that the processes have not stated. The driver lists processes: of
+        ``unstated``: the part of them that the processes have not stated. The driver lists processes: of
         several connections of one process, a single connection has the figures and the others have 0.
         """
         now = self._clock()
         for number, amount in amounts.items():
-            figures = amount, unclaimed.get(number, 0)
-            if number in self._clients and figures != self._shown.get(number, (None, 0)):
-                self._shown[number] = figures
+            client, figures = self._clients.get(number), (amount, unstated.get(number, 0))
+            if client is not None and figures != client.shown:
+                client.shown = figures
                 self._carry_out(self._arbiter.device_memory(number, *figures, now))
 
     def working_sets(self, resident: Mapping[int, int]) -> None:
         """Set upper bounds of the clients' managed memory that is on the GPU now, in bytes, by client number."""
         now = self._clock()
         for number, amount in resident.items():
-            if number in self._clients:
-                if amount:  # else it may have come to the GPU since
-                    self._seen.add(number)
+            client = self._clients.get(number)
+            if client is not None:
+                client.seen = client.seen or amount > 0  # else it may have come to the GPU since
                 self._carry_out(self._arbiter.working_set(number, amount, now))
 
     def counts(self, client: CudaClient, managed: int, plain: int) -> None:
@@ -416,8 +418,8 @@ class GpuArbitration:
             self._waits.pop(number, None)  # it runs
         match frame.kind:
             case Kind.REQUEST:
-                if self.memory_queries is not None and number not in self._seen:
-                    self.memory_queries.at_once()
+                if self._memory_queries is not None and not self._clients[number].seen:
+                    self._memory_queries.at_once()
                 self._waits.pop(number, None)
                 self._waits[number] = now
                 short = self._bytes(fields[3])
@@ -460,14 +462,6 @@ class GpuArbitration:
         """Whether several sessions have work, or had a moment ago."""
         return self._arbiter.contended
 
-    def attribute_unconnected(self, sessions_of: Callable[[Iterable[int]], Mapping[int, str]]) -> None:
-        """Count the GPU time of unconnected processes for the sessions that `sessions_of` returns, by pid.
-
-        It is called in another thread.
-        """
-        if self._delivery is not None:
-            self._delivery.sessions_of = sessions_of
-
     def delivered(
         self, seconds_ago: tuple[float, float], busy: Mapping[int, float], strangers: Mapping[int, str]
     ) -> None:
@@ -492,11 +486,6 @@ class GpuArbitration:
         """Record the driver's figure for the memory of unconnected processes of an observed session."""
         if session in self._observed:
             self._observed.driver_memory(session, allocated)
-
-    @property
-    def memory_poll_interval(self) -> float | None:
-        """Seconds until the next query of the memory on the GPU; None if it does not matter now."""
-        return self._arbiter.memory_poll_interval
 
     def snapshot(self, session: str) -> SessionView:
         """Return the snapshot of a session."""
@@ -525,8 +514,8 @@ class GpuArbitration:
                 timer.cancel()
         if self._delivery is not None:
             self._delivery.close()
-        if self.memory_queries is not None:
-            self.memory_queries.close()
+        if self._memory_queries is not None:
+            self._memory_queries.close()
 
     def _carry_out(self, decisions: Iterable[Decision]) -> None:
         resuming: list[str] = []
@@ -535,41 +524,40 @@ class GpuArbitration:
             client = self._clients.get(decision.client)
             if client is None:
                 continue
-            session = self._session_of[client.number]
+            number, send = decision.client, partial(client.process.send, gpu=self._raw)
             if isinstance(decision, Refuse):  # a suspended process gets it too
-                client.send(Kind.GRANT, 0, 0, 0, 0, 1, gpu=self._raw)
+                send(Kind.GRANT, 0, 0, 0, 0, 1)
                 continue
-            if session in self._away:
-                if session not in self._held_back:
-                    self._held_back[session] = []
-                    resuming.append(session)
-                self._held_back[session].append(decision)
-                self._waits.setdefault(client.number, self._clock())
+            if client.session in self._away:
+                held = self._away[client.session]
+                if held is None:
+                    held = self._away[client.session] = []
+                    resuming.append(client.session)
+                held.append(decision)
+                self._waits.setdefault(number, self._clock())
                 continue
             match decision:
                 case LeaseGrant(lease=lease, time_slice=time_slice, prefetch=prefetch, pace=pace):
-                    self._waits.pop(client.number, None)
-                    if self._granted.get(client.number, (0, 0))[0] != lease:  # else this repeats the present lease
-                        self._granted[client.number] = (lease, self._clock())
-                    fields: tuple[int, ...] = (lease, round(time_slice * NANOSECONDS), prefetch)
-                    if client.number in self._paced:
-                        fields = (*fields, round(pace * NANOSECONDS))
-                    client.send(Kind.GRANT, *fields, gpu=self._raw)
+                    self._waits.pop(number, None)
+                    if client.lease != lease:  # else this repeats the present lease
+                        client.lease, client.granted_at = lease, self._clock()
+                    paces = (round(pace * NANOSECONDS),) if client.paced else ()
+                    send(Kind.GRANT, lease, round(time_slice * NANOSECONDS), prefetch, *paces)
                 case Revoke(lease=lease, page_out=amount, reason=reason):
-                    client.send(Kind.REVOKE, lease, amount, int(reason), gpu=self._raw)
+                    send(Kind.REVOKE, lease, amount, int(reason))
                 case PageOut(amount=amount):
-                    client.send(Kind.PAGE_OUT, amount, gpu=self._raw)
+                    send(Kind.PAGE_OUT, amount)
         for change in self._arbiter.paces():
             assert isinstance(change.client, int)
+            client = self._clients[change.client]
             # a client that is being resumed gets it with its lease
-            if change.client in self._paced and self._session_of[change.client] not in self._away:
-                self._clients[change.client].send(
-                    Kind.GRANT, change.lease, 0, 0, round(change.seconds * NANOSECONDS), gpu=self._raw
-                )
+            if client.paced and client.session not in self._away:
+                pace = round(change.seconds * NANOSECONDS)
+                client.process.send(Kind.GRANT, change.lease, 0, 0, pace, gpu=self._raw)
         if self._delivery is not None and self._arbiter.contended:
             self._delivery.request()
-        if self.memory_queries is not None:
-            self.memory_queries.request()
+        if self._memory_queries is not None:
+            self._memory_queries.request()
         self._set_timer()
         for name in resuming:
             self.resume(name)
@@ -602,19 +590,19 @@ class GpuArbitration:
         self._timer = self._due = None
         now = self._clock()
         for number in [number for number, since in self._waits.items() if now >= since + RENEW_EVERY]:
-            self._clients[number].send(Kind.GRANT, 0, gpu=self._raw)
+            self._clients[number].process.send(Kind.GRANT, 0, gpu=self._raw)
             del self._waits[number]
             self._waits[number] = now
         self._carry_out(self._arbiter.tick(now))
 
-    def _bytes(self, claimed: int) -> int:
+    def _bytes(self, stated: int) -> int:
         # a process may state anything up to 2^64; more than this does not change the arbiter's decisions
-        return min(claimed, 64 * self.gpu.memory_bytes)
+        return min(stated, 64 * self.gpu.memory_bytes)
 
     def _within_lease(self, number: int, lease: int, nanoseconds: int, now: float) -> float:
         """Return the reported seconds of a lease, at most the seconds since the grant."""
-        current, since = self._granted.get(number, (0, now))
-        return min(nanoseconds / NANOSECONDS, now - since) if lease == current else 0.0
+        client = self._clients[number]
+        return min(nanoseconds / NANOSECONDS, now - client.granted_at) if lease and lease == client.lease else 0.0
 
 
 def _ignore(session: str) -> None:

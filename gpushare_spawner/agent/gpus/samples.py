@@ -13,6 +13,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from gpushare_spawner.agent import processes
@@ -28,6 +29,65 @@ SILENCE = 0.6
 """Seconds without a sample after which the GPU counts as idle."""
 LATEST = 0.3
 """Seconds before now that samples may not cover yet."""
+
+
+Result = TypeVar("Result")
+
+
+def in_daemon_thread(work: Callable[[], Result]) -> asyncio.Future[Result]:
+    """Run a function in a thread that does not keep the agent from ending. Return a future of its result."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Result] = loop.create_future()
+
+    def hand_over(finish: Callable[[Any], None], outcome: object) -> None:
+        if not future.done():
+            finish(outcome)
+
+    def run() -> None:
+        finish: Callable[[Any], None] = future.set_result
+        outcome: object
+        try:
+            outcome = work()
+        except Exception as error:
+            finish, outcome = future.set_exception, error
+        with contextlib.suppress(RuntimeError):  # the loop is closed: no caller waits
+            loop.call_soon_threadsafe(hand_over, finish, outcome)
+
+    threading.Thread(target=run, name="nvml", daemon=True).start()
+    return future
+
+
+class _Queries:
+    """Queries of the driver about one GPU. The driver may block or hang, so one thread at a time queries it."""
+
+    def __init__(self, gpu: Gpu, source: GpuSource) -> None:
+        self._gpu = gpu
+        self._source = source
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._asking = self._closed = False
+
+    def close(self) -> None:
+        """Stop querying."""
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _begin(self, query: Callable[[], Result], answered: Callable[[Result], None]) -> None:
+        """Call `query`, which raises nothing, in a thread, and `answered` on the event loop."""
+        self._timer, self._asking = None, True
+        in_daemon_thread(query).add_done_callback(lambda done: answered(done.result()))
+
+
+SessionsOf = Callable[[Iterable[int]], Mapping[int, str]]
+"""Returns the sessions of processes, by pid."""
+Sample = tuple[tuple[Utilisation, ...] | None, Mapping[int, str]]
+"""The processes' parts of the GPU, None if the driver has no such figures; and the sessions of processes, by pid."""
+
+
+def nobody(pids: Iterable[int]) -> Mapping[int, str]:
+    """Attribute no process to a session."""
+    return {}
 
 
 class Competition(Protocol):
@@ -46,25 +106,27 @@ class Competition(Protocol):
         """
 
 
-class Delivery:
-    """Reads the samples of one GPU. The driver may block or hang, so one thread at a time queries it."""
+class Delivery(_Queries):
+    """Reads the samples of one GPU."""
 
-    def __init__(self, gpu: Gpu, source: GpuSource, competition: Competition, every: float = EVERY) -> None:
-        """Prepare for reading. `every`: seconds between two readings."""
+    def __init__(
+        self,
+        gpu: Gpu,
+        source: GpuSource,
+        competition: Competition,
+        sessions_of: SessionsOf = nobody,
+        every: float = EVERY,
+    ) -> None:
+        """Prepare for reading. `every`: seconds between two readings.
+
+        `sessions_of` returns the sessions of processes by the kernel's facts, in the thread that queries the driver.
+        """
+        super().__init__(gpu, source)
         self._every = every
-        self._gpu = gpu
-        self._source = source
         self._competition = competition
-        self._loop = asyncio.get_running_loop()
-        self._timer: asyncio.TimerHandle | None = None
-        self._asking = False
-        self._closed = False
+        self._sessions_of = sessions_of
         self.tells = True
         """Whether the driver has such figures."""
-        self.sessions_of: Callable[[Iterable[int]], Mapping[int, str]] = _nobody
-        """Returns the sessions of processes by the kernel's facts. Called in the thread that queries the
-        driver.
-        """
         self._clock = WallClock()
         self._clock.was_set = self._clock_was_set
         self._since = 0.0
@@ -76,34 +138,22 @@ class Delivery:
             self._since = self._clock()
             self._timer = self._loop.call_later(self._every, self._ask)
 
-    def close(self) -> None:
-        """Stop reading."""
-        self._closed = True
-        if self._timer is not None:
-            self._timer.cancel()
-
     def _ask(self) -> None:
-        self._timer, self._asking = None, True
-        since = self._since
+        self._begin(partial(self._query, self._since), self._answered)
 
-        def ask() -> None:
-            strangers: Mapping[int, str] = {}
-            try:
-                samples = self._source.utilisation(self._gpu, since)
-            except Exception:
-                log.exception("cannot ask the driver for the processes' use of GPU %d", self._gpu.index)
-                samples = None
-            try:
-                strangers = self.sessions_of(sample.pid for sample in samples or ())
-            except Exception:
-                # the samples of connected processes are right without it
-                log.exception("cannot find the sessions of the processes on GPU %d", self._gpu.index)
-            with contextlib.suppress(RuntimeError):  # the loop is closed
-                self._loop.call_soon_threadsafe(self._answered, samples, strangers)
+    def _query(self, since: float) -> Sample:
+        samples: tuple[Utilisation, ...] | None = None
+        strangers: Mapping[int, str] = {}
+        try:
+            samples = self._source.utilisation(self._gpu, since)
+            strangers = self._sessions_of(sample.pid for sample in samples or ())
+        except Exception:
+            # the samples of connected processes are right without the sessions of others
+            log.exception("cannot read the processes' use of GPU %d", self._gpu.index)
+        return samples, strangers
 
-        threading.Thread(target=ask, name="utilisation", daemon=True).start()
-
-    def _answered(self, samples: tuple[Utilisation, ...] | None, strangers: Mapping[int, str]) -> None:
+    def _answered(self, sample: Sample) -> None:
+        samples, strangers = sample
         if samples is None:
             self._closed, self.tells = True, False  # no such figures: the arbiter estimates from leases
         if not self._closed:
@@ -131,10 +181,6 @@ class Delivery:
             busy = {sample.pid: sample.busy * (until - self._since) for sample in samples}
             self._competition.delivered(span, busy, strangers)
             self._since = until
-
-
-def _nobody(pids: Iterable[int]) -> Mapping[int, str]:
-    return {}
 
 
 class Pids:
@@ -201,37 +247,31 @@ AT_ONCE_EVERY = 0.02
 """Least seconds between two queries, however many processes send their first request."""
 
 
-class Interested(Protocol):
-    """The arbitration of one GPU, which uses the figures."""
-
-    @property
-    def memory_poll_interval(self) -> float | None:
-        """Seconds until the next figures are needed; None if they do not matter now."""
-
-
-class MemoryQueries:
-    """Queries one GPU. The driver may block or hang, so one thread at a time queries it."""
+class MemoryQueries(_Queries):
+    """Queries the memory of one GPU."""
 
     def __init__(
-        self, gpu: Gpu, source: GpuSource, interested: Interested, seen: Callable[[Mapping[str, GpuState]], None]
+        self,
+        gpu: Gpu,
+        source: GpuSource,
+        poll_interval: Callable[[], float | None],
+        seen: Callable[[Mapping[str, GpuState]], None],
     ) -> None:
-        """Prepare for queries. `seen` is called on the event loop with each answer, by the GPU's UUID."""
-        self._gpu = gpu
-        self._source = source
-        self._interested = interested
+        """Prepare for queries. `seen` is called on the event loop with each answer, by the GPU's UUID.
+
+        `poll_interval` returns the seconds until the next figures are needed; None if they do not matter now.
+        """
+        super().__init__(gpu, source)
+        self._poll_interval = poll_interval
         self._seen = seen
-        self._loop = asyncio.get_running_loop()
-        self._timer: asyncio.TimerHandle | None = None
         self._due = 0.0
         self._queried_at = 0.0
-        self._asking = False
         self._again = False
         """Whether a process has sent its first request since the present query began."""
-        self._closed = False
 
     def request(self) -> None:
         """Query repeatedly while the figures matter."""
-        every = self._interested.memory_poll_interval
+        every = self._poll_interval()
         if every is not None:
             self._ask_at(self._queried_at + every)
 
@@ -239,12 +279,6 @@ class MemoryQueries:
         """Query for the first lease request of a process."""
         self._again = self._again or self._asking
         self._ask_at(self._queried_at + AT_ONCE_EVERY)
-
-    def close(self) -> None:
-        """Stop querying."""
-        self._closed = True
-        if self._timer is not None:
-            self._timer.cancel()
 
     def _ask_at(self, due: float) -> None:
         if self._asking or self._closed or (self._timer is not None and self._due <= due):
@@ -255,19 +289,15 @@ class MemoryQueries:
         self._timer = self._loop.call_at(due, self._ask)
 
     def _ask(self) -> None:
-        self._timer, self._asking, self._again = None, True, False
-        self._queried_at = self._loop.time()
+        self._again, self._queried_at = False, self._loop.time()
+        self._begin(self._query, self._answered)
 
-        def ask() -> None:
-            try:
-                answer = self._source.memory(self._gpu)
-            except Exception:
-                log.exception("cannot ask the driver for the memory of GPU %d", self._gpu.index)
-                answer = None
-            with contextlib.suppress(RuntimeError):  # the loop is closed
-                self._loop.call_soon_threadsafe(self._answered, answer)
-
-        threading.Thread(target=ask, name="memory", daemon=True).start()
+    def _query(self) -> GpuState | None:
+        try:
+            return self._source.memory(self._gpu)
+        except Exception:
+            log.exception("cannot ask the driver for the memory of GPU %d", self._gpu.index)
+            return None
 
     def _answered(self, state: GpuState | None) -> None:
         self._asking = False
@@ -278,29 +308,3 @@ class MemoryQueries:
         if self._again:
             self.at_once()
         self.request()
-
-
-Result = TypeVar("Result")
-
-
-def in_daemon_thread(work: Callable[[], Result]) -> asyncio.Future[Result]:
-    """Run a function in a thread that does not keep the agent from ending. Return a future of its result."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[Result] = loop.create_future()
-
-    def hand_over(finish: Callable[[Any], None], outcome: object) -> None:
-        if not future.done():
-            finish(outcome)
-
-    def run() -> None:
-        finish: Callable[[Any], None] = future.set_result
-        outcome: object
-        try:
-            outcome = work()
-        except Exception as error:
-            finish, outcome = future.set_exception, error
-        with contextlib.suppress(RuntimeError):  # the loop is closed: no caller waits
-            loop.call_soon_threadsafe(hand_over, finish, outcome)
-
-    threading.Thread(target=run, name="nvml", daemon=True).start()
-    return future

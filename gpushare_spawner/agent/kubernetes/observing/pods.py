@@ -174,9 +174,9 @@ class DriverUse:
         self._owners = UnconnectedProcesses(node.sessions)
         self._deliveries: dict[str, Delivery] = {}
         for uuid, arbitration in node.arbitrations.items():
-            delivery = Delivery(arbitration.gpu, source, Samples(arbitration, node.sessions), every=EVERY)
-            delivery.sessions_of = UnconnectedProcesses(node.sessions).sessions_of
-            self._deliveries[uuid] = delivery
+            sessions_of = UnconnectedProcesses(node.sessions).sessions_of
+            samples = Samples(arbitration, node.sessions)
+            self._deliveries[uuid] = Delivery(arbitration.gpu, source, samples, sessions_of, EVERY)
         self._unknown: set[str] = set()
         """GPUs with work that cannot be assigned to a session."""
         self._reading = Repeated(EVERY, self._read, log, "cannot read the use of the GPUs")
