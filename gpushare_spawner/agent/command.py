@@ -24,11 +24,12 @@ import struct
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 from gpushare_spawner import native
-from gpushare_spawner.agent.gpus.nvml import Gpu, GpuSource, KnownGpus, NoGpu, Nvml, all_gpus
+from gpushare_spawner.agent.gpus.nvml import Gpu, GpuSource, NoGpu, Nvml, RecordedGpus, all_gpus
 from gpushare_spawner.agent.memory.host_memory import HostMemorySettings
 from gpushare_spawner.agent.node import Node, NodeSettings
 from gpushare_spawner.agent.sessions.environment import Libraries
@@ -244,12 +245,12 @@ async def _serve(options: argparse.Namespace, read_cluster: ReadCluster) -> None
     async with contextlib.AsyncExitStack() as stack:
         folder = StateFolder(state_dir)
         stack.callback(folder.close)
-        recorded = KnownGpus(folder.gpus)
+        recorded = RecordedGpus(folder.gpus)
         nvml = Nvml(patient=bool(recorded))
         stack.callback(nvml.close)
         # on Kubernetes NVIDIA's device plugin gives MIG instances to pods, which an agent can only observe
         shares_whole_gpus = cluster is not None and not cluster.observes
-        listed = nvml.gpus if shares_whole_gpus else nvml.gpus_and_instances
+        listed = partial(nvml.gpus, mig=not shares_whole_gpus)
         try:
             gpus = all_gpus(listed, recorded, nvml.answers)
         except NoGpu as error:

@@ -31,9 +31,9 @@ from gpushare_spawner.agent.sessions.conversation import Conversation
 from gpushare_spawner.agent.sessions.environment import Libraries, mig_environment, mps_environment, session_environment
 from gpushare_spawner.agent.sessions.processes import (
     ContextMemory,
-    UnclaimedMemory,
     UnconnectedProcesses,
-    claimed_bytes,
+    UnstatedMemory,
+    stated_bytes,
 )
 from gpushare_spawner.agent.sessions.registry import SessionRegistry
 from gpushare_spawner.agent.sessions.session import Activity, Session
@@ -466,7 +466,7 @@ class Node:
         self.registry.left = self._left_suspended
         whole = {uuid: gpu for uuid, gpu in self.gpus.items() if gpu.mig is None}
         self.mps = MpsDaemons(settings.mps, whole, folder.mps, sessions, self.wall_clock, self.news)
-        self._unclaimed = UnclaimedMemory(self.gpus, context_bytes)
+        self._unstated = UnstatedMemory(self.gpus, context_bytes)
         self.rounds = Rounds(settings.rounds, self.gpus, source, self._memory_seen, context_bytes)
         self.health = GpuHealth(self.gpus, lambda: self.rounds.states)
         self.instances = InstanceWatch(
@@ -604,10 +604,10 @@ class Node:
 
     def _memory_seen(self, states: Mapping[str, GpuState]) -> None:
         sessions = self.registry.sessions.values()
-        claimed = claimed_bytes(states, sessions)
-        self._contexts.update(states, sessions, claimed)
-        unclaimed = self._unclaimed.update(states, claimed)
-        host_memory.tell_arbiters(states, self.gpus, self.arbitrations, sessions, unclaimed)
+        stated = stated_bytes(states, sessions)
+        self._contexts.update(states, sessions, stated)
+        unstated = self._unstated.update(states, stated)
+        host_memory.tell_arbiters(states, self.gpus, self.arbitrations, sessions, unstated)
         for session in sessions:
             for gpu in session.gpus:
                 if gpu.uuid in states and session.conversation is not None:

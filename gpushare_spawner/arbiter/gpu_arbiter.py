@@ -165,17 +165,17 @@ class GpuArbiter:
         """Replace the bytes that the client stated. Its shortage stays as stated."""
         return self.memory(client, managed, plain, now, self._roster.client(client).short)
 
-    def device_memory(self, client: ClientId, amount: int | None, unclaimed: int, now: float) -> list[Decision]:
+    def device_memory(self, client: ClientId, amount: int | None, unstated: int, now: float) -> list[Decision]:
         """Record the driver's figure for the client's process on this GPU, in bytes: managed, plain and CUDA context.
 
-        None if the driver does not show the process. Its plain memory then counts only while it works. ``unclaimed``:
+        None if the driver does not show the process. Its plain memory then counts only while it works. ``unstated``:
         the bytes beyond the process's stated memory.
         """
         record = self._roster.client(client)
         self._check_amount(amount)
-        self._check_amount(unclaimed)
+        self._check_amount(unstated)
         self._advance(now)
-        self._roster.device_memory(record, amount, unclaimed)
+        self._roster.device_memory(record, amount, unstated)
         return self._decide()
 
     def working_set(self, client: ClientId, resident: int, now: float) -> list[Decision]:

@@ -137,24 +137,24 @@ class Roster:
         if managed < 0 or plain < 0 or short < 0:
             raise ValueError(f"amounts of memory are at least 0, not {managed}, {plain} and {short}")
         self._set_short(client, min(short, plain) if client.session.whole else 0)
-        grown = max(0, managed - client.claimed_managed)
+        grown = max(0, managed - client.stated_managed)
         if grown:
             client.grown_at = self.now
-        client.claimed_managed, client.claimed_plain = managed, plain
+        client.stated_managed, client.stated_plain = managed, plain
         if not needed:
             client.stated = managed + plain - client.short
         self._reckon(client, grown if client.held else 0)
         self.holder_grew = self.holder_grew or (client.held and grown > 0)
 
-    def device_memory(self, client: Client, amount: int | None, unclaimed: int = 0) -> None:
+    def device_memory(self, client: Client, amount: int | None, unstated: int = 0) -> None:
         """Record the driver's bytes for the client's process, including its CUDA context; None if it shows none.
 
-        `unclaimed`: the part that the process has not stated.
+        `unstated`: the part that the process has not stated.
         """
         if client.session.presence is not Presence.ON_GPU:
             return  # its memory there is its need at the resumption
-        if (client.device_memory, client.unclaimed) != (amount, unclaimed):
-            client.device_memory, client.unclaimed = amount, unclaimed
+        if (client.device_memory, client.unstated) != (amount, unstated):
+            client.device_memory, client.unstated = amount, unstated
             self._reckon(client)
 
     def working_set(self, client: Client, resident: int) -> None:
@@ -221,10 +221,10 @@ class Roster:
         if client.session.moves_whole:
             self._reckon_whole(client)
             return
-        client.allocated = client.claimed_managed
-        fixed = min(client.claimed_plain - client.short + self._settings.context_bytes, self.vram)
+        client.allocated = client.stated_managed
+        fixed = min(client.stated_plain - client.short + self._settings.context_bytes, self.vram)
         confirmed = min(fixed, client.device_memory or 0)
-        plain = min(confirmed + client.unclaimed, self.vram)
+        plain = min(confirmed + client.unstated, self.vram)
         if plain != client.plain:
             client.plain = plain
             self._vram_budget = None
@@ -238,7 +238,7 @@ class Roster:
 
     def _fixed(self, client: Client) -> int:
         """Return the stated bytes that cannot leave the GPU, with the CUDA context."""
-        return min(client.claimed_plain + self._settings.context_bytes, self.vram)
+        return min(client.stated_plain + self._settings.context_bytes, self.vram)
 
     def _reckon_whole(self, client: Client) -> None:
         """Compute the figures of a client whose memory moves as a whole, with a CUDA context not yet shown."""
@@ -247,10 +247,10 @@ class Roster:
             self._vram_budget = None
         client.unconfirmed = 0
         possible = client.session.need is Need.POSSIBLE
-        claimed = client.claimed_managed + client.claimed_plain - (0 if possible else client.short)
+        stated = client.stated_managed + client.stated_plain - (0 if possible else client.short)
         context, shown = self._settings.context_bytes, client.device_memory
         client.allocated = client.working_set = min(
-            self.vram, max(claimed, claimed + context if shown is None else shown)
+            self.vram, max(stated, stated + context if shown is None else shown)
         )
         stated = client.stated + context if client.stated else 0
         client.present = min(client.working_set, stated if shown is None else shown)
@@ -287,8 +287,8 @@ class Roster:
         return Need.POSSIBLE if left >= brief else Need.LATER
 
     def _needed(self, client: Client) -> int:
-        claimed, shown = client.claimed_managed + client.claimed_plain, client.device_memory
-        return claimed + self._settings.context_bytes if shown is None else max(claimed, shown)
+        stated, shown = client.stated_managed + client.stated_plain, client.device_memory
+        return stated + self._settings.context_bytes if shown is None else max(stated, shown)
 
     def _at_most_on_gpu(self, client: Client) -> int:
         """Return the driver's bytes for the client, or else the stated bytes."""
@@ -323,7 +323,7 @@ class Roster:
 
     def refuse_memory(self, client: Client) -> None:
         """Remove the shortage of a client that is refused the memory."""
-        client.claimed_plain -= client.short
+        client.stated_plain -= client.short
         self._set_short(client, 0)
         client.turn_since = None
         self._reckon(client)
@@ -460,7 +460,7 @@ class Roster:
             waiting=any(client.waiting for client in clients),
             running=bool(running),
             held=any(client.lease for client in clients),
-            memory_bytes=sum(client.claimed_managed + client.claimed_plain for client in clients),
+            memory_bytes=sum(client.stated_managed + client.stated_plain for client in clients),
             resident_bytes=sum(map(self._resident, clients)),
             gpu_seconds=record.gpu_seconds + unreported,
             last_activity=now if running else record.last_activity,
@@ -471,5 +471,5 @@ class Roster:
     def _resident(self, client: Client) -> int:
         resident = self.residency.of(client)
         if client.session.moves_whole:
-            return min(resident, client.claimed_managed + client.claimed_plain)  # without its contexts
-        return resident + min(client.claimed_plain, self.vram)
+            return min(resident, client.stated_managed + client.stated_plain)  # without its contexts
+        return resident + min(client.stated_plain, self.vram)

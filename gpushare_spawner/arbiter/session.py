@@ -167,7 +167,7 @@ class Client:
 
     id: ClientId
     session: ArbitratedSession
-    claimed_managed: int = 0
+    stated_managed: int = 0
     """Managed memory, as the client states."""
     allocated: int = 0
     """Memory that can leave the GPU: managed memory, or all memory if the session's memory moves as a whole."""
@@ -177,10 +177,10 @@ class Client:
     """All stated memory, without the needs stated in a lease request."""
     present: int = 0
     """See `ArbitratedSession.present`."""
-    claimed_plain: int = 0
+    stated_plain: int = 0
     """Memory that cannot leave the GPU, as the client states."""
     plain: int = 0
-    """Part of `claimed_plain`, with the CUDA context, that the driver confirms, and `unclaimed`. It is always on the
+    """Part of `stated_plain`, with the CUDA context, that the driver confirms, and `unstated`. It is always on the
     GPU."""
     unconfirmed: int = 0
     """Part that the driver does not confirm. It counts while the client works or waits, like a working set, so that a
@@ -194,7 +194,7 @@ class Client:
     """Start of its turn with a shortage; None if it is not its turn, or it lacks nothing."""
     device_memory: int | None = None
     """Driver's figure for its process; None if the driver does not show it."""
-    unclaimed: int = 0
+    unstated: int = 0
     """Part beyond the process's stated memory: it is unknown whether it can leave the GPU."""
     touched: int | None = None
     """Largest amount of its managed memory seen on the GPU, with the amount paged out; None: never read."""

@@ -85,7 +85,7 @@ def probe(dev: Path) -> DriverFacts:
     try:
         version = str(pynvml.nvmlSystemGetDriverVersion())
         try:
-            gpus = nvml.gpus_and_instances()
+            gpus = nvml.gpus(mig=True)
         except NoGpu as error:
             return DriverFacts(no_gpu=str(error), version=version, left_out=tuple(messages.sentences))
         states = {gpu.uuid: nvml.state(gpu) for gpu in gpus}

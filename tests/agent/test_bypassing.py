@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpushare_spawner.agent.gpus.nvml import GpuProcess, GpuState
+from gpushare_spawner.agent.gpus.nvml import GpuState
 from gpushare_spawner.agent.sessions import processes
 from gpushare_spawner.agent.sessions.processes import UNCLAIMED_SLACK
 from gpushare_spawner.agent.state.records import PodOwner
@@ -38,7 +38,7 @@ def accused(agent: Agent, id: str = "ada") -> tuple[int, ...]:
 
 def shows(agent: Agent, memory: dict[int, int | None]) -> None:
     """NVML shows these processes with so many bytes on the first GPU."""
-    processes = {pid: GpuProcess(size) for pid, size in memory.items()}
+    processes = dict(memory.items())
     agent.source.states[FIRST.uuid] = GpuState(healthy=True, processes=processes)
 
 
@@ -78,7 +78,7 @@ async def test_connected_process_on_a_gpu_of_others_is_reported_however_little_i
     shows(agent, {os.getpid(): GIB // 8})
     await polls(agent)
     assert accused(agent) == ()
-    agent.source.states[SECOND.uuid] = GpuState(healthy=True, processes={os.getpid(): GpuProcess(None)})
+    agent.source.states[SECOND.uuid] = GpuState(healthy=True, processes={os.getpid(): None})
     await eventually(lambda: accused(agent) == (os.getpid(),))
     assert "connected, on a GPU that is not the session's" in caplog.text
 
@@ -88,7 +88,7 @@ async def test_process_of_two_sessions_may_use_the_gpus_of_both(agent: Agent) ->
     await agent.peer(agent.open())
     await agent.peer(agent.open("bob", gpus=(SECOND.uuid,)))
     for gpu in (FIRST, SECOND):
-        agent.source.states[gpu.uuid] = GpuState(healthy=True, processes={os.getpid(): GpuProcess(GIB // 8)})
+        agent.source.states[gpu.uuid] = GpuState(healthy=True, processes={os.getpid(): GIB // 8})
     await polls(agent)
     assert accused(agent) == accused(agent, "bob") == ()
 

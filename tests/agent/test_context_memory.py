@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, cast
 
-from gpushare_spawner.agent.gpus.nvml import GpuProcess, GpuState
-from gpushare_spawner.agent.sessions.processes import LARGEST, ContextMemory, claimed_bytes
+from gpushare_spawner.agent.gpus.nvml import GpuState
+from gpushare_spawner.agent.sessions.processes import LARGEST, ContextMemory, stated_bytes
 from gpushare_spawner.agent.sessions.session import Session
 from tests.agent.peers import FIRST
 
@@ -30,11 +30,11 @@ def session(**claims: int) -> Session:
 
 
 def shown(**sizes: int | None) -> dict[str, GpuState]:
-    return {FIRST.uuid: GpuState(True, processes={int(name[1:]): GpuProcess(size) for name, size in sizes.items()})}
+    return {FIRST.uuid: GpuState(True, processes={int(name[1:]): size for name, size in sizes.items()})}
 
 
 def of(contexts: ContextMemory, states: dict[str, GpuState], one: Any) -> int:
-    contexts.update(states, [one], claimed_bytes(states, [one]))
+    contexts.update(states, [one], stated_bytes(states, [one]))
     return int(one.context_bytes)
 
 

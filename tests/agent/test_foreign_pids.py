@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from gpushare_spawner.agent import processes
-from gpushare_spawner.agent.gpus.nvml import GpuProcess, GpuState, Utilisation
+from gpushare_spawner.agent.gpus.nvml import GpuState, Utilisation
 from gpushare_spawner.agent.kubernetes.options import WithoutProcesses, matched
 from gpushare_spawner.agent.node import Node, NodeSettings
 from gpushare_spawner.agent.periodic import RoundSettings
@@ -25,7 +25,7 @@ from gpushare_spawner.model.frames import Kind
 
 from .peers import FIRST, GIB, GpusOnPaper, Peer
 
-SEEN = GpuState(healthy=True, memory_used_bytes=GIB, processes={os.getpid(): GpuProcess(GIB)})
+SEEN = GpuState(healthy=True, memory_used_bytes=GIB, processes={os.getpid(): GIB})
 
 
 def may_unshare() -> bool:
@@ -68,7 +68,7 @@ import asyncio, sys
 from pathlib import Path
 from gpushare_spawner.agent.sessions.environment import Libraries
 from gpushare_spawner.agent.kubernetes.options import matched
-from gpushare_spawner.agent.gpus.nvml import GpuProcess, GpuState
+from gpushare_spawner.agent.gpus.nvml import GpuState
 from gpushare_spawner.agent.node import Node, NodeSettings
 from gpushare_spawner.agent.periodic import RoundSettings
 from gpushare_spawner.agent.state.folder import StateFolder
@@ -77,7 +77,7 @@ from tests.agent.peers import FIRST, GIB, GpusOnPaper
 
 async def serve():
     source = GpusOnPaper()
-    source.states[FIRST.uuid] = GpuState(healthy=True, processes={int(pid): GpuProcess(GIB) for pid in sys.argv[2:]})
+    source.states[FIRST.uuid] = GpuState(healthy=True, processes={int(pid): GIB for pid in sys.argv[2:]})
     settings = NodeSettings("n", rounds=RoundSettings(check_every=0.05, poll_every=0.05))
     node = Node(settings, [FIRST], matched(source, (FIRST,)), StateFolder(Path(sys.argv[1])), Libraries(Path("/l.so")))
     await node.start()
@@ -102,7 +102,7 @@ asyncio.run(serve())
 async def node(short_folder: Path) -> AsyncIterator[Node]:
     source = GpusOnPaper()
     # the driver's numbers, one of which is that of another process here
-    source.states[FIRST.uuid] = GpuState(healthy=True, processes={1: GpuProcess(GIB), 4_000_001: GpuProcess(GIB)})
+    source.states[FIRST.uuid] = GpuState(healthy=True, processes={1: GIB, 4_000_001: GIB})
     source.utilised[FIRST.uuid] = (Utilisation(1, 1.0, 0.9),)
     settings = NodeSettings("n", rounds=RoundSettings(check_every=0.05, poll_every=0.05))
     folder = StateFolder(short_folder)

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpushare_spawner.agent.gpus.nvml import GpuProcess, GpuState
+from gpushare_spawner.agent.gpus.nvml import GpuState
 from gpushare_spawner.agent.sockets import connection, session_socket
 from gpushare_spawner.agent.sockets.connection import MALFORMED, NOT_ALLOWED
 from gpushare_spawner.clocks import Budget
@@ -386,9 +386,7 @@ async def test_a_trap_in_the_users_folder_hurts_nobody(agent: Agent, short_folde
 
 def shows(agent: Agent, amount: int, pid: int | None = None) -> None:
     """NVML lists a process of this machine, this one unless told otherwise, with so many bytes on the first GPU."""
-    agent.source.states[FIRST.uuid] = GpuState(
-        healthy=True, processes={os.getpid() if pid is None else pid: GpuProcess(amount)}
-    )
+    agent.source.states[FIRST.uuid] = GpuState(healthy=True, processes={os.getpid() if pid is None else pid: amount})
 
 
 async def run_together(agent: Agent, *peers: Peer, gib: int) -> bool:

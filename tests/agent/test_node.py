@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gpushare_spawner.agent.gpus.nvml import Gpu, GpuProcess, GpuState
+from gpushare_spawner.agent.gpus.nvml import Gpu, GpuState
 from gpushare_spawner.agent.periodic import RoundSettings
 from gpushare_spawner.model.control import ConfirmRequest, ControlRefused, NoticeRequest, TierRequest
 from gpushare_spawner.model.frames import Kind, Role
@@ -366,9 +366,7 @@ async def test_bypassing_processes_are_reported_after_a_second_look(agent: Agent
     agent.node.requests.confirm(ConfirmRequest(id="ada", pid=os.getpid()))
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:
-        agent.source.states[FIRST.uuid] = GpuState(
-            healthy=True, processes={pid: GpuProcess() for pid in (child.pid, os.getpid(), 1)}
-        )
+        agent.source.states[FIRST.uuid] = GpuState(healthy=True, processes=dict.fromkeys((child.pid, os.getpid(), 1)))
         await eventually(lambda: session(agent).bypassing_pids == tuple(sorted((os.getpid(), child.pid))))
         await agent.peer(path)  # this process has the library after all
         await eventually(lambda: session(agent).bypassing_pids == (child.pid,))

@@ -8,7 +8,7 @@ from typing import Any
 import pynvml
 import pytest
 
-from gpushare_spawner.agent.gpus.nvml import GpuProcess, NoGpu, Nvml, Utilisation
+from gpushare_spawner.agent.gpus.nvml import NoGpu, Nvml, Utilisation
 
 
 def fake_nvml(monkeypatch: pytest.MonkeyPatch, **functions: Any) -> None:
@@ -108,7 +108,7 @@ def test_a_process_has_the_memory_that_the_driver_says(monkeypatch: pytest.Monke
     fake_nvml(monkeypatch, nvmlDeviceGetComputeRunningProcesses=lambda handle: listed)
     nvml = Nvml()
     state = nvml.state(nvml.gpus()[0])
-    assert state.processes == {7: GpuProcess(2**30 + 2**20), 9: GpuProcess(None)}
+    assert state.processes == {7: 2**30 + 2**20, 9: None}
     assert state.pids == (7, 9)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pynvml
 import pytest
 
-from gpushare_spawner.agent.gpus.nvml import GONE, Gpu, KnownGpus, NoGpu, Nvml, all_gpus
+from gpushare_spawner.agent.gpus.nvml import GONE, Gpu, NoGpu, Nvml, RecordedGpus, all_gpus
 from gpushare_spawner.model.layer_rules import MigInstance, MigProfile
 from tests.agent.peers import FIRST
 from tests.agent.test_nvml import fails, fake_nvml
@@ -85,7 +85,7 @@ def test_instances_are_found_with_their_sizes(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     fake_mig(monkeypatch, {0: SMALL, 2: MEDIA, 3: LARGE, 6: SPLIT})
-    whole, small, media, large = Nvml().gpus_and_instances()
+    whole, small, media, large = Nvml().gpus(mig=True)
     assert (whole.uuid, whole.mig) == ("GPU-0", None)
     assert (small.index, small.uuid, small.model, small.memory_bytes) == (
         1, "MIG-1", "NVIDIA A100-SXM4-80GB MIG 1g.10gb", 9728 * MIB
@@ -103,7 +103,7 @@ def test_instances_are_found_with_their_sizes(
 
 def test_gpu_with_four_compute_slices_is_known_by_its_profiles(monkeypatch: pytest.MonkeyPatch) -> None:
     fake_mig(monkeypatch, {0: ("MIG-1", "NVIDIA A30 MIG 1g.6gb", 1, 1, 5836)}, A30)
-    profile = Nvml().gpus_and_instances()[1].mig
+    profile = Nvml().gpus(mig=True)[1].mig
     assert profile is not None
     assert profile.profile == MigProfile("1g.6gb", 1, 4, 2, 5836 * MIB)
     assert profile.profile.units == 25
@@ -111,7 +111,7 @@ def test_gpu_with_four_compute_slices_is_known_by_its_profiles(monkeypatch: pyte
 
 def test_instance_without_profiles_is_taken_for_no_more_than_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     fake_mig(monkeypatch, {0: ("MIG-1", "some name", 1, 1, 5836)}, {})
-    found = Nvml().gpus_and_instances()[1].mig
+    found = Nvml().gpus(mig=True)[1].mig
     assert found is not None
     assert found.profile == MigProfile("1g.6gb", 1, 7, 1, 5836 * MIB)
 
@@ -120,12 +120,12 @@ def test_gpu_in_mig_mode_without_instances_is_left_out_with_what_to_do(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     fake_mig(monkeypatch, {})
-    assert [gpu.uuid for gpu in Nvml().gpus_and_instances()] == ["GPU-0"]
+    assert [gpu.uuid for gpu in Nvml().gpus(mig=True)] == ["GPU-0"]
     assert "GPU 1 is in MIG mode and has no instance" in caplog.text
     assert "nvidia-smi mig -i 1 -cgi" in caplog.text
     monkeypatch.setattr(pynvml, "nvmlDeviceGetMigMode", lambda handle: [1, 1])
     with pytest.raises(NoGpu, match="GPU 0 is in MIG mode and has no instance"):
-        Nvml().gpus_and_instances()
+        Nvml().gpus(mig=True)
 
 
 def test_agent_of_a_cluster_leaves_instances_to_nvidias_device_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,7 +135,7 @@ def test_agent_of_a_cluster_leaves_instances_to_nvidias_device_plugin(monkeypatc
 
 def test_uuids_of_old_drivers_are_left_out(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     fake_mig(monkeypatch, {0: ("MIG-GPU-9/1/0", *SMALL[1:])})
-    assert len(Nvml().gpus_and_instances()) == 1
+    assert len(Nvml().gpus(mig=True)) == 1
     assert "driver 470" in caplog.text
 
 
@@ -143,7 +143,7 @@ def test_instance_is_well_until_an_admin_destroys_it(monkeypatch: pytest.MonkeyP
     devices: Devices = {0: SMALL, 3: LARGE}
     fake_mig(monkeypatch, devices)
     nvml = Nvml()
-    _, small, _ = nvml.gpus_and_instances()
+    _, small, _ = nvml.gpus(mig=True)
     state = nvml.state(small)
     assert (state.healthy, state.memory_used_bytes, state.utilisation) == (True, 100 * MIB, None)
     del devices[0]
@@ -154,7 +154,7 @@ def test_instance_is_well_until_an_admin_destroys_it(monkeypatch: pytest.MonkeyP
 def test_instance_of_a_gpu_that_is_lost_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     fake_mig(monkeypatch, {0: SMALL})
     nvml = Nvml()
-    _, small = nvml.gpus_and_instances()
+    _, small = nvml.gpus(mig=True)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetMemoryInfo", fails(pynvml.NVML_ERROR_GPU_IS_LOST))
     assert "does not answer its driver" in nvml.state(small).trouble
     assert [gpu.uuid for gpu in nvml.instances() or ()] == []
@@ -163,7 +163,7 @@ def test_instance_of_a_gpu_that_is_lost_does_not_answer(monkeypatch: pytest.Monk
 def test_xid_of_a_gpu_concerns_its_instances(monkeypatch: pytest.MonkeyPatch) -> None:
     fake_mig(monkeypatch, {0: SMALL})
     nvml = Nvml()
-    whole, small = nvml.gpus_and_instances()
+    whole, small = nvml.gpus(mig=True)
     assert nvml._xids is not None
     nvml._xids.last["GPU-1"] = 79
     assert "broke with Xid 79" in nvml.state(small).trouble
@@ -174,5 +174,5 @@ def test_instance_that_is_gone_when_the_agent_starts_is_kept_for_its_session(tmp
     path = tmp_path / "gpus.json"
     whole = MigInstance("GPU-1", "A100", MigProfile("1g.10gb", 1, 7, 1, 9728 * MIB))
     a, b = (Gpu(1, f"MIG-{name}", "A100 MIG 1g.10gb", 9728 * MIB, mig=whole) for name in "ab")
-    KnownGpus(path).save([FIRST, a, b])
-    assert all_gpus(lambda: (FIRST, b), KnownGpus(path), lambda gpu: False) == (FIRST, b, a)
+    RecordedGpus(path).save([FIRST, a, b])
+    assert all_gpus(lambda: (FIRST, b), RecordedGpus(path), lambda gpu: False) == (FIRST, b, a)

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from gpushare_spawner.agent.gpus import samples as gpu_samples
-from gpushare_spawner.agent.gpus.nvml import Gpu, GpuProcess, GpuState, Utilisation
+from gpushare_spawner.agent.gpus.nvml import Gpu, GpuState, Utilisation
 from gpushare_spawner.agent.memory import session_limit
 from gpushare_spawner.agent.memory.host_memory import HostMemorySettings
 from gpushare_spawner.agent.node import Node, NodeSettings
@@ -193,9 +193,7 @@ class VirtualNode:
 
     def state(self, gpu: Gpu) -> GpuState:
         used = sum(one.shown or 0 for one in self.processes)
-        shown = {
-            one.peer.pid: GpuProcess(0 if self._real else one.shown) for one in self.processes if one.shown is not None
-        }
+        shown = {one.peer.pid: 0 if self._real else one.shown for one in self.processes if one.shown is not None}
         return GpuState(healthy=True, memory_used_bytes=used, processes=shown)
 
     memory = state

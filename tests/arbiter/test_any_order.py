@@ -33,7 +33,7 @@ class Peer:
     managed: int = 0
     plain: int = 0
     shown: int | None = None
-    unclaimed: int = 0
+    unstated: int = 0
     """What the driver shows for its process."""
     waiting: bool = False
     waiting_since: float = 0.0
@@ -203,8 +203,8 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(data=st.data(), amount=st.one_of(st.none(), SIZES), part=st.floats(0.0, 1.0))
     def the_driver_shows(self, data: st.DataObject, amount: int | None, part: float) -> None:
         name, peer = self.some_peer(data)
-        peer.shown, peer.unclaimed = amount, round((amount or 0) * part)
-        self.obey(self.arbiter.device_memory(name, amount, peer.unclaimed, self.now))
+        peer.shown, peer.unstated = amount, round((amount or 0) * part)
+        self.obey(self.arbiter.device_memory(name, amount, peer.unstated, self.now))
         if amount is not None:
             self.obey(self.arbiter.working_set(name, amount, self.now))
 
@@ -278,7 +278,7 @@ class AnyOrder(RuleBasedStateMachine):
         """Bytes that cannot leave the GPU: those that the driver confirms, and those that it does not."""
         claimed = min(VRAM, peer.plain + self.settings.context_bytes)
         confirmed = min(claimed, peer.shown or 0)
-        return min(confirmed + peer.unclaimed, VRAM), claimed - confirmed
+        return min(confirmed + peer.unstated, VRAM), claimed - confirmed
 
     def fit(self, peers: list[Peer]) -> bool:
         if len(peers) <= 1:

@@ -384,7 +384,7 @@ def test_a_view_shows_what_was_paged_out_and_no_more_plain_memory_on_the_gpu_tha
     board = Board(a=30).work("a")
     board.residency.order_out(board["a"], 10, 1.0)
     board.residency.paged_out(board["a"], 10, 1.0, 2.0)
-    board["a"].claimed_plain = 500
+    board["a"].stated_plain = 500
     view = board.snapshot("a")
     assert (view.paged_out_bytes, view.memory_bytes, view.resident_bytes) == (10, 530, 120)
 

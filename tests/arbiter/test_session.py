@@ -27,7 +27,7 @@ def client(**state: object) -> Client:
 
 def test_a_new_client_has_nothing_and_does_nothing() -> None:
     new = client()
-    for amount in ("allocated", "working_set", "claimed_plain", "plain", "unconfirmed", "shown", "lease", "order"):
+    for amount in ("allocated", "working_set", "stated_plain", "plain", "unconfirmed", "shown", "lease", "order"):
         assert getattr(new, amount) == 0, amount
     for unknown in ("device_memory", "touched", "proven", "revoked", "quiet_since", "last_quiet"):
         assert getattr(new, unknown) is None, unknown

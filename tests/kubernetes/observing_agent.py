@@ -6,7 +6,7 @@ import contextlib
 import time
 from pathlib import Path
 
-from gpushare_spawner.agent.gpus.nvml import Gpu, GpuProcess, GpuState, Utilisation
+from gpushare_spawner.agent.gpus.nvml import Gpu, GpuState, Utilisation
 from gpushare_spawner.agent.kubernetes.api import ClusterApi
 from gpushare_spawner.agent.kubernetes.devices.container import ContainerResponses
 from gpushare_spawner.agent.kubernetes.host_library import HostLibraries
@@ -46,7 +46,7 @@ class WorkingGpus(GpusOnPaper):
 
     def state(self, gpu: Gpu) -> GpuState:
         here = self.working.get(gpu.uuid, {})
-        processes = {pid: GpuProcess(memory_bytes=2**30) for pid in here}
+        processes = dict.fromkeys(here, 2**30)
         return GpuState(healthy=True, utilisation=min(1.0, sum(here.values())), processes=processes)
 
     def utilisation(self, gpu: Gpu, since: float) -> tuple[Utilisation, ...] | None:

@@ -3,7 +3,7 @@
 `XidEvents` collects errors of a GPU (Xid) that do not stop NVML's answers. Source for the numbers: NVIDIA, "Xid Errors"
 (docs.nvidia.com/deploy/xid-errors).
 
-`KnownGpus` records the GPUs of this machine on the disk: a lost GPU is unhealthy and stays listed when the agent starts
+`RecordedGpus` keeps the GPUs of this machine on the disk: a lost GPU is unhealthy and stays listed when the agent starts
 anew. Without this record an agent whose only GPU is lost could not start, and its sessions and tiers would be lost.
 
 A MIG instance here is a GPU instance with one compute instance, as `nvidia-smi mig -cgi ... -C` makes it. A GPU
@@ -18,12 +18,12 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import pynvml
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from gpushare_spawner.agent import processes
 from gpushare_spawner.agent.state.records import regular_content, replace_file
@@ -103,24 +103,6 @@ never larger.
 _MEBIBYTE = 2**20
 
 
-@dataclass(frozen=True)
-class FoundInstance:
-    """One MIG instance."""
-
-    uuid: str
-    model: str
-    memory_bytes: int
-    instance: MigInstance
-
-
-@dataclass(frozen=True)
-class _Whole:
-    """The resources that all instances of a GPU divide."""
-
-    slices: int
-    memory_mib: int
-
-
 def in_mig_mode(handle: Any) -> bool:
     """Return whether a GPU is in MIG mode; False for a GPU without MIG, and for a MIG device."""
     try:
@@ -130,13 +112,11 @@ def in_mig_mode(handle: Any) -> bool:
     return bool(current == pynvml.NVML_DEVICE_MIG_ENABLE)
 
 
-def instances(handle: Any, gpu: str, model: str, memory_bytes: int) -> tuple[list[FoundInstance], list[str]]:
-    """Return the instances of a GPU in MIG mode, and why some are left out, in sentences.
-
-    ``gpu``: its UUID; ``memory_bytes``: of the whole GPU.
-    """
-    listed, skipped = [], []
-    whole = _whole(handle, memory_bytes)
+def _instances(handle: Any, gpu: Gpu) -> tuple[list[Gpu], list[str]]:
+    """Return the instances of a GPU in MIG mode, and why some, or all, are left out, in sentences."""
+    listed: list[Gpu] = []
+    skipped: list[str] = []
+    whole = _whole(handle, gpu.memory_bytes)
     for device in _devices(handle):
         try:
             uuid, name = str(pynvml.nvmlDeviceGetUUID(device)), str(pynvml.nvmlDeviceGetName(device))
@@ -144,17 +124,23 @@ def instances(handle: Any, gpu: str, model: str, memory_bytes: int) -> tuple[lis
             memory = int(pynvml.nvmlDeviceGetMemoryInfo(device).total)
         except pynvml.NVMLError as error:
             # it can be destroyed between two queries
-            skipped.append(f"a MIG device of GPU {gpu} does not answer and is left out: {error}")
-            continue
-        if uuid.startswith(OLD_UUID):
-            skipped.append(f"MIG device {uuid} is left out: it has a UUID of its own from driver 470 on")
+            skipped.append(f"a MIG device of GPU {gpu.uuid} does not answer and is left out: {error}")
             continue
         slices = int(attributes.gpuInstanceSliceCount)
-        if int(attributes.computeInstanceSliceCount) < slices:
+        if uuid.startswith(OLD_UUID):
+            skipped.append(f"MIG device {uuid} is left out: it has a UUID of its own from driver 470 on")
+        elif int(attributes.computeInstanceSliceCount) < slices:
             skipped.append(f"MIG device {uuid} is left out: it shares the memory of its GPU instance with others")
-            continue
-        profile = _profile(name, slices, int(attributes.memorySizeMB), memory, whole)
-        listed.append(FoundInstance(uuid, f"{model}{MARK}{profile.name}", memory, MigInstance(gpu, model, profile)))
+        else:
+            profile = _profile(name, slices, int(attributes.memorySizeMB), memory, whole)
+            instance = MigInstance(gpu.uuid, gpu.model, profile)
+            model = f"{gpu.model}{MARK}{profile.name}"
+            listed.append(replace(gpu, uuid=uuid, model=model, memory_bytes=memory, mig=instance))
+    if not listed:
+        skipped.append(
+            f"GPU {gpu.index} is in MIG mode and has no instance that a session can have: make some, as "
+            f"`nvidia-smi mig -i {gpu.index} -cgi 1g.10gb,1g.10gb -C` does"
+        )
     return listed, skipped
 
 
@@ -171,8 +157,8 @@ def _devices(handle: Any) -> Iterator[Any]:
             continue
 
 
-def _whole(handle: Any, memory_bytes: int) -> _Whole:
-    """Return the resources of the GPU's largest profile, which is the whole GPU."""
+def _whole(handle: Any, memory_bytes: int) -> tuple[int, int]:
+    """Return the compute slices and the MiB of the GPU's largest profile, which is the whole GPU."""
     slices, memory_mib = 0, 0
     for number in range(pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT):
         try:
@@ -180,18 +166,19 @@ def _whole(handle: Any, memory_bytes: int) -> _Whole:
         except pynvml.NVMLError:
             continue  # this GPU has no such profile
         slices, memory_mib = max(slices, int(largest.sliceCount)), max(memory_mib, int(largest.memorySizeMB))
-    return _Whole(slices or MOST_COMPUTE_SLICES, memory_mib or memory_bytes // _MEBIBYTE)
+    return slices or MOST_COMPUTE_SLICES, memory_mib or memory_bytes // _MEBIBYTE
 
 
-def _profile(name: str, slices: int, memory_mib: int, memory_bytes: int, whole: _Whole) -> MigProfile:
-    eighths = round(memory_mib * MEMORY_SLICES / max(1, whole.memory_mib))
+def _profile(name: str, slices: int, memory_mib: int, memory_bytes: int, whole: tuple[int, int]) -> MigProfile:
+    compute_slices, whole_mib = whole
+    eighths = round(memory_mib * MEMORY_SLICES / max(1, whole_mib))
     _, mark, own = name.partition(MARK)
     # "1g.10gb+me" is written "1g.10gb.me" on Kubernetes
     called = own.strip().replace("+", ".") if mark else f"{slices}g.{round(memory_mib / 1024)}gb"
     return MigProfile(
         name=called,
         slices=slices,
-        compute_slices=whole.slices,
+        compute_slices=compute_slices,
         memory_slices=max(1, min(MEMORY_SLICES, eighths)),
         memory_bytes=memory_bytes,
     )
@@ -243,14 +230,6 @@ class Gpu:
 
 
 @dataclass(frozen=True)
-class GpuProcess:
-    """NVML's figures for one process on one GPU."""
-
-    memory_bytes: int | None = None
-    """Device memory of the process, including resident managed memory; None: not reported."""
-
-
-@dataclass(frozen=True)
 class Utilisation:
     """One process's part of a GPU's time, measured by the driver."""
 
@@ -280,8 +259,11 @@ class GpuState:
     """None: not reported."""
     power_watts: float | None = None
     """Power draw of the GPU; None: not reported."""
-    processes: Mapping[int, GpuProcess] = field(default_factory=dict)
-    """Processes with a CUDA context on it, by pid in this machine's numbering."""
+    processes: Mapping[int, int | None] = field(default_factory=dict)
+    """Device memory in bytes of each process with a CUDA context on it, by pid in this machine's numbering.
+
+    Includes resident managed memory. None: not reported.
+    """
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -377,42 +359,20 @@ class Nvml:
         self._xids = XidEvents(sorted(self._watched))
         self._xids.last.update(seen)
 
-    def answers(self, gpu: Gpu) -> bool:
+    def answers(self, uuid: str) -> bool:
         """Return whether a GPU answers its driver, in any mode."""
-        return self._answers(gpu.uuid)
-
-    def _answers(self, uuid: str) -> bool:
         try:
             pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByUUID(uuid))
         except pynvml.NVMLError:
             return False
         return True
 
-    def gpus(self) -> tuple[Gpu, ...]:
-        """Return the whole GPUs that can be shared. Raises NoGpu if there is none.
+    def gpus(self, mig: bool = False) -> tuple[Gpu, ...]:
+        """Return the GPUs that can be shared. Raises NoGpu if there is none.
 
-        A GPU in MIG mode, or without an answer, is left out, with an entry in the log.
+        `mig`: with the MIG instances of GPUs in MIG mode. Other GPUs in MIG mode, and GPUs without an answer, are left
+        out, with an entry in the log.
         """
-        return self._listed(mig=False)
-
-    def gpus_and_instances(self) -> tuple[Gpu, ...]:
-        """Return the GPUs that can be shared, and the MIG instances of GPUs in MIG mode.
-
-        Raises NoGpu if there is neither.
-        """
-        return self._listed(mig=True)
-
-    def instances(self) -> tuple[Gpu, ...] | None:
-        """Return the present MIG instances; None: NVML does not answer. May be called from any thread."""
-        with self._opening:
-            if self._missing is not None:
-                return None
-            try:
-                return tuple(gpu for gpu in self._all(mig=True)[0] if gpu.mig is not None)
-            except NoGpu:
-                return None
-
-    def _listed(self, mig: bool) -> tuple[Gpu, ...]:
         if self._missing is not None:
             raise NoGpu(self._missing)
         gpus, skipped = self._all(mig)
@@ -424,11 +384,25 @@ class Nvml:
             self._watch(gpu.whole for gpu in gpus)
         return tuple(gpus)
 
+    def instances(self) -> tuple[Gpu, ...] | None:
+        """Return the present MIG instances; None: NVML does not answer. May be called from any thread."""
+        with self._opening:
+            if self._missing is not None:
+                return None
+            try:
+                return tuple(gpu for gpu in self._all(mig=True)[0] if gpu.mig is not None)
+            except NoGpu:
+                return None
+
     def _all(self, mig: bool) -> tuple[list[Gpu], list[str]]:
         """Return the GPUs, with MIG instances if requested, and why some are left out. Raises NoGpu."""
         gpus: list[Gpu] = []
         skipped: list[str] = []
-        for index in range(_count()):
+        try:
+            count = int(pynvml.nvmlDeviceGetCount())
+        except pynvml.NVMLError as error:
+            raise NoGpu(f"NVML lists no GPUs: {error}") from None
+        for index in range(count):
             try:
                 handle = pynvml.nvmlDeviceGetHandleByIndex(index)
                 model = str(pynvml.nvmlDeviceGetName(handle))
@@ -438,7 +412,7 @@ class Nvml:
                     model=model,
                     memory_bytes=int(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
                     simulated=model.startswith("Simulated"),
-                    minor=_minor(handle),
+                    minor=_figure(pynvml.nvmlDeviceGetMinorNumber, handle),
                 )
                 if not in_mig_mode(handle):
                     gpus.append(gpu)
@@ -470,7 +444,7 @@ class Nvml:
             handle = pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid)
             used = int(pynvml.nvmlDeviceGetMemoryInfo(handle).used)
         except pynvml.NVMLError as error:
-            if gpu.mig is not None and self._answers(gpu.mig.gpu):
+            if gpu.mig is not None and self.answers(gpu.mig.gpu):
                 return GpuState(healthy=False, trouble=GONE)
             self._open_again()
             return GpuState(healthy=False, trouble=f"does not answer its driver ({error})")
@@ -564,62 +538,29 @@ def _figure(ask: Callable[..., Any], *arguments: Any) -> Any:
         return None
 
 
-def _processes(handle: Any) -> dict[int, GpuProcess]:
+def _processes(handle: Any) -> dict[int, int | None]:
     try:
         listed = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
     except pynvml.NVMLError:
         # some drivers do not list processes; the GPU is healthy all the same
         return {}
-    processes: dict[int, GpuProcess] = {}
+    processes: dict[int, int | None] = {}
     for process in listed:
         pid, memory = int(process.pid), getattr(process, "usedGpuMemory", None)
-        before = processes.get(pid, GpuProcess()).memory_bytes
+        before = processes.get(pid)
         # A pid is listed twice if a process computes in two ways, such as by itself and through MPS.
-        processes[pid] = GpuProcess(before if memory is None else int(memory) + (before or 0))
+        processes[pid] = before if memory is None else int(memory) + (before or 0)
     return processes
-
-
-def _count() -> int:
-    """Return the number of GPUs. Raises NoGpu."""
-    try:
-        return int(pynvml.nvmlDeviceGetCount())
-    except pynvml.NVMLError as error:
-        raise NoGpu(f"NVML lists no GPUs: {error}") from None
-
-
-def _minor(handle: Any) -> int | None:
-    try:
-        return int(pynvml.nvmlDeviceGetMinorNumber(handle))
-    except pynvml.NVMLError:
-        return None
-
-
-def _instances(handle: Any, gpu: Gpu) -> tuple[list[Gpu], list[str]]:
-    """Return the instances of a GPU in MIG mode, and why some, or all, are left out."""
-    valid, skipped = instances(handle, gpu.uuid, gpu.model, gpu.memory_bytes)
-    if not valid:
-        skipped.append(
-            f"GPU {gpu.index} is in MIG mode and has no instance that a session can have: make some, as "
-            f"`nvidia-smi mig -i {gpu.index} -cgi 1g.10gb,1g.10gb -C` does"
-        )
-    parts = [
-        replace(gpu, uuid=part.uuid, model=part.model, memory_bytes=part.memory_bytes, mig=part.instance)
-        for part in valid
-    ]
-    return parts, skipped
-
-
-_GPUS = TypeAdapter(tuple[Gpu, ...])
 
 
 class _Record(BaseModel):
     model_config = ConfigDict(extra="ignore")
 
     boot: str
-    gpus: list[dict[str, object]]
+    gpus: tuple[Gpu, ...]
 
 
-class KnownGpus:
+class RecordedGpus:
     """The file ``gpus.json`` in the state folder."""
 
     def __init__(self, path: Path) -> None:
@@ -629,7 +570,7 @@ class KnownGpus:
         self._this_boot = False
         try:
             record = _Record.model_validate_json(regular_content(path))
-            self._gpus = _GPUS.validate_python(record.gpus)
+            self._gpus = record.gpus
             self._this_boot = record.boot == processes.boot_id()
         except FileNotFoundError:
             pass
@@ -639,7 +580,7 @@ class KnownGpus:
     def __bool__(self) -> bool:
         return bool(self._gpus)
 
-    def lost(self, listed: Iterable[Gpu], answers: Callable[[Gpu], bool]) -> tuple[Gpu, ...]:
+    def lost(self, listed: Iterable[Gpu], answers: Callable[[str], bool]) -> tuple[Gpu, ...]:
         """Return recorded GPUs that NVML does not list now.
 
         Only those of this boot of the machine, unless no GPU is left: otherwise a removed GPU would count as lost
@@ -653,7 +594,7 @@ class KnownGpus:
             replaced = gpu.uuid in uuids or (gpu.index in indices and gpu.mig is None)
             if replaced or (listed and (not self._this_boot or (gpu.simulated and gpu.mig is None))):
                 continue
-            if not answers(gpu):
+            if not answers(gpu.uuid):
                 log.error(
                     "GPU %d (%s) is lost: it was here before; it is unhealthy until it answers", gpu.index, gpu.uuid
                 )
@@ -662,7 +603,7 @@ class KnownGpus:
 
     def save(self, gpus: Iterable[Gpu]) -> None:
         """Record these GPUs. A failure of the disk is logged."""
-        record = _Record(boot=processes.boot_id(), gpus=[asdict(gpu) for gpu in gpus])
+        record = _Record(boot=processes.boot_id(), gpus=tuple(gpus))
         try:
             replace_file(self._path, record.model_dump_json().encode())
         except OSError as error:
@@ -670,7 +611,7 @@ class KnownGpus:
 
 
 def all_gpus(
-    list_gpus: Callable[[], tuple[Gpu, ...]], recorded: KnownGpus, answers: Callable[[Gpu], bool]
+    list_gpus: Callable[[], tuple[Gpu, ...]], recorded: RecordedGpus, answers: Callable[[str], bool]
 ) -> tuple[Gpu, ...]:
     """Return the listed and the lost GPUs, by index. Raises NoGpu if there is neither."""
     try:

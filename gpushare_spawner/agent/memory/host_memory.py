@@ -419,11 +419,11 @@ def tell_arbiters(
     gpus: Mapping[str, Gpu],
     arbitrations: Mapping[str, GpuArbitration],
     sessions: Iterable[MemorySession],
-    unclaimed: Mapping[tuple[int, str], int],
+    unstated: Mapping[tuple[int, str], int],
 ) -> None:
     """Pass the driver's figures to the arbiters and to the memory limits. All mappings are by the GPU's UUID.
 
-    A process with several connections counts once, for its first connection. ``unclaimed``: bytes that a process
+    A process with several connections counts once, for its first connection. ``unstated``: bytes that a process
     holds beyond its stated memory, by pid and GPU. The figures bound a process's use of its stated memory. NVML of
     a real driver is not known to count managed memory for its process: there the bound is the memory in use on the
     whole GPU, without the figures of other processes. A process that the driver does not list has no memory on the
@@ -435,21 +435,21 @@ def tell_arbiters(
         beyond: dict[int, int] = {}
         bounds: dict[int, int] = {}
         reported: set[int] = set()
-        of_all = sum(process.memory_bytes or 0 for process in state.processes.values())
+        of_all = sum(amount or 0 for amount in state.processes.values())
         for session in sessions:
             here = session.memory if any(gpu.uuid == uuid for gpu in session.gpus) else None
             for connection in sorted(session.cuda, key=lambda connection: connection.number):
                 number, pid = connection.number, connection.peer.pid
-                shown = state.processes.get(pid)
                 first = pid not in reported
                 reported.add(pid)
-                beyond[number] = unclaimed.get((pid, uuid), 0) if first else 0
-                if shown is not None:
-                    amounts[number] = shown.memory_bytes if first else 0
+                beyond[number] = unstated.get((pid, uuid), 0) if first else 0
+                if pid in state.processes:
+                    shown = state.processes[pid]
+                    amounts[number] = shown if first else 0
                     if not gpus[uuid].simulated:
-                        bounds[number] = max(0, state.memory_used_bytes - of_all + (shown.memory_bytes or 0))
-                    elif shown.memory_bytes is not None:
-                        bounds[number] = shown.memory_bytes
+                        bounds[number] = max(0, state.memory_used_bytes - of_all + (shown or 0))
+                    elif shown is not None:
+                        bounds[number] = shown
                 elif state.processes and pid and not session.suspends:  # a suspended process is not listed
                     amounts[number] = bounds[number] = 0
                 else:

@@ -10,7 +10,7 @@ MIG instance: its frames are the same on all instances of a GPU.
 `UnconnectedProcesses` finds the sessions of processes without a connection, so that their GPU time counts for their
 session. It reads /proc, in the thread that queries the driver.
 
-`UnclaimedMemory` and `ContextMemory` use the driver's figure for each process: context, plain memory, and the managed
+`UnstatedMemory` and `ContextMemory` use the driver's figure for each process: context, plain memory, and the managed
 memory on the GPU, which some drivers leave out. The part of that figure beyond all stated memory is at least the
 context. Its maximum over time is the whole context if the process's memory was once all on the GPU.
 """
@@ -129,7 +129,7 @@ class BypassWatch:
     def __init__(self, context_bytes: int) -> None:
         """`context_bytes`: GPU memory that each process has beside its allocations; simulated GPUs have none."""
         self._context_bytes = context_bytes
-        self._claimed: dict[tuple[int, str], int] = {}
+        self._stated: dict[tuple[int, str], int] = {}
         self._suspects: dict[str, set[int]] = {}
 
     async def update(self, states: Mapping[str, GpuState], sessions: Mapping[str, Session]) -> None:
@@ -163,23 +163,23 @@ class BypassWatch:
 
     def _pretending(self, states: Mapping[str, GpuState], sessions: Mapping[str, Session]) -> dict[str, set[int]]:
         """Return by session the connected processes that hold much more than they have stated."""
-        claimed: dict[tuple[int, str], int] = {}
+        stated: dict[tuple[int, str], int] = {}
         whose: dict[int, str] = {}
         for name, session in sessions.items():
             for connection in session.cuda:
                 whose[connection.peer.pid] = name
                 for gpu, claim in session.claims.get(connection, {}).items():
                     key = connection.peer.pid, gpu
-                    claimed[key] = claimed.get(key, 0) + claim
+                    stated[key] = stated.get(key, 0) + claim
         pretending: dict[str, set[int]] = {}
         for gpu, state in states.items():
-            for pid, process in state.processes.items():
+            for pid, amount in state.processes.items():
                 # NVML may still count memory that was just freed
-                claim = max(claimed.get((pid, gpu), 0), self._claimed.get((pid, gpu), 0))
+                claim = max(stated.get((pid, gpu), 0), self._stated.get((pid, gpu), 0))
                 allowed = claim + self._context_bytes + UNCLAIMED_SLACK
-                if pid in whose and process.memory_bytes is not None and process.memory_bytes > allowed:
+                if pid in whose and amount is not None and amount > allowed:
                     pretending.setdefault(whose[pid], set()).add(pid)
-        self._claimed = claimed
+        self._stated = stated
         return pretending
 
 
@@ -275,19 +275,19 @@ Process = tuple[int, str]
 """Pid and the GPU's UUID."""
 
 
-def claimed_bytes(gpus: Iterable[str], sessions: Iterable[Session]) -> dict[Process, int]:
+def stated_bytes(gpus: Iterable[str], sessions: Iterable[Session]) -> dict[Process, int]:
     """Return the bytes that each connected process states on GPUs (UUIDs), over all its connections."""
     gpus = tuple(gpus)
-    claimed: dict[Process, int] = {}
+    stated: dict[Process, int] = {}
     for session in sessions:
         for connection in session.cuda:
             for gpu in gpus:
                 process = connection.peer.pid, gpu
-                claimed[process] = claimed.get(process, 0) + session.claims.get(connection, {}).get(gpu, 0)
-    return claimed
+                stated[process] = stated.get(process, 0) + session.claims.get(connection, {}).get(gpu, 0)
+    return stated
 
 
-class UnclaimedMemory:
+class UnstatedMemory:
     """Memory that connected processes hold and have not stated.
 
     Stated memory counts until the next poll: the driver may still show memory that was just freed.
@@ -301,29 +301,29 @@ class UnclaimedMemory:
         """
         self._gpus = gpus
         self._context_bytes = context_bytes
-        self._claimed: Mapping[Process, int] = {}
+        self._stated: Mapping[Process, int] = {}
 
-    def update(self, states: Mapping[str, GpuState], claimed: Mapping[Process, int]) -> dict[Process, int]:
+    def update(self, states: Mapping[str, GpuState], stated: Mapping[Process, int]) -> dict[Process, int]:
         """Return the bytes that each process holds beyond its context and its stated memory.
 
-        ``states``: the driver's figures, by the GPU's UUID; ``claimed``: see `claimed_bytes`. Processes without
+        ``states``: the driver's figures, by the GPU's UUID; ``stated``: see `stated_bytes`. Processes without
         such memory are left out.
         """
         amounts: dict[Process, int] = {}
-        for (pid, gpu), now in claimed.items():
+        for (pid, gpu), now in stated.items():
             shown = states[gpu].processes.get(pid)
-            if shown is None or shown.memory_bytes is None:
+            if shown is None:
                 continue
             context = 0 if self._gpus[gpu].simulated else self._context_bytes
-            unclaimed = shown.memory_bytes - max(now, self._claimed.get((pid, gpu), 0)) - context
-            if unclaimed >= STEP:
-                amounts[pid, gpu] = unclaimed // STEP * STEP
-        self._claimed = claimed
+            unstated = shown - max(now, self._stated.get((pid, gpu), 0)) - context
+            if unstated >= STEP:
+                amounts[pid, gpu] = unstated // STEP * STEP
+        self._stated = stated
         return amounts
 
 
 LARGEST = 2**30
-"""Bytes; more is memory that a process has not stated, see `UnclaimedMemory`."""
+"""Bytes; more is memory that a process has not stated, see `UnstatedMemory`."""
 
 
 class ContextMemory:
@@ -331,22 +331,22 @@ class ContextMemory:
 
     def __init__(self) -> None:
         self._most: dict[Process, int] = {}
-        self._claimed: dict[Process, int] = {}
+        self._stated: dict[Process, int] = {}
         """Stated memory at the last poll: the driver may still show memory that was just freed."""
 
     def update(
-        self, states: Mapping[str, GpuState], sessions: Iterable[Session], claimed: Mapping[Process, int]
+        self, states: Mapping[str, GpuState], sessions: Iterable[Session], stated: Mapping[Process, int]
     ) -> None:
-        """Set `context_bytes` of the sessions. ``states``: by the GPU's UUID; ``claimed``: see `claimed_bytes`."""
+        """Set `context_bytes` of the sessions. ``states``: by the GPU's UUID; ``stated``: see `stated_bytes`."""
         most = {key: size for key, size in self._most.items() if key[1] not in states}
-        for (pid, gpu), now in claimed.items():
+        for (pid, gpu), now in stated.items():
             before = self._most.get((pid, gpu), 0)
             shown = states[gpu].processes.get(pid)
-            if shown is not None and shown.memory_bytes is not None:
-                before = max(before, shown.memory_bytes - max(now, self._claimed.get((pid, gpu), 0)))
+            if shown is not None:
+                before = max(before, shown - max(now, self._stated.get((pid, gpu), 0)))
             most[pid, gpu] = min(before, LARGEST)
-        kept = {key: size for key, size in self._claimed.items() if key[1] not in states}
-        self._most, self._claimed = most, {**kept, **claimed}
+        kept = {key: size for key, size in self._stated.items() if key[1] not in states}
+        self._most, self._stated = most, {**kept, **stated}
         for session in sessions:
             pids = {connection.peer.pid for connection in session.cuda}
             amounts = [most.get((pid, gpu.uuid), 0) for pid in pids for gpu in session.gpus]

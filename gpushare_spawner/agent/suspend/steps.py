@@ -164,7 +164,7 @@ class SuspendSteps:
             name = connection.peer.process
             if name is None or (not contexts and pid not in shown):
                 continue
-            reported = shown[pid].memory_bytes if pid in shown else None
+            reported = shown.get(pid)
             size = plain + UNKNOWN_CONTEXT if reported is None else reported
             sizes[name] = min(gpu.memory_bytes, max(size, sizes.get(name, 0)))
         return {name: size for name, size in sizes.items() if name.pid not in progress.failed}

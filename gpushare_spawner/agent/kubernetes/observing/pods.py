@@ -202,7 +202,7 @@ class DriverUse:
         for uuid, delivery in self._deliveries.items():
             processes = self._node.rounds.states[uuid].processes
             owners = await asyncio.to_thread(self._owners.sessions_of, processes)
-            self._memory(uuid, {pid: processes[pid].memory_bytes or 0 for pid in owners}, owners)
+            self._memory(uuid, {pid: processes[pid] or 0 for pid in owners}, owners)
             if delivery.tells:
                 delivery.request()
             else:

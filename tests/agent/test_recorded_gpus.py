@@ -12,7 +12,7 @@ import pynvml
 import pytest
 
 from gpushare_spawner.agent.gpus import nvml as gpus_module
-from gpushare_spawner.agent.gpus.nvml import Gpu, KnownGpus, NoGpu, Nvml, all_gpus
+from gpushare_spawner.agent.gpus.nvml import Gpu, NoGpu, Nvml, RecordedGpus, all_gpus
 from gpushare_spawner.model.control import ControlRefused
 from tests.agent.agent_process import AgentProcess
 from tests.agent.conftest import request_for
@@ -27,40 +27,40 @@ def none_found() -> tuple[Gpu, ...]:
     raise NoGpu("NVML lists no GPU")
 
 
-def is_lost(_: Gpu) -> bool:
+def is_lost(_: str) -> bool:
     return False
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    KnownGpus(tmp_path / "gpus.json").save([FIRST, SECOND])
+    RecordedGpus(tmp_path / "gpus.json").save([FIRST, SECOND])
     return tmp_path / "gpus.json"
 
 
 def test_lost_gpus_are_taken_from_the_record(path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    assert all_gpus(none_found, KnownGpus(path), is_lost) == (FIRST, SECOND)
-    assert all_gpus(lambda: (SECOND,), KnownGpus(path), is_lost) == (FIRST, SECOND)
-    assert all_gpus(lambda: (FIRST, SECOND), KnownGpus(path), is_lost) == (FIRST, SECOND)
+    assert all_gpus(none_found, RecordedGpus(path), is_lost) == (FIRST, SECOND)
+    assert all_gpus(lambda: (SECOND,), RecordedGpus(path), is_lost) == (FIRST, SECOND)
+    assert all_gpus(lambda: (FIRST, SECOND), RecordedGpus(path), is_lost) == (FIRST, SECOND)
     assert "GPU 0 (GPU-0) is lost" in caplog.text
-    assert KnownGpus(path)
+    assert RecordedGpus(path)
 
 
 def test_gpu_that_answers_and_is_not_listed_is_not_lost(path: Path) -> None:
     """One in MIG mode."""
-    assert all_gpus(lambda: (SECOND,), KnownGpus(path), lambda gpu: True) == (SECOND,)
+    assert all_gpus(lambda: (SECOND,), RecordedGpus(path), lambda gpu: True) == (SECOND,)
 
 
 def test_gpu_that_was_taken_out_is_forgotten_with_a_reboot(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpushare_spawner.agent.processes.boot_id", lambda: "the next one")
-    assert all_gpus(none_found, KnownGpus(path), is_lost) == (FIRST, SECOND)
-    KnownGpus(path).save([FIRST, SECOND])
+    assert all_gpus(none_found, RecordedGpus(path), is_lost) == (FIRST, SECOND)
+    RecordedGpus(path).save([FIRST, SECOND])
     monkeypatch.undo()
-    assert all_gpus(lambda: (SECOND,), KnownGpus(path), is_lost) == (SECOND,)
+    assert all_gpus(lambda: (SECOND,), RecordedGpus(path), is_lost) == (SECOND,)
 
 
 def test_another_gpu_in_its_place_is_the_one(path: Path) -> None:
     other = replace(FIRST, uuid="GPU-7")
-    assert all_gpus(lambda: (other, SECOND), KnownGpus(path), is_lost) == (other, SECOND)
+    assert all_gpus(lambda: (other, SECOND), RecordedGpus(path), is_lost) == (other, SECOND)
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"boot": "x", "gpus": [{"index": "a"}]}', None])
@@ -70,12 +70,12 @@ def test_record_that_cannot_be_read_counts_as_empty(path: Path, content: str | N
         os.mkfifo(path)
     else:
         path.write_text(content)
-    known = KnownGpus(path)
-    assert not known
+    recorded = RecordedGpus(path)
+    assert not recorded
     with pytest.raises(NoGpu):
-        all_gpus(none_found, known, is_lost)
-    assert all_gpus(lambda: (FIRST,), known, is_lost) == (FIRST,)
-    assert KnownGpus(path)
+        all_gpus(none_found, recorded, is_lost)
+    assert all_gpus(lambda: (FIRST,), recorded, is_lost) == (FIRST,)
+    assert RecordedGpus(path)
 
 
 def test_nvml_is_opened_anew_until_the_gpu_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,10 +91,10 @@ def test_nvml_is_opened_anew_until_the_gpu_is_back(monkeypatch: pytest.MonkeyPat
     assert "not loaded" in state.trouble
     fake_nvml(monkeypatch, nvmlDeviceGetHandleByUUID=fails(pynvml.NVML_ERROR_GPU_IS_LOST))
     assert not nvml.state(FIRST).healthy
-    assert not nvml.answers(FIRST)
+    assert not nvml.answers(FIRST.uuid)
     fake_nvml(monkeypatch)
     assert nvml.state(FIRST).healthy
-    assert nvml.answers(FIRST)
+    assert nvml.answers(FIRST.uuid)
 
 
 async def test_agent_whose_only_gpu_is_lost_starts_and_keeps_its_sessions(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import cast
 
-from gpushare_spawner.agent.gpus.nvml import Gpu, GpuProcess, GpuState
-from gpushare_spawner.agent.sessions.processes import STEP, UnclaimedMemory, claimed_bytes
+from gpushare_spawner.agent.gpus.nvml import Gpu, GpuState
+from gpushare_spawner.agent.sessions.processes import STEP, UnstatedMemory, stated_bytes
 from gpushare_spawner.agent.sessions.session import Session
 from tests.agent.conftest import Agent
 from tests.agent.peers import FIRST, GIB
@@ -17,7 +17,7 @@ CONTEXT = GIB // 2
 
 def shows(gpu: Gpu, amounts: dict[int, int | None]) -> dict[str, GpuState]:
     """Bytes by pid."""
-    processes = {pid: GpuProcess(amount) for pid, amount in amounts.items()}
+    processes = dict(amounts.items())
     return {gpu.uuid: GpuState(healthy=True, processes=processes)}
 
 
@@ -32,26 +32,26 @@ class _Connection:
         self.peer = SimpleNamespace(pid=pid)
 
 
-def looked(memory: UnclaimedMemory, states: dict[str, GpuState], sessions: list[Session]) -> dict[tuple[int, str], int]:
-    return memory.update(states, claimed_bytes(states, sessions))
+def looked(memory: UnstatedMemory, states: dict[str, GpuState], sessions: list[Session]) -> dict[tuple[int, str], int]:
+    return memory.update(states, stated_bytes(states, sessions))
 
 
 def test_what_a_process_holds_beyond_its_context_and_the_claims_of_all_its_connections_counts() -> None:
-    memory = UnclaimedMemory({REAL.uuid: REAL}, CONTEXT)
+    memory = UnstatedMemory({REAL.uuid: REAL}, CONTEXT)
     sessions = [session((1, GIB), (1, GIB)), session((2, 3 * GIB), (3, 0), (4, 0))]
     states = shows(REAL, {1: 3 * GIB, 2: 3 * GIB, 3: GIB, 4: None, 9: 8 * GIB})
     assert looked(memory, states, sessions) == {(1, REAL.uuid): GIB // 2, (3, REAL.uuid): GIB // 2}
 
 
 def test_small_differences_do_not_count_and_larger_ones_in_steps() -> None:
-    memory = UnclaimedMemory({REAL.uuid: REAL}, CONTEXT)
+    memory = UnstatedMemory({REAL.uuid: REAL}, CONTEXT)
     sessions = [session((1, GIB))]
     for beyond, counts in ((STEP - 1, {}), (STEP, {(1, REAL.uuid): STEP}), (3 * STEP - 1, {(1, REAL.uuid): 2 * STEP})):
         assert looked(memory, shows(REAL, {1: GIB + CONTEXT + beyond}), sessions) == counts
 
 
-def test_memory_that_was_just_freed_is_not_taken_for_unclaimed() -> None:
-    memory = UnclaimedMemory({REAL.uuid: REAL}, CONTEXT)
+def test_memory_that_was_just_freed_is_not_taken_for_unstated() -> None:
+    memory = UnstatedMemory({REAL.uuid: REAL}, CONTEXT)
     still = shows(REAL, {1: 8 * GIB + CONTEXT})
     assert looked(memory, still, [session((1, 8 * GIB))]) == {}
     assert looked(memory, still, [session((1, GIB))]) == {}, "the driver was asked before it was freed"
@@ -59,7 +59,7 @@ def test_memory_that_was_just_freed_is_not_taken_for_unclaimed() -> None:
 
 
 def test_simulated_gpus_have_no_contexts() -> None:
-    memory = UnclaimedMemory({FIRST.uuid: FIRST}, CONTEXT)
+    memory = UnstatedMemory({FIRST.uuid: FIRST}, CONTEXT)
     found = looked(memory, shows(FIRST, {1: CONTEXT}), [session((1, 0), gpu=FIRST)])
     assert found == {(1, FIRST.uuid): CONTEXT}
 
