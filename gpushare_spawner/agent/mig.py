@@ -6,14 +6,11 @@ gpus/nvml.py.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Protocol
 
 from gpushare_spawner.agent.gpus.nvml import GONE, Gpu, GpuState
-from gpushare_spawner.agent.gpus.samples import in_daemon_thread
+from gpushare_spawner.agent.gpus.samples import PatientQuery
 from gpushare_spawner.agent.sessions.session import Session
 from gpushare_spawner.background import Repeated
 from gpushare_spawner.model.layers import LayerName
@@ -22,24 +19,10 @@ from gpushare_spawner.wording.layers import INSTANCE_GONE, instance_failed
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class InstanceSettings:
-    """Intervals of the queries of NVML."""
-
-    poll_every: float = 5.0
-    """Seconds between two queries of NVML."""
-    answer_within: float = 10.0
-    """Seconds after which NVML counts as hung: the list of instances stays the same until it answers."""
-
-
-class GpuList(Protocol):
-    """The changeable GPU list of an agent."""
-
-    def add_gpu(self, gpu: Gpu) -> None:
-        """Add a GPU or an instance."""
-
-    def drop_gpu(self, gpu: Gpu) -> None:
-        """Remove a GPU or an instance without sessions."""
+POLL_EVERY = 5.0
+"""Seconds between two queries of NVML."""
+ANSWER_WITHIN = 10.0
+"""Seconds after which NVML counts as hung: the list of instances stays the same until it answers."""
 
 
 class InstanceWatch:
@@ -47,26 +30,26 @@ class InstanceWatch:
 
     def __init__(
         self,
-        settings: InstanceSettings,
         query: Callable[[], tuple[Gpu, ...] | None] | None,
         gpus: Mapping[str, Gpu],
         sessions: Mapping[str, Session],
         states: Callable[[], Mapping[str, GpuState]],
-        listed: GpuList,
+        add: Callable[[Gpu], None],
+        drop: Callable[[Gpu], None],
     ) -> None:
         """Store the parts of the agent.
 
         `query` returns the present instances, or None if NVML does not answer; without it there are no
-        queries. `gpus` (by UUID) and `sessions` (by id) may change; `states`: the driver's last answers.
+        queries. `gpus` (by UUID) and `sessions` (by id) may change; `states`: the driver's last answers. `add` adds an
+        instance to the list; `drop` removes an instance without sessions.
         """
-        self._settings = settings
         self._query = query
         self._gpus = gpus
         self._sessions = sessions
         self._states = states
-        self._listed = listed
-        self._pending: asyncio.Future[tuple[Gpu, ...] | None] | None = None
-        self._checking = Repeated(settings.poll_every, self.check, log, "cannot look for MIG instances")
+        self._add, self._drop = add, drop
+        self._answers: PatientQuery[tuple[Gpu, ...] | None] = PatientQuery()
+        self._checking = Repeated(POLL_EVERY, self.check, log, "cannot look for MIG instances")
 
     async def start(self) -> None:
         """Query once, and begin. The sessions have been restored."""
@@ -93,7 +76,7 @@ class InstanceWatch:
 
     async def check(self) -> None:
         """Query the driver, and update the list."""
-        instances = await self._ask()
+        instances = await self._answers.answer(self._query, ANSWER_WITHIN) if self._query is not None else None
         if instances is None:
             return
         now = {gpu.uuid for gpu in instances}
@@ -104,25 +87,14 @@ class InstanceWatch:
                 # the driver makes UUIDs of the ids of GPU and instance, which another instance can have
                 # later
                 log.info("%s (%s) is another instance now", recorded.label, gpu.uuid)
-                self._listed.drop_gpu(recorded)
+                self._drop(recorded)
                 recorded = None
             if recorded is None:
                 log.info("%s (%s) has come", gpu.label, gpu.uuid)
-                self._listed.add_gpu(gpu)
+                self._add(gpu)
         for gpu in [gpu for gpu in self._gpus.values() if gpu.mig is not None]:
             # the instances of a GPU that does not answer still exist
             gone = gpu.uuid not in now and self._states()[gpu.uuid].trouble == GONE
             if gone and gpu.uuid not in used:
                 log.info("%s (%s) is gone", gpu.label, gpu.uuid)
-                self._listed.drop_gpu(gpu)
-
-    async def _ask(self) -> tuple[Gpu, ...] | None:
-        if self._pending is None and self._query is not None:
-            self._pending = in_daemon_thread(self._query)
-        if self._pending is None:
-            return None
-        await asyncio.wait([self._pending], timeout=self._settings.answer_within)
-        if not self._pending.done():
-            return None
-        finished, self._pending = self._pending, None
-        return finished.result()
+                self._drop(gpu)

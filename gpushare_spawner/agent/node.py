@@ -23,9 +23,9 @@ from gpushare_spawner.agent.gpus.nvml import Gpu, GpuSource, GpuState
 from gpushare_spawner.agent.memory import host_memory
 from gpushare_spawner.agent.memory.host_memory import GpuMemoryBudget, HostMemorySettings, MemorySession, NodeMemory
 from gpushare_spawner.agent.memory.session_limit import MemoryHolds
-from gpushare_spawner.agent.mig import InstanceSettings, InstanceWatch
+from gpushare_spawner.agent.mig import InstanceWatch
 from gpushare_spawner.agent.mps import MpsDaemons, MpsFailed, MpsSettings
-from gpushare_spawner.agent.periodic import Rounds, RoundSettings
+from gpushare_spawner.agent.periodic import WELL, Rounds, RoundSettings
 from gpushare_spawner.agent.report import GpuHealth, gpu_report, session_report
 from gpushare_spawner.agent.sessions.conversation import Conversation
 from gpushare_spawner.agent.sessions.environment import Libraries, mig_environment, mps_environment, session_environment
@@ -397,7 +397,6 @@ class NodeSettings:
     rounds: RoundSettings = field(default_factory=RoundSettings)
     host_memory: HostMemorySettings = field(default_factory=HostMemorySettings)
     mps: MpsSettings = field(default_factory=MpsSettings)
-    instances: InstanceSettings = field(default_factory=InstanceSettings)
 
 
 class Node:
@@ -470,7 +469,7 @@ class Node:
         self.rounds = Rounds(settings.rounds, self.gpus, source, self._memory_seen, context_bytes)
         self.health = GpuHealth(self.gpus, lambda: self.rounds.states)
         self.instances = InstanceWatch(
-            settings.instances, instances, self.gpus, sessions, lambda: self.rounds.states, self
+            instances, self.gpus, sessions, lambda: self.rounds.states, self._add_gpu, self._drop_gpu
         )
         self.cordons = Cordons(folder.cordons, self.wall_clock)
         self.requests = ControlRequests(self)
@@ -545,18 +544,16 @@ class Node:
 
     # -- changes of the GPU list --
 
-    def add_gpu(self, gpu: Gpu) -> None:
-        """Add a new MIG instance."""
+    def _add_gpu(self, gpu: Gpu) -> None:
         self.gpus[gpu.uuid] = gpu
         self.arbitrations[gpu.uuid] = self._arbitration(gpu)
-        self.rounds.add_gpu(gpu)
+        self.rounds.states[gpu.uuid] = WELL
         self._gpus_changed()
 
-    def drop_gpu(self, gpu: Gpu) -> None:
-        """Remove a MIG instance without sessions."""
+    def _drop_gpu(self, gpu: Gpu) -> None:
         self.arbitrations.pop(gpu.uuid).close()
         del self.gpus[gpu.uuid]
-        self.rounds.drop_gpu(gpu)
+        self.rounds.states.pop(gpu.uuid, None)
         self._gpus_changed()
 
     def _gpus_changed(self) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from gpushare_spawner.agent.gpus.nvml import Gpu, GpuSource, GpuState
-from gpushare_spawner.agent.gpus.samples import in_daemon_thread
+from gpushare_spawner.agent.gpus.samples import PatientQuery
 from gpushare_spawner.agent.sessions.processes import BypassWatch
 from gpushare_spawner.agent.sessions.session import Session
 from gpushare_spawner.background import Repeated
@@ -68,7 +68,7 @@ class Rounds:
         self._checks: list[Repeated] = []
         self._sick_at: dict[str, float] = {}
         """Time of the event loop at which a GPU was last unhealthy."""
-        self._pending: asyncio.Future[dict[str, GpuState]] | None = None
+        self._query: PatientQuery[dict[str, GpuState]] = PatientQuery()
         self.states: dict[str, GpuState] = dict.fromkeys(gpus, WELL)
         """Last answers of NVML, by the GPU's UUID."""
 
@@ -83,14 +83,6 @@ class Rounds:
         ]
         for repeated in self._checks:
             repeated.start()
-
-    def add_gpu(self, gpu: Gpu) -> None:
-        """Add a GPU; it counts as healthy until the next query of NVML."""
-        self.states[gpu.uuid] = WELL
-
-    def drop_gpu(self, gpu: Gpu) -> None:
-        """Remove a GPU."""
-        self.states.pop(gpu.uuid, None)
 
     async def close(self) -> None:
         """Stop."""
@@ -119,12 +111,8 @@ class Rounds:
             await self._bypass.update(states, sessions)
 
     async def _ask(self) -> dict[str, GpuState]:
-        if self._pending is None:
-            gpus = dict(self._gpus)  # it can change meanwhile
-            self._pending = in_daemon_thread(lambda: {uuid: self._source.state(gpu) for uuid, gpu in gpus.items()})
-        await asyncio.wait([self._pending], timeout=self._settings.answer_within)
-        if not self._pending.done():
-            hangs = f"has not answered its driver for {self._settings.answer_within:g} s"
-            return {uuid: GpuState(healthy=False, trouble=hangs) for uuid in self._gpus}
-        finished, self._pending = self._pending, None
-        return finished.result()
+        gpus = dict(self._gpus)  # it can change meanwhile
+        within = self._settings.answer_within
+        states = await self._query.answer(lambda: {uuid: self._source.state(gpu) for uuid, gpu in gpus.items()}, within)
+        hangs = GpuState(healthy=False, trouble=f"has not answered its driver for {within:g} s")
+        return states if states is not None else dict.fromkeys(self._gpus, hangs)

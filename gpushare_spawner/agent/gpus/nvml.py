@@ -3,8 +3,9 @@
 `XidEvents` collects errors of a GPU (Xid) that do not stop NVML's answers. Source for the numbers: NVIDIA, "Xid Errors"
 (docs.nvidia.com/deploy/xid-errors).
 
-`RecordedGpus` keeps the GPUs of this machine on the disk: a lost GPU is unhealthy and stays listed when the agent starts
-anew. Without this record an agent whose only GPU is lost could not start, and its sessions and tiers would be lost.
+`RecordedGpus` keeps the GPUs of this machine on the disk: a lost GPU is unhealthy and stays listed when the agent
+starts anew. Without this record an agent whose only GPU is lost could not start, and its sessions and tiers would be
+lost.
 
 A MIG instance here is a GPU instance with one compute instance, as `nvidia-smi mig -cgi ... -C` makes it. A GPU
 instance with several compute instances is left out: they share memory. The agent neither makes nor destroys instances.

@@ -14,7 +14,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from gpushare_spawner.agent import processes
 from gpushare_spawner.agent.gpus.nvml import Gpu, GpuSource, GpuState, Utilisation
@@ -55,6 +55,23 @@ def in_daemon_thread(work: Callable[[], Result]) -> asyncio.Future[Result]:
 
     threading.Thread(target=run, name="nvml", daemon=True).start()
     return future
+
+
+class PatientQuery(Generic[Result]):
+    """Queries the driver in one thread at a time: a query that hangs is waited for again."""
+
+    def __init__(self) -> None:
+        self._pending: asyncio.Future[Result] | None = None
+
+    async def answer(self, query: Callable[[], Result], within: float) -> Result | None:
+        """Return the result of the query, or of the query in progress; None if it takes more than so many seconds."""
+        if self._pending is None:
+            self._pending = in_daemon_thread(query)
+        await asyncio.wait([self._pending], timeout=within)
+        if not self._pending.done():
+            return None
+        finished, self._pending = self._pending, None
+        return finished.result()
 
 
 class _Queries:

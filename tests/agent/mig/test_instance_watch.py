@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from gpushare_spawner.agent import mig as mig_module
 from gpushare_spawner.agent.gpus.nvml import GONE, Gpu, GpuState
-from gpushare_spawner.agent.mig import InstanceSettings
 from gpushare_spawner.agent.node import Node
 from gpushare_spawner.agent.state.folder import StateFolder
 from gpushare_spawner.model.control import CloseRequest, ControlRefused, OpenRequest, ResizeRequest
@@ -77,11 +77,9 @@ class Machine(Agent):
 
 
 @pytest.fixture
-async def machine(short_folder: Path) -> AsyncIterator[Machine]:
+async def machine(short_folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Machine]:
+    monkeypatch.setattr(mig_module, "POLL_EVERY", 0.05)
     made = Machine(short_folder)
-    made.settings = type(made.settings)(
-        name="here", rounds=made.settings.rounds, instances=InstanceSettings(poll_every=0.05)
-    )
     await made.start()
     yield made
     await made.stop()
