@@ -1,8 +1,9 @@
 """Common parts of the sharing layers: the protocol, changes of a pod, and the facts that foreign layers publish.
 
-A layer renders a granted share into a server's start: the environment of a process, or the manifest of a pod. It takes
-the form without a GPU and returns it with the share. It only renders, without requests to an agent or the API server.
-Each layer has one module; native.py is ours. Pods are plain data and are never changed in place.
+A layer renders a granted share into a pod's manifest. It takes the pod without a GPU and returns it with the share. It
+only renders, without requests to an agent or the API server. Each layer has one module; native.py is ours. Pods are
+plain data and are never changed in place. At the end are the nodes for a server with a foreign layer: suitable nodes,
+labels that keep a pod on them, and servers that fit.
 
 `ClusterFacts` is a snapshot of a cluster, reduced to the fields that layers read. Amounts of a node or pod are integers
 by resource: ``cpu`` in millicores, ``memory`` and storage in bytes, others as counted. The `of` functions read objects
@@ -12,17 +13,18 @@ as the API server writes them; a malformed object raises ValueError, KeyError or
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
-from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from gpushare_spawner.model.kubernetes.annotations import PREFIX
-from gpushare_spawner.model.kubernetes.container_requests import millicores, quantity
+from gpushare_spawner.model.kubernetes.container_requests import millicores, notebook_container, quantity
 from gpushare_spawner.model.kubernetes.objects import is_mirror, required_of_node
-from gpushare_spawner.model.layer_rules import LayerOptions, LayerRule, MigProfile
-from gpushare_spawner.model.share import session_id
+from gpushare_spawner.model.layer_rules import LayerOptions, LayerRule, MigProfile, matches
+from gpushare_spawner.model.quantity import resolve_bytes
+from gpushare_spawner.model.share import UNITS_PER_GPU, session_id
 from gpushare_spawner.model.template import Template, TemplateGpu
 
 PRODUCT_LABEL = "nvidia.com/gpu.product"
@@ -341,12 +343,10 @@ def _counters(sets: Iterable[Mapping[str, Any]], named: str) -> Iterator[tuple[t
             yield (counter_set[named], name), int(quantity(counter["value"]))
 
 
-Environment: TypeAlias = dict[str, str]
-"""Environment of a process."""
 PodSpec: TypeAlias = dict[str, Any]
 """A pod's manifest, as plain data."""
 
-Form = TypeVar("Form", Environment, PodSpec)
+_Options = TypeVar("_Options", bound=LayerOptions)
 
 
 @dataclass(frozen=True)
@@ -369,18 +369,19 @@ class Tenant:
         return session_id(self.user, self.server)
 
 
-class SharingLayer(Protocol[Form]):
+class SharingLayer(Protocol):
     """Granted share of one kind of GPU sharing."""
 
-    name: ClassVar[str]
-    """Name of the kind, as admins write it."""
-
-    def render(self, form: Form) -> Form:
-        """Return the form with the share. The given form is not changed."""
+    def render(self, form: PodSpec) -> PodSpec:
+        """Return the pod with the share. The given pod is not changed."""
 
 
 class LayerCannot(ValueError):
     """Layer that cannot give a server this share. The message is a sentence for the admin."""
+
+
+ENOUGH = 10**6
+"""Number of servers that fit without any limit."""
 
 
 @dataclass(frozen=True)
@@ -396,6 +397,11 @@ class LayerRequest:
     rule: LayerRule | None = None
     """Rule of `layers.yaml` with the options; the pod is kept on the rule's nodes. None if there is no rule."""
 
+    def options_as(self, kind: type[_Options]) -> _Options:
+        """Return the options of the layer, which are of this kind."""
+        assert isinstance(self.options, kind)
+        return self.options
+
     @property
     def gpu(self) -> TemplateGpu:
         """Share of GPUs of the template. Raises ValueError for a template without a GPU."""
@@ -407,6 +413,88 @@ class LayerRequest:
     def models(self) -> tuple[str, ...]:
         """Patterns of suitable GPU model names: the template's, or else the rule's; empty: any."""
         return self.gpu.models or (self.rule.models if self.rule is not None else ())
+
+    def suitable_nodes(self) -> list[ClusterNode]:
+        """Return the nodes with a GPU model that the template accepts, including nodes that take no new pods now."""
+        return [node for node in self.facts.nodes if self.accepts(node.model)]
+
+    def accepts(self, model: str) -> bool:
+        """Return whether a GPU with this model name is suitable."""
+        return not self.models or any(matches(model, pattern) for pattern in self.models)
+
+    def rule_labels(self) -> dict[str, Sequence[str]]:
+        """Return the labels that keep a pod on the nodes of the layer's rule in `layers.yaml`."""
+        return {name: [value] for name, value in self.rule.nodes.items()} if self.rule is not None else {}
+
+    def node_labels(self) -> dict[str, Sequence[str]]:
+        """Return the labels that keep a pod on suitable nodes. Raises LayerCannot if no node has a suitable model."""
+        labels = self.rule_labels()
+        if not self.models:
+            return labels
+        products = sorted(
+            {node.labels[PRODUCT_LABEL] for node in self.suitable_nodes() if PRODUCT_LABEL in node.labels}
+        )
+        if not products:
+            raise LayerCannot(
+                f"No node's label {PRODUCT_LABEL} matches {' or '.join(self.models)}. NVIDIA's GPU feature discovery "
+                "sets that label."
+            )
+        return {**labels, PRODUCT_LABEL: products}
+
+    def requested_memory(self, memory_bytes: int) -> int:
+        """Return the memory of a server on a GPU with so many bytes."""
+        gpu = self.gpu
+        return resolve_bytes(gpu.memory.guarantee or f"{gpu.share.units}%", memory_bytes)
+
+    def units_with_memory(self, node: ClusterNode) -> int:
+        """Return the units that a server needs on a node's GPUs: its share, or more for its memory.
+
+        A guarantee in bytes is ignored for a GPU of unknown memory.
+        """
+        units, guarantee = self.gpu.share.units, self.gpu.memory.guarantee
+        if guarantee is None:
+            return units
+        whole = node.gpu_memory_bytes if not guarantee.endswith("%") else 10**6
+        return max(units, -(-self.requested_memory(whole) * UNITS_PER_GPU // whole)) if whole else units
+
+    def counted(
+        self, nodes: Sequence[ClusterNode], free: Callable[[ClusterNode], int], most: Callable[[ClusterNode], int]
+    ) -> LayerCapacity:
+        """Return the servers that fit on nodes. ``free``: servers by a node's free GPUs; ``most``: by all GPUs."""
+        open_nodes = [node for node in nodes if not node.unschedulable]
+        by_node = {node.name: min(free(node), self._beside(node)) for node in open_nodes}
+        at_most = {node.name: min(most(node), self._beside(node, empty=True)) for node in nodes}
+        able = frozenset(node.name for node in open_nodes if at_most[node.name] > 0)
+        return LayerCapacity(sum(by_node.values()), sum(at_most.values()), by_node=by_node, able=able)
+
+    def resource_capacity(self, nodes: Sequence[ClusterNode], resource: str, amount: int) -> LayerCapacity:
+        """Return the servers that fit on nodes if each needs so much of one resource."""
+        return self.counted(
+            nodes,
+            lambda node: self.facts.free(node, resource) // amount,
+            lambda node: node.allocatable.get(resource, 0) // amount,
+        )
+
+    def _beside(self, node: ClusterNode, *, empty: bool = False) -> int:
+        """Return the servers of the template that fit by a node's CPU, memory and number of pods.
+
+        ``empty``: without any pod there. Resources that a node does not report are no limit.
+        """
+        cpu, memory = self.template.resources.cpu, self.template.resources.memory
+        # a limit alone is requested in full
+        cores = cpu.guarantee if cpu.guarantee is not None else cpu.limit
+        needed = {
+            "cpu": int((cores or 0) * 1000),
+            "memory": (memory.guarantee if memory.guarantee is not None else memory.limit) or 0,
+        }
+        facts = self.facts
+        fit = ENOUGH
+        for resource, amount in needed.items():
+            if amount > 0 and resource in node.allocatable:
+                fit = min(fit, (node.allocatable[resource] if empty else facts.free(node, resource)) // amount)
+        if "pods" in node.allocatable:
+            fit = min(fit, max(0, node.allocatable["pods"] - (0 if empty else len(facts.pods_on(node.name)))))
+        return fit
 
 
 @dataclass(frozen=True)
@@ -425,10 +513,6 @@ class LayerCapacity:
     """Nodes that take new pods and could start a server if nothing ran there."""
     profile: MigProfile | None = None
     """Profile of the MIG device that a server gets; None if it gets none."""
-
-
-NOTEBOOK = "notebook"
-"""KubeSpawner's name of the notebook server's container."""
 
 
 @dataclass(frozen=True)
@@ -494,14 +578,6 @@ class PodChange:
         if self.mounts:
             changed["volumeMounts"] = [*(notebook.get("volumeMounts") or []), *self.mounts]
         return changed
-
-
-def notebook_container(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the notebook server's container: by name, or else the first. Raises ValueError without containers."""
-    containers: list[dict[str, Any]] = spec.get("containers") or []
-    if not containers:
-        raise ValueError("the pod has no container")
-    return next((container for container in containers if container.get("name") == NOTEBOOK), containers[0])
 
 
 def with_node_labels(affinity: Mapping[str, Any] | None, labels: Mapping[str, Sequence[str]]) -> dict[str, Any]:

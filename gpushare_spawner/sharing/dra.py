@@ -16,9 +16,10 @@ from typing import Any
 
 from gpushare_spawner.model.kubernetes.container_requests import quantity
 from gpushare_spawner.model.kubernetes.objects import REPORT_COMPONENT_LABEL
-from gpushare_spawner.model.layer_rules import DraOptions, MigProfile, guaranteed_memory, matches, smallest
+from gpushare_spawner.model.layer_rules import DraOptions, MigProfile, guaranteed_memory, smallest
 from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.sharing.base import (
+    ENOUGH,
     ClaimedDevice,
     ClusterDevice,
     ClusterNode,
@@ -30,7 +31,6 @@ from gpushare_spawner.sharing.base import (
     PodSpec,
 )
 from gpushare_spawner.sharing.mig import is_whole, profile, slices_of
-from gpushare_spawner.sharing.nodes import ENOUGH, counted, requested_memory, rule_labels
 
 API_VERSION = "resource.k8s.io/v1"
 CLAIM = "gpu"
@@ -76,7 +76,7 @@ def render(form: PodSpec, request: LayerRequest) -> PodSpec:
     """Return the pod with a claim from the template that `objects` returns. Raises LayerCannot as `objects` does."""
     (template,) = objects(request)
     claims = {CLAIM: template["metadata"]["name"]}
-    return PodChange(claim_templates=claims, node_labels=rule_labels(request)).apply(form)
+    return PodChange(claim_templates=claims, node_labels=request.rule_labels()).apply(form)
 
 
 def objects(request: LayerRequest) -> tuple[dict[str, Any], ...]:
@@ -84,7 +84,7 @@ def objects(request: LayerRequest) -> tuple[dict[str, Any], ...]:
 
     Raises LayerCannot if no device of the driver can hold the share.
     """
-    ask, options = _ask(request), _options(request)
+    ask, options = _ask(request), request.options_as(DraOptions)
     exactly: dict[str, Any] = {"deviceClassName": ask.device_class}
     if ask.count > 1:
         exactly["count"] = ask.count
@@ -133,8 +133,7 @@ def free(request: LayerRequest) -> LayerCapacity:
     def servers(pools: Mapping[str, Mapping[str, _Pool]], node: ClusterNode) -> int:
         return _servers(request, ask, pools.get(node.name, {}).values())
 
-    capacity = counted(
-        request,
+    capacity = request.counted(
         [node for node in request.facts.nodes if node.name in by_node],
         lambda node: servers(by_node, node),
         lambda node: servers(empty, node),
@@ -143,7 +142,7 @@ def free(request: LayerRequest) -> LayerCapacity:
 
 
 def _ask(request: LayerRequest) -> _Ask:
-    options, share = _options(request), request.gpu.share
+    options, share = request.options_as(DraOptions), request.gpu.share
     shared = [device for _, device in _devices(request) if device.shared and _suitable(request, device, "gpu")]
     if share.units == UNITS_PER_GPU:
         # a claim without a capacity gets only a part of a shared GPU
@@ -171,7 +170,7 @@ def _capacity(request: LayerRequest, shared: list[ClusterDevice]) -> dict[str, i
     shares = max(device.capacity.get(SHARES, 0) for device in shared)
     if shares:
         requested[SHARES] = -(-shares * units // UNITS_PER_GPU)
-    sizes = [requested_memory(request, device.capacity.get(MEMORY, 0)) for device in shared]
+    sizes = [request.requested_memory(device.capacity.get(MEMORY, 0)) for device in shared]
     # a claim of all shares also keeps the rest of a larger GPU's memory from others
     amount = min(sizes) if shares and units == UNITS_PER_GPU else max(sizes)
     # Whole mebibytes, like the driver. Rounded down so that shares that add up to a whole GPU fit on it.
@@ -214,7 +213,7 @@ def _quantity(name: str, amount: int) -> str:
 
 def _slices(request: LayerRequest) -> list[ClusterSlice]:
     """Return the driver's slices of the newest generation of each pool."""
-    ours = [slice for slice in request.facts.slices if slice.driver == _options(request).driver]
+    ours = [slice for slice in request.facts.slices if slice.driver == request.options_as(DraOptions).driver]
     newest: dict[str, int] = {}
     for our in ours:
         newest[our.pool] = max(our.generation, newest.get(our.pool, 0))
@@ -230,11 +229,7 @@ def _devices(request: LayerRequest) -> Iterator[tuple[ClusterSlice, ClusterDevic
 
 
 def _suitable(request: LayerRequest, device: ClusterDevice, kind: str) -> bool:
-    patterns = request.models
-    name = str(device.attributes.get("productName", ""))
-    return device.attributes.get("type") == kind and (
-        not patterns or any(matches(name, pattern) for pattern in patterns)
-    )
+    return device.attributes.get("type") == kind and request.accepts(str(device.attributes.get("productName", "")))
 
 
 def _profiles(request: LayerRequest) -> Iterator[MigProfile]:
@@ -280,7 +275,7 @@ def _less_claims(request: LayerRequest, pools: Mapping[str, Mapping[str, _Pool]]
     used: dict[str, list[ClaimedDevice]] = {}
     for claim in request.facts.claims:
         for claimed in claim.devices:
-            if claimed.driver == _options(request).driver:
+            if claimed.driver == request.options_as(DraOptions).driver:
                 used.setdefault(claimed.pool, []).append(claimed)
     remaining = {
         node: {name: _Pool(list(pool.devices), dict(pool.counters)) for name, pool in there.items()}
@@ -300,9 +295,7 @@ def _take(pool: _Pool, name: str, consumed: Mapping[str, int]) -> None:
             continue
         if device.shared and consumed:
             left = {key: amount - consumed.get(key, 0) for key, amount in device.capacity.items()}
-            pool.devices[place] = ClusterDevice(
-                device.name, device.attributes, left, True, device.tainted, device.counters, device.defaults
-            )
+            pool.devices[place] = replace(device, capacity=left)
             return
         for counter, amount in device.counters.items():
             pool.counters[counter] = pool.counters.get(counter, 0) - amount
@@ -339,8 +332,3 @@ def _parts(device: ClusterDevice, requested: Mapping[str, int]) -> int:
         if each > 0:
             fit = min(fit, max(0, left) // each)
     return fit if fit < ENOUGH else 0
-
-
-def _options(request: LayerRequest) -> DraOptions:
-    assert isinstance(request.options, DraOptions)
-    return request.options

@@ -15,11 +15,10 @@ from decimal import Decimal
 from functools import lru_cache
 from typing import Any
 
-from gpushare_spawner.model.layer_rules import HamiOptions, matches
+from gpushare_spawner.model.layer_rules import HamiOptions
 from gpushare_spawner.model.quantity import resolve_bytes
 from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.sharing.base import ClusterNode, ClusterPod, LayerCapacity, LayerRequest, PodChange, PodSpec
-from gpushare_spawner.sharing.nodes import counted, rule_labels
 
 REGISTER = "hami.io/node-nvidia-register"
 """GPUs of a node: JSON since 2.8, comma-separated fields before."""
@@ -72,7 +71,7 @@ def render(form: PodSpec, request: LayerRequest) -> PodSpec:
 
     The scheduler's name is set because HAMi's webhook skips a pod with another name. Raises nothing.
     """
-    options, gpu = _options(request), request.gpu
+    options, gpu = request.options_as(HamiOptions), request.gpu
     limits = {options.resource: str(gpu.share.count), CORES: str(gpu.share.units)}
     guarantee = gpu.memory.guarantee
     if guarantee is None:
@@ -83,20 +82,21 @@ def render(form: PodSpec, request: LayerRequest) -> PodSpec:
         limits[MEMORY] = str(_mebibytes(request) // options.memory_factor)
     annotations = {}
     if request.models:
-        types = sorted({card.model for node in request.facts.nodes for card in gpus(node) if _accepted(request, card)})
+        types = sorted(
+            {card.model for node in request.facts.nodes for card in gpus(node) if request.accepts(card.model)}
+        )
         # without a registered GPU of such a model no pod can be placed; the patterns show the intent
         annotations[USE_TYPE] = ",".join(types or (pattern.strip("*") for pattern in request.models))
     return PodChange(
-        annotations=annotations, limits=limits, node_labels=rule_labels(request), scheduler=options.scheduler
+        annotations=annotations, limits=limits, node_labels=request.rule_labels(), scheduler=options.scheduler
     ).apply(form)
 
 
 def free(request: LayerRequest) -> LayerCapacity:
     """Return the free capacity by HAMi's annotations, for GPUs in the mode of HAMi-core."""
-    nodes = [node for node in request.facts.nodes if any(_accepted(request, gpu) for gpu in gpus(node))]
+    nodes = [node for node in request.facts.nodes if any(request.accepts(gpu.model) for gpu in gpus(node))]
     allocated = _allocated(request.facts.pods)
-    return counted(
-        request,
+    return request.counted(
         nodes,
         lambda node: 0 if _gone(request, node) else _servers(request, node, allocated.get(node.name, ())),
         lambda node: _servers(request, node, ()),
@@ -110,7 +110,7 @@ def _gone(request: LayerRequest, node: ClusterNode) -> bool:
     kubelet reports 0 of it some seconds after the plugin is gone. (pkg/device/devices.go, CheckHealth.)
     """
     deleted = node.annotations.get(HANDSHAKE, "").startswith("Deleted")
-    return deleted or node.allocatable.get(_options(request).resource) == 0
+    return deleted or node.allocatable.get(request.options_as(HamiOptions).resource) == 0
 
 
 def gpus(node: ClusterNode) -> tuple[HamiGpu, ...]:
@@ -162,11 +162,6 @@ def _model(written: str) -> str:
     return written.removeprefix("NVIDIA-")
 
 
-def _accepted(request: LayerRequest, gpu: HamiGpu) -> bool:
-    models = request.models
-    return not models or any(matches(gpu.model, pattern) for pattern in models)
-
-
 def _allocated(pods: Iterable[ClusterPod]) -> dict[str, list[tuple[str, int, int]]]:
     by_node: dict[str, list[tuple[str, int, int]]] = {}
     for pod in pods:
@@ -179,7 +174,7 @@ def _allocated(pods: Iterable[ClusterPod]) -> dict[str, list[tuple[str, int, int
 def _servers(request: LayerRequest, node: ClusterNode, allocated: Iterable[tuple[str, int, int]]) -> int:
     """Return the servers that fit on a node's GPUs, as HAMi's `Fit` decides it."""
     cordoned = {uuid.strip() for uuid in node.annotations.get(CORDON, "").split(",")}
-    usable = [gpu for gpu in gpus(node) if gpu.healthy and gpu.uuid not in cordoned and _accepted(request, gpu)]
+    usable = [gpu for gpu in gpus(node) if gpu.healthy and gpu.uuid not in cordoned and request.accepts(gpu.model)]
     left = {gpu.uuid: _Left(gpu.slots, gpu.memory_mib, gpu.cores) for gpu in usable}
     for uuid, mib, cores in allocated:
         if uuid in left:
@@ -208,15 +203,10 @@ def _mebibytes(request: LayerRequest, gpu_mib: int = 0) -> int:
     guarantee = request.gpu.memory.guarantee or f"{request.gpu.share.units}%"
     if guarantee.endswith("%"):
         return gpu_mib * _percent(guarantee) // 100
-    factor = _options(request).memory_factor
+    factor = request.options_as(HamiOptions).memory_factor
     return -(-resolve_bytes(guarantee, 0) // (_MEBIBYTE * factor)) * factor
 
 
 def _percent(written: str) -> int:
     """Return a percentage rounded up to a whole number, at most 100: HAMi rejects others."""
     return min(100, math.ceil(Decimal(written[:-1].strip())))
-
-
-def _options(request: LayerRequest) -> HamiOptions:
-    assert isinstance(request.options, HamiOptions)
-    return request.options

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from fractions import Fraction
 
+from gpushare_spawner.model.kubernetes.container_requests import notebook_container
 from gpushare_spawner.model.layer_rules import KaiOptions
 from gpushare_spawner.model.quantity import resolve_bytes
 from gpushare_spawner.model.share import UNITS_PER_GPU, Share
@@ -24,9 +25,7 @@ from gpushare_spawner.sharing.base import (
     PodChange,
     PodSpec,
     gpu_part,
-    notebook_container,
 )
-from gpushare_spawner.sharing.nodes import counted, node_labels, suitable, units_with_memory
 
 GPU = "nvidia.com/gpu"
 QUEUE = "kai.scheduler/queue"
@@ -34,7 +33,6 @@ PREEMPTIBILITY = "kai.scheduler/preemptibility"
 FRACTION = "gpu-fraction"
 MEMORY = "gpu-memory"
 """Memory in MiB."""
-DEVICES = "gpu-fraction-num-devices"
 CONTAINER = "gpu-fraction-container-name"
 GROUP = "runai-gpu-group"
 """Label of pods that share one GPU and of the GPU's reservation pod; one label for each group of several GPUs."""
@@ -54,7 +52,7 @@ def render(form: PodSpec, request: LayerRequest) -> PodSpec:
 
     Raises LayerCannot if the memory needs a whole GPU and the share is a fraction.
     """
-    options, share = _options(request), request.gpu.share
+    options, share = request.options_as(KaiOptions), request.gpu.share
     labels = {QUEUE: queue_of(request)}
     if options.preemptible is not None:
         labels[PREEMPTIBILITY] = "preemptible" if options.preemptible else "non-preemptible"
@@ -69,7 +67,7 @@ def render(form: PodSpec, request: LayerRequest) -> PodSpec:
         annotations=annotations,
         labels=labels,
         limits=limits,
-        node_labels=node_labels(request),
+        node_labels=request.node_labels(),
         scheduler=options.scheduler,
         priority_class=options.priority_class,
     ).apply(form)
@@ -79,9 +77,8 @@ def free(request: LayerRequest) -> LayerCapacity:
     """Return the free capacity of GPUs, limited by the queue's. Raises LayerCannot as `render` does."""
     share = request.gpu.share
     part = _part(request) if share.units < UNITS_PER_GPU else {}
-    nodes = [node for node in suitable(request) if GPU in node.allocatable]
-    capacity = counted(
-        request,
+    nodes = [node for node in request.suitable_nodes() if GPU in node.allocatable]
+    capacity = request.counted(
         nodes,
         lambda node: _servers(request, node, _each(share, part, node), empty=False),
         lambda node: _servers(request, node, _each(share, part, node), empty=True),
@@ -98,7 +95,7 @@ def free(request: LayerRequest) -> LayerCapacity:
 
 def queue_of(request: LayerRequest) -> str:
     """Return the queue of the user: by the quota that the share is charged to, or else by the quota's group."""
-    options, quota = _options(request), request.tenant.quota
+    options, quota = request.options_as(KaiOptions), request.tenant.quota
     return options.queues.get(quota) or options.queues.get(quota.partition("/")[0]) or options.queue
 
 
@@ -112,10 +109,10 @@ def preemptible(options: KaiOptions) -> bool:
 def _part(request: LayerRequest) -> dict[str, str]:
     """Return the annotation of a part of a GPU: a fraction, or memory if the size of GPUs is unknown."""
     guarantee, units = request.gpu.memory.guarantee, request.gpu.share.units
-    nodes = suitable(request)
+    nodes = request.suitable_nodes()
     if guarantee is not None and not guarantee.endswith("%") and not all(node.gpu_memory_bytes for node in nodes):
         return {MEMORY: str(-(-resolve_bytes(guarantee, 0) // _MEBIBYTE))}
-    units = max([units, *(units_with_memory(request, node) for node in nodes)])
+    units = max([units, *(request.units_with_memory(node) for node in nodes)])
     if units >= UNITS_PER_GPU:
         raise LayerCannot(
             "KAI Scheduler gives less than a whole GPU as a fraction, and gpu.memory.guarantee "
@@ -184,7 +181,7 @@ def _queues(request: LayerRequest) -> Iterator[tuple[ClusterQueue, Fraction | No
     A pod that is not preemptible must fit into the quota of each of them. A missing queue ends the chain.
     """
     by_name = {queue.name: queue for queue in request.facts.queues}
-    bound_to_quota = not preemptible(_options(request))
+    bound_to_quota = not preemptible(request.options_as(KaiOptions))
     name, seen = queue_of(request), set()
     while name in by_name and name not in seen:
         seen.add(name)
@@ -204,8 +201,3 @@ def _exact(gpus: float) -> Fraction:
 
 def _full(queue: ClusterQueue, gpus: Fraction) -> str:
     return f"queue {queue.name} of KAI Scheduler has {max(0.0, float(gpus)):.2f} GPU left"
-
-
-def _options(request: LayerRequest) -> KaiOptions:
-    assert isinstance(request.options, KaiOptions)
-    return request.options

@@ -19,7 +19,6 @@ from gpushare_spawner.sharing.base import (
     PodSpec,
     gpu_part,
 )
-from gpushare_spawner.sharing.nodes import counted, node_labels, requested_memory, suitable
 
 SCHEDULER = "kubeshare-scheduler"
 DOMAIN = "sharedgpu/"
@@ -44,14 +43,13 @@ def render(form: PodSpec, request: LayerRequest) -> PodSpec:
     guarantee = request.gpu.memory.guarantee
     if guarantee is not None:
         labels[MEMORY] = str(_memory(request))
-    return PodChange(labels=labels, node_labels=node_labels(request), scheduler=SCHEDULER).apply(form)
+    return PodChange(labels=labels, node_labels=request.node_labels(), scheduler=SCHEDULER).apply(form)
 
 
 def free(request: LayerRequest) -> LayerCapacity:
     """Return the free capacity of GPUs, by the units of pods on each."""
-    return counted(
-        request,
-        suitable(request),
+    return request.counted(
+        request.suitable_nodes(),
         lambda node: _servers(request, node, request.facts.pods_on(node.name)),
         lambda node: _servers(request, node, []),
     )
@@ -86,11 +84,11 @@ def _gpus(node: ClusterNode) -> int:
 def _memory(request: LayerRequest) -> int:
     guarantee = request.gpu.memory.guarantee or ""
     if not guarantee.endswith("%"):
-        return requested_memory(request, 0)
-    sizes = [node.gpu_memory_bytes for node in suitable(request) if node.gpu_memory_bytes is not None]
+        return request.requested_memory(0)
+    sizes = [node.gpu_memory_bytes for node in request.suitable_nodes() if node.gpu_memory_bytes is not None]
     if not sizes:
         raise LayerCannot(
             f"KubeShare takes memory in bytes, and no node's label tells the size of a GPU: write gpu.memory.guarantee "
             f"({guarantee}) in bytes, like 12Gi."
         )
-    return requested_memory(request, max(sizes))
+    return request.requested_memory(max(sizes))

@@ -19,25 +19,23 @@ from gpushare_spawner.sharing.base import (
     PodChange,
     PodSpec,
 )
-from gpushare_spawner.sharing.nodes import node_labels, resource_capacity, suitable, units_with_memory
 
 
 def render(form: PodSpec, request: LayerRequest) -> PodSpec:
     """Return the pod with the parts. Raises LayerCannot for memory that no GPU has, or of unknown part."""
     resource, parts = _parts(request)
-    return PodChange(limits={resource: str(parts)}, node_labels=node_labels(request)).apply(form)
+    return PodChange(limits={resource: str(parts)}, node_labels=request.node_labels()).apply(form)
 
 
 def free(request: LayerRequest) -> LayerCapacity:
     """Return the free amount of the resource on nodes. Raises LayerCannot as `render` does."""
     resource, parts = _parts(request)
-    return resource_capacity(request, suitable(request), resource, parts)
+    return request.resource_capacity(request.suitable_nodes(), resource, parts)
 
 
 def _parts(request: LayerRequest) -> tuple[str, int]:
-    options = request.options
-    assert isinstance(options, MetaGpuOptions)
-    share, guarantee, nodes = request.gpu.share, request.gpu.memory.guarantee, suitable(request)
+    options = request.options_as(MetaGpuOptions)
+    share, guarantee, nodes = request.gpu.share, request.gpu.memory.guarantee, request.suitable_nodes()
     of_any_gpu = guarantee is None or guarantee.endswith("%")
     if not of_any_gpu and not all(node.gpu_memory_bytes for node in nodes):
         raise LayerCannot(
@@ -46,7 +44,7 @@ def _parts(request: LayerRequest) -> tuple[str, int]:
         )
     # a percentage needs no node
     candidates = nodes or [ClusterNode("")]
-    units = max([share.units, *(units_with_memory(request, node) for node in candidates)])
+    units = max([share.units, *(request.units_with_memory(node) for node in candidates)])
     if units > UNITS_PER_GPU:
         raise LayerCannot(f"gpu.memory.guarantee ({guarantee}) is more than a GPU of the nodes has: write less.")
     return options.resource, -(-units * share.count * options.per_gpu // UNITS_PER_GPU)

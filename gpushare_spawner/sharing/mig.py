@@ -33,7 +33,6 @@ from gpushare_spawner.sharing.base import (
     PodChange,
     PodSpec,
 )
-from gpushare_spawner.sharing.nodes import node_labels, resource_capacity, suitable
 
 _PROFILE = re.compile(r"(?P<slices>[1-7])g\.(?P<gb>[1-9]\d*)gb(?P<suffix>[.+-][a-z0-9.+-]+)?")
 _COMPUTE_SLICES = {"A30": 4, "RTX PRO 6000": 4, "RTX PRO 4500": 2}
@@ -120,7 +119,7 @@ def render(form: PodSpec, request: LayerRequest) -> PodSpec:
     choice, _ = _best(request)
     # the rule's nodes can also have GPUs of other models, or other profiles
     products = sorted({node.labels[PRODUCT_LABEL] for node in choice.nodes if PRODUCT_LABEL in node.labels})
-    labels = {**node_labels(request), **({PRODUCT_LABEL: products} if products else {})}
+    labels = {**request.node_labels(), **({PRODUCT_LABEL: products} if products else {})}
     return PodChange(limits={choice.resource: str(choice.amount)}, node_labels=labels).apply(form)
 
 
@@ -151,20 +150,18 @@ def profiles(node: ClusterNode, options: MigOptions) -> Iterator[tuple[MigProfil
 
 def _best(request: LayerRequest) -> tuple[_Choice, LayerCapacity]:
     choices = [
-        (choice, resource_capacity(request, choice.nodes, choice.resource, choice.amount))
+        (choice, request.resource_capacity(choice.nodes, choice.resource, choice.amount))
         for choice in _choices(request)
     ]
     if not choices:
-        there = sorted(
-            {candidate.name for node in request.facts.nodes for candidate, _ in profiles(node, _options(request))}
+        nodes, options = request.facts.nodes, request.options_as(MigOptions)
+        there = sorted({candidate.name for node in nodes for candidate, _ in profiles(node, options)})
+        present = (
+            f"there are {', '.join(there)}" if there else f"no node has MIG devices, by the label {STRATEGY_LABEL}"
         )
         raise LayerCannot(
             f"No MIG profile of the nodes holds {request.gpu.share} with the memory that the template guarantees: "
-            + (
-                f"there are {', '.join(there)}."
-                if there
-                else f"no node has MIG devices, by the label {STRATEGY_LABEL}."
-            )
+            f"{present}."
         )
     return min(choices, key=lambda pair: (pair[1].servers == 0, pair[1].at_most == 0, *_size(pair[0])))
 
@@ -174,17 +171,14 @@ def _size(choice: _Choice) -> tuple[object, ...]:
 
 
 def _choices(request: LayerRequest) -> Iterator[_Choice]:
-    options, share = _options(request), request.gpu.share
+    options, share = request.options_as(MigOptions), request.gpu.share
     by_profile: dict[tuple[str, MigProfile], list[ClusterNode]] = {}
     whole: list[ClusterNode] = []
-    for node in suitable(request):
+    for node in request.suitable_nodes():
         available = dict(profiles(node, options))
         # CUDA uses one MIG device only, so several GPUs are whole GPUs
-        best = (
-            smallest(available, share.units, guaranteed_memory(request.gpu.memory.guarantee))
-            if share.count == 1
-            else None
-        )
+        memory = guaranteed_memory(request.gpu.memory.guarantee)
+        best = smallest(available, share.units, memory) if share.count == 1 else None
         if best is not None:
             by_profile.setdefault((available[best], best), []).append(node)
         elif share.units == UNITS_PER_GPU and SINGLE_MARK not in node.labels.get(PRODUCT_LABEL, ""):
@@ -193,8 +187,3 @@ def _choices(request: LayerRequest) -> Iterator[_Choice]:
         yield _Choice(resource, 1, tuple(nodes), best)
     if any(GPU in node.allocatable for node in whole):
         yield _Choice(GPU, share.count, tuple(node for node in whole if GPU in node.allocatable))
-
-
-def _options(request: LayerRequest) -> MigOptions:
-    assert isinstance(request.options, MigOptions)
-    return request.options

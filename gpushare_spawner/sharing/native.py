@@ -11,11 +11,13 @@ The agent's half: agent/sessions and agent/kubernetes.
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from gpushare_spawner.model.control import OpenRequest
 from gpushare_spawner.model.kubernetes.annotations import PodSession, labels
+from gpushare_spawner.model.kubernetes.container_requests import notebook_container
 from gpushare_spawner.model.kubernetes.objects import (
     CLAIMS_API,
     DEVICE_CLASS,
@@ -28,33 +30,18 @@ from gpushare_spawner.model.kubernetes.objects import (
 from gpushare_spawner.model.layers import LayerName, Placement, choose_frameworks_defaults, engine_environment
 from gpushare_spawner.model.report import ClaimsReport, GpuReport, MountReport
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.sharing.base import Environment, PodChange, PodSpec, SharingLayer, Tenant, notebook_container
+from gpushare_spawner.sharing.base import PodChange, PodSpec, Tenant
 
 
-class NativePodLayer(SharingLayer[PodSpec]):
-    """Share of GPUs on nodes with an agent's device plugin.
+@dataclass(frozen=True)
+class NativePodLayer:
+    """Share of GPUs on nodes with an agent's device plugin."""
 
-    ``gpu_indices``: the index on its node of each GPU, by UUID. ``unit_size``: units of 1 % for each device of the
-    agent's plugin. ``since``: time of the grant, in seconds since the epoch.
-    """
-
-    name: ClassVar[str] = "native"
-
-    def __init__(
-        self,
-        tenant: Tenant,
-        template: Template,
-        placement: Placement,
-        gpu_indices: Mapping[str, int],
-        *,
-        unit_size: int = 1,
-        since: float,
-    ) -> None:
-        """Create the layer. Raises ValueError for a template without a GPU, and for a GPU without a known index."""
-        self.session = granted_session(tenant, template, placement, gpu_indices, since)
-        """Content of the pod's annotations."""
-        self._node = placement.node
-        self._unit_size = unit_size
+    session: PodSession
+    """Content of the pod's annotations, see `granted_session`."""
+    node: str
+    unit_size: int = 1
+    """Units of 1 % for each device of the agent's plugin."""
 
     def render(self, form: PodSpec) -> PodSpec:
         """Return the pod with the share: annotations and labels, limits of the notebook's container, and its node.
@@ -71,11 +58,11 @@ class NativePodLayer(SharingLayer[PodSpec]):
         pod = PodChange(
             annotations=session.annotations(),
             labels=labels(),
-            limits=resource_limits(session.share_units, session.gpu_indices, self._unit_size),
+            limits=resource_limits(session.share_units, session.gpu_indices, self.unit_size),
             variables=variables,
         ).apply(form)
         spec = pod["spec"]
-        return {**pod, "spec": {**spec, "affinity": pinned(spec.get("affinity"), self._node)}}
+        return {**pod, "spec": {**spec, "affinity": pinned(spec.get("affinity"), self.node)}}
 
 
 def granted_session(
@@ -83,7 +70,8 @@ def granted_session(
 ) -> PodSession:
     """Return the content of the pod's annotations.
 
-    Raises ValueError for a template without a GPU, and for a GPU without an index.
+    ``gpu_indices``: the index on its node of each GPU, by UUID. ``since``: time of the grant, in seconds since the
+    epoch. Raises ValueError for a template without a GPU, and for a GPU without an index.
     """
     if template.gpu is None:
         raise ValueError(f"template {template.name} asks for no GPU: there is nothing to grant")
@@ -108,23 +96,15 @@ def granted_session(
     )
 
 
-class NativeProcessLayer(SharingLayer[Environment]):
-    """Session of the agent on this machine. ``additions``: the environment from the agent's answer."""
+def process_environment(environment: Mapping[str, str], additions: Mapping[str, str]) -> dict[str, str]:
+    """Return a server's environment with the agent's variables. ``additions``: from the agent's answer.
 
-    name: ClassVar[str] = "native"
-
-    def __init__(self, additions: Mapping[str, str]) -> None:
-        self._additions = additions
-
-    def render(self, form: Environment) -> Environment:
-        """Return a server's environment with the agent's variables.
-
-        Variables that keep frameworks from reserving the GPU's memory in advance are added unless the environment
-        sets them.
-        """
-        result = merged(form, self._additions)
-        choose_frameworks_defaults(result)
-        return result
+    Variables that keep frameworks from reserving the GPU's memory in advance are added unless the environment sets
+    them.
+    """
+    result = merged(environment, additions)
+    choose_frameworks_defaults(result)
+    return result
 
 
 def open_request(
@@ -156,7 +136,7 @@ def open_request(
     )
 
 
-def merged(environment: Mapping[str, str], additions: Mapping[str, str]) -> Environment:
+def merged(environment: Mapping[str, str], additions: Mapping[str, str]) -> dict[str, str]:
     """Return a server's environment with the agent's variables.
 
     LD_PRELOAD is appended: a library that the admin preloads stays before ours. LD_LIBRARY_PATH is prepended: the
@@ -179,36 +159,21 @@ def merged(environment: Mapping[str, str], additions: Mapping[str, str]) -> Envi
 _VOLUME = "gpushare"
 
 
-class NativeClaimLayer(SharingLayer[PodSpec]):
-    """Share of GPUs on a node with an agent that is a DRA driver.
+@dataclass(frozen=True)
+class NativeClaimLayer:
+    """Share of GPUs on a node with an agent that is a DRA driver."""
 
-    ``gpus``: all GPUs of the node. ``claims``: the claims part of the node's report. ``namespace`` and ``claim``: the
-    namespace and name of the claim. ``since``: time of the grant, in seconds since the epoch.
-    """
-
-    name: ClassVar[str] = "native"
-
-    def __init__(
-        self,
-        tenant: Tenant,
-        template: Template,
-        placement: Placement,
-        gpus: Iterable[GpuReport],
-        claims: ClaimsReport,
-        *,
-        namespace: str,
-        claim: str,
-        since: float,
-    ) -> None:
-        """Create the layer. Raises ValueError for a template without a GPU, and for an unknown GPU."""
-        self._gpus = {gpu.uuid: gpu for gpu in gpus}
-        indices = {uuid: gpu.index for uuid, gpu in self._gpus.items()}
-        self.session = granted_session(tenant, template, placement, indices, since)
-        """Content of the pod's annotations."""
-        self._node = placement.node
-        self._claims = claims
-        self._namespace = namespace
-        self._claim = claim
+    session: PodSession
+    """Content of the pod's annotations, see `granted_session`."""
+    node: str
+    gpus: Sequence[GpuReport]
+    """All GPUs of the node."""
+    claims: ClaimsReport
+    """The claims part of the node's report."""
+    namespace: str
+    """Of the claim."""
+    claim: str
+    """Name of the claim."""
 
     def render(self, form: PodSpec) -> PodSpec:
         """Return the pod with the share: annotations and labels, its claim and its node.
@@ -216,8 +181,8 @@ class NativeClaimLayer(SharingLayer[PodSpec]):
         The notebook's container gets the environment and files of the session. Raises ValueError for a pod without
         containers.
         """
-        folder = posixpath.join(self._claims.folder, claim_folder(self._namespace, self._claim))
-        mounts = [MountReport(host_path=folder, container_path=folder), *self._claims.mounts]
+        folder = posixpath.join(self.claims.folder, claim_folder(self.namespace, self.claim))
+        mounts = [MountReport(host_path=folder, container_path=folder), *self.claims.mounts]
         variables = self._variables(notebook_container(form.get("spec") or {}), folder)
         named = {f"{_VOLUME}-{number}": mount for number, mount in enumerate(mounts)}
         pod = PodChange(
@@ -231,36 +196,40 @@ class NativeClaimLayer(SharingLayer[PodSpec]):
             ],
         ).apply(form)
         spec = pod["spec"]
-        claim = {"name": POD_CLAIM, "resourceClaimName": self._claim}
+        claim = {"name": POD_CLAIM, "resourceClaimName": self.claim}
         return {
             **pod,
             "spec": {
                 **spec,
-                "affinity": pinned(spec.get("affinity"), self._node),
+                "affinity": pinned(spec.get("affinity"), self.node),
                 "resourceClaims": [*(spec.get("resourceClaims") or []), claim],
             },
         }
 
-    def claim(self, pod_name: str, pod_uid: str) -> dict[str, Any]:
+    def manifest(self, pod_name: str, pod_uid: str) -> dict[str, Any]:
         """Return the claim of the pod, which is deleted with the pod."""
         owner = {"apiVersion": "v1", "kind": "Pod", "name": pod_name, "uid": pod_uid, "controller": True}
-        memory = {uuid: self._gpus[uuid].memory_bytes for uuid in self.session.gpus}
+        memory = {gpu.uuid: gpu.memory_bytes for gpu in self._granted()}
         return {
             "apiVersion": CLAIMS_API.removeprefix("/apis/"),
             "kind": "ResourceClaim",
-            "metadata": {"name": self._claim, "labels": labels(), "ownerReferences": [owner]},
+            "metadata": {"name": self.claim, "labels": labels(), "ownerReferences": [owner]},
             "spec": claim_spec(DEVICE_CLASS, self.session.share_units, memory),
         }
+
+    def _granted(self) -> list[GpuReport]:
+        by_uuid = {gpu.uuid: gpu for gpu in self.gpus}
+        return [by_uuid[uuid] for uuid in self.session.gpus]
 
     def _variables(self, notebook: Mapping[str, Any], folder: str) -> dict[str, str]:
         uuids = ",".join(self.session.gpus)
         additions = {
             **engine_environment(self.session.engine),
-            **self._claims.environment,
-            "GPUSHARE_SOCKET": posixpath.join(folder, self._claims.socket),
+            **self.claims.environment,
+            "GPUSHARE_SOCKET": posixpath.join(folder, self.claims.socket),
             "CUDA_VISIBLE_DEVICES": uuids,
         }
-        if not all(self._gpus[uuid].simulated for uuid in self.session.gpus):
+        if not all(gpu.simulated for gpu in self._granted()):
             additions["NVIDIA_VISIBLE_DEVICES"] = uuids
         there = {variable["name"]: variable["value"] for variable in notebook.get("env") or [] if "value" in variable}
         return {name: value for name, value in merged(there, additions).items() if name in additions}

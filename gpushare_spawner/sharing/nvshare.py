@@ -6,7 +6,6 @@ Facts: grgalex/nvshare 1a8f211 (March 2025), kubernetes/device-plugin/server.go 
 from __future__ import annotations
 
 from gpushare_spawner.sharing.base import LayerCannot, LayerCapacity, LayerRequest, PodChange, PodSpec
-from gpushare_spawner.sharing.nodes import node_labels, resource_capacity, suitable
 
 RESOURCE = "nvshare.com/gpu"
 """Resource of its device plugin: a place on a node's GPU."""
@@ -15,13 +14,13 @@ RESOURCE = "nvshare.com/gpu"
 def render(form: PodSpec, request: LayerRequest) -> PodSpec:
     """Return the pod with a place on a GPU. Raises LayerCannot for several GPUs: a node has one."""
     _check(request)
-    return PodChange(limits={RESOURCE: "1"}, node_labels=node_labels(request)).apply(form)
+    return PodChange(limits={RESOURCE: "1"}, node_labels=request.node_labels()).apply(form)
 
 
 def free(request: LayerRequest) -> LayerCapacity:
     """Return the free places. Raises LayerCannot as `render` does."""
     _check(request)
-    return resource_capacity(request, suitable(request), RESOURCE, 1)
+    return request.resource_capacity(request.suitable_nodes(), RESOURCE, 1)
 
 
 def _check(request: LayerRequest) -> None:

@@ -14,7 +14,6 @@ from gpushare_spawner.model.layer_rules import ReplicaOptions
 from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.sharing.base import ClusterNode, LayerCannot, LayerCapacity, LayerRequest, PodChange, PodSpec
-from gpushare_spawner.sharing.nodes import node_labels, requested_memory, resource_capacity, suitable
 
 GPU = "nvidia.com/gpu"
 SHARED = "nvidia.com/gpu.shared"
@@ -45,23 +44,22 @@ class ReplicaLayer:
     def render(self, form: PodSpec, request: LayerRequest) -> PodSpec:
         """Return the pod with a replica. Raises LayerCannot if no node has replicas of that size."""
         replicas = self._requested_replicas(request)
-        labels = {**node_labels(request), **replicas.labels}
+        labels = {**request.node_labels(), **replicas.labels}
         return PodChange(limits={replicas.resource: str(replicas.amount)}, node_labels=labels).apply(form)
 
     def free(self, request: LayerRequest) -> LayerCapacity:
         """Return the free capacity. Raises LayerCannot as `render` does."""
         replicas = self._requested_replicas(request)
-        return resource_capacity(request, replicas.nodes, replicas.resource, replicas.amount)
+        return request.resource_capacity(replicas.nodes, replicas.resource, replicas.amount)
 
     def _requested_replicas(self, request: LayerRequest) -> _Replicas:
-        options = request.options
-        assert isinstance(options, ReplicaOptions)
+        options = request.options_as(ReplicaOptions)
         share = request.gpu.share
         if share.units == UNITS_PER_GPU:
             # Replicas are shared, so a whole GPU needs a node where the plugin does not share.
-            whole = tuple(node for node in suitable(request) if node.labels.get(STRATEGY_LABEL) == "none")
+            whole = tuple(node for node in request.suitable_nodes() if node.labels.get(STRATEGY_LABEL) == "none")
             return _Replicas(GPU, share.count, {STRATEGY_LABEL: ["none"]}, whole)
-        shared = [node for node in suitable(request) if node.labels.get(STRATEGY_LABEL) == self.name]
+        shared = [node for node in request.suitable_nodes() if node.labels.get(STRATEGY_LABEL) == self.name]
         most = {node.name: _most_replicas(request, node, self.memory_divided) for node in shared}
         fit = {node.name: replicas for node in shared if 1 < (replicas := _replicas(node, options)) <= most[node.name]}
         if not fit:
@@ -94,7 +92,7 @@ def _most_replicas(request: LayerRequest, node: ClusterNode, memory_divided: boo
     """Return the most replicas of a GPU with which each has at least the share of its time and memory."""
     most = UNITS_PER_GPU // request.gpu.share.units
     if memory_divided and node.gpu_memory_bytes is not None:
-        most = min(most, node.gpu_memory_bytes // max(1, requested_memory(request, node.gpu_memory_bytes)))
+        most = min(most, node.gpu_memory_bytes // max(1, request.requested_memory(node.gpu_memory_bytes)))
     return most
 
 

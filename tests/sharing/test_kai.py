@@ -49,7 +49,7 @@ def admission(pod: PodSpec) -> None:
     has_fraction, has_memory = kai.FRACTION in annotations, kai.MEMORY in annotations
     assert not (has_fraction and whole), "cannot have both GPU fraction request and whole GPU"
     assert not (has_memory and (has_fraction or whole)), "cannot request both GPU and GPU memory"
-    assert kai.DEVICES not in annotations or has_fraction or has_memory
+    assert "gpu-fraction-num-devices" not in annotations or has_fraction or has_memory
     if has_memory:
         assert annotations[kai.MEMORY].isdecimal()
         assert int(annotations[kai.MEMORY]) > 0
@@ -163,7 +163,7 @@ def test_label_of_a_pod_to_which_kai_gave_nothing_takes_no_gpu() -> None:
 
 def test_pod_with_fractions_of_several_gpus_counts_on_each() -> None:
     labels = {f"{kai.GROUP}/g1": "g1", f"{kai.GROUP}/g2": "g2"}
-    two = ClusterPod("two", "hub", "a", labels=labels, annotations=BOUND | {kai.DEVICES: "2"})
+    two = ClusterPod("two", "hub", "a", labels=labels, annotations=BOUND | {"gpu-fraction-num-devices": "2"})
     facts = ClusterFacts((gpu_node(2),), (reservation("g1"), reservation("g2"), two))
     assert kai.free(request({"fraction": 0.5}, OPTIONS, facts)).servers == 2
 

@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from gpushare_spawner.model.kubernetes.annotations import labels, pod_session
+from gpushare_spawner.model.kubernetes.container_requests import notebook_container
 from gpushare_spawner.model.kubernetes.objects import claim_folder, node_of
 from gpushare_spawner.model.layers import Placement
 from gpushare_spawner.model.report import ClaimsReport, GpuReport, MountReport
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.sharing.base import Tenant, notebook_container
-from gpushare_spawner.sharing.native import NativeClaimLayer
+from gpushare_spawner.sharing.base import Tenant
+from gpushare_spawner.sharing.native import NativeClaimLayer, granted_session
 
 QUARTER = Template.model_validate({"name": "quarter", "display_name": "Q", "gpu": {"fraction": 0.25}})
 TWO = Template.model_validate({"name": "two", "display_name": "2", "gpu": {"count": 2}})
@@ -49,10 +50,10 @@ def layer(
     template: Template = QUARTER, names: tuple[str, ...] = ("GPU-a",), simulated: bool = False
 ) -> NativeClaimLayer:
     placement = Placement("node-1", names, borrowed=5)
-    return NativeClaimLayer(
-        Tenant("ada"), template, placement, gpus(simulated), CLAIMS, namespace="jhub", claim="jupyter-ada-1",
-        since=1000.0,
-    )  # fmt: skip
+    there = gpus(simulated)
+    indices = {gpu.uuid: gpu.index for gpu in there}
+    session = granted_session(Tenant("ada"), template, placement, indices, 1000.0)
+    return NativeClaimLayer(session, "node-1", there, CLAIMS, "jhub", "jupyter-ada-1")
 
 
 def test_the_pod_names_the_claim_and_no_container_does() -> None:
@@ -99,14 +100,14 @@ def test_simulated_gpus_are_none_of_nvidias_runtime() -> None:
 
 
 def test_the_claim_asks_for_units_and_their_part_of_the_memory_of_each_gpu() -> None:
-    claim = layer(TWO, ("GPU-b", "GPU-a")).claim("jupyter-ada", "uid-1")
+    claim = layer(TWO, ("GPU-b", "GPU-a")).manifest("jupyter-ada", "uid-1")
     assert claim["metadata"]["name"] == "jupyter-ada-1"
     (owner,) = claim["metadata"]["ownerReferences"]
     assert (owner["kind"], owner["name"], owner["uid"], owner["controller"]) == ("Pod", "jupyter-ada", "uid-1", True)
     requests = claim["spec"]["devices"]["requests"]
     assert [one["name"] for one in requests] == ["gpu-0", "gpu-1"]
     assert [one["exactly"]["capacity"]["requests"] for one in requests] == [{"units": "100", "memory": "40960Mi"}] * 2
-    (quarter,) = layer().claim("jupyter-ada", "uid-1")["spec"]["devices"]["requests"]
+    (quarter,) = layer().manifest("jupyter-ada", "uid-1")["spec"]["devices"]["requests"]
     assert quarter["exactly"]["capacity"]["requests"] == {"units": "25", "memory": "10240Mi"}
     ((selector,),) = [one["exactly"]["selectors"] for one in [quarter]]
     assert selector["cel"]["expression"] == (

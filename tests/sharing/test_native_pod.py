@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from gpushare_spawner.model.kubernetes.annotations import labels, pod_session
+from gpushare_spawner.model.kubernetes.container_requests import notebook_container
 from gpushare_spawner.model.kubernetes.objects import node_of
 from gpushare_spawner.model.layers import MemoryEngine, Placement
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.sharing.base import Tenant, notebook_container
-from gpushare_spawner.sharing.native import NativePodLayer
+from gpushare_spawner.sharing.base import Tenant
+from gpushare_spawner.sharing.native import NativePodLayer, granted_session
 
 QUARTER = Template.model_validate({"name": "quarter", "display_name": "Q", "gpu": {"fraction": 0.25}})
 TWO = Template.model_validate({"name": "two", "display_name": "2", "gpu": {"count": 2}})
@@ -25,7 +26,7 @@ POD: dict[str, Any] = {
 def layer(template: Template = QUARTER, gpus: tuple[str, ...] = ("GPU-a",), unit_size: int = 1) -> NativePodLayer:
     placement = Placement("node-1", gpus, borrowed=5)
     indices = {"GPU-a": 0, "GPU-b": 2}
-    return NativePodLayer(Tenant("ada"), template, placement, indices, unit_size=unit_size, since=1000.0)
+    return NativePodLayer(granted_session(Tenant("ada"), template, placement, indices, 1000.0), "node-1", unit_size)
 
 
 def test_the_pod_says_what_it_holds_and_the_one_given_stays_as_it_is() -> None:
@@ -79,7 +80,7 @@ def test_what_cannot_be_rendered_is_an_error() -> None:
 def test_the_account_that_the_share_is_charged_to_stands_in_the_annotations() -> None:
     placement = Placement("node-1", ("GPU-a",))
     tenant = Tenant("ada", quota="group:optics", user_units=50)
-    charged = NativePodLayer(tenant, QUARTER, placement, {"GPU-a": 0}, since=1000.0)
+    charged = NativePodLayer(granted_session(tenant, QUARTER, placement, {"GPU-a": 0}, 1000.0), "node-1")
     annotations = charged.render(POD)["metadata"]["annotations"]
     assert annotations["gpushare-spawner.io/quota"] == "group:optics"
     assert (pod_session(annotations).quota, pod_session(annotations).user_units) == ("group:optics", 50)

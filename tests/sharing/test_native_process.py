@@ -8,7 +8,7 @@ from gpushare_spawner.model.control import OpenRequest
 from gpushare_spawner.model.layers import LayerName, MemoryEngine, Placement
 from gpushare_spawner.model.template import Template, TemplateGpu
 from gpushare_spawner.sharing.base import Tenant
-from gpushare_spawner.sharing.native import NativeProcessLayer, merged, open_request
+from gpushare_spawner.sharing.native import merged, open_request, process_environment
 
 QUARTER = Template.model_validate(
     {
@@ -61,8 +61,8 @@ def test_template_with_mps_asks_for_its_guarantee_and_no_more(memory: dict[str, 
 
 def test_the_environment_leads_to_the_session_and_the_one_given_stays_as_it_is() -> None:
     before = {"PATH": "/bin", "LD_PRELOAD": "/theirs.so", "LD_LIBRARY_PATH": "/lib"}
-    layer = NativeProcessLayer({"GPUSHARE_SOCKET": "/s", "LD_PRELOAD": "/ours.so", "LD_LIBRARY_PATH": "/sim"})
-    assert layer.render(before) == {
+    additions = {"GPUSHARE_SOCKET": "/s", "LD_PRELOAD": "/ours.so", "LD_LIBRARY_PATH": "/sim"}
+    assert process_environment(before, additions) == {
         "PATH": "/bin",
         "GPUSHARE_SOCKET": "/s",
         "LD_PRELOAD": "/theirs.so /ours.so",
@@ -93,9 +93,9 @@ def test_what_is_there_already_is_kept_and_not_repeated(there: dict[str, str], r
 
 
 def test_frameworks_do_not_reserve_the_gpu_in_advance_unless_the_environment_says_so() -> None:
-    assert NativeProcessLayer({}).render({}) == {
+    assert process_environment({}, {}) == {
         "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
         "TF_FORCE_GPU_ALLOW_GROWTH": "true",
     }
     chosen = {"XLA_PYTHON_CLIENT_PREALLOCATE": "true", "TF_FORCE_GPU_ALLOW_GROWTH": ""}
-    assert NativeProcessLayer({}).render(chosen) == chosen
+    assert process_environment(chosen, {}) == chosen

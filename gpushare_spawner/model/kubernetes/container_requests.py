@@ -53,7 +53,7 @@ REQUESTS = PREFIX + "requests"
 """Annotation: JSON of the CPU and memory that the session's container requests by its template, in the API server's
 form. Present only while its requests are lowered, or are not restored yet."""
 
-_NOTEBOOK = "notebook"
+NOTEBOOK = "notebook"
 """KubeSpawner's name of the notebook server's container."""
 RESIZE_PENDING = "PodResizePending"
 """The condition of a pod with requests in its spec that its node has not granted."""
@@ -202,14 +202,22 @@ def share_container(pod: Mapping[str, Any]) -> Mapping[str, Any] | None:
     In a pod with a claim no container names the claim: the result is the notebook server's container, else the first.
     """
     spec = pod.get("spec") or {}
-    containers: list[Mapping[str, Any]] = spec.get("containers") or []
+    containers: list[dict[str, Any]] = spec.get("containers") or []
     if containers and has_claim(spec):
-        return next((candidate for candidate in containers if candidate.get("name") == _NOTEBOOK), containers[0])
+        return notebook_container(spec)
     for container in containers:
         limits = (container.get("resources") or {}).get("limits") or {}
         if any(gpu_index_of(name) is not None for name in limits):
             return container
     return None
+
+
+def notebook_container(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the notebook server's container: by name, or else the first. Raises ValueError without containers."""
+    containers: list[dict[str, Any]] = spec.get("containers") or []
+    if not containers:
+        raise ValueError("the pod has no container")
+    return next((container for container in containers if container.get("name") == NOTEBOOK), containers[0])
 
 
 def requests_patch(full: Requests | None) -> dict[str, str | None]:

@@ -82,7 +82,7 @@ def token_secret(pod: V1Pod, token: str) -> OfOwner | None:
 def claim_of(share: PodShare | None, pod: str, namespace: str) -> OfOwner | None:
     """Return the claim of the pod of a share, if its node gives GPUs by claims."""
     layer = claim_layer(share, time.time(), pod, namespace) if share is not None else None
-    return None if layer is None else lambda uid: layer.claim(pod, uid)
+    return None if layer is None else lambda uid: layer.manifest(pod, uid)
 
 
 class SecretRights:

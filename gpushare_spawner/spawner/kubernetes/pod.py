@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from kubernetes_asyncio.client import CustomObjectsApi
 from kubernetes_asyncio.client.models import (
@@ -34,7 +34,7 @@ from kubernetes_asyncio.client.rest import ApiException
 from kubespawner.utils import get_k8s_model
 
 from gpushare_spawner.model.kubernetes.annotations import HUB, LayerSession, PodSession, gpu_names
-from gpushare_spawner.model.kubernetes.container_requests import memory_bytes, millicores
+from gpushare_spawner.model.kubernetes.container_requests import NOTEBOOK, memory_bytes, millicores
 from gpushare_spawner.model.kubernetes.objects import (
     HOSTNAME_LABEL,
     OBSERVER,
@@ -47,9 +47,8 @@ from gpushare_spawner.model.kubernetes.objects import (
 from gpushare_spawner.model.layers import LAYER_VARIABLE, LAYERS, ObservedBy
 from gpushare_spawner.model.share_status import ANNOTATIONS_VARIABLE
 from gpushare_spawner.placement.node import Requested
-from gpushare_spawner.sharing.base import NOTEBOOK, LayerCannot, PodChange, PodSpec, SharingLayer, Tenant
-from gpushare_spawner.sharing.native import NativeClaimLayer, NativePodLayer
-from gpushare_spawner.sharing.nodes import suitable
+from gpushare_spawner.sharing.base import LayerCannot, PodChange, PodSpec, SharingLayer, Tenant
+from gpushare_spawner.sharing.native import NativeClaimLayer, NativePodLayer, granted_session
 from gpushare_spawner.sharing.pod_layers import POD_LAYERS
 from gpushare_spawner.spawner.hub import SpawnRefused
 from gpushare_spawner.spawner.kubernetes.cluster.capacity import RESERVATION, pod_requests
@@ -71,10 +70,8 @@ _VOLUME = "gpushare-session"
 _RESOURCES = {"extra_resource_limits": "limits", "extra_resource_guarantees": "requests"}
 
 
-class ForeignPodLayer(SharingLayer[PodSpec]):
+class ForeignPodLayer:
     """A share that a layer's own scheduler places."""
-
-    name: ClassVar[str] = "another layer"
 
     def __init__(self, tenant: Tenant, offer: LayerOffer, since: float, observed: bool = True) -> None:
         """Prepare the session's annotations.
@@ -133,7 +130,7 @@ def observable(offer: LayerOffer) -> bool:
     can request them too. Without the library the agent observes the pod's GPU work in the driver's counters; without an
     agent the work is not observed.
     """
-    nodes, facts = suitable(offer.request), offer.request.facts
+    nodes, facts = offer.request.suitable_nodes(), offer.request.facts
     by_library = LAYERS[offer.layer].observed_by is ObservedBy.LIBRARY
     return by_library and bool(nodes) and all(facts.free(node, OBSERVER) for node in nodes)
 
@@ -160,9 +157,7 @@ def with_last_word(form: PodSpec, made: PodSpec, override: Mapping[str, Any]) ->
     return {**made, "metadata": {**made["metadata"], **metadata}, "spec": spec}
 
 
-def renderer_of(
-    share: PodShare, unit_size: int, since: float, pod: str = "", namespace: str = ""
-) -> SharingLayer[PodSpec]:
+def renderer_of(share: PodShare, unit_size: int, since: float, pod: str = "", namespace: str = "") -> SharingLayer:
     """Return the layer that renders a share.
 
     ``unit_size``: units of 1 % of one device of the agent's plugin; ``since``: when the share was granted, in seconds
@@ -172,26 +167,20 @@ def renderer_of(
         return ForeignPodLayer(share.request.tenant, share.offer, since, observed=share.observed)
     if (claims := claim_layer(share, since, pod, namespace)) is not None:
         return claims
+    return NativePodLayer(_session(share, since), share.placement.node, unit_size)
+
+
+def _session(share: PodShare, since: float) -> PodSession:
     indices = {gpu.uuid: gpu.index for gpu in share.gpus}
-    return NativePodLayer(
-        share.request.tenant, share.request.template, share.placement, indices, unit_size=unit_size, since=since
-    )
+    return granted_session(share.request.tenant, share.request.template, share.placement, indices, since)
 
 
 def claim_layer(share: PodShare, since: float, pod: str, namespace: str) -> NativeClaimLayer | None:
     """Return the layer of a share on a node that gives GPUs by claims; None for another node. See `renderer_of`."""
     if share.claims is None:
         return None
-    return NativeClaimLayer(
-        share.request.tenant,
-        share.request.template,
-        share.placement,
-        share.gpus,
-        share.claims,
-        namespace=namespace,
-        claim=claim_name(pod, share.token),
-        since=since,
-    )
+    claim = claim_name(pod, share.token)
+    return NativeClaimLayer(_session(share, since), share.placement.node, share.gpus, share.claims, namespace, claim)
 
 
 _PLURALS = {"ResourceClaimTemplate": "resourceclaimtemplates"}

@@ -19,7 +19,7 @@ from gpushare_spawner.clients.agent import AgentClient, default_control_socket
 from gpushare_spawner.model.control import OpenRequest
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.sharing.base import Tenant
-from gpushare_spawner.sharing.native import NativeProcessLayer
+from gpushare_spawner.sharing.native import process_environment
 from gpushare_spawner.spawner.attempt import SpawnAttempt, SpawnPhase
 from gpushare_spawner.spawner.base import GPUShareBase, applied_when_placed
 from gpushare_spawner.spawner.form import Form
@@ -256,7 +256,7 @@ class GPUShareMixin(GPUShareBase):
         """Return the spawner's environment with the share."""
         environment: dict[str, str] = super().get_env()
         if self._attempt.reservation is not None:
-            return NativeProcessLayer(self._attempt.reservation.environment).render(environment)
+            return process_environment(environment, self._attempt.reservation.environment)
         return {**environment, **_WITHOUT_GPU} if self._attempt.hides_gpus else environment
 
     async def start(self) -> Any:

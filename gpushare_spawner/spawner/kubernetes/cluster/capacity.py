@@ -24,11 +24,11 @@ from kubernetes_asyncio.client.rest import ApiException
 
 from gpushare_spawner.clients.object_watch import BadObjects, Object, Watched
 from gpushare_spawner.model.kubernetes.annotations import HUB, PREFIX, SESSION, is_layer_session, is_session
-from gpushare_spawner.model.kubernetes.container_requests import memory_bytes, millicores, quantity
+from gpushare_spawner.model.kubernetes.container_requests import NOTEBOOK, memory_bytes, millicores, quantity
 from gpushare_spawner.model.kubernetes.objects import NodeFacts, PodConstraints, gpu_index_of, is_mirror
 from gpushare_spawner.model.share import split_session_id
 from gpushare_spawner.placement.node import NOTHING, UNKNOWN, NodeResources, Requested
-from gpushare_spawner.sharing.base import NOTEBOOK, ClusterFacts, ClusterNode, ClusterPod
+from gpushare_spawner.sharing.base import ClusterFacts, ClusterNode, ClusterPod
 from gpushare_spawner.wording import spawn_failures as words
 from gpushare_spawner.wording.amounts import reason
 

@@ -34,7 +34,6 @@ from gpushare_spawner.sharing.base import (
     LayerCapacity,
     LayerRequest,
 )
-from gpushare_spawner.sharing.nodes import suitable
 from gpushare_spawner.sharing.pod_layers import POD_LAYERS
 from gpushare_spawner.spawner.kubernetes.cluster.capacity import RESERVATION, ClusterCapacity
 from gpushare_spawner.spawner.queue.snapshot import (
@@ -274,7 +273,7 @@ class ClusterLayers:
         key = (id(request.facts), request.gpu.models)
         kinds = self._kinds.get(key)
         if kinds is None:
-            kinds = self._kinds[key] = _kinds(suitable(request))
+            kinds = self._kinds[key] = _kinds(request.suitable_nodes())
         return kinds
 
     def _rules(self, layer: LayerName, template: Template) -> list[LayerRule | None]:

@@ -21,6 +21,7 @@ from gpushare_spawner.model.kubernetes.annotations import (
     layer_session,
     pod_session,
 )
+from gpushare_spawner.model.kubernetes.container_requests import notebook_container
 from gpushare_spawner.model.kubernetes.objects import (
     REPORT_KEY,
     REPORT_STALE_SECONDS,
@@ -36,7 +37,6 @@ from gpushare_spawner.model.report import ClaimsReport, Notice, Report, with_rep
 from gpushare_spawner.model.share import UNITS_PER_GPU, Share, split_session_id
 from gpushare_spawner.placement.feed import EntrySource, LedgerFeed
 from gpushare_spawner.placement.node import Allocation
-from gpushare_spawner.sharing.base import notebook_container
 from gpushare_spawner.spawner.kubernetes.cluster.capacity import (
     RESERVATION,
     ChangedObjects,
