@@ -269,7 +269,7 @@ class Cluster:
 
     def _needed_now(self) -> Mapping[str, int]:
         template = self.sharing.template
-        if not self._queue or not SETTINGS.only_under_pressure(template.idle):
+        if not self._queue or template.idle.when != "pressure":
             return {}
         templates, now = {template.name: template}, self.clock.now
         on_node: dict[str, list[SessionReport]] = {node: [] for node in self._nodes}
@@ -280,12 +280,12 @@ class Cluster:
             for node, sessions in on_node.items()
         ]
         pending = [HubServer(one.name, "", False, "spawn", one.arrived, None, template.name) for one in self._queue]
-        return needed(candidates(reports, templates, now, SETTINGS, RecentUse()), reports, pending, templates)
+        return needed(candidates(reports, templates, now, RecentUse()), reports, pending, templates)
 
     def _decide(self, session: _Session) -> None:
         idle = self.sharing.template.idle
         leaves = self._needed.get(session.name)
-        held = SETTINGS.only_under_pressure(idle) and leaves is None
+        held = idle.when == "pressure" and leaves is None
         decision = decide(idle, Observation.of(session.report), self.clock.now, held=held, leaves=leaves)
         session.decided += 1
         if decision.no_action is None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from gpushare_spawner.model.controls import MOST_KEEPS, Controls, Exemption, Keep
+from gpushare_spawner.model.template import Idle
 
 DAY = 86400.0
 """Seconds over which keeps are counted."""
@@ -24,6 +25,12 @@ class KeepRule:
     """Keeps within 24 hours, over all sessions of the user."""
     at_once: int = 2
     """Sessions of the user that are kept at a time."""
+
+    @classmethod
+    def of(cls, idle: Idle | None) -> KeepRule:
+        """Return the limits for a template; None if the template is gone."""
+        given = idle.keep.model_dump(exclude_none=True) if idle is not None and idle.keep is not None else {}
+        return cls(**given)
 
 
 class WhyNoKeep(StrEnum):

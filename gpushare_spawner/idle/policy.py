@@ -259,7 +259,7 @@ def _earlier(time: float | None, limit: float) -> float:
 
 
 def _bounded_keep(keep: KeepLimits | None, limit: KeepLimits | None) -> KeepLimits | None:
-    """Return a template's limits of keeps within the policy's. Unset fields come from the service's options."""
+    """Return a template's limits of keeps within the policy's. Unset fields have the values of `KeepRule`."""
     if keep is None or limit is None:
         return keep
     bounds = limit.model_dump(exclude_none=True)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from gpushare_spawner.model.controls import Exemption, Keep
 from gpushare_spawner.model.report import Notice, SessionReport
 from gpushare_spawner.model.share import Share, Tier, UseRule
+from gpushare_spawner.model.template import Idle
 
 REGULAR = 3
 """Times of short GPU work that make a pattern; fewer are chance."""
@@ -20,6 +21,21 @@ WAIT_FORGETS = 0.25
 session that always waits could keep its share with rare use of the GPU."""
 ROUNDING = 1e-6
 """Seconds."""
+
+LEAST_USE = 1 / 60
+"""The part of its first idle time for which a session has to use the GPU to keep its share. Our value: 5 s of 5
+minutes. Then a session that uses the GPU for less than 0.1 % of 4 hours keeps its full share for less than 10 % of
+them: its GPU seconds suffice for the time at the beginning and for two times more."""
+MOST_MIN_USE = 15.0
+"""GPU seconds. Our value: a user returning to a template of long idle times does not wait longer for the full share,
+and 0.1 % of 4 hours are 14.4 s."""
+
+
+def use_rule(idle: Idle) -> UseRule:
+    """Return how much GPU work counts as use for a template."""
+    first = idle.first_after or UseRule().window
+    least = idle.min_use if idle.min_use is not None else min(MOST_MIN_USE, first * LEAST_USE)
+    return UseRule(min_use=least, window=first)
 
 
 class UseCount:

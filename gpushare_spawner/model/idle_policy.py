@@ -64,7 +64,7 @@ class IdleTimes(FilePart):
 
 
 class IdleLimits(FilePart):
-    """Limits for all templates and groups. They do not change the service's own options."""
+    """Limits for all templates and groups. They do not change the service's options."""
 
     release_after: Seconds | None = None
     """A share with a GPU is released at the latest after this long, even if the template never releases it. Not given:

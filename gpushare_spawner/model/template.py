@@ -201,12 +201,12 @@ class KeepLimits(FilePart):
     """
 
     longest: Seconds | None = None
-    """The longest keep. 0: no user may keep a share. Not given: the service's `--keep-longest`."""
+    """The longest keep. 0: no user may keep a share. Not given: 8 hours."""
     per_day: Annotated[int, Field(ge=0, le=MOST_KEEPS, strict=True)] | None = None
-    """Keeps within 24 hours, over all sessions of one user; an extension counts as another keep. Not given: the
-    service's `--keep-per-day`."""
+    """Keeps within 24 hours, over all sessions of one user; an extension counts as another keep. Not
+    given: 2."""
     at_once: Annotated[int, Field(ge=0, strict=True)] | None = None
-    """Sessions of one user that are kept at a time. Not given: the service's `--keep-at-once`."""
+    """Sessions of one user that are kept at a time. Not given: 2."""
 
 
 def check_idle_order(downgrade_after: float | None, release_after: float | None, stop_after: float | None) -> None:
@@ -252,14 +252,14 @@ class Idle(FilePart):
     when: Literal["always", "pressure"] | None = None
     """`always`: idle sessions are downgraded and released after these times. `pressure`: only while a spawn waits that
     can use the units, the longest idle first, after a notice of at most 1 minute. Servers are stopped in any case. Not
-    given: the service's `--idle-when`."""
+    given: `always`."""
     min_use: Seconds | None = None
     """GPU time that counts as use of the share, like `2s`: in one piece, or in shorter pieces within the first of the
     idle times. Shorter work also runs at once, but neither keeps nor restores the share, however often it recurs. 0:
-    all GPU work counts. Not given: the service's `--min-use`."""
+    all GPU work counts. Not given: a sixtieth of the first idle time, at most 15 seconds."""
     keep: KeepLimits | None = None
-    """How users may keep their share, so that no idle action of the template comes. Not given: by the service's
-    options."""
+    """How users may keep their share, so that no idle action of the template comes. Not given: `longest` 8
+    hours, `per_day` 2, `at_once` 2."""
     dry_run: bool = False
     """Idle actions are decided, logged and shown, but not carried out; users get no notices."""
 

@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import re
 import signal
 import ssl
 import time
@@ -27,7 +26,6 @@ from gpushare_spawner.clients.agent import default_control_socket
 from gpushare_spawner.clocks import WallClock
 from gpushare_spawner.descriptors import allow_many
 from gpushare_spawner.http_server import BoundedHTTPServer
-from gpushare_spawner.idle.keep import KeepRule
 from gpushare_spawner.log_once import LogOnce
 from gpushare_spawner.model.quantity import parse_seconds
 from gpushare_spawner.service import hub_process
@@ -136,51 +134,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     _switch(
         idle,
-        "--cull-default-servers",
-        True,
-        "whether default servers may be stopped; idle shares are released in any case",
-    )
-    _switch(idle, "--cull-named-servers", True, "whether named servers may be stopped")
-    idle.add_argument(
-        "--idle-when",
-        choices=["always", "pressure"],
-        default="always",
-        help="when idle shares are downgraded and released, where the template does not say; pressure: only while a "
-        "spawn waits that can use the units; default always",
-    )
-    idle.add_argument(
-        "--min-use",
-        type=_seconds,
-        metavar="TIME",
-        help="GPU time that keeps or restores a share, where the template does not say; 0: all GPU work counts; "
-        "default: a sixtieth of the template's first idle time, at most 15s",
-    )
-    _switch(
-        idle,
         "--dry-run",
         False,
         "decide, log and show idle actions, and carry out none: no share is downgraded or released, no server is "
         "stopped, no user is deleted, and users get no notices",
-    )
-    keep = KeepRule()
-    _time(
-        idle,
-        "--keep-longest",
-        keep.longest,
-        "how long users may keep their share, without idle actions of the template, where the template does not say; "
-        "0: nobody may",
-    )
-    _count(
-        idle,
-        "--keep-per-day",
-        keep.per_day,
-        "how often one user may keep a share within 24 hours, where the template does not say",
-    )
-    _count(
-        idle,
-        "--keep-at-once",
-        keep.at_once,
-        "sessions that one user may keep at a time, where the template does not say",
     )
     _switch(idle, "--remove-named-servers", False, "remove named servers when they are stopped")
     _switch(
@@ -201,7 +158,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         f"false: keep no history; default $GPUSHARE_HISTORY, else {DEFAULT_HISTORY} in the folder where the hub runs",
     )
     kept = Retention()
-    _time(history, "--history-detail", kept.detail, "keep GPU time by the hour for this long, then by the day")
     _time(history, "--history-names", kept.names, "keep the names of users and of their servers for this long")
     _time(history, "--history-keep", kept.keep, "delete everything that is older")
 
@@ -215,21 +171,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "else no messages",
     )
 
-    load = parser.add_argument_group("load")
-    load.add_argument(
-        "--concurrency",
-        type=int,
-        default=10,
-        metavar="N",
-        help="requests to the hub at a time, 0: any number; default 10",
-    )
-    load.add_argument(
-        "--api-page-size",
-        type=int,
-        default=0,
-        metavar="N",
-        help="users on each page of the hub's list, 0: the hub's own setting; default 0",
-    )
     hub_process.configure(parser)
     levels = ["DEBUG", "INFO", "WARNING", "ERROR"]
     parser.add_argument("--log-level", default="INFO", choices=levels, help="default INFO")
@@ -243,8 +184,6 @@ def lacking_setting(options: argparse.Namespace, token: str) -> str:
         return "$JUPYTERHUB_API_TOKEN is not set. The hub sets it for each service that it starts."
     if options.all_namespaces and not options.namespace:
         return "--all-namespaces is for a cluster: give --namespace, where the agents publish their reports."
-    if options.concurrency < 0 or options.api_page_size < 0:
-        return "--concurrency and --api-page-size cannot be negative."
     return ""
 
 
@@ -256,16 +195,8 @@ def culler_settings(options: argparse.Namespace) -> CullerSettings:
         cull_every=options.cull_every or DEFAULT_CULL_EVERY,
         cull_users=options.cull_users,
         cull_admin_users=options.cull_admin_users,
-        cull_default_servers=options.cull_default_servers,
-        cull_named_servers=options.cull_named_servers,
         remove_named_servers=options.remove_named_servers,
         dry_run=options.dry_run,
-        idle_when=options.idle_when,
-        min_use=options.min_use,
-        keep_longest=options.keep_longest,
-        keep_per_day=options.keep_per_day,
-        keep_at_once=options.keep_at_once,
-        concurrency=options.concurrency,
     )
 
 
@@ -273,16 +204,6 @@ def _time(group: argparse._ArgumentGroup, name: str, default: float, help: str) 
     unit, size = next((pair for pair in (("d", 86400), ("h", 3600)) if default % pair[1] == 0), ("s", 1))
     default_text = f"{default / size:g}{unit}" if default else "0: never"
     group.add_argument(name, type=_seconds, default=default, metavar="TIME", help=f"{help}; default {default_text}")
-
-
-def _count(group: argparse._ArgumentGroup, name: str, default: int, help: str) -> None:
-    group.add_argument(name, type=_number, default=default, metavar="N", help=f"{help}; default {default}")
-
-
-def _number(text: str) -> int:
-    if not re.fullmatch(r"\d{1,9}", text.strip(), re.ASCII):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number: write a whole number from 0, like 3")
-    return int(text)
 
 
 def _seconds(text: str) -> float:
@@ -434,8 +355,6 @@ async def _serve(options: argparse.Namespace, token: str, hub_name: str, cluster
     hub = Hub(
         options.url,
         token,
-        concurrency=options.concurrency,
-        page_size=options.api_page_size,
         request_timeout=float(os.environ.get("JUPYTERHUB_REQUEST_TIMEOUT") or 60),
         ssl_options=hub_tls(options),
         since_set=clock.since_set,
@@ -465,13 +384,11 @@ async def _serve(options: argparse.Namespace, token: str, hub_name: str, cluster
             agents,
             hub,
             templates,
-            settings.keep_rule,
             acted,
             quotas=templates.quotas,
             pending=pending.now,
             journal=history,
             nodes_are_added=options.nodes_are_added,
-            use_rule=settings.use_rule,
         )
         outbox = Outbox(notifier_file(Path(options.notifiers)), time.time) if options.notifiers else None
         culler = Culler(
@@ -579,7 +496,7 @@ async def _run_until_stopped(
 def _history(options: argparse.Namespace, sources: HistorySources) -> History | None:
     if options.history.strip().lower() in ("", "false"):
         return None
-    kept = Retention(options.history_detail, options.history_names, options.history_keep)
+    kept = Retention(names=options.history_names, keep=options.history_keep)
     return History(HistoryStore(options.history), sources, kept)
 
 

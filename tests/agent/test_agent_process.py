@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
+from gpushare_spawner.idle.use import LEAST_USE
 from gpushare_spawner.model.control import ControlRefused, CordonRequest, OpenRequest, TierRequest
 from gpushare_spawner.model.controls import Cordon
 from gpushare_spawner.model.frames import Kind
 from gpushare_spawner.model.report import SessionReport
 from gpushare_spawner.model.share import Tier
-from gpushare_spawner.service.culler.decisions import LEAST_USE
 from gpushare_spawner.sharing.native import merged
 from tests.agent.agent_process import AgentProcess
 from tests.agent.conftest import request_for

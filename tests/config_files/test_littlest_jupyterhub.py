@@ -90,9 +90,7 @@ def test_tljhs_culler_makes_way_for_ours_with_its_settings(tljh: TLJH, caplog: A
     tljh.say("services: {cull: {timeout: 3600, max_age: 7200}}")
     hub = tljh.read()
     assert list(hub["services"]) == ["gpushare"]
-    assert {"--timeout=3600", "--max-age=7200", "--concurrency=5", "--remove-named-servers=false"} <= set(
-        hub["services"]["gpushare"]
-    )
+    assert {"--timeout=3600", "--max-age=7200", "--remove-named-servers=false"} <= set(hub["services"]["gpushare"])
     assert "replaces TLJH's idle culler" in caplog.text
     scopes = ["list:users", "read:servers", "delete:servers", "read:users:groups", "start:servers"]
     assert hub["roles"]["gpushare-service"] == scopes

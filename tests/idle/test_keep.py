@@ -26,7 +26,7 @@ from gpushare_spawner.idle.use import Observation
 from gpushare_spawner.model.controls import MOST_KEEPS, Controls, Exemption, Keep
 from gpushare_spawner.model.quota import Reclaim
 from gpushare_spawner.model.share import Tier
-from gpushare_spawner.model.template import Idle
+from gpushare_spawner.model.template import Idle, KeepLimits
 from tests.idle.sessions import HOUR, IDLE, MINUTE, observed, told
 from tests.idle.test_policy_properties import instants, sessions, templates
 from tests.present import present
@@ -225,3 +225,9 @@ def test_what_is_left_of_keeps_is_what_the_rule_then_allows(
 def test_who_may_not_keep_has_no_keeps_and_no_instant_from_which_on() -> None:
     for rule in (KeepRule(0, 3, 2), KeepRule(HOUR, 0, 2), KeepRule(HOUR, 3, 0)):
         assert (keeps_left(rule, [], NOW).left, keeps_left(rule, [NOW], NOW).again_at) == (0, None)
+
+
+def test_limits_that_a_template_does_not_give_have_their_defaults() -> None:
+    assert KeepRule.of(None) == KeepRule.of(Idle()) == KeepRule(8 * HOUR, 2, 2)
+    assert KeepRule.of(Idle(keep=KeepLimits(longest="12h"))) == KeepRule(12 * HOUR, 2, 2)
+    assert KeepRule.of(Idle(keep=KeepLimits(longest=0, per_day=0, at_once=0))) == KeepRule(0, 0, 0)

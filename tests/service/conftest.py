@@ -1,11 +1,13 @@
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
-from gpushare_spawner.model.template import Template
+from gpushare_spawner.idle.keep import KeepRule
+from gpushare_spawner.model.template import KeepLimits, Template
 from gpushare_spawner.service.hub.client import Hub
 from tests.service.fake_agent import FakeAgent, fake_agent
 from tests.service.fake_hub import TOKEN, FakeHub
@@ -50,6 +52,15 @@ async def hub(hub_server: FakeHub) -> AsyncIterator[Hub]:
     client = Hub(hub_server.url, TOKEN, backoff=0.01, request_timeout=0.5, attempts=4)
     yield client
     client.close()
+
+
+def with_keeps(templates: Mapping[str, Template], rule: KeepRule) -> dict[str, Template]:
+    """The templates with these limits of keeps."""
+    keep = {"keep": KeepLimits(**asdict(rule))}
+    return {
+        name: template.model_copy(update={"idle": template.idle.model_copy(update=keep)})
+        for name, template in templates.items()
+    }
 
 
 @pytest.fixture

@@ -34,6 +34,7 @@ from gpushare_spawner.service.sources import DashboardSources
 from gpushare_spawner.service.web.app import Page
 from tests.present import present
 from tests.service.api.conftest import StandInAgent
+from tests.service.conftest import with_keeps
 from tests.service.dashboards import NOW, TEMPLATES
 
 PREFIX = "/services/gpushare/"
@@ -134,7 +135,7 @@ class DashboardStandIn:
         )
         no_hub: Any = None
         rule = KeepRule(longest=8 * 3600, per_day=3, at_once=2)
-        actions = ActionContext(agents, no_hub, lambda: TEMPLATES, lambda idle: rule, clock=lambda: NOW)
+        actions = ActionContext(agents, no_hub, lambda: with_keeps(TEMPLATES, rule), clock=lambda: NOW)
         application = service_application(sources, actions, PREFIX, history=self.history, max_age=self._max_age)
         if self._with_hub:
             application.add_handlers(

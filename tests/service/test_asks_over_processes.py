@@ -32,7 +32,7 @@ TEMPLATE = f"""
 name: quarter
 display_name: 0.25 GPU
 gpu: {{fraction: 0.25}}
-idle: {{release_after: {RELEASE_AFTER / 5}s, warn_before: 1s, keep: {{longest: 1h, per_day: 16}}}}
+idle: {{release_after: {RELEASE_AFTER / 5}s, warn_before: 1s, min_use: 0, keep: {{longest: 1h, per_day: 16}}}}
 """
 
 
@@ -55,7 +55,7 @@ class Stage(OverProcesses):
         self.socket = environment["GPUSHARE_SOCKET"]
 
     def serve(self) -> None:
-        self.start_service("--cull-every=1s", "--min-use=0")
+        self.start_service("--cull-every=1s")
 
     async def observer(self) -> Peer:
         peer = Peer(self.socket)

@@ -155,7 +155,7 @@ async def test_killed_in_the_middle_of_a_round(
             done.set()
 
     agent.before = count
-    round_ = asyncio.create_task(culler(concurrency=1).round())
+    round_ = asyncio.create_task(culler().round())
     await done.wait()
     round_.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -422,14 +422,14 @@ async def test_servers_without_a_template_follow_the_options(
     culler: MakeCuller, agent: FakeAgent, hub_server: FakeHub, clock: Clock
 ) -> None:
     hub_server.add("old", last_activity=clock() - 3601)
-    hub_server.add("old", "named", last_activity=clock() - 3601)
     hub_server.add("new", last_activity=clock() - 3599)
     hub_server.add("busy", last_activity=clock() - 9999, pending="spawn")
     await culler().round()
     assert hub_server.deleted == []  # --timeout is 0: never
-    await culler(timeout=3600, cull_named_servers=False).round()
+    await culler(timeout=3600).round()
     assert hub_server.deleted == ["/users/old/server"]
     assert list(await hub_server.noted()) == ["/users/old/server"]
+    hub_server.add("old", "named", last_activity=clock() - 3601)
     one = culler(timeout=3600, remove_named_servers=True)
     await one.round()
     assert hub_server.asked[-1] == ("DELETE", "/users/old/servers/named", {"remove": True})
@@ -535,15 +535,6 @@ async def test_users_are_deleted_only_when_asked_for(
     assert hub_server.deleted == ["/users/gone"]
     await culler(timeout=3600, cull_users=True).round()
     assert sorted(hub_server.users) == ["here", "running"]
-
-
-async def test_default_and_named_sessions_can_be_kept(
-    culler: MakeCuller, agent: FakeAgent, hub_server: FakeHub, clock: Clock
-) -> None:
-    ann = released(agent, hub_server, clock)
-    await culler(cull_default_servers=False, max_age=60).round()
-    assert hub_server.deleted == []
-    assert agent.sessions[ann].notice is None  # nor are users told of what will not happen
 
 
 @pytest.fixture(autouse=True)

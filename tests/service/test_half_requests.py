@@ -34,7 +34,7 @@ TEMPLATE = """
 name: quarter
 display_name: 0.25 GPU
 gpu: {fraction: 0.25}
-idle: {release_after: 2s, warn_before: 1s}
+idle: {release_after: 2s, warn_before: 1s, min_use: 0}
 """
 POST = f"POST {PREFIX}api/v1/sessions/ann/keep HTTP/1.1\r\nHost: x\r\n".encode()
 HALF_REQUESTS = {
@@ -106,7 +106,7 @@ async def service(tmp_path: Path, hub_server: FakeHub) -> AsyncIterator[Service]
     (tmp_path / "templates" / "quarter.yaml").write_text(TEMPLATE)
     port, log = free_port(), tmp_path / "service.log"
     command = [
-        sys.executable, "-m", "gpushare_spawner.cli", "service", "--templates-dir=templates", "--min-use=0",
+        sys.executable, "-m", "gpushare_spawner.cli", "service", "--templates-dir=templates",
         f"--control-socket={tmp_path}/control.sock", "--history=false", "--cull-every=500ms",
     ]  # fmt: skip
     environment = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 
@@ -63,7 +62,7 @@ def half(agent: FakeAgent, user: str, gpu: int, template: str = "half") -> str:
 
 def now_needed(agent: FakeAgent, pending: Sequence[HubServer], now: float) -> list[str]:
     reports = [agent.report()]
-    idle = candidates(reports, TEMPLATES, now, EAGER, RecentUse())
+    idle = candidates(reports, TEMPLATES, now, RecentUse())
     return sorted(session.split("/")[0] for session in needed(idle, reports, pending, TEMPLATES))
 
 
@@ -107,7 +106,7 @@ def test_a_spawn_that_another_layer_serves_needs_nobody(full: FakeAgent, clock: 
     kai = Template.model_validate({"name": "half", "display_name": "H", "gpu": {"fraction": 0.5, "layer": "kai"}})
     everywhere = LayersFile.model_validate({"rules": [{"layer": "hami"}]})
     reports = [full.report()]
-    idle = candidates(reports, TEMPLATES, clock(), EAGER, RecentUse())
+    idle = candidates(reports, TEMPLATES, clock(), RecentUse())
     for templates in ({**TEMPLATES, "half": kai}, SessionTemplates(TEMPLATES, layers=everywhere)):
         assert needed(idle, reports, [waits("eve", "half")], templates) == {}
     some = LayersFile.model_validate({"rules": [{"models": ["*H100*"], "layer": "hami"}]})
@@ -147,7 +146,7 @@ def test_a_session_that_never_worked_is_a_candidate_when_its_longer_first_notice
     agent.change(worked, last_gpu_activity=clock())
 
     def due() -> list[str]:
-        return [one.session for one in candidates([agent.report()], {"half": short}, clock(), EAGER, RecentUse())]
+        return [one.session for one in candidates([agent.report()], {"half": short}, clock(), RecentUse())]
 
     clock.forward(MINUTE)
     assert due() == [worked]
@@ -158,18 +157,7 @@ def test_a_session_that_never_worked_is_a_candidate_when_its_longer_first_notice
 def test_templates_that_ask_for_no_pressure_are_no_candidates(agent: FakeAgent, clock: Clock) -> None:
     half(agent, "ann", 0, "always")
     clock.forward(HOUR)
-    assert candidates([agent.report()], TEMPLATES, clock(), EAGER, RecentUse()) == []
-
-
-def test_the_service_can_ask_for_pressure_where_the_template_does_not_say(agent: FakeAgent, clock: Clock) -> None:
-    silent = HALF.model_copy(update={"idle": HALF.idle.model_copy(update={"when": None})})
-    half(agent, "ann", 0)
-    half(agent, "bob", 0, "always")
-    clock.forward(HOUR)
-    templates, settings = TEMPLATES | {"half": silent}, replace(EAGER, idle_when="pressure")
-    found = candidates([agent.report()], templates, clock(), settings, RecentUse())
-    assert [one.session for one in found] == [names(agent)["ann"]]
-    assert candidates([agent.report()], templates, clock(), EAGER, RecentUse()) == []
+    assert candidates([agent.report()], TEMPLATES, clock(), RecentUse()) == []
 
 
 async def test_a_share_is_released_after_a_notice_while_a_spawn_waits(

@@ -75,9 +75,9 @@ def test_the_culler_decides_by_the_users_group(source: TemplateSource) -> None:
 
 def test_pressure_counts_by_the_users_group(source: TemplateSource) -> None:
     templates = policy(source, "groups: {ml: {when: pressure, release_after: 5m}}\n")
-    use, settings = RecentUse(), CullerSettings()
-    assert candidates([report("bob", 5)], templates, NOON, settings, use) == []
-    assert len(candidates([report("ada", 5)], templates, NOON, settings, use)) == 1
+    use = RecentUse()
+    assert candidates([report("bob", 5)], templates, NOON, use) == []
+    assert len(candidates([report("ada", 5)], templates, NOON, use)) == 1
 
 
 def test_servers_without_a_share_follow_groups_limits_and_quiet_hours(source: TemplateSource) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from gpushare_spawner.agent.sessions.session import Activity, Session
 from gpushare_spawner.arbiter.gpu_arbiter import GpuArbiter
+from gpushare_spawner.idle.use import use_rule
 from gpushare_spawner.model.report import NOTHING
 from gpushare_spawner.model.share import Tier
 from gpushare_spawner.model.template import Idle, Template
@@ -118,7 +119,7 @@ async def test_use_below_a_thousandth_keeps_the_full_share_for_less_than_a_tenth
     await life.until(begin + 4 * HOUR)
     assert life.full / (4 * HOUR) <= 0.1
     assert life.tier is not Tier.ACTIVE
-    uses = int(length >= CullerSettings().use_rule(life.idle).min_use)
+    uses = int(length >= use_rule(life.idle).min_use)
     assert len(life.notices) <= 2 * (1 + uses * int(4 * HOUR / every)), "of the downgrade and of the release, once each"
 
 

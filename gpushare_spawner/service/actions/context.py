@@ -24,13 +24,12 @@ from enum import StrEnum
 from typing import Protocol
 from weakref import WeakValueDictionary
 
-from gpushare_spawner.idle.keep import KeepRule, in_force
+from gpushare_spawner.idle.keep import in_force
 from gpushare_spawner.model.control import AgentUnreachable, ControlRefused, ControlsRequest
 from gpushare_spawner.model.controls import Ask, AskAnswer, Controls, Keep
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.report import SessionReport
-from gpushare_spawner.model.share import UseRule
-from gpushare_spawner.model.template import Idle, Template
+from gpushare_spawner.model.template import Template
 from gpushare_spawner.service.history.queries import group_of_session
 from gpushare_spawner.service.history.recorder import History
 from gpushare_spawner.service.history.store import Action, BegunRestart
@@ -263,8 +262,6 @@ class ActionContext:
     """Iterated over anew each time: nodes of a cluster come and go."""
     hub: Hub
     templates: Callable[[], Mapping[str, Template]]
-    keep_rule: Callable[[Idle | None], KeepRule] = lambda idle: KeepRule()
-    """Returns the limits of keeps for a template; None if the template is gone."""
     record: Callable[[Action], None] = lambda action: None
     """Enters an action in the history."""
     clock: Callable[[], float] = time.time
@@ -276,8 +273,6 @@ class ActionContext:
     """Stores running restarts; None: they are not stored."""
     nodes_are_added: bool = False
     """Later nodes can take shares that no present node can."""
-    use_rule: Callable[[Idle], UseRule] = lambda idle: UseRule()
-    """Returns how much GPU work counts as use of a template's shares."""
     patience: float = 60.0
     """Seconds that a server has to stop, as the hub's settings `slow_stop_timeout` and `poll_interval` together."""
 

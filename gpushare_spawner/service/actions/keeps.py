@@ -120,7 +120,7 @@ def left(context: ActionContext, session: SessionReport, controls: Mapping[str, 
 
 def _rule(context: ActionContext, session: SessionReport) -> KeepRule:
     template = context.template_of(session)
-    return context.keep_rule(template.idle if template is not None else None)
+    return KeepRule.of(template.idle if template is not None else None)
 
 
 def _begun(context: ActionContext, user: str, controls: Mapping[str, Controls], now: float) -> list[float]:

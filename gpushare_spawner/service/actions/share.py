@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from gpushare_spawner.idle.use import Observation
+from gpushare_spawner.idle.use import Observation, use_rule
 from gpushare_spawner.model.control import ControlRefused, ResizeRequest, TierRequest
 from gpushare_spawner.model.report import Report, SessionReport
 from gpushare_spawner.model.share import Tier, UseRule, units_from_fraction
@@ -237,7 +237,7 @@ def _request(context: ActionContext, session: SessionReport, tier: Tier, units: 
         raise ActionRefused(words.GPU_BUSY, RefusalCode.BUSY)
     yields = session.yields and tier is not Tier.ACTIVE
     template = context.template_of(session)
-    rule = context.use_rule(template.idle) if template is not None and tier is not Tier.ACTIVE else UseRule()
+    rule = use_rule(template.idle) if template is not None and tier is not Tier.ACTIVE else UseRule()
     return TierRequest(
         id=session.id,
         tier=tier,

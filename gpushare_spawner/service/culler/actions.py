@@ -205,7 +205,7 @@ def judge(
     ``agents_answered``: no report is missing. Where one is missing, a server that can have a share is not stopped:
     its GPU work is unknown, and a training run without output must not count as idle.
     """
-    if not server.settled or not settings.may_stop(server.name):
+    if not server.settled:
         return ServerVerdict()
     each = SessionTemplates.of(templates)
     if each.quiet_until(Tier.STOPPED, now) > now:

@@ -58,6 +58,8 @@ log = logging.getLogger("gpushare.service")
 Action = Callable[[], Awaitable[bool]]
 """An action; returns whether it changed something."""
 
+AT_ONCE = 10
+"""Idle actions at a time. Our value: as many as requests to the hub (`hub.client.Hub`)."""
 _SOON = 1.0
 """Seconds until the round after an action, and the shortest pause between two rounds."""
 
@@ -104,7 +106,7 @@ class Culler:
         self._notify = notify
         self._drains = Drains(actions) if actions is not None else None
         self._under_way: dict[str, asyncio.Task[bool]] = {}
-        self._slots = asyncio.Semaphore(settings.concurrency or 1000)
+        self._slots = asyncio.Semaphore(AT_ONCE)
         self._logged_problems: dict[str, str] = {}
         self._last: dict[Agent, Report] = {}
         self._quotas = quotas
@@ -168,7 +170,7 @@ class Culler:
         snapshots = await ask_all(self._agents)
         await self._hub.refresh(self._patience)
         templates, now = self._templates(), self._clock()
-        take_note(self.use, snapshots, templates, now, self._settings)
+        take_note(self.use, snapshots, templates, now)
         self.pressure = await self._pressure_now(snapshots, templates, now)
         claims = self.pressure.claims
         decisions = decide_sessions(
@@ -230,7 +232,7 @@ class Culler:
         reports = [snapshot.report for snapshot in snapshots if snapshot.report is not None]
         silent = [self._last[snapshot.agent] for snapshot in snapshots if snapshot.report is None]
         quotas = self._quotas()
-        idle, reclaims = candidates(reports, templates, now, self._settings, self.use), may_matter(quotas, reports)
+        idle, reclaims = candidates(reports, templates, now, self.use), may_matter(quotas, reports)
         if not idle and not reclaims:
             return NO_PRESSURE
         pending = await self._pending()

@@ -10,28 +10,17 @@ import logging
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
-from gpushare_spawner.idle.keep import KeepRule
 from gpushare_spawner.idle.policy import Decision, UnitsNeeded, decide
-from gpushare_spawner.idle.use import DryRun, Observation, RecentUse
+from gpushare_spawner.idle.use import DryRun, Observation, RecentUse, use_rule
 from gpushare_spawner.model.layers import LAYERS, IdleReach
 from gpushare_spawner.model.report import Report, SessionReport
-from gpushare_spawner.model.share import UseRule
-from gpushare_spawner.model.template import Idle, KeepLimits, Template
+from gpushare_spawner.model.template import Idle, Template
 from gpushare_spawner.service.counters import Counters
 from gpushare_spawner.service.hub.client import Hub, HubFailed, HubServer, HubUser
 from gpushare_spawner.service.hub.watch import BackgroundRequest
 from gpushare_spawner.service.reports import Agent, NodeSnapshot
 from gpushare_spawner.service.templates import SessionTemplates
-
-LEAST_USE = 1 / 60
-"""The part of its first idle time for which a session has to use the GPU to keep its share. Our value: 5 s of 5
-minutes. Then a session that uses the GPU for less than 0.1 % of 4 hours keeps its full share for less than 10 % of
-them: its GPU seconds suffice for the time at the beginning and for two times more."""
-MOST_MIN_USE = 15.0
-"""GPU seconds. Our value: a user returning to a template of long idle times does not wait longer for the full share,
-and 0.1 % of 4 hours are 14.4 s."""
 
 
 @dataclass(frozen=True)
@@ -48,46 +37,9 @@ class CullerSettings:
     cull_every: float = 10.0
     cull_users: bool = False
     cull_admin_users: bool = True
-    cull_default_servers: bool = True
-    cull_named_servers: bool = True
     remove_named_servers: bool = False
     dry_run: bool = False
     """Decide, log and show idle actions, and carry out none."""
-    min_use: float | None = None
-    """GPU seconds that count as use of a share; 0: all GPU work counts; None: `LEAST_USE` of the template's first idle
-    time."""
-    idle_when: Literal["always", "pressure"] = "always"
-    """Whether idle shares are always taken, or only while a waiting spawn can use the units."""
-    keep_longest: float = KeepRule.longest
-    """The longest keep of a user in seconds, if the template has no limit of its own."""
-    keep_per_day: int = KeepRule.per_day
-    keep_at_once: int = KeepRule.at_once
-    concurrency: int = 10
-    """Idle actions at a time; 0: any number."""
-
-    def use_rule(self, idle: Idle) -> UseRule:
-        """Return how much GPU work counts as use for a template."""
-        first = idle.first_after or UseRule().window
-        given = idle.min_use if idle.min_use is not None else self.min_use
-        least = given if given is not None else min(MOST_MIN_USE, first * LEAST_USE)
-        return UseRule(min_use=least, window=first)
-
-    def keep_rule(self, idle: Idle | None) -> KeepRule:
-        """Return the limits of keeps for a template; None if the template is gone."""
-        limits = (idle.keep if idle is not None else None) or KeepLimits()
-        return KeepRule(
-            limits.longest if limits.longest is not None else self.keep_longest,
-            limits.per_day if limits.per_day is not None else self.keep_per_day,
-            limits.at_once if limits.at_once is not None else self.keep_at_once,
-        )
-
-    def only_under_pressure(self, idle: Idle) -> bool:
-        """Return whether a template's idle shares are taken only while a waiting spawn can use the units."""
-        return (idle.when or self.idle_when) == "pressure"
-
-    def may_stop(self, server_name: str) -> bool:
-        """Return whether the culler may stop servers of this name (empty: default servers)."""
-        return self.cull_named_servers if server_name else self.cull_default_servers
 
 
 OLD = 60.0
@@ -191,13 +143,7 @@ def within_reach(idle: Idle, reach: Collection[IdleReach]) -> Idle:
     return idle.model_copy(update=left_out) if left_out else idle
 
 
-def take_note(
-    use: RecentUse,
-    snapshots: Sequence[NodeSnapshot],
-    templates: Mapping[str, Template],
-    now: float,
-    settings: CullerSettings,
-) -> None:
+def take_note(use: RecentUse, snapshots: Sequence[NodeSnapshot], templates: Mapping[str, Template], now: float) -> None:
     """Add the GPU work of new reports. While a report is old, the use of its sessions is unknown."""
     present, each = set(), SessionTemplates.of(templates)
     for snapshot in snapshots:
@@ -207,7 +153,7 @@ def take_note(
         for session in report.sessions:
             template = each.of_user(session.template, session.user)
             if template is not None:
-                rule = settings.use_rule(template.idle)
+                rule = use_rule(template.idle)
                 use.update(session.id, Observation.of(session), report.published_at, rule)
                 present.add(session.id)
     use.keep(present)
@@ -226,29 +172,25 @@ def decide_session(
     use: RecentUse | None = None,
     leaves: int | None = None,
 ) -> SessionDecision:
-    """Decide on one session, without stops that the settings forbid.
+    """Decide on one session.
 
     ``leaves``: the units that a waiting spawn leaves to the session; None if no spawn needs them.
     """
     each = SessionTemplates.of(templates)
     template = each.of_user(session.template, session.user)
-    idle, max_age = template.idle if template is not None else None, settings.max_age
+    idle = template.idle if template is not None else None
     if idle is not None:
         idle = within_reach(idle, LAYERS[session.layer].reach)
-    if idle is not None and not settings.may_stop(session.server):
-        idle, max_age = idle.model_copy(update={"stop_after": None}), 0.0
-    if claim is not None and not settings.may_stop(session.server):
-        claim = UnitsNeeded(claim.units, claim.rules.model_copy(update={"stop_after": None}))
     observation = Observation.of(session, server.seen if server is not None else None)
     if use is not None:
         observation = use.observe(session.id, observation)
     dry = settings.dry_run or (idle is not None and idle.dry_run)
     if dry and dry_run is not None:
         observation = dry_run.observe(session.id, observation)
-    waits_for_need = idle is not None and settings.only_under_pressure(idle)
+    waits_for_need = idle is not None and idle.when == "pressure"
     leaves = leaves if waits_for_need else None
     held = waits_for_need and leaves is None
-    decision = decide(idle, observation, now, max_age, claim, held, each.quiet_until, leaves)
+    decision = decide(idle, observation, now, settings.max_age, claim, held, each.quiet_until, leaves)
     return SessionDecision(
         agent, report.node, session, server, template, decision, now, observation, dry_run=dry, claim=claim
     )

@@ -23,7 +23,6 @@ from gpushare_spawner.placement.request import PlacementRequest, suitable_models
 from gpushare_spawner.quota.accounts import Account, QuotaAccounts, QuotaUsage
 from gpushare_spawner.quota.order import Asking, divided
 from gpushare_spawner.quota.reclaim import OverQuota, reclaimed
-from gpushare_spawner.service.culler.decisions import CullerSettings
 from gpushare_spawner.service.hub.client import HubServer
 from gpushare_spawner.service.templates import SessionTemplates
 from gpushare_spawner.service.waiting import quota_use, waiting_spawns
@@ -228,7 +227,7 @@ _NO_ACCOUNT = Account("", Quota())
 
 
 def candidates(
-    reports: Sequence[Report], templates: Mapping[str, Template], now: float, settings: CullerSettings, use: RecentUse
+    reports: Sequence[Report], templates: Mapping[str, Template], now: float, use: RecentUse
 ) -> list[OverQuota]:
     """Return the idle sessions that a waiting spawn can need, with the units that due idle actions leave them.
 
@@ -238,7 +237,7 @@ def candidates(
     for report in reports:
         for session in report.sessions:
             template = each.of_user(session.template, session.user)
-            if template is None or not settings.only_under_pressure(template.idle) or not session.confirmed:
+            if template is None or template.idle.when != "pressure" or not session.confirmed:
                 continue
             if holds(session.keep, now) or exempts(session.exemption, now):
                 continue

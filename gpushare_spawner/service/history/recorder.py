@@ -310,7 +310,7 @@ class Retention:
     """Retention times of the history in seconds; 0: without end."""
 
     detail: float = 31.0 * DAY
-    """GPU time by the hour; afterwards by the day."""
+    """GPU time by the hour; afterwards by the day. Our value: the hours of the last month can be asked for."""
     names: float = 400.0 * DAY
     """Names of users and of their servers."""
     keep: float = 3 * 365.0 * DAY

@@ -211,7 +211,7 @@ class _ExpectedLogins(logging.Filter):
 
 CULLER = "cull-idle"
 """The name of TLJH's culler in c.JupyterHub.services. (tljh/configurer.py, set_cull_idle_service)"""
-_OPTIONS = ("timeout", "max_age", "concurrency", "remove_named_servers")
+_OPTIONS = ("timeout", "max_age", "remove_named_servers")
 """Settings of ``services.cull`` that `gpushare service` has with the same names. Not ``every``: rounds are cheap here,
 and notices need short ones. Not ``users``: the service lacks the scopes to delete users."""
 

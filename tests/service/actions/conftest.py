@@ -15,7 +15,7 @@ from gpushare_spawner.service.history.recorder import History
 from gpushare_spawner.service.history.store import Action
 from gpushare_spawner.service.hub.client import Hub, HubServer
 from gpushare_spawner.service.reports import MachineAgent
-from tests.service.conftest import HOUR, Clock
+from tests.service.conftest import HOUR, Clock, with_keeps
 from tests.service.fake_agent import FakeAgent
 
 ANN = Actor("ann")
@@ -53,8 +53,7 @@ class Acting:
         self.actions = ActionContext(
             self.agents,
             hub,
-            lambda: templates,
-            lambda idle: self.rule,
+            lambda: with_keeps(templates, self.rule),
             self.recorded.append,
             clock,
             quotas=lambda: self.quotas,

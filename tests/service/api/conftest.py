@@ -30,7 +30,7 @@ from gpushare_spawner.service.sources import DashboardSources
 from gpushare_spawner.service.web.app import Page
 from tests.present import present
 from tests.service.api.clients import PREFIX, Client, SignedIn
-from tests.service.conftest import hub, hub_server  # noqa: F401
+from tests.service.conftest import hub, hub_server, with_keeps  # noqa: F401
 from tests.service.dashboards import NOW, TEMPLATES, afternoon
 from tests.service.fake_hub import FakeHub
 
@@ -119,7 +119,7 @@ class Machine:
     def actions(self, hub: Hub) -> ActionContext:  # noqa: F811
         agent = cast("reports.Agent", self.agent)
         rule = KeepRule(longest=8 * 3600, per_day=3, at_once=2)
-        return ActionContext([agent], hub, lambda: TEMPLATES, lambda idle: rule, self.recorded.append, lambda: self.now)
+        return ActionContext([agent], hub, lambda: with_keeps(TEMPLATES, rule), self.recorded.append, lambda: self.now)
 
 
 @pytest.fixture
