@@ -35,7 +35,7 @@ from gpushare_spawner.model.template import Template
 class UnconfirmedSession(BaseModel):
     """A session that is only in a node's report: its identity is not confirmed, and it is not counted."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
 
     id: str
     """The id in the report: any text."""

@@ -22,13 +22,13 @@ from gpushare_spawner.service.dashboard import DashboardAddress, dashboard
 from gpushare_spawner.service.hub.client import HubServer
 from gpushare_spawner.service.reports import KnownReport, NodeSnapshot, RecentReports
 from gpushare_spawner.service.sources import DashboardSources
-from gpushare_spawner.service.web.app import Caller, HubTheme, Viewer
+from gpushare_spawner.service.web.app import Caller, HubTheme
 from gpushare_spawner.service.web.dashboard import page_environment
 
 NOW = 1_000_000.0
 GIB = 2**30
 MINUTE = 60.0
-ADMIN = Viewer("ann", sees_all=True)
+ADMIN = Caller("ann", is_admin=True)
 PREFIX = "/services/gpushare/"
 
 
@@ -100,7 +100,7 @@ def afternoon(*more: SessionReport) -> KnownReport:
 
 def shown(
     report: KnownReport | None = None,
-    viewer: Viewer = ADMIN,
+    viewer: Caller = ADMIN,
     notes: tuple[str, ...] = (),
     pending: Sequence[HubServer] | None = (),
     quotas: Quotas | None = None,
@@ -110,29 +110,24 @@ def shown(
 
     async def parts() -> dict[str, Any]:
         given = services([NodeSnapshot(NO_AGENT, report or afternoon())], notes, pending, quotas, use)
-        nodes = await reading.nodes(Call(given, caller_of(viewer), {}, reading.NodesQuery(), Nothing()))
-        queue = await reading.queue(Call(given, caller_of(viewer), {}, Nothing(), Nothing()))
+        nodes = await reading.nodes(Call(given, viewer, {}, reading.NodesQuery(), Nothing()))
+        queue = await reading.queue(Call(given, viewer, {}, Nothing(), Nothing()))
         shown = nodes.model_dump(mode="json") | {"queue": queue.model_dump(mode="json")}
         return shown | await sessions_shown(given, viewer)
 
     return asyncio.run(parts())
 
 
-async def sessions_shown(services: Services, viewer: Viewer) -> dict[str, Any]:
+async def sessions_shown(services: Services, viewer: Caller) -> dict[str, Any]:
     """What the REST API says of the sessions."""
     query = reading.SessionsQuery(limit=reading.MOST)
-    answer = await reading.sessions(Call(services, caller_of(viewer), {}, query, Nothing()))
+    answer = await reading.sessions(Call(services, viewer, {}, query, Nothing()))
     return answer.model_dump(mode="json")
-
-
-def caller_of(viewer: Viewer) -> Caller:
-    """A browser's login."""
-    return Caller(viewer.name, is_admin=viewer.sees_all)
 
 
 def page(
     report: KnownReport | None = None,
-    viewer: Viewer = ADMIN,
+    viewer: Caller = ADMIN,
     notes: tuple[str, ...] = (),
     pending: Sequence[HubServer] | None = (),
     quotas: Quotas | None = None,
@@ -145,7 +140,7 @@ def page(
     the hub tells the users of spawns."""
     reported = snapshots or [NodeSnapshot(NO_AGENT, report if report is not None else afternoon())]
     given = services(reported, notes, pending, quotas, use, told)
-    data = asyncio.run(dashboard(given, caller_of(viewer), DashboardAddress.of(PREFIX, asks or {})))
+    data = asyncio.run(dashboard(given, viewer, DashboardAddress.of(PREFIX, asks or {})))
     template = page_environment(PREFIX, HubTheme()).get_template("dashboard.html")
     return template.render(dashboard=data, xsrf="x", admin=False)
 

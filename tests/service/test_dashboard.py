@@ -15,12 +15,12 @@ from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.report import GpuReport, HostMemoryReport
 from gpushare_spawner.model.share import Tier, UseRule
 from gpushare_spawner.model.template import Template
+from gpushare_spawner.service.api.entries import problems
 from gpushare_spawner.service.api.snapshots import ServiceSnapshot
 from gpushare_spawner.service.hub.client import HubServer
 from gpushare_spawner.service.reports import KnownReport, NodeSnapshot
 from gpushare_spawner.service.waiting import waiting_spawns
-from gpushare_spawner.service.web.app import Viewer
-from gpushare_spawner.service.web.view_data import problems_data
+from gpushare_spawner.service.web.app import Caller
 from gpushare_spawner.wording.amounts import utc
 from tests.present import present
 from tests.service.dashboards import GIB, MINUTE, NO_AGENT, NOW, TEMPLATES, afternoon, page, session, shown
@@ -50,10 +50,10 @@ def test_the_page_says_of_each_session_what_it_has_and_does() -> None:
 
 
 def test_users_see_themselves_and_anonymous_totals() -> None:
-    dashboard = shown(viewer=Viewer("bob"), notes=("The service lacks the scope x: y.",))
+    dashboard = shown(viewer=Caller("bob"), notes=("The service lacks the scope x: y.",))
     assert [one["user"] for one in dashboard["sessions"]] == ["bob"]
     assert dashboard["others"] == 4
-    html = page(viewer=Viewer("bob"), notes=("The service lacks the scope x: y.",))
+    html = page(viewer=Caller("bob"), notes=("The service lacks the scope x: y.",))
     for name in ("ann", "carol", "dave", "erin", "lacks"):
         assert not re.search(rf"\b{name}\b", html)
     assert "4 sessions of other users." in plain(html)
@@ -67,7 +67,7 @@ def test_everything_that_users_can_choose_is_escaped() -> None:
     quoted = "'\"><img src=x onerror=alert(1)>"
     nasty = session("mallory", id="mallory", server=evil, template=quoted)
     nasty = nasty.model_copy(update={"user": evil})
-    html = page(afternoon(nasty), viewer=Viewer(evil, sees_all=True), notes=(evil,))
+    html = page(afternoon(nasty), viewer=Caller(evil, is_admin=True), notes=(evil,))
     assert "<script>alert" not in html
     assert "<img src=x" not in html
     assert html.count("&lt;script&gt;alert") >= 4
@@ -76,11 +76,11 @@ def test_everything_that_users_can_choose_is_escaped() -> None:
 
 def test_admins_are_told_what_is_wrong_with_an_agent_and_users_only_that_it_is() -> None:
     silent = [NodeSnapshot(NO_AGENT, None, "no agent listens on /run/secret/control.sock")]
-    admin = problems_data(silent, Viewer("boss", sees_all=True), ["Template x.yaml:3: gpu: no"])
-    assert admin == ["no agent listens on /run/secret/control.sock", "Template x.yaml:3: gpu: no"]
-    user = problems_data(silent, Viewer("ann"), ["Template x.yaml:3: gpu: no"])
-    assert user == ["An agent is unavailable, so sessions can be missing here."]
-    html = page(viewer=Viewer("ann"), snapshots=silent)
+    admin = problems(silent, Caller("boss", is_admin=True), ["Template x.yaml:3: gpu: no"])
+    assert admin == ("no agent listens on /run/secret/control.sock", "Template x.yaml:3: gpu: no")
+    user = problems(silent, Caller("ann"), ["Template x.yaml:3: gpu: no"])
+    assert user == ("An agent is unavailable, so sessions can be missing here.",)
+    html = page(viewer=Caller("ann"), snapshots=silent)
     assert "An agent is unavailable" in html
     assert "Sessions are unknown while an agent is unavailable." in html
 
@@ -164,7 +164,7 @@ def test_trouble_of_a_layer_and_cuda_contexts_stand_at_the_session_and_its_gpu()
     assert html.count(f'<p class="problem">{down}</p>') == 3, "once at the GPU, and at each session"
     assert html.count(">NVIDIA MPS</span>") == 3
     assert "CUDA contexts 512 MiB" in plain(html)
-    (own,) = shown(report, Viewer("mia"))["sessions"]
+    (own,) = shown(report, Caller("mia"))["sessions"]
     assert (own["layer_title"], own["layer_trouble"]) == ("NVIDIA MPS", down)
 
 
@@ -175,7 +175,7 @@ def test_gpu_counts_its_suspended_sessions() -> None:
 
 
 def test_a_dashboard_without_anything() -> None:
-    html = page(afternoon().model_copy(update={"gpus": (), "sessions": ()}), Viewer("ann"))
+    html = page(afternoon().model_copy(update={"gpus": (), "sessions": ()}), Caller("ann"))
     assert "No agent reports a GPU of this node." in html
     assert "You have no session with a GPU share." in html
 
@@ -219,12 +219,12 @@ def test_a_used_up_budget_of_host_memory_is_explained(needed: int, refuses: bool
 
 def test_an_agent_that_cannot_write_its_records_is_a_problem_for_admins_alone() -> None:
     full = afternoon().model_copy(update={"state_trouble": "No space left on device (/var/lib/gpushare/records)"})
-    assert problems_data([NodeSnapshot(NO_AGENT, afternoon())], Viewer("root", True), ()) == []
-    (said,) = problems_data([NodeSnapshot(NO_AGENT, full)], Viewer("root", True), ())
+    assert problems([NodeSnapshot(NO_AGENT, afternoon())], Caller("root", is_admin=True), ()) == ()
+    (said,) = problems([NodeSnapshot(NO_AGENT, full)], Caller("root", is_admin=True), ())
     assert full.node in said
     assert "No space left on device (/var/lib/gpushare/records)" in said
     assert said in plain(page(full))
-    assert problems_data([NodeSnapshot(NO_AGENT, full)], Viewer("ann", False), ()) == []
+    assert problems([NodeSnapshot(NO_AGENT, full)], Caller("ann"), ()) == ()
 
 
 def test_a_released_borrower_does_not_borrow() -> None:
@@ -263,9 +263,9 @@ def test_the_queue_says_who_waits_for_what_how_long_and_the_position() -> None:
 
 
 def test_users_see_their_own_position_and_how_many_others_wait() -> None:
-    dashboard = shown(viewer=Viewer("ann"), pending=QUEUE)
+    dashboard = shown(viewer=Caller("ann"), pending=QUEUE)
     assert [(one["user"], one["position"]) for one in dashboard["queue"]["spawns"]] == [("ann", 2)]
-    html = page(viewer=Viewer("ann"), pending=QUEUE)
+    html = page(viewer=Caller("ann"), pending=QUEUE)
     assert "2 other spawns wait." in plain(html)
     assert "uma " not in plain(html)
     assert "vic " not in plain(html)
@@ -286,7 +286,7 @@ def test_the_queue_says_what_the_page_of_the_spawn_says() -> None:
         "3 vic waits for 0.50 GPU for 10 s"
     ) in text
     assert "45 min" not in text.split("vic waits")[1][:40]
-    own = plain(page(viewer=Viewer("vic"), pending=QUEUE, told=told))
+    own = plain(page(viewer=Caller("vic"), pending=QUEUE, told=told))
     assert "Estimated wait" not in own
     assert "are full" not in own
 
@@ -357,7 +357,7 @@ def test_admins_see_whose_share_short_work_would_have_kept() -> None:
     assert ann["short_work"] == f"{sentence} Use is GPU work of at least 0.2 s at a time or within 5 min."
     assert bob["short_work"] == ""
     assert plain(page(report, use=use)).count(sentence) == 1
-    assert shown(report, Viewer("ann", sees_all=False), use=use)["sessions"][0]["short_work"] == ""
+    assert shown(report, Caller("ann"), use=use)["sessions"][0]["short_work"] == ""
 
 
 def test_a_session_over_its_memory_limit_is_seen_as_one() -> None:
@@ -366,7 +366,7 @@ def test_a_session_over_its_memory_limit_is_seen_as_one() -> None:
     assert html.count(">over its limit<") == html.count('class="part owned over"') == 1
     assert "0.25\u00a0GPU guaranteed to its owner: ivy, over its memory limit" in html
     assert "paged out 5 GiB" in plain(html)
-    assert "over its memory limit" not in page(afternoon(over), viewer=Viewer("ann"))
+    assert "over its memory limit" not in page(afternoon(over), viewer=Caller("ann"))
 
 
 def test_filters_order_and_pages_are_links_that_keep_each_other() -> None:
@@ -380,7 +380,7 @@ def test_filters_order_and_pages_are_links_that_keep_each_other() -> None:
 
 
 def test_users_with_few_sessions_see_them_first_and_no_filters() -> None:
-    html = page(viewer=Viewer("bob"))
+    html = page(viewer=Caller("bob"))
     assert html.index('id="sessions"') < html.index('id="gpus"')
     assert 'id="filters"' not in html
     admins = page()
@@ -399,10 +399,10 @@ def on_two_nodes() -> list[NodeSnapshot]:
 
 def test_admins_are_told_of_a_gpu_that_two_nodes_report() -> None:
     snapshots = on_two_nodes()
-    (problem,) = problems_data(snapshots, Viewer("boss", sees_all=True), [])
+    (problem,) = problems(snapshots, Caller("boss", is_admin=True), [])
     assert problem.startswith("GPU GPU-a is reported by the nodes n1 and n2. It counts for n1 alone")
-    assert problems_data(snapshots, Viewer("ann"), []) == []
-    html = page(viewer=Viewer("boss", sees_all=True), snapshots=snapshots)
+    assert problems(snapshots, Caller("ann"), []) == ()
+    html = page(viewer=Caller("boss", is_admin=True), snapshots=snapshots)
     assert "is reported by the nodes n1 and n2" in html
 
 

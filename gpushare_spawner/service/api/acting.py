@@ -27,7 +27,8 @@ from gpushare_spawner.service.actions.context import (
 )
 from gpushare_spawner.service.actions.drains import CordonTarget
 from gpushare_spawner.service.api.answers import Done
-from gpushare_spawner.service.api.reading import server_of, visible_session
+from gpushare_spawner.service.api.entries import server_of
+from gpushare_spawner.service.api.reading import visible_session
 from gpushare_spawner.service.api.router import ApiError, Arguments, Call, Needs, Nothing, Operations
 from gpushare_spawner.service.hub.client import HubServer
 from gpushare_spawner.wording import service as words
@@ -271,7 +272,7 @@ async def _on_spawn(
 ) -> Done:
     """Act on the spawn of the server that the address names. Raises ApiError, also if the caller may not see it."""
     server = HubServer(call.path["user"], server_of(call.path["server"]))
-    if not call.caller.viewer.may_see(server):
+    if not call.caller.may_see(server):
         raise ApiError(404, "unknown", words.unknown_spawn(server.label))
     call.needs.check(call.caller, server)
     return await done(call, act(call.services.actions, server.user, server.name, actor_of(call), why))

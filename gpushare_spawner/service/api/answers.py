@@ -5,19 +5,23 @@ Units are 1 % of a GPU, amounts of memory bytes, times seconds, instants seconds
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, RootModel
 
 from gpushare_spawner.model.controls import MessageCause
 from gpushare_spawner.model.layers import LayerName, MemoryEngine
+from gpushare_spawner.model.report import DeliveredReport, HostMemoryReport
 from gpushare_spawner.model.share import Tier
+from gpushare_spawner.quota.accounts import AccountKind
+from gpushare_spawner.service.reports import UnconfirmedSession
+from gpushare_spawner.service.web.units import Kind
 
 
 class ApiModel(BaseModel):
     """A part of an answer."""
 
-    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, from_attributes=True, use_attribute_docstrings=True)
 
 
 class Refusal(ApiModel):
@@ -111,18 +115,10 @@ class Summary(ApiModel):
     """Whether all agents answered."""
 
 
-class HostMemoryEntry(ApiModel):
-    """A node's host memory for GPU memory that is paged out."""
-
-    budget_bytes: int
-    needed_bytes: int
-    paged_out_bytes: int
-
-
 class SegmentEntry(ApiModel):
     """A part of a GPU's bar of units."""
 
-    kind: Literal["owned", "borrowed", "lent", "free"]
+    kind: Kind
     units: int
     user: str | None
     """Null: free, or the caller may not see it."""
@@ -182,15 +178,6 @@ class GpuEntry(ApiModel):
     bar: tuple[SegmentEntry, ...]
 
 
-class Unconfirmed(ApiModel):
-    """A session in a node's report that no pod confirms. It is not counted."""
-
-    id: str
-    """The id in the report."""
-    since: float
-    """The time at which the service saw it first."""
-
-
 class NodeEntry(ApiModel):
     """One machine with GPUs."""
 
@@ -199,12 +186,13 @@ class NodeEntry(ApiModel):
     cordoned: bool
     drained: bool
     cordon: CordonEntry | None
-    host_memory: HostMemoryEntry | None
+    host_memory: HostMemoryReport | None
+    """For GPU memory that is paged out."""
     layers: tuple[str, ...]
     """Titles of other sharing layers that give sessions GPUs of this node without a report of an agent."""
     gpus: tuple[GpuEntry, ...]
-    unconfirmed: tuple[Unconfirmed, ...]
-    """For admins; always empty for others."""
+    unconfirmed: tuple[UnconfirmedSession, ...]
+    """Sessions in the node's report that no pod confirms. They are not counted. For admins; always empty for others."""
 
 
 class NodePage(ApiModel):
@@ -228,16 +216,6 @@ class NextAction(ApiModel):
     """The action is not carried out."""
     action: str
     reason: str
-
-
-class DeliveredEntry(ApiModel):
-    """GPU time while other sessions competed."""
-
-    entitled_seconds: float
-    delivered_seconds: float
-    waits: int
-    wait_p50_seconds: float
-    wait_p95_seconds: float
 
 
 class KeepAnswer(ApiModel):
@@ -321,7 +299,8 @@ class SessionEntry(ApiModel):
     gpu_worked: bool
     gpu_idle_seconds: float
     gpu_seconds: float
-    delivered: DeliveredEntry
+    delivered: DeliveredReport
+    """GPU time while other sessions competed."""
     kernels: int | None
     kernels_busy: int | None
     memory_bytes: int
@@ -413,7 +392,7 @@ class Queue(ApiModel):
 class QuotaAnswer(ApiModel):
     """A quota in use. Amounts are units of 1 % of a GPU."""
 
-    kind: Literal["user", "group", "default"]
+    kind: AccountKind
     name: str
     department: str
     """Empty: none."""

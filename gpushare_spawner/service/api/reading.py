@@ -2,33 +2,25 @@
 
 Filters and sorts the sessions of a request. `acting` has the operations that act; `answers` has the models of the
 answers.
-
-The address of a spawn below the API's prefix is ``queue/USER/SERVER``. The default server has no name, and a part of an
-address cannot be empty: `~` stands for it. A name that begins with `~` gets one more `~` in front.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Annotated, Any, Literal
-from urllib.parse import quote
 
 from pydantic import Field
 
-from gpushare_spawner.idle.keep import KeepsLeft, in_force
-from gpushare_spawner.model.controls import Cordon
-from gpushare_spawner.model.share import UNITS_PER_GPU, Tier
+from gpushare_spawner.model.share import Tier
 from gpushare_spawner.quota.accounts import Account, QuotaUsage
-from gpushare_spawner.service.actions import keeps
-from gpushare_spawner.service.actions.context import ActionContext
 from gpushare_spawner.service.api import answers
+from gpushare_spawner.service.api.entries import node_entry, problems, session_entry, spawn_entry
 from gpushare_spawner.service.api.router import ApiError, Arguments, Call, Nothing, Operations, Raw
-from gpushare_spawner.service.api.snapshots import AVAILABLE, ChangedResources, Row, ServiceSnapshot, TooManyStreams
+from gpushare_spawner.service.api.snapshots import ChangedResources, Row, ServiceSnapshot, TooManyStreams
 from gpushare_spawner.service.history.queries import Period, group_of_session
 from gpushare_spawner.service.history.store import HistoryFailed
 from gpushare_spawner.service.hub.roles import CUSTOM
-from gpushare_spawner.service.templates import allowed, other_units, templates_of_kind
-from gpushare_spawner.service.web.app import Caller, Viewer
+from gpushare_spawner.service.web.app import Caller
 from gpushare_spawner.service.web.history import (
     CSV_HEADERS,
     CSV_TYPE,
@@ -37,14 +29,7 @@ from gpushare_spawner.service.web.history import (
     gpu_time_text,
     period_of,
 )
-from gpushare_spawner.service.web.view_data import (
-    node_data,
-    problems_data,
-    quota_data,
-    session_data,
-    spawn_data,
-    units_of,
-)
+from gpushare_spawner.service.web.units import KINDS
 from gpushare_spawner.wording import service as words
 
 OPERATIONS = Operations()
@@ -90,7 +75,7 @@ class SessionsQuery(PageArguments):
     """The column to sort by; with `-` before it the largest first."""
 
 
-def matching_rows(snapshot: ServiceSnapshot, query: SessionsQuery, viewer: Viewer) -> list[Row]:
+def matching_rows(snapshot: ServiceSnapshot, query: SessionsQuery, viewer: Caller) -> list[Row]:
     """Return the sessions that match the query and that the viewer may see, in order; all pages."""
     rows = _ordered(snapshot, query.sort)
     if query.own or not viewer.sees_all:
@@ -239,7 +224,7 @@ async def actions(call: Call[ActionsQuery, Nothing]) -> Raw:
 def _period(call: Call[Any, Any]) -> Period:
     query = call.query.model_dump()
     try:
-        return period_of(lambda name: str(query[name]), call.caller.viewer, call.services.clock())
+        return period_of(lambda name: str(query[name]), call.caller, call.services.clock())
     except PermissionError as error:
         raise ApiError(403, "forbidden", str(error)) from None
     except ValueError as error:
@@ -255,20 +240,6 @@ async def _query_history(call: Call[Any, Any], query: Any) -> str:
         # the database's address is for admins
         why = str(error) if call.caller.sees_all else words.UNAVAILABLE
         raise ApiError(503, "unavailable", why) from None
-
-
-DEFAULT_SERVER = "~"
-
-
-def address_of(user: str, server: str) -> str:
-    """Return the address of the spawn of a user's server."""
-    part = DEFAULT_SERVER + server if not server or server.startswith(DEFAULT_SERVER) else server
-    return f"queue/{quote(user, safe='')}/{quote(part, safe='')}"
-
-
-def server_of(part: str) -> str:
-    """Return the name of the server that the last part of an address stands for."""
-    return part.removeprefix(DEFAULT_SERVER)
 
 
 class NodesQuery(PageArguments):
@@ -309,12 +280,7 @@ async def summary(call: PlainCall) -> answers.Summary:
         gpus=len({gpu.whole for gpu in gpus}),
         unhealthy_gpus=len({gpu.whole for gpu in gpus if not gpu.healthy}),
         capacity_units=sum(gpu.capacity_units for gpu in gpus),
-        units=answers.Units(
-            owned=snapshot.units["owned"],
-            borrowed=snapshot.units["borrowed"],
-            lent=snapshot.units["lent"],
-            free=snapshot.units["free"],
-        ),
+        units=answers.Units(**{kind: snapshot.units[kind] for kind in KINDS}),
         available_units=snapshot.available_units,
         sessions={tier: sum(session.tier is tier for session in sessions) for tier in Tier if tier is not Tier.STOPPED},
         own_sessions=len(snapshot.by_user.get(call.caller.name, ())) if call.caller.name else 0,
@@ -328,7 +294,7 @@ async def summary(call: PlainCall) -> answers.Summary:
         host_memory_needed_bytes=sum(budget.needed_bytes for budget in budgets) if budgets else None,
         paged_out_bytes=sum(budget.paged_out_bytes for budget in budgets) if budgets else None,
         queue=len(snapshot.waiting) if snapshot.waiting is not None else None,
-        problems=tuple(problems_data(snapshot.snapshots, call.caller.viewer, snapshot.notes)),
+        problems=problems(snapshot.snapshots, call.caller, snapshot.notes),
         complete=len(snapshot.reports) == len(snapshot.snapshots),
     )
 
@@ -351,7 +317,7 @@ async def nodes(call: Call[NodesQuery, Nothing]) -> answers.NodePage:
     return answers.NodePage(
         total=len(listed),
         offset=call.query.offset,
-        nodes=tuple(_node(snapshot, report.node, call.caller) for report in page),
+        nodes=tuple(node_entry(report, call.caller) for report in page),
     )
 
 
@@ -359,33 +325,17 @@ async def nodes(call: Call[NodesQuery, Nothing]) -> answers.NodePage:
 async def node(call: PlainCall) -> answers.NodeEntry:
     """Return one node."""
     snapshot = await call.services.snapshots.current()
-    if call.path["node"] not in {report.node for report in snapshot.reports}:
+    report = next((report for report in snapshot.reports if report.node == call.path["node"]), None)
+    if report is None:
         raise ApiError(404, "unknown", words.unknown_node(call.path["node"]))
-    return _node(snapshot, call.path["node"], call.caller)
-
-
-def _node(snapshot: ServiceSnapshot, name: str, caller: Caller) -> answers.NodeEntry:
-    report = next(report for report in snapshot.reports if report.node == name)
-    data = node_data(report, caller.viewer)
-    whole = report.cordon()
-    gpus = []
-    for gpu in data["gpus"]:
-        alone = report.cordon(gpu["uuid"])
-        drained = any(cordon is not None and cordon.drain for cordon in (whole, alone))
-        gpus.append(gpu | {"cordoned": bool(whole or alone), "drained": drained, "cordon": _cordon(alone)})
-    more = {"gpus": gpus, "cordoned": whole is not None, "drained": whole is not None and whole.drain}
-    return answers.NodeEntry.model_validate(data | more | {"cordon": _cordon(whole)})
-
-
-def _cordon(cordon: Cordon | None) -> dict[str, Any] | None:
-    return cordon.model_dump(exclude={"gpu"}) if cordon is not None else None
+    return node_entry(report, call.caller)
 
 
 @OPERATIONS.declare("GET", "sessions", "Sessions")
 async def sessions(call: Call[SessionsQuery, Nothing]) -> answers.Sessions:
     """Return the sessions that the caller may see."""
     snapshot = await call.services.snapshots.current()
-    query, viewer, now = call.query, call.caller.viewer, call.services.clock()
+    query, viewer, now = call.query, call.caller, call.services.clock()
     rows = matching_rows(snapshot, query, viewer)
     seen = len(snapshot.rows) if viewer.sees_all else len(snapshot.by_user.get(viewer.name, ()))
     return answers.Sessions(
@@ -393,7 +343,7 @@ async def sessions(call: Call[SessionsQuery, Nothing]) -> answers.Sessions:
         offset=query.offset,
         others=len(snapshot.rows) - seen,
         sessions=tuple(
-            _session(snapshot, row, call.caller, now, call.services.actions)
+            session_entry(snapshot, row, call.caller, now, call.services.actions)
             for row in rows[query.offset : query.offset + query.limit]
         ),
     )
@@ -403,98 +353,29 @@ async def sessions(call: Call[SessionsQuery, Nothing]) -> answers.Sessions:
 async def session(call: PlainCall) -> answers.SessionEntry:
     """Return one session."""
     snapshot = await call.services.snapshots.current()
-    return _session(
-        snapshot, visible_session(snapshot, call), call.caller, call.services.clock(), call.services.actions
-    )
+    row = visible_session(snapshot, call)
+    return session_entry(snapshot, row, call.caller, call.services.clock(), call.services.actions)
 
 
 def visible_session(snapshot: ServiceSnapshot, call: PlainCall) -> Row:
     """Return the session that the address names. Raises ApiError if there is none, or the caller may not see it."""
     row = snapshot.by_id.get(call.path["id"])
-    if row is None or not call.caller.viewer.may_see(row.session):
+    if row is None or not call.caller.may_see(row.session):
         raise ApiError(404, "unknown", words.unknown_session(call.path["id"]))
     return row
-
-
-def _session(
-    snapshot: ServiceSnapshot, row: Row, caller: Caller, now: float, actions: ActionContext
-) -> answers.SessionEntry:
-    session = row.session
-    controls, keeps = in_force(session.controls, now), _keeps_left(snapshot, row, now, actions)
-    data = session_data(row.decision, row.report, snapshot.to_own, snapshot.templates, caller.viewer, now)
-    more = {
-        "id": session.id,
-        "may_act": caller.may_act_on(session),
-        "group": group_of_session(session, {}),
-        "opened_at": session.opened_at,
-        "keep": controls.keep.model_dump() if controls.keep is not None else None,
-        "exemption": controls.exemption.model_dump() if controls.exemption is not None else None,
-        "message": session.standing_messages[-1].model_dump() if session.standing_messages else None,
-        "messages": [message.model_dump() for message in session.standing_messages],
-        "share_choices": _share_choices(snapshot, row, caller),
-        "largest_share_units": _largest_share(snapshot, row),
-        "keep_limits": {
-            "longest_seconds": keeps.rule.longest,
-            "per_day": keeps.rule.per_day,
-            "at_once": keeps.rule.at_once,
-            "left": keeps.left,
-            "again_at": keeps.again_at,
-        },
-    }
-    return answers.SessionEntry.model_validate(data | quota_data(session, snapshot.usage) | more)
-
-
-def _keeps_left(snapshot: ServiceSnapshot, row: Row, now: float, actions: ActionContext) -> KeepsLeft:
-    sessions = (other.session for other in snapshot.by_user[row.session.user])
-    return keeps.left(actions, row.session, {session.id: in_force(session.controls, now) for session in sessions}, now)
-
-
-def _largest_share(snapshot: ServiceSnapshot, row: Row) -> int:
-    """Return the largest share that the session's agent would grant now, by the last report.
-
-    An idle session can get more free units and cannot borrow. A GPU that is cordoned or unhealthy gives no more units.
-    """
-    session, report = row.session, row.report
-    kinds = AVAILABLE if session.effective_units == session.share_units else ("free",)
-    more = [
-        sum(units_of(snapshot.bars[report.node, gpu.uuid], kind) for kind in kinds)
-        if gpu.healthy and report.cordon() is None and report.cordon(gpu.uuid) is None
-        else 0
-        for gpu in report.gpus
-        if gpu.uuid in session.gpus
-    ]
-    return min(UNITS_PER_GPU, session.share_units + min(more, default=0))
-
-
-def _share_choices(snapshot: ServiceSnapshot, row: Row, caller: Caller) -> tuple[int, ...]:
-    session = row.session
-    if not caller.may_act_on(session):
-        return ()
-    choices = templates_of_kind(session, row.report.gpus, snapshot.templates)
-    if not caller.acts_on_all:
-        # a caller without the right to act on all sessions can act on their own
-        choices = allowed(choices, session.user, caller.groups)
-    return other_units(session, choices)
 
 
 @OPERATIONS.declare("GET", "queue", "The queue")
 async def queue(call: PlainCall) -> answers.Queue:
     """Return the spawns that wait for a GPU, the longest wait first; spawns of other users only as a number."""
     snapshot = await call.services.snapshots.current()
-    waiting, viewer, now = snapshot.waiting, call.caller.viewer, call.services.clock()
+    waiting, viewer, now = snapshot.waiting, call.caller, call.services.clock()
     if waiting is None:
         return answers.Queue(known=False, spawns=(), others=0)
     shown = [spawn for spawn in waiting if viewer.may_see(spawn.server)]
     return answers.Queue(
         known=True,
-        spawns=tuple(
-            answers.SpawnEntry(
-                **spawn_data(spawn, viewer, now),
-                address=address_of(spawn.server.user, spawn.server.name),
-                may_act=call.caller.may_act_on(spawn.server),
-            )
-            for spawn in shown
-        ),
+        spawns=tuple(spawn_entry(spawn, call.caller, now) for spawn in shown),
         others=len(waiting) - len(shown),
     )
 
@@ -511,7 +392,7 @@ async def quotas(call: PlainCall) -> answers.QuotasAnswer:
         known=True,
         quotas=tuple(
             answers.QuotaAnswer(
-                kind=_kind(account),
+                kind=account.kind,
                 name=account.name,
                 department=account.department,
                 guaranteed_units=account.quota.guaranteed_units,
@@ -526,11 +407,6 @@ async def quotas(call: PlainCall) -> answers.QuotasAnswer:
             )
         ),
     )
-
-
-def _kind(account: Account) -> Literal["user", "group", "default"]:
-    kinds: dict[str, Literal["user", "group", "default"]] = {"user": "user", "group": "group", "default": "default"}
-    return kinds[account.kind.value]
 
 
 def _accounts(usage: QuotaUsage, snapshot: ServiceSnapshot, caller: Caller) -> Iterator[Account]:

@@ -29,7 +29,7 @@ from gpushare_spawner.service.hub.client import HubServer
 from gpushare_spawner.service.reports import KnownReport, NodeSnapshot
 from gpushare_spawner.service.sources import DashboardSources
 from gpushare_spawner.service.waiting import WaitingSpawn, quota_use
-from gpushare_spawner.service.web.view_data import Kind, Segment, UnitsToOwn, gpu_bar, units_of
+from gpushare_spawner.service.web.units import KINDS, Kind, Segment, UnitsToOwn, gpu_bar, units_of
 
 Part = Literal["sessions", "nodes", "queue", "quotas"]
 PARTS: tuple[Part, ...] = get_args(Part)
@@ -119,7 +119,7 @@ class ServiceSnapshot:
         """The units of all GPUs, by kind."""
         total: Counter[Kind] = Counter()
         for report, gpu in self.counted_gpus:
-            for kind in get_args(Kind):
+            for kind in KINDS:
                 total[kind] += units_of(self.bars[report.node, gpu.uuid], kind)
         return total
 

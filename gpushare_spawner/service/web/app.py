@@ -1,7 +1,6 @@
 """The base of all pages of the service: the caller and the caller's rights, headers, errors, and the hub's theme.
 
-`Caller` has the rights of a user or program that uses a page or the API; `Viewer` has only the right to see sessions.
-Both are pure.
+`Caller` has the rights of a user or program that uses a page or the API. It is pure.
 
 The hub's stylesheet is imported into a cascade layer below the service's own: it provides colours and fonts
 (Bootstrap's variables), and none of its rules can break the page. If it cannot be loaded, the page has its own colours.
@@ -27,20 +26,6 @@ class Owned(Protocol):
 
     @property
     def user(self) -> str: ...
-
-
-@dataclass(frozen=True)
-class Viewer:
-    """The user of a page.
-
-    ``sees_all``: whether the viewer sees all sessions with names, or only their own sessions and anonymous totals.
-    """
-
-    name: str
-    sees_all: bool = False
-
-    def may_see(self, of: Owned) -> bool:
-        return self.sees_all or of.user == self.name
 
 
 FULL_ADMIN = "admin:servers"
@@ -100,10 +85,9 @@ class Caller:
         """Return whether the caller may act on this session or server."""
         return self.acts_on_all or (self.acts_on_own and of.user == self.name)
 
-    @property
-    def viewer(self) -> Viewer:
-        """The caller as a viewer."""
-        return Viewer(self.name, self.sees_all)
+    def may_see(self, of: Owned) -> bool:
+        """Return whether the caller may see this session or server, with its user's name."""
+        return self.sees_all or of.user == self.name
 
 
 class Page(HubOAuthenticated, RequestHandler):  # type: ignore[misc]  # jupyterhub has no types
@@ -135,11 +119,6 @@ class Page(HubOAuthenticated, RequestHandler):  # type: ignore[misc]  # jupyterh
         # only this attribute of the handler has it (jupyterhub/services/auth.py, HubAuth._get_user)
         by_token = bool(getattr(self, "_token_authenticated", False))
         return Caller.of(self.current_user, by_token)
-
-    @property
-    def viewer(self) -> Viewer:
-        """The user that sent the request, as a viewer."""
-        return self.caller.viewer
 
     def may(self, scope: str) -> bool:
         """Return whether the user is an admin, or has the scope."""

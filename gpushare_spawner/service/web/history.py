@@ -24,7 +24,7 @@ from tornado.web import HTTPError, authenticated
 from gpushare_spawner.service.history.queries import By, Period, Sum, actions, gpu_time, waits
 from gpushare_spawner.service.history.recorder import History
 from gpushare_spawner.service.history.store import DAY, HOUR, OF_NODES, GpuTimeAmounts, HistoryFailed
-from gpushare_spawner.service.web.app import Page, Viewer
+from gpushare_spawner.service.web.app import Caller, Page
 from gpushare_spawner.wording import service as words
 from gpushare_spawner.wording.amounts import gpu_hours, utc
 
@@ -205,7 +205,7 @@ def preset_period(preset: Preset, now: float) -> tuple[float, float]:
             return before.timestamp(), this_month.timestamp()
 
 
-def period_of(argument: Argument, viewer: Viewer, now: float) -> Period:
+def period_of(argument: Argument, viewer: Caller, now: float) -> Period:
     """Return the period that a request names, for the sessions that the viewer may see.
 
     Raises PermissionError if it names a user that the viewer may not see.
@@ -220,7 +220,7 @@ def period_of(argument: Argument, viewer: Viewer, now: float) -> Period:
     return Period(since, until, user_of(viewer) or user, argument("group") or None, argument("template") or None)
 
 
-def user_of(viewer: Viewer) -> str | None:
+def user_of(viewer: Caller) -> str | None:
     """Return the user of the history that the viewer may see; None: all users.
 
     Raises PermissionError for a program that is no user: an empty name stands for all users with deleted names.
@@ -294,7 +294,7 @@ class HistoryPage(Page):
             return await self.history.ask(query)
         except HistoryFailed as error:
             # the database's address is for admins
-            why = str(error) if self.viewer.sees_all else words.UNAVAILABLE
+            why = str(error) if self.caller.sees_all else words.UNAVAILABLE
             raise HTTPError(503, why) from None
 
     @authenticated
@@ -306,7 +306,7 @@ class HistoryPage(Page):
             preset = Preset.MONTH
         table = self.argument("by") if self.argument("by") in _TABLES else next(iter(_TABLES))
         since, until = preset_period(preset, now)
-        viewer = self.viewer
+        viewer = self.caller
         try:
             period = Period(since, until, user_of(viewer))
         except PermissionError as error:

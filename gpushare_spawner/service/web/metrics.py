@@ -17,7 +17,7 @@ from gpushare_spawner.service.counters import WAIT_BOUNDS, Counters
 from gpushare_spawner.service.culler.decisions import SessionDecision
 from gpushare_spawner.service.reports import NodeSnapshot
 from gpushare_spawner.service.waiting import WaitingSpawn
-from gpushare_spawner.service.web.view_data import gpu_bar, units_of
+from gpushare_spawner.service.web.units import KINDS, gpu_bar, units_of
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
@@ -105,7 +105,7 @@ def _gpus(snapshots: Sequence[NodeSnapshot]) -> Iterator[Metric]:
             key = (report.node, str(gpu.index), gpu.uuid, gpu.model)
             gpus.append((key, gpu))
             bar = gpu_bar(gpu, report.allocated_to)
-            for kind in ("owned", "borrowed", "lent", "free"):
+            for kind in KINDS:
                 units.add_metric([*key, kind], units_of(bar, kind))
     yield units
     yield from families(GPU, labels, gpus)

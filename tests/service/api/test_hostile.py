@@ -17,7 +17,7 @@ from tornado.testing import bind_unused_port
 
 from gpushare_spawner.service import command
 from gpushare_spawner.service.api.api import OPERATIONS
-from gpushare_spawner.service.api.reading import address_of, server_of
+from gpushare_spawner.service.api.entries import address_of, server_of
 from gpushare_spawner.service.api.snapshots import ServiceSnapshots
 from gpushare_spawner.service.command import MOST_BODY_BYTES
 from gpushare_spawner.service.hub.client import Hub

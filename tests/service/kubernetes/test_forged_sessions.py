@@ -32,6 +32,7 @@ from gpushare_spawner.model.template import Template
 from gpushare_spawner.placement.ledger import Ledger
 from gpushare_spawner.service.actions.context import ActionContext
 from gpushare_spawner.service.actions.keeps import controls_of_others
+from gpushare_spawner.service.api.entries import node_entry, problems
 from gpushare_spawner.service.api.router import Services
 from gpushare_spawner.service.api.snapshots import Events, ServiceSnapshots
 from gpushare_spawner.service.counters import Counters
@@ -46,9 +47,9 @@ from gpushare_spawner.service.kubernetes.cluster import Cluster
 from gpushare_spawner.service.kubernetes.pod_sessions import MOST_GONE, FirstIdentities, trimmed
 from gpushare_spawner.service.reports import NodeSnapshot, RecentReports, ask_all
 from gpushare_spawner.service.sources import DashboardSources
-from gpushare_spawner.service.web.app import Viewer
+from gpushare_spawner.service.web.app import Caller
 from gpushare_spawner.service.web.metrics import ServiceState, exposition
-from gpushare_spawner.service.web.view_data import gpu_bar, node_data, problems_data, units_of
+from gpushare_spawner.service.web.units import gpu_bar, units_of
 from tests.service.dashboards import NO_AGENT, PREFIX, sessions_shown
 
 NOW = 1_790_000_000.0
@@ -174,7 +175,7 @@ class World:
             pass
         await asks.answered()
         victim = next((row.session for row in api.rows if row.session.id == "victim"), session("victim", HONEST))
-        viewers = (Viewer("victim", False), Viewer("root", True))
+        viewers = (Caller("victim"), Caller("root", is_admin=True))
         services = Services(PREFIX, shots, Events(shots), actions, clock=lambda: NOW)
         pages = [await sessions_shown(services, viewer) for viewer in viewers]
         state = ServiceState(NOW, Counters(), snapshots, api.decisions, TEMPLATES, None, usage)
@@ -409,10 +410,10 @@ def test_an_unconfirmed_session_is_shown_to_admins_when_it_lasts(caplog: pytest.
     (said,) = [record.getMessage() for record in caplog.records]
     assert r"'victim\x1b[2J'" in said
     snapshots = [NodeSnapshot(next(iter(world.cluster)), seen)]
-    assert problems_data(snapshots, Viewer("root", True), ()) == [said]
-    assert problems_data(snapshots, Viewer("victim", False), ()) == []
-    assert node_data(seen, Viewer("root", True))["unconfirmed"] == [{"id": one.id, "since": NOW}]
-    assert node_data(seen, Viewer("bob", False))["unconfirmed"] == []
+    assert problems(snapshots, Caller("root", is_admin=True), ()) == (said,)
+    assert problems(snapshots, Caller("victim"), ()) == ()
+    assert node_entry(seen, Caller("root", is_admin=True)).unconfirmed == (one,)
+    assert node_entry(seen, Caller("bob")).unconfirmed == ()
     metrics = exposition(ServiceState(NOW, Counters(), snapshots)).decode()
     assert 'gpushare_unconfirmed_sessions{node="node-a"} 1.0' in metrics
 
