@@ -1,32 +1,156 @@
-"""The sources of all data that pages and the API show: agents, hub, templates, culler."""
+"""Snapshots of all data that pages, the API and metrics show, and their sources: agents, hub, templates, culler."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from gpushare_spawner.idle.policy import UnitsNeeded
 from gpushare_spawner.idle.use import DryRun, RecentUse
 from gpushare_spawner.model.control import QueueProgress
 from gpushare_spawner.model.quota import Quotas
-from gpushare_spawner.model.report import Report
+from gpushare_spawner.model.report import GpuReport, SessionReport, doubled_gpus
 from gpushare_spawner.model.template import Template
+from gpushare_spawner.quota.accounts import QuotaUsage
 from gpushare_spawner.service.counters import Counters
 from gpushare_spawner.service.culler.decisions import CullerSettings, HubSnapshot, SessionDecision, decide_sessions
 from gpushare_spawner.service.hub.client import HubServer
-from gpushare_spawner.service.reports import NodeSnapshot, RecentReports
+from gpushare_spawner.service.reports import KnownReport, NodeSnapshot, RecentReports, answered
+from gpushare_spawner.service.units import KINDS, Kind, Segment, UnitsToOwn, gpu_bar, units_of
 from gpushare_spawner.service.waiting import (
     PendingServers,
     WaitingSpawn,
+    in_order,
     pending_unknown,
+    quota_use,
     waiting_spawns,
-    with_progress,
 )
 
 
 async def _no_progress(waiting: Sequence[HubServer]) -> Mapping[tuple[str, str], QueueProgress]:
     return {}
+
+
+AVAILABLE: tuple[Kind, ...] = ("lent", "free")
+"""The kinds of units that a new session can get."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One session, with its decision and its node's report."""
+
+    decision: SessionDecision
+    report: KnownReport
+
+    @property
+    def session(self) -> SessionReport:
+        return self.decision.session
+
+
+@dataclass(frozen=True)
+class ServiceSnapshot:
+    """Agents, decisions, templates and queue at one instant."""
+
+    taken_at: float
+    """Seconds since the epoch."""
+    snapshots: Sequence[NodeSnapshot] = ()
+    decisions: Sequence[SessionDecision] = ()
+    templates: Mapping[str, Template] = field(default_factory=dict)
+    pending: Sequence[HubServer] | None = None
+    """The servers that the hub is starting; None: unknown."""
+    waiting: Sequence[WaitingSpawn] | None = None
+    """The spawns that wait; None: unknown."""
+    quotas: Quotas | None = None
+    notes: Sequence[str] = ()
+    """Sentences for callers that see all sessions."""
+    version: int = 0
+    """Grows with each change."""
+    orders: dict[str, list[Row]] = field(default_factory=dict)
+    """The rows in each requested order; a cache of `api.reading`."""
+
+    @cached_property
+    def reports(self) -> list[KnownReport]:
+        """The reports of the agents that answered."""
+        return answered(self.snapshots)
+
+    @cached_property
+    def rows(self) -> list[Row]:
+        """All sessions."""
+        reports = {report.node: report for report in self.reports}
+        return [Row(decision, reports[decision.node]) for decision in self.decisions]
+
+    @cached_property
+    def by_id(self) -> Mapping[str, Row]:
+        """The sessions by id; of two sessions with the same id, the younger."""
+        return {row.session.id: row for row in sorted(self.rows, key=lambda row: row.session.opened_at)}
+
+    @cached_property
+    def by_user(self) -> Mapping[str, list[Row]]:
+        """The sessions of each user."""
+        rows_by_user: dict[str, list[Row]] = {}
+        for row in self.rows:
+            rows_by_user.setdefault(row.session.user, []).append(row)
+        return rows_by_user
+
+    @cached_property
+    def to_own(self) -> UnitsToOwn:
+        """Units for offers of a restart; none while spawns wait.
+
+        A restarted session would wait behind them, and free units can be held for one of them.
+        """
+        return UnitsToOwn(self.reports if not self.waiting else ())
+
+    @cached_property
+    def usage(self) -> QuotaUsage | None:
+        """Use of the quotas; None: there are no quotas."""
+        return quota_use(self.quotas, self.reports) if self.quotas is not None else None
+
+    @cached_property
+    def bars(self) -> Mapping[tuple[str, str], list[Segment]]:
+        """The units of each GPU, by node and UUID."""
+        return {(report.node, gpu.uuid): gpu_bar(gpu, on) for report, gpu, on in self._gpus()}
+
+    @cached_property
+    def units(self) -> Counter[Kind]:
+        """The units of all GPUs, by kind."""
+        total: Counter[Kind] = Counter()
+        for report, gpu in self.counted_gpus:
+            for kind in KINDS:
+                total[kind] += units_of(self.bars[report.node, gpu.uuid], kind)
+        return total
+
+    @cached_property
+    def counted_gpus(self) -> list[tuple[KnownReport, GpuReport]]:
+        """Each GPU once, with its node's report. A GPU that several nodes report counts for the node that has it."""
+        node_of = {uuid: nodes[0] for uuid, nodes in doubled_gpus(self.reports).items()}
+        return [
+            (report, gpu)
+            for report in self.reports
+            for gpu in report.gpus
+            if node_of.get(gpu.uuid, report.node) == report.node
+        ]
+
+    @cached_property
+    def available_units(self) -> int:
+        """The lent and free units of the GPUs that take new sessions."""
+        return sum(
+            units_of(self.bars[report.node, gpu.uuid], kind)
+            for report, gpu in self.counted_gpus
+            if gpu.healthy and report.cordon() is None and report.cordon(gpu.uuid) is None
+            for kind in AVAILABLE
+        )
+
+    def _gpus(self) -> Iterator[tuple[KnownReport, GpuReport, list[SessionReport]]]:
+        for report in self.reports:
+            on: dict[str, list[SessionReport]] = {}
+            for session in report.allocated_to:
+                for uuid in session.gpus:
+                    on.setdefault(uuid, []).append(session)
+            for gpu in report.gpus:
+                yield report, gpu, on.get(gpu.uuid, [])
 
 
 @dataclass(frozen=True)
@@ -55,10 +179,14 @@ class DashboardSources:
     """The culler's record of recent use."""
     clock: Callable[[], float] = time.time
 
-    async def now(self) -> tuple[list[NodeSnapshot], list[SessionDecision], Mapping[str, Template], float]:
-        """Return the agents' snapshots, the decisions on their sessions, the templates, and the time of all these."""
+    async def take(self, with_progress: bool = True) -> ServiceSnapshot:
+        """Return a snapshot of all data now.
+
+        ``with_progress``: request also the progress that the hub shows to the users of waiting spawns. Without any
+        report, it is unknown which spawns wait.
+        """
         snapshots = await self.reports.snapshots()
-        templates, instant = self.templates(), self.clock()
+        reports, templates, instant = answered(snapshots), self.templates(), self.clock()
         decisions = decide_sessions(
             snapshots,
             self.hub_snapshot(),
@@ -70,16 +198,11 @@ class DashboardSources:
             self.use,
             self.needed(),
         )
-        return snapshots, decisions, templates, instant
-
-    async def waiting(
-        self, pending: Sequence[HubServer] | None, reports: Sequence[Report], templates: Mapping[str, Template]
-    ) -> Sequence[WaitingSpawn] | None:
-        """Return the ``pending`` spawns that wait; None: unknown.
-
-        Without any report, it is unknown which spawns wait.
-        """
-        if pending is None or not reports:
-            return None
-        waiting = waiting_spawns(pending, reports, templates)
-        return with_progress(waiting, await self.progress([spawn.server for spawn in waiting])) if waiting else waiting
+        pending = await self.pending()
+        waiting: Sequence[WaitingSpawn] | None = None
+        if pending is not None and reports:
+            waiting = waiting_spawns(pending, reports, templates)
+            if waiting and with_progress:
+                waiting = in_order(waiting, await self.progress([spawn.server for spawn in waiting]))
+        quotas, notes = self.quotas(), tuple(self.notes())
+        return ServiceSnapshot(instant, snapshots, decisions, templates, pending, waiting, quotas, notes)

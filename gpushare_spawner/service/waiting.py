@@ -63,7 +63,7 @@ def waiting_spawns(
     return waiting
 
 
-def with_progress(
+def in_order(
     waiting: Sequence[WaitingSpawn], progress_of: Mapping[tuple[str, str], QueueProgress]
 ) -> Sequence[WaitingSpawn]:
     """Return the spawns with the progress that the hub shows to their users, in the order of its queue.

@@ -19,7 +19,7 @@ from gpushare_spawner.service.hub.client import Hub
 from gpushare_spawner.service.kubernetes import cluster
 from gpushare_spawner.service.kubernetes.cluster import Cluster
 from gpushare_spawner.service.kubernetes.pod_sessions import SessionPod, trimmed
-from gpushare_spawner.service.web.units import gpu_bar, units_of
+from gpushare_spawner.service.units import gpu_bar, units_of
 from tests.kubernetes.service_namespace import HubNamespace, as_the_hub, eventually, has, make_namespace, seen
 from tests.kubernetes.standin.cluster import Cluster as StandInCluster
 from tests.service.conftest import MINUTE, Clock, clock, hub, hub_server, templates  # noqa: F401

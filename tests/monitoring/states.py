@@ -11,7 +11,8 @@ from gpushare_spawner.service.culler.decisions import CullerSettings, HubSnapsho
 from gpushare_spawner.service.history.store import Wait, WaitOutcome
 from gpushare_spawner.service.hub.client import HubServer
 from gpushare_spawner.service.reports import KnownReport, NodeSnapshot
-from gpushare_spawner.service.waiting import quota_use, waiting_spawns
+from gpushare_spawner.service.sources import ServiceSnapshot
+from gpushare_spawner.service.waiting import waiting_spawns
 from gpushare_spawner.service.web.metrics import ServiceState
 from tests.service.dashboards import GIB, NO_AGENT, NOW, TEMPLATES, afternoon, session
 
@@ -72,13 +73,12 @@ def trouble(
     """What the service's metrics show: an agent that does not answer, an unhealthy GPU, a long queue, ..."""
     reported = reported if reported is not None else report()
     snapshots = [NodeSnapshot(NO_AGENT, reported), NodeSnapshot(NO_AGENT, None, "The agent does not answer.")]
-    return ServiceState(
-        now=now,
-        counters=counted if counted is not None else counters(),
-        snapshots=snapshots,
-        decisions=decide_sessions(snapshots, HubSnapshot(), TEMPLATES, now, CullerSettings()),
-        templates=TEMPLATES,
+    snapshot = ServiceSnapshot(
+        now,
+        snapshots,
+        decide_sessions(snapshots, HubSnapshot(), TEMPLATES, now, CullerSettings()),
+        TEMPLATES,
         waiting=waiting_spawns(pending if pending is not None else waiting(12, now), [reported], TEMPLATES),
-        quotas=quota_use(QUOTAS, [reported]),
-        history_problem="The database does not answer.",
+        quotas=QUOTAS,
     )
+    return ServiceState(snapshot, counted if counted is not None else counters(), "The database does not answer.")

@@ -142,8 +142,9 @@ async def test_killed_between_decision_and_action(culler: MakeCuller, agent: Fak
 
 
 async def test_killed_in_the_middle_of_a_round(
-    culler: MakeCuller, agent: FakeAgent, hub_server: FakeHub, clock: Clock
+    culler: MakeCuller, agent: FakeAgent, hub_server: FakeHub, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("gpushare_spawner.service.culler.culler.AT_ONCE", 1)
     names = [agent.add(f"user-{number}") for number in range(5)]
     clock.forward(10 * MINUTE)
     await culler().round()
@@ -572,15 +573,12 @@ async def test_a_heartbeat_keeps_no_share_and_is_named_once(
     )
 
 
-@pytest.mark.parametrize("setting", ["service", "template"])
 async def test_a_heartbeat_keeps_the_share_where_all_work_counts(
-    setting: str, culler: MakeCuller, agent: FakeAgent, clock: Clock, templates: dict[str, Template]
+    culler: MakeCuller, agent: FakeAgent, clock: Clock, templates: dict[str, Template]
 ) -> None:
-    one = culler(min_use=0.0) if setting == "service" else culler()
-    if setting == "template":
-        idle = templates["quarter"].idle.model_copy(update={"min_use": 0.0})
-        templates["quarter"] = templates["quarter"].model_copy(update={"idle": idle})
-    ann, opened = agent.add("ann"), clock()
+    idle = templates["quarter"].idle.model_copy(update={"min_use": 0.0})
+    templates["quarter"] = templates["quarter"].model_copy(update={"idle": idle})
+    one, ann, opened = culler(), agent.add("ann"), clock()
     await one.round()
     await heartbeat(one, agent, ann, clock, opened + 20 * MINUTE)
     assert agent.told == []

@@ -16,9 +16,9 @@ from gpushare_spawner.model.report import GpuReport, HostMemoryReport
 from gpushare_spawner.model.share import Tier, UseRule
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.service.api.entries import problems
-from gpushare_spawner.service.api.snapshots import ServiceSnapshot
 from gpushare_spawner.service.hub.client import HubServer
 from gpushare_spawner.service.reports import KnownReport, NodeSnapshot
+from gpushare_spawner.service.sources import ServiceSnapshot
 from gpushare_spawner.service.waiting import waiting_spawns
 from gpushare_spawner.service.web.app import Caller
 from gpushare_spawner.wording.amounts import utc
@@ -407,7 +407,7 @@ def test_admins_are_told_of_a_gpu_that_two_nodes_report() -> None:
 
 
 def test_a_gpu_that_two_nodes_report_counts_once() -> None:
-    snapshot = ServiceSnapshot(1, NOW, on_two_nodes(), [], TEMPLATES, None, None, None)
+    snapshot = ServiceSnapshot(NOW, on_two_nodes(), templates=TEMPLATES)
     assert (snapshot.units["free"], snapshot.available_units) == (300, 300)
     assert [(report.node, gpu.uuid) for report, gpu in snapshot.counted_gpus] == [
         ("n2", "GPU-n2"), ("n1", "GPU-a"), ("n1", "GPU-n1"),

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpushare_spawner.model.report import GpuReport, SessionReport
-from gpushare_spawner.service.web.units import Segment, gpu_bar, units_of
+from gpushare_spawner.service.units import Segment, gpu_bar, units_of
 from tests.placement.instances import instance
 from tests.service.dashboards import afternoon, session
 

@@ -6,6 +6,7 @@ from gpushare_spawner.service.counters import Counters
 from gpushare_spawner.service.culler.decisions import CullerSettings, HubSnapshot, decide_sessions
 from gpushare_spawner.service.history.store import Wait, WaitOutcome
 from gpushare_spawner.service.reports import NodeSnapshot
+from gpushare_spawner.service.sources import ServiceSnapshot
 from gpushare_spawner.service.web.metrics import ServiceState, exposition
 from tests.monitoring.states import trouble
 from tests.service.dashboards import NO_AGENT, NOW, TEMPLATES, afternoon
@@ -26,7 +27,7 @@ def test_metrics_of_agents_gpus_sessions_and_culler() -> None:
     counters = Counters()
     counters.failed("hub")
     counters.round_done(NOW)
-    shown = lines(ServiceState(NOW, counters, snapshots, decisions))
+    shown = lines(ServiceState(ServiceSnapshot(NOW, snapshots, decisions), counters))
     model = 'model="Simulated GPU 16 GiB",node="workstation",uuid="GPU-0"'
     ann = 'server="",template="quarter",user="ann"'
     for expected in [
@@ -67,7 +68,7 @@ def test_queue_has_its_length_and_its_oldest_spawn_by_template_zero_included() -
 
 
 def test_queue_that_is_unknown_has_no_samples() -> None:
-    assert samples(ServiceState(NOW, Counters(), templates=TEMPLATES), "gpushare_queue_spawns") == []
+    assert samples(ServiceState(ServiceSnapshot(NOW, templates=TEMPLATES), Counters()), "gpushare_queue_spawns") == []
 
 
 def test_waits_of_spawns_are_a_histogram_by_template_and_those_that_gave_up_are_counted_apart() -> None:
@@ -75,7 +76,7 @@ def test_waits_of_spawns_are_a_histogram_by_template_and_those_that_gave_up_are_
     for seconds in (0.4, 1.0, 7.0, 5000.0):
         counted.waited(Wait(NOW, seconds, WaitOutcome.STARTED, "ann", template="quarter"))
     counted.waited(Wait(NOW, 60.0, WaitOutcome.GAVE_UP, "bob", template="half"))
-    state = ServiceState(NOW, counted)
+    state = ServiceState(ServiceSnapshot(NOW), counted)
     assert samples(state, "gpushare_spawn_wait_seconds_bucket") == [
         f'{{le="{bound}",template="quarter"}} {number}.0'
         for bound, number in (
@@ -105,5 +106,5 @@ def test_quotas_show_what_is_guaranteed_used_and_over_quota_of_each_account() ->
 
 def test_a_history_that_fails_is_a_metric_and_none_is_no_sample() -> None:
     assert samples(trouble(), "gpushare_history_failing") == [" 1.0"]
-    assert samples(ServiceState(NOW, Counters(), history_problem=""), "gpushare_history_failing") == [" 0.0"]
-    assert samples(ServiceState(NOW, Counters()), "gpushare_history_failing") == []
+    assert samples(ServiceState(ServiceSnapshot(NOW), Counters(), ""), "gpushare_history_failing") == [" 0.0"]
+    assert samples(ServiceState(ServiceSnapshot(NOW), Counters()), "gpushare_history_failing") == []

@@ -11,7 +11,7 @@ from gpushare_spawner.model.report import GpuReport, Report, SessionReport
 from gpushare_spawner.model.share import Tier
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.service.hub.client import HubServer
-from gpushare_spawner.service.web.units import UnitsToOwn
+from gpushare_spawner.service.units import UnitsToOwn
 from tests.placement.instances import instance
 from tests.service.dashboards import NOW, TEMPLATES, afternoon, page, session, shown
 

@@ -15,7 +15,7 @@ from gpushare_spawner.model.report import DeliveredReport, HostMemoryReport
 from gpushare_spawner.model.share import Tier
 from gpushare_spawner.quota.accounts import AccountKind
 from gpushare_spawner.service.reports import UnconfirmedSession
-from gpushare_spawner.service.web.units import Kind
+from gpushare_spawner.service.units import Kind
 
 
 class ApiModel(BaseModel):

@@ -16,10 +16,12 @@ from gpushare_spawner.quota.accounts import Account, QuotaUsage
 from gpushare_spawner.service.api import answers
 from gpushare_spawner.service.api.entries import node_entry, problems, session_entry, spawn_entry
 from gpushare_spawner.service.api.router import ApiError, Arguments, Call, Nothing, Operations, Raw
-from gpushare_spawner.service.api.snapshots import ChangedResources, Row, ServiceSnapshot, TooManyStreams
+from gpushare_spawner.service.api.snapshots import ChangedResources, TooManyStreams
 from gpushare_spawner.service.history.queries import Period, group_of_session
 from gpushare_spawner.service.history.store import HistoryFailed
 from gpushare_spawner.service.hub.roles import CUSTOM
+from gpushare_spawner.service.sources import Row, ServiceSnapshot
+from gpushare_spawner.service.units import KINDS
 from gpushare_spawner.service.web.app import Caller
 from gpushare_spawner.service.web.history import (
     CSV_HEADERS,
@@ -29,7 +31,6 @@ from gpushare_spawner.service.web.history import (
     gpu_time_text,
     period_of,
 )
-from gpushare_spawner.service.web.units import KINDS
 from gpushare_spawner.wording import service as words
 
 OPERATIONS = Operations()

@@ -1,7 +1,8 @@
-"""Snapshots of all data that the service shows, and the stream of changes.
+"""The current snapshot of all data that the service shows, and the stream of its changes.
 
-One snapshot serves all clients. Its version grows when it differs from the previous snapshot. `Events` sends each
-client the names of the changed parts as server-sent events, without data of sessions. `reading` makes the answers.
+One snapshot (`service.sources`) serves all clients. Its version grows when it differs from the previous snapshot.
+`Events` sends each client the names of the changed parts as server-sent events, without data of sessions. `reading`
+makes the answers.
 """
 
 from __future__ import annotations
@@ -11,147 +12,23 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import replace
 from itertools import zip_longest
 from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict
 
 from gpushare_spawner.descriptors import for_connections
-from gpushare_spawner.model.quota import Quotas
-from gpushare_spawner.model.report import GpuReport, SessionReport, doubled_gpus
-from gpushare_spawner.model.template import Template
-from gpushare_spawner.quota.accounts import QuotaUsage
 from gpushare_spawner.service.culler.decisions import SessionDecision
-from gpushare_spawner.service.hub.client import HubServer
-from gpushare_spawner.service.reports import KnownReport, NodeSnapshot
-from gpushare_spawner.service.sources import DashboardSources
-from gpushare_spawner.service.waiting import WaitingSpawn, quota_use
-from gpushare_spawner.service.web.units import KINDS, Kind, Segment, UnitsToOwn, gpu_bar, units_of
+from gpushare_spawner.service.reports import NodeSnapshot
+from gpushare_spawner.service.sources import DashboardSources, ServiceSnapshot
 
 Part = Literal["sessions", "nodes", "queue", "quotas"]
 PARTS: tuple[Part, ...] = get_args(Part)
 
-AVAILABLE: tuple[Kind, ...] = ("lent", "free")
-"""The kinds of units that a new session can get."""
 MAX_AGE = 1.0
 """Seconds. Our choice, as in `RecentReports`: after a change a page requests several parts of one snapshot."""
-
-
-@dataclass(frozen=True)
-class Row:
-    """One session, with its decision and its node's report."""
-
-    decision: SessionDecision
-    report: KnownReport
-
-    @property
-    def session(self) -> SessionReport:
-        return self.decision.session
-
-
-@dataclass(frozen=True)
-class ServiceSnapshot:
-    """Agents, decisions, templates and queue at one instant."""
-
-    version: int
-    taken_at: float
-    """Seconds since the epoch."""
-    snapshots: Sequence[NodeSnapshot]
-    decisions: Sequence[SessionDecision]
-    templates: Mapping[str, Template]
-    pending: Sequence[HubServer] | None
-    """The servers that the hub is starting; None: unknown."""
-    quotas: Quotas | None
-    waiting: Sequence[WaitingSpawn] | None = None
-    """The spawns that wait; None: unknown."""
-    notes: Sequence[str] = ()
-    """Sentences for viewers that see all sessions."""
-    orders: dict[str, list[Row]] = field(default_factory=dict)
-    """The rows in each requested order; a cache of `reading`."""
-
-    @cached_property
-    def reports(self) -> list[KnownReport]:
-        """The reports of the agents that answered."""
-        return [snapshot.report for snapshot in self.snapshots if snapshot.report is not None]
-
-    @cached_property
-    def rows(self) -> list[Row]:
-        """All sessions."""
-        reports = {report.node: report for report in self.reports}
-        return [Row(decision, reports[decision.node]) for decision in self.decisions]
-
-    @cached_property
-    def by_id(self) -> Mapping[str, Row]:
-        """The sessions by id; of two sessions with the same id, the younger."""
-        return {row.session.id: row for row in sorted(self.rows, key=lambda row: row.session.opened_at)}
-
-    @cached_property
-    def by_user(self) -> Mapping[str, list[Row]]:
-        """The sessions of each user."""
-        rows_by_user: dict[str, list[Row]] = {}
-        for row in self.rows:
-            rows_by_user.setdefault(row.session.user, []).append(row)
-        return rows_by_user
-
-    @cached_property
-    def to_own(self) -> UnitsToOwn:
-        """Units for offers of a restart; none while spawns wait.
-
-        A restarted session would wait behind them, and free units can be held for one of them.
-        """
-        return UnitsToOwn(self.reports if not self.waiting else ())
-
-    @cached_property
-    def usage(self) -> QuotaUsage | None:
-        """Use of the quotas; None: there are no quotas."""
-        return quota_use(self.quotas, self.reports) if self.quotas is not None else None
-
-    @cached_property
-    def bars(self) -> Mapping[tuple[str, str], list[Segment]]:
-        """The units of each GPU, by node and UUID."""
-        return {(report.node, gpu.uuid): gpu_bar(gpu, on) for report, gpu, on in self._gpus()}
-
-    @cached_property
-    def units(self) -> Counter[Kind]:
-        """The units of all GPUs, by kind."""
-        total: Counter[Kind] = Counter()
-        for report, gpu in self.counted_gpus:
-            for kind in KINDS:
-                total[kind] += units_of(self.bars[report.node, gpu.uuid], kind)
-        return total
-
-    @cached_property
-    def counted_gpus(self) -> list[tuple[KnownReport, GpuReport]]:
-        """Each GPU once, with its node's report. A GPU that several nodes report counts for the node that has it."""
-        node_of = {uuid: nodes[0] for uuid, nodes in doubled_gpus(self.reports).items()}
-        return [
-            (report, gpu)
-            for report in self.reports
-            for gpu in report.gpus
-            if node_of.get(gpu.uuid, report.node) == report.node
-        ]
-
-    @cached_property
-    def available_units(self) -> int:
-        """The lent and free units of the GPUs that take new sessions."""
-        return sum(
-            units_of(self.bars[report.node, gpu.uuid], kind)
-            for report, gpu in self.counted_gpus
-            if gpu.healthy and report.cordon() is None and report.cordon(gpu.uuid) is None
-            for kind in AVAILABLE
-        )
-
-    def _gpus(self) -> Iterator[tuple[KnownReport, GpuReport, list[SessionReport]]]:
-        for report in self.reports:
-            on: dict[str, list[SessionReport]] = {}
-            for session in report.allocated_to:
-                for uuid in session.gpus:
-                    on.setdefault(uuid, []).append(session)
-            for gpu in report.gpus:
-                yield report, gpu, on.get(gpu.uuid, [])
 
 
 class ServiceSnapshots:
@@ -186,21 +63,12 @@ class ServiceSnapshots:
         return tuple(part for part in PARTS if self._versions.get(part, 0) > version)
 
     async def _take(self, before: ServiceSnapshot | None) -> ServiceSnapshot:
-        sources = self._sources
-        snapshots, decisions, templates, now = await sources.now()
-        pending = await sources.pending()
+        taken = await self._sources.take()
         # versions keep growing over restarts of the service
-        version = before.version if before is not None else int(now)
-        reports = [snapshot.report for snapshot in snapshots if snapshot.report is not None]
-        waiting = await sources.waiting(pending, reports, templates)
-        taken = ServiceSnapshot(
-            version, now, snapshots, decisions, templates, pending, sources.quotas(), waiting, tuple(sources.notes())
-        )
+        version = before.version if before is not None else int(taken.taken_at)
         changed = _changed(before, taken) if before is not None else PARTS
-        if not changed:
-            return taken
         self._versions |= dict.fromkeys(changed, version + 1)
-        return replace(taken, version=version + 1)
+        return replace(taken, version=version + bool(changed))
 
 
 def _changed(before: ServiceSnapshot, after: ServiceSnapshot) -> tuple[Part, ...]:

@@ -17,7 +17,6 @@ from gpushare_spawner import __version__
 from gpushare_spawner.service.history.recorder import History
 from gpushare_spawner.service.hub.roles import METRICS
 from gpushare_spawner.service.sources import DashboardSources
-from gpushare_spawner.service.waiting import quota_use, waiting_spawns
 from gpushare_spawner.service.web.app import HubTheme, Page, ThemeStylesheet
 from gpushare_spawner.service.web.history import HistoryPage
 from gpushare_spawner.service.web.metrics import CONTENT_TYPE, ServiceState, exposition
@@ -127,25 +126,14 @@ class MetricsText(Page):
         if not self.may(METRICS):
             raise HTTPError(403, words.metrics_refused(METRICS))
         self.set_header("Content-Type", CONTENT_TYPE)
-        self.finish(exposition(await self._state()))
-
-    async def _state(self) -> ServiceState:
         sources: DashboardSources = self.settings["sources"]
-        snapshots, decisions, templates, now = await sources.now()
-        reports = [snapshot.report for snapshot in snapshots if snapshot.report is not None]
-        pending, quotas = await sources.pending(), sources.quotas()
         history: History | None = self.settings["history"]
-        return ServiceState(
-            now=now,
-            counters=sources.counters,
-            snapshots=snapshots,
-            decisions=decisions,
-            templates=templates,
-            # without any report it is unknown which spawns wait
-            waiting=waiting_spawns(pending, reports, templates) if pending is not None and reports else None,
-            quotas=quota_use(quotas, reports) if quotas is not None else None,
-            history_problem=history.problem if history is not None else None,
+        state = ServiceState(
+            await sources.take(with_progress=False),
+            sources.counters,
+            history.problem if history is not None else None,
         )
+        self.finish(exposition(state))
 
 
 class PageFiles(StaticFileHandler):

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from gpushare_spawner.metrics import GPU, HOST_MEMORY, NODE, families, session_families
 from gpushare_spawner.model.share import Tier
-from gpushare_spawner.model.template import Template
 from gpushare_spawner.quota.accounts import QuotaUsage
 from gpushare_spawner.service.counters import WAIT_BOUNDS, Counters
-from gpushare_spawner.service.culler.decisions import SessionDecision
-from gpushare_spawner.service.reports import NodeSnapshot
-from gpushare_spawner.service.waiting import WaitingSpawn
-from gpushare_spawner.service.web.units import KINDS, gpu_bar, units_of
+from gpushare_spawner.service.sources import ServiceSnapshot
+from gpushare_spawner.service.units import KINDS, units_of
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
@@ -26,16 +23,8 @@ CONTENT_TYPE = CONTENT_TYPE_LATEST
 class ServiceState:
     """The data of the metrics at one instant."""
 
-    now: float
-    """Seconds since the epoch."""
+    snapshot: ServiceSnapshot
     counters: Counters
-    snapshots: Sequence[NodeSnapshot] = ()
-    decisions: Sequence[SessionDecision] = ()
-    templates: Mapping[str, Template] = field(default_factory=dict)
-    waiting: Sequence[WaitingSpawn] | None = None
-    """The spawns that wait for a GPU; None: unknown."""
-    quotas: QuotaUsage | None = None
-    """Use of the quotas; None if there are no quotas."""
     history_problem: str | None = None
     """The reason why the history cannot be stored; empty: it is stored; None if there is no history."""
 
@@ -50,13 +39,13 @@ def exposition(state: ServiceState) -> bytes:
 def service_families(state: ServiceState) -> Iterator[Metric]:
     """Yield each metric family, with its samples."""
     yield from (
-        *_agents(state.snapshots),
-        *_gpus(state.snapshots),
-        *_nodes(state.snapshots),
-        *_sessions(state.decisions, state.now),
-        *_queue(state),
+        *_agents(state.snapshot),
+        *_gpus(state.snapshot),
+        *_nodes(state.snapshot),
+        *_sessions(state.snapshot),
+        *_queue(state.snapshot),
         *_waits(state.counters),
-        *_quotas(state.quotas),
+        *_quotas(state.snapshot.usage),
         *_culler(state.counters),
         *_history(state.history_problem),
     )
@@ -70,29 +59,28 @@ class _Once:
         return iter(self._metrics)
 
 
-def _agents(snapshots: Sequence[NodeSnapshot]) -> Iterator[Metric]:
+def _agents(snapshot: ServiceSnapshot) -> Iterator[Metric]:
     agents = GaugeMetricFamily("gpushare_agents", "Agents, by whether they are available", labels=["available"])
-    agents.add_metric(["yes"], sum(snapshot.report is not None for snapshot in snapshots))
-    agents.add_metric(["no"], sum(snapshot.report is None for snapshot in snapshots))
+    agents.add_metric(["yes"], len(snapshot.reports))
+    agents.add_metric(["no"], len(snapshot.snapshots) - len(snapshot.reports))
     yield agents
     unconfirmed = GaugeMetricFamily(
         "gpushare_unconfirmed_sessions",
         "Sessions in a node's report that no pod vouches for; they count for nothing",
         labels=["node"],
     )
-    for report in (snapshot.report for snapshot in snapshots if snapshot.report is not None):
+    for report in snapshot.reports:
         unconfirmed.add_metric([report.node], len(report.unconfirmed))
     yield unconfirmed
 
 
-def _nodes(snapshots: Sequence[NodeSnapshot]) -> Iterator[Metric]:
-    reports = [snapshot.report for snapshot in snapshots if snapshot.report is not None]
-    yield from families(NODE, ("node",), [((report.node,), report) for report in reports])
-    nodes = [((report.node,), report.host_memory) for report in reports if report.host_memory is not None]
+def _nodes(snapshot: ServiceSnapshot) -> Iterator[Metric]:
+    yield from families(NODE, ("node",), [((report.node,), report) for report in snapshot.reports])
+    nodes = [((report.node,), report.host_memory) for report in snapshot.reports if report.host_memory is not None]
     yield from families(HOST_MEMORY, ("node",), nodes)
 
 
-def _gpus(snapshots: Sequence[NodeSnapshot]) -> Iterator[Metric]:
+def _gpus(snapshot: ServiceSnapshot) -> Iterator[Metric]:
     labels = ("node", "gpu", "uuid", "model")
     units = GaugeMetricFamily(
         "gpushare_gpu_units",
@@ -100,21 +88,20 @@ def _gpus(snapshots: Sequence[NodeSnapshot]) -> Iterator[Metric]:
         labels=[*labels, "kind"],
     )
     gpus = []
-    for report in (snapshot.report for snapshot in snapshots if snapshot.report is not None):
+    for report in snapshot.reports:
         for gpu in report.gpus:
             key = (report.node, str(gpu.index), gpu.uuid, gpu.model)
             gpus.append((key, gpu))
-            bar = gpu_bar(gpu, report.allocated_to)
             for kind in KINDS:
-                units.add_metric([*key, kind], units_of(bar, kind))
+                units.add_metric([*key, kind], units_of(snapshot.bars[report.node, gpu.uuid], kind))
     yield units
     yield from families(GPU, labels, gpus)
 
 
-def _sessions(decisions: Sequence[SessionDecision], now: float) -> Iterator[Metric]:
+def _sessions(snapshot: ServiceSnapshot) -> Iterator[Metric]:
     count = GaugeMetricFamily("gpushare_sessions", "Number of sessions", labels=["node", "template", "tier"])
     for (node, template, tier), number in Counter(
-        (decision.node, decision.session.template, decision.session.tier.value) for decision in decisions
+        (decision.node, decision.session.template, decision.session.tier.value) for decision in snapshot.decisions
     ).items():
         count.add_metric([node, template, tier], number)
     yield count
@@ -125,29 +112,31 @@ def _sessions(decisions: Sequence[SessionDecision], now: float) -> Iterator[Metr
         labels=labels,
     )
     sessions = []
-    for decision in decisions:
+    for decision in snapshot.decisions:
         key = (decision.node, decision.session.user, decision.session.server, decision.session.template)
         sessions.append((key, decision.session))
-        idle.add_metric(key, 0.0 if decision.session.gpu_busy else max(0.0, now - decision.decision.idle_since))
+        idle.add_metric(
+            key, 0.0 if decision.session.gpu_busy else max(0.0, snapshot.taken_at - decision.decision.idle_since)
+        )
     yield idle
     yield from session_families(labels, sessions)
 
 
-def _queue(state: ServiceState) -> Iterator[Metric]:
+def _queue(snapshot: ServiceSnapshot) -> Iterator[Metric]:
     spawns = GaugeMetricFamily("gpushare_queue_spawns", "Spawns that wait for a GPU now", labels=["template"])
     oldest = GaugeMetricFamily(
         "gpushare_queue_oldest_seconds", "How long the oldest of these spawns has waited", labels=["template"]
     )
-    if state.waiting is not None:
+    if snapshot.waiting is not None:
         since: dict[str, list[float]] = {
-            name: [] for name, template in state.templates.items() if template.gpu is not None
+            name: [] for name, template in snapshot.templates.items() if template.gpu is not None
         }
-        for spawn in state.waiting:
-            started = spawn.server.started if spawn.server.started is not None else state.now
+        for spawn in snapshot.waiting:
+            started = spawn.server.started if spawn.server.started is not None else snapshot.taken_at
             since.setdefault(spawn.template.name, []).append(started)
         for name, instants in since.items():
             spawns.add_metric([name], len(instants))
-            oldest.add_metric([name], max(0.0, state.now - min(instants, default=state.now)))
+            oldest.add_metric([name], max(0.0, snapshot.taken_at - min(instants, default=snapshot.taken_at)))
     yield from (spawns, oldest)
 
 

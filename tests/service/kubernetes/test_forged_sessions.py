@@ -46,10 +46,10 @@ from gpushare_spawner.service.kubernetes import node as node_module
 from gpushare_spawner.service.kubernetes.cluster import Cluster
 from gpushare_spawner.service.kubernetes.pod_sessions import MOST_GONE, FirstIdentities, trimmed
 from gpushare_spawner.service.reports import NodeSnapshot, RecentReports, ask_all
-from gpushare_spawner.service.sources import DashboardSources
+from gpushare_spawner.service.sources import DashboardSources, ServiceSnapshot
+from gpushare_spawner.service.units import gpu_bar, units_of
 from gpushare_spawner.service.web.app import Caller
 from gpushare_spawner.service.web.metrics import ServiceState, exposition
-from gpushare_spawner.service.web.units import gpu_bar, units_of
 from tests.service.dashboards import NO_AGENT, PREFIX, sessions_shown
 
 NOW = 1_790_000_000.0
@@ -178,7 +178,7 @@ class World:
         viewers = (Caller("victim"), Caller("root", is_admin=True))
         services = Services(PREFIX, shots, Events(shots), actions, clock=lambda: NOW)
         pages = [await sessions_shown(services, viewer) for viewer in viewers]
-        state = ServiceState(NOW, Counters(), snapshots, api.decisions, TEMPLATES, None, usage)
+        state = ServiceState(api, Counters())
         controls, _ = await controls_of_others(actions, victim)
         return {
             "list": [(row.report.node, row.session) for row in api.rows if row.session.id != "own"],
@@ -414,7 +414,7 @@ def test_an_unconfirmed_session_is_shown_to_admins_when_it_lasts(caplog: pytest.
     assert problems(snapshots, Caller("victim"), ()) == ()
     assert node_entry(seen, Caller("root", is_admin=True)).unconfirmed == (one,)
     assert node_entry(seen, Caller("bob")).unconfirmed == ()
-    metrics = exposition(ServiceState(NOW, Counters(), snapshots)).decode()
+    metrics = exposition(ServiceState(ServiceSnapshot(NOW, snapshots), Counters())).decode()
     assert 'gpushare_unconfirmed_sessions{node="node-a"} 1.0' in metrics
 
 
