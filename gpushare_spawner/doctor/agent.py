@@ -10,7 +10,7 @@ from pathlib import Path
 
 from gpushare_spawner.agent.gpus.nvml import Gpu
 from gpushare_spawner.clients.agent import AgentClient
-from gpushare_spawner.doctor.finding import Finding, note, ok, problem, skipped
+from gpushare_spawner.doctor.finding import Finding, closed_part, note, ok, problem, skipped
 from gpushare_spawner.model.control import AgentUnreachable, ControlRefused
 from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.report import Report
@@ -68,7 +68,7 @@ def probe(socket: Path, gpus: tuple[Gpu, ...]) -> AgentFacts:
         present=True,
         mode=stat.S_IMODE(state.st_mode),
         usable=os.access(socket, os.W_OK),
-        blocked=_blocked(socket.resolve().parent / "s"),
+        blocked=closed_part(socket.resolve().parent / "s"),
         root=root,
         error=error,
         report=report,
@@ -129,13 +129,3 @@ def _report_findings(where: str, report: Report, gpus: tuple[Gpu, ...]) -> list[
             remedy = "Ask the user why LD_PRELOAD is missing there. See docs/guides/security.md."
             results.append(note(f"session {session.id}", what, remedy))
     return results
-
-
-def _blocked(folder: Path) -> str:
-    for part in (*reversed(folder.parents), folder):
-        try:
-            if not part.stat().st_mode & stat.S_IXOTH:
-                return str(part)
-        except OSError:
-            break
-    return ""

@@ -16,8 +16,7 @@ from gpushare_spawner import __version__
 from gpushare_spawner.clients.agent import default_control_socket
 from gpushare_spawner.doctor import (
     agent,
-    claims,
-    cluster_gpus,
+    cluster,
     containers,
     driver,
     gpu,
@@ -114,8 +113,8 @@ def examine(options: argparse.Namespace) -> Groups:
         "containers": containers.check(whole, machine),
         "library": library.check(),
         "agent": agent.check(control_socket, gpus),
-        "claims": claims.check(control_socket, machine),
-        "cluster": cluster_gpus.check(machine),
+        "claims": cluster.check_claims(control_socket, machine),
+        "cluster": cluster.check_gpus(machine),
         "config files": hub_files.check(config_dirs, machine),
         "templates": template_files.check(templates_dir, gpus, machine),
     }

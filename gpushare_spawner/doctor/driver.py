@@ -9,7 +9,7 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -72,38 +72,41 @@ def check(machine: Machine) -> tuple[list[Finding], tuple[Gpu, ...]]:
 
 def probe(dev: Path) -> DriverFacts:
     """Read the facts. Takes some seconds if the driver has to initialise the GPUs."""
-    messages = _GpuMessages()
-    log = logging.getLogger(Nvml.__module__)
-    log.addHandler(messages)
-    try:
-        nvml = Nvml()
-    except NoGpu as error:
-        return DriverFacts(no_gpu=str(error))
-    finally:
-        log.removeHandler(messages)
-    log.addHandler(messages)
-    try:
-        version = str(pynvml.nvmlSystemGetDriverVersion())
+    version = ""
+    with _warnings_of(Nvml.__module__) as left_out:
         try:
-            gpus = nvml.gpus(mig=True)
+            with contextlib.closing(Nvml()) as nvml:
+                version = str(pynvml.nvmlSystemGetDriverVersion())
+                gpus = nvml.gpus(mig=True)
+                states = {gpu.uuid: nvml.state(gpu) for gpu in gpus}
         except NoGpu as error:
-            return DriverFacts(no_gpu=str(error), version=version, left_out=tuple(messages.sentences))
-        states = {gpu.uuid: nvml.state(gpu) for gpu in gpus}
-    finally:
-        log.removeHandler(messages)
-        nvml.close()
+            return DriverFacts(no_gpu=str(error), version=version, left_out=tuple(left_out))
     cuda_error, cuda_version, paging = _cuda()
     return DriverFacts(
         version=version,
         gpus=gpus,
         trouble={uuid: state.trouble for uuid, state in states.items() if not state.healthy},
-        left_out=tuple(messages.sentences),
+        left_out=tuple(left_out),
         devices=_devices(dev, gpus),
         cuda_error=cuda_error,
         cuda_version=cuda_version,
         paging=paging,
         no_suspend=asyncio.run(_no_suspend()) if not cuda_error else None,
     )
+
+
+@contextlib.contextmanager
+def _warnings_of(module: str) -> Iterator[list[str]]:
+    """Collect the agent's log messages about GPUs that it does not share."""
+    sentences: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: sentences.append(record.getMessage())  # type: ignore[method-assign]
+    log = logging.getLogger(module)
+    log.addHandler(handler)
+    try:
+        yield sentences
+    finally:
+        log.removeHandler(handler)
 
 
 async def _no_suspend() -> str | None:
@@ -178,17 +181,6 @@ def _cuda_findings(facts: DriverFacts) -> list[Finding]:
             "Pascal generation or later, and with vGPU a profile with unified memory.",
         )
     ]
-
-
-class _GpuMessages(logging.Handler):
-    """Keeps the agent's log messages about GPUs that it does not share."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.sentences: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.sentences.append(record.getMessage())
 
 
 def _devices(dev: Path, gpus: tuple[Gpu, ...]) -> dict[str, str]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -61,6 +62,18 @@ def exit_status(findings: Iterable[Finding]) -> int:
     return int(any(finding.level is Level.PROBLEM for finding in findings))
 
 
+def closed_part(path: Path) -> str:
+    """Return the first folder on the path, or the file, that other users cannot use; empty if there is none."""
+    for part in (*reversed(path.parents), path):
+        try:
+            mode = part.stat().st_mode
+        except OSError:
+            break
+        if not mode & (stat.S_IXOTH if stat.S_ISDIR(mode) else stat.S_IROTH):
+            return str(part)
+    return ""
+
+
 _KUBELET = Path("/var/lib/kubelet")
 
 
@@ -94,3 +107,8 @@ class Machine:
     def on_node(self) -> bool:
         """Whether the machine is a node of a cluster, or this process is in a container of a cluster."""
         return self.in_pod or self.kubelet.is_dir()
+
+    @property
+    def namespace(self) -> str:
+        """The namespace of this pod: the hub's, and that of sessions' claims."""
+        return self.environment.get("POD_NAMESPACE") or "default"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpushare_spawner.doctor.finding import Finding, Machine, note, ok, problem, skipped
@@ -20,49 +19,15 @@ FOLDERS = (
 _SPAWNER, _SERVICE, _TLJH = "10-gpushare.py", "20-gpushare-service.py", "gpushare-tljh.py"
 
 
-@dataclass(frozen=True)
-class FileFacts:
-    """Facts that the probe has read."""
-
-    unit: Path
-    unit_text: str | None = None
-    programs: Mapping[str, bool] = field(default_factory=dict)
-    """Program in the unit's ExecStart -> whether it exists."""
-    folders: Mapping[Path, Mapping[str, str]] = field(default_factory=dict)
-    """Folder that exists -> name and text of its files that have names of shipped config files."""
-    shipped: Mapping[str, str] = field(default_factory=dict)
-    """Name -> text of the shipped config files."""
-
-
 def check(folders: Iterable[Path], machine: Machine) -> list[Finding]:
     """Return the findings. ``folders``: where the hub's config files can be."""
-    return findings(probe(folders, machine))
-
-
-def probe(folders: Iterable[Path], machine: Machine) -> FileFacts:
-    """Read the facts."""
+    results = [_unit(machine)]
     ours = _shipped()
-    unit = machine.path(UNIT)
-    text = _text(unit)
-    return FileFacts(
-        unit=unit,
-        unit_text=text,
-        programs={program: machine.path(Path(program)).is_file() for program in started_by(text or "")},
-        folders={
-            folder: {name: text for name in ours if (text := _text(folder / name)) is not None}
-            for folder in folders
-            if folder.is_dir()
-        },
-        shipped=ours,
-    )
-
-
-def findings(facts: FileFacts) -> list[Finding]:
-    """Return the findings that follow from the facts."""
-    results = _unit(facts)
-    for folder, texts in facts.folders.items():
-        results += _folder(folder, texts, facts.shipped)
-    if not facts.folders:
+    present = [folder for folder in folders if folder.is_dir()]
+    for folder in present:
+        texts = {name: text for name in ours if (text := _text(folder / name)) is not None}
+        results += _folder(folder, texts, ours)
+    if not present:
         results.append(skipped("config files", "no folder jupyterhub_config.d was found: give it with --config-dir"))
     return results
 
@@ -73,15 +38,17 @@ def started_by(unit: str) -> list[str]:
     return [shlex.split(line)[0].lstrip("-+@:!") for line in lines if line.strip()]
 
 
-def _unit(facts: FileFacts) -> list[Finding]:
-    where = str(facts.unit)
-    if facts.unit_text is None:
-        return [skipped(where, "does not exist: the agent is not a systemd service, or has another unit file")]
-    missing = [program for program, there in facts.programs.items() if not there]
+def _unit(machine: Machine) -> Finding:
+    path = machine.path(UNIT)
+    where, text = str(path), _text(path)
+    if text is None:
+        return skipped(where, "does not exist: the agent is not a systemd service, or has another unit file")
+    programs = started_by(text)
+    missing = [program for program in programs if not machine.path(Path(program)).is_file()]
     if missing:
         remedy = "Correct the path in ExecStart, then `systemctl daemon-reload && systemctl restart gpushare-agent`."
-        return [problem(where, f"starts {', '.join(missing)}, which does not exist", remedy)]
-    return [ok(where, f"starts {', '.join(facts.programs)}")]
+        return problem(where, f"starts {', '.join(missing)}, which does not exist", remedy)
+    return ok(where, f"starts {', '.join(programs)}")
 
 
 def _folder(folder: Path, texts: Mapping[str, str], present: Mapping[str, str]) -> list[Finding]:

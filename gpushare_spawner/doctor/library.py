@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import queue
-import stat
 import subprocess
 import sys
 import tempfile
@@ -12,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpushare_spawner import __version__, native
-from gpushare_spawner.doctor.finding import Finding, note, ok, problem, skipped
+from gpushare_spawner.doctor.finding import Finding, closed_part, note, ok, problem, skipped
 from gpushare_spawner.doctor.gpu_programs import ScriptedAgent
 
 _PROGRAM = "import ctypes; raise SystemExit(ctypes.CDLL('libcuda.so.1').cuInit(0))"
@@ -55,7 +54,7 @@ def probe(path: Path) -> LibraryFacts:
     return LibraryFacts(
         path,
         refused=tried.stderr.strip(),
-        closed=_closed(path),
+        closed=closed_part(path.resolve()),
         root=os.geteuid() == 0,
         expected=version_number(__version__),
         reported=reported,
@@ -126,11 +125,3 @@ def _reported(path: Path) -> tuple[int | None, str]:
         finally:
             agent.stop()
     return (hello.fields[2], "") if hello is not None else (None, "a program with the library sent no HELLO")
-
-
-def _closed(path: Path) -> str:
-    for part in (*reversed(path.resolve().parents), path.resolve()):
-        needed = stat.S_IXOTH if part.is_dir() else stat.S_IROTH
-        if not part.stat().st_mode & needed:
-            return str(part)
-    return ""

@@ -9,8 +9,8 @@ import pytest
 
 from gpushare_spawner.agent.kubernetes.api import ApiFailure, ClusterApi
 from gpushare_spawner.clients.service_account import NoCluster
-from gpushare_spawner.doctor import cluster_gpus
-from gpushare_spawner.doctor.cluster_gpus import check
+from gpushare_spawner.doctor import cluster
+from gpushare_spawner.doctor.cluster import check_gpus
 from gpushare_spawner.doctor.finding import Level, Machine
 from gpushare_spawner.model.kubernetes.objects import REPORT_KEY, REPORT_SELECTOR, report_name, written_report
 from tests.placement.reports import gpu, report
@@ -43,8 +43,8 @@ def said(
 
     monkeypatch.setattr(ClusterApi, "connect", connect)
     pod = Machine(tmp_path, {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "POD_NAMESPACE": "jhub"})
-    (finding,) = check(pod)
-    assert finding.where == cluster_gpus.WHERE
+    (finding,) = check_gpus(pod)
+    assert finding.where == cluster.GPUS
     assert (finding.remedy != "") == (finding.level is Level.PROBLEM)
     return finding.level, finding.what
 
@@ -83,5 +83,5 @@ def test_what_cannot_be_read_is_skipped_with_the_reason(
 
 
 def test_a_machine_that_is_no_node_is_not_asked(tmp_path: Path) -> None:
-    (finding,) = check(Machine(tmp_path, {}))
+    (finding,) = check_gpus(Machine(tmp_path, {}))
     assert (finding.level, finding.what) == (Level.SKIPPED, "this machine is no node of a cluster")

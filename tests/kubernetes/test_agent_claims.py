@@ -20,8 +20,8 @@ from gpushare_spawner.agent.kubernetes.claims.probe import ClaimsUnavailable, pr
 from gpushare_spawner.agent.kubernetes.claims.slices import OfferedGpu, PublishedSlice
 from gpushare_spawner.agent.kubernetes.devices import owners
 from gpushare_spawner.clients.cluster import KubeconfigConnection
-from gpushare_spawner.doctor import claims
-from gpushare_spawner.doctor.claims import ClaimFacts
+from gpushare_spawner.doctor import cluster as doctor_cluster
+from gpushare_spawner.doctor.cluster import ClaimFacts
 from gpushare_spawner.model.controls import Cordon
 from gpushare_spawner.model.kubernetes.annotations import ShareChange, resize_patch
 from gpushare_spawner.model.kubernetes.objects import (
@@ -398,14 +398,14 @@ class TestProbe:
         assert "DRAConsumableCapacity is off" in said
 
     async def test_the_doctor_says_the_same(self, api: ClusterApi, cluster: Cluster) -> None:
-        facts = await claims.ask_cluster(api, "node-a", cluster.namespace, ClaimFacts())
+        facts = await doctor_cluster.ask_cluster(api, "node-a", cluster.namespace, ClaimFacts())
         assert (facts.refused, facts.taints, facts.no_answer) == ("", True, "")
         assert facts.server.startswith("v1.")
         cluster.standin(GATES).gates = {"DRADeviceTaints"}
-        facts = await claims.ask_cluster(api, "node-a", cluster.namespace, ClaimFacts())
+        facts = await doctor_cluster.ask_cluster(api, "node-a", cluster.namespace, ClaimFacts())
         assert "DRAConsumableCapacity is off" in facts.refused
         cluster.faults.fail_next("list", "resourceslices", times=2)
-        facts = await claims.ask_cluster(api, "node-a", cluster.namespace, ClaimFacts())
+        facts = await doctor_cluster.ask_cluster(api, "node-a", cluster.namespace, ClaimFacts())
         assert facts.no_answer
         # nothing was made
         cluster.faults.clear()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpushare_spawner.agent.kubernetes.claims.probe import socket_paths
-from gpushare_spawner.doctor.claims import ClaimFacts, check, findings
+from gpushare_spawner.doctor.cluster import ClaimFacts, check_claims, claim_findings
 from gpushare_spawner.doctor.finding import Level, Machine
 
 GATE = "--kubelet dra: the API server drops requestPolicy from ResourceSlices"
@@ -16,11 +16,11 @@ GOOD = ClaimFacts(in_use=True, server="v1.36.2", runtime="containerd://1.7.27")
 
 
 def said(facts: ClaimFacts) -> list[tuple[Level, str, str]]:
-    return [(finding.level, finding.where, finding.what) for finding in findings(facts)]
+    return [(finding.level, finding.where, finding.what) for finding in claim_findings(facts)]
 
 
 def test_a_machine_that_is_no_node_is_not_asked() -> None:
-    (finding,) = check(Path("/nowhere"), Machine(Path("/nowhere"), {}))
+    (finding,) = check_claims(Path("/nowhere"), Machine(Path("/nowhere"), {}))
     assert (finding.level, finding.what) == (Level.SKIPPED, "this machine is no node of a cluster")
 
 
@@ -72,7 +72,7 @@ def test_taints_that_are_dropped_and_sockets_that_are_gone_are_told() -> None:
     ],
 )
 def test_containerd_that_leaves_out_cdi_names_is_noted(runtime: str, level: Level) -> None:
-    last = findings(replace(GOOD, runtime=runtime))[-1]
+    last = claim_findings(replace(GOOD, runtime=runtime))[-1]
     assert (last.level, last.where) == (level, "container runtime")
 
 

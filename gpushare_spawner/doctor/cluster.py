@@ -1,12 +1,18 @@
-"""Checks whether pods of this node can get GPU shares by claims (`--kubelet dra` of the agent), and whether they do."""
+"""Checks of the cluster: GPU shares by claims, and GPUs that two nodes report.
+
+Claims (`--kubelet dra` of the agent): whether pods of this node can get shares by them, and whether they do.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+from pydantic import ValidationError
 
 from gpushare_spawner.agent.kubernetes.api import ApiFailure, ClusterApi
 from gpushare_spawner.agent.kubernetes.claims.probe import ClaimsUnavailable, ask, socket_paths
@@ -14,8 +20,11 @@ from gpushare_spawner.clients.agent import AgentClient
 from gpushare_spawner.clients.service_account import NoCluster
 from gpushare_spawner.doctor.finding import Finding, Machine, note, ok, problem, skipped
 from gpushare_spawner.model.control import AgentUnreachable, ControlRefused
+from gpushare_spawner.model.kubernetes.objects import REPORT_SELECTOR, misplaced_report, read_report
+from gpushare_spawner.model.report import Report, doubled_gpus
+from gpushare_spawner.wording.amounts import doubled_gpu, plural
 
-WHERE = "GPU shares by claims"
+CLAIMS = "GPU shares by claims"
 _CDI_FROM = (1, 7, 2)
 """Version of containerd from which CDI names from DRA drivers and device plugins are used; older versions ignore them
 without an error (measured with 1.6.20)."""
@@ -44,9 +53,9 @@ class ClaimFacts:
     """The missing sockets of the driver."""
 
 
-def check(socket: Path, machine: Machine) -> list[Finding]:
+def check_claims(socket: Path, machine: Machine) -> list[Finding]:
     """Return the findings. ``socket``: the agent's control socket."""
-    return findings(asyncio.run(probe(socket, machine)) if machine.on_node else ClaimFacts(on_node=False))
+    return claim_findings(asyncio.run(probe(socket, machine)) if machine.on_node else ClaimFacts(on_node=False))
 
 
 async def probe(socket: Path, machine: Machine) -> ClaimFacts:
@@ -65,7 +74,7 @@ async def probe(socket: Path, machine: Machine) -> ClaimFacts:
     except NoCluster as error:
         return replace(facts, no_answer=str(error))
     try:
-        return await ask_cluster(api, node, machine.environment.get("POD_NAMESPACE") or "default", facts)
+        return await ask_cluster(api, node, machine.namespace, facts)
     finally:
         await api.close()
 
@@ -87,32 +96,36 @@ async def ask_cluster(api: ClusterApi, node: str, namespace: str, facts: ClaimFa
         return replace(facts, refused=str(error))
 
 
-def findings(facts: ClaimFacts) -> list[Finding]:
+def claim_findings(facts: ClaimFacts) -> list[Finding]:
     """Return the findings that follow from the facts."""
     if not facts.on_node:
-        return [skipped(WHERE, "this machine is no node of a cluster")]
+        return [skipped(CLAIMS, "this machine is no node of a cluster")]
     results = [ok("API server", f"Kubernetes {facts.server}")] if facts.server else []
     if facts.no_answer:
-        return [*results, skipped(WHERE, f"the API server cannot be asked: {facts.no_answer}")]
+        return [*results, skipped(CLAIMS, f"the API server cannot be asked: {facts.no_answer}")]
     if facts.in_use:
         return [*results, *_in_use(facts), *_runtime(facts)]
     agent_state = "the agent uses the device plugin's API" if facts.in_use is False else "no agent answers"
     if facts.refused:
-        return [*results, skipped(WHERE, f"{agent_state}; claims are not available: {facts.refused}"), *_runtime(facts)]
-    return [*results, ok(WHERE, f"{agent_state}; claims are available with --kubelet dra"), *_runtime(facts)]
+        return [
+            *results,
+            skipped(CLAIMS, f"{agent_state}; claims are not available: {facts.refused}"),
+            *_runtime(facts),
+        ]
+    return [*results, ok(CLAIMS, f"{agent_state}; claims are available with --kubelet dra"), *_runtime(facts)]
 
 
 def _in_use(facts: ClaimFacts) -> list[Finding]:
     results = []
     if facts.refused:
         remedy = "See docs/guides/claims.md. Until then no new pod gets a share on this node."
-        results.append(problem(WHERE, facts.refused, remedy))
+        results.append(problem(CLAIMS, facts.refused, remedy))
     else:
-        results.append(ok(WHERE, "the API server keeps shares of devices (gate DRAConsumableCapacity)"))
+        results.append(ok(CLAIMS, "the API server keeps shares of devices (gate DRAConsumableCapacity)"))
         if not facts.taints:
             what = "the API server drops taints of devices: unhealthy and cordoned GPUs leave the slice instead"
             results.append(
-                note(WHERE, what, "Switch the feature gate DRADeviceTaints on; it is on from Kubernetes 1.36.")
+                note(CLAIMS, what, "Switch the feature gate DRADeviceTaints on; it is on from Kubernetes 1.36.")
             )
     if facts.missing:
         what = f"{' and '.join(map(str, facts.missing))} are missing: the kubelet cannot call the driver"
@@ -133,3 +146,44 @@ def _runtime(facts: ClaimFacts) -> list[Finding]:
         f"{facts.runtime} leaves out CDI names without an error. The agent's claims need none; NVIDIA's DRA driver does"
     )
     return [note("container runtime", what, "Use containerd 1.7.2 or later for the layer dra.")]
+
+
+GPUS = "GPUs of all nodes"
+_REMEDY = (
+    "Simulated GPUs: remove the folder simgpu-state in the agent's host folder (--host-dir) on all of these nodes but "
+    "the first, and restart the agents there. Real GPUs: a second agent runs on the machine."
+)
+
+
+def check_gpus(machine: Machine) -> list[Finding]:
+    """Return the findings about GPUs that two nodes report."""
+    if not machine.on_node:
+        return [skipped(GPUS, "this machine is no node of a cluster")]
+    try:
+        reports = asyncio.run(_reports(machine.namespace))
+    except NoCluster as error:
+        return [skipped(GPUS, f"the API server cannot be asked: {error}")]
+    except ApiFailure as failure:
+        # an agent may not read the reports of others
+        refused = "this account may not read the reports of other nodes: run `gpushare doctor` in the hub's pod"
+        return [skipped(GPUS, refused if failure.status == 403 else f"the API server does not say: {failure}")]
+    doubled = doubled_gpus(reports)
+    if not doubled:
+        return [ok(GPUS, f"no two of {plural(len(reports), 'node')} report the same GPU")]
+    return [problem(GPUS, doubled_gpu(uuid, nodes), _REMEDY) for uuid, nodes in doubled.items()]
+
+
+async def _reports(namespace: str) -> list[Report]:
+    """Return the agents' reports in the hub's namespace, without those that cannot be read."""
+    api = await ClusterApi.connect()
+    try:
+        found = await api.list(f"/api/v1/namespaces/{namespace}/configmaps", labelSelector=REPORT_SELECTOR)
+    finally:
+        await api.close()
+    reports = []
+    for config_map in found.get("items") or ():
+        with contextlib.suppress(ValidationError):
+            report = read_report(config_map)
+            if misplaced_report(config_map["metadata"]["name"], report) is None:
+                reports.append(report)
+    return reports
