@@ -447,7 +447,10 @@ class FreeCapacity:
     # -- for the ledger --
 
     def put_node(self, name: str, gpus: Iterable[GpuReport]) -> Sequence[str]:
-        """Set the GPUs of a node. Return the UUIDs of new or changed GPUs, from which no units are deducted yet."""
+        """Set the GPUs of a node; none: the node is gone.
+
+        Return the UUIDs of new or changed GPUs, from which no units are deducted yet.
+        """
         reported: dict[str, GpuReport] = {}
         for gpu in sorted(gpus, key=lambda gpu: (gpu.index, gpu.uuid)):
             reported.setdefault(gpu.uuid, gpu)
@@ -469,10 +472,6 @@ class FreeCapacity:
         else:
             self._reported.pop(name, None)
         return [uuid for node in sorted(rebuilt) for uuid in self._rebuild(node)]
-
-    def drop_node(self, name: str) -> Sequence[str]:
-        """Remove a node. Return the UUIDs of its GPUs that another node reports too, with no units deducted yet."""
-        return self.put_node(name, ())
 
     def set_resources(self, name: str, resources: NodeResources) -> None:
         """Set the free CPU, memory and pods of a node, also if the node has no GPUs yet."""

@@ -69,7 +69,7 @@ class LedgerFeed:
         """Remove a node's report, which is gone or too old."""
         if self._reports.pop(node, None) is not None:
             with self._changing():
-                self.ledger.drop_node(node)
+                self.ledger.put_node(node, ())
             self._record((EntrySource.REPORTED, node), ())
 
     def reported(self, node: str) -> Report | None:

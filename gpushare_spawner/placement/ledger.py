@@ -273,7 +273,7 @@ class Ledger:
     # -- changes --
 
     def put_node(self, name: str, gpus: Iterable[GpuReport]) -> None:
-        """Set the GPUs of a node. Unchanged GPUs have no effect."""
+        """Set the GPUs of a node; without GPUs their allocations stay, in case the node comes back."""
         nodes = dict.fromkeys([name])
         reported = list(gpus)
         for gpu in reported:
@@ -286,10 +286,6 @@ class Ledger:
         # a GPU that moves between two reporting nodes takes its sessions along
         for node in nodes:
             self._recount_resources(node)
-
-    def drop_node(self, name: str) -> None:
-        """Remove a node's GPUs. Their allocations stay in case the node comes back."""
-        self.put_node(name, ())
 
     def put_resources(self, name: str, resources: NodeResources) -> None:
         """Set the free CPU, memory and pods of a node. `Allocation.uncounted` is deducted here.

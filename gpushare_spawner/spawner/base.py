@@ -32,6 +32,7 @@ from gpushare_spawner.quota.order import Admission
 from gpushare_spawner.sharing.base import Tenant
 from gpushare_spawner.spawner import hub
 from gpushare_spawner.spawner.attempt import SpawnAttempt, SpawnPhase, SpawnProgress
+from gpushare_spawner.spawner.form import Form
 from gpushare_spawner.spawner.hub import SpawnRefused, refusals_reported
 from gpushare_spawner.spawner.options import Choice, Profile, choose
 from gpushare_spawner.spawner.queue.queue import Ticket
@@ -83,6 +84,11 @@ class GPUShareBase(_Part):  # type: ignore[misc]
 
     unavailable: str
     """Why the state of the GPUs is unknown, as half a sentence."""
+
+    enforces_resources = True
+    """Whether a template's CPU and memory limits hold for its servers. If not, cards do not show them, and placement
+    does not count them.
+    """
 
     @property
     def local_time_script(self) -> str:
@@ -309,6 +315,13 @@ class GPUShareBase(_Part):  # type: ignore[misc]
         if chosen is None:
             chosen = self.user_options if isinstance(self.user_options, dict) else {}
         return chosen
+
+    def _rendered_form(self, cards: Sequence[Profile], chosen: Mapping[str, Any], availability_now: Any) -> str:
+        """Return our form's HTML, below the reason for which the server was stopped. See `Form.render`."""
+        form = Form(self.form_template_paths)
+        return self._below_stop_note(
+            form.render(cards, chosen, availability_now, self.unavailable, self.enforces_resources, self._quota_choices)
+        )
 
     def _below_stop_note(self, form: str) -> str:
         """Return the form's HTML, below the reason for which the server was stopped."""

@@ -97,17 +97,6 @@ class Profile:
         """Return whether this user, a member of these groups, may start the profile."""
         return self.template is None or self.template.access.allows(user, groups)
 
-    def as_kubespawner(self) -> dict[str, Any]:
-        """Return the card as an entry of KubeSpawner's ``profile_list``, with resources and image in the override."""
-        return {
-            "slug": self.slug,
-            "display_name": self.display_name,
-            "description": self.description,
-            "default": self.default,
-            "kubespawner_override": {**resource_override(self.template), **copy.deepcopy(dict(self.override))},
-            "profile_options": copy.deepcopy(dict(self.options)),
-        }
-
 
 def slug_of(display_name: str) -> str:
     """Return a slug for a profile without one: lower case letters, digits and dashes."""

@@ -137,18 +137,18 @@ def test_nodes_in_the_same_situation_share_one_obstacle() -> None:
     obstacles, _ = capacity.obstacles(many)
     index = capacity._any_index(many)
     assert len({id(obstacle) for obstacle in index._obstacle_of.values()}) == len(obstacles) == 1
-    capacity.drop_node("n0")
+    capacity.put_node("n0", [])
     assert list(capacity.obstacles(many)[0].values()) == [4]
 
 
 def test_nodes_that_come_and_go_are_noticed() -> None:
     capacity, rating = cluster(2), Fullest()
     assert capacity.best(ONE, rating, frozenset({"n0"})) == Best("n1", ("g1",))
-    capacity.drop_node("n0")
+    capacity.put_node("n0", [])
     capacity.put_node("a", [gpu("ga")])
     assert capacity.best(ONE, rating) == Best("a", ("ga",))
-    capacity.drop_node("a")
-    capacity.drop_node("n1")
+    capacity.put_node("a", [])
+    capacity.put_node("n1", [])
     assert capacity.best(ONE, rating) is None
 
 
@@ -265,7 +265,7 @@ def test_a_node_that_left_before_changes_were_forgotten_is_not_offered() -> None
     capacity, rating, many = cluster(), Fullest(), Demand(10, 2)
     assert capacity.best(ONE, rating) == Best("n0", ("g0",))
     assert sum(capacity.obstacles(many)[0].values()) == 5
-    capacity.drop_node("n0")
+    capacity.put_node("n0", [])
     for number in range(1000 + 2 * 5 + 1):
         capacity.update("g1", number % 50, number % 50)
     capacity.update("g1", 0, 0)

@@ -33,7 +33,7 @@ def test_a_gpu_that_two_nodes_report_counts_once_and_hides_none_of_the_others(or
         "n1": ["a"],
         "n2": ["b"],
     }
-    assert capacity.drop_node("n1") == ["a", "b"]
+    assert capacity.put_node("n1", []) == ["a", "b"]
     assert [one.uuid for one in capacity.nodes["n2"].gpus] == ["a", "b"]
     assert "n1" not in capacity.nodes
 
@@ -43,7 +43,7 @@ def test_a_node_that_only_reports_gpus_of_another_one_is_no_node_of_its_own() ->
     capacity.put_node("n1", [gpu("a")])
     capacity.put_node("n2", [gpu("a")])
     assert list(capacity.nodes) == ["n1"]
-    capacity.drop_node("n2")
+    capacity.put_node("n2", [])
     assert capacity.gpus["a"].node == "n1"
 
 

@@ -297,7 +297,7 @@ def test_a_request_for_one_node_gets_no_other() -> None:
 
 def test_a_node_that_goes_and_comes_back_finds_its_allocations() -> None:
     ledger = two_gpus(active("s", "a", 60))
-    ledger.drop_node("n")
+    ledger.put_node("n", [])
     assert ledger.place(request(1)) is None
     assert (ledger.allocations["s"].gpus, ledger.guaranteed("s")) == (("a",), 0)
     ledger.put_node("n", [gpu("a", 0), gpu("b", 1)])

@@ -133,5 +133,5 @@ def test_what_is_gone_between_two_pieces_helps_nobody() -> None:
     pieces = helpful_actions(ledger, [request(50)], [("ada", stop(1)), ("bob", stop(2))])
     assert next(pieces) == []
     ledger.remove("ada")
-    ledger.drop_node("n2")
+    ledger.put_node("n2", [])
     assert [session for actions in pieces for session, _ in actions] == ["ada"], "its node is free now"

@@ -9,7 +9,6 @@ spawners are in `spawner.base`.
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +20,7 @@ from gpushare_spawner.model.template import Template
 from gpushare_spawner.model.texts import matches_start
 from gpushare_spawner.spawner.form import OTHER, quota_now
 from gpushare_spawner.spawner.hub import SpawnRefused
-from gpushare_spawner.spawner.options import MAX_TEXT, UNLISTED, Choice, Profile
+from gpushare_spawner.spawner.options import MAX_TEXT, UNLISTED, Choice, Profile, resource_override
 from gpushare_spawner.spawner.queue.availability import Availability, AvailabilityNow, UnknownNow
 from gpushare_spawner.spawner.queue.quotas import QuotaChoice
 from gpushare_spawner.wording import spawn_form as words
@@ -46,12 +45,32 @@ class Offer:
     @classmethod
     def of(cls, templates: Iterable[Template], written: Any, own: Sequence[dict[str, Any]]) -> Offer:
         """Return the offer. ``written``: the admin's ``profile_list``; ``own``: the list completed by KubeSpawner."""
-        offered, clashes = cards(tuple(templates), own)
-        return cls(tuple(offered), tuple(own), marked_default(written, own), tuple(clashes))
+        taken, cards, clashes = {str(entry["slug"]) for entry in own}, [], []
+        for template in templates:
+            if template.name in taken:
+                clashes.append(template.name)
+            else:
+                cards.append(Profile.of_template(template))
+        cards += map(card_of, own)
+        return cls(tuple(cards), tuple(own), marked_default(written, own), tuple(clashes))
 
     def card(self, slug: Any) -> Profile | None:
         """Return the card of a slug; None if there is no such card."""
         return next((card for card in self.cards if card.slug == slug), None)
+
+    def default_of(self, cards: Sequence[Profile]) -> Profile | None:
+        """Return the card, of those that a user may start, of a spawn without a profile in its options.
+
+        The profile that the admin marked as default counts first, then the template marked so, then KubeSpawner's rule
+        (its first profile), then the first template.
+        """
+        marked = [profile for profile in cards if profile.template is not None and profile.default]
+        own = [profile for profile in cards if profile.template is None]
+        for profile in own:
+            if profile.slug == self.own_default:
+                return profile
+        first_own = next((profile for profile in own if profile.default), own[0] if own else None)
+        return next(iter(marked), first_own) or next(iter(cards), None)
 
 
 def card_of(entry: Mapping[str, Any]) -> Profile:
@@ -64,29 +83,6 @@ def card_of(entry: Mapping[str, Any]) -> Profile:
         override=entry.get("kubespawner_override") or {},
         options={name: _marked(option) for name, option in (entry.get("profile_options") or {}).items()},
     )
-
-
-def cards(templates: Sequence[Template], own: Sequence[Mapping[str, Any]]) -> tuple[list[Profile], list[str]]:
-    """Return all cards, templates first, and the names of templates with the slug of a profile."""
-    taken = {str(entry["slug"]) for entry in own}
-    offered = [Profile.of_template(template) for template in templates if template.name not in taken]
-    clashes = [template.name for template in templates if template.name in taken]
-    return offered + [card_of(entry) for entry in own], clashes
-
-
-def default_card(offered: Sequence[Profile], own_default: str | None) -> Profile | None:
-    """Return the card of a spawn without a profile in its options.
-
-    ``own_default`` is the slug of the profile that the admin marked as default. It counts first, then the template
-    marked so, then KubeSpawner's rule (its first profile), then the first template.
-    """
-    marked = [profile for profile in offered if profile.template is not None and profile.default]
-    own = [profile for profile in offered if profile.template is None]
-    for profile in own:
-        if profile.slug == own_default:
-            return profile
-    first_own = next((profile for profile in own if profile.default), own[0] if own else None)
-    return next(iter(marked), first_own) or next(iter(offered), None)
 
 
 def marked_default(written: Any, initialized: Sequence[Mapping[str, Any]]) -> str | None:
@@ -152,8 +148,15 @@ def as_entry(profile: Profile, now: Availability | None, quota: str = "") -> dic
     ``gpushare`` has the further data: ``kind`` (now, wait, never, unknown), ``text``, ``detail``, and ``quota``: the
     state of the user's quota for a spawn now, empty without quotas.
     """
-    entry: dict[str, Any] = _escaped(profile.as_kubespawner())
-    entry["profile_options"] = {name: _escaped_deep(option) for name, option in profile.options.items()}
+    entry: dict[str, Any] = {
+        "slug": profile.slug,
+        "display_name": str(escape(profile.display_name)),
+        "description": str(escape(profile.description)),
+        "default": profile.default,
+        # resources and image are settings too
+        "kubespawner_override": {**resource_override(profile.template), **copy.deepcopy(dict(profile.override))},
+        "profile_options": {name: _escaped(option) for name, option in profile.options.items()},
+    }
     if now is not None:
         texts = {"kind": now.kind, "text": now.text, "detail": now.detail, "quota": quota}
         entry["gpushare"] = {name: str(escape(text)) for name, text in texts.items()}
@@ -171,35 +174,12 @@ def _marked(option: Mapping[str, Any]) -> Any:
     return marked
 
 
-def _escaped(entry: dict[str, Any]) -> dict[str, Any]:
-    return {key: str(escape(value)) if key in SHOWN else value for key, value in entry.items()}
-
-
-def _escaped_deep(value: Any) -> Any:
+def _escaped(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {
-            key: copy.deepcopy(item) if key == "kubespawner_override" else _escaped_deep(item)
-            for key, item in value.items()
+            key: copy.deepcopy(item) if key == "kubespawner_override" else _escaped(item) for key, item in value.items()
         }
     return str(escape(value)) if isinstance(value, str) else copy.deepcopy(value)
-
-
-def has_own_form(form_template: str, template_paths: Sequence[str]) -> bool:
-    """Return whether the admin has replaced KubeSpawner's form."""
-    return form_template != "" or any(os.path.exists(os.path.join(path, "form.html")) for path in template_paths)
-
-
-def offers_gpu(cards: Sequence[Profile]) -> bool:
-    """Return whether one of the cards has a share of a GPU, so that the form needs the free capacity."""
-    return any(card.template is not None and card.template.gpu is not None for card in cards)
-
-
-def shown_as_chosen(chosen: Mapping[str, Any], cards: Sequence[Profile], offer: Offer) -> Mapping[str, Any]:
-    """Return the options that our form shows: the earlier choice, or the default card if that choice is gone."""
-    standard = default_card(cards, offer.own_default)
-    if standard is None or chosen.get("profile") in [card.slug for card in cards]:
-        return chosen
-    return {"profile": standard.slug}
 
 
 def entries_of(
@@ -209,7 +189,7 @@ def entries_of(
     quotas: Callable[[Share], Sequence[QuotaChoice]] = lambda share: (),
 ) -> list[dict[str, Any]]:
     """Return the entries for an admin's form, in KubeSpawner's terms. ``quotas``: see `Form.render`."""
-    standard = default_card(cards, offer.own_default)
+    standard = offer.default_of(cards)
     own = {entry["slug"]: entry for entry in offer.own}
     entries = [
         as_entry(
@@ -255,7 +235,7 @@ def choose(
     options = {} if options is None else options
     slug = options.get("profile") if isinstance(options, Mapping) else None
     if isinstance(options, Mapping) and not slug:
-        standard = default_card(allowed(offer.cards), offer.own_default)
+        standard = offer.default_of(allowed(offer.cards))
         slug = standard.slug if standard is not None else None
         options = {**options, "profile": slug}
     card = offer.card(slug)
@@ -268,17 +248,6 @@ def choose(
         raise SpawnRefused(str(error), reason="bad-options") from None
     check_choices(profile, options)
     return Choice(card)
-
-
-def choose_template(
-    offer: Offer, options: Mapping[str, Any], check: Callable[[Sequence[Profile], Any], Choice]
-) -> Choice | None:
-    """Return the choice for options that name a template; None if they name a profile of ``profile_list``.
-
-    ``check`` checks the options of templates. Raises SpawnRefused.
-    """
-    card = offer.card(options["profile"])
-    return check(offer.cards, options) if card is not None and card.template is not None else None
 
 
 def names_template(options: Any, templates: Sequence[Template]) -> bool:

@@ -1,8 +1,8 @@
 """The pod of one server: its requests and constraints before it exists, and its manifest with the share.
 
-`build_pod` adds a share to KubeSpawner's manifest: `renderer_of` returns the sharing layer that renders the share, and
-`with_last_word` keeps the values that the admin's template sets. `fragment` and `put_back` convert between the client's
-models, as KubeSpawner and an admin's `modify_pod_hook` use them, and the plain data of sharing layers. `create_objects`
+`build_pod` adds a share to KubeSpawner's manifest: the sharing layer renders the share, and `with_last_word` keeps the
+values that the admin's template sets. `fragment` and `put_back` convert between the client's models, as KubeSpawner and
+an admin's `modify_pod_hook` use them, and the plain data of sharing layers. `create_objects`
 makes a layer's objects in the server's namespace before the pod, like a ResourceClaimTemplate.
 
 `pinned_node`, `pod_constraints` and `requested` are pure: ``settings`` are values of the spawner's traits, by their
@@ -47,7 +47,7 @@ from gpushare_spawner.model.kubernetes.objects import (
 from gpushare_spawner.model.layers import LAYER_VARIABLE, LAYERS, ObservedBy
 from gpushare_spawner.model.share_status import ANNOTATIONS_VARIABLE
 from gpushare_spawner.placement.node import Requested
-from gpushare_spawner.sharing.base import LayerCannot, PodChange, PodSpec, SharingLayer, Tenant
+from gpushare_spawner.sharing.base import LayerCannot, PodChange, PodSpec
 from gpushare_spawner.sharing.native import NativeClaimLayer, NativePodLayer, granted_session
 from gpushare_spawner.sharing.pod_layers import POD_LAYERS
 from gpushare_spawner.spawner.hub import SpawnRefused
@@ -70,57 +70,45 @@ _VOLUME = "gpushare-session"
 _RESOURCES = {"extra_resource_limits": "limits", "extra_resource_guarantees": "requests"}
 
 
-class ForeignPodLayer:
-    """A share that a layer's own scheduler places."""
+def rendered_elsewhere(form: PodSpec, share: PodShare, offer: LayerOffer, since: float) -> PodSpec:
+    """Return the pod with a share that a layer's own scheduler places.
 
-    def __init__(self, tenant: Tenant, offer: LayerOffer, since: float, observed: bool = True) -> None:
-        """Prepare the session's annotations.
+    ``since``: when the share was granted, in seconds since the epoch.
 
-        ``since``: when the share was granted, in seconds since the epoch. ``observed``: see `PodShare`. Raises
-        ValueError for a template without a GPU.
-        """
-        self._observed = observed
-        share = offer.request.gpu.share
-        self._offer = offer
-        session = PodSession(
-            session=tenant.session,
-            template=offer.request.template.name,
-            quota=tenant.quota,
-            share_units=share.units,
-            gpus=gpu_names(offer.layer, tenant.session, share.count),
-            gpu_indices=tuple(range(share.count)),
-            tier_since=since,
-            effective_units=share.units,
-        )
-        self._session = LayerSession(offer.layer, session)
-
-    def render(self, form: PodSpec) -> PodSpec:
-        """Return the pod with the share.
-
-        Settings of the template's ``kubespawner_override`` stay as they are. Raises LayerCannot.
-        """
-        request = self._offer.request
-        made = POD_LAYERS[self._offer.layer].render(form, request)
-        limits = {OBSERVER: "1"} if self._observed and observable(self._offer) else {}
-        made = PodChange(
-            variables={LAYER_VARIABLE: str(self._offer.layer), ANNOTATIONS_VARIABLE: SESSION_FILES_FOLDER},
-            limits=limits,
-            volumes={_VOLUME: session_files_volume()},
-            mounts=[{"name": _VOLUME, "mountPath": SESSION_FILES_FOLDER, "readOnly": True}],
-        ).apply(made)
-        made = with_last_word(form, made, request.template.kubespawner_override)
-        if self._offer.kept_off:
-            # even if the template sets its own affinity: an earlier spawn would wait for ever
-            affinity = kept_off(made["spec"].get("affinity"), self._offer.kept_off)
-            made = {**made, "spec": {**made["spec"], "affinity": affinity}}
-        metadata = made["metadata"]
-        return {
-            **made,
-            "metadata": {
-                "annotations": {**metadata["annotations"], **self._session.annotations()},
-                "labels": {**metadata["labels"], **self._session.labels()},
-            },
-        }
+    Settings of the template's ``kubespawner_override`` stay as they are. Raises LayerCannot.
+    """
+    request, gpu_share, tenant = offer.request, offer.request.gpu.share, share.request.tenant
+    session = PodSession(
+        session=tenant.session,
+        template=request.template.name,
+        quota=tenant.quota,
+        share_units=gpu_share.units,
+        gpus=gpu_names(offer.layer, tenant.session, gpu_share.count),
+        gpu_indices=tuple(range(gpu_share.count)),
+        tier_since=since,
+        effective_units=gpu_share.units,
+    )
+    granted = LayerSession(offer.layer, session)
+    made = POD_LAYERS[offer.layer].render(form, request)
+    made = PodChange(
+        variables={LAYER_VARIABLE: str(offer.layer), ANNOTATIONS_VARIABLE: SESSION_FILES_FOLDER},
+        limits={OBSERVER: "1"} if share.observed and observable(offer) else {},
+        volumes={_VOLUME: session_files_volume()},
+        mounts=[{"name": _VOLUME, "mountPath": SESSION_FILES_FOLDER, "readOnly": True}],
+    ).apply(made)
+    made = with_last_word(form, made, request.template.kubespawner_override)
+    if offer.kept_off:
+        # even if the template sets its own affinity: an earlier spawn would wait for ever
+        affinity = kept_off(made["spec"].get("affinity"), offer.kept_off)
+        made = {**made, "spec": {**made["spec"], "affinity": affinity}}
+    metadata = made["metadata"]
+    return {
+        **made,
+        "metadata": {
+            "annotations": {**metadata["annotations"], **granted.annotations()},
+            "labels": {**metadata["labels"], **granted.labels()},
+        },
+    }
 
 
 def observable(offer: LayerOffer) -> bool:
@@ -157,17 +145,19 @@ def with_last_word(form: PodSpec, made: PodSpec, override: Mapping[str, Any]) ->
     return {**made, "metadata": {**made["metadata"], **metadata}, "spec": spec}
 
 
-def renderer_of(share: PodShare, unit_size: int, since: float, pod: str = "", namespace: str = "") -> SharingLayer:
-    """Return the layer that renders a share.
+def rendered(form: PodSpec, share: PodShare, unit_size: int, pod: str, namespace: str) -> PodSpec:
+    """Return the pod with a share, as its sharing layer renders it. Raises LayerCannot.
 
-    ``unit_size``: units of 1 % of one device of the agent's plugin; ``since``: when the share was granted, in seconds
-    since the epoch; ``pod``: the name of the pod that is made in ``namespace``.
+    ``unit_size``: units of 1 % of one device of the agent's plugin; ``pod``: the name of the pod that is made in
+    ``namespace``.
     """
+    since = time.time()
     if share.offer is not None:
-        return ForeignPodLayer(share.request.tenant, share.offer, since, observed=share.observed)
-    if (claims := claim_layer(share, since, pod, namespace)) is not None:
-        return claims
-    return NativePodLayer(_session(share, since), share.placement.node, unit_size)
+        return rendered_elsewhere(form, share, share.offer, since)
+    claims = claim_layer(share, since, pod, namespace)
+    if claims is not None:
+        return claims.render(form)
+    return NativePodLayer(_session(share, since), share.placement.node, unit_size).render(form)
 
 
 def _session(share: PodShare, since: float) -> PodSession:
@@ -176,7 +166,7 @@ def _session(share: PodShare, since: float) -> PodSession:
 
 
 def claim_layer(share: PodShare, since: float, pod: str, namespace: str) -> NativeClaimLayer | None:
-    """Return the layer of a share on a node that gives GPUs by claims; None for another node. See `renderer_of`."""
+    """Return the layer of a share on a node that gives GPUs by claims; None for another node."""
     if share.claims is None:
         return None
     claim = claim_name(pod, share.token)
@@ -420,10 +410,9 @@ def build_pod(pod: V1Pod, share: PodShare, unit_size: int, hub: str, namespace: 
         raise SpawnRefused(
             words.pinned_elsewhere(placed, str(pinned), HOSTNAME_LABEL), reason="bad-template", status=500
         )
-    layer = renderer_of(share, unit_size, time.time(), pod.metadata.name, namespace)
     before = fragment(pod)
     try:
-        changed = layer.render(before)
+        changed = rendered(before, share, unit_size, pod.metadata.name, namespace)
     except LayerCannot as error:
         raise SpawnRefused(str(error), reason="bad-template", status=500) from None
     changed["metadata"]["annotations"].update({RESERVATION: share.token, HUB: hub})

@@ -32,40 +32,24 @@ that has become free is used again soon.
 """
 
 
-@dataclass(frozen=True)
-class _LeftOut:
-    until: float
-    missing: str
-
-
 class Exclusions:
     """Avoided nodes by server and template: another server may request less, and the node can admit it."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._nodes: dict[tuple[str, str], dict[str, _LeftOut]] = {}
+        self._left_out: dict[tuple[str, str, str], tuple[float, str]] = {}
+        """Until when, and the missing resource, by session, template and node."""
 
     def leave_out(self, request: SpawnRequest, node: str, missing: str) -> None:
         """Avoid a node for this request. ``missing``: its missing resource, as half a sentence."""
-        key = _key(request)
-        self._nodes.setdefault(key, {})[node] = _LeftOut(self._clock() + LEFT_OUT_SECONDS, missing)
+        key = (request.session, request.template.name, node)
+        self._left_out[key] = (self._clock() + LEFT_OUT_SECONDS, missing)
 
     def of(self, request: SpawnRequest) -> Mapping[str, str]:
         """Return the nodes that this request avoids now, each with its missing resource."""
-        self._forget_old()
-        return {node: left.missing for node, left in self._nodes.get(_key(request), {}).items()}
-
-    def _forget_old(self) -> None:
-        now = self._clock()
-        for key, nodes in list(self._nodes.items()):
-            for node in [node for node, left in nodes.items() if left.until <= now]:
-                del nodes[node]
-            if not nodes:
-                del self._nodes[key]
-
-
-def _key(request: SpawnRequest) -> tuple[str, str]:
-    return request.session, request.template.name
+        now, server = self._clock(), (request.session, request.template.name)
+        self._left_out = {key: entry for key, entry in self._left_out.items() if entry[0] > now}
+        return {key[2]: missing for key, (_, missing) in self._left_out.items() if key[:2] == server}
 
 
 LINGER_SECONDS = 20.0

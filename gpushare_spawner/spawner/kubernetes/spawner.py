@@ -36,7 +36,6 @@ from gpushare_spawner.model.template import Template
 from gpushare_spawner.sharing.base import LayerCannot, Tenant
 from gpushare_spawner.spawner.attempt import SpawnPhase, SpawnProgress
 from gpushare_spawner.spawner.base import FORM_SECONDS, GPUShareBase, applied_when_placed
-from gpushare_spawner.spawner.form import Form
 from gpushare_spawner.spawner.hub import SpawnRefused, refusals_reported
 from gpushare_spawner.spawner.kubernetes.attempt import PodAttempt, PodLauncher, ServerPod, worded
 from gpushare_spawner.spawner.kubernetes.cluster.capacity import ClusterCapacity
@@ -49,12 +48,8 @@ from gpushare_spawner.spawner.kubernetes.form import (
     Offer,
     checked_texts,
     choose,
-    choose_template,
     entries_of,
-    has_own_form,
     names_template,
-    offers_gpu,
-    shown_as_chosen,
     without_idle_fields,
 )
 from gpushare_spawner.spawner.kubernetes.kubespawner_private import KubeSpawnerPrivate
@@ -259,20 +254,25 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
         return form is not self._kubespawners_form and form != self._kubespawners_form
 
     def _has_own_form(self) -> bool:
-        return has_own_form(self.profile_form_template, self.additional_profile_form_template_paths)
+        """Return whether the admin has replaced KubeSpawner's form."""
+        paths = self.additional_profile_form_template_paths
+        return bool(self.profile_form_template) or any(
+            os.path.exists(os.path.join(path, "form.html")) for path in paths
+        )
 
     async def show_form(self) -> str:
         """Return the form's HTML, for this user and the current free capacity."""
         offer = await self._offer()
         cards = self._allowed(offer.cards)
-        availability_now = await self._availability_if_watched() if offers_gpu(cards) else None
+        asks_gpu = any(card.template is not None and card.template.gpu is not None for card in cards)
+        availability_now = await self._availability_if_watched() if asks_gpu else None
         if self._has_own_form():
             own = self._kube.rendered_form(entries_of(cards, offer, availability_now, self._quota_choices))
             return self._below_stop_note(own)
-        chosen = shown_as_chosen(self._chosen_before(), cards, offer)
-        form = Form(self.form_template_paths)
-        rendered = form.render(cards, chosen, availability_now, self.unavailable, quotas=self._quota_choices)
-        return self._below_stop_note(rendered)
+        chosen, standard = self._chosen_before(), offer.default_of(cards)
+        if standard is not None and chosen.get("profile") not in [card.slug for card in cards]:
+            chosen = {"profile": standard.slug}
+        return self._rendered_form(cards, chosen, availability_now)
 
     async def _availability_if_watched(self) -> Any:
         try:
@@ -452,7 +452,9 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
         """Return the choice for options that name a template; None if KubeSpawner handles them."""
         if not names_template(self.user_options, self._templates()):
             return None
-        return choose_template(await self._offer(), self.user_options, self._chosen)
+        offer = await self._offer()
+        card = offer.card(self.user_options["profile"])
+        return self._chosen(offer.cards, self.user_options) if card is not None and card.template is not None else None
 
     async def get_pod_manifest(self) -> V1Pod:
         """Return KubeSpawner's manifest with the share."""

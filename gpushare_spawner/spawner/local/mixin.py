@@ -94,10 +94,6 @@ class GPUShareMixin(GPUShareBase):
     for a spawner without a ``pid``, override `share_pid`.
     """
 
-    enforces_resources = True
-    """Whether a template's CPU and memory limits hold for its servers. If not, cards do not show them, and placement
-    does not count them.
-    """
     unavailable = AGENT_SILENT
     """Why the state of the GPUs is unknown, as half a sentence."""
 
@@ -189,7 +185,7 @@ class GPUShareMixin(GPUShareBase):
 
     @traitlets.default("options_form")
     def _default_options_form(self) -> Callable[[Any], Any]:
-        return _show_form
+        return lambda spawner: spawner.show_form()
 
     @traitlets.default("options_from_form")
     def _default_options_from_form(self) -> Callable[[dict[str, Any]], dict[str, Any]]:
@@ -201,17 +197,8 @@ class GPUShareMixin(GPUShareBase):
 
     async def show_form(self) -> str:
         """Return the form's HTML, for this user and the current free capacity."""
-        offered = self._allowed(await self.offered())
-        form = Form(self.form_template_paths)
-        rendered = form.render(
-            offered,
-            self._chosen_before(),
-            await self._availability_now(),
-            self.unavailable,
-            self.enforces_resources,
-            self._quota_choices,
-        )
-        return self._below_stop_note(rendered)
+        cards = self._allowed(await self.offered())
+        return self._rendered_form(cards, self._chosen_before(), await self._availability_now())
 
     def _read_form(self, form_data: dict[str, Any]) -> dict[str, Any]:
         options = Form.read(form_data)
@@ -309,7 +296,3 @@ class GPUShareMixin(GPUShareBase):
             session, attempt.session = attempt.session, None
             if session is not None:
                 await self.reservations.close(session.id)
-
-
-def _show_form(spawner: GPUShareMixin) -> Any:
-    return spawner.show_form()

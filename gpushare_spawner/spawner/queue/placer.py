@@ -24,14 +24,10 @@ from gpushare_spawner.placement.ledger import Ledger, NodeHold, able_nodes, chea
 from gpushare_spawner.placement.node import Allocation
 from gpushare_spawner.placement.request import Demand, PlacementRequest
 from gpushare_spawner.placement.strategy import RatingStrategy, Strategy
-from gpushare_spawner.quota.accounts import Account
-from gpushare_spawner.quota.order import LimitExceeded
 from gpushare_spawner.spawner.hub import SpawnRefused
 from gpushare_spawner.spawner.queue.queue import LoopBreaks, SpawnQueue, Ticket
 from gpushare_spawner.spawner.queue.snapshot import GpuSnapshot, Kept, LayerOutcome, OtherLayers, SpawnRequest
 from gpushare_spawner.wording import spawn_failures, spawn_form
-from gpushare_spawner.wording.amounts import duration
-from gpushare_spawner.wording.service import exceeded
 from gpushare_spawner.wording.spawn_failures import EARLIER_FIRST, refused_by_nodes
 
 NODES_AT_ONCE = 20
@@ -258,17 +254,6 @@ def queue_full(request: SpawnRequest, length: int) -> SpawnRefused:
     )
 
 
-def waited_too_long(request: SpawnRequest, waited: float, hint: str) -> SpawnRefused:
-    """Return the refusal after the longest wait. ``waited``: seconds; ``hint``: the reason as a sentence, or empty."""
-    message = spawn_failures.waited_too_long(request.share, duration(waited), hint)
-    return SpawnRefused(message, reason="no-capacity", status=503, retry_after=60)
-
-
-def quota_exceeded(request: SpawnRequest, account: Account, refused: LimitExceeded) -> SpawnRefused:
-    """Return the refusal by a limit of the account's quota."""
-    return SpawnRefused(exceeded(account, refused, request.share.total_units), reason="quota", status=409)
-
-
 def impossible(request: SpawnRequest, where: str, why: str) -> SpawnRefused:
     """Return the refusal of a spawn that no wait would help. ``where``: the GPUs' place; ``why``: a sentence."""
     return SpawnRefused(
@@ -276,22 +261,6 @@ def impossible(request: SpawnRequest, where: str, why: str) -> SpawnRefused:
         reason="no-such-gpu",
         status=409,
     )
-
-
-def gpus_unavailable(unavailable: str, error: Exception) -> SpawnRefused:
-    """Return the refusal after the GPUs were unavailable for too long. ``unavailable``: without a full stop."""
-    return SpawnRefused(
-        spawn_failures.nothing_known(unavailable),
-        reason="agent-unavailable",
-        status=503,
-        retry_after=60,
-        log_message=f"{unavailable}: {error}",
-    )
-
-
-def placing_failed() -> SpawnRefused:
-    """Return the refusal after a bug in placement. The log has the traceback."""
-    return SpawnRefused(spawn_failures.PLACING_FAILED, reason="error", status=500)
 
 
 NOT_BY_THE_HUB = Placement("", ())

@@ -143,8 +143,8 @@ class QueueQuotas:
             clock = WallClock()
             clock.was_set = self._clock_was_set
         self._clock = clock
-        self._quotas: Quotas | None = None
-        self._usage: QuotaUsage | None = None
+        self.usage: QuotaUsage | None = None
+        """The use of each account; None without quotas. Up to date after `bring_up_to_date`."""
         self._fair: FairShare | None = None
         self._over_quota: dict[str, int] = {}
         self._capacity = 0
@@ -153,11 +153,6 @@ class QueueQuotas:
         self._warned = ""
         ledger.observers.append(self._changed)
 
-    @property
-    def usage(self) -> QuotaUsage | None:
-        """The use of each account; None without quotas. Up to date after `bring_up_to_date`."""
-        return self._usage
-
     def bring_up_to_date(self, capacity: int) -> None:
         """Read the quotas in force, and count the use over quota since the last call.
 
@@ -165,9 +160,9 @@ class QueueQuotas:
         """
         quotas, self._capacity = self._read(), capacity
         if quotas is None:
-            self._quotas = self._usage = self._fair = None
+            self.usage = self._fair = None
             return
-        if quotas != self._quotas:
+        if self.usage is None or quotas != self.usage.accounts.quotas:
             self._take_over(quotas)
         self._warn(quotas)
         if self._fair is None:
@@ -187,7 +182,7 @@ class QueueQuotas:
 
     def note_use(self) -> None:
         """Record the current use over quota, which counts until the next call."""
-        self._over_quota = self._usage.over_quota() if self._usage is not None else {}
+        self._over_quota = self.usage.over_quota() if self.usage is not None else {}
 
     @property
     def anything_over_quota(self) -> bool:
@@ -197,23 +192,23 @@ class QueueQuotas:
     def order(self, tickets: Iterable[Ticket]) -> list[Ticket]:
         """Return the tickets in the order in which they are served. ``tickets``: in order of arrival."""
         first_come = sorted(tickets, key=lambda ticket: ticket.joined)
-        if self._usage is None or self._fair is None:
+        if self.usage is None or self._fair is None:
             return first_come
         asking = [
-            Asking(ticket, self._account(self._usage, ticket.request.tenant), ticket.request.share.total_units)
+            Asking(ticket, self._account(self.usage, ticket.request.tenant), ticket.request.share.total_units)
             for ticket in first_come
             if not ticket.result.done()
         ]
-        return ordered(asking, self._usage, self._fair, self._capacity)
+        return ordered(asking, self.usage, self._fair, self._capacity)
 
     def admission(self, tenant: Tenant, share: Share) -> Admission | None:
         """Return whether a server would be in or over quota now, and the limit that refuses it.
 
         None if there are no quotas.
         """
-        if self._usage is None:
+        if self.usage is None:
             return None
-        return admit(self._usage, self._account(self._usage, tenant), tenant.user, share.total_units)
+        return admit(self.usage, self._account(self.usage, tenant), tenant.user, share.total_units)
 
     def admitted(self, admission: Admission, share: Share) -> None:
         """Count the entry penalty of a spawn that was placed over quota."""
@@ -224,8 +219,7 @@ class QueueQuotas:
         return usage.accounts.find(tenant.quota, tenant.user)
 
     def _take_over(self, quotas: Quotas) -> None:
-        self._quotas = quotas
-        self._usage = QuotaUsage(QuotaAccounts(quotas))
+        self.usage = QuotaUsage(QuotaAccounts(quotas))
         for session, allocation in self._ledger.allocations.items():
             self._changed(session, allocation)
 
@@ -239,8 +233,8 @@ class QueueQuotas:
         at = min(kept.at, now) if kept is not None else now
         fair = FairShare.restored(quotas.half_life, kept.used if kept is not None else {}, at)
         fair.advance(now, {}, self._capacity)
-        if self._usage is not None:
-            for charge in self._usage.over_quota_sessions():
+        if self.usage is not None:
+            for charge in self.usage.over_quota_sessions():
                 since = charge.opened_at if kept is None else max(charge.opened_at, at)
                 fair.past(charge.account.key, charge.units, self._capacity, now - since)
         return fair
@@ -250,11 +244,11 @@ class QueueQuotas:
             self._fair.clock_was_set(by)
 
     def _changed(self, session: str, allocation: Allocation | None) -> None:
-        if self._usage is None:
+        if self.usage is None:
             return
         if allocation is None:
-            self._usage.drop(session)
+            self.usage.drop(session)
             return
-        account = self._usage.accounts.find(allocation.quota, allocation.user)
+        account = self.usage.accounts.find(allocation.quota, allocation.user)
         units = allocation.share_units * len(allocation.gpus)
-        self._usage.put(Charge(session, allocation.user, account, units, allocation.opened_at))
+        self.usage.put(Charge(session, allocation.user, account, units, allocation.opened_at))

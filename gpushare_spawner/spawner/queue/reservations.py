@@ -23,15 +23,9 @@ from gpushare_spawner.placement.node import Allocation
 from gpushare_spawner.placement.strategy import BestFit, Strategy
 from gpushare_spawner.quota.order import PREPAID_SECONDS
 from gpushare_spawner.sharing.base import Tenant
+from gpushare_spawner.spawner.hub import SpawnRefused
 from gpushare_spawner.spawner.queue.availability import AvailabilityNow, UnknownNow, WaitEstimates
-from gpushare_spawner.spawner.queue.placer import (
-    PlacementCheck,
-    Placer,
-    gpus_unavailable,
-    placing_failed,
-    quota_exceeded,
-    waited_too_long,
-)
+from gpushare_spawner.spawner.queue.placer import PlacementCheck, Placer
 from gpushare_spawner.spawner.queue.queue import (
     LastingObjects,
     LoopBreaks,
@@ -42,7 +36,9 @@ from gpushare_spawner.spawner.queue.queue import (
 from gpushare_spawner.spawner.queue.quotas import QueueQuotas, QuotaHistory
 from gpushare_spawner.spawner.queue.snapshot import ExpectedWorkload, GpuSnapshot, SpawnRequest
 from gpushare_spawner.templates.folder import Policy
-from gpushare_spawner.wording.service import OVER_QUOTA_WAITS
+from gpushare_spawner.wording import spawn_failures
+from gpushare_spawner.wording.amounts import duration
+from gpushare_spawner.wording.service import OVER_QUOTA_WAITS, exceeded
 
 Reserved = TypeVar("Reserved", bound=Reservation)
 
@@ -163,9 +159,12 @@ class Reservations(ABC, Generic[Reserved]):
             await asyncio.wait({result}, timeout=patience)
             if not result.done():
                 # a hub with hundreds of spawns at the same time may not have considered it yet, whatever is free
-                await self._considered(ticket, patience)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(ticket.considered.wait(), patience)
             if not result.done():
-                raise waited_too_long(request, time.monotonic() - ticket.joined, ticket.hint)
+                waited = duration(time.monotonic() - ticket.joined)
+                message = spawn_failures.waited_too_long(request.share, waited, ticket.hint)
+                raise SpawnRefused(message, reason="no-capacity", status=503, retry_after=60)
             reservation: Reserved = result.result()
             return reservation
         except BaseException:
@@ -177,11 +176,6 @@ class Reservations(ABC, Generic[Reserved]):
             self.feed.hold(ticket.hold_name, None)
             ticket.changed.set()
             self.place_soon()
-
-    async def _considered(self, ticket: Ticket, patience: float) -> None:
-        """Wait until a pass has decided about the ticket, for at most ``patience`` seconds."""
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(ticket.considered.wait(), patience)
 
     # -- one pass over the queue --
 
@@ -253,7 +247,7 @@ class Reservations(ABC, Generic[Reserved]):
             except Exception:
                 # a spawn that cannot be placed must not block later spawns
                 self.log.exception("Placing %s failed", ticket.request.session)
-                ticket.refuse(placing_failed())
+                ticket.refuse(SpawnRefused(spawn_failures.PLACING_FAILED, reason="error", status=500))
         self.quotas.note_use()
         await self._publish_positions(check, breaks)
         self._has_placed = True
@@ -290,7 +284,8 @@ class Reservations(ABC, Generic[Reserved]):
         request = ticket.request
         admission = self.quotas.admission(request.tenant, request.share)
         if admission is not None and admission.refused is not None:
-            ticket.refuse(quota_exceeded(request, admission.account, admission.refused))
+            message = exceeded(admission.account, admission.refused, request.share.total_units)
+            ticket.refuse(SpawnRefused(message, reason="quota", status=409))
             return True
         placement = self._find_place(ticket, placer)
         if placement is None:
@@ -360,7 +355,11 @@ class Reservations(ABC, Generic[Reserved]):
             ticket.says(ticket.ahead or 0, self._why_nothing_is_placed(error))
             ticket.publish(now)
             if now - max(ticket.joined, self._unavailable_since) >= self.patience:
-                ticket.refuse(gpus_unavailable(self.unavailable, error))
+                message = spawn_failures.nothing_known(self.unavailable)
+                described = f"{self.unavailable}: {error}"
+                ticket.refuse(
+                    SpawnRefused(message, reason="agent-unavailable", status=503, retry_after=60, log_message=described)
+                )
 
     # -- free capacity --
 

@@ -12,6 +12,7 @@ from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.quota.accounts import QuotaAccounts
 from gpushare_spawner.spawner.hub import SpawnRefused
+from gpushare_spawner.spawner.kubernetes.form import as_entry
 from gpushare_spawner.spawner.options import Choice, Profile, ProfileError, choose, profiles
 
 PAGES = {
@@ -187,7 +188,7 @@ def test_a_template_becomes_a_profile_in_kubespawners_conventions() -> None:
             "kubespawner_override": {"default_url": "/x", "cpu_limit": 8},
         }
     )
-    assert Profile.of_template(template).as_kubespawner() == {
+    assert as_entry(Profile.of_template(template), None) == {
         "slug": "big",
         "display_name": "Big",
         "description": "d",
