@@ -99,13 +99,13 @@ class Layer:
     name: LayerName
     title: str
     """The name in texts."""
-    smallest_units: int | None
+    smallest_units: int | None = None
     """The smallest share, and the step of shares, in units of 1 %; None: replicas or profiles of its nodes decide."""
-    memory: Enforcement
+    memory: Enforcement = Enforcement.SOFTWARE
     """Whether a session is kept within its part of the GPU's memory."""
-    compute: Enforcement
+    compute: Enforcement = Enforcement.SOFTWARE
     """Whether a session is kept within its part of the GPU's time."""
-    places: PlacedBy
+    places: PlacedBy = PlacedBy.SCHEDULER
     observed_by: ObservedBy = ObservedBy.LIBRARY
     largest_units: int = 100
     """The largest part of one GPU, in units of 1 %; a whole GPU is possible too."""
@@ -132,8 +132,6 @@ LAYERS: dict[LayerName, Layer] = {
             name=LayerName.NATIVE,
             title="gpushare",
             smallest_units=1,
-            memory=Enforcement.SOFTWARE,
-            compute=Enforcement.SOFTWARE,
             places=PlacedBy.LEDGER,
             reach=frozenset(IdleReach),
             oversubscribes=True,
@@ -144,10 +142,8 @@ LAYERS: dict[LayerName, Layer] = {
         Layer(
             name=LayerName.TIME_SLICING,
             title="NVIDIA time-slicing",
-            smallest_units=None,
             memory=Enforcement.NONE,
             compute=Enforcement.NONE,
-            places=PlacedBy.SCHEDULER,
             largest_units=50,
             note="A share is one replica: with 4 replicas of each GPU a template of 0.25 GPU or less gets one, and "
             "0.50 GPU needs nodes with 2. A GPU has as many sessions as it has replicas. Sessions that work take "
@@ -160,10 +156,6 @@ LAYERS: dict[LayerName, Layer] = {
         Layer(
             name=LayerName.MPS,
             title="NVIDIA MPS",
-            smallest_units=None,
-            memory=Enforcement.SOFTWARE,
-            compute=Enforcement.SOFTWARE,
-            places=PlacedBy.SCHEDULER,
             largest_units=50,
             where=frozenset(Where),
             note="On Kubernetes a session has an equal part of the GPU's memory and threads, one for each replica. On "
@@ -177,10 +169,8 @@ LAYERS: dict[LayerName, Layer] = {
         Layer(
             name=LayerName.MIG,
             title="NVIDIA MIG",
-            smallest_units=None,
             memory=Enforcement.HARDWARE,
             compute=Enforcement.HARDWARE,
-            places=PlacedBy.SCHEDULER,
             where=frozenset(Where),
             note="A share is rounded up to the smallest profile of the GPU model that has at least that part of the "
             "compute slices and of the memory slices, and the memory of `gpu.memory.guarantee`: 0.25 GPU gets "
@@ -195,9 +185,6 @@ LAYERS: dict[LayerName, Layer] = {
             name=LayerName.HAMI,
             title="HAMi",
             smallest_units=1,
-            memory=Enforcement.SOFTWARE,
-            compute=Enforcement.SOFTWARE,
-            places=PlacedBy.SCHEDULER,
             observed_by=ObservedBy.NVML,
             note="The hub names HAMi's scheduler in the pod, because HAMi's webhook skips pods that name another one. "
             "HAMi denies privileged containers. A GPU has at most as many sessions as its `deviceSplitCount`, 10 "
@@ -212,7 +199,6 @@ LAYERS: dict[LayerName, Layer] = {
             smallest_units=1,
             memory=Enforcement.ACCOUNTED,
             compute=Enforcement.ACCOUNTED,
-            places=PlacedBy.SCHEDULER,
             observed_by=ObservedBy.NVML,
             note="GPU sharing must be switched on in KAI Scheduler (`global.gpuSharing=true` in its chart); its "
             "admission webhook rejects fractions otherwise. Create a leaf queue with a limit: without a limit the "
@@ -232,10 +218,8 @@ LAYERS: dict[LayerName, Layer] = {
         Layer(
             name=LayerName.DRA,
             title="DRA (NVIDIA's driver)",
-            smallest_units=None,
             memory=Enforcement.ACCOUNTED,
             compute=Enforcement.ACCOUNTED,
-            places=PlacedBy.SCHEDULER,
             note="A session has a whole GPU or a MIG device. With `options: {dra: {consumable: true}}` it has a part "
             "of a GPU, which nothing enforces: start NVIDIA's driver with its feature gate ConsumableShares and "
             "`--consumable-shares=100`. Needs Kubernetes 1.34 or later. The hub creates a ResourceClaimTemplate "
@@ -251,9 +235,7 @@ LAYERS: dict[LayerName, Layer] = {
             name=LayerName.METAGPU,
             title="MetaGPU",
             smallest_units=1,
-            memory=Enforcement.SOFTWARE,
             compute=Enforcement.ACCOUNTED,
-            places=PlacedBy.SCHEDULER,
             legacy=True,
             note="A process that exceeds its part of the memory is killed within 5 s. A share can be split over GPUs.",
             source=LayerSource("cnvrg/metagpu", "aa4ac9c (November 2022)", ("README.md", "config/config.yaml")),
@@ -261,10 +243,8 @@ LAYERS: dict[LayerName, Layer] = {
         Layer(
             name=LayerName.NVSHARE,
             title="nvshare",
-            smallest_units=None,
             memory=Enforcement.NONE,
             compute=Enforcement.NONE,
-            places=PlacedBy.SCHEDULER,
             observed_by=ObservedBy.NVML,
             oversubscribes=True,
             several_gpus=False,
@@ -278,9 +258,6 @@ LAYERS: dict[LayerName, Layer] = {
             name=LayerName.KUBESHARE,
             title="KubeShare",
             smallest_units=1,
-            memory=Enforcement.SOFTWARE,
-            compute=Enforcement.SOFTWARE,
-            places=PlacedBy.SCHEDULER,
             observed_by=ObservedBy.NVML,
             legacy=True,
             replaces_pods=True,

@@ -5,8 +5,6 @@ The rules that use quotas are in the package `quota`. Reference for admins: docs
 
 from __future__ import annotations
 
-import math
-from decimal import Decimal, InvalidOperation
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -14,7 +12,7 @@ from pydantic_core import PydanticCustomError
 
 from gpushare_spawner.model.part import FilePart
 from gpushare_spawner.model.quantity import Seconds
-from gpushare_spawner.model.share import UNITS_PER_GPU
+from gpushare_spawner.model.share import UNITS_PER_GPU, written_units
 from gpushare_spawner.model.texts import SHOWN_LINE
 
 HALF_LIFE_SECONDS = 86400.0
@@ -38,20 +36,7 @@ NAME_TAKEN = "name_taken"
 def _gpus(value: Any) -> float:
     """Return GPUs in steps of 0.01. Raises ValueError for other values."""
     advice = "write a number of GPUs in steps of 0.01, like 2 or 2.5"
-    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
-        raise ValueError(f"{value!r} is not a number of GPUs: {advice}")
-    if isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"{value!r} is not a number of GPUs: {advice}")
-    try:
-        # str() first: 0.29 must become 29 units, not 28.999...
-        number = Decimal(str(value).strip())
-    except InvalidOperation:
-        raise ValueError(f"{value!r} is not a number of GPUs: {advice}") from None
-    if not number.is_finite() or not 0 <= number <= MOST_GPUS:
-        raise ValueError(f"{value!r} is out of range: {advice}")
-    if (units := number * UNITS_PER_GPU) != units.to_integral_value():
-        raise ValueError(f"{value!r} is finer than 0.01: {advice}")
-    return float(number)
+    return written_units(value, "number of GPUs", advice, least=0, most=MOST_GPUS * UNITS_PER_GPU) / UNITS_PER_GPU
 
 
 def units_of(gpus: float) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from enum import IntEnum, StrEnum
 from typing import Any, Literal
 from urllib.parse import quote, unquote
@@ -73,18 +73,25 @@ def units_from_fraction(value: Any) -> int:
     Raises ValueError for a value that is not a number, not above 0, above 1, or finer than 0.01.
     """
     advice = "write a fraction of one GPU from 0.01 to 1 in steps of 0.01, like 0.25; for more than one GPU use 'count'"
+    return written_units(value, "fraction", advice, least=1, most=UNITS_PER_GPU)
+
+
+def written_units(value: Any, noun: str, advice: str, least: int, most: int) -> int:
+    """Return an amount of GPUs (number or decimal string) in units of 1 %.
+
+    Raises ValueError with the advice for a value that is not a number, finer than 0.01, or not within the bounds.
+    """
     if isinstance(value, bool) or not isinstance(value, (int, float, str, Decimal)):
-        raise ValueError(f"{value!r} is not a fraction: {advice}")
-    if isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"{value!r} is not a fraction: {advice}")
+        raise ValueError(f"{value!r} is not a {noun}: {advice}")
     try:
         # str() first: 0.29 must become 29 units, not 28.999...
-        number = Decimal(str(value).strip())
-    except InvalidOperation:
-        raise ValueError(f"{value!r} is not a fraction: {advice}") from None
-    if not number.is_finite() or not 0 < number <= 1:
+        units = Decimal(str(value).strip()) * UNITS_PER_GPU
+    except ArithmeticError:  # no number, or too large even for Decimal
+        units = Decimal("NaN")
+    if units.is_nan() or (isinstance(value, float) and not math.isfinite(value)):
+        raise ValueError(f"{value!r} is not a {noun}: {advice}")
+    if not (0 < units <= most or units == least):
         raise ValueError(f"{value!r} is out of range: {advice}")
-    units = number * UNITS_PER_GPU
     if units != units.to_integral_value():
         raise ValueError(f"{value!r} is finer than 0.01: {advice}")
     return int(units)

@@ -5,6 +5,8 @@ The files are read by the package `templates`. Reference for admins: docs/refere
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
 from itertools import pairwise
@@ -14,8 +16,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from gpushare_spawner.model.controls import MOST_KEEPS
-from gpushare_spawner.model.layer_rules import BrokenPromise, Promises, broken_promises
-from gpushare_spawner.model.layers import LAYERS, LayerName, MemoryEngine
+from gpushare_spawner.model.layers import LAYERS, Enforcement, IdleReach, Layer, LayerName, MemoryEngine
 from gpushare_spawner.model.part import FilePart
 from gpushare_spawner.model.quantity import Bytes, Cores, PercentOrBytes, Seconds, resolve_bytes
 from gpushare_spawner.model.share import UNITS_PER_GPU, Share, Tier, units_from_fraction
@@ -37,6 +38,18 @@ _ANY = 2**50
 """Bytes of a GPU, for the comparison of two percentages."""
 
 Fraction = Annotated[float, BeforeValidator(_fraction, json_schema_input_type=_Written)]
+
+
+@dataclass(frozen=True)
+class BrokenPromise:
+    """A field of a template that a layer cannot keep."""
+
+    field: str
+    """With dots, like ``gpu.memory.limit``."""
+    what: str
+    """The behaviour of the layer instead."""
+    advice: str
+    """The change that the template needs."""
 
 
 class GpuMemory(FilePart):
@@ -394,18 +407,7 @@ class Template(FilePart):
         """Return the template's promises that a layer cannot keep; empty: the template can have that layer."""
         if self.gpu is None:
             return ()
-        memory = self.gpu.memory
-        given = memory.model_fields_set
-        promises = Promises(
-            share=self.gpu.share,
-            engine=memory.engine.value if "engine" in given else None,
-            oversubscribe="oversubscribe" in given and memory.oversubscribe,
-            guarantee=memory.guarantee,
-            limit=memory.limit if "limit" in given else None,
-            downgrade=self.idle.downgrade_after is not None,
-            release=self.idle.release_after is not None,
-        )
-        return broken_promises(promises, LAYERS[layer])
+        return tuple(_broken_promises(self.gpu, self.idle, LAYERS[layer])) if layer is not LayerName.NATIVE else ()
 
     def _check_release_resources(self, kept: ReleaseResources) -> None:
         """Raise ValueError for requests that Kubernetes cannot lower in place: the pod's QoS class must stay.
@@ -433,3 +435,58 @@ class Template(FilePart):
     def share(self) -> Share | None:
         """The template's share; None without a GPU."""
         return self.gpu.share if self.gpu is not None else None
+
+
+def _broken_promises(gpu: TemplateGpu, idle: Idle, layer: Layer) -> Iterator[BrokenPromise]:
+    """Yield the promises that a layer other than our own cannot keep. Fields that are not given promise nothing."""
+    yield from _of_share(gpu.share, layer)
+    yield from _of_memory(gpu, layer)
+    kept = f"with {layer.title} an idle server keeps its GPU until it stops"
+    for field, after, action in (
+        ("downgrade_after", idle.downgrade_after, IdleReach.DOWNGRADE),
+        ("release_after", idle.release_after, IdleReach.RELEASE),
+    ):
+        if after is not None and action not in layer.reach:
+            yield BrokenPromise(f"idle.{field}", kept, "write stop_after alone")
+
+
+def _of_share(share: Share, layer: Layer) -> Iterator[BrokenPromise]:
+    if share.count > 1 and not layer.several_gpus:
+        yield BrokenPromise("gpu.count", f"{layer.title} gives a server one GPU", "write count: 1, or a fraction")
+    if layer.largest_units < share.units < UNITS_PER_GPU:
+        most = f"{layer.largest_units / UNITS_PER_GPU:.2f}"
+        what = f"a part of a GPU with {layer.title} is at most {most}"
+        yield BrokenPromise("gpu.fraction", what, f"write {most} or less, or count: 1")
+    if share.units < (layer.smallest_units or 0):
+        least = f"{(layer.smallest_units or 0) / UNITS_PER_GPU:.2f}"
+        yield BrokenPromise(
+            "gpu.fraction", f"the smallest share of {layer.title} is {least}", f"write at least {least}"
+        )
+
+
+def _of_memory(gpu: TemplateGpu, layer: Layer) -> Iterator[BrokenPromise]:
+    memory, given = gpu.memory, gpu.memory.model_fields_set
+    if "engine" in given:
+        what = "the memory engine is a part of the layer native"
+        yield BrokenPromise("gpu.memory.engine", what, "remove the line")
+    if "oversubscribe" in given and memory.oversubscribe and not layer.oversubscribes:
+        what = f"{layer.title} does not move GPU memory to host memory"
+        yield BrokenPromise("gpu.memory.oversubscribe", what, "write oversubscribe: false, or remove the line")
+    if memory.guarantee is not None and layer.memory is Enforcement.NONE:
+        what = f"{layer.title} does not divide GPU memory"
+        yield BrokenPromise("gpu.memory.guarantee", what, "remove the line")
+    if "limit" not in given:
+        return
+    own = memory.guarantee or f"{gpu.share.units}%"
+    if layer.memory in (Enforcement.NONE, Enforcement.ACCOUNTED):
+        if memory.limit != "100%":
+            what = f"{layer.title} does not limit GPU memory: a session can allocate all of it"
+            yield BrokenPromise("gpu.memory.limit", what, "remove the line")
+    elif _size(memory.limit) != _size(own):
+        what = f"with {layer.title} a session has the memory of its guarantee ({own}), and no more"
+        yield BrokenPromise("gpu.memory.limit", what, "remove the line")
+
+
+def _size(written: str) -> tuple[bool, int]:
+    """Return an amount for comparison with others in any notation; a percentage never equals bytes."""
+    return written.endswith("%"), resolve_bytes(written, 10**12)
